@@ -1,0 +1,331 @@
+"""The central objects: a latent model p(x, z), a posterior q(z | x), a method that learns both.
+
+Shapes: the sample axis comes first. ``z`` is (S, B, D), ``log_q`` is (S, B), images ``x`` are
+(B, C, H, W) with values in [0, 1]. ``elbo`` and ``log_*`` are higher-is-better, in nats per example;
+``loss`` is what is minimised.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from recmix.errors import ConfigError, unknown
+
+if TYPE_CHECKING:
+    from recmix.likelihoods import Likelihood
+
+__all__ = [
+    "COMPONENTS",
+    "METHODS",
+    "Component",
+    "LatentModel",
+    "Method",
+    "Optimizers",
+    "Posterior",
+    "adam",
+    "find_method",
+    "make_component",
+    "register",
+    "register_component",
+    "same_shapes",
+    "standard_normal",
+    "update",
+]
+
+Optimizers = dict[str, torch.optim.Optimizer]
+
+
+def standard_normal(z: Tensor) -> Tensor:
+    """Log N(z; 0, I) summed over the last axis: (..., D) -> (...)."""
+    return -0.5 * (z.square().sum(-1) + z.shape[-1] * math.log(2 * math.pi))
+
+
+class Posterior(ABC):
+    """q(z | x) for one batch of B examples: it can sample and score.
+
+    A subclass is a plain object around tensors that carry gradients to the networks that made them.
+    """
+
+    @abstractmethod
+    def rsample_and_log_prob(
+        self, samples: int = 1, *, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Reparameterised samples z (S, B, D) and their log-densities log_q (S, B)."""
+
+    @abstractmethod
+    def log_prob(self, z: Tensor) -> Tensor:
+        """Log q(z | x): (S, B, D) -> (S, B)."""
+
+    @property
+    @abstractmethod
+    def mean(self) -> Tensor:
+        """The posterior mean, (B, D)."""
+
+    @property
+    def weights(self) -> Tensor:
+        """Mixing weights (B, K), rows sum to 1; a posterior that is no mixture has K = 1."""
+        return torch.ones_like(self.mean[:, :1])
+
+    def kl_to_prior(self, z: Tensor, log_q: Tensor) -> Tensor:
+        """KL(q || N(0, I)), (S, B): here the estimate from samples; exact where a closed form exists."""
+        return log_q - standard_normal(z)
+
+    def as_distribution(self) -> torch.distributions.Distribution:
+        """The same density as a `torch.distributions` object: batch_shape (B,), event_shape (D,)."""
+        raise ConfigError(
+            f"{type(self).__name__} is not a plain torch distribution: "
+            "use rsample_and_log_prob and log_prob instead"
+        )
+
+
+class LatentModel(nn.Module):
+    """p(x, z) = p(z) p(x | z) with p(z) = N(0, I).
+
+    Images come and go in [0, 1]. For a centred likelihood the training mean is subtracted before an
+    encoder sees an image and added back to what the decoder makes; nobody outside has to know.
+
+    Args:
+        decoder: (N, D) -> (N, C, H, W).
+        likelihood: p(x | decoder's output).
+        latent: D, the dimension of z.
+        shape: (C, H, W).
+        centre: the training mean (C, H, W); ignored unless the likelihood is centred.
+    """
+
+    centre: Tensor
+
+    def __init__(
+        self,
+        decoder: nn.Module,
+        likelihood: Likelihood,
+        *,
+        latent: int,
+        shape: tuple[int, int, int],
+        centre: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        self.decoder = decoder
+        self.likelihood = likelihood
+        self.latent = latent
+        self.shape = shape
+        if not self.likelihood.centred or centre is None:
+            centre = torch.zeros(shape)
+        self.register_buffer("centre", centre.detach().clone())
+
+    def centred(self, x: Tensor) -> Tensor:
+        """What an encoder sees of x (B, C, H, W)."""
+        return x - self.centre if self.likelihood.centred else x
+
+    def decoded(self, z: Tensor) -> Tensor:
+        """The decoder's raw output for z (S, B, D): (S, B, C, H, W)."""
+        out: Tensor = self.decoder(z.flatten(0, -2))
+        return out.view(*z.shape[:-1], *out.shape[1:])
+
+    def decode(self, z: Tensor) -> Tensor:
+        """Mean images of z: (..., D) -> (..., C, H, W), in the data's own range."""
+        mean = self.likelihood.mean(self.decoded(z))
+        return mean + self.centre if self.likelihood.centred else mean
+
+    def log_conditional(self, x: Tensor, z: Tensor) -> Tensor:
+        """Log p(x | z): x (B, C, H, W), z (S, B, D) -> (S, B)."""
+        return self.likelihood.log_prob(self.centred(x), self.decoded(z))
+
+    def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
+        """Log p(x, z): x (B, C, H, W), z (S, B, D) -> (S, B)."""
+        return self.log_conditional(x, z) + standard_normal(z)
+
+    def sample(self, n: int, *, generator: torch.Generator | None = None) -> Tensor:
+        """Mean images of n draws from the prior, (n, C, H, W)."""
+        z = torch.randn(
+            n, self.latent, generator=generator, device=self.centre.device, dtype=self.centre.dtype
+        )
+        return self.decode(z)
+
+    def parameter_groups(self, learning_rate: float, variance_rate: float) -> list[dict[str, Any]]:
+        """Groups for the decoder's optimiser: the likelihood's own parameters move faster.
+
+        Adam moves a scalar by at most the learning rate per step, and the noise variance has far to go.
+        """
+        groups: list[dict[str, Any]] = [{"params": list(self.decoder.parameters()), "lr": learning_rate}]
+        if own := list(self.likelihood.parameters()):
+            groups.append({"params": own, "lr": learning_rate * variance_rate})
+        return groups
+
+
+def update(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
+    """One step of `optimizer` down `loss`; no other parameter receives a gradient."""
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward(inputs=[p for group in optimizer.param_groups for p in group["params"]])  # type: ignore[no-untyped-call]
+    optimizer.step()
+
+
+def adam(groups: Iterable[Any], learning_rate: float) -> torch.optim.Adam:
+    """Adam in its fused form."""
+    return torch.optim.Adam(groups, lr=learning_rate, fused=True)
+
+
+class Component(nn.Module, ABC):
+    """One amortised posterior: an encoder, and what turns its output into a density.
+
+    Methods are made of components: the VAE of one Gaussian, a flow of one with its flow, a mixture of
+    several of any kind. Keyword-only constructor arguments are its options.
+
+    Args:
+        encoder: (B, C, H, W) -> (B, 2 D).
+        model: for the shapes of what is built on top; not kept.
+    """
+
+    kind: ClassVar[str]
+    setting: ClassVar[str | None] = None
+    """The option that the paper's tables vary, if any."""
+
+    def __init__(self, encoder: nn.Module, model: LatentModel) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    @abstractmethod
+    def forward(self, x: Tensor, model: LatentModel) -> Posterior:
+        """q(z | x) for images x (B, C, H, W) in [0, 1]."""
+
+
+class Method(nn.Module, ABC):
+    """How a posterior is formed and how the parameters move on one batch.
+
+    A new method is one file in `methods/` with a subclass under `@register`. Its keyword-only
+    constructor arguments are its options: the command line, the TOML schema and the tables read them.
+
+    `step` never waits for the device (no ``.item()``, no branch on a tensor's value): that is what lets
+    an engine capture any method as a graph.
+
+    A method's constructor takes (model, encoder, *, options): the encoder is a new network
+    (B, C, H, W) -> (B, 2 D), to be copied where more than one is needed.
+
+    Args:
+        model: p(x, z).
+        components: what the posterior is made of.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    reference: ClassVar[str]
+    setting: ClassVar[str | None] = None
+    """The option that the paper's tables vary, if any."""
+    second_stage: ClassVar[bool] = True
+    """Whether it starts from a trained VAE, under the second-stage schedule."""
+    rate_factor: ClassVar[float] = 1.0
+    """Multiplies the default learning rate."""
+
+    def __init__(self, model: LatentModel, components: Iterable[Component]) -> None:
+        super().__init__()
+        self.model = model
+        self.components = nn.ModuleList(components)
+
+    def component(self, m: int, x: Tensor) -> Posterior:
+        """q_m(z | x)."""
+        q: Posterior = self.components[m](x, self.model)
+        return q
+
+    @property
+    def base_encoder(self) -> nn.Module:
+        """The encoder that another method would start from: that of the first component."""
+        first: Component = self.components[0]  # type: ignore[assignment]
+        return first.encoder
+
+    def posterior(self, x: Tensor) -> Posterior:
+        """q(z | x) for images x (B, C, H, W): here the only component's."""
+        return self.component(0, x)
+
+    def loss(self, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        """What one step minimises: by default minus the one-sample ELBO, averaged over the batch."""
+        q = self.posterior(x)
+        z, log_q = q.rsample_and_log_prob(1, generator=generator)
+        elbo = self.model.log_conditional(x, z) - q.kl_to_prior(z, log_q)
+        return -elbo.mean()
+
+    def optimizers(self, learning_rate: float, *, variance_rate: float = 1.0) -> Optimizers:
+        """One optimiser per update of `step`; by default a single Adam for everything."""
+        shared = {id(p) for p in self.model.parameters()}
+        own = [p for p in self.parameters() if id(p) not in shared]
+        groups = [{"params": own, "lr": learning_rate}]
+        groups += self.model.parameter_groups(learning_rate, variance_rate)
+        return {"all": adam(groups, learning_rate)}
+
+    def step(
+        self, x: Tensor, optimizers: Optimizers, *, generator: torch.Generator | None = None
+    ) -> dict[str, Tensor]:
+        """Move the parameters on one batch; returns scalars still on the device."""
+        loss = self.loss(x, generator=generator)
+        update(loss, optimizers["all"])
+        return {"loss": loss.detach(), "elbo": -loss.detach()}
+
+    def start_from(self, other: Method) -> None:
+        """Take over what `other` has learned: everything if it is the same, else encoder and decoder."""
+        if type(other) is type(self) and same_shapes(self, other):
+            self.load_state_dict(other.state_dict())
+            return
+        self.model.load_state_dict(other.model.state_dict())
+        self.base_encoder.load_state_dict(other.base_encoder.state_dict())
+
+
+def same_shapes(a: nn.Module, b: nn.Module) -> bool:
+    """Whether the weights of one fit the other."""
+    one, two = a.state_dict(), b.state_dict()
+    return one.keys() == two.keys() and all(one[k].shape == two[k].shape for k in one)
+
+
+METHODS: dict[str, Any] = {}
+"""Method classes by name; each is called as (model, encoder, *, options)."""
+COMPONENTS: dict[str, Any] = {}
+"""Component classes by kind; each is called as (encoder, model, *, options)."""
+_M = TypeVar("_M", bound=type[Method])
+_C = TypeVar("_C", bound=type[Component])
+
+
+def register(cls: _M) -> _M:
+    """Make a method known under its name."""
+    if cls.name in METHODS:
+        raise ConfigError(f"two methods are called {cls.name!r}: {METHODS[cls.name]} and {cls}")
+    METHODS[cls.name] = cls
+    return cls
+
+
+def register_component(cls: _C) -> _C:
+    """Make a component known under its kind, for mixtures to be made of."""
+    if cls.kind in COMPONENTS:
+        raise ConfigError(f"two components are called {cls.kind!r}: {COMPONENTS[cls.kind]} and {cls}")
+    COMPONENTS[cls.kind] = cls
+    return cls
+
+
+def make_component(
+    kind: str, encoder: nn.Module, model: LatentModel, setting: int | None = None
+) -> Component:
+    """A component of this kind; `setting` is the option that its tables vary (steps, flows)."""
+    import recmix.methods  # noqa: F401  (fills the registry)
+
+    if kind not in COMPONENTS:
+        raise ConfigError(unknown("component", kind, COMPONENTS))
+    cls = COMPONENTS[kind]
+    if setting is None:
+        made: Component = cls(encoder, model)
+        return made
+    if cls.setting is None:
+        raise ConfigError(f"component {kind!r} has no setting, got component_setting={setting}")
+    made = cls(encoder, model, **{cls.setting: setting})
+    return made
+
+
+def find_method(name: str) -> type[Method]:
+    """The method class of this name."""
+    import recmix.methods  # noqa: F401  (fills the registry)
+
+    if name not in METHODS:
+        raise ConfigError(unknown("method", name, METHODS))
+    found: type[Method] = METHODS[name]
+    return found

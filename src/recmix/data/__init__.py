@@ -1,0 +1,34 @@
+"""Images to learn from: named sets, your own files, arrays; split, checked, in [0, 1].
+
+>>> import recmix.data
+>>> data = recmix.data.load("digits")
+>>> data.x_train.shape, data.x_val.shape, data.x_test.shape
+((1350, 1, 8, 8), (150, 1, 8, 8), (297, 1, 8, 8))
+"""
+
+from recmix.data.checks import check_images
+from recmix.data.files import FileImages
+from recmix.data.images import ArrayImages, Images
+from recmix.data.own import from_arrays
+from recmix.data.sets import SETS, inventory
+from recmix.data.shelf import Entry, NamedSet, data_root
+from recmix.data.sources import as_data, load, rebuild
+from recmix.data.splits import ImageData, split
+
+__all__ = [
+    "SETS",
+    "ArrayImages",
+    "Entry",
+    "FileImages",
+    "ImageData",
+    "Images",
+    "NamedSet",
+    "as_data",
+    "check_images",
+    "data_root",
+    "from_arrays",
+    "inventory",
+    "load",
+    "rebuild",
+    "split",
+]

@@ -1,0 +1,106 @@
+"""Lower bounds of log p(x), with memory that does not grow with the number of samples.
+
+ELBO = E_q[log p(x, z) - log q(z)] and IWAE-K = E log 1/K Σ_k p(x, z_k) / q(z_k), both from the same
+samples (Burda et al., Importance Weighted Autoencoders, 2016).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from recmix.core import LatentModel, Method, Posterior
+from recmix.errors import ConfigError
+
+__all__ = ["MEMORY", "Bounds", "bounds", "bounds_of", "decode_bytes"]
+
+MEMORY = 256 * 2**20
+"""Bytes that the decoder's activations may take at a time, by default."""
+
+
+class Bounds(NamedTuple):
+    """Per example, in nats."""
+
+    elbo: Tensor  # (B,)
+    iwae: Tensor  # (B,)
+
+
+def decode_bytes(model: LatentModel) -> int:
+    """Bytes of activations for one latent vector, measured by passing one through the decoder."""
+    total = 0
+
+    def count(_module: nn.Module, _inputs: object, output: object) -> None:
+        nonlocal total
+        if isinstance(output, Tensor):
+            total += output.numel() * output.element_size()
+
+    leaves = [m for m in model.decoder.modules() if not list(m.children())]
+    hooks = [m.register_forward_hook(count) for m in leaves]
+    training = model.training
+    try:
+        model.eval()
+        with torch.no_grad():
+            z = torch.zeros(1, 1, model.latent, device=model.centre.device, dtype=model.centre.dtype)
+            total += 4 * model.decoded(z).numel() * model.centre.element_size()
+    finally:
+        model.train(training)
+        for hook in hooks:
+            hook.remove()
+    return total
+
+
+@torch.no_grad()
+def bounds(
+    method: Method,
+    x: Tensor,
+    *,
+    samples: int = 100,
+    generator: torch.Generator | None = None,
+    memory: int = MEMORY,
+) -> Bounds:
+    """ELBO and IWAE-`samples` of images x (B, C, H, W) under a method's own posterior.
+
+    Args:
+        method: gives the posterior and the joint.
+        x: images in [0, 1].
+        samples: K.
+        generator: the random stream.
+        memory: bytes for the decoder's activations; samples are taken in as many chunks as needed.
+    """
+    if samples < 1:
+        raise ConfigError(f"samples must be at least 1, got {samples}")
+    at_once = max(1, memory // decode_bytes(method.model))
+    rows = max(1, min(len(x), at_once))
+    parts = [
+        bounds_of(method.model, part, method.posterior(part), samples, generator, at_once)
+        for part in x.split(rows)
+    ]
+    return Bounds(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+def bounds_of(
+    model: LatentModel,
+    x: Tensor,
+    q: Posterior,
+    samples: int,
+    generator: torch.Generator | None,
+    at_once: int,
+) -> Bounds:
+    """The bounds of one batch under a given posterior, decoding at most `at_once` vectors at a time."""
+    chunk = max(1, at_once // len(x))
+    total = log_sum = None
+    done = 0
+    while done < samples:
+        now = min(chunk, samples - done)
+        z, log_q = q.rsample_and_log_prob(now, generator=generator)
+        log_w = model.log_joint(x, z) - log_q  # (now, B)
+        part_total, part_log_sum = log_w.sum(0), log_w.logsumexp(0)
+        total = part_total if total is None else total + part_total
+        log_sum = part_log_sum if log_sum is None else torch.logaddexp(log_sum, part_log_sum)
+        done += now
+    assert total is not None
+    assert log_sum is not None
+    return Bounds(total / samples, log_sum - math.log(samples))

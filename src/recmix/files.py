@@ -1,0 +1,60 @@
+"""Files that are either whole or not there: written beside, flushed to the disk, then renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from recmix.errors import RunError
+
+__all__ = ["read_json", "write_bytes", "write_json"]
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace `path` by `content` so that a crash at any moment leaves the old file or the new one."""
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(name, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+            raise
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise RunError(
+                f"the disk is full: could not write {path} ({len(content):,} bytes). "
+                "What was written before is intact; make room and continue with --resume"
+            ) from error
+        raise RunError(f"could not write {path}: {error.strerror or error}") from error
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Replace `path` by `content` as JSON."""
+    write_bytes(path, (json.dumps(content, indent=1, allow_nan=True) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise RunError(f"{path} does not exist: is {path.parent} the folder of a run?") from error
+    except OSError as error:
+        raise RunError(f"could not read {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise RunError(f"{path} is not readable JSON ({error}): the file is damaged") from error

@@ -1,0 +1,234 @@
+"""A trained model as a user holds it: numpy or torch in, answers in nats and pixels out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from recmix.core import LatentModel, Method, Posterior, find_method
+from recmix.data import Images, check_images
+from recmix.errors import ConfigError, RunError
+from recmix.evaluation.bounds import MEMORY, bounds
+from recmix.files import write_json
+from recmix.likelihoods import make_likelihood
+from recmix.networks import check_decoder, check_encoder, make_decoder, make_encoder
+from recmix.run import Run, Spec
+from recmix.training.checkpoint import load_weights, save_weights
+
+__all__ = ["Fitted", "build", "load", "pick_device"]
+
+AT_ONCE = 512
+"""Images that pass through a network at a time."""
+
+
+class Fitted:
+    """A trained method with its spec and history.
+
+    Images are numpy arrays or tensors (B, C, H, W) in [0, 1] (uint8 counts as value / 255); results are
+    tensors on the CPU or the model's device, without gradients. For gradients use `method` itself.
+
+    Args:
+        method: the trained method.
+        spec: what it was asked to be.
+        history: one row per epoch.
+        folder: where it is stored, if it is.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        spec: Spec,
+        history: Sequence[dict[str, float]] = (),
+        folder: Path | None = None,
+    ) -> None:
+        self.method = method.eval()
+        self.spec = spec
+        self.history = list(history)
+        self.folder = folder
+
+    @property
+    def model(self) -> LatentModel:
+        """p(x, z)."""
+        return self.method.model
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return self.model.centre.device
+
+    def to(self, device: str) -> Fitted:
+        """Move to a device."""
+        self.method.to(pick_device(device))
+        return self
+
+    @torch.no_grad()
+    def posterior(self, x: Any) -> Posterior:
+        """q(z | x)."""
+        return self.method.posterior(self._images(x))
+
+    @torch.no_grad()
+    def log_joint(self, x: Any, z: Any) -> Tensor:
+        """Log p(x, z) for z (S, B, D): (S, B), the quantity every bound is made of."""
+        x = self._images(x)
+        z = torch.as_tensor(z, dtype=self.model.centre.dtype, device=self.device)
+        if z.ndim != 3 or z.shape[1:] != (len(x), self.model.latent):
+            raise ConfigError(
+                f"z must be (samples, {len(x)}, {self.model.latent}), got {tuple(z.shape)}"
+            )
+        return self.model.log_joint(x, z)
+
+    def log_likelihood(
+        self, x: Any, samples: int = 100, *, seed: int = 0, memory: int = MEMORY
+    ) -> Tensor:
+        """IWAE-`samples` lower bound of log p(x), (B,) in nats."""
+        return self.bounds(x, samples, seed=seed, memory=memory)[1]
+
+    def elbo(self, x: Any, samples: int = 100, *, seed: int = 0, memory: int = MEMORY) -> Tensor:
+        """ELBO estimated from `samples` samples, (B,) in nats."""
+        return self.bounds(x, samples, seed=seed, memory=memory)[0]
+
+    def bounds(
+        self, x: Any, samples: int = 100, *, seed: int = 0, memory: int = MEMORY
+    ) -> tuple[Tensor, Tensor]:
+        """ELBO and IWAE-`samples` from the same samples, (B,) each."""
+        generator = torch.Generator(self.device).manual_seed(seed)
+        parts = [
+            bounds(self.method, part, samples=samples, generator=generator, memory=memory)
+            for part in self._parts(x)
+        ]
+        elbo, iwae = (torch.cat(column) for column in zip(*parts, strict=True))
+        return elbo, iwae
+
+    @torch.no_grad()
+    def reconstruct(self, x: Any) -> Tensor:
+        """The mean image of the posterior mean, (B, C, H, W)."""
+        parts = [self.model.decode(self.method.posterior(part).mean) for part in self._parts(x)]
+        return torch.cat(parts)
+
+    @torch.no_grad()
+    def sample(self, n: int = 64, *, seed: int | None = None) -> Tensor:
+        """Mean images of n draws from the prior, (n, C, H, W)."""
+        if n < 1:
+            raise ConfigError(f"sample needs a positive number of images, got {n}")
+        generator = torch.Generator(self.device)
+        if seed is None:
+            generator.seed()
+        else:
+            generator.manual_seed(seed)
+        return self.model.sample(n, generator=generator)
+
+    @torch.no_grad()
+    def decode(self, z: Any) -> Tensor:
+        """Mean images of z: (..., D) -> (..., C, H, W)."""
+        z = torch.as_tensor(z, dtype=self.model.centre.dtype, device=self.device)
+        if z.ndim < 2 or z.shape[-1] != self.model.latent:
+            raise ConfigError(f"z must be (..., {self.model.latent}), got {tuple(z.shape)}")
+        return self.model.decode(z)
+
+    def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
+        """Write spec, weights and history into a folder that `recmix.load` reads."""
+        run = Run(folder)
+        if self.folder is not None and run.folder.resolve() == self.folder.resolve():
+            return run.folder
+        run.create(self.spec, overwrite=overwrite)
+        save_weights(run.weights, self.method, len(self.history))
+        write_json(run.folder / "history.json", self.history)
+        run.set_status("done", epoch=len(self.history), reason="saved")
+        return run.folder
+
+    def __repr__(self) -> str:
+        options = ", ".join(f"{k}={v}" for k, v in self.spec.options.items())
+        return f"<recmix {self.spec.method}({options}) latent={self.spec.latent} {self.spec.likelihood}>"
+
+    def _images(self, x: Any) -> Tensor:
+        if isinstance(x, Tensor) and x.is_floating_point() and x.ndim == 4:
+            x = x.detach()
+        checked = check_images(x, what="x", shape=self.spec.shape)
+        return torch.as_tensor(checked, device=self.device).to(self.model.centre.dtype)
+
+    def _parts(self, x: Any) -> list[Tensor]:
+        if isinstance(x, Images):
+            return [self._images(x[i : i + AT_ONCE]) for i in range(0, len(x), AT_ONCE)]
+        return list(self._images(x).split(AT_ONCE))
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of this name; ``auto`` takes a GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device {name!r} does not exist: try auto, cpu, cuda or cuda:0") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device {name!r} was asked for, but torch sees no CUDA device: try cpu")
+    return device
+
+
+def build(
+    spec: Spec,
+    *,
+    encoder: nn.Module | None = None,
+    decoder: nn.Module | None = None,
+    centre: np.ndarray | None = None,
+    variance: float = 1.0,
+) -> Method:
+    """A new method as the spec says, with fresh weights (from torch's global random stream)."""
+    if spec.latent < 1:
+        raise ConfigError(f"latent is the dimension of z, at least 1; got {spec.latent}")
+    if encoder is None:
+        encoder = make_encoder(_paper(spec.network, "encoder"), spec.shape, spec.latent)
+    else:
+        check_encoder(encoder, spec.shape, spec.latent)
+    if decoder is None:
+        decoder = make_decoder(_paper(spec.decoder_network, "decoder"), spec.shape, spec.latent)
+    else:
+        check_decoder(decoder, spec.shape, spec.latent)
+    given = {"variance": max(variance, 1e-6)} if spec.likelihood == "gaussian" else {}
+    model = LatentModel(
+        decoder,
+        make_likelihood(spec.likelihood, **given),
+        latent=spec.latent,
+        shape=spec.shape,
+        centre=None if centre is None else torch.from_numpy(centre),
+    )
+    make: Callable[..., Method] = find_method(spec.method)
+    method = make(model, encoder, **spec.options)
+    method.to(pick_device(spec.training.device), getattr(torch, spec.training.dtype))
+    return method
+
+
+def _paper(kind: str, what: str) -> str:
+    if kind == "own":
+        raise RunError(
+            f"this run has its user's own {what}, which is code and not stored: pass {what}=…"
+        )
+    return kind
+
+
+def load(
+    folder: str | Path,
+    *,
+    device: str = "auto",
+    encoder: nn.Module | None = None,
+    decoder: nn.Module | None = None,
+) -> Fitted:
+    """A trained run from its folder. Nothing in the folder is executed.
+
+    Args:
+        folder: written by `fit`, `Fitted.save` or ``recmix train``.
+        device: where to put it.
+        encoder: a module of the class it was trained with, if that was the user's own.
+        decoder: the same for the decoder.
+    """
+    run = Run(folder)
+    spec = run.spec()
+    spec = Spec.from_json(spec.to_json() | {"training": {**vars(spec.training), "device": device}})
+    method = build(spec, encoder=encoder, decoder=decoder)
+    load_weights(run.weights, method)
+    return Fitted(method, spec, run.history(), run.folder)

@@ -1,0 +1,7 @@
+"""One file per method. Every module in this folder is imported, so a new file is a new method."""
+
+import importlib
+import pkgutil
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")

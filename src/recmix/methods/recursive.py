@@ -1,0 +1,232 @@
+"""The recursive mixture (RME): encoders added one at a time by functional gradient."""
+
+from __future__ import annotations
+
+import copy
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from recmix.core import (
+    LatentModel,
+    Method,
+    Optimizers,
+    Posterior,
+    adam,
+    make_component,
+    register,
+    same_shapes,
+    standard_normal,
+    update,
+)
+from recmix.errors import ConfigError
+from recmix.networks import Gate
+from recmix.posteriors import Mixture, recursive_log_weights
+
+__all__ = ["RecursiveMixture"]
+
+MAX_ORDER = 16
+
+
+class _Seen(NamedTuple):
+    """What is known, after a component's update, of every component so far (m of them)."""
+
+    components: list[Posterior]
+    log_alpha: Tensor  # (m, B) log-weights of Q_{m-1}
+    z: Tensor  # (m, B, D) a sample of each
+    log_likelihood: Tensor  # (m, B) log p(x | z), with the decoder's graph
+    log_mixture: Tensor  # (m, B) log Q_{m-1}(z)
+
+
+@register
+class RecursiveMixture(Method):
+    """Q = Σ_m α_m(x) q_m(z | x), grown by Q_m = (1 - ε_m(x)) Q_{m-1} + ε_m(x) q_m.
+
+    One batch moves, in this order and each seeing the ones before it: q_0 up its ELBO; for
+    m = 1 … M, q_m up ELBO(q_m) + min(C, KL(q_m || Q_{m-1})) and ε_m up ELBO(Q_m); last the decoder up
+    ELBO(Q_M). The decoder stands still until the end and every q_m moves once, so one forward pass
+    after its update serves all later updates of the batch: the number of network evaluations is
+    linear in the order.
+
+    Args:
+        model: p(x, z).
+        encoder: the first component; the others start as copies of it.
+        order: number of components, 1 to 16.
+        bound: C, above which more distance from the mixture earns nothing.
+        per_instance: bound the KL of each example (Algorithm 1) instead of the batch mean
+            (the pseudocode).
+        eps_min: smallest ε.
+        eps_max: largest ε.
+        jitter: relative noise on the weights of a new component, to part identical ones sooner.
+        component: what a component is: ``gaussian``, or any other kind there is.
+        component_setting: its number of steps or flows, if it has such a setting.
+
+    Reference: Kim & Pavlovic, Recursive Inference for Variational Autoencoders, NeurIPS 2020.
+    """
+
+    name = "rme"
+    title = "recursive mixture"
+    reference = "Kim & Pavlovic 2020"
+    setting = "order"
+
+    def __init__(
+        self,
+        model: LatentModel,
+        encoder: nn.Module,
+        *,
+        order: int = 5,
+        bound: float = 500.0,
+        per_instance: bool = False,
+        eps_min: float = 0.001,
+        eps_max: float = 0.1,
+        jitter: float = 0.0,
+        component: str = "gaussian",
+        component_setting: int | None = None,
+    ) -> None:
+        if not 1 <= order <= MAX_ORDER:
+            raise ConfigError(f"order is the number of components, 1 to {MAX_ORDER}; got {order}")
+        if not bound > 0:
+            raise ConfigError(f"bound (C) must be positive, got {bound}; the paper's is 500")
+        if jitter < 0:
+            raise ConfigError(f"jitter must not be negative, got {jitter}")
+        parts = (copy.deepcopy(encoder) for _ in range(order))
+        super().__init__(model, [make_component(component, e, model, component_setting) for e in parts])
+        self.order = order
+        self.bound = bound
+        self.per_instance = per_instance
+        self.jitter = jitter
+        self.gates = nn.ModuleList(
+            Gate(model.shape, minimum=eps_min, maximum=eps_max) for _ in range(order - 1)
+        )
+
+    def log_weights(self, x: Tensor) -> Tensor:
+        """Log α(x), (B, order)."""
+        if self.order == 1:
+            return x.new_zeros(x.shape[0], 1)
+        seen = self.model.centred(x)
+        gates = [gate(seen) for gate in self.gates]
+        log_eps, log_rest = (torch.stack(part, -1) for part in zip(*gates, strict=True))
+        return recursive_log_weights(log_eps, log_rest)
+
+    def posterior(self, x: Tensor) -> Mixture:
+        """The whole mixture in one feed-forward pass."""
+        return Mixture([self.component(m, x) for m in range(self.order)], self.log_weights(x))
+
+    def start_from(self, other: Method) -> None:
+        """All components from the other's encoder; components and gates it has already are kept."""
+        self.model.load_state_dict(other.model.state_dict())
+        for part in self.components:
+            part.encoder.load_state_dict(other.base_encoder.state_dict())  # type: ignore[union-attr]
+        grown = 1
+        if isinstance(other, RecursiveMixture) and same_shapes(self.components[0], other.components[0]):
+            grown = min(other.order, self.order)
+            for mine, theirs in zip(self.components, other.components, strict=False):
+                mine.load_state_dict(theirs.state_dict())
+            for mine, theirs in zip(self.gates, other.gates, strict=False):
+                mine.load_state_dict(theirs.state_dict())
+        if self.jitter:
+            for part in self.components[grown:]:
+                _jitter(part, self.jitter)
+
+    def optimizers(self, learning_rate: float, *, variance_rate: float = 1.0) -> Optimizers:
+        """One Adam for each component, each gate, and the decoder."""
+        found: Optimizers = {}
+        for m, part in enumerate(self.components):
+            found[f"component_{m}"] = adam(part.parameters(), learning_rate)
+        for m, gate in enumerate(self.gates, start=1):
+            found[f"gate_{m}"] = adam(gate.parameters(), learning_rate)
+        groups = self.model.parameter_groups(learning_rate, variance_rate)
+        found["decoder"] = adam(groups, learning_rate)
+        return found
+
+    def step(
+        self, x: Tensor, optimizers: Optimizers, *, generator: torch.Generator | None = None
+    ) -> dict[str, Tensor]:
+        """Algorithm 1 on one batch."""
+        seen: _Seen | None = None
+        novelties = []
+        for m in range(self.order):
+            q = self.component(m, x)
+            z, log_q = q.rsample_and_log_prob(1, generator=generator)
+            elbo = (self.model.log_conditional(x, z) - q.kl_to_prior(z, log_q)).mean()
+            if seen is None:
+                update(-elbo, optimizers["component_0"])
+            else:
+                distance = log_q - _log_mixture(seen.components, seen.log_alpha, z)  # (1, B)
+                update(-elbo - self.novelty(q, log_q, distance), optimizers[f"component_{m}"])
+                novelties.append(distance.detach().mean())
+            seen = self._join(seen, m, x, optimizers, generator)
+        assert seen is not None
+        log_weight = seen.log_likelihood + standard_normal(seen.z) - seen.log_mixture
+        loss = -(seen.log_alpha.exp() * log_weight).sum(0).mean()
+        update(loss, optimizers["decoder"])
+        metrics = {"loss": loss.detach(), "elbo": -loss.detach()}
+        if novelties:
+            metrics["kl"] = torch.stack(novelties).mean()
+            metrics["first_weight"] = seen.log_alpha[0].exp().mean()
+        return metrics
+
+    def novelty(self, q: Posterior, log_q: Tensor, distance: Tensor) -> Tensor:
+        """What a new component earns for differing from the mixture: min(C, KL(q_m || Q_{m-1})).
+
+        Args:
+            q: q_m.
+            log_q: log q_m(z) at its own sample, (1, B).
+            distance: log q_m(z) - log Q_{m-1}(z), (1, B).
+        """
+        if self.per_instance:
+            return distance.clamp_max(self.bound).mean()
+        return distance.mean().clamp_max(self.bound)
+
+    def _join(
+        self,
+        seen: _Seen | None,
+        m: int,
+        x: Tensor,
+        optimizers: Optimizers,
+        generator: torch.Generator | None,
+    ) -> _Seen:
+        """Move ε_m, then take the updated q_m into the mixture."""
+        with torch.no_grad():
+            q = self.component(m, x)
+            z, own = q.rsample_and_log_prob(1, generator=generator)  # (1, B, D), (1, B)
+        log_likelihood = self.model.log_conditional(x, z)  # (1, B), keeps the graph of the decoder
+        if seen is None:
+            return _Seen([q], torch.zeros_like(own), z, log_likelihood, own)
+        with torch.no_grad():
+            before = torch.cat([seen.log_mixture, _log_mixture(seen.components, seen.log_alpha, z)])
+            new = torch.cat([q.log_prob(seen.z), own])  # log q_m at every sample, (m + 1, B)
+        z = torch.cat([seen.z, z])
+        log_likelihood = torch.cat([seen.log_likelihood, log_likelihood])
+        log_joint = log_likelihood.detach() + standard_normal(z)
+        gate, shown = self.gates[m - 1], self.model.centred(x)
+
+        log_alpha, log_mixture = _mix(gate(shown), seen.log_alpha, before, new)
+        elbo = (log_alpha.exp() * (log_joint - log_mixture)).sum(0).mean()
+        update(-elbo, optimizers[f"gate_{m}"])
+
+        with torch.no_grad():
+            log_alpha, log_mixture = _mix(gate(shown), seen.log_alpha, before, new)
+        return _Seen([*seen.components, q], log_alpha, z, log_likelihood, log_mixture)
+
+
+def _mix(
+    gate: tuple[Tensor, Tensor], log_alpha: Tensor, before: Tensor, new: Tensor
+) -> tuple[Tensor, Tensor]:
+    """log-weights (m + 1, B) and log Q_m (m + 1, B) of Q_m = (1 - ε) Q_{m-1} + ε q_m."""
+    log_eps, log_rest = gate
+    weights = torch.cat([log_alpha + log_rest, log_eps[None]])
+    return weights, torch.logaddexp(before + log_rest, new + log_eps)
+
+
+def _log_mixture(components: list[Posterior], log_alpha: Tensor, z: Tensor) -> Tensor:
+    """Log Q(z): (S, B, D) -> (S, B), for log-weights (m, B)."""
+    return Mixture(components, log_alpha.t()).log_prob(z)
+
+
+def _jitter(module: nn.Module, scale: float) -> None:
+    with torch.no_grad():
+        for p in module.parameters():
+            spread = p.std() if p.numel() > 1 else p.abs()
+            p.add_(torch.randn_like(p) * spread * scale)

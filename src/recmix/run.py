@@ -1,0 +1,267 @@
+"""A run is a folder: what was asked, what happened, what was learned. Reading it needs no torch.
+
+=====================  =========================================================================
+``spec.json``          what was asked: method, options, data, training settings
+``history.json``       one row per epoch
+``status.json``        running, interrupted, failed or done, with the reason
+``scores.json``        what `recmix evaluate` measured, by split and number of samples
+``weights.safetensors``    the weights of the best validation epoch
+``checkpoint.safetensors`` everything needed to continue
+``log.jsonl``          times and events, outside what must be reproducible
+=====================  =========================================================================
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import time
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from recmix._version import __version__
+from recmix.errors import ConfigError, RunError, unknown
+from recmix.files import read_json, write_json
+
+__all__ = ["FORMAT", "Run", "Spec", "Training"]
+
+FORMAT = 1
+"""Version of the folder's layout; a folder of a newer one is refused."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """How parameters are moved. `None` means: by stage, the paper's value.
+
+    The first stage (no `init`) is the paper's: Adam, 5e-4, up to 2000 epochs. The second stage
+    (`init` given) is short and slow: 1e-5, up to 20 epochs.
+
+    Args:
+        epochs: passes over the training images (2000, then 20).
+        batch_size: images per update.
+        learning_rate: Adam's (5e-4, then 1e-5).
+        schedule: ``constant``, ``cosine`` or ``linear`` annealing down to `final_rate`.
+        final_rate: the learning rate at the end of annealing, as a share of the first.
+        warmup: epochs over which the learning rate rises to its value.
+        patience: stop after this many epochs without a better validation bound; 0 never stops.
+        validation_samples: K of the validation bound (IWAE-K) that picks the best epoch.
+        variance_rate: how much faster the likelihood's variance moves than the networks.
+        max_gradient_norm: clip each update's gradient to this norm; 0 leaves it alone.
+        seed: initial weights, order of the data, noise.
+        device: ``auto``, ``cpu``, ``cuda``, ``cuda:1`` …
+        dtype: ``float32`` or ``float64``.
+        checkpoint_every: epochs between checkpoints.
+        tensorboard: also write event files for TensorBoard into the run's folder.
+    """
+
+    epochs: int | None = None
+    batch_size: int = 128
+    learning_rate: float | None = None
+    schedule: str = "constant"
+    final_rate: float = 0.01
+    warmup: int = 0
+    patience: int = 50
+    validation_samples: int = 5
+    variance_rate: float = 20.0
+    max_gradient_norm: float = 0.0
+    seed: int = 0
+    device: str = "auto"
+    dtype: str = "float32"
+    checkpoint_every: int = 1
+    tensorboard: bool = False
+
+    def __post_init__(self) -> None:
+        positive = (
+            "epochs",
+            "batch_size",
+            "learning_rate",
+            "validation_samples",
+            "checkpoint_every",
+        )
+        for name in positive:
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"{name} must be positive, got {value}")
+        for name in ("warmup", "patience", "max_gradient_norm", "variance_rate", "seed"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
+        if self.schedule not in SCHEDULES:
+            raise ConfigError(unknown("schedule", self.schedule, SCHEDULES))
+        if self.dtype not in DTYPES:
+            raise ConfigError(unknown("dtype", self.dtype, DTYPES))
+        if not 0 <= self.final_rate <= 1:
+            raise ConfigError(
+                f"final_rate is a share of the learning rate, 0 to 1; got {self.final_rate}"
+            )
+
+
+SCHEDULES = ("constant", "cosine", "linear")
+DTYPES = ("float32", "float64")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """Everything that defines a run, as plain values.
+
+    Args:
+        method: name of the method.
+        options: the method's own options.
+        latent: dimension of z.
+        likelihood: ``gaussian`` or ``bernoulli``.
+        network: ``conv``, ``dense`` or ``own`` for a user's modules.
+        decoder_network: the same for the decoder.
+        shape: (C, H, W) of an image.
+        training: how it is trained.
+        data: what the data said of itself, and where it was read from.
+        init: the spec of the run it started from, or nothing.
+    """
+
+    method: str
+    latent: int
+    likelihood: str
+    shape: tuple[int, int, int]
+    network: str = "conv"
+    decoder_network: str = "conv"
+    options: dict[str, Any] = field(default_factory=dict)
+    training: Training = field(default_factory=Training)
+    data: dict[str, Any] = field(default_factory=dict)
+    init: dict[str, Any] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {"format": FORMAT, "recmix": __version__, **asdict(self), "shape": list(self.shape)}
+
+    @classmethod
+    def from_json(cls, content: Any, where: str = "spec") -> Spec:
+        """The inverse of `to_json`; refuses a newer format and unknown fields."""
+        if not isinstance(content, dict) or "method" not in content:
+            raise RunError(f"{where} is not the spec of a run: expected a JSON object with 'method'")
+        check_format(content.get("format", 0), where)
+        known = {f.name for f in fields(cls)}
+        values = {k: v for k, v in content.items() if k not in ("format", "recmix")}
+        for key in values:
+            if key not in known:
+                raise RunError(f"{where}: {unknown('field', key, known)}")
+        try:
+            values["training"] = Training(**values.get("training", {}))
+            values["shape"] = tuple(values["shape"])
+            return cls(**values)
+        except (TypeError, KeyError) as error:
+            raise RunError(f"{where} is incomplete or damaged: {error}") from error
+
+
+def check_format(found: Any, where: str) -> None:
+    """Refuse what a newer version wrote."""
+    if not isinstance(found, int) or found < 1:
+        raise RunError(f"{where} has no format number: it was not written by recmix, or is damaged")
+    if found > FORMAT:
+        raise RunError(
+            f"{where} has format {found}, newer than this version of recmix reads ({FORMAT}): "
+            "upgrade recmix to open it"
+        )
+
+
+class Run:
+    """The folder of one run.
+
+    >>> import tempfile
+    >>> run = Run(Path(tempfile.mkdtemp()) / "vae")
+    >>> run.exists
+    False
+    """
+
+    FILES = (
+        "spec.json",
+        "history.json",
+        "status.json",
+        "scores.json",
+        "log.jsonl",
+        "weights.safetensors",
+        "checkpoint.safetensors",
+    )
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+
+    @property
+    def exists(self) -> bool:
+        """Whether the folder holds a run."""
+        return (self.folder / "spec.json").exists()
+
+    @property
+    def weights(self) -> Path:
+        """The best weights."""
+        return self.folder / "weights.safetensors"
+
+    @property
+    def checkpoint(self) -> Path:
+        """The last state of training."""
+        return self.folder / "checkpoint.safetensors"
+
+    def create(self, spec: Spec, *, overwrite: bool = False) -> None:
+        """Make the folder for a new run; refuses one that already holds something."""
+        if self.folder.exists() and not self.folder.is_dir():
+            raise RunError(f"{self.folder} is a file: give the name of a folder")
+        if self.exists:
+            if not overwrite:
+                raise RunError(
+                    f"{self.folder} already holds a run: continue it with --resume (resume=True), "
+                    "replace it with --overwrite (overwrite=True), or give another folder"
+                )
+            self.clear()
+        elif self.folder.exists() and any(p.name in self.FILES for p in self.folder.iterdir()):
+            raise RunError(f"{self.folder} holds part of a run without its spec: give another folder")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"could not make the folder {self.folder}: {error.strerror}") from error
+        write_json(self.folder / "spec.json", spec.to_json())
+
+    def clear(self) -> None:
+        """Remove the files of a run, and nothing else."""
+        for name in self.FILES:
+            (self.folder / name).unlink(missing_ok=True)
+        shutil.rmtree(self.folder / "tensorboard", ignore_errors=True)
+
+    def spec(self) -> Spec:
+        """What was asked."""
+        if not self.exists:
+            raise RunError(f"{self.folder} does not hold a run (no spec.json in it)")
+        path = self.folder / "spec.json"
+        return Spec.from_json(read_json(path), str(path))
+
+    def history(self) -> list[dict[str, float]]:
+        """One row per epoch so far."""
+        path = self.folder / "history.json"
+        rows: list[dict[str, float]] = read_json(path) if path.exists() else []
+        return rows
+
+    def status(self) -> dict[str, Any]:
+        """How far it is, and why it stopped."""
+        path = self.folder / "status.json"
+        state: dict[str, Any] = read_json(path) if path.exists() else {"status": "new"}
+        return state
+
+    def set_status(self, status: str, **more: Any) -> None:
+        """Record how the run stands."""
+        write_json(self.folder / "status.json", {"status": status, **more})
+
+    def scores(self) -> dict[str, Any]:
+        """What was measured, by ``split/samples``."""
+        path = self.folder / "scores.json"
+        found: dict[str, Any] = read_json(path) if path.exists() else {}
+        return found
+
+    def add_score(self, key: str, score: dict[str, Any]) -> None:
+        """Add one measurement to the scores."""
+        write_json(self.folder / "scores.json", {**self.scores(), key: score})
+
+    def log(self, event: str, **more: Any) -> None:
+        """Append one line to the log: what happened when, on which machine."""
+        line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "event": event, **more}
+        if event == "start":
+            line["host"] = {"python": platform.python_version(), "machine": platform.machine()}
+        with (self.folder / "log.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")

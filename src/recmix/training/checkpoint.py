@@ -1,0 +1,150 @@
+"""Weights and training state as safetensors: nothing is pickled, nothing that is loaded can run.
+
+A checkpoint holds the method, its optimisers, the random stream and where in which epoch it stands; the
+history travels in its header. Both files carry a format number.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor, nn
+
+from recmix.core import Method, Optimizers
+from recmix.errors import RunError
+from recmix.files import write_bytes
+from recmix.run import FORMAT, check_format
+
+__all__ = ["State", "load_checkpoint", "load_weights", "save_checkpoint", "save_weights"]
+
+
+@dataclass
+class State:
+    """Where training stands: `step` batches into epoch `epoch` (both counted from 0)."""
+
+    epoch: int = 0
+    step: int = 0
+    best_epoch: int = 0
+    best_score: float = float("-inf")
+    stopped: str = ""
+    history: list[dict[str, float]] = field(default_factory=list)
+    sums: dict[str, float] = field(default_factory=dict)
+
+
+def save_weights(path: Path, method: nn.Module, epoch: int) -> None:
+    """Write a method's parameters and buffers."""
+    _write(path, _plain(method.state_dict()), {"epoch": epoch})
+
+
+def load_weights(path: Path, method: nn.Module) -> int:
+    """Read parameters and buffers into a method; returns the epoch they are of."""
+    tensors, header = _read(path)
+    _into(method, tensors, path)
+    return int(header.get("epoch", 0))
+
+
+def save_checkpoint(
+    path: Path,
+    method: Method,
+    optimizers: Optimizers,
+    generator: torch.Generator,
+    state: State,
+    best: dict[str, Tensor],
+) -> None:
+    """Write everything that the next step depends on, and the best weights so far, in one file."""
+    tensors = {f"method.{k}": v for k, v in method.state_dict().items()}
+    tensors |= {f"best.{k}": v for k, v in best.items()}
+    for name, optimizer in optimizers.items():
+        for index, slots in optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer.{name}.{index}.{slot}": v for slot, v in slots.items()}
+    tensors["generator"] = generator.get_state()
+    _write(path, _plain(tensors), {"state": vars(state)})
+
+
+def load_checkpoint(
+    path: Path, method: Method, optimizers: Optimizers, generator: torch.Generator
+) -> tuple[State, dict[str, Tensor]]:
+    """Read a checkpoint back into a method, its optimisers and its random stream.
+
+    Returns:
+        Where training stands, and the best weights so far.
+    """
+    tensors, header = _read(path)
+    try:
+        state = State(**header["state"])
+        for name, optimizer in optimizers.items():
+            found = optimizer.state_dict()
+            found["state"] = {}
+            for key in [k for k in tensors if k.startswith(f"optimizer.{name}.")]:
+                index, slot = key.removeprefix(f"optimizer.{name}.").split(".")
+                found["state"].setdefault(int(index), {})[slot] = tensors.pop(key)
+            optimizer.load_state_dict(found)
+        noise = tensors.pop("generator")
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunError(f"{path} is not a checkpoint of this run: {error}") from error
+    if len(noise) == len(generator.get_state()):
+        generator.set_state(noise)
+    else:  # the run moved between CPU and GPU: streams differ there anyway
+        generator.manual_seed(state.epoch * 1_000_003 + state.step)
+    device = next(method.parameters()).device
+    best = {
+        k.removeprefix("best."): tensors.pop(k).to(device)
+        for k in list(tensors)
+        if k.startswith("best.")
+    }
+    _into(method, {k.removeprefix("method."): v for k, v in tensors.items()}, path)
+    return state, best
+
+
+def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors on the CPU, contiguous and each with its own memory, as the format wants them."""
+    return {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
+
+
+def _write(path: Path, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
+    metadata = {"recmix": json.dumps({"format": FORMAT, **header})}
+    write_bytes(path, save_tensors(tensors, metadata))
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError as error:
+        raise RunError(f"{path} does not exist: the run has no weights yet") from error
+    except OSError as error:
+        raise RunError(f"could not read {path}: {error.strerror or error}") from error
+    if content[:2] in (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
+        raise RunError(f"{path} is a pickle, not safetensors: recmix never unpickles, refused")
+    try:
+        size = int.from_bytes(content[:8], "little")
+        header = json.loads(content[8 : 8 + size])["__metadata__"]["recmix"]
+        header = json.loads(header)
+        tensors = load_tensors(content)
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise RunError(
+            f"{path} is damaged or not written by recmix ({len(content):,} bytes; {error}): "
+            "restore it from a copy, or train again with --overwrite"
+        ) from error
+    check_format(header.get("format"), str(path))
+    return tensors, header
+
+
+def _into(module: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
+    own = module.state_dict()
+    for key in own.keys() ^ tensors.keys():
+        where = "is missing from" if key in own else "is not expected in"
+        raise RunError(f"{key} {where} {path}: it belongs to a run with other options or networks")
+    for key, value in tensors.items():
+        if own[key].shape != value.shape:
+            raise RunError(
+                f"{key} in {path} has shape {tuple(value.shape)}, expected {tuple(own[key].shape)}: "
+                "it belongs to a run with other options or networks"
+            )
+    module.load_state_dict(tensors)

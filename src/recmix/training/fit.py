@@ -1,0 +1,266 @@
+"""`fit`: from data and a few names to the best-validation model."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import hashlib
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from recmix.core import Method, find_method
+from recmix.data import ImageData, as_data
+from recmix.errors import ConfigError, Interrupted, RunError
+from recmix.files import write_json
+from recmix.fitted import Fitted, build, load
+from recmix.options import read_options
+from recmix.run import Run, Spec, Training
+from recmix.training.loop import train
+
+__all__ = ["fit"]
+
+FIRST_STAGE = {"epochs": 2000, "learning_rate": 5e-4}
+SECOND_STAGE = {"epochs": 20, "learning_rate": 1e-5}
+
+
+def fit(
+    method: str,
+    data: Any,
+    *,
+    latent: int | None = None,
+    likelihood: str | None = None,
+    network: str | None = None,
+    decoder_network: str | None = None,
+    encoder: nn.Module | None = None,
+    decoder: nn.Module | None = None,
+    init: Fitted | str | Path | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    vae_epochs: int | None = None,
+    progress: bool | None = None,
+    **options: Any,
+) -> Fitted:
+    """Train a method and return the model of its best validation epoch.
+
+    Args:
+        method: a name from ``recmix methods``.
+        data: what `recmix.data.as_data` takes: data, a name, a path, arrays, tensors, a torch Dataset.
+        latent: dimension of z; by default that of `init`, or 20.
+        likelihood: ``gaussian`` or ``bernoulli``; by default that of `init`, or Bernoulli for binary
+            data and Gaussian for other.
+        network: ``conv`` (the paper's, the default) or ``dense`` (its fully connected twin).
+        decoder_network: the same for the decoder; by default as `network`.
+        encoder: your own module (B, C, H, W) -> (B, 2 latent) instead; changed in place.
+        decoder: your own module (N, latent) -> (N, C, H, W) instead; changed in place.
+        init: a trained model, or its folder, to start from: the second stage. Methods that need one
+            train a VAE first, in the folder ``vae`` of `out`, if none is given.
+        out: folder of the run; without it nothing is written.
+        resume: continue what is in `out`, if there is anything.
+        overwrite: replace what is in `out`.
+        vae_epochs: epochs of that first VAE, if it is trained here.
+        progress: True shows progress, False never, None if there is a terminal.
+        **options: those of the method and of training, see `recmix.run.Training`.
+    """
+    cls = find_method(method)
+    own, common = read_options(cls, options, _names(fit))
+    training = Training(**common)
+    data = as_data(data)
+    if isinstance(init, str | Path):
+        init = load(init, device=training.device, encoder=_copy(encoder), decoder=_copy(decoder))
+    before = init.spec if init else None
+    if encoder is None and init and before and before.network == "own":
+        encoder = _copy(init.method.base_encoder)
+    if decoder is None and init and before and before.decoder_network == "own":
+        decoder = _copy(init.model.decoder)
+    network = "own" if encoder is not None else network or (before.network if before else "conv")
+    if decoder is not None:
+        decoder_network = "own"
+    elif decoder_network is None:
+        decoder_network = before.decoder_network if before else "conv" if network == "own" else network
+    spec = Spec(
+        method=method,
+        latent=latent if latent is not None else before.latent if before else 20,
+        likelihood=likelihood or (before.likelihood if before else _usual_likelihood(data)),
+        shape=data.shape,
+        network=network,
+        decoder_network=decoder_network,
+        options=own,
+        training=_by_stage(training, cls, continued=init is not None or cls.second_stage),
+        data=data.describe(),
+        init=_origin(init),
+    )
+    if init is None and cls.second_stage:
+        spec = dataclasses.replace(spec, init={"run": "vae", "epochs": vae_epochs})
+    run = None if out is None else Run(out)
+    trained = _new(spec, data, encoder, decoder)
+    if init:
+        _check_init(init, spec)
+    if run is not None:
+        if resume and run.exists:
+            if _nothing_left(run, spec):
+                return load(run.folder, device=training.device, encoder=encoder, decoder=decoder)
+        else:
+            run.create(spec, overwrite=overwrite)
+    if init is None and cls.second_stage:
+        init = _first_stage(
+            data,
+            spec,
+            training,
+            vae_epochs,
+            encoder=_copy(encoder),
+            decoder=_copy(decoder),
+            run=run,
+            resume=resume,
+            overwrite=overwrite,
+            progress=progress,
+        )
+    if init:
+        with torch.random.fork_rng():
+            torch.manual_seed(spec.training.seed)
+            trained.start_from(init.method)
+    state = train(
+        trained,
+        data,
+        spec.training,
+        continued=init is not None,
+        run=run,
+        resume=resume,
+        title=_title(spec),
+        progress=progress,
+    )
+    return Fitted(trained, spec, state.history, None if run is None else run.folder)
+
+
+def _names(function: Any) -> list[str]:
+    return list(inspect.signature(function).parameters)
+
+
+def _copy(module: nn.Module | None) -> nn.Module | None:
+    return copy.deepcopy(module)
+
+
+def _usual_likelihood(data: ImageData) -> str:
+    return "bernoulli" if data.binary else "gaussian"
+
+
+def _by_stage(training: Training, cls: type[Method], *, continued: bool) -> Training:
+    """Settings with the paper's values where none were given."""
+    usual = SECOND_STAGE if continued else FIRST_STAGE
+    return dataclasses.replace(
+        training,
+        epochs=training.epochs or int(usual["epochs"]),
+        learning_rate=training.learning_rate or usual["learning_rate"] * cls.rate_factor,
+    )
+
+
+def _new(spec: Spec, data: ImageData, encoder: nn.Module | None, decoder: nn.Module | None) -> Method:
+    """The method with its first weights: a function of the seed alone."""
+    centre = data.x_train.mean()
+    with torch.random.fork_rng():
+        torch.manual_seed(spec.training.seed)
+        return build(
+            spec,
+            encoder=encoder,
+            decoder=decoder,
+            centre=centre,
+            variance=data.x_train.variance(centre),
+        )
+
+
+def _first_stage(
+    data: ImageData,
+    spec: Spec,
+    training: Training,
+    epochs: int | None,
+    *,
+    run: Run | None,
+    **more: Any,
+) -> Fitted:
+    """The VAE that a second-stage method starts from."""
+    settings = dataclasses.asdict(training) | {"epochs": epochs, "learning_rate": None}
+    try:
+        return fit(
+            "vae",
+            data,
+            latent=spec.latent,
+            likelihood=spec.likelihood,
+            network=None if spec.network == "own" else spec.network,
+            decoder_network=None if spec.decoder_network == "own" else spec.decoder_network,
+            out=None if run is None else run.folder / "vae",
+            **more,
+            **settings,
+        )
+    except Interrupted as stop:
+        if run is None:
+            raise
+        run.set_status("interrupted", epoch=0, reason="during the VAE it starts from")
+        raise Interrupted(str(stop).replace(str(run.folder / "vae"), str(run.folder))) from None
+
+
+def _origin(init: Fitted | None) -> dict[str, Any] | None:
+    """What is recorded of the model it starts from."""
+    if init is None:
+        return None
+    digest = hashlib.sha256()
+    for name, value in sorted(init.method.state_dict().items()):
+        digest.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
+    return {
+        "method": init.spec.method,
+        "run": None if init.folder is None else str(init.folder),
+        "weights": digest.hexdigest()[:16],
+    }
+
+
+def _check_init(init: Fitted, spec: Spec) -> None:
+    for name in ("shape", "latent", "likelihood", "network", "decoder_network"):
+        theirs, ours = getattr(init.spec, name), getattr(spec, name)
+        if theirs != ours:
+            raise ConfigError(
+                f"init was trained with {name} {theirs}, this run asks for {ours}: "
+                "they must agree; train another one, or leave the option out to take init's"
+            )
+
+
+IGNORED_ON_RESUME = {"epochs", "device", "checkpoint_every", "tensorboard"}
+
+
+def _nothing_left(run: Run, spec: Spec) -> bool:
+    """Whether the run in the folder is this one and complete; refuses if it is another one."""
+    stored = run.spec()
+    for name, theirs, ours in _differences(stored, spec):
+        raise RunError(
+            f"{run.folder} holds a run with {name} = {theirs!r}, not {ours!r}: resume it with the same "
+            "options, or give another folder, or overwrite it"
+        )
+    if run.status()["status"] == "done" and (stored.training.epochs or 0) >= (spec.training.epochs or 0):
+        return True
+    write_json(run.folder / "spec.json", spec.to_json())
+    return False
+
+
+def _differences(stored: Spec, spec: Spec) -> Iterator[tuple[str, Any, Any]]:
+    for field in dataclasses.fields(Spec):
+        theirs, ours = getattr(stored, field.name), getattr(spec, field.name)
+        if field.name == "training":
+            theirs, ours = (
+                {k: v for k, v in vars(t).items() if k not in IGNORED_ON_RESUME} for t in (theirs, ours)
+            )
+        if field.name == "init":
+            theirs, ours = ((i or {}).get("weights") for i in (theirs, ours))
+        if isinstance(theirs, dict):
+            keys = theirs.keys() | ours.keys()
+            yield from ((k, theirs.get(k), ours.get(k)) for k in keys if theirs.get(k) != ours.get(k))
+        elif theirs != ours:
+            yield field.name, theirs, ours
+
+
+def _title(spec: Spec) -> str:
+    setting = find_method(spec.method).setting
+    name = spec.method if setting is None else f"{spec.method}({spec.options[setting]})"
+    return "vae+" if spec.init and spec.method == "vae" else name

@@ -1,0 +1,87 @@
+"""What a person sees of a training: a bar with the time left, or lines where there is no terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+__all__ = ["Report", "watch"]
+
+QUIET_SECONDS = 15.0
+"""Seconds between two lines where there is no terminal."""
+
+
+class Report(Protocol):
+    """Called as training goes on."""
+
+    def __call__(self, epoch: float, note: str = "") -> None:
+        """`epoch` epochs are done (a fraction while one is under way); `note` says how it stands."""
+
+
+@contextmanager
+def watch(title: str, epochs: int, done: int, show: bool | None = None) -> Iterator[Report]:
+    """A report for a training of `epochs` epochs of which `done` are done.
+
+    Args:
+        title: what is trained.
+        epochs: at most this many.
+        done: epochs done before.
+        show: True for a bar or lines, False for silence, None for a bar if there is a terminal.
+    """
+    console = Console(stderr=True)
+    if show is False or (show is None and not console.is_terminal):
+        yield lambda epoch, note="": None
+    elif console.is_terminal:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            TextColumn("epoch"),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(elapsed_when_finished=False),
+        )
+        with Progress(*columns, console=console, speed_estimate_period=120) as bar:
+            task = bar.add_task(title, total=epochs, completed=done, note="")
+
+            def move(epoch: float, note: str = "") -> None:
+                if note:
+                    bar.update(task, completed=epoch, note=note)
+                else:
+                    bar.update(task, completed=epoch)
+
+            yield move
+    else:
+        yield _Lines(title, epochs, done)
+
+
+class _Lines:
+    """A line of progress now and then."""
+
+    def __init__(self, title: str, epochs: int, done: int) -> None:
+        self.title, self.epochs = title, epochs
+        self.first = done
+        self.start = self.last = time.monotonic()
+
+    def __call__(self, epoch: float, note: str = "") -> None:
+        now = time.monotonic()
+        if note and (epoch >= self.epochs or now - self.last > QUIET_SECONDS):
+            self.last = now
+            rate = (now - self.start) / max(epoch - self.first, 1e-9)
+            left = rate * (self.epochs - epoch)
+            line = f"{self.title}: epoch {epoch:g}/{self.epochs} {note}, {left:.0f} s left at most"
+            print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,34 @@
+"""The learning rate over the epochs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from torch.optim import Optimizer
+
+from recmix.run import Training
+
+__all__ = ["rate_factor", "set_rate"]
+
+
+def rate_factor(epoch: int, epochs: int, training: Training) -> float:
+    """What the learning rate is multiplied by in this epoch (counted from 0).
+
+    >>> [round(rate_factor(e, 5, Training(schedule="linear", final_rate=0.0)), 2) for e in range(5)]
+    [1.0, 0.75, 0.5, 0.25, 0.0]
+    """
+    if epoch < training.warmup:
+        return (epoch + 1) / (training.warmup + 1)
+    if training.schedule == "constant":
+        return 1.0
+    t = min(1.0, (epoch - training.warmup) / max(1, epochs - training.warmup - 1))
+    fall = 0.5 * (1 + math.cos(math.pi * t)) if training.schedule == "cosine" else 1 - t
+    return training.final_rate + (1 - training.final_rate) * fall
+
+
+def set_rate(optimizers: Iterable[Optimizer], factor: float) -> None:
+    """Scale every group's rate from the one it was made with."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
