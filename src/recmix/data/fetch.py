@@ -173,8 +173,8 @@ def _copy(source: IO[bytes], stream: IO[bytes], archive: Path) -> None:
 
 def _receive(url: str, part: IO[bytes], place: Path, timeout: float) -> None:
     """Write what an address sends; trouble with the address is Unreachable, with the disk OSError."""
-    request = urllib.request.Request(url, headers={"User-Agent": f"recmix/{__version__}"})
     try:
+        request = urllib.request.Request(url, headers={"User-Agent": f"recmix/{__version__}"})
         response = urllib.request.urlopen(request, timeout=timeout)
     except urllib.error.HTTPError as error:
         error.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -18,7 +18,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-__all__ = ["Report", "watch"]
+__all__ = ["Report", "count", "watch"]
 
 QUIET_SECONDS = 15.0
 """Seconds between two lines where there is no terminal."""
@@ -67,6 +67,26 @@ def watch(title: str, epochs: int, done: int, show: bool | None = None) -> Itera
             yield move
     else:
         yield _Lines(title, epochs, done)
+
+
+@contextmanager
+def count(title: str, total: int, show: bool | None = None) -> Iterator[Callable[[int], None]]:
+    """A function to call with the number done of `total`; a bar with the time left on a terminal."""
+    console = Console(stderr=True)
+    if show is False or not console.is_terminal:
+        yield lambda done: None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task(title, total=total)
+        yield lambda done: bar.update(task, completed=done)
 
 
 class _Lines:

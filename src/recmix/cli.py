@@ -1,0 +1,417 @@
+"""The command line. Commands import what they need when they run, so that help comes at once."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import sys
+import tomllib
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from recmix._version import __version__
+from recmix.errors import ConfigError, Interrupted, RecmixError, RunError, unknown
+
+if TYPE_CHECKING:
+    from recmix.data import ImageData
+    from recmix.fitted import Fitted
+
+__all__ = ["main"]
+
+app = typer.Typer(
+    name="recmix",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Accurate posterior inference for variational autoencoders, at the speed of one forward pass.",
+    epilog="Bad input ends with status 2 and one message; [bold]--debug[/] anywhere adds the traceback.",
+)
+out = Console(soft_wrap=True)
+err = Console(stderr=True, soft_wrap=True)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run a command; errors a user can act on end with status 2 and one message."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words
+    words = [word for word in words if word != "--debug"]
+    command = next((word for word in words if not word.startswith("-")), "")
+    _add_train(with_options=command == "train")
+    try:
+        app(words)
+    except Interrupted as stop:
+        err.print(f"[yellow]{_plain(stop)}[/]")
+        sys.exit(130)
+    except RecmixError as error:
+        if debug:
+            raise
+        err.print(f"[red]error:[/] {_plain(error)}")
+        sys.exit(2)
+    except BrokenPipeError:  # the reader of our output went away
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+def _plain(message: object) -> str:
+    return str(message).replace("[", r"\[")
+
+
+def _version(show: bool) -> None:
+    if show:
+        out.print(f"recmix {__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+Root = Annotated[
+    Path | None,
+    typer.Option("--data-root", help="Folder of the data sets (default: RECMIX_DATA, then a cache)."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+
+
+@app.command("data", epilog="Example: [bold]recmix data --data-root ~/data[/]")
+def data_command(data_root: Root = None, as_json: Json = False) -> None:
+    """List the data sets: what is there, what is missing, where it looked."""
+    from dataclasses import asdict
+
+    from recmix.data import inventory
+
+    entries = inventory(data_root)
+    if as_json:
+        out.print_json(json.dumps([asdict(entry) for entry in entries], default=str))
+        return
+    table = Table("set", "state", "images", "train / val / test", "missing files")
+    colour = {"present": "green", "partly": "yellow", "missing": "red"}
+    for entry in entries:
+        size = "x".join(map(str, entry.shape))
+        counts = " / ".join(f"{n:,}" for n in entry.counts.values())
+        missing = ", ".join(entry.missing) or "-"
+        table.add_row(entry.name, f"[{colour[entry.state]}]{entry.state}[/]", size, counts, missing)
+    out.print(table)
+    looked = sorted({str(folder) for entry in entries for folder in entry.looked})
+    out.print("looked in:", *[f"  {folder}" for folder in looked], sep="\n", highlight=False)
+    out.print("Missing files are downloaded when a set is first used, unless RECMIX_OFFLINE=1.")
+
+
+@app.command("methods", epilog="Example: [bold]recmix methods --json[/]")
+def methods_command(as_json: Json = False) -> None:
+    """List the methods and their options."""
+    from recmix.core import METHODS, find_method
+    from recmix.options import method_options
+
+    find_method("vae")  # fills the registry
+    found = [
+        {
+            "name": name,
+            "title": cls.title,
+            "setting": cls.setting,
+            "second_stage": cls.second_stage,
+            "reference": cls.reference,
+            "options": {
+                o.name: {"default": o.default, "help": o.help} for o in method_options(cls).values()
+            },
+        }
+        for name, cls in sorted(METHODS.items())
+    ]
+    if as_json:
+        out.print_json(json.dumps(found))
+        return
+    table = Table("method", "what it is", "starts from", "options (defaults)", "reference")
+    for row in found:
+        options = ", ".join(f"{name}={o['default']}" for name, o in row["options"].items()) or "-"
+        start = "a trained VAE" if row["second_stage"] else "nothing, or a VAE"
+        table.add_row(row["name"], row["title"], start, options, row["reference"])
+    out.print(table)
+
+
+@app.command("evaluate", epilog="Example: [bold]recmix evaluate runs/rme --samples 5000 --json[/]")
+def evaluate_command(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    samples: Annotated[int, typer.Option(help="K of IWAE-K.")] = 100,
+    split: Annotated[str, typer.Option(help="train, val or test.")] = "test",
+    seed: Annotated[int, typer.Option(help="Seed of the sampling noise.")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda ...")] = "auto",
+    memory: Annotated[int, typer.Option(help="MiB for the decoder's activations.")] = 256,
+    data: Annotated[str | None, typer.Option(help="Other data than it was trained on.")] = None,
+    data_root: Root = None,
+    as_json: Json = False,
+) -> None:
+    """Score a trained run: ELBO, IWAE with standard errors, mixing weights, time."""
+    from recmix.evaluation.score import score
+    from recmix.fitted import load
+    from recmix.run import Run
+
+    if samples < 1 or memory < 1:
+        raise ConfigError(f"samples and memory must be positive, got {samples} and {memory}")
+    fitted = load(run, device=device)
+    images = _split(_data_of(fitted, data, data_root), split)
+    with _progress(f"evaluating {split}", len(images), as_json) as report:
+        found = score(
+            fitted.method, images, samples=samples, seed=seed, memory=memory * 2**20, report=report
+        )
+    if data is None:
+        Run(run).add_score(f"{split}/{samples}", found)
+    if as_json:
+        out.print_json(json.dumps({"run": str(run), "split": split, **found}))
+        return
+    print_scores([(run.name, found)], title=f"{split}, {found['images']:,} images")
+
+
+@app.command("demo", epilog="Example: [bold]recmix demo --out runs/demo --overwrite[/]")
+def demo_command(
+    folder: Annotated[Path, typer.Option("--out", help="Folder for the runs and figures.")] = Path(
+        "runs/demo"
+    ),
+    overwrite: Annotated[bool, typer.Option(help="Replace what is there.")] = False,
+    quick: Annotated[bool, typer.Option(help="A few epochs only, to see that it works.")] = False,
+) -> None:
+    """Train a VAE, its continuation VAE+ and a recursive mixture on scikit-learn's digits."""
+    from recmix.demo import demo
+
+    rows, figures = demo(folder, overwrite=overwrite, quick=quick)
+    print_scores(rows, title="scikit-learn's handwritten digits, test images")
+    out.print(f"runs and figures in {folder}:", ", ".join(path.name for path in figures))
+
+
+def print_scores(rows: list[tuple[str, dict[str, Any]]], title: str) -> None:
+    """One table of scores, a row per run."""
+    samples = rows[0][1]["samples"]
+    batch = rows[0][1]["batch"]
+    table = Table(
+        "model",
+        "ELBO (nats)",
+        f"IWAE-{samples} (nats)",
+        "mean mixing weights",
+        f"posterior, ms per batch of {batch}",
+        title=title,
+    )
+    for name, found in rows:
+        table.add_row(
+            name,
+            f"{found['elbo']:.2f} ± {found['elbo_se']:.2f}",
+            f"{found['iwae']:.2f} ± {found['iwae_se']:.2f}",
+            " ".join(f"{w:.3f}" for w in found["weights"]),
+            f"{found['milliseconds']:.2f}",
+        )
+    out.print(table)
+
+
+def _split(data: ImageData, name: str) -> Any:
+    parts = {"train": data.x_train, "val": data.x_val, "validation": data.x_val, "test": data.x_test}
+    if name not in parts:
+        raise ConfigError(unknown("split", name, parts))
+    if parts[name] is None:
+        raise ConfigError(f"the data {data.name} have no {name} images: try --split val")
+    return parts[name]
+
+
+def _data_of(fitted: Fitted, data: str | None, root: Path | None) -> ImageData:
+    from recmix.data import load, rebuild
+
+    if data is not None:
+        return load(data, root=root, seed=fitted.spec.data.get("seed", 0))
+    return rebuild(fitted.spec.data, root=root)
+
+
+def _progress(title: str, total: int, quiet: bool) -> Any:
+    from recmix.training.progress import count
+
+    return count(title, total, show=False if quiet else None)
+
+
+# --- train: its flags are the keyword arguments of `recmix.fit` -----------------------------------
+
+TRAIN_EPILOG = (
+    "Examples:\n\n"
+    "[bold]recmix train --data mnist --method vae --latent 20 --out runs/vae[/]\n\n"
+    "[bold]recmix train --data mnist --method vae --init runs/vae --out runs/vae+[/]  (VAE+)\n\n"
+    "[bold]recmix train --data mnist --method rme --order 5 --init runs/vae --out runs/rme[/]\n\n"
+    "[bold]recmix train --config run.toml --out runs/mine --epochs 5[/]  (flags override the file)\n\n"
+    "[bold]recmix train --resume --out runs/rme[/]  (continue what was interrupted)"
+)
+FIT_OPTIONS: dict[str, tuple[Any, str]] = {
+    "data": (
+        str,
+        "Named data set (see `recmix data`), or a path: .npy, .npz, a folder or zip of images.",
+    ),
+    "data_root": (Path, "Folder of the data sets (default: RECMIX_DATA, then a cache)."),
+    "split_seed": (int, "Which validation images are held out (default 0)."),
+    "method": (str, "Name of the method (see `recmix methods`)."),
+    "latent": (int, "Dimension of z (default 20, or that of --init)."),
+    "likelihood": (str, "gaussian or bernoulli (default: by the data)."),
+    "network": (str, "conv (the paper's) or dense."),
+    "decoder_network": (str, "The same for the decoder."),
+    "init": (Path, "Run to start from: the second stage."),
+    "out": (Path, "Folder of the new run."),
+    "vae_epochs": (int, "Epochs of the VAE that a method trains first when it has no --init."),
+    "config": (Path, "TOML file with any of these options; flags override it."),
+}
+
+
+def _add_train(*, with_options: bool) -> None:
+    """Register `train`; the flags of all methods only if they are wanted, for they need torch."""
+    if any(command.name == "train" for command in app.registered_commands):
+        app.registered_commands = [c for c in app.registered_commands if c.name != "train"]
+    command = _train_with_options() if with_options else _train
+    app.command("train", epilog=TRAIN_EPILOG)(command)
+
+
+def _train(**given: Any) -> None:
+    """Train a method; every option of the method and of training is a flag."""
+    flags = {k: v for k, v in given.items() if v is not None}
+    resume, overwrite = flags.pop("resume", False), flags.pop("overwrite", False)
+    wanted = _read_config(flags["config"]) if "config" in flags else {}
+    wanted |= {k: v for k, v in flags.items() if k != "config"}
+    if "out" not in wanted:
+        raise ConfigError("no --out was given: name the folder of the new run")
+    if resume:
+        wanted = _stored(Path(wanted["out"])) | wanted
+    for name, listed_by in (("data", "recmix data"), ("method", "recmix methods")):
+        if name not in wanted:
+            raise ConfigError(f"no --{name} was given: `{listed_by}` lists what there is")
+    _run_training(wanted, resume=resume, overwrite=overwrite)
+
+
+def _run_training(wanted: dict[str, Any], *, resume: bool, overwrite: bool) -> None:
+    from recmix.data import load, rebuild
+    from recmix.training.fit import fit
+
+    source, root = wanted.pop("data"), wanted.pop("data_root", None)
+    seed = wanted.pop("split_seed", 0)
+    data = rebuild(source, root=root) if isinstance(source, dict) else load(source, root=root, seed=seed)
+    method, folder = wanted.pop("method"), Path(wanted["out"])
+    fitted = fit(method, data, resume=resume, overwrite=overwrite, progress=True, **wanted)
+    best = max(fitted.history, key=lambda row: row["val_iwae"])
+    out.print(
+        f"{fitted.spec.method}: {len(fitted.history)} epochs, best validation bound "
+        f"{best['val_iwae']:.2f} nats at epoch {best['epoch']:g}. Saved in {folder}",
+        highlight=False,
+    )
+    out.print(f"Next: recmix evaluate {folder}", highlight=False)
+
+
+def _stored(folder: Path) -> dict[str, Any]:
+    """The options of the run in a folder, to continue it."""
+    from recmix.run import Run
+
+    run = Run(folder)
+    if not run.exists:
+        return {}
+    spec = run.spec()
+    if "own" in (spec.network, spec.decoder_network):
+        raise RunError(f"{folder} has its user's own networks: resume it from Python with recmix.fit")
+    init = spec.init or {}
+    found: dict[str, Any] = {
+        **spec.options,
+        **vars(spec.training),
+        "method": spec.method,
+        "data": spec.data,
+        "latent": spec.latent,
+        "likelihood": spec.likelihood,
+        "network": spec.network,
+        "decoder_network": spec.decoder_network,
+    }
+    if "weights" in init:
+        if init["run"] is None:
+            raise RunError(f"{folder} started from a model that was not saved: resume it from Python")
+        found["init"] = init["run"]
+    elif init:
+        found["vae_epochs"] = init["epochs"]
+    return found
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    """Options from a TOML file: at the top, or in the tables [method] (with its name) and [training]."""
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error
+    flat: dict[str, Any] = {}
+    for key, value in content.items():
+        if key == "method" and isinstance(value, dict):
+            inner = dict(value)
+            if "name" in inner:
+                flat["method"] = inner.pop("name")
+            flat |= inner
+        elif key == "training" and isinstance(value, dict):
+            flat |= value
+        elif isinstance(value, dict):
+            raise ConfigError(f"{path}: {unknown('table', key, ['method', 'training'])}")
+        else:
+            flat[key] = value
+    if "config" in flat:
+        raise ConfigError(f"{path}: a file cannot name another one with 'config'")
+    return flat
+
+
+def _train_with_options() -> Callable[..., None]:
+    """`_train` with one flag for each option there is, typed and described."""
+    from recmix.core import METHODS, find_method
+    from recmix.options import Option, method_options, training_options
+
+    def flag(name: str, kind: Any, about: str, panel: str, default: Any = None) -> inspect.Parameter:
+        if default is not None and not isinstance(default, bool):
+            about += f" [dim](default {default})[/]"
+        option = typer.Option(f"--{name.replace('_', '-')}", help=about, rich_help_panel=panel)
+        if kind is bool:
+            words = f"--{name.replace('_', '-')}/--no-{name.replace('_', '-')}"
+            option = typer.Option(words, help=about, rich_help_panel=panel)
+        annotation = Annotated[kind | None, option]
+        return inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+        )
+
+    find_method("vae")  # fills the registry
+    parameters = {n: flag(n, kind, about, "The run") for n, (kind, about) in FIT_OPTIONS.items()}
+    parameters["resume"] = flag("resume", bool, "Continue the run in --out.", "The run")
+    parameters["overwrite"] = flag("overwrite", bool, "Replace the run in --out.", "The run")
+    users: dict[str, list[str]] = {}
+    options: dict[str, Option] = {}
+    for name, cls in sorted(METHODS.items()):
+        for option in method_options(cls).values():
+            users.setdefault(option.name, []).append(name)
+            options.setdefault(option.name, option)
+    for option in options.values():
+        about = f"[bold]{', '.join(users[option.name])}[/]: {option.help}"
+        parameters.setdefault(option.name, flag(option.name, _flag_type(option.kind), about, "Methods"))
+    for option in training_options().values():
+        kind = _flag_type(option.kind)
+        parameters[option.name] = flag(option.name, kind, option.help, "Training", option.default)
+
+    def train(**given: Any) -> None:
+        _train(**given)
+
+    train.__doc__ = _train.__doc__
+    train.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
+    train.__annotations__ = {name: p.annotation for name, p in parameters.items()}
+    return train
+
+
+def _flag_type(kind: Any) -> Any:
+    """The type of a flag: without None, text for anything that is not a number or a switch."""
+    plain = [k for k in (typing.get_args(kind) or (kind,)) if k is not type(None)]
+    return plain[0] if len(plain) == 1 and plain[0] in (int, float, bool) else str
+
+
+if __name__ == "__main__":
+    main()

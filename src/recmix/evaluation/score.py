@@ -1,0 +1,76 @@
+"""Scores of a trained method on a set of images: what tables are made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recmix.core import Method
+from recmix.data import Images
+from recmix.evaluation.bounds import MEMORY, bounds
+from recmix.evaluation.timing import posterior_milliseconds
+
+__all__ = ["TIMED_BATCH", "score"]
+
+AT_ONCE = 500
+TIMED_BATCH = 128
+"""The paper times its posteriors on batches of this size."""
+
+
+def score(
+    method: Method,
+    images: Images,
+    *,
+    samples: int = 100,
+    seed: int = 0,
+    memory: int = MEMORY,
+    report: Callable[[int], None] = lambda done: None,
+) -> dict[str, Any]:
+    """ELBO and IWAE with standard errors, mean mixing weights and the posterior's time.
+
+    Args:
+        method: a trained method.
+        images: what to score it on.
+        samples: K of IWAE-K; the ELBO is averaged over the same samples.
+        seed: of the sampling noise.
+        memory: bytes for the decoder's activations at a time.
+        report: called with the number of images done.
+    """
+    centre = method.model.centre
+    generator = torch.Generator(centre.device).manual_seed(seed)
+    elbo, iwae, weights = [], [], []
+    for start in range(0, len(images), AT_ONCE):
+        x = _batch(images, slice(start, start + AT_ONCE), centre)
+        found = bounds(method, x, samples=samples, generator=generator, memory=memory)
+        elbo.append(found.elbo)
+        iwae.append(found.iwae)
+        with torch.no_grad():
+            weights.append(method.posterior(x).weights)
+        report(min(start + AT_ONCE, len(images)))
+    timed = _batch(images, slice(0, TIMED_BATCH), centre)
+    return {
+        "images": len(images),
+        "samples": samples,
+        "seed": seed,
+        **_mean("elbo", torch.cat(elbo)),
+        **_mean("iwae", torch.cat(iwae)),
+        "weights": torch.cat(weights).double().mean(0).tolist(),
+        "milliseconds": posterior_milliseconds(method, timed),
+        "batch": len(timed),
+        "device": torch.cuda.get_device_name(centre.device) if centre.is_cuda else "cpu",
+    }
+
+
+def _batch(images: Images, index: slice, like: Tensor) -> Tensor:
+    return torch.from_numpy(images[index]).to(like.device, like.dtype)
+
+
+def _mean(name: str, values: Tensor) -> dict[str, float]:
+    """Mean and its standard error."""
+    values = values.double()
+    error = float(values.std()) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return {name: float(values.mean()), f"{name}_se": error}

@@ -1,0 +1,190 @@
+"""The blind mixture (ME): all components and weights trained together, end to end."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from recmix.core import (
+    LatentModel,
+    Method,
+    Optimizers,
+    make_component,
+    register,
+    same_shapes,
+    update,
+)
+from recmix.errors import ConfigError
+from recmix.methods.recursive import MAX_ORDER
+from recmix.networks import WeightNet, reset
+from recmix.posteriors import Gaussian, Mixture
+
+__all__ = ["BlindMixture", "collapse_report"]
+
+
+@register
+class BlindMixture(Method):
+    """Q = Σ_m α_m(x) q_m(z | x) with α a softmax, trained conventionally.
+
+    Everything, decoder included, goes up the stratified Σ_m α_m E_{q_m}[log p(x, z) - log Q(z)] at
+    once, with one sample of each component; the gradient of α flows through the weights and log Q.
+    The first component starts from the VAE's encoder, the others from random weights: identical ones
+    would be a stationary point. The baseline that the recursive mixture is to beat: components may
+    collapse onto each other, or one may take over (`collapse` measures both).
+
+    Args:
+        model: p(x, z).
+        encoder: the first component; the others are copies of it with weights drawn anew.
+        order: number of components, 2 to 16.
+        component: what a component is: ``gaussian``, or any other kind there is.
+        component_setting: its number of steps or flows, if it has such a setting.
+
+    Reference: the baseline ME of Kim & Pavlovic, Recursive Inference for Variational Autoencoders,
+    NeurIPS 2020.
+    """
+
+    name = "me"
+    title = "blind mixture"
+    reference = "Kim & Pavlovic 2020 (baseline)"
+    setting = "order"
+
+    def __init__(
+        self,
+        model: LatentModel,
+        encoder: nn.Module,
+        *,
+        order: int = 3,
+        component: str = "gaussian",
+        component_setting: int | None = None,
+    ) -> None:
+        if not 2 <= order <= MAX_ORDER:
+            raise ConfigError(
+                f"order is the number of components, 2 to {MAX_ORDER}; got {order} (with one, use vae)"
+            )
+        parts = (copy.deepcopy(encoder) for _ in range(order))
+        super().__init__(model, [make_component(component, e, model, component_setting) for e in parts])
+        self.order = order
+        self.weight_net = WeightNet(model.shape, order)
+        self._draw_others()
+
+    def posterior(self, x: Tensor) -> Mixture:
+        """The whole mixture in one feed-forward pass."""
+        log_weights = self.weight_net(self.model.centred(x))
+        return Mixture([self.component(m, x) for m in range(self.order)], log_weights)
+
+    def loss(self, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        """Minus the stratified ELBO, averaged over the batch."""
+        return -self._bound(x, generator)[0].mean()
+
+    def step(
+        self, x: Tensor, optimizers: Optimizers, *, generator: torch.Generator | None = None
+    ) -> dict[str, Tensor]:
+        """One update of everything; two metrics show a collapse, from densities already at hand."""
+        elbo, q, scores = self._bound(x, generator)
+        loss = -elbo.mean()
+        update(loss, optimizers["all"])
+        with torch.no_grad():
+            own = scores.diagonal().t()  # log q_i(z_i), (K, B)
+            pairwise = (own - scores).mean(-1).t()  # KL(q_i || q_j) from one sample of each q_i
+            return {
+                "loss": loss.detach(),
+                "elbo": -loss.detach(),
+                "weight_entropy": _entropy(q.weights).mean(),
+                "min_pairwise_kl": _smallest(pairwise),
+            }
+
+    def start_from(self, other: Method) -> None:
+        """Decoder and first encoder from the other; everything from a blind mixture like this one."""
+        super().start_from(other)
+        if not (type(other) is type(self) and same_shapes(self, other)):
+            self._draw_others()
+
+    def collapse(self, x: Tensor) -> dict[str, Tensor]:
+        """How far apart the components are and how the weights are spread: see `collapse_report`."""
+        with torch.no_grad():
+            return collapse_report(self.posterior(x))
+
+    def _bound(self, x: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Mixture, Tensor]:
+        """The stratified ELBO (B,), the mixture, and log q_j(z_i) at [j, i], (K, K, B)."""
+        q = self.posterior(x)
+        z = q.component_samples(generator=generator)  # (K, B, D)
+        scores = torch.stack([part.log_prob(z) for part in q.components])
+        log_alpha = q.log_weights.t()  # (K, B)
+        log_mixture = (scores + log_alpha[:, None]).logsumexp(0)  # log Q(z_i), (K, B)
+        log_weight = self.model.log_joint(x, z) - log_mixture
+        return (log_alpha.exp() * log_weight).sum(0), q, scores
+
+    def _draw_others(self) -> None:
+        """New random weights for all encoders but the first, and for the mixing weights."""
+        for part in self.components[1:]:
+            reset(part.encoder)  # type: ignore[arg-type]
+        reset(self.weight_net)
+
+
+@torch.no_grad()
+def collapse_report(
+    q: Mixture, *, samples: int = 64, generator: torch.Generator | None = None
+) -> dict[str, Tensor]:
+    """How far apart the components of any mixture are, and how its weights are spread.
+
+    Collapsed components show as a `min_pairwise_kl` near 0, a dominant one as a `max_weight` near 1
+    and a `weight_entropy` near 0 (evenly used ones: log K).
+
+    Args:
+        q: the mixture, for a batch of B examples.
+        samples: of each component, where a KL has no closed form (it has one for diagonal Gaussians).
+        generator: the random stream of these samples.
+
+    Returns:
+        ``pairwise_kl``, KL(q_i || q_j) at [i, j], averaged over the batch, (K, K);
+        ``min_pairwise_kl``, the smallest of two different components (infinite if there is but one);
+        ``weight_entropy``, the mean of H(α(x)); ``max_weight``, the largest of the mean weights.
+
+    >>> parts = [Gaussian(torch.full((4, 2), float(m)), torch.zeros(4, 2)) for m in range(3)]
+    >>> report = collapse_report(Mixture(parts, torch.zeros(4, 3).log_softmax(-1)))
+    >>> report["pairwise_kl"]
+    tensor([[0., 1., 4.],
+            [1., 0., 1.],
+            [4., 1., 0.]])
+    >>> round(report["weight_entropy"].exp().item(), 4), round(report["max_weight"].item(), 4)
+    (3.0, 0.3333)
+    """
+    gaussians = [part for part in q.components if isinstance(part, Gaussian)]
+    if len(gaussians) == len(q.components):
+        pairwise = _gaussian_kl(gaussians)
+    else:
+        rows = []
+        for i, part in enumerate(q.components):
+            z, _ = part.rsample_and_log_prob(samples, generator=generator)
+            scores = torch.stack([other.log_prob(z) for other in q.components])  # (K, S, B)
+            rows.append((scores[i] - scores).mean((1, 2)))
+        pairwise = torch.stack(rows)
+    return {
+        "pairwise_kl": pairwise,
+        "min_pairwise_kl": _smallest(pairwise),
+        "weight_entropy": _entropy(q.weights).mean(),
+        "max_weight": q.weights.mean(0).amax(),
+    }
+
+
+def _gaussian_kl(parts: list[Gaussian]) -> Tensor:
+    """KL(q_i || q_j) at [i, j], averaged over the batch, (K, K)."""
+    means = torch.stack([part.mean for part in parts])  # (K, B, D)
+    log_variances = torch.stack([part.log_variance for part in parts])
+    shift = (means[:, None] - means).square() * (-log_variances).exp()  # (K, K, B, D)
+    ratio = log_variances[:, None] - log_variances
+    return 0.5 * (shift + ratio.expm1() - ratio).sum(-1).mean(-1)
+
+
+def _smallest(pairwise: Tensor) -> Tensor:
+    """The smallest entry off the diagonal of a (K, K) tensor."""
+    same = torch.eye(len(pairwise), dtype=torch.bool, device=pairwise.device)
+    return pairwise.masked_fill(same, torch.inf).amin()
+
+
+def _entropy(weights: Tensor) -> Tensor:
+    """H(α) in nats: (B, K) -> (B,)."""
+    entropy: Tensor = torch.special.entr(weights).sum(-1)
+    return entropy

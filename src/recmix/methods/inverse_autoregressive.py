@@ -1,0 +1,198 @@
+"""The inverse autoregressive flow (IAF): a Gaussian's samples through gated autoregressive maps."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from zuko.nn import MaskedLinear, MaskedMLP
+
+from recmix.core import Component, LatentModel, Method, register, register_component
+from recmix.errors import ConfigError
+from recmix.networks import encode_with_features, feature_size
+from recmix.posteriors import Gaussian
+from recmix.posteriors.flow import Flow, Transform, check_flows
+
+__all__ = ["AutoregressiveNN", "GatedStep", "IAFComponent", "InverseAutoregressiveFlow"]
+
+OFFSET = 2.0
+"""σ = sigmoid(s + OFFSET): Kingma's forget gate, mostly open at first."""
+LOG_START = -math.log1p(math.exp(-OFFSET))
+"""log σ of s = 0."""
+GATE_RANGE = (-10.0, 10.0)
+"""s + OFFSET is kept in here: σ > 4e-5, so that every step can be inverted."""
+
+
+class _Layers(NamedTuple):
+    """A masked network's weights, masks applied, with the part of x in the first layer worked out."""
+
+    first: Tensor  # (H, D)
+    context: Tensor  # (B, H), the first bias included
+    second: Tensor  # (H, H)
+    second_bias: Tensor  # (H,)
+    last: Tensor  # (2 D, H): rows of m, then of s
+    last_bias: Tensor  # (2 D,)
+
+
+class GatedStep(Transform):
+    """One step z <- (σ / σ_0) z + (1 - σ) m, with (m, s) = AutoregressiveNN(z, h(x)).
+
+    Args:
+        layers: the network's, for this batch.
+        order: the order of the dimensions; m_d and σ_d depend on the z that come before z_d in it.
+    """
+
+    def __init__(self, layers: _Layers, order: range) -> None:
+        self.layers = layers
+        self.order = order
+
+    def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """All dimensions in one pass."""
+        shift, log_scale = self._shift(F.linear(z, self.layers.first) + self.layers.context)
+        return log_scale.exp() * z + shift, log_scale.sum(-1)
+
+    def inverse(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """One pass per dimension, in their order: each needs those before it."""
+        hidden = self.layers.context.expand(*z.shape[:-1], -1)  # (S, B, H)
+        found: dict[int, Tensor] = {}
+        log_det = torch.zeros_like(z[..., 0])
+        for d in self.order:
+            shift, log_scale = self._shift(hidden, d)  # (S, B, 1)
+            found[d] = (z[..., d : d + 1] - shift) * (-log_scale).exp()
+            log_det = log_det + log_scale.squeeze(-1)
+            hidden = hidden + found[d] * self.layers.first[:, d]
+        return torch.cat([found[d] for d in range(z.shape[-1])], -1), log_det
+
+    def _shift(self, hidden: Tensor, d: int | None = None) -> tuple[Tensor, Tensor]:
+        """(1 - σ) m and log(σ / σ_0) from the first layer's sums, for all dimensions or the d-th."""
+        latent = self.layers.first.shape[1]
+        rows = slice(None) if d is None else slice(d, None, latent)
+        hidden = F.elu(F.linear(F.elu(hidden), self.layers.second, self.layers.second_bias))
+        m, s = F.linear(hidden, self.layers.last[rows], self.layers.last_bias[rows]).chunk(2, -1)
+        gate = (s + OFFSET).clamp(*GATE_RANGE)
+        return torch.sigmoid(-gate) * m, F.logsigmoid(gate) - LOG_START
+
+
+class AutoregressiveNN(nn.Module):
+    """A MADE with two hidden layers: m_d and s_d see x and the z that come before z_d.
+
+    The features of x enter the first hidden layer beside z, unmasked: every hidden unit sees all of
+    them. What they add is the same for all samples and is worked out once per batch. The last layer
+    starts at zero: m = 0, s = 0.
+
+    Args:
+        latent: D.
+        features: F, how many features of x there are.
+        hidden: H, units in each hidden layer.
+        backward: run through the dimensions from last to first.
+
+    Reference: Germain et al., MADE, ICML 2015.
+
+    >>> step = AutoregressiveNN(3, 5, 16, backward=False)(torch.zeros(4, 5))
+    >>> step.forward(torch.zeros(2, 4, 3))[0].shape
+    torch.Size([2, 4, 3])
+    """
+
+    def __init__(self, latent: int, features: int, hidden: int, *, backward: bool) -> None:
+        super().__init__()
+        self.order = range(latent)[::-1] if backward else range(latent)
+        place = torch.tensor(self.order).argsort()
+        earlier = place[:, None] > place  # (D, D): what z_d may depend on
+        sees = torch.cat([earlier, torch.ones(latent, features, dtype=torch.bool)], 1)
+        self.layers = MaskedMLP(sees.repeat(2, 1), (hidden, hidden), activation=nn.ELU)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start at m = 0 and s = 0; the other layers draw their own weights."""
+        *_, last = self.layers
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+
+    def forward(self, features: Tensor) -> GatedStep:
+        """The step for a batch, from its features (B, F)."""
+        latent = len(self.order)
+        first, second, last = (part for part in self.layers if isinstance(part, MaskedLinear))
+        weight = first.mask * first.weight  # (H, D + F)
+        layers = _Layers(
+            first=weight[:, :latent],
+            context=F.linear(features, weight[:, latent:], first.bias),
+            second=second.mask * second.weight,
+            second_bias=second.bias.clone(),
+            last=last.mask * last.weight,
+            last_bias=last.bias.clone(),
+        )
+        return GatedStep(layers, self.order)
+
+
+@register_component
+class IAFComponent(Component):
+    """A Gaussian encoder followed by inverse autoregressive steps; see `InverseAutoregressiveFlow`.
+
+    Args:
+        encoder: (B, C, H, W) -> (B, 2 D), gives μ, log σ² and the features of x.
+        model: for the shapes.
+        flows: number of steps, 1 or more.
+        hidden: units in each of the two hidden layers of a step's network, D or more.
+    """
+
+    kind = "iaf"
+    setting = "flows"
+
+    def __init__(
+        self, encoder: nn.Module, model: LatentModel, *, flows: int = 2, hidden: int = 500
+    ) -> None:
+        super().__init__(encoder, model)
+        check_flows("iaf", flows, model.latent)
+        if hidden < model.latent:
+            raise ConfigError(
+                f"iaf with hidden={hidden}: expected at least the latent dimension, {model.latent}, so "
+                "that every dimension has a hidden unit (the paper uses 500)"
+            )
+        size = feature_size(encoder, model.latent)
+        self.steps = nn.ModuleList(
+            AutoregressiveNN(model.latent, size, hidden, backward=t % 2 == 1) for t in range(flows)
+        )
+
+    def forward(self, x: Tensor, model: LatentModel) -> Flow:
+        """One pass through the encoder; the features of x go to every step."""
+        features, output = encode_with_features(self.encoder, model.centred(x))
+        return Flow(Gaussian.from_parameters(output), [step(features) for step in self.steps])
+
+
+@register
+class InverseAutoregressiveFlow(Method):
+    """z_0 ~ N(μ(x), diag σ²(x)), then z <- (σ_t / σ_0) z + (1 - σ_t) m_t for t = 1 … T.
+
+    (m_t, s_t) = AutoregressiveNN_t(z, h_t(x)) and σ_t = sigmoid(s_t + 2), so that
+    log q(z_T) = log N(z_0) - Σ_t Σ_d log(σ_t / σ_0). h_t(x) is a linear map of the encoder's features,
+    added at the first hidden layer to every unit. The order of the dimensions is reversed from one
+    step to the next; z itself stays as it is, since the decoder knows its dimensions by their place.
+
+    The constant σ_0 = sigmoid(2) is not in the original. There a step whose network gives m = s = 0
+    shrinks z to 0.88 of itself; divided by σ_0 it is the identity. So the flow starts exactly at the
+    VAE's encoder, with gates as open to learning as the original's, and a step may also widen z by
+    up to 1 / σ_0 = 1.14.
+
+    Args:
+        model: p(x, z).
+        encoder: gives μ, log σ² and the features.
+        flows: number of steps T, 1 or more; the paper uses 1, 2, 4 and 8.
+        hidden: units in each of the two hidden layers of an AutoregressiveNN, at least the latent
+            dimension.
+
+    Reference: Kingma et al., Improved Variational Inference with Inverse Autoregressive Flow,
+    NeurIPS 2016.
+    """
+
+    name = "iaf"
+    title = "inverse autoregressive flow"
+    reference = "Kingma et al. 2016"
+    setting = "flows"
+
+    def __init__(
+        self, model: LatentModel, encoder: nn.Module, *, flows: int = 2, hidden: int = 500
+    ) -> None:
+        super().__init__(model, [IAFComponent(encoder, model, flows=flows, hidden=hidden)])

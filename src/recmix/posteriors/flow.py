@@ -1,0 +1,173 @@
+"""Posteriors made by sending a Gaussian's samples through invertible maps."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution, MultivariateNormal
+
+from recmix.core import Posterior
+from recmix.errors import ConfigError
+from recmix.posteriors.gaussian import Gaussian
+
+__all__ = ["Flow", "Reflected", "Reflections", "Transform", "check_flows", "unit"]
+
+
+class Transform(ABC):
+    """One invertible map of z for one batch, bound to its x: it holds tensors and no network."""
+
+    @abstractmethod
+    def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """The image of z (S, B, D), and log |det ∂image/∂z| (S, B)."""
+
+    @abstractmethod
+    def inverse(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """The point u (S, B, D) whose image is z, and log |det ∂z/∂u| (S, B): the forward map's."""
+
+
+class Flow(Posterior):
+    """The density of z_T = f_T(… f_1(z_0)) for z_0 from a diagonal Gaussian.
+
+    log q(z_T) = log N(z_0; μ, diag σ²) - Σ_t log |det ∂z_t/∂z_{t-1}|. A sample and its density take
+    one pass; the density of any other z takes the inverse maps, which is exact but may be slower.
+
+    `mean` is the image of μ, the flow's centre: one deterministic pass, equal to the mean where the
+    maps are affine in z, and otherwise not E[z], which has no closed form.
+
+    Args:
+        base: N(μ, diag σ²).
+        transforms: f_1 … f_T.
+
+    >>> q = Flow(Gaussian(torch.zeros(4, 2), torch.zeros(4, 2)), [Reflections([torch.eye(2)[0]])])
+    >>> z, log_q = q.rsample_and_log_prob(3)
+    >>> z.shape, torch.allclose(q.log_prob(z), log_q)
+    (torch.Size([3, 4, 2]), True)
+    """
+
+    def __init__(self, base: Gaussian, transforms: Sequence[Transform]) -> None:
+        self.base = base
+        self.transforms = list(transforms)
+
+    def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Z_T of z_0 (S, B, D), and log |det ∂z_T/∂z_0| (S, B)."""
+        log_det = torch.zeros_like(z[..., 0])
+        for transform in self.transforms:
+            z, part = transform.forward(z)
+            log_det = log_det + part
+        return z, log_det
+
+    def inverse(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Z_0 of z_T (S, B, D), and log |det ∂z_T/∂z_0| (S, B)."""
+        log_det = torch.zeros_like(z[..., 0])
+        for transform in reversed(self.transforms):
+            z, part = transform.inverse(z)
+            log_det = log_det + part
+        return z, log_det
+
+    @property
+    def mean(self) -> Tensor:
+        """The image of the base's mean, (B, D)."""
+        return self.forward(self.base.mean[None])[0].squeeze(0)
+
+    @property
+    def weights(self) -> Tensor:
+        """Ones, (B, 1)."""
+        return self.base.weights
+
+    def rsample_and_log_prob(
+        self, samples: int = 1, *, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Samples z (S, B, D) and their log-densities (S, B), in one pass through the flow."""
+        start, log_q = self.base.rsample_and_log_prob(samples, generator=generator)
+        z, log_det = self.forward(start)
+        return z, log_q - log_det
+
+    def log_prob(self, z: Tensor) -> Tensor:
+        """Log q(z | x) by the inverse maps: (S, B, D) -> (S, B)."""
+        start, log_det = self.inverse(z)
+        return self.base.log_prob(start) - log_det
+
+
+class Reflections(Transform):
+    """Householder reflections one after another: z <- (I - 2 u uᵀ) z for each unit vector u.
+
+    Args:
+        units: u_1 … u_T, each (B, D), or (D,) for all examples alike; of length 1 (see `unit`).
+    """
+
+    def __init__(self, units: Sequence[Tensor]) -> None:
+        self.units = list(units)
+
+    def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Reflections keep volumes: the second part is 0."""
+        return self._reflect(z, self.units)
+
+    def inverse(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """A reflection is its own inverse: the same ones, last first."""
+        return self._reflect(z, self.units[::-1])
+
+    @staticmethod
+    def _reflect(z: Tensor, units: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        for u in units:
+            z = z - 2 * (z * u).sum(-1, keepdim=True) * u
+        return z, torch.zeros_like(z[..., 0])
+
+
+class Reflected(Flow):
+    """A diagonal Gaussian under an orthogonal map H: N(H μ, H diag σ² Hᵀ), a full covariance.
+
+    Args:
+        base: N(μ, diag σ²).
+        reflections: H.
+
+    >>> q = Reflected(Gaussian(torch.ones(4, 2), torch.zeros(4, 2)), Reflections([torch.eye(2)[0]]))
+    >>> q.mean[0], q.as_distribution().event_shape
+    (tensor([-1.,  1.]), torch.Size([2]))
+    """
+
+    def __init__(self, base: Gaussian, reflections: Reflections) -> None:
+        super().__init__(base, [reflections])
+
+    def kl_to_prior(self, z: Tensor, log_q: Tensor) -> Tensor:
+        """KL(q || N(0, I)) in closed form, (1, B): that of the base, since H keeps N(0, I)."""
+        return self.base.kl_to_prior(z, log_q)
+
+    def as_distribution(self) -> Distribution:
+        """A `MultivariateNormal`."""
+        # With R from Hᵀ scaled by σ = Q R, the covariance is Rᵀ R: no covariance has to be formed,
+        # whose condition number would be the square.
+        batch, latent = self.base.mean.shape
+        axes = torch.eye(latent, device=self.base.mean.device, dtype=self.base.mean.dtype)
+        columns, _ = self.forward(axes[:, None].expand(latent, batch, latent))  # H of each axis
+        r = torch.linalg.qr(self.base.stddev[..., None] * columns.transpose(0, 1)).R  # (B, D, D)
+        sign = torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(r.dtype)
+        return MultivariateNormal(self.mean, scale_tril=(sign[..., None] * r).mT)  # type: ignore[no-untyped-call]
+
+
+def unit(v: Tensor) -> Tensor:
+    """V (..., D) at length 1, whatever its length was; zero stays zero, so that it reflects nothing.
+
+    The largest entry is divided out first: squares of float32 overflow from 1e19 on and vanish below
+    1e-23. A constant ε in the norm would do for short vectors, but then I - 2 v vᵀ is not orthogonal.
+    """
+    largest = v.detach().abs().amax(-1, keepdim=True)
+    safe = torch.where(largest >= torch.finfo(v.dtype).tiny, largest, torch.ones_like(largest))
+    scaled = v / safe
+    return scaled / scaled.square().sum(-1, keepdim=True).clamp_min(0.5).sqrt()
+
+
+def check_flows(name: str, flows: int, latent: int) -> None:
+    """Insist on at least one flow and on two dimensions for it to act on."""
+    if flows < 1:
+        raise ConfigError(
+            f"{name} with flows={flows}: expected 1 or more (the paper uses 1, 2, 4 and 8); "
+            "without a flow it is the method 'vae'"
+        )
+    if latent < 2:
+        raise ConfigError(
+            f"{name} with latent={latent}: expected a latent dimension of 2 or more, since a flow ties "
+            "dimensions to one another; for a single one use the method 'vae'"
+        )

@@ -1,0 +1,1 @@
+"""From run folders and arrays to tables and figures; nothing in here imports torch."""

@@ -1,0 +1,113 @@
+import numpy as np
+import pytest
+import torch
+
+from recmix.data import check_images
+from recmix.errors import DataError
+
+OK = np.zeros((4, 1, 28, 28), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("x", "dtype"),
+    [
+        (np.zeros((4, 28, 28)), np.float32),
+        (np.zeros((4, 3, 8, 128), np.float16), np.float32),
+        (np.zeros((4, 28, 28), ">f4"), np.float32),
+        (np.full((4, 28, 28), 200, np.uint8), np.uint8),
+        (np.ones((4, 28, 28), bool), np.uint8),
+        (torch.zeros(4, 1, 28, 28, dtype=torch.bfloat16), np.float32),
+        (torch.rand(4, 28, 28, requires_grad=True), np.float32),
+        ([[[0.0] * 8] * 8] * 4, np.float32),
+    ],
+)
+def test_what_is_accepted(x, dtype):
+    array = check_images(x)
+    assert array.dtype == dtype
+    assert array.dtype.isnative
+    assert array.ndim == 4
+    assert len(array) == 4
+    assert array.flags.writeable
+    assert array.flags.c_contiguous
+
+
+def test_nothing_is_copied_without_need():
+    assert check_images(OK) is OK
+
+
+def test_a_read_only_array_becomes_writable():
+    x = OK.copy()
+    x.flags.writeable = False
+    torch.from_numpy(check_images(x))  # would warn, and warnings are errors
+
+
+def test_booleans_are_black_and_white():
+    np.testing.assert_array_equal(check_images(np.eye(8, dtype=bool)[None]).max(), 255)
+
+
+def test_rounding_above_one_in_double_precision_is_accepted():
+    assert check_images(np.full((2, 8, 8), 1 + 1e-12)).max() == 1
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (np.zeros((4, 28, 28, 1)), r"channels-last.*x\.transpose\(0, 3, 1, 2\)"),
+        (np.zeros((4, 32, 32, 3)), r"x\.transpose\(0, 3, 1, 2\)"),
+        (np.zeros((32, 32, 3)), r"one channels-last image.*transpose\(2, 0, 1\)"),
+        (np.zeros((4, 784)), r"flat.*x\.reshape\(-1, 1, 28, 28\)"),
+        (np.zeros((4, 3072)), r"flat.*x\.reshape\(-1, 3, 32, 32\)"),
+        (np.zeros((4, 785)), r"flat.*x\.reshape\(N, C, H, W\)"),
+        (np.zeros(784), r"shape \(784,\), 1 dimensions.*\(N, C, H, W\)"),
+        (np.zeros((1, 1, 1, 28, 28)), "5 dimensions"),
+        (np.zeros((0, 1, 28, 28)), "no images"),
+        (np.zeros((4, 1, 0, 28)), "no images"),
+        (np.zeros((4, 1, 7, 28)), "7x28.*8 to 128"),
+        (np.zeros((4, 1, 28, 129)), "28x129.*8 to 128"),
+        (np.zeros((4, 5, 5)), "5x5.*8 to 128"),
+        (np.full((4, 28, 28), 2.5), r"from 2\.5 to 2\.5.*uint8, or divide by 255"),
+        (np.linspace(-1, 1, 4 * 64).reshape(4, 8, 8), r"from -1 to 1.*\(x \+ 1\) / 2"),
+        (np.full((4, 28, 28), 1.001), r"clip\(0, 1\)"),
+        (np.full((4, 28, 28), -300.0), r"from -300 to -300.*rescale.*divide by 255"),
+        (np.zeros((4, 28, 28), np.int64), r"int64.*astype\('uint8'\).*astype\('float32'\)"),
+        (np.zeros((4, 28, 28), complex), "complex128.*expected numbers"),
+        (np.zeros((4, 28, 28), object), "Python objects.*numpy.stack"),
+        (np.ones((4, 28, 28), np.uint8), r"only 0 and 1.*astype\(bool\)"),
+        ([np.zeros((8, 8)), np.zeros((9, 9))], "does not become one array.*one size"),
+        (torch.zeros(4, 28, 28).to_sparse(), "does not become one array"),
+        ("mnist", "is a str.*numpy array or a torch tensor"),
+        (None, "is a NoneType"),
+        ({"x": OK}, "is a dict"),
+    ],
+)
+def test_what_is_refused(x, message):
+    with pytest.raises(DataError, match=message) as caught:
+        check_images(x)
+    assert str(caught.value).startswith("x")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_values_that_are_not_finite(value, monkeypatch):
+    monkeypatch.setattr("recmix.data.checks._CHUNK", 1000)
+    x = np.zeros((9, 1, 28, 28))
+    x[7, 0, 3, 3] = value
+    with pytest.raises(DataError, match=r"x_val is float64 .*NaN or infinite.* image 7"):
+        check_images(x, what="x_val")
+
+
+def test_the_range_is_taken_over_all_chunks(monkeypatch):
+    monkeypatch.setattr("recmix.data.checks._CHUNK", 1000)
+    x = np.zeros((9, 1, 28, 28))
+    x[0, 0, 0, 0], x[8, 0, 0, 0] = -0.25, 7
+    with pytest.raises(DataError, match=r"from -0\.25 to 7"):
+        check_images(x)
+
+
+def test_another_shape_than_the_other_parts():
+    with pytest.raises(DataError, match="1x28x28, the others are 3x32x32"):
+        check_images(OK, shape=(3, 32, 32))
+
+
+def test_too_few():
+    with pytest.raises(DataError, match="1 image where at least 2"):
+        check_images(OK[:1], at_least=2)

@@ -1,0 +1,126 @@
+import pickle
+
+import numpy as np
+import pytest
+
+from recmix.data import ArrayImages
+from recmix.data.images import is_binary, rows, to_unit
+from recmix.errors import DataError
+
+
+@pytest.fixture(params=["uint8", "float32", "indexed"])
+def images(request, rng):
+    array = rng.integers(0, 256, (30, 2, 9, 8), dtype=np.uint8)
+    if request.param == "float32":
+        return ArrayImages(to_unit(array))
+    if request.param == "indexed":
+        return ArrayImages(array, np.arange(29, 3, -2))
+    return ArrayImages(array)
+
+
+def test_every_index_reads_the_same_images(images):
+    whole = np.asarray(images)
+    assert whole.dtype == np.float32
+    assert whole.shape == images.shape == (len(images), 2, 9, 8)
+    mask = np.arange(len(images)) % 3 == 0
+    for index in (3, np.int64(3), -1, slice(2, 7), slice(None, None, -1), [4, 1, 4], mask, []):
+        read = images[index]
+        assert read.dtype == np.float32
+        np.testing.assert_array_equal(
+            read, whole[index if not isinstance(index, list) else np.array(index, int)]
+        )
+    np.testing.assert_array_equal(np.stack(list(images)), whole)
+
+
+def test_reading_never_gives_the_store_away(images):
+    before = np.array(images)
+    for index in (0, slice(0, 5), [1, 2]):
+        images[index][...] = 0.5
+    np.asarray(images)[...] = 0.5
+    np.testing.assert_array_equal(np.array(images), before)
+
+
+@pytest.mark.parametrize("index", [30, -31, [0, 30], [0.5], [[0]], np.zeros(5, bool), "a"])
+def test_index_errors(index, rng):
+    images = ArrayImages(rng.random((30, 1, 8, 8), np.float32))
+    with pytest.raises(IndexError):
+        images[index]
+
+
+def test_array_protocol(images):
+    assert np.asarray(images, np.float64).dtype == np.float64
+    assert images.__array__(copy=True).dtype == np.float32
+    with pytest.raises(ValueError, match="without a copy"):
+        images.__array__(copy=False)
+
+
+def test_uint8_is_divided_by_255_exactly():
+    values = np.arange(256, dtype=np.uint8)
+    expected = (values.astype(np.float64) / 255).astype(np.float32)
+    np.testing.assert_array_equal(to_unit(values), expected)
+
+
+def test_splits_share_one_array_until_raw_is_asked_for(rng):
+    array = rng.integers(0, 256, (20, 1, 8, 8), dtype=np.uint8)
+    whole = ArrayImages(array)
+    part = whole.subset([3, 5, 8]).subset([2, 0])
+    assert part._store[0] is array
+    assert whole.raw is array
+    before = part[:]
+    raw = part.raw
+    assert raw is part.raw
+    np.testing.assert_array_equal(raw, array[[8, 3]])
+    np.testing.assert_array_equal(part[:], before)
+
+
+def test_a_pickle_holds_only_its_own_images(rng):
+    array = rng.integers(0, 256, (1000, 1, 8, 8), dtype=np.uint8)
+    part = ArrayImages(array, [1, 2])
+    blob = pickle.dumps(part)
+    assert len(blob) < 1000
+    np.testing.assert_array_equal(pickle.loads(blob)[:], part[:])
+
+
+def test_mean_and_variance_against_numpy(images, monkeypatch):
+    monkeypatch.setattr("recmix.data.images._CHUNK", 500)  # several chunks
+    whole = np.asarray(images, np.float64)
+    mean = images.mean()
+    assert mean.dtype == np.float32
+    np.testing.assert_allclose(mean, whole.mean(0), rtol=1e-6)
+    np.testing.assert_allclose(images.variance(mean), ((whole - mean) ** 2).mean(), rtol=1e-6)
+
+
+def test_fingerprint_knows_values_order_and_type(images, monkeypatch):
+    same = ArrayImages(images.raw.copy())
+    first = images.fingerprint()
+    assert first == same.fingerprint()
+    monkeypatch.setattr("recmix.data.images._CHUNK", 500)
+    assert first == same.fingerprint()
+    assert first != images.subset(slice(None, None, -1)).fingerprint()
+    changed = images.raw.copy()
+    changed[-1, -1, -1, -1] = 0 if changed[-1, -1, -1, -1] else 1
+    assert first != ArrayImages(changed).fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "expected"),
+    [(255, np.uint8, True), (254, np.uint8, False), (1, np.float32, True), (0.5, np.float32, False)],
+)
+def test_binary(value, dtype, expected):
+    array = np.zeros((3, 1, 8, 8), dtype)
+    array[2, 0, 7, 7] = value
+    assert is_binary(ArrayImages(array)) is expected
+
+
+@pytest.mark.parametrize("array", [np.zeros((3, 8, 8), np.uint8), np.zeros((3, 1, 8, 8))])
+def test_other_arrays_are_refused(array):
+    with pytest.raises(DataError, match="check_images"):
+        ArrayImages(array)
+
+
+def test_rows_of_a_mask():
+    np.testing.assert_array_equal(rows(np.array([True, False, True]), 3), [0, 2])
+
+
+def test_repr_names_the_shape(images):
+    assert repr(images) == f"ArrayImages(shape={images.shape})"

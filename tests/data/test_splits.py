@@ -1,0 +1,104 @@
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recmix.data import ArrayImages, ImageData, split
+from recmix.data.splits import divide, held_out
+from recmix.errors import ConfigError, DataError
+
+names = st.sampled_from(["mnist", "omniglot", "arrays", "ä"])
+seeds = st.integers(0, 2**40)
+
+
+@given(st.integers(3, 3000), names, seeds, st.integers(0, 2))
+def test_parts_are_disjoint_sorted_and_cover_everything(count, name, seed, parts):
+    indices = split(count, name=name, seed=seed, parts=parts)
+    assert len(indices) == parts + 1
+    for index in indices:
+        assert len(index) > 0
+        assert (np.diff(index) > 0).all()
+    np.testing.assert_array_equal(np.sort(np.concatenate(indices)), np.arange(count))
+    assert all(len(index) == held_out(count) for index in indices[1:])
+
+
+@given(st.integers(3, 3000), names, seeds)
+def test_a_split_is_a_pure_function_of_its_arguments(count, name, seed):
+    first = split(count, name=name, seed=seed)
+    for one, other in zip(first, split(count, name=name, seed=seed), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_seed_and_name_each_matter():
+    base = split(1000, name="a", seed=0)[1]
+    assert not np.array_equal(base, split(1000, name="a", seed=1)[1])
+    assert not np.array_equal(base, split(1000, name="b", seed=0)[1])
+
+
+def test_the_split_stays_what_it_is():
+    """Figures of old runs are comparable only while this holds."""
+    val = split(60_000, name="mnist", seed=0)[1]
+    assert len(val) == 6000
+    np.testing.assert_array_equal(val[:5], [13, 15, 17, 20, 21])
+
+
+@pytest.mark.parametrize("seed", [-1, 0.5, "0", None])
+def test_a_seed_is_a_natural_number(seed):
+    with pytest.raises(ConfigError, match="seed"):
+        split(100, name="a", seed=seed)
+
+
+@pytest.mark.parametrize(("count", "parts"), [(1, 1), (2, 2), (0, 1)])
+def test_too_few_images_to_split(count, parts):
+    with pytest.raises(DataError, match=f"{count} image.*at least {parts + 1}"):
+        split(count, name="a", parts=parts)
+
+
+@pytest.fixture
+def images(rng):
+    return ArrayImages(rng.integers(0, 256, (50, 1, 8, 8), dtype=np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("val", "test", "need_test", "counts"),
+    [
+        (False, False, False, (45, 5, None)),
+        (False, False, True, (40, 5, 5)),
+        (True, False, True, (45, 50, 5)),
+        (False, True, True, (45, 5, 50)),
+        (True, True, True, (50, 50, 50)),
+    ],
+)
+def test_only_missing_parts_are_held_out(images, val, test, need_test, counts):
+    parts = divide(
+        images,
+        images if val else None,
+        images if test else None,
+        name="a",
+        seed=0,
+        need_test=need_test,
+    )
+    assert tuple(None if part is None else len(part) for part in parts) == counts
+    if not val and not test and need_test:
+        together = np.concatenate([part.raw for part in parts])
+        key = lambda array: sorted(image.tobytes() for image in array)  # noqa: E731
+        assert key(together) == key(images.raw)
+
+
+def test_describe_is_json(images):
+    data = ImageData("a", images, images, None, seed=3)
+    description = json.loads(json.dumps(data.describe()))
+    assert description["counts"] == {"train": 50, "val": 50, "test": None}
+    assert description["shape"] == [1, 8, 8]
+    assert description["seed"] == 3
+    assert len(description["fingerprint"]) == 64
+    other = ImageData("a", images.subset(slice(49)), images, None, seed=3)
+    assert other.fingerprint != data.fingerprint
+
+
+def test_parts_of_different_shapes(images):
+    other = ArrayImages(np.zeros((5, 1, 8, 9), np.uint8))
+    with pytest.raises(DataError, match=r"x_test.*\(1, 8, 9\).*\(1, 8, 8\)"):
+        ImageData("a", images, images, other)
