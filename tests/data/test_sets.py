@@ -249,6 +249,17 @@ def test_fetching_that_fails(tmp_path, server, small_mnist, monkeypatch, ending,
     assert [path for path in (tmp_path / "root").rglob("*") if path.is_file()] == []
 
 
+def test_a_root_that_cannot_be_written(tmp_path, server, small_mnist, monkeypatch):
+    folder, address = server
+    small_mnist(folder)
+    files = SETS["mnist"].files
+    files = tuple(dataclasses.replace(file, urls=(f"{address}/{file.name}",)) for file in files)
+    publish(monkeypatch, "mnist", files=files)
+    (tmp_path / "root").write_text("a file where a folder should be")
+    with pytest.raises(DataError, match=r"2 of 2 files are missing[\s\S]*cannot write train-images"):
+        load("mnist", root=tmp_path / "root")
+
+
 @pytest.fixture
 def cifar_archive(tmp_path, rng):
     folder = tmp_path / "build" / "cifar-10-batches-bin"
@@ -275,6 +286,14 @@ def test_cifar10_is_fetched_and_unpacked(tmp_path, server, cifar_archive, monkey
     assert tuple(load("cifar10", root=root).counts.values()) == (18, 2, 4)
     left = sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
     assert left == [f"cifar10/cifar-10-batches-bin/{file.name}" for file in SETS["cifar10"].files]
+
+
+def test_a_damaged_archive_that_was_put_there(tmp_path, cifar_archive):
+    (tmp_path / "root").mkdir()
+    place = tmp_path / "root" / cifar_archive.name
+    place.write_bytes(cifar_archive.read_bytes()[:100])
+    with pytest.raises(DataError, match=r"6 of 6 files[\s\S]*is not a whole tar archive"):
+        load("cifar10", root=tmp_path / "root")
 
 
 @pytest.mark.parametrize("folder", ["cifar10", "."])

@@ -124,11 +124,12 @@ def read_amat(path: Path, columns: int = 784) -> NDArray[np.uint8]:
     if strange.any():
         line = 1 + int((text[: int(np.argmax(strange))] == ord("\n")).sum())
         raise DataError(f"{path}, line {line}: expected zeros and ones apart by spaces: {_AGAIN}")
-    ends = np.flatnonzero(text == ord("\n"))
-    upto = np.concatenate([[0], np.cumsum(digit, dtype=np.int64)[ends], [int(digit.sum())]])
-    widths = np.diff(upto)
+    if not digit.any():
+        raise DataError(f"{path} is empty: {_AGAIN}")
+    starts = np.concatenate([[0], 1 + np.flatnonzero(text[:-1] == ord("\n"))])
+    widths = np.add.reduceat(digit, starts, dtype=np.int64)
     wrong = (widths != columns) & (widths != 0)
-    if wrong.any() or not digit.any():
+    if wrong.any():
         line = int(np.argmax(wrong))
         raise DataError(
             f"{path}, line {line + 1}: {widths[line]} values, expected {columns}; "

@@ -35,6 +35,12 @@ class DataFile:
     required: bool = True
     also: tuple[str, ...] = ()
 
+    @property
+    def names(self) -> list[str]:
+        """All names under which it is accepted."""
+        gzipped = [] if self.name.endswith(".zip") else [f"{self.name}.gz"]
+        return [self.name, *gzipped, *self.also]
+
 
 @dataclass(frozen=True)
 class Archive:
@@ -147,8 +153,7 @@ def locate(spec: NamedSet, root: Path) -> dict[str, Path]:
     """The files of a set that are there, gzipped or not, by published name."""
     found: dict[str, Path] = {}
     for file in spec.files:
-        names = [file.name, file.name + ".gz", *file.also]
-        places = [root / folder / name for folder in spec.folders for name in names]
+        places = [root / folder / name for folder in spec.folders for name in file.names]
         place = next((place for place in places if place.exists()), None)
         if place is not None:
             found[file.name] = place
@@ -181,9 +186,11 @@ def obtain(spec: NamedSet, root: Path, download: bool = True) -> dict[str, Path]
                 fetch.download(file.urls, root / spec.folders[0] / file.name, md5=file.md5)
     except fetch.Unreachable as error:
         why = f"downloading failed:\n    {str(error).replace(chr(10), chr(10) + '    ')}"
+    except DataError as error:  # the disk is full, or not to be written
+        raise DataError(_message(spec, locate(spec, root), root, str(error))) from error
     found = locate(spec, root)
-    if missing := _missing(spec, found):
-        raise DataError(_message(spec, missing, root, why))
+    if _missing(spec, found):
+        raise DataError(_message(spec, found, root, why))
     return found
 
 
@@ -231,9 +238,12 @@ def _sizes(place: Path) -> list[int]:
     return [path.stat().st_size for path in place.rglob("*") if path.is_file()]
 
 
-def _message(spec: NamedSet, missing: list[DataFile], root: Path, why: str) -> str:
+def _message(spec: NamedSet, found: Mapping[str, Path], root: Path, why: str) -> str:
+    missing = [file for file in spec.files if file.name not in found]
     urls = spec.archive.urls if spec.archive else tuple(url for file in missing for url in file.urls)
-    names = [" or ".join([file.name, f"{file.name}.gz", *file.also]) for file in missing]
+    names = [
+        " or ".join(file.names) + ("" if file.required else " (can be done without)") for file in missing
+    ]
     lines = [
         f"{spec.name}: {len(missing)} of {len(spec.files)} files are missing.",
         f"  put into {root / spec.folders[0]}:",

@@ -62,8 +62,8 @@ class Batches:
         order = torch.Generator().manual_seed(_mix(seed, epoch))
         index = torch.randperm(len(self), generator=order)
         size = min(batch_size, len(self))
-        index = index[: self.steps(batch_size) * size]
-        for x in self._read(index[start * size :].split(size)):
+        index = index[start * size : self.steps(batch_size) * size]
+        for x in self._read(index.split(size) if len(index) else ()):
             yield torch.bernoulli(x, generator=generator) if self.binarise else x
 
     def steps(self, batch_size: int) -> int:

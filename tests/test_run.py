@@ -1,0 +1,243 @@
+"""Run folders: refused when they must be, whole at every moment, never executed."""
+
+import errno
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_fit import SMALL, images
+
+import recmix
+from recmix.errors import Interrupted, RunError
+from recmix.files import write_bytes
+from recmix.run import FORMAT, Run, Spec, Training
+
+TRAIN = [sys.executable, "-m", "recmix.cli", "train", "--data", "digits", "--device", "cpu"]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    recmix.fit("vae", images(), out=tmp_path / "run", **SMALL)
+    return tmp_path / "run"
+
+
+@given(
+    st.builds(
+        Spec,
+        method=st.sampled_from(["vae", "rme"]),
+        latent=st.integers(1, 100),
+        likelihood=st.sampled_from(["gaussian", "bernoulli"]),
+        shape=st.tuples(st.integers(1, 3), st.integers(8, 128), st.integers(8, 128)),
+        options=st.dictionaries(st.text(min_size=1), st.integers() | st.booleans() | st.text()),
+        training=st.builds(
+            Training,
+            epochs=st.none() | st.integers(1, 3000),
+            learning_rate=st.none() | st.floats(1e-8, 1.0),
+            seed=st.integers(0, 2**31),
+        ),
+        init=st.none() | st.just({"run": "vae", "epochs": None}),
+    )
+)
+@settings(max_examples=50, deadline=None)
+def test_a_spec_survives_json(spec):
+    assert Spec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+
+
+def test_a_folder_with_a_run_is_refused_unless_told(folder):
+    with pytest.raises(RunError, match="already holds a run.*--resume.*--overwrite"):
+        recmix.fit("vae", images(), out=folder, **SMALL)
+    before = (folder / "weights.safetensors").read_bytes()
+    recmix.fit("vae", images(), out=folder, overwrite=True, seed=3, **SMALL)
+    assert (folder / "weights.safetensors").read_bytes() != before
+
+
+def test_overwriting_leaves_other_files_alone(folder):
+    (folder / "notes.txt").write_text("mine")
+    recmix.fit("vae", images(), out=folder, overwrite=True, **SMALL)
+    assert (folder / "notes.txt").read_text() == "mine"
+
+
+def test_resume_of_a_finished_run_returns_it_and_more_epochs_continue_it(folder):
+    before = Run(folder).history()
+    assert recmix.fit("vae", images(), out=folder, resume=True, **SMALL).history == before
+    more = recmix.fit("vae", images(), out=folder, resume=True, **(SMALL | {"epochs": 4}))
+    assert more.history[:2] == before
+    assert len(more.history) == 4
+    whole = recmix.fit("vae", images(), **(SMALL | {"epochs": 4}))
+    assert whole.history == more.history
+
+
+def test_resume_with_other_options_is_refused(folder):
+    with pytest.raises(RunError, match="batch_size = 20, not 10"):
+        recmix.fit("vae", images(), out=folder, resume=True, **(SMALL | {"batch_size": 10}))
+    with pytest.raises(RunError, match="fingerprint"):
+        recmix.fit("vae", images(seed=5), out=folder, resume=True, **SMALL)
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "checkpoint.safetensors"])
+@pytest.mark.parametrize("damage", ["truncated", "empty", "pickle", "torch", "newer", "foreign"])
+def test_damaged_files_are_named_and_never_executed(folder, name, damage):
+    path = folder / name
+    content = path.read_bytes()
+    bomb = folder.parent / "executed"
+
+    class Bomb:
+        def __reduce__(self):
+            return (Path.touch, (bomb,))
+
+    if damage == "truncated":
+        path.write_bytes(content[: len(content) // 2])
+    elif damage == "empty":
+        path.write_bytes(b"")
+    elif damage == "pickle":
+        path.write_bytes(pickle.dumps(Bomb()))
+    elif damage == "torch":
+        torch.save({"bomb": Bomb()}, path)
+    elif damage == "newer":
+        mark = f'\\"format\\": {FORMAT}'.encode()
+        assert mark in content
+        path.write_bytes(content.replace(mark, mark[:-1] + b"9"))
+    else:
+        path.write_bytes(b"hello" * 1000)
+    with pytest.raises(RunError, match=name):
+        if name.startswith("weights"):
+            recmix.load(folder)
+        else:
+            recmix.fit("vae", images(), out=folder, resume=True, **(SMALL | {"epochs": 3}))
+    assert not bomb.exists()
+
+
+def test_damaged_specs_are_named(folder):
+    spec = folder / "spec.json"
+    content = json.loads(spec.read_text())
+    for broken, message in [
+        ("{", "not readable JSON"),
+        (json.dumps([]), "not the spec"),
+        (json.dumps(content | {"format": FORMAT + 1}), "newer than this version"),
+        (json.dumps(content | {"surprise": 1}), "unknown field"),
+        (json.dumps(content | {"format": None}), "no format number"),
+        (json.dumps(content | {"method": "nosuch"}), "unknown method"),
+    ]:
+        spec.write_text(broken)
+        with pytest.raises(recmix.RecmixError, match=message):
+            recmix.load(folder)
+    with pytest.raises(RunError, match="does not hold a run"):
+        recmix.load(folder.parent)
+
+
+def test_weights_of_another_run_are_refused(folder, tmp_path):
+    recmix.fit("vae", images(), out=tmp_path / "other", **(SMALL | {"latent": 3}))
+    os.replace(tmp_path / "other" / "weights.safetensors", folder / "weights.safetensors")
+    with pytest.raises(RunError, match="has shape .* expected"):
+        recmix.load(folder)
+
+
+def test_a_full_disk_costs_only_the_work_in_flight(folder, monkeypatch):
+    before = (folder / "checkpoint.safetensors").read_bytes()
+
+    def full(_fd):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RunError, match=r"disk is full.*--resume"):
+        recmix.fit("vae", images(), out=folder, resume=True, **(SMALL | {"epochs": 4}))
+    monkeypatch.undo()
+    assert (folder / "checkpoint.safetensors").read_bytes() == before
+    assert not list(folder.glob(".*part"))
+    recmix.fit("vae", images(), out=folder, resume=True, **(SMALL | {"epochs": 4}))
+
+
+@pytest.mark.skipif(os.geteuid() == 0 and not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="could not|is a file"):
+        recmix.fit("vae", images(), out=tmp_path / "file" / "run", **SMALL)
+    with pytest.raises(RunError, match="is a file"):
+        recmix.fit("vae", images(), out=tmp_path / "file", **SMALL)
+    with pytest.raises(RunError, match="could not write"):
+        write_bytes(tmp_path / "missing" / "x", b"")
+
+
+def same_run(a, b):
+    assert Run(a).history() == Run(b).history()
+    for name in ("weights.safetensors", "checkpoint.safetensors"):
+        assert (a / name).read_bytes() == (b / name).read_bytes(), name
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    run = [*TRAIN, "--method", "rme", "--order", "2", "--latent", "3", "--epochs", "4"]
+    run += ["--vae-epochs", "4", "--batch-size", "64", "--out"]
+    subprocess.run([*run, str(folder)], check=True, env=ENVIRONMENT, capture_output=True)
+    return run, folder
+
+
+def test_killed_at_any_moment_and_resumed_is_bit_identical(uninterrupted, tmp_path):
+    """SIGKILL four times, at moments spread over the whole two-stage run."""
+    command, whole = uninterrupted
+    folder = tmp_path / "killed"
+    waits = iter([0.2, 0.5, 1.1, 1.9])
+    killed = 0
+    for wait in waits:
+        process = subprocess.Popen(
+            [*command, str(folder), "--resume"], env=ENVIRONMENT, stderr=subprocess.DEVNULL
+        )
+        deadline = time.monotonic() + 120
+        while not (folder / "spec.json").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(wait)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            killed += 1
+        process.wait()
+    assert killed >= 1
+    done = subprocess.run(
+        [*TRAIN[:4], "--resume", "--out", str(folder)], env=ENVIRONMENT, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    same_run(folder, whole)
+    same_run(folder / "vae", whole / "vae")
+
+
+@pytest.mark.parametrize(("number", "at"), [(signal.SIGINT, 3), (signal.SIGTERM, 4)])
+def test_a_signal_saves_in_the_middle_and_says_how_to_resume(number, at, tmp_path, monkeypatch):
+    whole = recmix.fit("vae", images(), out=tmp_path / "whole", **SMALL)
+    from recmix.methods.vae import VAE
+
+    steps = 0
+    plain = VAE.step
+
+    def step(self, *args, **kwargs):
+        nonlocal steps
+        steps += 1
+        if steps == at:  # an epoch has two batches
+            os.kill(os.getpid(), number)
+        return plain(self, *args, **kwargs)
+
+    monkeypatch.setattr(VAE, "step", step)
+    with pytest.raises(
+        Interrupted, match=rf"epoch 2, batch {at - 2}; saved.*recmix train --resume --out"
+    ) as stop:
+        recmix.fit("vae", images(), out=tmp_path / "run", **SMALL)
+    assert str(tmp_path / "run") in str(stop.value)
+    assert Run(tmp_path / "run").status()["status"] == "interrupted"
+    resumed = recmix.fit("vae", images(), out=tmp_path / "run", resume=True, **SMALL)
+    assert resumed.history == whole.history
+    same_run(tmp_path / "run", tmp_path / "whole")
+
+
+def test_tensorboard_events_are_written(tmp_path):
+    pytest.importorskip("tensorboard")
+    recmix.fit("vae", images(), out=tmp_path / "run", tensorboard=True, **SMALL)
+    assert list((tmp_path / "run" / "tensorboard").iterdir())
