@@ -288,3 +288,14 @@ def test_the_recursive_mixture_can_be_reported_too():
 
 def test_the_reports_tensors_carry_no_gradient():
     assert not any(value.requires_grad for value in make().collapse(images()).values())
+
+
+def test_a_step_never_reads_a_value():
+    # On the meta device tensors have no values: whatever would wait for a device fails here.
+    method = make(order=3).to("meta")
+    optimizers = {
+        name: torch.optim.SGD([p for group in found.param_groups for p in group["params"]], lr=0.1)
+        for name, found in method.optimizers(1e-3).items()
+    }
+    metrics = method.step(torch.empty(4, *SHAPE, device="meta", dtype=torch.float64), optimizers)
+    assert all(value.is_meta for value in metrics.values())

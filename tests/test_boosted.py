@@ -224,3 +224,16 @@ def test_options_out_of_range_are_errors(kind):
 def test_only_gaussians_have_the_closed_form():
     with pytest.raises(ConfigError, match=r"closed-form entropy \(gaussian\).*bvi-er1"):
         make(BoostedER2, component="iaf")
+
+
+@BOTH
+@pytest.mark.parametrize("clock", ["iteration", "round"])
+def test_a_step_never_reads_a_value(kind, clock):
+    # On the meta device tensors have no values: whatever would wait for a device fails here.
+    method = make(kind, order=3, clock=clock).to("meta")
+    optimizers = {
+        name: torch.optim.SGD([p for group in found.param_groups for p in group["params"]], lr=0.1)
+        for name, found in method.optimizers(1e-3).items()
+    }
+    metrics = method.step(torch.empty(4, *SHAPE, device="meta", dtype=torch.float64), optimizers)
+    assert all(value.is_meta for value in metrics.values())

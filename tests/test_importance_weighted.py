@@ -247,3 +247,15 @@ def test_it_starts_from_a_vae_and_gives_its_encoder_on():
     vae, method, x = make(VAE, seed=1), make(seed=2), images()
     method.start_from(vae)
     assert torch.equal(method.posterior(x).mean, vae.posterior(x).mean)
+
+
+@pytest.mark.parametrize("doubly", [False, True])
+def test_a_step_never_reads_a_value(doubly):
+    # On the meta device tensors have no values: whatever would wait for a device fails here.
+    method = make(doubly=doubly).to("meta")
+    optimizers = {
+        name: torch.optim.SGD([p for group in found.param_groups for p in group["params"]], lr=0.1)
+        for name, found in method.optimizers(1e-3).items()
+    }
+    metrics = method.step(torch.empty(4, *SHAPE, device="meta", dtype=torch.float64), optimizers)
+    assert all(value.is_meta for value in metrics.values())

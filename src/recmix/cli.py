@@ -134,12 +134,13 @@ def methods_command(as_json: Json = False) -> None:
     if as_json:
         out.print_json(json.dumps(found))
         return
-    table = Table("method", "what it is", "starts from", "options (defaults)", "reference")
+    table = Table("method", "what it is", "setting", "reference")
     for row in found:
-        options = ", ".join(f"{name}={o['default']}" for name, o in row["options"].items()) or "-"
-        start = "a trained VAE" if row["second_stage"] else "nothing, or a VAE"
-        table.add_row(row["name"], row["title"], start, options, row["reference"])
+        setting = row["setting"]
+        shown = f"{setting} = {row['options'][setting]['default']}" if setting else "-"
+        table.add_row(row["name"], row["title"], shown, row["reference"])
     out.print(table)
+    out.print("All options with their defaults: recmix train --help, or recmix methods --json.")
 
 
 @app.command("evaluate", epilog="Example: [bold]recmix evaluate runs/rme --samples 5000 --json[/]")

@@ -135,14 +135,12 @@ def climb(
         here = normal_equations(model, x, z, chunk=chunk)
         tried = ladder * level  # (T, B)
         shape = (len(LADDER), *here.precision.shape)
-        moved = z + damped_step(
-            here.gradient.expand(shape[:-1]), here.precision.expand(shape), tried
-        )
+        moved = z + damped_step(here.gradient.expand(shape[:-1]), here.precision.expand(shape), tried)
         reached = model.log_joint(x.to(z.dtype), moved).nan_to_num(-torch.inf, -torch.inf, -torch.inf)
         best, which = reached.max(0)  # (B,)
         rose = best > here.log_joint
         chosen = moved.gather(0, which[None, :, None].expand(1, *z.shape)).squeeze(0)
         z = torch.where(rose[:, None], chosen, z)
         taken = tried.gather(0, which[None]).squeeze(0)
-        level = torch.where(rose, (0.1 * taken).clamp_min(0.1*damping), 1000 * level)
+        level = torch.where(rose, (0.1 * taken).clamp_min(0.1 * damping), 1000 * level)
     return z

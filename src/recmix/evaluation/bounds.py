@@ -44,12 +44,12 @@ def decode_bytes(model: LatentModel) -> int:
         model.eval()
         with torch.no_grad():
             z = torch.zeros(1, 1, model.latent, device=model.centre.device, dtype=model.centre.dtype)
-            total += 4 * model.decoded(z).numel() * model.centre.element_size()
+            decoded = model.decoded(z)
     finally:
         model.train(training)
         for hook in hooks:
             hook.remove()
-    return total
+    return total + 4 * decoded.numel() * decoded.element_size()  # the likelihood works on it too
 
 
 @torch.no_grad()

@@ -60,9 +60,7 @@ class FullGaussian(Posterior):
         if not self._inverted:
             return self._factor
         identity = torch.eye(self.mean.shape[-1], dtype=self.mean.dtype, device=self.mean.device)
-        return torch.linalg.solve_triangular(
-            self._factor, identity.expand_as(self._factor), upper=False
-        )
+        return torch.linalg.solve_triangular(self._factor, identity.expand_as(self._factor), upper=False)
 
     @property
     def covariance(self) -> Tensor:

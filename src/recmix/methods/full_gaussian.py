@@ -1,0 +1,68 @@
+"""The amortised full Gaussian: one encoder gives a mean and a whole covariance in one pass."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from recmix.core import Component, LatentModel, Method, register, register_component
+from recmix.networks import encode_with_features, feature_size
+from recmix.posteriors.full import FullGaussian
+from recmix.posteriors.gaussian import Gaussian
+
+__all__ = ["FullComponent", "FullGaussianVAE"]
+
+
+@register_component
+class FullComponent(Component):
+    """q(z | x) = N(μ(x), Σ(x)) with Σ = L diag(σ²) Lᵀ and L(x) lower triangular with unit diagonal.
+
+    The encoder gives μ and log σ², one more linear layer on its features what stands below the diagonal
+    of L. That layer starts at zero, so the density starts as the encoder's own diagonal Gaussian.
+    """
+
+    kind = "full"
+
+    def __init__(self, encoder: nn.Module, model: LatentModel) -> None:
+        super().__init__(encoder, model)
+        self.latent = model.latent
+        below = self.latent * (self.latent - 1) // 2
+        # One latent dimension has nothing below the diagonal.
+        self.below = nn.Linear(feature_size(encoder, self.latent), below) if below else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Back to the diagonal Gaussian of the encoder."""
+        if self.below is not None:
+            nn.init.zeros_(self.below.weight)
+            nn.init.zeros_(self.below.bias)
+
+    def forward(self, x: Tensor, model: LatentModel) -> FullGaussian:
+        """One pass through the encoder."""
+        image = model.centred(x.to(model.centre.dtype))
+        features, parameters = encode_with_features(self.encoder, image)
+        diagonal = Gaussian.from_parameters(parameters)
+        if self.below is None:
+            return FullGaussian(diagonal.mean, diagonal.stddev[..., None])
+        rows, columns = torch.tril_indices(self.latent, self.latent, -1, device=x.device)
+        unit = torch.diag_embed(torch.ones_like(diagonal.mean))
+        unit = unit.index_put((slice(None), rows, columns), self.below(features))
+        return FullGaussian(diagonal.mean, unit * diagonal.stddev[:, None, :])
+
+
+@register
+class FullGaussianVAE(Method):
+    """Amortised inference with a full covariance: q(z | x) = N(μ(x), L(x) diag σ²(x) L(x)ᵀ).
+
+    The richest Gaussian in one pass: what it gains over the VAE is the price of a diagonal covariance,
+    what it lacks to instance-wise optimisation is the price of amortisation.
+
+    Reference: Kingma & Welling, An Introduction to Variational Autoencoders, 2019, section 2.5.1.
+    """
+
+    name = "full"
+    title = "amortised full Gaussian"
+    reference = "Kingma & Welling 2019"
+
+    def __init__(self, model: LatentModel, encoder: nn.Module) -> None:
+        super().__init__(model, [FullComponent(encoder, model)])

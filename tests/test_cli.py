@@ -1,0 +1,175 @@
+"""The command line: what it prints, and how it fails."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from test_fit import images
+
+from recmix.cli import main
+from recmix.run import Run
+
+SHORT = ["--epochs", "1", "--latent", "2", "--device", "cpu"]
+
+
+def call(*words):
+    """Exit status of a command."""
+    with pytest.raises(SystemExit) as stop:
+        main([str(word) for word in words])
+    return stop.value.code or 0
+
+
+@pytest.fixture
+def run(tmp_path):
+    assert call("train", "--data", "digits", "--method", "vae", *SHORT, "--out", tmp_path / "vae") == 0
+    return tmp_path / "vae"
+
+
+def test_train_evaluate_and_continue(run, tmp_path, capsys):
+    capsys.readouterr()
+    assert call("evaluate", run, "--samples", "7", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["images"] == 297
+    assert found["samples"] == 7
+    assert found["iwae"] >= found["elbo"]
+    assert found["iwae_se"] > 0
+    stored = Run(run).scores()["test/7"]
+    assert stored["iwae"] == found["iwae"]
+    assert call("evaluate", run, "--split", "val", "--samples", "3") == 0
+    assert "IWAE-3" in capsys.readouterr().out
+    words = ("train", "--data", "digits", "--method", "rme", "--order", "2", "--init", run)
+    assert call(*words, "--epochs", "1", "--out", tmp_path / "rme") == 0
+    assert Run(tmp_path / "rme").spec().options["order"] == 2
+    assert call("train", "--resume", "--out", tmp_path / "rme", "--epochs", "2") == 0
+    assert len(Run(tmp_path / "rme").history()) == 2
+
+
+def test_flags_override_the_file(tmp_path):
+    config = tmp_path / "run.toml"
+    config.write_text(
+        'data = "digits"\nlatent = 2\n[method]\nname = "rme"\norder = 3\neps_max = 0.2\n'
+        '[training]\nepochs = 7\nbatch_size = 50\nschedule = "cosine"\n'
+    )
+    words = (
+        "train",
+        "--config",
+        config,
+        "--epochs",
+        "1",
+        "--vae-epochs",
+        "1",
+        "--out",
+        tmp_path / "run",
+    )
+    assert call(*words) == 0
+    spec = Run(tmp_path / "run").spec()
+    assert spec.training.epochs == 1
+    assert spec.training.batch_size == 50
+    assert spec.training.schedule == "cosine"
+    assert spec.options["order"] == 3
+    assert spec.options["eps_max"] == 0.2
+
+
+def test_your_own_file(tmp_path, capsys):
+    np.save(tmp_path / "mine.npy", images(50))
+    words = ("train", "--data", tmp_path / "mine.npy", "--method", "vae", *SHORT)
+    assert call(*words, "--out", tmp_path / "run") == 0
+    assert call("evaluate", tmp_path / "run", "--samples", "2") == 0
+
+
+def test_lists(capsys):
+    assert call("methods", "--json") == 0
+    found = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert found["rme"]["setting"] == "order"
+    assert found["rme"]["options"]["bound"]["default"] == 500.0
+    assert all(o["help"] for row in found.values() for o in row["options"].values())
+    assert call("methods") == 0
+    assert "Kim & Pavlovic" in capsys.readouterr().out
+    assert call("data", "--json") == 0
+    assert "digits" in [row["name"] for row in json.loads(capsys.readouterr().out)]
+    assert call("data") == 0
+    assert "looked in" in capsys.readouterr().out
+    assert call("--version") == 0
+
+
+@pytest.mark.parametrize("command", ["data", "methods", "train", "evaluate", "demo"])
+def test_help_shows_examples(command, capsys):
+    assert call(command, "--help") == 0
+    assert f"recmix {command}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train", "--data", "mnits", "--method", "vae"], "did you mean 'mnist'"),
+        (["train", "--data", "digits", "--method", "vea"], "did you mean 'vae'"),
+        (["train", "--data", "digits"], "no --method"),
+        (["train", "--method", "vae"], "no --data"),
+        (
+            ["train", "--data", "digits", "--method", "vae", "--order", "3"],
+            "unknown option for vae 'order'",
+        ),
+        (["train", "--data", "digits", "--method", "rme", "--order", "0"], "1 to 16"),
+        (["train", "--data", "digits", "--method", "vae", "--latent", "-1"], "at least 1"),
+        (["train", "--data", "nowhere/x.npy", "--method", "vae"], "nowhere"),
+        (["train", "--data", "digits", "--method", "vae", "--init", "nowhere"], "does not hold a run"),
+        (["train", "--config", "nowhere.toml"], "cannot read"),
+    ],
+)
+def test_bad_input_ends_with_two_and_one_message(words, message, tmp_path, capsys):
+    assert call(*words, "--out", tmp_path / "run") == 2
+    shown = capsys.readouterr().err
+    assert message in " ".join(shown.split())
+    assert "Traceback" not in shown
+    assert not (tmp_path / "run" / "spec.json").exists()
+
+
+def test_other_bad_input(run, tmp_path, capsys):
+    assert call("train", "--data", "digits", "--method", "vae") == 2
+    assert "--out" in capsys.readouterr().err
+    assert call("train", "--data", "digits", "--method", "vae", "--out", run) == 2
+    assert "already holds a run" in capsys.readouterr().err
+    assert call("train", "--nosuch", "1") == 2
+    assert call("train", "--epochs", "x") == 2
+    assert call("evaluate", tmp_path) == 2
+    assert call("evaluate", run, "--samples", "0") == 2
+    assert call("evaluate", run, "--split", "tset") == 2
+    assert "did you mean 'test'" in capsys.readouterr().err
+    (tmp_path / "bad.toml").write_text("= 3")
+    assert call("train", "--config", tmp_path / "bad.toml", "--out", tmp_path / "x") == 2
+    (tmp_path / "bad.toml").write_text("[metod]\nname = 'vae'")
+    assert call("train", "--config", tmp_path / "bad.toml", "--out", tmp_path / "x") == 2
+    assert "did you mean 'method'" in capsys.readouterr().err
+    assert call("nosuch") == 2
+
+
+def test_debug_shows_the_traceback(tmp_path):
+    command = [sys.executable, "-m", "recmix.cli", "evaluate", str(tmp_path), "--debug"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "Traceback" in done.stderr
+
+
+def test_the_demonstration_in_short(tmp_path, capsys):
+    assert call("demo", "--quick", "--out", tmp_path / "demo") == 0
+    shown = capsys.readouterr().out
+    for word in ("VAE+", "RME(3)", "IWAE-100", "±"):
+        assert word in shown
+    for name in ("learning_curves.png", "reconstructions.png", "samples.png"):
+        assert (tmp_path / "demo" / name).stat().st_size > 5000
+    assert call("demo", "--quick", "--out", tmp_path / "demo") == 2
+    assert "not empty" in capsys.readouterr().err
+
+
+def test_real_mnist_for_a_moment(real_data, tmp_path):
+    """The published files, read, trained on and scored."""
+    import recmix
+
+    data = recmix.data.load("mnist", root=real_data)
+    assert data.x_train.shape == (54_000, 1, 28, 28)
+    small = recmix.data.from_arrays(data.x_train[:256], x_test=data.x_test[:64])
+    model = recmix.fit("vae", small, latent=20, epochs=2, batch_size=64, progress=False)
+    rme = recmix.fit("rme", small, order=2, init=model, epochs=1, progress=False)
+    assert np.isfinite(rme.log_likelihood(data.x_test[:20]).numpy()).all()
