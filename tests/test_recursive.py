@@ -113,10 +113,11 @@ def test_above_the_bound_more_distance_earns_no_gradient():
     method = recursion(2, bound=5.0)
     distance = torch.tensor([[4.0, 10.0]], dtype=torch.float64, requires_grad=True)
     assert (
-        torch.autograd.grad(method.novelty(None, distance, distance).sum(), distance)[0].abs().sum() == 0
+        torch.autograd.grad(method.novelty(1, None, distance, distance).sum(), distance)[0].abs().sum()
+        == 0
     )
     method.per_instance = True
-    (gradient,) = torch.autograd.grad(method.novelty(None, distance, distance).sum(), distance)
+    (gradient,) = torch.autograd.grad(method.novelty(1, None, distance, distance).sum(), distance)
     assert gradient[0, 0] > 0
     assert gradient[0, 1] == 0
 

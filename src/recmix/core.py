@@ -248,11 +248,35 @@ class Method(nn.Module, ABC):
         elbo = self.model.log_conditional(x, z) - q.kl_to_prior(z, log_q)
         return -elbo.mean()
 
-    def optimizers(self, learning_rate: float, *, variance_rate: float = 1.0) -> Optimizers:
-        """One optimiser per update of `step`; by default a single Adam for everything."""
+    def inherited(self) -> list[nn.Parameter]:
+        """Parameters, outside the model, that `start_from` fills with trained ones: the encoders."""
+        parts: Any = self.components
+        return [p for part in parts for p in part.encoder.parameters()]
+
+    def groups(
+        self, parameters: Iterable[nn.Parameter], learning_rate: float, fresh_rate: float
+    ) -> list[dict[str, Any]]:
+        """Parameter groups for an optimiser: those that start anew may move faster."""
+        old = {id(p) for p in self.inherited()}
+        halves: tuple[list[nn.Parameter], list[nn.Parameter]] = ([], [])
+        for p in parameters:
+            halves[id(p) not in old].append(p)
+        rates = (learning_rate, learning_rate * fresh_rate)
+        return [{"params": ps, "lr": rate} for ps, rate in zip(halves, rates, strict=True) if ps]
+
+    def optimizers(
+        self, learning_rate: float, *, variance_rate: float = 1.0, fresh_rate: float = 1.0
+    ) -> Optimizers:
+        """One optimiser per update of `step`; by default a single Adam for everything.
+
+        Args:
+            learning_rate: Adam's.
+            variance_rate: how much faster the likelihood's variance moves.
+            fresh_rate: how much faster parameters move that do not come from a trained model.
+        """
         shared = {id(p) for p in self.model.parameters()}
         own = [p for p in self.parameters() if id(p) not in shared]
-        groups = [{"params": own, "lr": learning_rate}]
+        groups = self.groups(own, learning_rate, fresh_rate)
         groups += self.model.parameter_groups(learning_rate, variance_rate)
         return {"all": adam(groups, learning_rate)}
 

@@ -48,6 +48,7 @@ class Training:
         patience: stop after this many epochs without a better validation bound; 0 never stops.
         validation_samples: K of the validation bound (IWAE-K) that picks the best epoch.
         variance_rate: how much faster the likelihood's variance moves than the networks.
+        fresh_rate: in the second stage, how much faster parameters move that do not come from `init`.
         max_gradient_norm: clip each update's gradient to this norm; 0 leaves it alone.
         seed: initial weights, order of the data, noise.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:1`` …
@@ -65,6 +66,7 @@ class Training:
     patience: int = 50
     validation_samples: int = 5
     variance_rate: float = 20.0
+    fresh_rate: float = 1.0
     max_gradient_norm: float = 0.0
     seed: int = 0
     device: str = "auto"
@@ -84,7 +86,7 @@ class Training:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"{name} must be positive, got {value}")
-        for name in ("warmup", "patience", "max_gradient_norm", "variance_rate", "seed"):
+        for name in ("warmup", "patience", "max_gradient_norm", "variance_rate", "fresh_rate", "seed"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
         if self.schedule not in SCHEDULES:
@@ -115,7 +117,8 @@ class Spec:
         shape: (C, H, W) of an image.
         training: how it is trained.
         data: what the data said of itself, and where it was read from.
-        init: the spec of the run it started from, or nothing.
+        init: the run it started from, or nothing.
+        setting: which of the options the tables vary (order, steps, flows), if any.
     """
 
     method: str
@@ -128,6 +131,7 @@ class Spec:
     training: Training = field(default_factory=Training)
     data: dict[str, Any] = field(default_factory=dict)
     init: dict[str, Any] | None = None
+    setting: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""

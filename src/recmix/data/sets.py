@@ -281,6 +281,9 @@ def load_named(
     if spec.dynamic:
         x_val = _drawn(x_val, seed, f"{name} validation")
         x_test = None if x_test is None else _drawn(x_test, 0, f"{name} test")
+    source: dict[str, Any] = {"kind": "named", "options": options}
+    if root is not None:
+        source["root"] = str(Path(root).expanduser().resolve())
     return ImageData(
         name,
         x_train,
@@ -289,7 +292,7 @@ def load_named(
         seed=seed,
         dynamic=spec.dynamic,
         binary=spec.binary,
-        source={"kind": "named", "options": options},
+        source=source,
     )
 
 

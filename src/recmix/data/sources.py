@@ -111,7 +111,8 @@ def rebuild(
 
     Args:
         description: What `describe` gave, perhaps by way of JSON.
-        root: Where named sets lie now.
+        root: Where named sets lie now; by default where they lay if that is still there, else as in
+            `load`.
         download: As in `load`.
 
     Raises:
@@ -125,6 +126,9 @@ def rebuild(
             f"the description of the data has no {error}; expected what ImageData.describe() gives"
         ) from None
     options = dict(description.get("options", {}))
+    then = description.get("root")
+    if root is None and then is not None and Path(then).is_dir():
+        root = then
     if kind == "named":
         data = load(name, root, seed, download, **options)
     elif kind == "path":

@@ -95,6 +95,10 @@ class BlindMixture(Method):
                 "min_pairwise_kl": _smallest(pairwise),
             }
 
+    def inherited(self) -> list[nn.Parameter]:
+        """The first component's encoder; the others are drawn at random."""
+        return list(self.base_encoder.parameters())
+
     def start_from(self, other: Method) -> None:
         """Decoder and first encoder from the other; everything from a blind mixture like this one."""
         super().start_from(other)

@@ -64,30 +64,27 @@ class _Boosted(RecursiveMixture):
         self.literal = literal
         self.clock = clock
         self.register_buffer("iteration", torch.zeros((), dtype=torch.int64))
-        self._round = 0  # the component that `novelty` was last asked about, counted within a step
 
     @abstractmethod
     def entropy(self, q: Posterior, log_q: Tensor) -> Tensor:
         """H[q_m]: (B,), or (1, B) from log q_m at its own sample, (1, B)."""
 
-    def nu(self) -> Tensor:
-        """ν = 1 / √(t + 1), a scalar on the device."""
+    def nu(self, m: int) -> Tensor:
+        """ν = 1 / √(t + 1) for component m, a scalar on the device."""
         t = self.iteration
         if self.clock == "round":
-            t = torch.full_like(t, self._round)
+            t = torch.full_like(t, m)
         return (t + 1).to(self.model.centre.dtype).rsqrt()
 
-    def novelty(self, q: Posterior, log_q: Tensor, distance: Tensor) -> Tensor:
+    def novelty(self, m: int, q: Posterior, log_q: Tensor, distance: Tensor) -> Tensor:
         """What a new component earns: KL(q_m || Q_{m-1}), without a bound, + ν H[q_m]."""
-        self._round += 1
-        reward = self.nu() * self.entropy(q, log_q).mean()
+        reward = self.nu(m) * self.entropy(q, log_q).mean()
         return reward if self.literal else distance.mean() + reward
 
     def step(
         self, x: Tensor, optimizers: Optimizers, *, generator: torch.Generator | None = None
     ) -> dict[str, Tensor]:
         """The recursive mixture's updates, then one tick of the clock."""
-        self._round = 0
         metrics = super().step(x, optimizers, generator=generator)
         self.iteration += 1
         return metrics

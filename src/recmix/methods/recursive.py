@@ -129,13 +129,19 @@ class RecursiveMixture(Method):
             for part in self.components[grown:]:
                 _jitter(part, self.jitter)
 
-    def optimizers(self, learning_rate: float, *, variance_rate: float = 1.0) -> Optimizers:
+    def optimizers(
+        self, learning_rate: float, *, variance_rate: float = 1.0, fresh_rate: float = 1.0
+    ) -> Optimizers:
         """One Adam for each component, each gate, and the decoder."""
         found: Optimizers = {}
         for m, part in enumerate(self.components):
-            found[f"component_{m}"] = adam(part.parameters(), learning_rate)
+            found[f"component_{m}"] = adam(
+                self.groups(part.parameters(), learning_rate, fresh_rate), learning_rate
+            )
         for m, gate in enumerate(self.gates, start=1):
-            found[f"gate_{m}"] = adam(gate.parameters(), learning_rate)
+            found[f"gate_{m}"] = adam(
+                self.groups(gate.parameters(), learning_rate, fresh_rate), learning_rate
+            )
         groups = self.model.parameter_groups(learning_rate, variance_rate)
         found["decoder"] = adam(groups, learning_rate)
         return found
@@ -154,7 +160,7 @@ class RecursiveMixture(Method):
                 update(-elbo, optimizers["component_0"])
             else:
                 distance = log_q - _log_mixture(seen.components, seen.log_alpha, z)  # (1, B)
-                update(-elbo - self.novelty(q, log_q, distance), optimizers[f"component_{m}"])
+                update(-elbo - self.novelty(m, q, log_q, distance), optimizers[f"component_{m}"])
                 novelties.append(distance.detach().mean())
             seen = self._join(seen, m, x, optimizers, generator)
         assert seen is not None
@@ -167,10 +173,11 @@ class RecursiveMixture(Method):
             metrics["first_weight"] = seen.log_alpha[0].exp().mean()
         return metrics
 
-    def novelty(self, q: Posterior, log_q: Tensor, distance: Tensor) -> Tensor:
+    def novelty(self, m: int, q: Posterior, log_q: Tensor, distance: Tensor) -> Tensor:
         """What a new component earns for differing from the mixture: min(C, KL(q_m || Q_{m-1})).
 
         Args:
+            m: which component.
             q: q_m.
             log_q: log q_m(z) at its own sample, (1, B).
             distance: log q_m(z) - log Q_{m-1}(z), (1, B).

@@ -94,6 +94,7 @@ def fit(
         training=_by_stage(training, cls, continued=init is not None or cls.second_stage),
         data=data.describe(),
         init=_origin(init),
+        setting=cls.setting,
     )
     if init is None and cls.second_stage:
         spec = dataclasses.replace(spec, init={"run": "vae", "epochs": vae_epochs})
@@ -227,7 +228,7 @@ def _check_init(init: Fitted, spec: Spec) -> None:
             )
 
 
-IGNORED_ON_RESUME = {"epochs", "device", "checkpoint_every", "tensorboard"}
+IGNORED_ON_RESUME = {"epochs", "device", "checkpoint_every", "tensorboard", "root"}
 
 
 def _nothing_left(run: Run, spec: Spec) -> bool:
@@ -248,19 +249,16 @@ def _differences(stored: Spec, spec: Spec) -> Iterator[tuple[str, Any, Any]]:
     for field in dataclasses.fields(Spec):
         theirs, ours = getattr(stored, field.name), getattr(spec, field.name)
         if field.name == "training":
-            theirs, ours = (
-                {k: v for k, v in vars(t).items() if k not in IGNORED_ON_RESUME} for t in (theirs, ours)
-            )
+            theirs, ours = vars(theirs), vars(ours)
         if field.name == "init":
             theirs, ours = ((i or {}).get("weights") for i in (theirs, ours))
         if isinstance(theirs, dict):
-            keys = theirs.keys() | ours.keys()
+            keys = (theirs.keys() | ours.keys()) - IGNORED_ON_RESUME
             yield from ((k, theirs.get(k), ours.get(k)) for k in keys if theirs.get(k) != ours.get(k))
         elif theirs != ours:
             yield field.name, theirs, ours
 
 
 def _title(spec: Spec) -> str:
-    setting = find_method(spec.method).setting
-    name = spec.method if setting is None else f"{spec.method}({spec.options[setting]})"
+    name = f"{spec.method}({spec.options[spec.setting]})" if spec.setting else spec.method
     return "vae+" if spec.init and spec.method == "vae" else name

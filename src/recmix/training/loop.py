@@ -61,7 +61,11 @@ def train(
     device, dtype = method.model.centre.device, method.model.centre.dtype
     batches = Batches(data.x_train, device=device, dtype=dtype, binarise=data.dynamic)
     held_out = Batches(data.x_val, device=device, dtype=dtype)
-    optimizers = method.optimizers(learning_rate, variance_rate=training.variance_rate)
+    optimizers = method.optimizers(
+        learning_rate,
+        variance_rate=training.variance_rate,
+        fresh_rate=training.fresh_rate if continued else 1.0,
+    )
     set_rate(optimizers.values(), 1.0)
     if training.max_gradient_norm:
         _clip(optimizers, training.max_gradient_norm)
