@@ -11,9 +11,11 @@ from torch.utils.data import TensorDataset
 import recmix
 from recmix.errors import ConfigError, DataError, NonFiniteError, RunError
 from recmix.fitted import Fitted
+from recmix.methods.vae import VAE
 from recmix.networks import make_encoder
 from recmix.run import Training
-from recmix.training.batches import Batches
+from recmix.training.job import Job
+from recmix.training.loop import train
 from recmix.training.schedule import rate_factor
 
 SMALL = {"latent": 2, "epochs": 2, "batch_size": 20, "progress": False, "device": "cpu"}
@@ -266,13 +268,24 @@ def test_gradient_norm_guard_limits_each_update():
 
 
 def test_dynamic_binarisation_draws_afresh():
-    grey = recmix.data.from_arrays(np.full((10, 1, 8, 8), 0.5, np.float32)).x_train
-    batches = Batches(grey, device=torch.device("cpu"), binarise=True)
-    generator = torch.Generator().manual_seed(0)
-    options = {"seed": 0, "start": 0, "generator": generator}
-    one, two = (next(batches.shuffled(9, epoch=0, **options)) for _ in range(2))
-    assert set(one.unique().tolist()) == {0.0, 1.0}
-    assert not torch.equal(one, two)
+    import dataclasses
+
+    grey = recmix.data.from_arrays(np.full((10, 1, 8, 8), 0.5, np.float32))
+    grey = dataclasses.replace(grey, dynamic=True, binary=True)
+    seen = []
+
+    class Watching(VAE):
+        def step(self, x, optimizers, *, generator=None):
+            seen.append(x)
+            return super().step(x, optimizers, generator=generator)
+
+    model = recmix.fit("vae", grey, latent=2, epochs=1, progress=False)
+    assert model.spec.likelihood == "bernoulli"
+    method = Watching(model.model, make_encoder("conv", (1, 8, 8), 2))
+    train([Job(method, grey, Training(epochs=2, learning_rate=1e-4))])
+    assert set(seen[0].unique().tolist()) == {0.0, 1.0}
+    assert not torch.equal(seen[0], seen[1])
+    assert grey.x_val[:].min() == 0.5
 
 
 @pytest.mark.parametrize(

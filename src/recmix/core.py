@@ -165,9 +165,16 @@ def update(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
-def adam(groups: Iterable[Any], learning_rate: float) -> torch.optim.Adam:
-    """Adam in its fused form."""
-    return torch.optim.Adam(groups, lr=learning_rate, fused=True)
+def adam(groups: Iterable[dict[str, Any]], learning_rate: float) -> torch.optim.Adam:
+    """Adam in its fused form; on a GPU ready to be captured, with its rates as tensors there."""
+    groups = list(groups)
+    device = groups[0]["params"][0].device
+    optimizer = torch.optim.Adam(groups, lr=learning_rate, fused=True, capturable=device.type == "cuda")
+    for group in optimizer.param_groups:
+        group["initial_lr"] = float(group["lr"])
+        if device.type == "cuda":
+            group["lr"] = torch.tensor(group["initial_lr"], device=device)
+    return optimizer
 
 
 class Component(nn.Module, ABC):

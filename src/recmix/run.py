@@ -53,6 +53,7 @@ class Training:
         seed: initial weights, order of the data, noise.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:1`` …
         dtype: ``float32`` or ``float64``.
+        engine: ``auto``, ``eager`` or ``graph`` (the whole update as a CUDA graph).
         checkpoint_every: epochs between checkpoints.
         tensorboard: also write event files for TensorBoard into the run's folder.
     """
@@ -71,6 +72,7 @@ class Training:
     seed: int = 0
     device: str = "auto"
     dtype: str = "float32"
+    engine: str = "auto"
     checkpoint_every: int = 1
     tensorboard: bool = False
 
@@ -93,6 +95,8 @@ class Training:
             raise ConfigError(unknown("schedule", self.schedule, SCHEDULES))
         if self.dtype not in DTYPES:
             raise ConfigError(unknown("dtype", self.dtype, DTYPES))
+        if self.engine not in ENGINES:
+            raise ConfigError(unknown("engine", self.engine, ENGINES))
         if not 0 <= self.final_rate <= 1:
             raise ConfigError(
                 f"final_rate is a share of the learning rate, 0 to 1; got {self.final_rate}"
@@ -100,6 +104,7 @@ class Training:
 
 
 SCHEDULES = ("constant", "cosine", "linear")
+ENGINES = ("auto", "eager", "graph")
 DTYPES = ("float32", "float64")
 
 

@@ -16,9 +16,8 @@ __all__ = ["HouseholderComponent", "HouseholderFlow", "HouseholderVectors"]
 class HouseholderVectors(nn.Module):
     """v_1 linear in the features of x, v_{t+1} linear in v_t.
 
-    They start at axes of the latent space for all x: v_t = e_t, from the first again after the last.
-    The first map starts with weights 0 and bias e_1, each later one as the shift of e_t to e_{t+1}:
-    what x comes to change in v_1 reaches all of them.
+    They start at axes of the latent space for all x, v_t = e_t, from the first again after the last:
+    all weights are 0 and the biases are the axes. Each v_t then learns its own direction first.
 
     Args:
         features: F, how many features of x there are.
@@ -37,14 +36,10 @@ class HouseholderVectors(nn.Module):
 
     def reset_parameters(self) -> None:
         """Start at the axes."""
-        axes = torch.eye(self.first.out_features)
-        with torch.no_grad():
-            self.first.weight.zero_()
-            self.first.bias.copy_(axes[0])
-            for layer in self.later:
-                assert isinstance(layer, nn.Linear)
-                layer.weight.copy_(axes.roll(1, 0))
-                layer.bias.zero_()
+        for t, layer in enumerate((self.first, *self.later)):
+            nn.init.zeros_(layer.weight)
+            nn.init.zeros_(layer.bias)
+            nn.init.ones_(layer.bias[t % len(layer.bias)])
 
     def forward(self, features: Tensor) -> list[Tensor]:
         """v_1 … v_T, each (B, D), of features (B, F)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -28,7 +28,7 @@ class Batches:
         images: the images.
         device: where batches are wanted.
         dtype: of the batches.
-        binarise: draw each pixel afresh from a Bernoulli of its grey value.
+        binarise: each pixel is to be drawn afresh from a Bernoulli of its grey value (by the user).
     """
 
     def __init__(
@@ -43,51 +43,47 @@ class Batches:
         self.device = device
         self.dtype = dtype
         self.binarise = binarise
-        self._resident: Tensor | None = None
+        self._here: Tensor | None = None
         if isinstance(images, ArrayImages):
-            self._resident = torch.from_numpy(np.ascontiguousarray(images.raw))
-            if _fits(self._resident, device):
-                self._resident = self._resident.to(device)
+            raw = torch.from_numpy(np.ascontiguousarray(images.raw))
+            if _fits(raw, device):
+                self._here = raw.to(device)
 
     def __len__(self) -> int:
         return len(self.images)
 
-    def shuffled(
-        self, batch_size: int, *, seed: int, epoch: int, start: int, generator: torch.Generator
-    ) -> Iterator[Tensor]:
-        """The batches of one epoch from number `start` on; the order depends on (seed, epoch) alone.
-
-        Every batch is full: what is left over at the end of one epoch comes earlier in another.
-        """
-        order = torch.Generator().manual_seed(_mix(seed, epoch))
-        index = torch.randperm(len(self), generator=order)
-        size = min(batch_size, len(self))
-        index = index[start * size : self.steps(batch_size) * size]
-        for x in self._read(index.split(size) if len(index) else ()):
-            yield torch.bernoulli(x, generator=generator) if self.binarise else x
+    @property
+    def resident(self) -> bool:
+        """Whether the images live on the device."""
+        return self._here is not None
 
     def steps(self, batch_size: int) -> int:
         """Batches in an epoch."""
         return len(self) // min(batch_size, len(self))
 
-    def in_order(self, batch_size: int) -> Iterator[Tensor]:
-        """All images, in their order, as they are."""
-        yield from self._read(torch.arange(len(self)).split(batch_size))
+    def order(self, batch_size: int, *, seed: int, epoch: int) -> Tensor:
+        """The images of each batch of an epoch, (steps, batch): a function of (seed, epoch) alone.
 
-    def _read(self, indices: tuple[Tensor, ...]) -> Iterator[Tensor]:
-        if self._resident is None:
-            yield from self._stream(indices)
-            return
-        for index in indices:
-            rows = self._resident[index.to(self._resident.device)].to(self.device)
-            yield self._as_float(rows)
+        Every batch is full: what is left over at the end of one epoch comes earlier in another.
+        """
+        generator = torch.Generator().manual_seed(_mix(seed, epoch))
+        size = min(batch_size, len(self))
+        return torch.randperm(len(self), generator=generator)[: self.steps(batch_size) * size].view(
+            -1, size
+        )
 
-    def _stream(self, indices: tuple[Tensor, ...]) -> Iterator[Tensor]:
+    def take(self, rows: Tensor) -> Tensor:
+        """The images of these numbers, which live on the device."""
+        assert self._here is not None
+        return self._as_float(self._here.index_select(0, rows))
+
+    def stream(self, order: Iterable[Tensor]) -> Iterator[Tensor]:
+        """One batch after the other, read ahead by threads."""
         with ThreadPoolExecutor(max_workers=AHEAD) as pool:
             waiting: deque[Future[np.ndarray]] = deque()
             try:
-                for index in indices:
-                    waiting.append(pool.submit(self.images.__getitem__, index.numpy()))
+                for rows in order:
+                    waiting.append(pool.submit(self.images.__getitem__, rows.numpy()))
                     if len(waiting) > AHEAD:
                         yield self._as_float(torch.from_numpy(waiting.popleft().result()))
                 while waiting:
@@ -95,6 +91,14 @@ class Batches:
             finally:
                 for future in waiting:
                     future.cancel()
+
+    def in_order(self, batch_size: int) -> Iterator[Tensor]:
+        """All images, in their order, as they are."""
+        rows = torch.arange(len(self)).split(batch_size)
+        if self._here is None:
+            yield from self.stream(rows)
+        else:
+            yield from (self.take(part.to(self.device)) for part in rows)
 
     def _as_float(self, rows: Tensor) -> Tensor:
         x = rows.to(self.device, self.dtype)

@@ -20,6 +20,7 @@ from recmix.files import write_json
 from recmix.fitted import Fitted, build, load
 from recmix.options import read_options
 from recmix.run import Run, Spec, Training
+from recmix.training.job import Job
 from recmix.training.loop import train
 
 __all__ = ["fit"]
@@ -125,17 +126,9 @@ def fit(
         with torch.random.fork_rng():
             torch.manual_seed(spec.training.seed)
             trained.start_from(init.method)
-    state = train(
-        trained,
-        data,
-        spec.training,
-        continued=init is not None,
-        run=run,
-        resume=resume,
-        title=_title(spec),
-        progress=progress,
-    )
-    return Fitted(trained, spec, state.history, None if run is None else run.folder)
+    job = Job(trained, data, spec.training, continued=init is not None, run=run, title=_title(spec))
+    train([job], resume=resume, engine=spec.training.engine, progress=progress)
+    return Fitted(trained, spec, job.state.history, None if run is None else run.folder)
 
 
 def _names(function: Any) -> list[str]:
@@ -228,7 +221,7 @@ def _check_init(init: Fitted, spec: Spec) -> None:
             )
 
 
-IGNORED_ON_RESUME = {"epochs", "device", "checkpoint_every", "tensorboard", "root"}
+IGNORED_ON_RESUME = {"epochs", "device", "checkpoint_every", "tensorboard", "root", "engine"}
 
 
 def _nothing_left(run: Run, spec: Spec) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 from recmix.run import Training
@@ -31,4 +32,8 @@ def set_rate(optimizers: Iterable[Optimizer], factor: float) -> None:
     """Scale every group's rate from the one it was made with."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
+            rate = group.setdefault("initial_lr", float(group["lr"])) * factor
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)  # in place: a captured graph reads it from there
+            else:
+                group["lr"] = rate

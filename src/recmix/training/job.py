@@ -1,0 +1,285 @@
+"""One training under way: what it holds in its hands, one batch of it, and how it is kept safe."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from recmix.core import Method, Optimizers
+from recmix.data import ImageData
+from recmix.errors import Interrupted, NonFiniteError
+from recmix.evaluation import bounds
+from recmix.files import write_json
+from recmix.run import Run, Training
+from recmix.training.batches import Batches
+from recmix.training.checkpoint import State, load_checkpoint, save_checkpoint, save_weights
+from recmix.training.schedule import rate_factor, set_rate
+
+__all__ = ["Job", "Meter"]
+
+VALIDATION_SEED = 20201206
+EVALUATION_BATCH = 500
+
+
+class Meter:
+    """Sums of the step's metrics over an epoch, and the first batch where one was not finite.
+
+    All of it lives on the device and is changed in place, so that it can be part of a captured graph;
+    reading it waits for the device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.step = torch.zeros(1, dtype=torch.int64, device=device)
+        self.names: list[str] = []
+        self.sums = torch.zeros(0, dtype=torch.float64, device=device)
+        self.first_bad = torch.zeros(0, dtype=torch.float64, device=device)
+
+    def begin(self, step: int, sums: dict[str, float]) -> None:
+        """Begin an epoch, or go on in one after `step` batches."""
+        self.step.fill_(step)
+        if sums:
+            self._name(list(sums))
+            self.sums.copy_(torch.tensor(list(sums.values()), dtype=torch.float64))
+        else:
+            self.sums.zero_()
+        self.first_bad.fill_(math.inf)
+
+    def _name(self, names: list[str]) -> None:
+        if names != self.names:
+            self.names = names
+            self.sums = torch.zeros(len(names), dtype=torch.float64, device=self.step.device)
+            self.first_bad = torch.full_like(self.sums, math.inf)
+
+    def add(self, metrics: dict[str, Tensor]) -> None:
+        """Take in the metrics of one batch."""
+        self._name(list(metrics))
+        values = torch.stack(list(metrics.values())).to(torch.float64)
+        self.sums.add_(values)
+        bad = torch.where(values.isfinite(), math.inf, self.step.to(torch.float64))
+        torch.minimum(self.first_bad, bad, out=self.first_bad)
+        self.step.add_(1)
+
+    def totals(self) -> dict[str, float]:
+        """The sums so far, by name."""
+        return dict(zip(self.names, self.sums.tolist(), strict=True))
+
+    def not_finite(self) -> tuple[str, int] | None:
+        """The first metric that was not finite and the batch (from 0), if there was one."""
+        for name, step in zip(self.names, self.first_bad.tolist(), strict=True):
+            if step < math.inf:
+                return name, int(step)
+        return None
+
+
+class Job:
+    """A method, its data, optimisers and random stream, and where its training stands.
+
+    Args:
+        method: moved in place.
+        data: training and validation images.
+        training: settings, with `epochs` and `learning_rate` filled in.
+        continued: it starts from trained weights, which then count as epoch 0 in the choice of the best.
+        run: where checkpoints go; without it nothing is written.
+        title: its name in the progress bar.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        data: ImageData,
+        training: Training,
+        *,
+        continued: bool = False,
+        run: Run | None = None,
+        title: str = "training",
+    ) -> None:
+        centre = method.model.centre
+        self.method = method
+        self.training = training
+        self.continued = continued
+        self.run = run
+        self.title = title
+        self.device = centre.device
+        self.epochs = training.epochs or 1
+        self.batches = Batches(
+            data.x_train, device=centre.device, dtype=centre.dtype, binarise=data.dynamic
+        )
+        self.held_out = Batches(data.x_val, device=centre.device, dtype=centre.dtype)
+        self.steps = self.batches.steps(training.batch_size)
+        self.optimizers: Optimizers = method.optimizers(
+            training.learning_rate or 1e-3,
+            variance_rate=training.variance_rate,
+            fresh_rate=training.fresh_rate if continued else 1.0,
+        )
+        if training.max_gradient_norm:
+            _clip(self.optimizers, training.max_gradient_norm)
+        self.generator = torch.Generator(centre.device).manual_seed(training.seed)
+        self.state = State()
+        self.best: dict[str, Tensor] = {}
+        self.meter = Meter(centre.device)
+        self._order = torch.zeros(0, dtype=torch.int64)
+        self._stream: Iterator[Tensor] | None = None
+
+    @property
+    def active(self) -> bool:
+        """Whether there is anything left to do."""
+        return self.state.epoch < self.epochs and not self.state.stopped
+
+    def start(self, *, resume: bool) -> None:
+        """Take up the run's checkpoint, if that is wanted and there is one, or begin."""
+        run = self.run
+        if run and resume and run.checkpoint.exists():
+            self.state, self.best = load_checkpoint(
+                run.checkpoint, self.method, self.optimizers, self.generator
+            )
+            self.state.stopped = ""
+        elif self.continued:
+            self.state.best_score = self._validate()["val_iwae"]
+            self._keep_best()
+        if run:
+            run.set_status("running", epoch=self.state.epoch)
+            run.log("start", epoch=self.state.epoch, device=str(self.device), torch=torch.__version__)
+
+    def begin_epoch(self) -> None:
+        """Set the learning rate and the order of the images."""
+        factor = rate_factor(self.state.epoch, self.epochs, self.training)
+        set_rate(self.optimizers.values(), factor)
+        order = self.batches.order(
+            self.training.batch_size, seed=self.training.seed, epoch=self.state.epoch
+        )
+        self.meter.begin(self.state.step, self.state.sums)
+        if not self.batches.resident:
+            self._stream = self.batches.stream(order[self.state.step :])
+        elif self._order.shape == order.shape:
+            self._order.copy_(order)
+        else:
+            self._order = order.to(self.device)
+
+    def step(self) -> None:
+        """One batch: never waits for the device, and finds its images by a counter on it."""
+        if self._stream is None:
+            rows = self._order.index_select(0, self.meter.step).squeeze(0)
+            x = self.batches.take(rows)
+        else:
+            x = next(self._stream)
+        if self.batches.binarise:
+            x = torch.bernoulli(x, generator=self.generator)
+        self.meter.add(self.method.step(x, self.optimizers, generator=self.generator))
+
+    def check(self) -> None:
+        """Stop if a metric was not a finite number; this waits for the device."""
+        if found := self.meter.not_finite():
+            name, step = found
+            self._not_finite(name, f"batch {step + 1} of epoch {self.state.epoch + 1}")
+
+    def end_epoch(self) -> dict[str, float]:
+        """Validate and add a row to the history: no times in it, the same seed gives the same row."""
+        state, training = self.state, self.training
+        rate = (training.learning_rate or 0) * rate_factor(state.epoch, self.epochs, training)
+        row = {"epoch": state.epoch + 1, "learning_rate": rate}
+        row |= {name: total / state.step for name, total in self.meter.totals().items()}
+        row |= self._validate()
+        for name in ("val_elbo", "val_iwae"):
+            if not math.isfinite(row[name]):
+                self._not_finite(name, f"the end of epoch {state.epoch + 1}")
+        state.epoch, state.step, state.sums = state.epoch + 1, 0, {}
+        state.history.append(row)
+        if row["val_iwae"] > state.best_score:
+            state.best_score, state.best_epoch = row["val_iwae"], state.epoch
+            self._keep_best()
+        elif training.patience and state.epoch - state.best_epoch >= training.patience:
+            state.stopped = f"no better validation bound for {training.patience} epochs"
+        return row
+
+    def save(self, **log: float) -> None:
+        """Write the checkpoint and what a reader of the folder may want now."""
+        if self.run is None:
+            return
+        save_checkpoint(
+            self.run.checkpoint, self.method, self.optimizers, self.generator, self.state, self.best
+        )
+        write_json(self.run.folder / "history.json", self.state.history)
+        if log:
+            self.run.log("epoch", epoch=self.state.epoch, **log)
+
+    def interrupt(self, signal_name: str) -> str:
+        """Save, in the middle of an epoch if need be; returns what to tell the user."""
+        run, state = self.run, self.state
+        at = f"epoch {state.epoch + 1}, batch {state.step}"
+        if run is None:
+            return f"stopped by {signal_name} at {at}; nothing was saved: give an output folder"
+        if state.step:
+            state.sums = self.meter.totals()
+        self.save()
+        run.set_status("interrupted", epoch=state.epoch, step=state.step, reason=signal_name)
+        run.log("interrupted", epoch=state.epoch, step=state.step)
+        return (
+            f"stopped by {signal_name} at {at}; saved. "
+            f"Continue with: recmix train --resume --out {run.folder}"
+        )
+
+    def finish(self) -> None:
+        """Leave the best weights in the method, and the run marked as done."""
+        self.method.load_state_dict(self.best)
+        if run := self.run:
+            state, reason = self.state, self.state.stopped or "all epochs done"
+            save_weights(run.weights, self.method, state.best_epoch)
+            run.set_status(
+                "done",
+                epoch=state.epoch,
+                best_epoch=state.best_epoch,
+                best_validation=state.best_score,
+                reason=reason,
+            )
+            run.log("done", epoch=state.epoch, reason=reason)
+
+    def _keep_best(self) -> None:
+        self.best = {k: v.detach().clone() for k, v in self.method.state_dict().items()}
+        if self.run:
+            save_weights(self.run.weights, self.method, self.state.best_epoch)
+
+    def _validate(self) -> dict[str, float]:
+        """Mean validation bounds, always from the same noise."""
+        generator = torch.Generator(self.device).manual_seed(VALIDATION_SEED)
+        samples = self.training.validation_samples
+        self.method.eval()
+        parts = [
+            bounds(self.method, x, samples=samples, generator=generator)
+            for x in self.held_out.in_order(EVALUATION_BATCH)
+        ]
+        self.method.train()
+        elbo, iwae = (torch.cat(column).double().mean() for column in zip(*parts, strict=True))
+        return {"val_elbo": float(elbo), "val_iwae": float(iwae)}
+
+    def _not_finite(self, what: str, where: str) -> NoReturn:
+        saved = "nothing was saved (no output folder was given)"
+        if self.run:
+            path = self.run.checkpoint
+            saved = f"the last good checkpoint is {path}" if path.exists() else "no checkpoint yet"
+            reason = f"{what} not finite at {where}"
+            self.run.set_status("failed", epoch=self.state.epoch, reason=reason)
+            self.run.log("failed", epoch=self.state.epoch, reason=reason)
+        raise NonFiniteError(
+            f"{what} is not a finite number at {where}; {saved}. "
+            "Try a smaller learning_rate, or max_gradient_norm=100"
+        )
+
+
+def stop_all(jobs: list[Job], signal_name: str) -> NoReturn:
+    """Save every job and stop."""
+    messages = [job.interrupt(signal_name) for job in jobs]
+    raise Interrupted("\n".join(messages))
+
+
+def _clip(optimizers: Optimizers, norm: float) -> None:
+    def hook(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        torch.nn.utils.clip_grad_norm_(parameters, norm)
+
+    for optimizer in optimizers.values():
+        optimizer.register_step_pre_hook(hook)
