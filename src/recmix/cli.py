@@ -271,7 +271,12 @@ def _add_train(*, with_options: bool) -> None:
     """Register `train`; the flags of all methods only if they are wanted, for they need torch."""
     if any(command.name == "train" for command in app.registered_commands):
         app.registered_commands = [c for c in app.registered_commands if c.name != "train"]
-    command = _train_with_options() if with_options else _train
+
+    def listed() -> None:
+        pass
+
+    command = _train_with_options() if with_options else listed
+    command.__doc__ = _train.__doc__
     app.command("train", epilog=TRAIN_EPILOG)(command)
 
 
@@ -402,7 +407,6 @@ def _train_with_options() -> Callable[..., None]:
     def train(**given: Any) -> None:
         _train(**given)
 
-    train.__doc__ = _train.__doc__
     train.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
     train.__annotations__ = {name: p.annotation for name, p in parameters.items()}
     return train

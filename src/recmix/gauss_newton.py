@@ -28,6 +28,8 @@ __all__ = ["NormalEquations", "climb", "damped_step", "jacobian", "normal_equati
 
 TANGENT_VALUES = 2**23
 """Decoder outputs (examples x pixels x tangents) that one chunk of tangents may have, by default."""
+DAMPING = 10.0
+"""λ of the first step, in units of the prior's precision."""
 LADDER = (0.0, 1.0, 10.0, 100.0)
 """Dampings tried in one step, as multiples of an example's own λ; 0 is the pure Gauss-Newton step."""
 
@@ -102,23 +104,25 @@ def damped_step(gradient: Tensor, precision: Tensor, damping: Tensor) -> Tensor:
     return torch.linalg.solve_triangular(factor.mT, half, upper=True).reshape(shape)
 
 
-@torch.no_grad()
 def climb(
     model: LatentModel,
     x: Tensor,
     start: Tensor,
     *,
     steps: int,
-    damping: float = 1.0,
+    damping: float = DAMPING,
     chunk: int | None = None,
-) -> Tensor:
-    """Where `steps` damped Gauss-Newton steps up log p(x, z) from `start` (B, D) lead, (B, D).
+) -> tuple[Tensor, NormalEquations]:
+    """Where damped Gauss-Newton steps up log p(x, z) lead: z (B, D), and the equations there.
 
     Every step tries the dampings 0, λ, 10 λ and 100 λ and takes, for each example, the one that
-    reaches the highest joint, or none. λ follows: a tenth of what was taken, a thousandfold after a
-    refusal. On a linear decoder with a Gaussian likelihood the first step is exact.
+    reaches the highest joint, or none. λ follows: a tenth of what was taken (but not of nothing),
+    a thousandfold after a refusal. On a linear decoder with a Gaussian likelihood the first step is
+    exact.
 
-    The result carries no gradient; `normal_equations` at it does.
+    z carries no gradient. The equations at it do, to the decoder and the likelihood, where gradients
+    are enabled: H for the covariance, and g for the mode, which moves by H⁻¹ dg when the decoder moves
+    (the implicit function theorem).
 
     Args:
         model: p(x, z).
@@ -129,18 +133,23 @@ def climb(
         chunk: see `jacobian`.
     """
     z = start.detach()
-    ladder = torch.tensor(LADDER, dtype=z.dtype, device=z.device)[:, None]  # (T, 1)
+    x = x.to(z.dtype)
     level = torch.full_like(z[:, 0], damping)  # λ, (B,)
-    for _ in range(steps):
-        here = normal_equations(model, x, z, chunk=chunk)
-        tried = ladder * level  # (T, B)
-        shape = (len(LADDER), *here.precision.shape)
-        moved = z + damped_step(here.gradient.expand(shape[:-1]), here.precision.expand(shape), tried)
-        reached = model.log_joint(x.to(z.dtype), moved).nan_to_num(-torch.inf, -torch.inf, -torch.inf)
-        best, which = reached.max(0)  # (B,)
-        rose = best > here.log_joint
-        chosen = moved.gather(0, which[None, :, None].expand(1, *z.shape)).squeeze(0)
-        z = torch.where(rose[:, None], chosen, z)
-        taken = tried.gather(0, which[None]).squeeze(0)
-        level = torch.where(rose, (0.1 * taken).clamp_min(0.1 * damping), 1000 * level)
-    return z
+    with torch.no_grad():
+        for _ in range(steps):
+            here = normal_equations(model, x, z, chunk=chunk)
+            tried = torch.stack([rung * level for rung in LADDER])  # (T, B)
+            wide = (len(LADDER), *here.precision.shape)
+            step = damped_step(here.gradient.expand(wide[:-1]), here.precision.expand(wide), tried)
+            reached = model.log_joint(x, z + step)  # (T, B)
+            best, which = reached.nan_to_num(-torch.inf, posinf=-torch.inf).max(0)
+            rose = best > here.log_joint
+            z = torch.where(rose[:, None], z + _pick(step, which), z)
+            taken = _pick(tried[..., None], which).squeeze(-1)
+            level = torch.where(rose, (0.1 * taken).clamp_min(0.1 * damping), 1000 * level)
+    return z, normal_equations(model, x, z, chunk=chunk)
+
+
+def _pick(values: Tensor, which: Tensor) -> Tensor:
+    """values[which[b], b]: (T, B, N), (B,) -> (B, N)."""
+    return values.gather(0, which[None, :, None].expand(1, *values.shape[1:])).squeeze(0)

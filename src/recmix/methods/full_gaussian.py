@@ -46,7 +46,7 @@ class FullComponent(Component):
             return FullGaussian(diagonal.mean, diagonal.stddev[..., None])
         rows, columns = torch.tril_indices(self.latent, self.latent, -1, device=x.device)
         unit = torch.diag_embed(torch.ones_like(diagonal.mean))
-        unit = unit.index_put((slice(None), rows, columns), self.below(features))
+        unit[:, rows, columns] = self.below(features)
         return FullGaussian(diagonal.mean, unit * diagonal.stddev[:, None, :])
 
 

@@ -17,7 +17,6 @@ from recmix.core import (
     make_component,
     register,
     same_shapes,
-    standard_normal,
     update,
 )
 from recmix.errors import ConfigError
@@ -35,7 +34,7 @@ class _Seen(NamedTuple):
     components: list[Posterior]
     log_alpha: Tensor  # (m, B) log-weights of Q_{m-1}
     z: Tensor  # (m, B, D) a sample of each
-    log_likelihood: Tensor  # (m, B) log p(x | z), with the decoder's graph
+    log_joint: Tensor  # (m, B) log p(x, z)
     log_mixture: Tensor  # (m, B) log Q_{m-1}(z)
 
 
@@ -45,9 +44,10 @@ class RecursiveMixture(Method):
 
     One batch moves, in this order and each seeing the ones before it: q_0 up its ELBO; for
     m = 1 … M, q_m up ELBO(q_m) + min(C, KL(q_m || Q_{m-1})) and ε_m up ELBO(Q_m); last the decoder up
-    ELBO(Q_M). The decoder stands still until the end and every q_m moves once, so one forward pass
-    after its update serves all later updates of the batch: the number of network evaluations is
-    linear in the order.
+    ELBO(Q_M). The decoder stands still until the end and every q_m moves once. So the samples of all
+    components before their update pass through it together, one pass after q_m's update serves all
+    later updates of the batch, and one more of them all together moves the decoder: the number of
+    network evaluations is linear in the order, and most of them are large.
 
     Args:
         model: p(x, z).
@@ -150,28 +150,41 @@ class RecursiveMixture(Method):
         self, x: Tensor, optimizers: Optimizers, *, generator: torch.Generator | None = None
     ) -> dict[str, Tensor]:
         """Algorithm 1 on one batch."""
+        fresh = [self.component(m, x) for m in range(self.order)]
+        drawn = [q.rsample_and_log_prob(1, generator=generator) for q in fresh]
+        slope = self._slope(x, torch.cat([z for z, _ in drawn]))  # (order, B, D)
         seen: _Seen | None = None
         novelties = []
-        for m in range(self.order):
-            q = self.component(m, x)
-            z, log_q = q.rsample_and_log_prob(1, generator=generator)
-            elbo = (self.model.log_conditional(x, z) - q.kl_to_prior(z, log_q)).mean()
-            if seen is None:
-                update(-elbo, optimizers["component_0"])
-            else:
+        for m, (q, (z, log_q)) in enumerate(zip(fresh, drawn, strict=True)):
+            # The first term is not the likelihood, but moves q_m's parameters as the likelihood would.
+            gain = (z[0] * slope[m]).sum() - q.kl_to_prior(z, log_q).mean()
+            if seen is not None:
                 distance = log_q - _log_mixture(seen.components, seen.log_alpha, z)  # (1, B)
-                update(-elbo - self.novelty(m, q, log_q, distance), optimizers[f"component_{m}"])
+                gain = gain + self.novelty(m, q, log_q, distance)
                 novelties.append(distance.detach().mean())
+            update(-gain, optimizers[f"component_{m}"])
             seen = self._join(seen, m, x, optimizers, generator)
         assert seen is not None
-        log_weight = seen.log_likelihood + standard_normal(seen.z) - seen.log_mixture
-        loss = -(seen.log_alpha.exp() * log_weight).sum(0).mean()
+        log_joint = self.model.log_joint(x, seen.z)  # (order, B)
+        loss = -(seen.log_alpha.exp() * (log_joint - seen.log_mixture)).sum(0).mean()
         update(loss, optimizers["decoder"])
         metrics = {"loss": loss.detach(), "elbo": -loss.detach()}
         if novelties:
             metrics["kl"] = torch.stack(novelties).mean()
             metrics["first_weight"] = seen.log_alpha[0].exp().mean()
         return metrics
+
+    def _slope(self, x: Tensor, z: Tensor) -> Tensor:
+        """∂/∂z of the batch mean of log p(x | z), for the samples of all components at once: (S, B, D).
+
+        The decoder does not move before the end of the batch, so this is what each component's own
+        update would find.
+        """
+        with torch.enable_grad():
+            z = z.detach().requires_grad_()
+            log_likelihood = self.model.log_conditional(x, z)
+            (slope,) = torch.autograd.grad(log_likelihood.sum(), z)
+        return slope / x.shape[0]
 
     def novelty(self, m: int, q: Posterior, log_q: Tensor, distance: Tensor) -> Tensor:
         """What a new component earns for differing from the mixture: min(C, KL(q_m || Q_{m-1})).
@@ -198,15 +211,13 @@ class RecursiveMixture(Method):
         with torch.no_grad():
             q = self.component(m, x)
             z, own = q.rsample_and_log_prob(1, generator=generator)  # (1, B, D), (1, B)
-        log_likelihood = self.model.log_conditional(x, z)  # (1, B), keeps the graph of the decoder
-        if seen is None:
-            return _Seen([q], torch.zeros_like(own), z, log_likelihood, own)
-        with torch.no_grad():
+            log_joint = self.model.log_joint(x, z)  # (1, B)
+            if seen is None:
+                return _Seen([q], torch.zeros_like(own), z, log_joint, own)
             before = torch.cat([seen.log_mixture, _log_mixture(seen.components, seen.log_alpha, z)])
             new = torch.cat([q.log_prob(seen.z), own])  # log q_m at every sample, (m + 1, B)
-        z = torch.cat([seen.z, z])
-        log_likelihood = torch.cat([seen.log_likelihood, log_likelihood])
-        log_joint = log_likelihood.detach() + standard_normal(z)
+            z = torch.cat([seen.z, z])
+            log_joint = torch.cat([seen.log_joint, log_joint])
         gate, shown = self.gates[m - 1], self.model.centred(x)
 
         log_alpha, log_mixture = _mix(gate(shown), seen.log_alpha, before, new)
@@ -215,7 +226,7 @@ class RecursiveMixture(Method):
 
         with torch.no_grad():
             log_alpha, log_mixture = _mix(gate(shown), seen.log_alpha, before, new)
-        return _Seen([*seen.components, q], log_alpha, z, log_likelihood, log_mixture)
+        return _Seen([*seen.components, q], log_alpha, z, log_joint, log_mixture)
 
 
 def _mix(

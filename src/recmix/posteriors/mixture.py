@@ -16,6 +16,10 @@ from recmix.posteriors.gaussian import Gaussian, randn
 __all__ = ["Mixture", "recursive_log_weights"]
 
 
+SMALL = 2**20
+"""Values (components x samples x examples x dimensions) up to which components are scored together."""
+
+
 class Mixture(Posterior):
     """Q(z | x) = Σ_m α_m(x) q_m(z | x).
 
@@ -59,6 +63,10 @@ class Mixture(Posterior):
 
     def log_prob(self, z: Tensor) -> Tensor:
         """Log Q(z): (S, B, D) -> (S, B)."""
+        if self._gaussian and z.numel() * len(self.components) <= SMALL:
+            means, log_variances = self._stacked()
+            joined = Gaussian(means.unsqueeze(1), log_variances.unsqueeze(1)).log_prob(z)  # (K, S, B)
+            return (joined + self.log_weights.t().unsqueeze(1)).logsumexp(0)
         scores = [q.log_prob(z) + self.log_weights[:, k] for k, q in enumerate(self.components)]
         return torch.stack(scores).logsumexp(0)
 

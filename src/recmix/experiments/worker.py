@@ -1,0 +1,150 @@
+"""One process that does a list of runs: ``python -m recmix.experiments.worker STORE DIGEST …``.
+
+A driver starts it with ``--driven``: it has then inherited the claims to its runs, and stops, saving
+what it has, when its standard input ends, which happens when the driver wants it or is no more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from recmix.errors import Interrupted, RecmixError, RunError
+from recmix.experiments.store import Store
+from recmix.files import write_json
+
+__all__ = ["main", "work"]
+
+FAILED = 3
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do the runs that the command line names; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m recmix.experiments.worker", description=__doc__)
+    parser.add_argument("store", type=Path)
+    parser.add_argument("digests", nargs="+", metavar="DIGEST")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--data-root", type=Path)
+    parser.add_argument("--driven", action="store_true", help="started by a driver")
+    given = parser.parse_args(arguments)
+    store = Store(given.store)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    claims = []
+    if given.driven:
+        threading.Thread(target=stop_at_the_end_of, args=(sys.stdin.fileno(),), daemon=True).start()
+    else:
+        for digest in given.digests:
+            claim = store.claim(digest)
+            if claim is None:
+                raise RunError(f"somebody works on {digest} already: {store.holder(digest)}")
+            claim.note(pid=os.getpid())
+            claims.append(claim)
+    ends = []
+    for digest in given.digests:
+        with _written_to(store.log(digest)):
+            ends.append(work(store, digest, device=given.device, data_root=given.data_root))
+        if ends[-1] == "interrupted":
+            return INTERRUPTED
+    return FAILED if "failed" in ends else 0
+
+
+def work(store: Store, digest: str, *, device: str = "auto", data_root: Path | None = None) -> str:
+    """Train and measure one run, from where it stands; its job file says what it is.
+
+    Returns:
+        ``done``, ``failed`` (the reason is in the store) or ``interrupted``.
+    """
+    try:
+        _work(store, digest, device, data_root)
+    except (Interrupted, KeyboardInterrupt) as stop:
+        print(f"interrupted: {stop}", file=sys.stderr)
+        return "interrupted"
+    except Exception as error:  # whatever it is, it is this run's, and the others go on
+        trace = traceback.format_exc()
+        print(trace, file=sys.stderr)
+        reason = str(error) if isinstance(error, RecmixError) else f"{type(error).__name__}: {error}"
+        store.fail(digest, reason or type(error).__name__, trace)
+        return "failed"
+    return "done"
+
+
+def _work(store: Store, digest: str, device: str, data_root: Path | None) -> None:
+    import torch
+
+    from recmix.data import load
+    from recmix.evaluation.score import score
+    from recmix.training.fit import fit
+
+    order = store.job_file(digest)
+    if not order:
+        raise RunError(f"{store.folder(digest)} has no readable job.json: start it from its grid")
+    torch.set_num_threads(order["threads"])
+    print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {order['label']} {order['column']}", file=sys.stderr)
+    for remark in store.mend(digest):
+        print(remark, file=sys.stderr)
+    of = order["definition"]
+    source = of["data"]
+    data = load(source["name"], data_root, of["split"], size=source["size"], crop=source["crop"])
+    run = store.run(digest)
+    fitted = fit(
+        of["method"],
+        data,
+        latent=of["latent"],
+        likelihood=of["likelihood"],
+        network=of["network"],
+        decoder_network=of["decoder_network"],
+        init=None if of["init"] is None else store.folder(of["init"]),
+        out=run.folder,
+        resume=True,
+        progress=True,
+        device=device,
+        **of["options"],
+        **of["training"],
+        **order["apart"],
+    )
+    if fitted.history != run.history():  # killed between a checkpoint and the history
+        write_json(run.folder / "history.json", fitted.history)
+    parts: dict[str, Any] = {"test": data.x_test, "val": data.x_val}
+    for key in order["evaluate"]:
+        if key not in run.scores():
+            part, samples = key.split("/")
+            if parts[part] is None:
+                raise RunError(f"the data {data.name} have no {part} images to score")
+            began = time.monotonic()
+            run.add_score(key, score(fitted.method, parts[part], samples=int(samples)))
+            run.log("scored", key=key, seconds=time.monotonic() - began)
+    store.complete(digest)
+
+
+def stop_at_the_end_of(descriptor: int) -> None:
+    """Ask this process to save and stop when nobody can write to `descriptor` any more."""
+    while os.read(descriptor, 64):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def _written_to(path: Path) -> Iterator[None]:
+    """All that this process writes, from whatever library, goes to the end of a file."""
+    with path.open("a") as file:
+        for descriptor in (1, 2):
+            os.dup2(file.fileno(), descriptor)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

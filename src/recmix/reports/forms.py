@@ -1,0 +1,117 @@
+"""Tables written down: for the terminal, as Markdown and as HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from recmix.reports.tables import LEVELS, Entry, Level, Table
+from recmix.reports.template import environment
+
+__all__ = ["one_line", "to_html", "to_markdown", "to_terminal"]
+
+
+def to_terminal(table: Table) -> Group:
+    """For a rich console: one table for each data set, as in the paper's supplement."""
+    parts: list[RichTable | Text] = []
+    for title, places in table.groups:
+        drawn = RichTable(title=f"{title}: {table.title}", title_justify="left", header_style="bold")
+        drawn.title = Text(f"{title}: {table.title}")  # text, so that a name is never markup
+        drawn.add_column("method", no_wrap=True)
+        for i in places:
+            drawn.add_column(f"dim {table.columns[i].latent}", no_wrap=True)
+            if table.printed[i]:
+                drawn.add_column("paper", style="dim", no_wrap=True)
+        for number, line in enumerate(table.lines):
+            cells = [Text(str(line.row))]
+            for i in places:
+                entry = line.entries[i]
+                cells.append(_terminal_cell(entry))
+                if table.printed[i]:
+                    beside = f"{entry.paper} ({entry.difference})" if entry.difference else entry.paper
+                    cells.append(Text(beside))
+            last = number + 1 == len(table.lines) or table.lines[number + 1].first
+            drawn.add_row(*cells, end_section=last)
+        parts.append(drawn)
+    parts.append(Text(table.caption, style="dim"))
+    if table.coloured:
+        legend = Text("Colours: ")
+        for level in LEVELS.values():
+            legend.append(f"{level.words}  ", style=_terminal_style(level, bold=level.name == "best"))
+        parts.append(legend)
+    parts += [Text(f"Note: {note}", style="dim") for note in table.notes]
+    parts.append(Text())
+    return Group(*parts)
+
+
+def _terminal_style(level: Level | None, *, bold: bool) -> str:
+    words = ["bold"] if bold else []
+    if level is not None and level.colour is not None:
+        words.append(level.rgb)
+    return " ".join(words)
+
+
+def _terminal_cell(entry: Entry) -> Text:
+    text = Text(entry.text, style=_terminal_style(entry.level, bold=entry.bold))
+    if entry.spread:
+        text.append(f" {entry.spread}" if entry.spread.startswith("[") else f" ± {entry.spread}")
+    for word in (entry.p, entry.more):
+        if word:
+            text.append(f"  {word}", style="not bold dim")
+    return text
+
+
+def to_markdown(table: Table) -> str:
+    """One Markdown table for each data set; p-values stand as text."""
+    parts = [f"## {_markdown(table.title)}", "", _markdown(table.caption), ""]
+    for title, places in table.groups:
+        head = ["method"]
+        for i in places:
+            head.append(f"dim {table.columns[i].latent}")
+            if table.printed[i]:
+                head.append("paper (difference)")
+        parts += [f"### {_markdown(title)}", "", _markdown_row(head)]
+        parts.append(_markdown_row(["---", *["---:"] * (len(head) - 1)]))
+        for line in table.lines:
+            cells = [_markdown(str(line.row))]
+            for i in places:
+                entry = line.entries[i]
+                cells.append(_markdown_cell(entry))
+                if table.printed[i]:
+                    shown = f"{entry.paper} ({entry.difference})" if entry.difference else entry.paper
+                    cells.append(shown)
+            parts.append(_markdown_row(cells))
+        parts.append("")
+    parts += [f"- {_markdown(note)}" for note in table.notes]
+    return "\n".join(parts) + "\n"
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _markdown_cell(entry: Entry) -> str:
+    shown = f"**{entry.text}**" if entry.bold else entry.text
+    if entry.spread:
+        shown += f" {entry.spread}" if entry.spread.startswith("[") else f" ± {entry.spread}"
+    more = ", ".join(word for word in (entry.p, entry.more) if word)
+    return (f"{shown} ({more})" if more else shown).replace("<", "&lt;")
+
+
+def _markdown(text: str) -> str:
+    """Text with nothing in it that Markdown or HTML would act on."""
+    escaped = "".join("\\" + c if c in r"\`*_[]|#" else c for c in one_line(text))
+    return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def one_line(text: str) -> str:
+    """Text without line breaks and control characters."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def to_html(table: Table) -> str:
+    """One HTML table, as it stands in the page: escaped, with sort buttons and a caption."""
+    return environment().get_template("table.html").render(table=table, levels=LEVELS)

@@ -1,0 +1,104 @@
+"""What a table must admit: too few splits, a missing control, gaps, mixed devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from recmix.reports.records import Column
+from recmix.reports.statistics import CONTROL, FEWEST_PAIRS, TIMED_BATCH, Cell, Results
+
+__all__ = ["coloured", "control_missing", "devices", "few", "gaps", "short", "smallest"]
+
+LISTED = 6
+"""How many cells a note names before it counts the rest."""
+
+
+def coloured(results: Results, column: Column) -> bool:
+    """Whether a column has enough splits for any colour."""
+    return results.splits(column) >= FEWEST_PAIRS
+
+
+def _named(names: Iterable[str]) -> str:
+    found = list(names)
+    rest = f" and {len(found) - LISTED} more" if len(found) > LISTED else ""
+    return "; ".join(found[:LISTED]) + rest
+
+
+def few(results: Results) -> list[str]:
+    few = [
+        f"{column} ({results.splits(column)})"
+        for column in results.columns
+        if 0 < results.splits(column) < FEWEST_PAIRS
+    ]
+    if not few:
+        return []
+    return [
+        f"No colours and no p-values where there are fewer than {FEWEST_PAIRS} splits, for no "
+        f"significance can be claimed from them: {_named(few)}."
+    ]
+
+
+def smallest(results: Results) -> list[str]:
+    """Say where p ≤ 0.01 is out of reach, so that its absence is not read as similarity."""
+    short = [
+        f"{column} ({results.splits(column)} splits: 1/{2 ** results.splits(column)})"
+        for column in results.columns
+        if results.splits(column) >= FEWEST_PAIRS and 2.0 ** -results.splits(column) > 0.01
+    ]
+    if not short:
+        return []
+    return [f"The smallest p that the number of splits allows is above 0.01: {_named(short)}."]
+
+
+def control_missing(results: Results) -> list[str]:
+    missing = []
+    for column in results.columns:
+        cell = results.cells.get((CONTROL, column))
+        if cell is None or not cell.values:
+            missing.append(str(column))
+    if not missing:
+        return []
+    return [
+        f"VAE+ is missing, so that gains cannot be told from longer training: {_named(missing)}. "
+        "Add the VAE continued under the same schedule."
+    ]
+
+
+def gaps(results: Results) -> list[str]:
+    notes = []
+    short, unscored, pending = [], 0, 0
+    for (row, column), cell in sorted(results.cells.items(), key=lambda item: item[0][0].order):
+        most = results.splits(column)
+        if 0 < len(cell.values) < most:
+            short.append(f"{row} on {column} ({len(cell.values)} of {most})")
+        unscored += len(cell.chosen) - len(cell.values)
+        pending += cell.pending
+    if short:
+        notes.append(f"Fewer splits than the rest of the column, so never its best: {_named(short)}.")
+    if unscored:
+        notes.append(
+            f"{unscored} selected runs have no finite test score with {results.samples} samples: "
+            f"recmix evaluate --samples {results.samples} adds it."
+        )
+    if pending:
+        notes.append(f"{pending} runs are not done and take no part.")
+    return notes
+
+
+def short(cell: Cell, results: Results) -> str:
+    most = results.splits(cell.column)
+    return "" if len(cell.values) == most else f"{len(cell.values)} of {most} splits"
+
+
+def devices(results: Results) -> list[str]:
+    devices = sorted({device for cell in results.cells.values() for device in cell.devices})
+    others = sorted({batch for cell in results.cells.values() for batch in cell.batches})
+    notes = []
+    if devices:
+        notes.append(f"Timed on: {_named(devices)}.")
+    if len(devices) > 1:
+        notes.append("Times of different devices cannot be compared with one another.")
+    if others:
+        sizes = ", ".join(map(str, others))
+        notes.append(f"Left out: times of batches that are not of {TIMED_BATCH} images ({sizes}).")
+    return notes
