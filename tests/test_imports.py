@@ -18,6 +18,7 @@ ROOMS = [
     {"methods", "options"},
     {"evaluation"},
     {"training", "fitted"},
+    {"experiments"},
     {"reports"},
     {"demo", "cli", "__init__"},
 ]

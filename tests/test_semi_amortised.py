@@ -31,7 +31,10 @@ def linear_method(dtype=torch.float64, variance=0.5, **options):
 
 def conv_method(dtype=torch.float32, **options):
     torch.manual_seed(0)
-    decoder, encoder = make_decoder("conv", SHAPE, LATENT, hidden=16), make_encoder("conv", SHAPE, LATENT)
+    decoder, encoder = (
+        make_decoder("conv", SHAPE, LATENT, hidden=16),
+        make_encoder("conv", SHAPE, LATENT),
+    )
     model = LatentModel(decoder, Bernoulli(), latent=LATENT, shape=SHAPE)
     return SemiAmortised(model.to(dtype), encoder.to(dtype), **options).to(dtype)
 

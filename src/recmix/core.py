@@ -161,15 +161,17 @@ class LatentModel(nn.Module):
 def update(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
     """One step of `optimizer` down `loss`; no other parameter receives a gradient."""
     optimizer.zero_grad(set_to_none=True)
-    loss.backward(inputs=[p for group in optimizer.param_groups for p in group["params"]])  # type: ignore[no-untyped-call]
+    loss.backward(inputs=[p for group in optimizer.param_groups for p in group["params"]])
     optimizer.step()
 
 
 def adam(groups: Iterable[dict[str, Any]], learning_rate: float) -> torch.optim.Adam:
-    """Adam in its fused form; on a GPU ready to be captured, with its rates as tensors there."""
+    """Adam in its fused form where there is one; on a GPU ready to be captured, with its rates as tensors there."""
     groups = list(groups)
     device = groups[0]["params"][0].device
-    optimizer = torch.optim.Adam(groups, lr=learning_rate, fused=True, capturable=device.type == "cuda")
+    fused = device.type in ("cpu", "cuda")
+    capturable = device.type == "cuda"
+    optimizer = torch.optim.Adam(groups, lr=learning_rate, fused=fused, capturable=capturable)
     for group in optimizer.param_groups:
         group["initial_lr"] = float(group["lr"])
         if device.type == "cuda":
@@ -227,6 +229,8 @@ class Method(nn.Module, ABC):
     """Whether it starts from a trained VAE, under the second-stage schedule."""
     rate_factor: ClassVar[float] = 1.0
     """Multiplies the default learning rate."""
+    decoder_samples: int = 0
+    """If not 0, the decoder is moved up the IWAE bound of so many samples instead of the ELBO."""
 
     def __init__(self, model: LatentModel, components: Iterable[Component]) -> None:
         super().__init__()
@@ -292,8 +296,36 @@ class Method(nn.Module, ABC):
     ) -> dict[str, Tensor]:
         """Move the parameters on one batch; returns scalars still on the device."""
         loss = self.loss(x, generator=generator)
-        update(loss, optimizers["all"])
+        self.move(loss, x, optimizers["all"], generator)
         return {"loss": loss.detach(), "elbo": -loss.detach()}
+
+    def move(
+        self,
+        loss: Tensor,
+        x: Tensor,
+        optimizer: torch.optim.Optimizer,
+        generator: torch.Generator | None,
+    ) -> None:
+        """Move everything down `loss`; with the IWAE objective, only what the decoder does not own."""
+        if not self.decoder_samples:
+            update(loss, optimizer)
+            return
+        theirs = list(self.model.parameters())
+        shared = {id(p) for p in theirs}
+        own = [p for g in optimizer.param_groups for p in g["params"] if id(p) not in shared]
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward(inputs=own)
+        with torch.no_grad():
+            q = self.posterior(x)
+        self.decoder_loss(x, q, generator).backward(inputs=theirs)
+        optimizer.step()
+
+    def decoder_loss(self, x: Tensor, q: Posterior, generator: torch.Generator | None) -> Tensor:
+        """Minus the IWAE bound of `decoder_samples` samples of q: the decoder's objective by choice."""
+        with torch.no_grad():
+            z, log_q = q.rsample_and_log_prob(self.decoder_samples, generator=generator)
+        log_w = self.model.log_joint(x, z) - log_q
+        return math.log(self.decoder_samples) - log_w.logsumexp(0).mean()
 
     def start_from(self, other: Method) -> None:
         """Take over what `other` has learned: everything if it is the same, else encoder and decoder."""

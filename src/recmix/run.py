@@ -49,6 +49,8 @@ class Training:
         validation_samples: K of the validation bound (IWAE-K) that picks the best epoch.
         variance_rate: how much faster the likelihood's variance moves than the networks.
         fresh_rate: in the second stage, how much faster parameters move that do not come from `init`.
+        objective: what the decoder is moved up: ``elbo``, or ``iwae`` under the method's posterior.
+        objective_samples: K of that IWAE-K.
         max_gradient_norm: clip each update's gradient to this norm; 0 leaves it alone.
         seed: initial weights, order of the data, noise.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:1`` …
@@ -68,6 +70,8 @@ class Training:
     validation_samples: int = 5
     variance_rate: float = 20.0
     fresh_rate: float = 1.0
+    objective: str = "elbo"
+    objective_samples: int = 5
     max_gradient_norm: float = 0.0
     seed: int = 0
     device: str = "auto"
@@ -95,6 +99,8 @@ class Training:
             raise ConfigError(unknown("schedule", self.schedule, SCHEDULES))
         if self.dtype not in DTYPES:
             raise ConfigError(unknown("dtype", self.dtype, DTYPES))
+        if self.objective not in OBJECTIVES:
+            raise ConfigError(unknown("objective", self.objective, OBJECTIVES))
         if self.engine not in ENGINES:
             raise ConfigError(unknown("engine", self.engine, ENGINES))
         if not 0 <= self.final_rate <= 1:
@@ -104,6 +110,7 @@ class Training:
 
 
 SCHEDULES = ("constant", "cosine", "linear")
+OBJECTIVES = ("elbo", "iwae")
 ENGINES = ("auto", "eager", "graph")
 DTYPES = ("float32", "float64")
 

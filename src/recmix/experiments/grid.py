@@ -58,8 +58,6 @@ __all__ = ["Grid", "Job", "check", "digest_of", "expand", "read_grid"]
 FORMAT = 1
 """Enters every digest: a change of what a definition means makes new runs of all."""
 DIGITS = 16
-NOT_THE_RESULT = ("device", "checkpoint_every", "tensorboard")
-"""Training options that do not change what a run finds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +68,8 @@ class Job:
         digest: its name, from `definition`.
         definition: everything that defines the result, as plain JSON values.
         label: the row of the table it belongs to: VAE, VAE+, SA, RME …
-        setting: the option that the table varies, if any.
-        value: its value here.
+        setting: value of the option that the table varies, if there is one.
+        option: the name of that option.
         split: seed of the validation split.
         restart: seed of the weights.
         depends: digest of the run it starts from, or None.
@@ -82,8 +80,8 @@ class Job:
     digest: str
     definition: dict[str, Any]
     label: str
-    setting: str | None
-    value: Any
+    setting: Any
+    option: str | None
     split: int
     restart: int
     depends: str | None
@@ -100,7 +98,7 @@ class Job:
     @property
     def row(self) -> str:
         """Its row of the table, such as ``RME(2)``."""
-        return self.label if self.setting is None else f"{self.label}({self.value})"
+        return self.label if self.option is None else f"{self.label}({self.setting})"
 
     @property
     def title(self) -> str:
@@ -117,11 +115,12 @@ class Job:
             "digest": self.digest,
             "label": self.label,
             "setting": self.setting,
-            "value": self.value,
-            "column": self.column,
+            "option": self.option,
+            **self.column,
             "split": self.split,
             "restart": self.restart,
-            "depends": self.depends,
+            "continued": self.depends is not None,
+            "dependency": self.depends,
             "evaluate": list(self.evaluate),
         }
 
@@ -270,8 +269,10 @@ def _job(
     base: Job | None,
     protocol: Mapping[str, Any],
 ) -> Job:
+    from recmix.training.fit import IGNORED_ON_RESUME
+
     training = _training(column.budget, row) | {"seed": restart}
-    apart = {name: training.pop(name) for name in NOT_THE_RESULT}
+    apart = {k: training.pop(k) for k in list(training) if k in IGNORED_ON_RESUME and k != "epochs"}
     depends = base.digest if row.second and base else None
     definition = {
         "format": FORMAT,
@@ -287,8 +288,8 @@ def _job(
         digest=digest_of(definition),
         definition=definition,
         label=row.label,
-        setting=row.setting,
-        value=row.options[row.setting] if row.setting else None,
+        setting=row.options[row.option] if row.option else None,
+        option=row.option,
         split=split,
         restart=restart,
         depends=depends,

@@ -51,7 +51,7 @@ class Variant:
         options: the method's own, complete.
         training: those of training that the file gives to this method.
         label: of the row.
-        setting: which of the options the table varies.
+        option: which of the options the table varies.
         factor: the method's share of the usual learning rate.
     """
 
@@ -60,7 +60,7 @@ class Variant:
     options: dict[str, Any]
     training: dict[str, Any]
     label: str
-    setting: str | None
+    option: str | None
     factor: float
 
     def same(self, other: Variant) -> bool:

@@ -47,6 +47,7 @@ class Schedule:
         self.store = store
         self.entries = {job.digest: Entry(job) for job in jobs}
         self._forgive: set[str] = set()
+        self._next_look = 0.0
         for entry in self.entries.values():
             state = store.state(entry.job)
             if state.kind == "done":
@@ -84,7 +85,7 @@ class Schedule:
     def take(self, threads: int) -> tuple[Job, Claim] | None:
         """The next run that can begin, with the claim to it; its job file is written."""
         now = time.monotonic()
-        for entry in self.of_kind("waiting", "elsewhere"):
+        for entry in list(self.of_kind("waiting", "elsewhere")):
             before = entry.job.depends
             if before is not None and self.entries[before].kind != "done":
                 continue
@@ -106,11 +107,11 @@ class Schedule:
 
     def look(self) -> None:
         """See how the runs stand that another driver has and others wait for."""
-        now = time.monotonic()
-        for entry in self.of_kind("elsewhere"):
-            if entry.look_again <= now:
-                entry.look_again = now + LOOK_AGAIN / 2
-                self._read(entry)
+        if time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + LOOK_AGAIN
+        for entry in list(self.of_kind("elsewhere")):
+            self._read(entry)
         self._settle()
 
     def ended(self, job: Job, how: str, *, stopping: bool = False) -> Entry:

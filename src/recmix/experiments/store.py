@@ -129,6 +129,8 @@ class Store:
         except RunError as error:
             return State("damaged", str(error))
         if status.get("status") == "done" and run.weights.exists():
+            if problem := _problem(run.weights):
+                return State("damaged", f"{run.weights}: {problem}")
             missing = [key for key in job.evaluate if key not in scores]
             return State("begun", f"not scored: {', '.join(missing)}") if missing else State("done")
         return State("begun" if run.exists else "new")

@@ -22,7 +22,7 @@ from recmix.errors import Interrupted, RecmixError, RunError
 from recmix.experiments.store import Store
 from recmix.files import write_json
 
-__all__ = ["main", "work"]
+__all__ = ["main", "work", "written_to"]
 
 FAILED = 3
 INTERRUPTED = 130
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             claims.append(claim)
     ends = []
     for digest in given.digests:
-        with _written_to(store.log(digest)):
+        with written_to(store.log(digest)):
             ends.append(work(store, digest, device=given.device, data_root=given.data_root))
         if ends[-1] == "interrupted":
             return INTERRUPTED
@@ -79,6 +79,7 @@ def work(store: Store, digest: str, *, device: str = "auto", data_root: Path | N
 
 
 def _work(store: Store, digest: str, device: str, data_root: Path | None) -> None:
+    began = time.monotonic()
     import torch
 
     from recmix.data import load
@@ -89,13 +90,15 @@ def _work(store: Store, digest: str, device: str, data_root: Path | None) -> Non
     if not order:
         raise RunError(f"{store.folder(digest)} has no readable job.json: start it from its grid")
     torch.set_num_threads(order["threads"])
-    print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {order['label']} {order['column']}", file=sys.stderr)
+    about = " ".join(f"{key} {order[key]}" for key in ("label", "setting", "data", "latent", "split"))
+    print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {about}", file=sys.stderr)
     for remark in store.mend(digest):
         print(remark, file=sys.stderr)
     of = order["definition"]
     source = of["data"]
     data = load(source["name"], data_root, of["split"], size=source["size"], crop=source["crop"])
     run = store.run(digest)
+    ready = time.monotonic() - began
     fitted = fit(
         of["method"],
         data,
@@ -112,6 +115,7 @@ def _work(store: Store, digest: str, device: str, data_root: Path | None) -> Non
         **of["training"],
         **order["apart"],
     )
+    run.log("ready", seconds=round(ready, 4))
     if fitted.history != run.history():  # killed between a checkpoint and the history
         write_json(run.folder / "history.json", fitted.history)
     parts: dict[str, Any] = {"test": data.x_test, "val": data.x_val}
@@ -120,9 +124,9 @@ def _work(store: Store, digest: str, device: str, data_root: Path | None) -> Non
             part, samples = key.split("/")
             if parts[part] is None:
                 raise RunError(f"the data {data.name} have no {part} images to score")
-            began = time.monotonic()
+            since = time.monotonic()
             run.add_score(key, score(fitted.method, parts[part], samples=int(samples)))
-            run.log("scored", key=key, seconds=time.monotonic() - began)
+            run.log("scored", key=key, seconds=round(time.monotonic() - since, 4))
     store.complete(digest)
 
 
@@ -134,7 +138,7 @@ def stop_at_the_end_of(descriptor: int) -> None:
 
 
 @contextlib.contextmanager
-def _written_to(path: Path) -> Iterator[None]:
+def written_to(path: Path) -> Iterator[None]:
     """All that this process writes, from whatever library, goes to the end of a file."""
     with path.open("a") as file:
         for descriptor in (1, 2):

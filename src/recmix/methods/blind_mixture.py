@@ -14,7 +14,6 @@ from recmix.core import (
     make_component,
     register,
     same_shapes,
-    update,
 )
 from recmix.errors import ConfigError
 from recmix.methods.recursive import MAX_ORDER
@@ -84,7 +83,7 @@ class BlindMixture(Method):
         """One update of everything; two metrics show a collapse, from densities already at hand."""
         elbo, q, scores = self._bound(x, generator)
         loss = -elbo.mean()
-        update(loss, optimizers["all"])
+        self.move(loss, x, optimizers["all"], generator)
         with torch.no_grad():
             own = scores.diagonal().t()  # log q_i(z_i), (K, B)
             pairwise = (own - scores).mean(-1).t()  # KL(q_i || q_j) from one sample of each q_i

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from recmix.core import LatentModel, Method, Optimizers, Posterior, register, update
+from recmix.core import LatentModel, Method, Optimizers, Posterior, register
 from recmix.errors import ConfigError
 from recmix.methods.vae import GaussianComponent
 from recmix.posteriors import Gaussian
@@ -59,7 +59,7 @@ class ImportanceWeighted(Method):
         """One update of everything; the metrics hold the ELBO of the same samples beside L_K."""
         log_w = self._log_weights(x, generator)
         loss = -_log_mean(log_w).mean()
-        update(loss, optimizers["all"])
+        self.move(loss, x, optimizers["all"], generator)
         return {"loss": loss.detach(), "iwae": -loss.detach(), "elbo": log_w.detach().mean()}
 
     def _log_weights(self, x: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -165,9 +165,14 @@ class RecursiveMixture(Method):
             update(-gain, optimizers[f"component_{m}"])
             seen = self._join(seen, m, x, optimizers, generator)
         assert seen is not None
-        log_joint = self.model.log_joint(x, seen.z)  # (order, B)
-        loss = -(seen.log_alpha.exp() * (log_joint - seen.log_mixture)).sum(0).mean()
-        update(loss, optimizers["decoder"])
+        if self.decoder_samples:
+            mixture = Mixture(seen.components, seen.log_alpha.t())
+            update(self.decoder_loss(x, mixture, generator), optimizers["decoder"])
+            loss = -(seen.log_alpha.exp() * (seen.log_joint - seen.log_mixture)).sum(0).mean()
+        else:
+            log_joint = self.model.log_joint(x, seen.z)  # (order, B)
+            loss = -(seen.log_alpha.exp() * (log_joint - seen.log_mixture)).sum(0).mean()
+            update(loss, optimizers["decoder"])
         metrics = {"loss": loss.detach(), "elbo": -loss.detach()}
         if novelties:
             metrics["kl"] = torch.stack(novelties).mean()

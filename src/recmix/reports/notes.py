@@ -25,32 +25,34 @@ def _named(names: Iterable[str]) -> str:
 
 
 def few(results: Results) -> list[str]:
-    few = [
+    """Where there are too few splits for a test."""
+    found = [
         f"{column} ({results.splits(column)})"
         for column in results.columns
         if 0 < results.splits(column) < FEWEST_PAIRS
     ]
-    if not few:
+    if not found:
         return []
     return [
         f"No colours and no p-values where there are fewer than {FEWEST_PAIRS} splits, for no "
-        f"significance can be claimed from them: {_named(few)}."
+        f"significance can be claimed from them: {_named(found)}."
     ]
 
 
 def smallest(results: Results) -> list[str]:
     """Say where p ≤ 0.01 is out of reach, so that its absence is not read as similarity."""
-    short = [
+    found = [
         f"{column} ({results.splits(column)} splits: 1/{2 ** results.splits(column)})"
         for column in results.columns
         if results.splits(column) >= FEWEST_PAIRS and 2.0 ** -results.splits(column) > 0.01
     ]
-    if not short:
+    if not found:
         return []
-    return [f"The smallest p that the number of splits allows is above 0.01: {_named(short)}."]
+    return [f"The smallest p that the number of splits allows is above 0.01: {_named(found)}."]
 
 
 def control_missing(results: Results) -> list[str]:
+    """Where there is no VAE+ to measure gains from."""
     missing = []
     for column in results.columns:
         cell = results.cells.get((CONTROL, column))
@@ -65,16 +67,17 @@ def control_missing(results: Results) -> list[str]:
 
 
 def gaps(results: Results) -> list[str]:
+    """Rows with fewer splits than others, runs without a score, runs that are not done."""
     notes = []
-    short, unscored, pending = [], 0, 0
+    fewer, unscored, pending = [], 0, 0
     for (row, column), cell in sorted(results.cells.items(), key=lambda item: item[0][0].order):
         most = results.splits(column)
         if 0 < len(cell.values) < most:
-            short.append(f"{row} on {column} ({len(cell.values)} of {most})")
+            fewer.append(f"{row} on {column} ({len(cell.values)} of {most})")
         unscored += len(cell.chosen) - len(cell.values)
         pending += cell.pending
-    if short:
-        notes.append(f"Fewer splits than the rest of the column, so never its best: {_named(short)}.")
+    if fewer:
+        notes.append(f"Fewer splits than the rest of the column, so never its best: {_named(fewer)}.")
     if unscored:
         notes.append(
             f"{unscored} selected runs have no finite test score with {results.samples} samples: "
@@ -86,17 +89,19 @@ def gaps(results: Results) -> list[str]:
 
 
 def short(cell: Cell, results: Results) -> str:
+    """How many splits a cell has, if others of its column have more."""
     most = results.splits(cell.column)
     return "" if len(cell.values) == most else f"{len(cell.values)} of {most} splits"
 
 
 def devices(results: Results) -> list[str]:
-    devices = sorted({device for cell in results.cells.values() for device in cell.devices})
+    """What the times were measured on."""
+    found = sorted({device for cell in results.cells.values() for device in cell.devices})
     others = sorted({batch for cell in results.cells.values() for batch in cell.batches})
     notes = []
-    if devices:
-        notes.append(f"Timed on: {_named(devices)}.")
-    if len(devices) > 1:
+    if found:
+        notes.append(f"Timed on: {_named(found)}.")
+    if len(found) > 1:
         notes.append("Times of different devices cannot be compared with one another.")
     if others:
         sizes = ", ".join(map(str, others))

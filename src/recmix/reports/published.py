@@ -15,7 +15,16 @@ from typing import Any
 from recmix.errors import ConfigError, unknown
 from recmix.reports.records import Column, Row, Setting
 
-__all__ = ["CITATION", "TABLES", "Published", "figures", "likelihood_of", "published", "time_of"]
+__all__ = [
+    "CITATION",
+    "TABLES",
+    "Published",
+    "best_printed",
+    "figures",
+    "likelihood_of",
+    "published",
+    "time_of",
+]
 
 CITATION = (
     "Minyoung Kim and Vladimir Pavlovic. Recursive Inference for Variational Autoencoders. "
@@ -134,6 +143,16 @@ def likelihood_of(row: Row, column: Column) -> Published | None:
     if networks == ("conv", "dense"):
         return published("fc_vs_conv_decoder", column.data, column.latent, *_key(row), "dense")
     return None
+
+
+def best_printed(column: Column) -> Published | None:
+    """The highest log-likelihood the paper printed for a data set and dimension.
+
+    >>> str(best_printed(Column(data="mnist", latent=20)).row)
+    'RME(4)'
+    """
+    found = {likelihood_of(figure.row, column) for figure in figures()} - {None}
+    return max((f for f in found if f is not None), key=lambda f: f.mean, default=None)
 
 
 def time_of(row: Row, column: Column) -> Published | None:

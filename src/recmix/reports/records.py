@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Column", "Log", "Problem", "Record", "Row", "Setting", "Store", "number"]
+__all__ = ["Column", "Log", "Problem", "Record", "Row", "Setting", "Store", "number", "set_title"]
 
 Setting = int | float | str | None
 PAPER_ORDER = (
@@ -69,7 +69,7 @@ class Column:
         >>> Column(data="mnist", latent=20, decoder_network="dense").title
         'MNIST, dense decoder'
         """
-        words = [TITLES.get(self.data, self.data)]
+        words = [set_title(self.data)]
         if self.network == self.decoder_network != "conv":
             words.append(f"{self.network} networks")
         else:
@@ -170,6 +170,15 @@ class Store:
     records: Sequence[Record]
     problems: Sequence[Problem]
     figures: Sequence[Path] = ()
+
+
+def set_title(data: str) -> str:
+    """A data set as the paper writes it.
+
+    >>> set_title("celeba")
+    'CelebA'
+    """
+    return TITLES.get(data, data)
 
 
 def number(value: Any) -> float | None:

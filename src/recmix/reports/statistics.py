@@ -205,6 +205,7 @@ class Results:
         rows: in the paper's order; VAE+ always among them.
         columns: in the paper's order.
         cells: by row and column; combinations without runs are missing.
+        most: the largest number of scored splits in each column.
         samples: K of the IWAE-K that is compared.
         holm: whether p-values were corrected within each column.
     """
@@ -212,6 +213,7 @@ class Results:
     rows: Sequence[Row]
     columns: Sequence[Column]
     cells: Mapping[tuple[Row, Column], Cell]
+    most: Mapping[Column, int]
     samples: int
     holm: bool
 
@@ -222,7 +224,7 @@ class Results:
 
     def splits(self, column: Column) -> int:
         """The largest number of scored splits in a column."""
-        return max((len(c.values) for (_, k), c in self.cells.items() if k == column), default=0)
+        return self.most.get(column, 0)
 
 
 def select(records: Iterable[Record]) -> dict[int, Record]:
@@ -263,11 +265,13 @@ def summarise(
     cells = {place: _cell(*place, found, key) for place, found in grouped.items()}
     columns = sorted({column for _, column in cells}, key=lambda column: column.order)
     rows = sorted({row for row, _ in cells} | {CONTROL}, key=lambda row: row.order)
+    most = {}
     for column in columns:
         here = [cells[row, column] for row in rows if (row, column) in cells]
+        most[column] = max(len(cell.values) for cell in here)
         for cell in _tested(here, correct):
             cells[cell.row, column] = cell
-    return Results(rows=rows, columns=columns, cells=cells, samples=samples, holm=correct)
+    return Results(rows=rows, columns=columns, cells=cells, most=most, samples=samples, holm=correct)
 
 
 def _cell(row: Row, column: Column, records: Sequence[Record], key: str) -> Cell:

@@ -327,5 +327,5 @@ def _images(folder: Path) -> list[Path]:
 
 
 def _whole(value: Any) -> int | None:
-    number = number(value)
-    return None if number is None else int(number)
+    found = number(value)
+    return None if found is None else int(found)

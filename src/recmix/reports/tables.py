@@ -23,9 +23,12 @@ __all__ = [
     "Line",
     "Table",
     "all_tables",
+    "fixed",
     "gain_table",
     "level_of",
     "likelihood_table",
+    "p_text",
+    "signed",
     "time_table",
 ]
 
@@ -92,7 +95,6 @@ class Entry:
         paper_spread: the printed standard deviation.
         paper_value: what that sorts by.
         difference: ours minus the paper's.
-        runs: folders of the runs it rests on.
     """
 
     text: str = EMPTY
@@ -106,7 +108,6 @@ class Entry:
     paper_spread: str = ""
     paper_value: float | None = None
     difference: str = ""
-    runs: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,14 +168,13 @@ def likelihood_table(results: Results) -> Table:
         coloured = notes.coloured(results, cell.column)
         level = LEVELS["best"] if cell.best else level_of(tested.p if tested else None)
         return Entry(
-            text=_fixed(cell.mean, digits),
-            spread="" if cell.std is None else _fixed(cell.std, digits),
+            text=fixed(cell.mean, digits),
+            spread="" if cell.std is None else fixed(cell.std, digits),
             value=cell.mean,
             level=level if coloured else None,
             bold=cell.best,
-            p="" if tested is None else _p(tested),
+            p="" if tested is None else p_text(tested),
             more=notes.short(cell, results),
-            runs=[record.folder for record in cell.chosen.values()],
         )
 
     corrected = " Holm-corrected within a column." if results.holm else ""
@@ -209,15 +209,14 @@ def gain_table(results: Results) -> Table:
         if found is None or found.difference is None:
             return Entry(text="control" if cell.row == CONTROL and cell.values else EMPTY)
         low, high = found.interval or (0.0, 0.0)
-        shown = f"[{_signed(low, digits)}, {_signed(high, digits)}]" if found.interval else ""
+        shown = f"[{signed(low, digits)}, {signed(high, digits)}]" if found.interval else ""
         return Entry(
-            text=_signed(found.difference, digits),
+            text=signed(found.difference, digits),
             spread=shown,
             value=found.difference,
             bold=found.p is not None and found.p <= 0.05,
-            p=_p(found),
-            more="" if found.effect is None else f"r = {_fixed(found.effect, 2)}",
-            runs=[record.folder for record in cell.chosen.values()],
+            p=p_text(found),
+            more="" if found.effect is None else f"r = {fixed(found.effect, 2)}",
         )
 
     corrected = ", Holm-corrected within a column" if results.holm else ""
@@ -244,10 +243,9 @@ def time_table(results: Results) -> Table:
             return Entry()
         places = _time_digits(cell.milliseconds)
         return Entry(
-            text=_fixed(cell.milliseconds, places),
-            spread="" if cell.milliseconds_std is None else _fixed(cell.milliseconds_std, places),
+            text=fixed(cell.milliseconds, places),
+            spread="" if cell.milliseconds_std is None else fixed(cell.milliseconds_std, places),
             value=cell.milliseconds,
-            runs=[record.folder for record in cell.chosen.values()],
         )
 
     return _table(
@@ -306,12 +304,12 @@ def _beside(entry: Entry, printed: Published | None, digits: int) -> Entry:
     places = 1 if time else digits
     difference = ""
     if entry.value is not None:
-        difference = _signed(entry.value - printed.mean, places)
+        difference = signed(entry.value - printed.mean, places)
     return replace(
         entry,
         difference=difference,
-        paper=_fixed(printed.mean, places),
-        paper_spread="" if printed.std is None else _fixed(printed.std, places),
+        paper=fixed(printed.mean, places),
+        paper_spread="" if printed.std is None else fixed(printed.std, places),
         paper_value=printed.mean,
     )
 
@@ -319,14 +317,16 @@ def _beside(entry: Entry, printed: Published | None, digits: int) -> Entry:
 # --- numbers ---------------------------------------------------------------------------------------
 
 
-def _fixed(value: float, digits: int) -> str:
+def fixed(value: float, digits: int) -> str:
+    """A number with so many decimals, and no minus before a zero."""
     shown = f"{value:.{digits}f}"
     return shown[1:] if float(shown) == 0 and shown.startswith("-") else shown
 
 
-def _signed(value: float, digits: int) -> str:
+def signed(value: float, digits: int) -> str:
+    """The same with its sign, as a difference is written."""
     shown = f"{value:+.{digits}f}"
-    return _fixed(0.0, digits) if float(shown) == 0 else shown
+    return fixed(0.0, digits) if float(shown) == 0 else shown
 
 
 def _digits(results: Results, column: Column) -> int:
@@ -340,7 +340,8 @@ def _time_digits(milliseconds: float) -> int:
     return 1 if milliseconds >= 10 else 2 if milliseconds >= 1 else 3
 
 
-def _p(found: Comparison) -> str:
+def p_text(found: Comparison) -> str:
+    """A p-value in words, or nothing where there is none."""
     if found.p is None:
         return ""
     if found.p < 0.001:

@@ -100,6 +100,7 @@ class Job:
     ) -> None:
         centre = method.model.centre
         self.method = method
+        method.decoder_samples = training.objective_samples if training.objective == "iwae" else 0
         self.training = training
         self.continued = continued
         self.run = run

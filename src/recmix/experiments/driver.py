@@ -1,0 +1,116 @@
+"""`run_grid`: from a TOML file to a store of finished runs."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from recmix.errors import ConfigError, DataError
+from recmix.experiments.grid import Grid, check, read_grid
+from recmix.experiments.schedule import Schedule
+from recmix.experiments.stopping import stopping
+from recmix.experiments.store import Store
+from recmix.experiments.view import print_plan, print_status, print_summary, watching
+from recmix.experiments.workers import make_slots, run_here
+
+__all__ = ["run_grid"]
+
+COMPLETE, SOME_FAILED, INTERRUPTED = 0, 1, 130
+
+
+def run_grid(
+    file: Path,
+    store: Path,
+    *,
+    dry_run: bool = False,
+    workers: int | None = None,
+    limit_hours: float | None = None,
+    ray: str | None = None,
+    status: bool = False,
+    data_root: Path | None = None,
+    device: str = "auto",
+    retry_failed: bool = False,
+) -> int:
+    """Do the runs of a grid that are not done yet.
+
+    Args:
+        file: the grid, see `recmix.experiments.grid`.
+        store: folder of the runs; made if it is not there.
+        dry_run: only say what would be done.
+        workers: how many runs at a time; by default one per GPU, or one per core.
+        limit_hours: save and stop after so long.
+        ray: ``local`` or the address of a Ray cluster to do the runs on.
+        status: only say how the runs stand.
+        data_root: folder of the data sets.
+        device: ``auto``, ``cpu``, ``cuda`` …
+        retry_failed: try those again that failed before.
+
+    Returns:
+        The exit status: 0 if all runs are done, 1 if some failed, 130 if it was stopped before.
+    """
+    if limit_hours is not None and not limit_hours > 0:
+        raise ConfigError(f"limit_hours must be positive, got {limit_hours}")
+    out, err = Console(), Console(stderr=True)
+    place = Store(store)
+    grid = read_grid(Path(file))
+    place.grid_file(grid.name)  # refuses a name that is none
+    schedule = Schedule(place, grid.jobs, retry_failed=retry_failed)
+    if status:
+        print_status(grid, schedule, out)
+        return COMPLETE
+    check(entry.job for entry in schedule.of_kind("waiting"))
+    slots = make_slots(workers, device)
+    if dry_run:
+        print_plan(grid, schedule, workers or len(slots), out, data_root)
+        return COMPLETE
+    place.keep(grid)
+    began = time.monotonic()
+    with stopping(limit_hours) as stop:
+        if ray is None:
+            _fetch(grid, schedule, data_root, err)
+            with watching(grid, schedule, len(slots), err) as watcher:
+                run_here(schedule, slots, device=device, data_root=data_root, watcher=watcher, stop=stop)
+        else:
+            from recmix.experiments.cluster import run_on_ray
+
+            run_on_ray(
+                grid,
+                schedule,
+                address=ray,
+                workers=workers,
+                device=device,
+                data_root=data_root,
+                console=err,
+                stop=stop,
+            )
+    complete = not schedule.open and not schedule.counts["running"]
+    command = f"recmix grid {shlex.quote(str(file))} --store {shlex.quote(str(store))}"
+    print_summary(
+        schedule,
+        out,
+        stopped="" if complete else stop.why,
+        seconds=time.monotonic() - began,
+        command=command,
+    )
+    if not complete:
+        return INTERRUPTED
+    counts = schedule.counts
+    return SOME_FAILED if counts["failed"] or counts["blocked"] else COMPLETE
+
+
+def _fetch(grid: Grid, schedule: Schedule, root: Path | None, console: Console) -> None:
+    """Have the data there before several workers want them; leave out runs that cannot have them."""
+    from recmix.data import inventory, load
+
+    wanted = {entry.job.column["data"] for entry in schedule.of_kind("waiting")}
+    for entry in inventory(root):
+        if entry.name in wanted and not entry.usable:
+            console.print(f"fetching {entry.name}", highlight=False)
+            try:
+                load(entry.name, root)
+            except DataError as error:
+                jobs = [job for job in grid.jobs if job.column["data"] == entry.name]
+                schedule.block(jobs, f"its data cannot be had: {error}")

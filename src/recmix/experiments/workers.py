@@ -1,0 +1,182 @@
+"""Worker processes on this machine: one per GPU, or as many as there are cores.
+
+Each run is done in a process of its own, so that nothing one run does can hurt another. A worker holds
+the claims to its runs (it inherits the locked files) and reads from a pipe that nothing is written to:
+when the driver closes it, or ends in whatever way, the worker saves and stops.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from recmix.errors import ConfigError
+from recmix.experiments.grid import Job
+from recmix.experiments.schedule import Schedule
+from recmix.experiments.stopping import Stop
+from recmix.experiments.store import Claim, Store
+from recmix.experiments.view import Watcher
+
+__all__ = ["Slot", "make_slots", "run_here"]
+
+POLL = 0.1
+"""Seconds between two looks at the workers."""
+GRACE = 120.0
+"""Seconds that a worker has to save before it is killed."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where a worker runs: how many cores it may use, and which GPU."""
+
+    threads: int
+    gpu: str | None = None
+
+
+def make_slots(workers: int | None = None, device: str = "auto") -> list[Slot]:
+    """Places for workers: by default one per GPU, or one per core where there is no GPU.
+
+    >>> [slot.threads for slot in make_slots(1, "cpu")] == [cores()]
+    True
+
+    Args:
+        workers: how many, if not as many as by default.
+        device: as in `recmix.run.Training`.
+    """
+    if workers is not None and workers < 1:
+        raise ConfigError(f"workers must be positive, got {workers}")
+    gpus = _gpus(device)
+    count = workers or len(gpus) or cores()
+    threads = max(1, cores() // count)
+    return [Slot(threads, gpus[i % len(gpus)] if gpus else None) for i in range(count)]
+
+
+def run_here(
+    schedule: Schedule,
+    slots: Sequence[Slot],
+    *,
+    device: str = "auto",
+    data_root: Path | None = None,
+    watcher: Watcher,
+    stop: Stop,
+) -> None:
+    """Do the runs of a schedule in processes of this machine, until all are done or `stop` is set."""
+    running: list[_Worker] = []
+    free = list(slots)
+    asked = 0.0
+    try:
+        while True:
+            for worker in [w for w in running if w.process.poll() is not None]:
+                running.remove(worker)
+                free.append(worker.slot)
+                for job in worker.jobs:
+                    watcher.ended(schedule.ended(job, worker.end(), stopping=bool(stop)))
+                worker.close()
+            schedule.look()
+            while free and not stop and (taken := schedule.take(free[0].threads)):
+                job, claim = taken
+                running.append(_start(schedule.store, [job], [claim], free.pop(0), device, data_root))
+                watcher.began(schedule.entries[job.digest])
+            if stop and not asked:
+                asked = time.monotonic()
+                for worker in running:
+                    worker.ask_to_stop()
+            if stop.at_once or (asked and time.monotonic() - asked > GRACE):
+                for worker in running:
+                    worker.process.kill()
+            if not running and (stop or not schedule.open):
+                return
+            watcher.tick()
+            time.sleep(POLL)
+    finally:
+        for worker in running:
+            worker.ask_to_stop()
+            worker.close()
+
+
+@dataclass
+class _Worker:
+    process: subprocess.Popen[bytes]
+    slot: Slot
+    jobs: list[Job]
+    claims: list[Claim]
+
+    def ask_to_stop(self) -> None:
+        """Close its pipe: it saves and ends."""
+        if self.process.stdin:
+            self.process.stdin.close()
+
+    def end(self) -> str:
+        """How its process ended, in words."""
+        status = self.process.returncode
+        if status < 0:
+            return f"its worker was killed by {signal.Signals(-status).name}"
+        return f"its worker ended with status {status} and left no result"
+
+    def close(self) -> None:
+        """Let go of what belongs to it."""
+        self.ask_to_stop()
+        for claim in self.claims:
+            claim.release()
+
+
+def _start(
+    store: Store,
+    jobs: list[Job],
+    claims: list[Claim],
+    slot: Slot,
+    device: str,
+    data_root: Path | None,
+) -> _Worker:
+    """A worker for a list of runs."""
+    environment = {**os.environ, "OMP_NUM_THREADS": str(slot.threads)}
+    if slot.gpu is not None:
+        environment["CUDA_VISIBLE_DEVICES"], device = slot.gpu, "cuda"
+    command = [sys.executable, "-m", "recmix.experiments.worker", str(store.root.resolve())]
+    command += [job.digest for job in jobs]
+    command += ["--driven", "--device", device]
+    if data_root is not None:
+        command += ["--data-root", str(data_root)]
+    with store.log(jobs[0].digest).open("a") as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            pass_fds=[claim.descriptor for claim in claims],
+            start_new_session=True,  # Ctrl-C at the terminal is for the driver alone
+        )
+    for claim in claims:
+        claim.note(pid=process.pid)
+    return _Worker(process, slot, jobs, claims)
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _gpus(device: str) -> list[str]:
+    """The GPUs to share out, by the names that CUDA_VISIBLE_DEVICES takes."""
+    if device == "cpu":
+        return []
+    import torch
+
+    from recmix.fitted import pick_device
+
+    wanted = pick_device(device)
+    if wanted.type != "cuda":
+        return []
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    names = [name.strip() for name in shown.split(",") if name.strip()]
+    names = names or [str(i) for i in range(torch.cuda.device_count())]
+    return names if wanted.index is None else [names[wanted.index]]
