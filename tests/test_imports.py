@@ -14,7 +14,7 @@ ROOMS = [
     {"run"},
     {"data"},
     {"core"},
-    {"posteriors", "likelihoods", "networks", "gauss_newton"},
+    {"posteriors", "likelihoods", "networks", "gauss_newton", "stacked"},
     {"methods", "options"},
     {"evaluation"},
     {"training", "fitted"},

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from recmix.core import LatentModel, Method, Posterior, register
     from recmix.errors import RecmixError
     from recmix.fitted import Fitted, load
-    from recmix.training.fit import fit
+    from recmix.training.fit import fit, fit_many
 
 __all__ = [
     "Fitted",
@@ -26,6 +26,7 @@ __all__ = [
     "__version__",
     "data",
     "fit",
+    "fit_many",
     "load",
     "register",
 ]
@@ -37,6 +38,7 @@ _HOME = {
     "Posterior": "recmix.core",
     "RecmixError": "recmix.errors",
     "fit": "recmix.training.fit",
+    "fit_many": "recmix.training.fit",
     "load": "recmix.fitted",
     "register": "recmix.core",
 }

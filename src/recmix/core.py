@@ -166,7 +166,7 @@ def update(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
 
 
 def adam(groups: Iterable[dict[str, Any]], learning_rate: float) -> torch.optim.Adam:
-    """Adam in its fused form where there is one; on a GPU ready to be captured, with its rates as tensors there."""
+    """Adam, fused where it can be; on a GPU ready to be captured, with its rates as tensors there."""
     groups = list(groups)
     device = groups[0]["params"][0].device
     fused = device.type in ("cpu", "cuda")

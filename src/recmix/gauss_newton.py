@@ -28,9 +28,9 @@ __all__ = ["NormalEquations", "climb", "damped_step", "jacobian", "normal_equati
 
 TANGENT_VALUES = 2**23
 """Decoder outputs (examples x pixels x tangents) that one chunk of tangents may have, by default."""
-DAMPING = 10.0
+DAMPING = 1.0
 """λ of the first step, in units of the prior's precision."""
-LADDER = (0.0, 1.0, 10.0, 100.0)
+LADDER = (0.0, 1.0, 10.0, 100.0, 1000.0)
 """Dampings tried in one step, as multiples of an example's own λ; 0 is the pure Gauss-Newton step."""
 
 
@@ -115,9 +115,9 @@ def climb(
 ) -> tuple[Tensor, NormalEquations]:
     """Where damped Gauss-Newton steps up log p(x, z) lead: z (B, D), and the equations there.
 
-    Every step tries the dampings 0, λ, 10 λ and 100 λ and takes, for each example, the one that
+    Every step tries the dampings 0, λ, 10 λ, 100 λ and 1000 λ and takes, for each example, the one that
     reaches the highest joint, or none. λ follows: a tenth of what was taken (but not of nothing),
-    a thousandfold after a refusal. On a linear decoder with a Gaussian likelihood the first step is
+    ten thousandfold after a refusal. On a linear decoder with a Gaussian likelihood the first step is
     exact.
 
     z carries no gradient. The equations at it do, to the decoder and the likelihood, where gradients
@@ -146,7 +146,7 @@ def climb(
             rose = best > here.log_joint
             z = torch.where(rose[:, None], z + _pick(step, which), z)
             taken = _pick(tried[..., None], which).squeeze(-1)
-            level = torch.where(rose, (0.1 * taken).clamp_min(0.1 * damping), 1000 * level)
+            level = torch.where(rose, (0.1 * taken).clamp_min(0.1 * damping), 10 * LADDER[-1] * level)
     return z, normal_equations(model, x, z, chunk=chunk)
 
 

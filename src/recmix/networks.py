@@ -305,7 +305,10 @@ class Gate(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The pair log ε(x) (B,), log(1 - ε(x)) (B,) of images x (B, C, H, W)."""
-        score: Tensor = self.layers(x).squeeze(-1)
+        return self.bounded(self.layers(x).squeeze(-1))
+
+    def bounded(self, score: Tensor) -> tuple[Tensor, Tensor]:
+        """The pair log ε, log(1 - ε) of a score s of any shape."""
         span = self.maximum - self.minimum
         # 1 - ε is formed as a sum of positive terms too: log(1 - ε) stays finite for ε_max near 1.
         log_eps = (self.minimum + span * torch.sigmoid(score)).log()

@@ -22,12 +22,12 @@ from typing import Any
 
 from rich.console import Console
 
-from recmix.errors import ConfigError
+from recmix.errors import ConfigError, RunError
 from recmix.experiments.grid import Grid, Job
 from recmix.experiments.schedule import Schedule
 from recmix.experiments.stopping import Stop
 from recmix.experiments.store import FOLLOWS_THE_RUN, Claim, Store
-from recmix.experiments.view import watching
+from recmix.experiments.view import Watcher, watching
 from recmix.experiments.worker import work, written_to
 
 __all__ = ["Mailbox", "run_on_ray"]
@@ -114,8 +114,14 @@ def run_on_ray(
             files = ray.put(store.pack(job.digest))
             return task.remote(job.digest, job.depends, files, start, device, root, mailbox)
 
-        with watching(grid, schedule, places, console) as watcher:
-            _drive(ray, schedule, submit, mailbox, AHEAD * places, watcher, stop)
+        try:
+            with watching(grid, schedule, places, console) as watcher:
+                _drive(ray, schedule, submit, mailbox, AHEAD * places, watcher, stop)
+        except ray.exceptions.RayError as error:
+            raise RunError(
+                f"the Ray cluster {address!r} was lost ({error}); what came back is in "
+                f"{schedule.store.root}: start the grid again"
+            ) from error
 
 
 def _drive(
@@ -124,7 +130,7 @@ def _drive(
     submit: Callable[[Job], Any],
     mailbox: Any,
     most: int,
-    watcher: Any,
+    watcher: Watcher,
     stop: Stop,
 ) -> None:
     """Submit what can begin, keep what comes back."""
@@ -143,7 +149,11 @@ def _drive(
                 mailbox.stop.remote()
             if not running and (stop or not schedule.open):
                 return
-            ended, _ = ray.wait(list(running), timeout=POLL) if running else ([], time.sleep(POLL))
+            if running:
+                ended, _ = ray.wait(list(running), timeout=POLL)
+            else:
+                ended = []
+                time.sleep(POLL)
             for digest, files in ray.get(mailbox.collect.remote()).items():
                 if any(job.digest == digest for job, _ in running.values()):
                     schedule.store.unpack(digest, files)
@@ -169,7 +179,7 @@ def _received(ray: Any, store: Store, job: Job, reference: Any) -> str:
         first = str(error).strip().splitlines()[0]
         return f"its Ray worker was lost ({type(error).__name__}: {first})"
     store.unpack(job.digest, files)
-    if "checkpoint.safetensors" not in files:
+    if "scores.json" in files and "checkpoint.safetensors" not in files:
         store.run(job.digest).checkpoint.unlink(missing_ok=True)
     return "its Ray worker left no result"
 
@@ -184,6 +194,10 @@ def do(
     mailbox: Any,
 ) -> Files:
     """The task: one run in a folder of this machine. Returns the run's files."""
+    import ray
+
+    if ray.get(mailbox.post.remote(digest, {})):
+        return {}  # asked to stop before it began
     with tempfile.TemporaryDirectory(prefix="recmix-") as scratch:
         store = Store(scratch)
         store.unpack(digest, files)

@@ -114,6 +114,12 @@ class Schedule:
             self._read(entry)
         self._settle()
 
+    def see_others(self) -> None:
+        """Find out which of the waiting runs somebody works on."""
+        for entry in list(self.of_kind("waiting")):
+            if holder := self.store.holder(entry.job.digest):
+                entry.kind, entry.reason = "elsewhere", holder
+
     def ended(self, job: Job, how: str, *, stopping: bool = False) -> Entry:
         """The worker of a run has ended: find out what it has achieved.
 

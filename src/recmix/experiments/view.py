@@ -158,12 +158,12 @@ def print_plan(
 
 def print_status(grid: Grid, schedule: Schedule, console: Console) -> None:
     """How the runs of a grid stand, whoever does them."""
+    schedule.see_others()
     console.print(_rows(schedule, grid.title))
-    held = [e for e in schedule.of_kind("waiting") if schedule.store.holder(e.job.digest)]
-    if held:
+    if held := list(schedule.of_kind("elsewhere")):
         console.print(_running(schedule.store, held))
     _troubles(schedule, console)
-    _say(console, _counted(schedule, running=len(held)))
+    _say(console, _counted(schedule))
 
 
 def print_summary(
@@ -181,6 +181,8 @@ def print_summary(
 def progress(store: Store, entry: Entry) -> str:
     """How far a run is: epoch and validation bound, from its folder."""
     run = store.run(entry.job.digest)
+    if not run.exists:
+        return "not yet training"
     try:
         if run.status()["status"] == "done":
             return f"trained, {len(run.scores())} of {len(entry.job.evaluate)} scored"
@@ -212,10 +214,10 @@ def _rows(schedule: Schedule, title: str) -> Table:
 
 
 def _running(store: Store, entries: Sequence[Entry]) -> Table:
-    table = Table("run", "folder", "how far", "since")
+    table = Table("run", "folder", "how far", "for / by")
     now = time.monotonic()
     for entry in entries[:SHOWN]:
-        since = in_words(now - entry.since) if entry.since else store.holder(entry.job.digest)
+        since = in_words(now - entry.since) if entry.since else entry.reason
         table.add_row(escape(entry.job.title), entry.job.digest, progress(store, entry), since)
     if len(entries) > SHOWN:
         table.add_row(f"and {len(entries) - SHOWN} more", "", "", "")
@@ -235,18 +237,10 @@ def _troubles(schedule: Schedule, console: Console) -> None:
         _say(console, f"blocked: {count} run{'s' * (count > 1)}: {reason}")
 
 
-def _counted(schedule: Schedule, running: int | None = None) -> str:
+def _counted(schedule: Schedule) -> str:
     counts = schedule.counts
-    under_way = counts["running"] + counts["elsewhere"] if running is None else running
-    waiting = counts["waiting"] if running is None else counts["waiting"] - running
-    parts = {
-        "done": counts["done"],
-        "running": under_way,
-        "waiting": waiting,
-        "failed": counts["failed"],
-        "blocked": counts["blocked"],
-    }
-    said = ", ".join(f"{n} {kind}" for kind, n in parts.items() if n or kind == "done")
+    counts["running"] += counts.pop("elsewhere", 0)
+    said = ", ".join(f"{counts[kind]} {kind}" for kind in COLOURS if counts[kind] or kind == "done")
     return f"{len(schedule.entries)} runs: {said}"
 
 

@@ -139,15 +139,19 @@ def stop_at_the_end_of(descriptor: int) -> None:
 
 @contextlib.contextmanager
 def written_to(path: Path) -> Iterator[None]:
-    """All that this process writes, from whatever library, goes to the end of a file."""
+    """All that this process writes meanwhile, from whatever library, goes to the end of a file."""
+    before = {descriptor: os.dup(descriptor) for descriptor in (1, 2)}
     with path.open("a") as file:
-        for descriptor in (1, 2):
+        for descriptor in before:
             os.dup2(file.fileno(), descriptor)
     try:
         yield
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
+        for descriptor, old in before.items():
+            os.dup2(old, descriptor)
+            os.close(old)
 
 
 if __name__ == "__main__":

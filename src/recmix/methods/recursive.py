@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from recmix.core import (
 from recmix.errors import ConfigError
 from recmix.networks import Gate
 from recmix.posteriors import Mixture, recursive_log_weights
+from recmix.stacked import Stacked
 
 __all__ = ["RecursiveMixture"]
 
@@ -99,6 +100,18 @@ class RecursiveMixture(Method):
         self.gates = nn.ModuleList(
             Gate(model.shape, minimum=eps_min, maximum=eps_max) for _ in range(order - 1)
         )
+        self.gaussian = component == "gaussian"
+        parts_now: Any = self.components
+        gates_now: Any = self.gates
+        self._encoders = Stacked([part.encoder for part in parts_now])
+        self._gates = Stacked([gate.layers for gate in gates_now])
+
+    def train(self, mode: bool = True) -> RecursiveMixture:
+        """As ever; the stacked networks are built anew after it."""
+        self._encoders.drop()
+        self._gates.drop()
+        super().train(mode)
+        return self
 
     def log_weights(self, x: Tensor) -> Tensor:
         """Log α(x), (B, order)."""
@@ -110,7 +123,14 @@ class RecursiveMixture(Method):
         return recursive_log_weights(log_eps, log_rest)
 
     def posterior(self, x: Tensor) -> Mixture:
-        """The whole mixture in one feed-forward pass."""
+        """The whole mixture in one feed-forward pass: stacked, where no gradient is wanted."""
+        if not torch.is_grad_enabled() and not self.training and self.order > 1 and self.gaussian:
+            seen = self.model.centred(x)
+            parameters, scores = self._encoders(seen), self._gates(seen)
+            if parameters is not None and scores is not None:
+                gate: Any = self.gates[0]
+                log_eps, log_rest = gate.bounded(scores.squeeze(-1).t())
+                return Mixture.of_gaussians(parameters, recursive_log_weights(log_eps, log_rest))
         return Mixture([self.component(m, x) for m in range(self.order)], self.log_weights(x))
 
     def start_from(self, other: Method) -> None:

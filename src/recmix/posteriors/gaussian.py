@@ -36,6 +36,13 @@ class Gaussian(Posterior):
         self.log_variance = log_variance.clamp(*LOG_VARIANCE_RANGE)
 
     @classmethod
+    def clamped(cls, mean: Tensor, log_variance: Tensor) -> Gaussian:
+        """From a log-variance that is known to be in its range: nothing is computed."""
+        made = cls.__new__(cls)
+        made._mean, made.log_variance = mean, log_variance
+        return made
+
+    @classmethod
     def from_parameters(cls, parameters: Tensor) -> Gaussian:
         """From an encoder's output (B, 2 D): means, then log-variances."""
         return cls(*parameters.chunk(2, dim=-1))

@@ -41,6 +41,8 @@ class Mixture(Posterior):
     torch.Size([2])
     """
 
+    _joined: tuple[Tensor, Tensor] | None = None
+
     def __init__(self, components: Sequence[Posterior], log_weights: Tensor) -> None:
         if len(components) != log_weights.shape[-1]:
             raise ConfigError(
@@ -49,6 +51,15 @@ class Mixture(Posterior):
             )
         self.components = list(components)
         self.log_weights = log_weights
+
+    @classmethod
+    def of_gaussians(cls, parameters: Tensor, log_weights: Tensor) -> Mixture:
+        """From encoder outputs of all components, (K, B, 2 D), and log-weights (B, K)."""
+        whole = Gaussian.from_parameters(parameters)  # one operation for all components
+        parts = zip(whole.mean.unbind(), whole.log_variance.unbind(), strict=True)
+        made = cls([Gaussian.clamped(*part) for part in parts], log_weights)
+        made._joined = (whole.mean, whole.log_variance)
+        return made
 
     @property
     def weights(self) -> Tensor:
@@ -115,6 +126,8 @@ class Mixture(Posterior):
 
     def _stacked(self) -> tuple[Tensor, Tensor]:
         """Means and log-variances of Gaussian components, (K, B, D) each."""
+        if self._joined is not None:
+            return self._joined
         parts = [q for q in self.components if isinstance(q, Gaussian)]
         return torch.stack([q.mean for q in parts]), torch.stack([q.log_variance for q in parts])
 

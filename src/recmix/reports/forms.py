@@ -114,4 +114,4 @@ def one_line(text: str) -> str:
 
 def to_html(table: Table) -> str:
     """One HTML table, as it stands in the page: escaped, with sort buttons and a caption."""
-    return environment().get_template("table.html").render(table=table, levels=LEVELS)
+    return environment().get_template("table.html").render(table=table, levels=LEVELS, alone=True)

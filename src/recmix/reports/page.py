@@ -19,7 +19,7 @@ from recmix.errors import RunError
 from recmix.files import write_bytes
 from recmix.reports.published import CITATION, best_printed
 from recmix.reports.records import Column, Log, Record, Row, Store, set_title
-from recmix.reports.statistics import Results, summarise
+from recmix.reports.statistics import CONTROL, Results, summarise
 from recmix.reports.store import printable, read_store
 from recmix.reports.tables import LEVELS, all_tables, fixed, p_text, signed
 from recmix.reports.template import environment, source
@@ -78,9 +78,8 @@ def report(
     except OSError as error:
         raise RunError(f"could not make the folder {out.parent}: {error.strerror}") from error
     write_bytes(out, content)
-    return Written(
-        path=out, runs=len(found.records), problems=len(found.problems), size=len(content)
-    )
+    out.chmod(0o644)  # a page is made to be shown
+    return Written(path=out, runs=len(found.records), problems=len(found.problems), size=len(content))
 
 
 def page(store: Store, results: Results, *, figures: Sequence[Path] = ()) -> str:
@@ -164,6 +163,8 @@ def _highlights(results: Results) -> list[Highlight]:
         spread = "" if cell.std is None else f" ± {fixed(cell.std, digits)}"
         printed = best_printed(column)
         gain, against = "", cell.versus_control
+        if cell.row == CONTROL:
+            gain = "the control: no method gains over it"
         if against is not None and against.difference is not None:
             gain = f"{signed(against.difference, digits)} nats over VAE+"
             gain += f" ({p_text(against)})" if against.p is not None else f" ({against.reason})"
@@ -315,5 +316,3 @@ def _finite(content: Any) -> Any:
     if isinstance(content, list | tuple):
         return [_finite(value) for value in content]
     return content
-
-

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import hashlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import nn
 
 from recmix.core import Method, find_method
 from recmix.data import ImageData, as_data
-from recmix.errors import ConfigError, Interrupted, RunError
+from recmix.errors import ConfigError, Interrupted, NonFiniteError, RunError
 from recmix.files import write_json
 from recmix.fitted import Fitted, build, load
 from recmix.options import read_options
@@ -23,7 +23,7 @@ from recmix.run import Run, Spec, Training
 from recmix.training.job import Job
 from recmix.training.loop import train
 
-__all__ = ["fit"]
+__all__ = ["fit", "fit_many"]
 
 FIRST_STAGE = {"epochs": 2000, "learning_rate": 5e-4}
 SECOND_STAGE = {"epochs": 20, "learning_rate": 1e-5}
@@ -68,6 +68,112 @@ def fit(
         progress: True shows progress, False never, None if there is a terminal.
         **options: those of the method and of training, see `recmix.run.Training`.
     """
+    asked = {k: v for k, v in locals().items() if k not in ("options", "progress")}
+    return fit_many([asked | options], progress=progress)[0]
+
+
+def fit_many(requests: Sequence[dict[str, Any]], *, progress: bool | None = None) -> list[Fitted]:
+    """Train many models: on a GPU all at once in one process, elsewhere one after the other.
+
+    Each has its own data, order of data and random stream, and gives what it would give alone. Splits,
+    seeds, learning rates, orders and methods may differ.
+
+    Args:
+        requests: the keyword arguments of `fit` for each, ``method`` and ``data`` included.
+        progress: as in `fit`.
+
+    Raises:
+        NonFiniteError: if a training failed; it is raised when the others are done.
+
+    >>> import numpy as np
+    >>> x = np.random.default_rng(0).random((30, 1, 8, 8), np.float32)
+    >>> models = fit_many([{"method": "vae", "data": x, "epochs": 1, "seed": s} for s in range(2)])
+    >>> len(models)
+    2
+    """
+    plans = [_plan(**request) for request in requests]
+    waiting = [plan for plan in plans if plan.vae is not None]
+    if waiting:
+        try:
+            first = fit_many([plan.vae for plan in waiting if plan.vae], progress=progress)
+        except Interrupted as stop:
+            raise _told_of_the_whole(stop, waiting) from None
+        for plan, vae in zip(waiting, first, strict=True):
+            plan.init = vae
+    jobs = {id(plan): plan.job() for plan in plans if plan.finished is None}
+    failures: list[NonFiniteError | None] = []
+    for group in _together(list(jobs.values())):
+        engine = group[0].training.engine
+        failures += train(group, engine=engine, progress=progress)
+    for failure in failures:
+        if failure is not None:
+            raise failure
+    return [plan.finished or plan.result(jobs[id(plan)]) for plan in plans]
+
+
+def _together(jobs: list[Job]) -> list[list[Job]]:
+    """Jobs by device on GPUs, where they share it; each on its own elsewhere."""
+    groups: dict[Any, list[Job]] = {}
+    for job in jobs:
+        key = (job.device, job.training.engine) if job.device.type == "cuda" else id(job)
+        groups.setdefault(key, []).append(job)
+    return list(groups.values())
+
+
+@dataclasses.dataclass
+class _Plan:
+    """A training that was asked for, checked and laid out."""
+
+    spec: Spec
+    data: ImageData
+    method: Method
+    init: Fitted | None
+    run: Run | None
+    resume: bool
+    vae: dict[str, Any] | None = None
+    """What to ask `fit` for first, if it needs a VAE and has none."""
+    finished: Fitted | None = None
+
+    def job(self) -> Job:
+        """The training itself, with everything in its place."""
+        if self.init:
+            with torch.random.fork_rng():
+                torch.manual_seed(self.spec.training.seed)
+                self.method.start_from(self.init.method)
+        return Job(
+            self.method,
+            self.data,
+            self.spec.training,
+            continued=self.init is not None,
+            run=self.run,
+            resume=self.resume,
+            title=_title(self.spec),
+        )
+
+    def result(self, job: Job) -> Fitted:
+        """What the training gave."""
+        folder = None if self.run is None else self.run.folder
+        return Fitted(self.method, self.spec, job.state.history, folder)
+
+
+def _plan(
+    method: str,
+    data: Any,
+    *,
+    latent: int | None = None,
+    likelihood: str | None = None,
+    network: str | None = None,
+    decoder_network: str | None = None,
+    encoder: nn.Module | None = None,
+    decoder: nn.Module | None = None,
+    init: Fitted | str | Path | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    vae_epochs: int | None = None,
+    **options: Any,
+) -> _Plan:
+    """Check a request to `fit` and make its spec, its networks and its folder."""
     cls = find_method(method)
     own, common = read_options(cls, options, _names(fit))
     training = Training(**common)
@@ -84,6 +190,7 @@ def fit(
         decoder_network = "own"
     elif decoder_network is None:
         decoder_network = before.decoder_network if before else "conv" if network == "own" else network
+    needs_vae = init is None and cls.second_stage
     spec = Spec(
         method=method,
         latent=latent if latent is not None else before.latent if before else 20,
@@ -92,43 +199,50 @@ def fit(
         network=network,
         decoder_network=decoder_network,
         options=own,
-        training=_by_stage(training, cls, continued=init is not None or cls.second_stage),
+        training=_by_stage(training, cls, continued=init is not None or needs_vae),
         data=data.describe(),
-        init=_origin(init),
+        init={"run": "vae", "epochs": vae_epochs} if needs_vae else _origin(init),
         setting=cls.setting,
     )
-    if init is None and cls.second_stage:
-        spec = dataclasses.replace(spec, init={"run": "vae", "epochs": vae_epochs})
     run = None if out is None else Run(out)
-    trained = _new(spec, data, encoder, decoder)
+    plan = _Plan(spec, data, _new(spec, data, encoder, decoder), init, run, resume)
     if init:
         _check_init(init, spec)
     if run is not None:
         if resume and run.exists:
             if _nothing_left(run, spec):
-                return load(run.folder, device=training.device, encoder=encoder, decoder=decoder)
+                plan.finished = load(
+                    run.folder, device=training.device, encoder=encoder, decoder=decoder
+                )
+                return plan
         else:
             run.create(spec, overwrite=overwrite)
-    if init is None and cls.second_stage:
-        init = _first_stage(
-            data,
-            spec,
-            training,
-            vae_epochs,
-            encoder=_copy(encoder),
-            decoder=_copy(decoder),
-            run=run,
-            resume=resume,
-            overwrite=overwrite,
-            progress=progress,
-        )
-    if init:
-        with torch.random.fork_rng():
-            torch.manual_seed(spec.training.seed)
-            trained.start_from(init.method)
-    job = Job(trained, data, spec.training, continued=init is not None, run=run, title=_title(spec))
-    train([job], resume=resume, engine=spec.training.engine, progress=progress)
-    return Fitted(trained, spec, job.state.history, None if run is None else run.folder)
+    if needs_vae:
+        settings = dataclasses.asdict(training) | {"epochs": vae_epochs, "learning_rate": None}
+        plan.vae = settings | {
+            "method": "vae",
+            "data": data,
+            "latent": spec.latent,
+            "likelihood": spec.likelihood,
+            "network": None if network == "own" else network,
+            "decoder_network": None if decoder_network == "own" else decoder_network,
+            "encoder": _copy(encoder),
+            "decoder": _copy(decoder),
+            "out": None if run is None else run.folder / "vae",
+            "resume": resume,
+            "overwrite": overwrite,
+        }
+    return plan
+
+
+def _told_of_the_whole(stop: Interrupted, waiting: list[_Plan]) -> Interrupted:
+    """The same message with the folders of the runs that were asked for, not of their VAEs."""
+    message = str(stop)
+    for plan in waiting:
+        if plan.run:
+            plan.run.set_status("interrupted", epoch=0, reason="during the VAE it starts from")
+            message = message.replace(f"{plan.run.folder / 'vae'}", f"{plan.run.folder}")
+    return Interrupted(message)
 
 
 def _names(function: Any) -> list[str]:
@@ -165,36 +279,6 @@ def _new(spec: Spec, data: ImageData, encoder: nn.Module | None, decoder: nn.Mod
             centre=centre,
             variance=data.x_train.variance(centre),
         )
-
-
-def _first_stage(
-    data: ImageData,
-    spec: Spec,
-    training: Training,
-    epochs: int | None,
-    *,
-    run: Run | None,
-    **more: Any,
-) -> Fitted:
-    """The VAE that a second-stage method starts from."""
-    settings = dataclasses.asdict(training) | {"epochs": epochs, "learning_rate": None}
-    try:
-        return fit(
-            "vae",
-            data,
-            latent=spec.latent,
-            likelihood=spec.likelihood,
-            network=None if spec.network == "own" else spec.network,
-            decoder_network=None if spec.decoder_network == "own" else spec.decoder_network,
-            out=None if run is None else run.folder / "vae",
-            **more,
-            **settings,
-        )
-    except Interrupted as stop:
-        if run is None:
-            raise
-        run.set_status("interrupted", epoch=0, reason="during the VAE it starts from")
-        raise Interrupted(str(stop).replace(str(run.folder / "vae"), str(run.folder))) from None
 
 
 def _origin(init: Fitted | None) -> dict[str, Any] | None:

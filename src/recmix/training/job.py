@@ -85,6 +85,7 @@ class Job:
         training: settings, with `epochs` and `learning_rate` filled in.
         continued: it starts from trained weights, which then count as epoch 0 in the choice of the best.
         run: where checkpoints go; without it nothing is written.
+        resume: continue from the run's checkpoint if there is one.
         title: its name in the progress bar.
     """
 
@@ -96,6 +97,7 @@ class Job:
         *,
         continued: bool = False,
         run: Run | None = None,
+        resume: bool = False,
         title: str = "training",
     ) -> None:
         centre = method.model.centre
@@ -104,6 +106,7 @@ class Job:
         self.training = training
         self.continued = continued
         self.run = run
+        self.resume = resume
         self.title = title
         self.device = centre.device
         self.epochs = training.epochs or 1
@@ -131,10 +134,10 @@ class Job:
         """Whether there is anything left to do."""
         return self.state.epoch < self.epochs and not self.state.stopped
 
-    def start(self, *, resume: bool) -> None:
+    def start(self) -> None:
         """Take up the run's checkpoint, if that is wanted and there is one, or begin."""
         run = self.run
-        if run and resume and run.checkpoint.exists():
+        if run and self.resume and run.checkpoint.exists():
             self.state, self.best = load_checkpoint(
                 run.checkpoint, self.method, self.optimizers, self.generator
             )

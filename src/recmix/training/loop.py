@@ -23,7 +23,7 @@ CHECK_EVERY = 100
 
 
 def train(
-    jobs: Sequence[Job], *, resume: bool = False, engine: str = "auto", progress: bool | None = None
+    jobs: Sequence[Job], *, engine: str = "auto", progress: bool | None = None
 ) -> list[NonFiniteError | None]:
     """Train jobs together until each is done; afterwards each method holds its best weights.
 
@@ -32,7 +32,6 @@ def train(
 
     Args:
         jobs: what to train; several only make sense on a GPU.
-        resume: continue from the runs' checkpoints where there are any.
         engine: see `recmix.training.engines.pick_engine`.
         progress: see `recmix.training.progress.watch`.
 
@@ -41,7 +40,7 @@ def train(
     """
     failures: dict[int, NonFiniteError] = {}
     for job in jobs:
-        job.start(resume=resume)
+        job.start()
     with _stop_signals() as stop, ExitStack() as stack:
         boards = {id(j): stack.enter_context(_tensorboard(j.run, j.training)) for j in jobs}
         title = jobs[0].title if len(jobs) == 1 else f"{len(jobs)} trainings"
