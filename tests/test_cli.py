@@ -94,7 +94,7 @@ def test_lists(capsys):
     assert call("--version") == 0
 
 
-@pytest.mark.parametrize("command", ["data", "methods", "train", "evaluate", "demo"])
+@pytest.mark.parametrize("command", ["data", "methods", "train", "evaluate", "demo", "compare"])
 def test_help_shows_examples(command, capsys):
     assert call(command, "--help") == 0
     assert f"recmix {command}" in capsys.readouterr().out
@@ -161,6 +161,23 @@ def test_the_demonstration_in_short(tmp_path, capsys):
         assert (tmp_path / "demo" / name).stat().st_size > 5000
     assert call("demo", "--quick", "--out", tmp_path / "demo") == 2
     assert "not empty" in capsys.readouterr().err
+
+
+def test_compare_trains_every_method_from_one_vae(tmp_path, capsys):
+    words = ("compare", "--data", "digits", "--latent", "3", "--vae-epochs", "2", "--epochs", "1")
+    assert call(*words, "--samples", "3", "--out", tmp_path / "all") == 0
+    shown = capsys.readouterr().out
+    from recmix.core import METHODS
+
+    for name in METHODS:
+        assert name.upper() in shown
+    table = (tmp_path / "all" / "compare.md").read_text()
+    assert table.count("\n") == len(METHODS) + 3
+    rows = json.loads((tmp_path / "all" / "compare.json").read_text())["rows"]
+    assert next(r for r in rows if r["model"] == "VAE+")["gain"] == 0
+    assert all("best_validation" in r for r in rows)
+    assert call(*words, "--samples", "3", "--out", tmp_path / "all", "rme:order=2", "rme:order=x") == 2
+    assert "order must be a whole number" in capsys.readouterr().err
 
 
 def test_real_mnist_for_a_moment(real_data, tmp_path):

@@ -33,6 +33,9 @@ DAMPING = 1.0
 LADDER = (0.0, 1.0, 10.0, 100.0, 1000.0)
 """Dampings tried in one step, as multiples of an example's own λ; 0 is the pure Gauss-Newton step."""
 
+LARGEST = 1e12
+"""λ grows no further: a step is below rounding by then, and λ times a number stays finite."""
+
 
 class NormalEquations(NamedTuple):
     """The quadratic model of log p(x, z) around z (B, D)."""
@@ -70,8 +73,8 @@ def jacobian(model: LatentModel, z: Tensor, *, chunk: int | None = None) -> tupl
     tangents = torch.eye(latent, dtype=z.dtype, device=z.device)[:, None].expand(latent, batch, latent)
 
     def push(tangent: Tensor) -> tuple[Tensor, Tensor]:
-        decoded, moved = jvp(model.decoder, (z,), (tangent,))
-        return decoded, moved
+        pushed: tuple[Tensor, Tensor] = jvp(model.decoder, (z,), (tangent,))  # type: ignore[assignment]
+        return pushed
 
     parts = [vmap(push, randomness="same")(part) for part in tangents.split(chunk)]
     decoded = parts[0][0][0]  # the same for every tangent
@@ -82,7 +85,7 @@ def jacobian(model: LatentModel, z: Tensor, *, chunk: int | None = None) -> tupl
 def normal_equations(
     model: LatentModel, x: Tensor, z: Tensor, *, chunk: int | None = None
 ) -> NormalEquations:
-    """Value, gradient and Gauss-Newton curvature of log p(x, z) at z (B, D) for images x (B, C, H, W)."""
+    """Value, gradient and Gauss-Newton curvature of log p(x, z) at z (B, D), for images (B, C, H, W)."""
     decoded, slope = jacobian(model, z, chunk=chunk)
     image = model.centred(x.to(z.dtype))
     residual = model.likelihood.residual(image, decoded).flatten(1)  # (B, P)
@@ -101,7 +104,8 @@ def damped_step(gradient: Tensor, precision: Tensor, damping: Tensor) -> Tensor:
     matrix = (precision + damping[..., None, None] * identity).flatten(0, -3)
     factor = cholesky(matrix)
     half = torch.linalg.solve_triangular(factor, gradient.reshape(-1, shape[-1], 1), upper=False)
-    return torch.linalg.solve_triangular(factor.mT, half, upper=True).reshape(shape)
+    step: Tensor = torch.linalg.solve_triangular(factor.mT, half, upper=True)
+    return step.reshape(shape)
 
 
 def climb(
@@ -116,9 +120,8 @@ def climb(
     """Where damped Gauss-Newton steps up log p(x, z) lead: z (B, D), and the equations there.
 
     Every step tries the dampings 0, λ, 10 λ, 100 λ and 1000 λ and takes, for each example, the one that
-    reaches the highest joint, or none. λ follows: a tenth of what was taken (but not of nothing),
-    ten thousandfold after a refusal. On a linear decoder with a Gaussian likelihood the first step is
-    exact.
+    reaches the highest joint, or none. Then λ becomes a tenth of what was taken, or moves beyond the
+    largest after a refusal. With a linear decoder and a Gaussian likelihood the first step is exact.
 
     z carries no gradient. The equations at it do, to the decoder and the likelihood, where gradients
     are enabled: H for the covariance, and g for the mode, which moves by H⁻¹ dg when the decoder moves
@@ -146,7 +149,8 @@ def climb(
             rose = best > here.log_joint
             z = torch.where(rose[:, None], z + _pick(step, which), z)
             taken = _pick(tried[..., None], which).squeeze(-1)
-            level = torch.where(rose, (0.1 * taken).clamp_min(0.1 * damping), 10 * LADDER[-1] * level)
+            level = torch.where(rose, 0.1 * taken, 10 * LADDER[-1] * level)
+            level = level.clamp(0.1 * damping, LARGEST)
     return z, normal_equations(model, x, z, chunk=chunk)
 
 

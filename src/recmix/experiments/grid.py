@@ -153,7 +153,7 @@ def digest_of(definition: Mapping[str, Any]) -> str:
     >>> digest_of({"a": 1, "b": 2}) == digest_of({"b": 2, "a": 1})
     True
     """
-    canonical = json.dumps(definition, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    canonical = json.dumps(definition, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:DIGITS]
 
 

@@ -1,4 +1,4 @@
-"""The variational Laplace autoencoder (VLAE): up to the posterior's mode, then a Gaussian of its curvature."""
+"""The variational Laplace autoencoder (VLAE): up to the mode, then a Gaussian with its curvature."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from recmix.core import Component, LatentModel, Method, register, register_component
 from recmix.errors import ConfigError
@@ -23,13 +24,15 @@ class LaplaceComponent(Component):
     The steps are damped and never lower log p(x, z); see `recmix.gauss_newton`. They need D forward-mode
     tangents of the decoder, so any decoder will do, a convolutional one included.
 
-    The decoder's parameters receive the gradient of a sample z = z* + H^(-½) ε in full: through the
-    likelihood at z, through H, and through the mode, dz* = H⁻¹ dg (the implicit function theorem, so
-    that only the last Jacobian is differentiated, however many steps there are). The encoder receives
-    none: where the climb ends does not depend on where it begins, except by not yet having arrived. A
-    gradient taken through the steps, or straight through as if they were the identity, points somewhere
-    all the same; followed, it drives the encoder away for good. `VLAE` trains it on an objective of its
-    own; as a component of a mixture it stays as it was.
+    The decoder's parameters receive the gradient of a sample z = z* + H^(-½) ε through the likelihood
+    at z, through H at z*, and through the mode by dz* = H⁻¹ dg, the implicit function theorem: so only
+    the last Jacobian is differentiated, however many steps there are. (That H also changes because z*
+    moves is left out; it does not where the decoder is piecewise linear and the likelihood Gaussian.)
+
+    The encoder receives none: where the climb ends does not depend on where it begins, except by not
+    yet having arrived. A gradient taken through the steps, or straight through as if they were the
+    identity, points somewhere all the same; followed, it drives the encoder away for good. `VLAE`
+    trains it on an objective of its own; as a component of a mixture it stays as it was.
 
     Args:
         encoder: its mean is where the climb begins.
@@ -52,6 +55,11 @@ class LaplaceComponent(Component):
             )
         if not (math.isfinite(damping) and damping > 0):
             raise ConfigError(f"damping must be a positive number, got {damping}; try {DAMPING}")
+        if any(isinstance(part, _BatchNorm) for part in model.decoder.modules()):
+            raise ConfigError(
+                "the decoder has batch normalisation, which makes an image depend on the others in its "
+                "batch, so it has no Jacobian of its own: use nn.GroupNorm or nn.LayerNorm instead"
+            )
         self.steps = steps
         self.damping = damping
 
@@ -129,7 +137,7 @@ class VLAE(Method):
         return -elbo - (own - own.detach())
 
     def _own_gradient(self, x: Tensor, parameters: Tensor, generator: torch.Generator | None) -> Tensor:
-        """∂/∂λ of the encoder's one-sample ELBO, averaged over the batch, at λ = `parameters` (B, 2 D)."""
+        """∂/∂λ of the encoder's one-sample ELBO, the batch's mean, at λ = `parameters` (B, 2 D)."""
         leaf = parameters.detach().requires_grad_()
         q = Gaussian.from_parameters(leaf)
         z, log_q = q.rsample_and_log_prob(1, generator=generator)

@@ -52,6 +52,7 @@ class FullGaussian(Posterior):
 
     @property
     def mean(self) -> Tensor:
+        """μ, (B, D)."""
         return self._mean
 
     @property
@@ -60,7 +61,10 @@ class FullGaussian(Posterior):
         if not self._inverted:
             return self._factor
         identity = torch.eye(self.mean.shape[-1], dtype=self.mean.dtype, device=self.mean.device)
-        return torch.linalg.solve_triangular(self._factor, identity.expand_as(self._factor), upper=False)
+        scale: Tensor = torch.linalg.solve_triangular(
+            self._factor, identity.expand_as(self._factor), upper=False
+        )
+        return scale
 
     @property
     def covariance(self) -> Tensor:
@@ -71,12 +75,14 @@ class FullGaussian(Posterior):
     def rsample_and_log_prob(
         self, samples: int = 1, *, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
+        """Reparameterised samples z = μ + L ε (S, B, D) and their log-densities log_q (S, B)."""
         noise = randn((samples, *self.mean.shape), self.mean, generator)
         apply = _solve if self._inverted else _multiply
         z = self.mean + apply(self._factor, noise)
         return z, -0.5 * noise.square().sum(-1) - self._log_normaliser()
 
     def log_prob(self, z: Tensor) -> Tensor:
+        """Log q(z | x): (S, B, D) -> (S, B)."""
         whiten = _multiply if self._inverted else _solve
         noise = whiten(self._factor, z - self.mean)
         return -0.5 * noise.square().sum(-1) - self._log_normaliser()
@@ -87,6 +93,7 @@ class FullGaussian(Posterior):
         return (0.5 * (second_moment - self.mean.shape[-1]) - self._log_scale())[None]
 
     def as_distribution(self) -> Distribution:
+        """The same density as a `MultivariateNormal`: batch_shape (B,), event_shape (D,)."""
         return MultivariateNormal(self.mean, scale_tril=self.scale_tril)  # type: ignore[no-untyped-call]
 
     def _log_scale(self) -> Tensor:
@@ -127,4 +134,5 @@ def _multiply(factor: Tensor, noise: Tensor) -> Tensor:
 def _solve(factor: Tensor, difference: Tensor) -> Tensor:
     """L⁻¹ v for every sample: (B, D, D), (S, B, D) -> (S, B, D)."""
     columns = difference.permute(1, 2, 0)
-    return torch.linalg.solve_triangular(factor, columns, upper=False).permute(2, 0, 1)
+    solved: Tensor = torch.linalg.solve_triangular(factor, columns, upper=False)
+    return solved.permute(2, 0, 1)

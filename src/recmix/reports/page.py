@@ -18,7 +18,7 @@ from recmix._version import __version__
 from recmix.errors import RunError
 from recmix.files import write_bytes
 from recmix.reports.published import CITATION, best_printed
-from recmix.reports.records import Column, Log, Record, Row, Store, set_title
+from recmix.reports.records import Column, Log, Problem, Record, Row, Store, set_title
 from recmix.reports.statistics import CONTROL, Results, summarise
 from recmix.reports.store import printable, read_store
 from recmix.reports.tables import LEVELS, all_tables, fixed, p_text, signed
@@ -43,7 +43,7 @@ class Written:
 
     path: Path
     runs: int
-    problems: int
+    problems: Sequence[Problem]
     size: int
 
 
@@ -79,7 +79,7 @@ def report(
         raise RunError(f"could not make the folder {out.parent}: {error.strerror}") from error
     write_bytes(out, content)
     out.chmod(0o644)  # a page is made to be shown
-    return Written(path=out, runs=len(found.records), problems=len(found.problems), size=len(content))
+    return Written(path=out, runs=len(found.records), problems=found.problems, size=len(content))
 
 
 def page(store: Store, results: Results, *, figures: Sequence[Path] = ()) -> str:

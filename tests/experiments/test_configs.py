@@ -1,0 +1,83 @@
+"""The files in configs/: each is the protocol of one table of the paper."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from recmix.experiments.grid import check, read_grid
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+FOUR = 4  # settings of every method but the VAE
+PROTOCOL = 10 * 3  # splits times restarts
+CONTROLS = 2  # VAE and VAE+
+# name: (columns, rows, splits times restarts)
+EXPECTED = {
+    "table1": (4 * 2, CONTROLS + 5 * FOUR, PROTOCOL),
+    "mnist": (4, CONTROLS + 7 * FOUR, PROTOCOL),
+    "omniglot": (4, CONTROLS + 7 * FOUR, PROTOCOL),
+    "cifar10": (4, CONTROLS + 7 * FOUR, PROTOCOL),
+    "svhn": (4, CONTROLS + 7 * FOUR, PROTOCOL),
+    "celeba": (4, CONTROLS + 7 * FOUR, PROTOCOL),
+    "bvi": (4 * 2, CONTROLS + 2 * FOUR, PROTOCOL),
+    "binary_mnist": (2, CONTROLS + 6 * FOUR, PROTOCOL),
+    "fully_connected": (2 * 2 * 2, CONTROLS + 3 * FOUR, PROTOCOL),
+    "smoke": (1, CONTROLS + 4, 3 * 2),
+    "gpu_mnist20": (1, CONTROLS + 7, 6),
+}
+SETTINGS = {
+    "SA": {1, 2, 4, 8},
+    "IAF": {1, 2, 4, 8},
+    "HF": {1, 2, 4, 8},
+    "VLAE": {1, 2, 4, 8},
+    "ME": {2, 3, 4, 5},
+    "RME": {2, 3, 4, 5},
+    "BVI-ER1": {2, 3, 4, 5},
+    "BVI-ER2": {2, 3, 4, 5},
+}
+
+
+def columns(grid):
+    return {tuple(job.column.items()) for job in grid.jobs}
+
+
+def test_every_file_is_expected():
+    assert {path.stem for path in CONFIGS.glob("*.toml")} == {*EXPECTED, "inference_time"}
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_the_counts_are_the_papers(name):
+    grid = read_grid(CONFIGS / f"{name}.toml")
+    count, rows, repeats = EXPECTED[name]
+    assert len(columns(grid)) == count
+    assert len(grid.jobs) == count * rows * repeats
+    assert not grid.notes  # the controls are written out, nothing is there twice
+    each = Counter((job.row, tuple(job.column.items())) for job in grid.jobs)
+    assert set(each.values()) == {repeats}
+    if repeats == PROTOCOL:
+        for job in grid.jobs:
+            assert job.label in ("VAE", "VAE+") or job.setting in SETTINGS[job.label]
+            assert "test/100" in job.evaluate
+            assert "val/100" in job.evaluate
+    check(job for job in grid.jobs if (job.split, job.restart) == (0, 0))
+
+
+def test_inference_time():
+    grid = read_grid(CONFIGS / "inference_time.toml")
+    rows = Counter((job.label, job.column["decoder_network"]) for job in grid.jobs)
+    assert rows["SA", "conv"] == rows["IAF", "conv"] == 5 * FOUR
+    assert rows["RME", "conv"] == (5 + 2) * FOUR  # dimension 10 is only in the second table
+    assert rows["RME", "dense"] == rows["VLAE", "dense"] == rows["VLAE", "conv"] == 4 * FOUR
+    assert rows["HF", "conv"] == 0
+    check(grid.jobs)
+
+
+def test_the_tables_share_their_runs():
+    """One store serves all tables: the main one is a part of those per data set."""
+    large = {
+        job.digest
+        for name in ("mnist", "omniglot", "svhn", "celeba")
+        for job in read_grid(CONFIGS / f"{name}.toml").jobs
+    }
+    for name in ("table1", "bvi"):
+        assert {job.digest for job in read_grid(CONFIGS / f"{name}.toml").jobs} < large
