@@ -125,7 +125,7 @@ def test_without_init_the_vae_is_trained_first(tmp_path):
     assert inner.spec.method == "vae"
     assert len(inner.history) == 3
     assert inner.spec.training.learning_rate == 5e-4
-    assert model.spec.training.learning_rate == 1e-5
+    assert model.spec.training.learning_rate == 1e-6
     assert model.spec.init == {"run": "vae", "epochs": 3}
 
 

@@ -26,6 +26,7 @@ def job(method, seed=0, **options):
         method, data, init=start, epochs=1, progress=False, engine="eager", device="cuda", **options
     ).spec
     made = _new(spec, data, None, None)
+    torch.manual_seed(0)  # some components start at random
     made.start_from(start.method)
     training = Training(epochs=2, learning_rate=1e-3, batch_size=32, seed=seed)
     return Job(made, data, training, continued=True)

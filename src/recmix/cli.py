@@ -210,8 +210,7 @@ def compare_command(
     init: Annotated[Path | None, typer.Option(help="A trained VAE to start from.")] = None,
     vae_epochs: Annotated[int, typer.Option(help="Epochs of the VAE, if it is trained here.")] = 2000,
     epochs: Annotated[int, typer.Option(help="Epochs of all that start from it.")] = 20,
-    learning_rate: Annotated[float, typer.Option(help="Their learning rate.")] = 1e-5,
-    fresh_rate: Annotated[float, typer.Option(help="How much faster new parameters move.")] = 1.0,
+    learning_rate: Annotated[float, typer.Option(help="Their learning rate.")] = 1e-6,
     samples: Annotated[int, typer.Option(help="K of IWAE-K.")] = 100,
     seed: Annotated[int, typer.Option(help="Weights, data order, noise.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda ...")] = "auto",
@@ -228,12 +227,7 @@ def compare_command(
         entries or [],
         init=init,
         vae={"latent": latent, "epochs": vae_epochs, **both},
-        second={
-            "epochs": epochs,
-            "learning_rate": learning_rate,
-            "fresh_rate": fresh_rate,
-            **both,
-        },
+        second={"epochs": epochs, "learning_rate": learning_rate, **both},
         samples=samples,
         progress=True,
     )

@@ -75,6 +75,8 @@ def compare(
     rows = [_row("VAE", first, data, samples)]
     for label, name, options in [("VAE+", "vae", {}), *((_label(n, o), n, o) for n, o in chosen)]:
         asked = (second or {}) | options
+        if "learning_rate" in (second or {}) and "learning_rate" not in options:
+            asked["learning_rate"] *= find_method(name).rate_factor
         try:
             model = fit(name, data, init=first, out=out / _folder(label), **asked, **both)
             rows.append(_row(label, model, data, samples))

@@ -229,6 +229,8 @@ class Method(nn.Module, ABC):
     """Whether it starts from a trained VAE, under the second-stage schedule."""
     rate_factor: ClassVar[float] = 1.0
     """Multiplies the default learning rate."""
+    fresh_factor: ClassVar[float] = 1.0
+    """How much faster, by default, parameters move that a second stage starts at random."""
     decoder_samples: int = 0
     """If not 0, the decoder is moved up the IWAE bound of so many samples instead of the ELBO."""
 

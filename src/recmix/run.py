@@ -36,19 +36,20 @@ class Training:
     """How parameters are moved. `None` means: by stage, the paper's value.
 
     The first stage (no `init`) is the paper's: Adam, 5e-4, up to 2000 epochs. The second stage
-    (`init` given) is short and slow: 1e-5, up to 20 epochs.
+    (`init` given) is short and slow: 1e-6, up to 20 epochs.
 
     Args:
         epochs: passes over the training images (2000, then 20).
         batch_size: images per update.
-        learning_rate: Adam's (5e-4, then 1e-5).
+        learning_rate: Adam's (5e-4, then 1e-6).
         schedule: ``constant``, ``cosine`` or ``linear`` annealing down to `final_rate`.
         final_rate: the learning rate at the end of annealing, as a share of the first.
         warmup: epochs over which the learning rate rises to its value.
         patience: stop after this many epochs without a better validation bound; 0 never stops.
         validation_samples: K of the validation bound (IWAE-K) that picks the best epoch.
         variance_rate: how much faster the likelihood's variance moves than the networks.
-        fresh_rate: in the second stage, how much faster parameters move that do not come from `init`.
+        fresh_rate: in the second stage, how much faster parameters move that do not come from `init`
+            (500 for the random components of me: the first stage's rate; 1 for others).
         objective: what the decoder is moved up: ``elbo``, or ``iwae`` under the method's posterior.
         objective_samples: K of that IWAE-K.
         max_gradient_norm: clip each update's gradient to this norm; 0 leaves it alone.
@@ -69,7 +70,7 @@ class Training:
     patience: int = 50
     validation_samples: int = 5
     variance_rate: float = 20.0
-    fresh_rate: float = 1.0
+    fresh_rate: float | None = None
     objective: str = "elbo"
     objective_samples: int = 5
     max_gradient_norm: float = 0.0
@@ -93,7 +94,7 @@ class Training:
             if value is not None and not value > 0:
                 raise ConfigError(f"{name} must be positive, got {value}")
         for name in ("warmup", "patience", "max_gradient_norm", "variance_rate", "fresh_rate", "seed"):
-            if getattr(self, name) < 0:
+            if (getattr(self, name) or 0) < 0:
                 raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
         if self.schedule not in SCHEDULES:
             raise ConfigError(unknown("schedule", self.schedule, SCHEDULES))

@@ -271,7 +271,7 @@ def test_impossible_options_are_found_before_the_first_run(change, message):
 
 
 def test_files(tmp_path):
-    assert digests(read_grid(write_grid(tmp_path))) == digests(grid())
+    assert digests(read_grid(write_grid(tmp_path, data="digits"))) == digests(grid())
     assert read_grid(tmp_path / "small.toml").name == "small"
     (tmp_path / "bad.toml").write_text("= 3")
     with pytest.raises(ConfigError, match=r"bad.toml is not TOML"):

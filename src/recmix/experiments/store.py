@@ -163,8 +163,9 @@ class Store:
 
     def job_file(self, digest: str) -> dict[str, Any]:
         """What `prepare` wrote; empty if there is nothing or it cannot be read."""
+        path = self.folder(digest) / "job.json"
         with contextlib.suppress(RunError):
-            found = read_json(self.folder(digest) / "job.json")
+            found = read_json(path)
             if isinstance(found, dict) and digest_of(found.get("definition") or {}) == digest:
                 return found
         return {}

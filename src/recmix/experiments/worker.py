@@ -39,23 +39,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     store = Store(given.store)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    claims = []
-    if given.driven:
-        threading.Thread(target=stop_at_the_end_of, args=(sys.stdin.fileno(),), daemon=True).start()
-    else:
+    with contextlib.ExitStack() as claims:
+        if given.driven:
+            pipe = sys.stdin.fileno()
+            threading.Thread(target=stop_at_the_end_of, args=(pipe,), daemon=True).start()
+        else:
+            for digest in given.digests:
+                claim = store.claim(digest)
+                if claim is None:
+                    raise RunError(f"somebody works on {digest} already: {store.holder(digest)}")
+                claim.note(pid=os.getpid())
+                claims.callback(claim.release)
+        ends = []
         for digest in given.digests:
-            claim = store.claim(digest)
-            if claim is None:
-                raise RunError(f"somebody works on {digest} already: {store.holder(digest)}")
-            claim.note(pid=os.getpid())
-            claims.append(claim)
-    ends = []
-    for digest in given.digests:
-        with written_to(store.log(digest)):
-            ends.append(work(store, digest, device=given.device, data_root=given.data_root))
-        if ends[-1] == "interrupted":
-            return INTERRUPTED
-    return FAILED if "failed" in ends else 0
+            with written_to(store.log(digest)):
+                ends.append(work(store, digest, device=given.device, data_root=given.data_root))
+            if ends[-1] == "interrupted":
+                return INTERRUPTED
+        return FAILED if "failed" in ends else 0
 
 
 def work(store: Store, digest: str, *, device: str = "auto", data_root: Path | None = None) -> str:

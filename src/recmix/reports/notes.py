@@ -41,14 +41,20 @@ def few(results: Results) -> list[str]:
 
 def smallest(results: Results) -> list[str]:
     """Say where p ≤ 0.01 is out of reach, so that its absence is not read as similarity."""
-    found = [
-        f"{column} ({results.splits(column)} splits: 1/{2 ** results.splits(column)})"
-        for column in results.columns
-        if results.splits(column) >= FEWEST_PAIRS and 2.0 ** -results.splits(column) > 0.01
-    ]
+    found = []
+    for column in results.columns:
+        splits = results.splits(column)
+        rows = sum(bool(c.values) for (_, k), c in results.cells.items() if k == column)
+        least = 2.0**-splits * (max(rows - 1, 1) if results.holm else 1)
+        if splits >= FEWEST_PAIRS and least > 0.01:
+            found.append(f"{column} ({splits} splits: {min(least, 1.0):.2g})")
     if not found:
         return []
-    return [f"The smallest p that the number of splits allows is above 0.01: {_named(found)}."]
+    holm = " after Holm's correction" if results.holm else ""
+    return [
+        f"The smallest p that the number of splits allows{holm} is above 0.01, so that no row can be "
+        f"strongly distinguished: {_named(found)}."
+    ]
 
 
 def control_missing(results: Results) -> list[str]:

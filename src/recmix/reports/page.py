@@ -90,8 +90,10 @@ def page(store: Store, results: Results, *, figures: Sequence[Path] = ()) -> str
         results: its statistics.
         figures: images to show.
     """
+    columns = {column: i for i, column in enumerate(results.columns)}
+    rows = {row: i for i, row in enumerate(results.rows)}
     records = sorted(
-        store.records, key=lambda r: (r.column.order, r.row.order, r.split, r.restart, r.folder)
+        store.records, key=lambda r: (columns[r.column], rows[r.row], r.split, r.restart, r.folder)
     )
     script = source("page.js")
     shown, left_out = _figures(figures)
@@ -245,7 +247,7 @@ def _index(records: Sequence[Record], results: Results) -> dict[str, Any]:
             for record in records
         ],
         "curves": {
-            str(i): _curve(record)
+            str(i): record.curve
             for i, record in enumerate(records)
             if record.folder in chosen and record.curve
         },
@@ -261,10 +263,6 @@ def _families(rows: Sequence[Row]) -> dict[str, int]:
     return found | {label: free[i % len(free)] for i, label in enumerate(others)}
 
 
-def _curve(record: Record) -> dict[str, list[float | int | None]]:
-    return {name: [_short(value) for value in values] for name, values in record.curve.items()}
-
-
 def _details(record: Record) -> dict[str, Any]:
     """What a click on a run shows; empty things are left out."""
     found = {
@@ -278,7 +276,7 @@ def _details(record: Record) -> dict[str, Any]:
         "environment": record.environment,
         "log": _log(record.log),
         "text": _log(record.text),
-        "curve": _curve(record),
+        "curve": {name: record.curve[name] for name in ("epoch", "val_iwae") if name in record.curve},
     }
     return {name: value for name, value in found.items() if value not in (None, "", {}, [], ())}
 

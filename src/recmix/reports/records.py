@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Column", "Log", "Problem", "Record", "Row", "Setting", "Store", "number", "set_title"]
+__all__ = [
+    "Column",
+    "Curve",
+    "Log",
+    "Problem",
+    "Record",
+    "Row",
+    "Setting",
+    "Store",
+    "number",
+    "set_title",
+]
 
 Setting = int | float | str | None
+Curve = Mapping[str, Sequence[float | None]]
+LARGEST = 1e100
 PAPER_ORDER = (
     *("VAE", "VAE+", "SA", "IAF", "HF", "ME", "VLAE", "RME"),
     *("BVI", "BVI-ER1", "BVI-ER2"),
@@ -138,7 +150,7 @@ class Record:
     best_epoch: int | None = None
     validation: float | None = None
     scores: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    curve: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    curve: Curve = field(default_factory=dict)
     spec: Mapping[str, Any] | None = None
     job: Mapping[str, Any] | None = None
     failure: Any = None
@@ -182,11 +194,11 @@ def set_title(data: str) -> str:
 
 
 def number(value: Any) -> float | None:
-    """A finite number, or nothing."""
+    """A finite number that can be squared, or nothing."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         try:
-            number = float(value)
+            found = float(value)
         except OverflowError:
             return None
-        return number if math.isfinite(number) else None
+        return found if abs(found) < LARGEST else None
     return None

@@ -15,8 +15,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from recmix.errors import RunError
-from recmix.reports.records import Column, Log, Problem, Record, Row, Store, number
+from recmix.reports.records import Column, Curve, Log, Problem, Record, Row, Store, number
 from recmix.run import Spec
 
 __all__ = ["FIGURES", "printable", "read_store"]
@@ -175,25 +178,42 @@ def _place(spec: Spec | None, job: Mapping[str, Any]) -> tuple[Row, Column, int,
     return row, column, found["split"], found["restart"], bool(found.get("continued"))
 
 
-def _curve(history: list[Any], messages: list[str]) -> tuple[dict[str, list[float]], float | None]:
+def _curve(history: list[Any], messages: list[str]) -> tuple[Curve, float | None]:
     """Thinned learning curves, and the best validation bound in them."""
-    rows = [row for row in history if isinstance(row, dict) and number(row.get("epoch")) is not None]
-    if len(rows) < len(history):
-        messages.append(f"history.json has {len(history) - len(rows)} rows without an epoch")
-    if not rows:
+    rows = [row for row in history if isinstance(row, dict)]
+    try:
+        epochs = np.array([row["epoch"] for row in rows], dtype=float)
+        bound = np.array([row.get("val_iwae") for row in rows], dtype=float)
+    except (KeyError, TypeError, ValueError) as error:
+        messages.append(f"history.json has rows without an epoch or with odd numbers ({error!r:.80})")
         return {}, None
-    bound = [number(row.get("val_iwae")) for row in rows]
-    known = [(value, i) for i, value in enumerate(bound) if value is not None]
-    best, at = max(known) if known else (None, 0)
-    last = len(rows) - 1
-    stride = last / (CURVE_POINTS - 1) if last >= CURVE_POINTS else 1.0
-    kept = sorted({round(i * stride) for i in range(round(last / stride) + 1)} | {at, last})
-    curve = {"epoch": [float(rows[i]["epoch"]) for i in kept]}
+    if not rows or not np.isfinite(epochs).all():
+        return {}, None
+    finite = np.isfinite(bound)
+    at = int(np.where(finite, bound, -np.inf).argmax())
+    best = float(bound[at]) if finite.any() else None
+    kept = list(range(len(rows)))
+    if len(rows) > CURVE_POINTS:
+        even = np.linspace(0, len(rows) - 1, CURVE_POINTS).round().astype(int)
+        kept = sorted({*even.tolist(), at})
+    curve = {"epoch": _plain(epochs[kept])}
     for name in CURVES:
         if name in rows[at]:
-            values = [number(rows[i].get(name)) for i in kept]
-            curve[name] = [math.nan if value is None else value for value in values]
+            try:
+                values = np.array([rows[i].get(name) for i in kept], dtype=float)
+            except (TypeError, ValueError):
+                messages.append(f"history.json has odd numbers in {name}: left out")
+                continue
+            curve[name] = _plain(values)
     return curve, best
+
+
+def _plain(values: NDArray[np.float64]) -> list[float | None]:
+    """Numbers as a screen shows them; those that are not finite become None."""
+    rounded: list[float | None] = values.round(3).tolist()
+    if not np.isfinite(values).all():
+        return [value if value is not None and math.isfinite(value) else None for value in rounded]
+    return rounded
 
 
 def _reason(failure: Any) -> str:

@@ -26,7 +26,7 @@ from recmix.training.loop import train
 __all__ = ["fit", "fit_many"]
 
 FIRST_STAGE = {"epochs": 2000, "learning_rate": 5e-4}
-SECOND_STAGE = {"epochs": 20, "learning_rate": 1e-5}
+SECOND_STAGE = {"epochs": 20, "learning_rate": 1e-6}
 
 
 def fit(
@@ -264,6 +264,7 @@ def _by_stage(training: Training, cls: type[Method], *, continued: bool) -> Trai
         training,
         epochs=training.epochs or int(usual["epochs"]),
         learning_rate=training.learning_rate or usual["learning_rate"] * cls.rate_factor,
+        fresh_rate=cls.fresh_factor if training.fresh_rate is None else training.fresh_rate,
     )
 
 

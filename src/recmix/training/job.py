@@ -118,7 +118,7 @@ class Job:
         self.optimizers: Optimizers = method.optimizers(
             training.learning_rate or 1e-3,
             variance_rate=training.variance_rate,
-            fresh_rate=training.fresh_rate if continued else 1.0,
+            fresh_rate=(training.fresh_rate or 1.0) if continued else 1.0,
         )
         if training.max_gradient_norm:
             _clip(self.optimizers, training.max_gradient_norm)

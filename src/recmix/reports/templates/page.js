@@ -200,6 +200,9 @@
     }
     return points;
   };
+  const pen = document.createElement("canvas").getContext("2d");
+  pen.font = `550 11.5px ${getComputedStyle(document.body).fontFamily}`;
+  const brief = (name) => (name.length > 22 ? `${name.slice(0, 20)}…` : name);
   const shapes = [
     "M-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0", "M-5,0L0,-5L5,0L0,5Z", "M-3.7,-3.7H3.7V3.7H-3.7Z", "M0,-5L4.6,3.6H-4.6Z",
     "M0,5L4.6,-3.6H-4.6Z", "M-4.5,-1.5H-1.5V-4.5H1.5V-1.5H4.5V1.5H1.5V4.5H-1.5V1.5H-4.5Z",
@@ -225,7 +228,7 @@
     const steps = front.map((cell, i) => `${i ? `H${x(cell[4])}V${y(cell[2])}` : `M${x(cell[4])},${y(cell[2])}`}`).join("");
     chart.append(svg("path", { class: "best-line", d: steps + `H${x.to}` }));
     const points = placeLabels(found.map((cell) => ({
-      x: x(cell[4]), y: y(cell[2]), w: rows[cell[0]].length * 6.6 + 4, h: 13, cell, name: rows[cell[0]],
+      x: x(cell[4]), y: y(cell[2]), w: pen.measureText(brief(rows[cell[0]])).width + 5, h: 15, cell, name: rows[cell[0]],
     })), { x: x.from, y: y.to - 6, w: x.to - x.from, h: y.from - y.to + 6 });
     for (const { x: px, y: py, cell } of points) {
       if (cell[3] === null) continue;
@@ -237,7 +240,7 @@
       if (box) {
         const [bx, by] = [Math.max(box.x, Math.min(px, box.x + box.w)), Math.max(box.y, Math.min(py, box.y + box.h))];
         if (Math.hypot(bx - px, by - py) > 9) group.append(svg("line", { class: "lead", x1: px, y1: py, x2: bx, y2: by }));
-        group.append(svg("text", { class: "name", x: box.x + box.w / 2, y: box.y + 10, "text-anchor": "middle" }, name));
+        group.append(svg("text", { class: "name", x: box.x + box.w / 2, y: box.y + 11, "text-anchor": "middle" }, brief(name)));
       }
       group.append(svg("path", { class: "mark", d: shapes[families[cell[0]] % shapes.length], transform: `translate(${px},${py})` }));
       chart.append(group);

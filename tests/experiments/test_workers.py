@@ -1,0 +1,204 @@
+"""Worker processes: killed at any moment, and the grid is completed with the same results."""
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from small_grid import content, do_here, grid, same_stores, starts, write_grid
+
+from recmix.errors import ConfigError, RunError
+from recmix.experiments.driver import run_grid
+from recmix.experiments.grid import read_grid
+from recmix.experiments.store import Store
+from recmix.experiments.worker import main as worker
+from recmix.experiments.workers import Slot, cores, make_slots
+
+DRIVER = """
+import sys
+from pathlib import Path
+from recmix.experiments.driver import run_grid
+sys.exit(run_grid(Path(sys.argv[1]), Path(sys.argv[2]), device="cpu", workers=2))
+"""
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def driver(file, folder):
+    """`run_grid` in a process of its own; with one thread per worker whatever the machine."""
+    command = [sys.executable, "-c", DRIVER, str(file), str(folder)]
+    return subprocess.Popen(
+        command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def wait_for(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
+
+def held_by(store, jobs):
+    """Processes of the workers on these runs."""
+    said = [re.search(r"process (\d+)", store.holder(job.digest)) for job in jobs]
+    return [int(found[1]) for found in said if found]
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="looks for processes in /proc")
+def test_killed_at_random_moments_and_completed_with_the_same_results(tmp_path):
+    """SIGKILL of the worker and of the driver, SIGTERM of the driver, then an undisturbed end."""
+    file = write_grid(tmp_path, epochs=60, second=30)
+    jobs = read_grid(file).jobs
+    whole = do_here(tmp_path / "whole", jobs)
+    store = Store(tmp_path / "killed")
+    choose = random.Random(20201206)
+    killed = 0
+    for who in ("worker", "driver", "driver politely"):
+        process = driver(file, store.root)
+        wait_for(lambda p=process: held_by(store, jobs) or p.poll() is not None)
+        time.sleep(choose.uniform(0.5, 3.0))
+        workers = held_by(store, jobs)
+        if who == "worker":
+            for pid in workers:
+                os.kill(pid, signal.SIGKILL)
+            killed += len(workers)
+            time.sleep(choose.uniform(0.5, 3.0))
+        if process.poll() is None:
+            killed += 1
+            process.send_signal(signal.SIGTERM if who == "driver politely" else signal.SIGKILL)
+        said = process.communicate(timeout=120)[0]
+        if who == "driver politely" and process.returncode != 0:
+            assert process.returncode == 130, said
+            assert "saved. Continue with: recmix grid" in " ".join(said.split())
+        wait_for(lambda pids=workers: not any(map(alive, pids)) and not held_by(store, jobs))
+    assert killed >= 2
+    process = driver(file, store.root)
+    said = process.communicate(timeout=120)[0]
+    assert process.returncode == 0, said
+    assert "3 runs: 3 done" in said
+    same_stores(whole, store, jobs)
+
+
+def test_two_drivers_share_the_work(tmp_path):
+    file = write_grid(tmp_path, method='name = "vae"')
+    jobs = read_grid(file).jobs
+    both = [driver(file, tmp_path / "store") for _ in range(2)]
+    for process in both:
+        said = process.communicate(timeout=120)[0]
+        assert process.returncode == 0, said
+    store = Store(tmp_path / "store")
+    for job in jobs:
+        assert store.state(job).kind == "done"
+        assert starts(store, job.digest) == 1
+
+
+def test_a_failed_run_stops_only_what_starts_from_it(tmp_path, capsys):
+    """Two learning rates that no training survives: of one method, and of one column's VAE."""
+    file = tmp_path / "failing.toml"
+    file.write_text(
+        write_grid(tmp_path).read_text()
+        + '[[methods]]\nname = "me"\norder = 2\nlearning_rate = 1e30\n'
+        + f'[[columns]]\ndata = "{tmp_path}/mine.npy"\nlatent = 3\nfirst = {{ learning_rate = 1e30 }}\n'
+    )
+    assert run_grid(file, tmp_path / "store", device="cpu", workers=2) == 1
+    shown = capsys.readouterr()
+    said = " ".join(shown.out.split())
+    assert "8 runs: 3 done, 2 failed, 3 blocked" in said
+    assert "failed: ME(2) mine.npy 2 split 0 restart 0: loss is not a finite number" in said
+    assert "blocked: 3 runs: it starts from VAE mine.npy 3 split 0 restart 0, which is failed" in said
+    assert "--retry-failed" in said
+    assert "FAILED: VAE mine.npy 3" in shown.err
+    store = Store(tmp_path / "store")
+    kinds = {job.title[:-18]: store.state(job).kind for job in read_grid(file).jobs}
+    assert kinds["RME(2) mine.npy 2"] == kinds["VAE+ mine.npy 2"] == "done"
+    failed = next(job for job in read_grid(file).jobs if store.state(job).kind == "failed")
+    assert str(store.log(failed.digest)) in shown.out.replace("\n", "")
+    assert "NonFiniteError" in store.log(failed.digest).read_text()
+    # another start tries nothing again, and so takes no time
+    began = time.monotonic()
+    assert run_grid(file, tmp_path / "store", device="cpu", workers=2) == 1
+    assert time.monotonic() - began < 2
+
+
+def test_a_limit_of_hours_stops_before_it_begins(tmp_path, capsys):
+    file = write_grid(tmp_path)
+    assert run_grid(file, tmp_path / "store", device="cpu", limit_hours=1e-9) == 130
+    said = " ".join(capsys.readouterr().out.split())
+    assert "3 runs: 0 done, 3 waiting" in said
+    assert "stopped by the limit of 1e-09 hours" in said
+    with pytest.raises(ConfigError, match="limit_hours must be positive"):
+        run_grid(file, tmp_path / "store", limit_hours=0)
+
+
+def test_runs_whose_data_cannot_be_had_are_left_out(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("RECMIX_OFFLINE", "1")
+    file = write_grid(tmp_path, data="celeba")
+    assert run_grid(file, tmp_path / "store", device="cpu", data_root=tmp_path) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "3 runs: 0 done, 3 blocked" in said
+    assert "its data cannot be had" in said
+    assert not list((tmp_path / "store").glob("*/failed.json"))  # once they are there, it goes on
+
+
+def test_a_worker_by_hand_takes_a_list(tmp_path):
+    jobs = grid().jobs
+    store = Store(tmp_path)
+    store.prepare(jobs[0], threads=1)
+    store.prepare(jobs[1], threads=1)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        arguments = [str(tmp_path), jobs[0].digest, jobs[1].digest, "--device", "cpu"]
+        assert worker(arguments) == 0
+        assert [store.state(job).kind for job in jobs] == ["done", "done", "new"]
+        claim = store.claim(jobs[0].digest)
+        with pytest.raises(RunError, match="somebody works on"):
+            worker(arguments)
+        claim.release()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_worker_that_is_asked_to_stop_saves(tmp_path):
+    """The pipe from its driver closes while it trains."""
+    job = grid(**{**content(), "budget": {"first": {"epochs": 5000, "patience": 0}}}).jobs[0]
+    store = Store(tmp_path)
+    store.prepare(job, threads=1)
+    command = [sys.executable, "-m", "recmix.experiments.worker", str(tmp_path), job.digest]
+    command += ["--driven", "--device", "cpu"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, env=ENVIRONMENT)
+    wait_for(lambda: store.run(job.digest).history() or process.poll() is not None)
+    process.stdin.close()
+    assert process.wait(timeout=60) == 130, store.log(job.digest).read_text()
+    assert store.run(job.digest).status()["status"] == "interrupted"
+    assert "interrupted: stopped by SIGTERM" in store.log(job.digest).read_text()
+    assert store.state(job).kind == "begun"
+
+
+def test_places_for_workers(monkeypatch):
+    assert make_slots(None, "cpu") == [Slot(1)] * cores()
+    assert make_slots(1, "cpu") == [Slot(cores())]
+    assert make_slots(100 * cores(), "cpu") == [Slot(1)] * (100 * cores())
+    with pytest.raises(ConfigError, match="workers must be positive"):
+        make_slots(0, "cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert [slot.gpu for slot in make_slots()] == ["0", "1"]
+    assert [slot.gpu for slot in make_slots(4)] == ["0", "1", "0", "1"]
+    assert [slot.gpu for slot in make_slots(None, "cuda:1")] == ["1"]
+    assert make_slots(None, "cpu")[0].gpu is None
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-5a")
+    assert [slot.gpu for slot in make_slots()] == ["3", "GPU-5a"]
