@@ -100,7 +100,7 @@ class Peer:
     def training(
         self, model: Any, images: Tensor, *, batch: int, learning_rate: float, cuda: bool
     ) -> Iterator[Callable[[], None]]:
-        """A function that trains one epoch by its `BaseTrainer.train_step`, its data loader as it comes."""
+        """A function that trains one epoch by its own trainer, with its data loader as it comes."""
         kept = dict(os.environ)  # its configuration writes MASTER_ADDR and MASTER_PORT there
         with tempfile.TemporaryDirectory(prefix="recmix-peer-") as folder, quiet():
             try:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -150,15 +151,9 @@ def _draw(found: Mapping[str, Results], key: str, draw: Callable[..., None], pat
         return None
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-        for entry, colour in zip(having, _cycle(COLOURS), strict=False):
+        for entry, colour in zip(having, itertools.cycle(COLOURS), strict=False):
             draw(axes, entry["device"], entry["detail"], colour)
         axes.legend(frameon=False, fontsize=8)
         figure.savefig(path, metadata={"Software": None})
         plt.close(figure)
     return path
-
-
-def _cycle(colours: Iterable[str]) -> Iterable[str]:
-    several = list(colours)
-    while True:
-        yield from several

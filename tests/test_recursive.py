@@ -105,7 +105,7 @@ def test_network_evaluations_grow_linearly_in_the_order():
         for component in method.components:
             component.encoder.register_forward_hook(count("encoder"))
         for gate in method.gates:
-            gate.register_forward_hook(count("gate"))
+            gate.layers.register_forward_hook(count("gate"))
         method.model.decoder.register_forward_hook(count("decoder"))
         method.step(torch.rand(BATCH, *SHAPE, dtype=torch.float64), method.optimizers(1e-4))
         counts[order] = calls

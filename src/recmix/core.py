@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from recmix.errors import ConfigError, unknown
+from recmix.fusion import fusible
 
 if TYPE_CHECKING:
     from recmix.likelihoods import Likelihood
@@ -41,8 +42,9 @@ __all__ = [
 Optimizers = dict[str, torch.optim.Optimizer]
 
 
+@fusible
 def standard_normal(z: Tensor) -> Tensor:
-    """Log N(z; 0, I) summed over the last axis: (..., D) -> (...)."""
+    """log N(z; 0, I) summed over the last axis: (..., D) -> (...)."""
     return -0.5 * (z.square().sum(-1) + z.shape[-1] * math.log(2 * math.pi))
 
 
@@ -60,7 +62,7 @@ class Posterior(ABC):
 
     @abstractmethod
     def log_prob(self, z: Tensor) -> Tensor:
-        """Log q(z | x): (S, B, D) -> (S, B)."""
+        """log q(z | x): (S, B, D) -> (S, B)."""
 
     @property
     @abstractmethod
@@ -133,11 +135,11 @@ class LatentModel(nn.Module):
         return mean + self.centre if self.likelihood.centred else mean
 
     def log_conditional(self, x: Tensor, z: Tensor) -> Tensor:
-        """Log p(x | z): x (B, C, H, W), z (S, B, D) -> (S, B)."""
+        """log p(x | z): x (B, C, H, W), z (S, B, D) -> (S, B)."""
         return self.likelihood.log_prob(self.centred(x), self.decoded(z))
 
     def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
-        """Log p(x, z): x (B, C, H, W), z (S, B, D) -> (S, B)."""
+        """log p(x, z): x (B, C, H, W), z (S, B, D) -> (S, B)."""
         return self.log_conditional(x, z) + standard_normal(z)
 
     def sample(self, n: int, *, generator: torch.Generator | None = None) -> Tensor:

@@ -20,7 +20,7 @@ ORDER = 3
 EPOCHS = 300
 SECOND_EPOCHS = 30
 SECOND_RATE = 1e-4
-"""A hundred times the default: an epoch of the digits has ten updates, one of MNIST over four hundred."""
+"""A hundred times the default: the digits have ten updates to an epoch, MNIST over four hundred."""
 SAMPLES = 100
 
 

@@ -73,7 +73,7 @@ class Fitted:
 
     @torch.no_grad()
     def log_joint(self, x: Any, z: Any) -> Tensor:
-        """Log p(x, z) for z (S, B, D): (S, B), the quantity every bound is made of."""
+        """log p(x, z) for z (S, B, D): (S, B), the quantity every bound is made of."""
         x = self._images(x)
         z = torch.as_tensor(z, dtype=self.model.centre.dtype, device=self.device)
         if z.ndim != 3 or z.shape[1:] != (len(x), self.model.latent):

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from recmix.errors import ConfigError, unknown
+from recmix.fusion import fusible
 
 __all__ = ["LIKELIHOODS", "Bernoulli", "Gaussian", "Likelihood", "make_likelihood"]
 
@@ -113,11 +114,7 @@ class Gaussian(Likelihood):
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
         """Nats of log p(x|z), (S, B), of centred images x (B, C, H, W)."""
-        log_variance = self._log_variance()
-        # One kernel forward and one backward; (x - m)² written out takes two and three.
-        errors = F.mse_loss(decoded, x.expand_as(decoded), reduction="none").sum(PIXELS)
-        constant = math.prod(x.shape[-3:]) * (log_variance + math.log(2 * math.pi))
-        return -0.5 * (errors * (-log_variance).exp() + constant)
+        return _gaussian_log_prob(x, decoded, self._log_variance())
 
     def mean(self, decoded: Tensor) -> Tensor:
         """The decoder's output itself."""
@@ -142,6 +139,14 @@ class Gaussian(Likelihood):
     def extra_repr(self) -> str:
         """The start and the floor."""
         return f"variance={self.initial}, floor={self.floor}"
+
+
+@fusible
+def _gaussian_log_prob(x: Tensor, decoded: Tensor, log_variance: Tensor) -> Tensor:
+    # One kernel forward and one backward; (x - m)² written out takes two and three.
+    errors = F.mse_loss(decoded, x.expand_as(decoded), reduction="none").sum(PIXELS)
+    constant = math.prod(x.shape[-3:]) * (log_variance + math.log(2 * math.pi))
+    return -0.5 * (errors * (-log_variance).exp() + constant)
 
 
 class Bernoulli(Likelihood):

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from recmix.errors import ConfigError, unknown
+from recmix.fusion import fusible
 
 __all__ = [
     "DECODERS",
@@ -29,6 +30,7 @@ __all__ = [
     "Gate",
     "Shape",
     "WeightNet",
+    "bounded",
     "check_decoder",
     "check_encoder",
     "conv_decoder",
@@ -309,15 +311,21 @@ class Gate(nn.Module):
 
     def bounded(self, score: Tensor) -> tuple[Tensor, Tensor]:
         """The pair log ε, log(1 - ε) of a score s of any shape."""
-        span = self.maximum - self.minimum
-        # 1 - ε is formed as a sum of positive terms too: log(1 - ε) stays finite for ε_max near 1.
-        log_eps = (self.minimum + span * torch.sigmoid(score)).log()
-        log_rest = ((1 - self.maximum) + span * torch.sigmoid(-score)).log()
-        return log_eps, log_rest
+        return bounded(score, self.minimum, self.maximum)
 
     def extra_repr(self) -> str:
         """The bounds."""
         return f"minimum={self.minimum}, maximum={self.maximum}"
+
+
+@fusible
+def bounded(score: Tensor, minimum: float, maximum: float) -> tuple[Tensor, Tensor]:
+    """The pair log ε, log(1 - ε) of a gate's score s, for ε between the two bounds."""
+    span = maximum - minimum
+    # 1 - ε is formed as a sum of positive terms too: log(1 - ε) stays finite for ε_max near 1.
+    log_eps = (minimum + span * torch.sigmoid(score)).log()
+    log_rest = ((1 - maximum) + span * torch.sigmoid(-score)).log()
+    return log_eps, log_rest
 
 
 class WeightNet(nn.Module):

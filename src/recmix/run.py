@@ -56,7 +56,8 @@ class Training:
         seed: initial weights, order of the data, noise.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:1`` …
         dtype: ``float32`` or ``float64``.
-        engine: ``auto``, ``eager`` or ``graph`` (the whole update as a CUDA graph).
+        engine: ``auto``, ``eager``, ``graph`` (the whole update as a CUDA graph) or ``compile`` (a
+            graph of fewer kernels, slower to begin).
         checkpoint_every: epochs between checkpoints.
         tensorboard: also write event files for TensorBoard into the run's folder.
     """
@@ -112,7 +113,7 @@ class Training:
 
 SCHEDULES = ("constant", "cosine", "linear")
 OBJECTIVES = ("elbo", "iwae")
-ENGINES = ("auto", "eager", "graph")
+ENGINES = ("auto", "eager", "graph", "compile")
 DTYPES = ("float32", "float64")
 
 

@@ -46,7 +46,7 @@ def grid(**changes):
 
 
 def write_grid(folder, *, data=None, method='name = "rme"\norder = 2', epochs=1, second=1):
-    """The grid's file; without named data, of 8x8 images in a file of their own, which are read faster."""
+    """The grid's file; by default of images in a file of their own, read faster than the digits."""
     if data is None:
         data = folder / "mine.npy"
         noise = np.random.default_rng(0).random((300, 1, 4, 4)).repeat(2, 2).repeat(2, 3)

@@ -37,7 +37,7 @@ def curve(last, best, spread, rng, epochs):
                 "loss": -bound - 20,
                 "elbo": bound + 20,
                 "val_elbo": bound - 12,
-                "val_iwae": best if epoch == epochs else min(bound, best - 0.1),
+                "val_iwae": best if epoch == epochs else min(bound, best),
             }
         )
     return rows
@@ -96,7 +96,8 @@ def add_run(
     if status == "done":
         state |= {"best_epoch": epochs, "best_validation": validation}
     write(folder / "status.json", state)
-    write(folder / "history.json", curve(validation - 0.5, validation, abs(test) * 0.02, rng, epochs))
+    spread = abs(test) * 0.02
+    write(folder / "history.json", curve(validation - 0.01 * spread, validation, spread, rng, epochs))
     if status == "done" and test is not None:
         score = {"images": 10000, "samples": samples, "seed": 0, "elbo": test - 20, "elbo_se": 1.1}
         score |= {"iwae": test, "iwae_se": 1.0, "weights": [0.9, 0.1], "milliseconds": milliseconds}

@@ -130,8 +130,9 @@ def test_figures_are_embedded(tmp_path):
     assert "data:image/gif" in text
     other = tmp_path / "other.svg"
     other.write_text("<svg/>")
-    text = made(tmp_path, tmp_path / "store", figures=[other, tmp_path / "missing.png"])
+    text = made(tmp_path, tmp_path / "store", figures={"A & B": other, "gone": tmp_path / "missing.png"})
     assert "data:image/svg+xml" in text
+    assert "<figcaption>A &amp; B</figcaption>" in text
     assert "missing.png: could not read it" in text
     assert "figure_one" not in text
 
@@ -188,7 +189,7 @@ def test_text_goes_to_the_terminal(store, form, capsys):
     wide = Console(width=200)
     assert write_report(store, form=form, console=wide) is None
     text = capsys.readouterr().out
-    start = {"markdown": "## Test log-likelihood", "latex": r"\documentclass", "terminal": "MNIST: Test"}
+    start = {"markdown": "## Test log-likelihood", "latex": r"\documentclass", "terminal": "Test log-"}
     assert text.startswith(start[form])
 
 

@@ -58,7 +58,7 @@ def entry(table, row, i=0):
 
 def shown(table, width=200):
     console = Console(file=io.StringIO(), width=width, color_system="truecolor", force_terminal=True)
-    console.print(to_terminal(table))
+    console.print(to_terminal(table, width))
     return console.file.getvalue()
 
 
@@ -201,6 +201,15 @@ def test_terminal_shows_colours_p_and_the_paper(results):
     plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
     assert "p = 0.0078" in plain
     assert "930.7 (" in plain
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 160])
+def test_nothing_is_cut_off_in_a_narrow_terminal(results, width):
+    for table in all_tables(results):
+        plain = re.sub(r"\x1b\[[0-9;]*m", "", shown(table, width))
+        assert "…" not in plain
+        for line in table.lines:
+            assert all(entry.text in plain for entry in line.entries)
 
 
 def test_markdown_is_a_table(results):

@@ -112,8 +112,8 @@ class _Picture(Watcher):
     def ended(self, entry: Entry) -> None:
         if entry.kind == "failed":
             log = self.schedule.store.log(entry.job.digest)
-            reason = escape(entry.reason)
-            self.live.console.print(f"[red]failed:[/] {escape(entry.job.title)}: {reason} ({log})")
+            line = escape(f"{entry.job.title}: {entry.reason}; its log is {log}")
+            self.live.console.print(f"[red]failed:[/] {line}", highlight=False, soft_wrap=True)
 
     def tick(self) -> None:
         if time.monotonic() - self.last < REFRESH:
@@ -136,12 +136,12 @@ def print_plan(
     """What a grid would do: its runs, what is done, what it needs, how long it may take."""
     console.print(_rows(schedule, grid.title))
     protocol = grid.protocol
-    splits, restarts = len(protocol["splits"]), len(protocol["restarts"])
-    counts = ", ".join(f"IWAE-{samples}" for samples in protocol["samples"])
+    bounds = ", ".join(f"IWAE-{samples}" for samples in protocol["samples"])
     _say(
         console,
-        f"{len(grid.jobs)} runs: {_columns(grid)} columns, {splits} splits x {restarts} restarts "
-        f"(best by the validation images' IWAE-{protocol['choose_by']}), scored by {counts}",
+        f"runs: {len(grid.jobs)}; columns: {_columns(grid)}, splits: {len(protocol['splits'])}, "
+        f"restarts: {len(protocol['restarts'])}, of which the best by IWAE-{protocol['choose_by']} of "
+        f"the validation images counts; scored by {bounds} of the test images",
     )
     for note in grid.notes:
         _say(console, f"note: {note}")

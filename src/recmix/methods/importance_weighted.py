@@ -99,7 +99,7 @@ def iwae_objective(
 
 
 def _log_mean(log_w: Tensor) -> Tensor:
-    """Log 1/K Σ_k w_k: (K, B) -> (B,)."""
+    """log 1/K Σ_k w_k: (K, B) -> (B,)."""
     return log_w.logsumexp(0) - math.log(log_w.shape[0])
 
 

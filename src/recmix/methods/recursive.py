@@ -20,7 +20,8 @@ from recmix.core import (
     update,
 )
 from recmix.errors import ConfigError
-from recmix.networks import Gate
+from recmix.fusion import fusible
+from recmix.networks import Gate, bounded
 from recmix.posteriors import Mixture, recursive_log_weights
 from recmix.stacked import Stacked
 
@@ -114,7 +115,7 @@ class RecursiveMixture(Method):
         return self
 
     def log_weights(self, x: Tensor) -> Tensor:
-        """Log α(x), (B, order)."""
+        """log α(x), (B, order)."""
         if self.order == 1:
             return x.new_zeros(x.shape[0], 1)
         seen = self.model.centred(x)
@@ -243,28 +244,47 @@ class RecursiveMixture(Method):
             new = torch.cat([q.log_prob(seen.z), own])  # log q_m at every sample, (m + 1, B)
             z = torch.cat([seen.z, z])
             log_joint = torch.cat([seen.log_joint, log_joint])
-        gate, shown = self.gates[m - 1], self.model.centred(x)
+        gate: Any = self.gates[m - 1]
+        shown = self.model.centred(x)
 
-        log_alpha, log_mixture = _mix(gate(shown), seen.log_alpha, before, new)
-        elbo = (log_alpha.exp() * (log_joint - log_mixture)).sum(0).mean()
+        score = gate.layers(shown).squeeze(-1)
+        limits = (gate.minimum, gate.maximum)
+        elbo = _mixture_elbo(score, *limits, seen.log_alpha, before, new, log_joint)
         update(-elbo, optimizers[f"gate_{m}"])
 
         with torch.no_grad():
-            log_alpha, log_mixture = _mix(gate(shown), seen.log_alpha, before, new)
+            score = gate.layers(shown).squeeze(-1)
+            log_alpha, log_mixture = _mix(score, *limits, seen.log_alpha, before, new)
         return _Seen([*seen.components, q], log_alpha, z, log_joint, log_mixture)
 
 
+@fusible
 def _mix(
-    gate: tuple[Tensor, Tensor], log_alpha: Tensor, before: Tensor, new: Tensor
+    score: Tensor, minimum: float, maximum: float, log_alpha: Tensor, before: Tensor, new: Tensor
 ) -> tuple[Tensor, Tensor]:
     """log-weights (m + 1, B) and log Q_m (m + 1, B) of Q_m = (1 - ε) Q_{m-1} + ε q_m."""
-    log_eps, log_rest = gate
+    log_eps, log_rest = bounded(score, minimum, maximum)
     weights = torch.cat([log_alpha + log_rest, log_eps[None]])
     return weights, torch.logaddexp(before + log_rest, new + log_eps)
 
 
+@fusible
+def _mixture_elbo(
+    score: Tensor,
+    minimum: float,
+    maximum: float,
+    log_alpha: Tensor,
+    before: Tensor,
+    new: Tensor,
+    log_joint: Tensor,
+) -> Tensor:
+    """ELBO(Q_m) from one sample of each component, averaged over the batch: what ε_m climbs."""
+    weights, log_mixture = _mix(score, minimum, maximum, log_alpha, before, new)
+    return (weights.exp() * (log_joint - log_mixture)).sum(0).mean()
+
+
 def _log_mixture(components: list[Posterior], log_alpha: Tensor, z: Tensor) -> Tensor:
-    """Log Q(z): (S, B, D) -> (S, B), for log-weights (m, B)."""
+    """log Q(z): (S, B, D) -> (S, B), for log-weights (m, B)."""
     return Mixture(components, log_alpha.t()).log_prob(z)
 
 

@@ -86,7 +86,7 @@ class Flow(Posterior):
         return z, log_q - log_det
 
     def log_prob(self, z: Tensor) -> Tensor:
-        """Log q(z | x) by the inverse maps: (S, B, D) -> (S, B)."""
+        """log q(z | x) by the inverse maps: (S, B, D) -> (S, B)."""
         start, log_det = self.inverse(z)
         return self.base.log_prob(start) - log_det
 

@@ -82,7 +82,7 @@ class FullGaussian(Posterior):
         return z, -0.5 * noise.square().sum(-1) - self._log_normaliser()
 
     def log_prob(self, z: Tensor) -> Tensor:
-        """Log q(z | x): (S, B, D) -> (S, B)."""
+        """log q(z | x): (S, B, D) -> (S, B)."""
         whiten = _multiply if self._inverted else _solve
         noise = whiten(self._factor, z - self.mean)
         return -0.5 * noise.square().sum(-1) - self._log_normaliser()

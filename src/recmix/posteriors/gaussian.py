@@ -10,10 +10,12 @@ from torch import Tensor
 from torch.distributions import Distribution, Independent, Normal
 
 from recmix.core import Posterior
+from recmix.fusion import fusible
 
-__all__ = ["LOG_VARIANCE_RANGE", "Gaussian", "randn"]
+__all__ = ["LOG_VARIANCE_RANGE", "Gaussian", "gaussian_log_prob", "randn"]
 
 
+LOG_2PI = math.log(2 * math.pi)
 LOG_VARIANCE_RANGE = (-20.0, 20.0)
 """Log-variances are kept in here, so that an extreme input cannot make a density infinite."""
 
@@ -60,28 +62,39 @@ class Gaussian(Posterior):
     def rsample_and_log_prob(
         self, samples: int = 1, *, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Z = μ + σ ε and its density."""
+        """z = μ + σ ε and its density."""
         noise = randn((samples, *self.mean.shape), self.mean, generator)
-        z = self.mean + self.stddev * noise
-        log_q = -0.5 * (noise.square().sum(-1) + self._log_normaliser())
-        return z, log_q
+        return _draw(self.mean, self.log_variance, noise)
 
     def log_prob(self, z: Tensor) -> Tensor:
-        """Log N(z; μ, diag σ²): (S, B, D) -> (S, B)."""
-        squares = (z - self.mean).square() * (-self.log_variance).exp()
-        return -0.5 * (squares.sum(-1) + self._log_normaliser())
-
-    def _log_normaliser(self) -> Tensor:
-        return self.log_variance.sum(-1) + self.mean.shape[-1] * math.log(2 * math.pi)
+        """log N(z; μ, diag σ²): (S, B, D) -> (S, B)."""
+        return gaussian_log_prob(z, self.mean, self.log_variance)
 
     def kl_to_prior(self, z: Tensor, log_q: Tensor) -> Tensor:
         """KL(q || N(0, I)) in closed form, (1, B)."""
-        variance = self.log_variance.exp()
-        return 0.5 * (self.mean.square() + variance - 1 - self.log_variance).sum(-1)[None]
+        return _kl_to_prior(self.mean, self.log_variance)
 
     def as_distribution(self) -> Distribution:
         """An `Independent` `Normal`."""
         return Independent(Normal(self.mean, self.stddev), 1)  # type: ignore[no-untyped-call]
+
+
+@fusible
+def gaussian_log_prob(z: Tensor, mean: Tensor, log_variance: Tensor) -> Tensor:
+    """log N(z; μ, diag σ²), summed over the last axis of what the three broadcast to."""
+    squares = (z - mean).square() * (-log_variance).exp()
+    return -0.5 * ((squares + log_variance).sum(-1) + z.shape[-1] * LOG_2PI)
+
+
+@fusible
+def _draw(mean: Tensor, log_variance: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    z = mean + (0.5 * log_variance).exp() * noise
+    return z, -0.5 * ((noise.square() + log_variance).sum(-1) + noise.shape[-1] * LOG_2PI)
+
+
+@fusible
+def _kl_to_prior(mean: Tensor, log_variance: Tensor) -> Tensor:
+    return 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum(-1)[None]
 
 
 def randn(shape: Sequence[int], like: Tensor, generator: torch.Generator | None) -> Tensor:

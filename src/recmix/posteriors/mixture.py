@@ -11,7 +11,8 @@ from torch.distributions import Categorical, Distribution, Independent, MixtureS
 
 from recmix.core import Posterior
 from recmix.errors import ConfigError
-from recmix.posteriors.gaussian import Gaussian, randn
+from recmix.fusion import fusible
+from recmix.posteriors.gaussian import Gaussian, gaussian_log_prob, randn
 
 __all__ = ["Mixture", "recursive_log_weights"]
 
@@ -73,11 +74,10 @@ class Mixture(Posterior):
         return (self.weights[..., None] * means).sum(1)
 
     def log_prob(self, z: Tensor) -> Tensor:
-        """Log Q(z): (S, B, D) -> (S, B)."""
+        """log Q(z): (S, B, D) -> (S, B)."""
         if self._gaussian and z.numel() * len(self.components) <= SMALL:
             means, log_variances = self._stacked()
-            joined = Gaussian(means.unsqueeze(1), log_variances.unsqueeze(1)).log_prob(z)  # (K, S, B)
-            return (joined + self.log_weights.t().unsqueeze(1)).logsumexp(0)
+            return _log_prob(z, means, log_variances, self.log_weights)
         scores = [q.log_prob(z) + self.log_weights[:, k] for k, q in enumerate(self.components)]
         return torch.stack(scores).logsumexp(0)
 
@@ -181,8 +181,15 @@ class Mixture(Posterior):
         return z - moved.squeeze(-1)
 
 
+@fusible
+def _log_prob(z: Tensor, means: Tensor, log_variances: Tensor, log_weights: Tensor) -> Tensor:
+    """log Q(z) for z (S, B, D) and components (K, B, D) with log-weights (B, K): (S, B)."""
+    scores = gaussian_log_prob(z, means.unsqueeze(1), log_variances.unsqueeze(1))  # (K, S, B)
+    return (scores + log_weights.t().unsqueeze(1)).logsumexp(0)
+
+
 def recursive_log_weights(log_eps: Tensor, log_rest: Tensor) -> Tensor:
-    """Log α of the recursion Q_m = (1 - ε_m) Q_{m-1} + ε_m q_m.
+    """log α of the recursion Q_m = (1 - ε_m) Q_{m-1} + ε_m q_m.
 
     α_m = ε_m Π_{j>m} (1 - ε_j) with ε_0 = 1, in log space.
 

@@ -14,37 +14,67 @@ from recmix.reports.template import environment
 __all__ = ["one_line", "to_html", "to_markdown", "to_terminal"]
 
 
-def to_terminal(table: Table) -> Group:
-    """For a rich console: one table for each data set, as in the paper's supplement."""
-    parts: list[RichTable | Text] = []
+def to_terminal(table: Table, width: int = 120) -> Group:
+    """For a rich console: tables for each data set, as many as the width asks for.
+
+    Args:
+        table: to show.
+        width: of the console, in letters.
+    """
+    parts: list[RichTable | Text] = [Text(table.title, style="bold"), Text(table.caption, style="dim")]
     for title, places in table.groups:
-        drawn = RichTable(title=f"{title}: {table.title}", title_justify="left", header_style="bold")
-        drawn.title = Text(f"{title}: {table.title}")  # text, so that a name is never markup
-        drawn.add_column("method", no_wrap=True)
-        for i in places:
-            drawn.add_column(f"dim {table.columns[i].latent}", no_wrap=True)
-            if table.printed[i]:
-                drawn.add_column("paper", style="dim", no_wrap=True)
-        for number, line in enumerate(table.lines):
-            cells = [Text(str(line.row))]
-            for i in places:
-                entry = line.entries[i]
-                cells.append(_terminal_cell(entry))
-                if table.printed[i]:
-                    beside = f"{entry.paper} ({entry.difference})" if entry.difference else entry.paper
-                    cells.append(Text(beside))
-            last = number + 1 == len(table.lines) or table.lines[number + 1].first
-            drawn.add_row(*cells, end_section=last)
-        parts.append(drawn)
-    parts.append(Text(table.caption, style="dim"))
+        for some in _pieces(table, places, width):
+            parts += [Text(title, style="italic"), _terminal_table(table, some)]
     if table.coloured:
         legend = Text("Colours: ")
         for level in LEVELS.values():
-            legend.append(f"{level.words}  ", style=_terminal_style(level, bold=level.name == "best"))
+            legend.append(level.words, style=_terminal_style(level, bold=level.name == "best"))
+            legend.append("  ")
         parts.append(legend)
     parts += [Text(f"Note: {note}", style="dim") for note in table.notes]
     parts.append(Text())
     return Group(*parts)
+
+
+def _terminal_table(table: Table, places: Sequence[int]) -> RichTable:
+    drawn = RichTable(header_style="bold")
+    drawn.add_column("method", no_wrap=True)
+    for i in places:
+        drawn.add_column(f"dim {table.columns[i].latent}", no_wrap=True)
+        if table.printed[i]:
+            drawn.add_column("paper", style="dim", no_wrap=True)
+    for number, line in enumerate(table.lines):
+        cells = [Text(str(line.row))]
+        for i in places:
+            cells.append(_terminal_cell(line.entries[i]))
+            if table.printed[i]:
+                cells.append(Text(_beside(line.entries[i])))
+        last = number + 1 == len(table.lines) or table.lines[number + 1].first
+        drawn.add_row(*cells, end_section=last)
+    return drawn
+
+
+def _pieces(table: Table, places: Sequence[int], width: int) -> list[list[int]]:
+    """Columns that fit beside one another, so that nothing is cut off."""
+    name = max(len(str(line.row)) for line in table.lines) + 4
+    pieces: list[list[int]] = []
+    room = 0
+    for i in places:
+        entries = [line.entries[i] for line in table.lines]
+        needed = max(_terminal_cell(entry).cell_len for entry in entries) + 3
+        if table.printed[i]:
+            needed += max(len(_beside(entry)) for entry in entries) + 3
+        if not pieces or needed > room:
+            pieces.append([])
+            room = width - name
+        pieces[-1].append(i)
+        room -= needed
+    return pieces
+
+
+def _beside(entry: Entry) -> str:
+    """The paper's figure and the difference to it."""
+    return f"{entry.paper} ({entry.difference})" if entry.difference else entry.paper
 
 
 def _terminal_style(level: Level | None, *, bold: bool) -> str:
@@ -81,8 +111,7 @@ def to_markdown(table: Table) -> str:
                 entry = line.entries[i]
                 cells.append(_markdown_cell(entry))
                 if table.printed[i]:
-                    shown = f"{entry.paper} ({entry.difference})" if entry.difference else entry.paper
-                    cells.append(shown)
+                    cells.append(_beside(entry))
             parts.append(_markdown_row(cells))
         parts.append("")
     parts += [f"- {_markdown(note)}" for note in table.notes]

@@ -7,7 +7,7 @@ import gzip
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ def report(
     *,
     samples: int = 100,
     holm: bool = False,
-    figures: Sequence[Path] | None = None,
+    figures: Sequence[Path] | Mapping[str, Path] | None = None,
 ) -> Written:
     """Write the report of a store as one HTML file.
 
@@ -62,7 +62,8 @@ def report(
         out: the file to write.
         samples: K of IWAE-K.
         holm: correct p-values for their number within a column.
-        figures: images to show; without them those in the store's folder ``figures``.
+        figures: images to show, perhaps by their captions; without them those in the store's
+            folder ``figures``.
     """
     found = read_store(store)
     if not found.records and not found.problems:
@@ -82,13 +83,13 @@ def report(
     return Written(path=out, runs=len(found.records), problems=found.problems, size=len(content))
 
 
-def page(store: Store, results: Results, *, figures: Sequence[Path] = ()) -> str:
+def page(store: Store, results: Results, *, figures: Sequence[Path] | Mapping[str, Path] = ()) -> str:
     """The HTML of a report.
 
     Args:
         store: what was read.
         results: its statistics.
-        figures: images to show.
+        figures: images to show, perhaps by their captions.
     """
     columns = {column: i for i, column in enumerate(results.columns)}
     rows = {row: i for i, row in enumerate(results.rows)}
@@ -183,10 +184,13 @@ def _highlights(results: Results) -> list[Highlight]:
     return found
 
 
-def _figures(paths: Iterable[Path]) -> tuple[list[tuple[str, str]], list[str]]:
+def _figures(
+    figures: Sequence[Path] | Mapping[str, Path],
+) -> tuple[list[tuple[str, str]], list[str]]:
     """Captions and data addresses of images, and a message for each that is left out."""
+    named = figures if isinstance(figures, Mapping) else {_caption(path): path for path in figures}
     shown, left_out = [], []
-    for path in paths:
+    for caption, path in named.items():
         try:
             size = path.stat().st_size
             if size > LARGEST_FIGURE:
@@ -198,10 +202,14 @@ def _figures(paths: Iterable[Path]) -> tuple[list[tuple[str, str]], list[str]]:
             continue
         kind = path.suffix.lower().lstrip(".")
         kind = IMAGES.get(kind, kind)
-        caption = printable(path.stem).replace("_", " ").replace("-", " ").strip().capitalize()
         encoded = base64.b64encode(content).decode()
         shown.append((caption, f"data:image/{kind};base64,{encoded}"))
     return shown, left_out
+
+
+def _caption(path: Path) -> str:
+    words = printable(path.stem).replace("_", " ").strip()
+    return words[:1].upper() + words[1:]
 
 
 # --- what the page's script reads ------------------------------------------------------------------

@@ -216,7 +216,7 @@ def gain_table(results: Results) -> Table:
             value=found.difference,
             bold=found.p is not None and found.p <= 0.05,
             p=p_text(found),
-            more="" if found.effect is None else f"r = {fixed(found.effect, 2)}",
+            more="" if found.p is None or found.effect is None else f"r = {fixed(found.effect, 2)}",
         )
 
     corrected = ", Holm-corrected within a column" if results.holm else ""

@@ -69,7 +69,7 @@ def write_report(
     results = summarise(found.records, samples=samples, correct=holm)
     if form == "terminal" and out is None:
         for table in all_tables(results):
-            console.print(to_terminal(table))
+            console.print(to_terminal(table, console.width))
     else:
         text = _text(form, results)
         if out is None:
@@ -90,7 +90,7 @@ def _text(form: str, results: Results) -> str:
     plain = Console(width=160, file=io.StringIO(), color_system=None)
     with plain.capture() as captured:
         for table in tables:
-            plain.print(to_terminal(table))
+            plain.print(to_terminal(table, plain.width))
     return captured.get()
 
 

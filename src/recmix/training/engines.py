@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recmix.fusion import fusing
 from recmix.training.job import Job
 
-__all__ = ["Eager", "Engine", "Graph", "pick_engine"]
+__all__ = ["Compiled", "Eager", "Engine", "Graph", "pick_engine"]
 
 WARMUP = 3
 """Steps taken, and taken back, before a capture: libraries choose their kernels in them."""
@@ -97,22 +98,41 @@ class Graph(Engine):
         self.graph.replay()
 
 
+class Compiled(Graph):
+    """The graph, with the small arithmetic around the networks compiled into fewer kernels.
+
+    It takes a minute or so to begin, and pays where many epochs or many replicas follow.
+    """
+
+    name = "compile"
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        with fusing():
+            super().__init__(jobs)
+
+
 def pick_engine(name: str, jobs: Sequence[Job]) -> tuple[Engine, str]:
     """The engine of this name for these jobs, and a sentence that says which one it is and why.
 
     Args:
-        name: ``auto``, ``eager`` or ``graph``; where a capture is impossible the eager engine serves.
+        name: ``auto``, ``eager``, ``graph`` or ``compile``; where a capture is impossible the eager
+            engine serves.
         jobs: trained together; each has its epoch begun.
     """
     if name == "eager":
         return Eager(jobs), "eager engine, as asked"
     why = _cannot_capture(jobs)
-    if why is None:
+    if why is not None:
+        return Eager(jobs), f"eager engine: {why}"
+    for engine in (Compiled, Graph) if name == "compile" else (Graph,):
         try:
-            return Graph(jobs), f"graph engine, {len(jobs)} in one CUDA graph"
+            made = engine(jobs)
         except RuntimeError as error:
-            why = f"capture failed: {str(error).splitlines()[0]}"
+            why = f"{engine.name} engine failed: {str(error).splitlines()[0]}"
             torch.cuda.synchronize()
+        else:
+            count = f"{len(jobs)} in one CUDA graph"
+            return made, f"{engine.name} engine, {count}" + (f" ({why})" if why else "")
     return Eager(jobs), f"eager engine: {why}"
 
 

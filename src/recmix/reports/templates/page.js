@@ -118,6 +118,12 @@
     }
   };
 
+  // A broad picture takes the whole width.
+  for (const picture of document.querySelectorAll(".pictures img")) {
+    const settle = () => picture.parentElement.classList.toggle("broad", picture.naturalWidth > 2.8 * picture.naturalHeight);
+    if (picture.complete) settle(); else picture.addEventListener("load", settle);
+  }
+
   // --- axes ------------------------------------------------------------------------------------
   const round = (value) => {  // figures as the tables show them
     if (value === null || value === undefined) return "–";
