@@ -42,7 +42,7 @@ GRACE = 120.0
 """Seconds that runs have to save before they are given up."""
 AHEAD = 2
 """Runs given to the cluster for each place there is, so that none is idle."""
-SMALL = ("history.json", "status.json", "log.txt", "log.jsonl")
+SMALL = ("spec.json", "history.json", "status.json", "log.txt", "log.jsonl")
 START = ("spec.json", "status.json", "history.json", "weights.safetensors")
 """What a run needs of the one it starts from."""
 

@@ -47,7 +47,7 @@ class SemiAmortisedComponent(Component):
         encoder: gives where to start.
         model: for the shapes.
         steps: number of gradient steps, at least 1.
-        step_size: of each step.
+        step_size: η, what multiplies the gradient in each step.
         momentum: share of the last step that is kept, in [0, 1).
         clip: largest norm of one example's gradient (the norm, not its square); 0 leaves it alone.
         first_order: do not differentiate the steps.
@@ -139,7 +139,7 @@ class SemiAmortised(Method):
         model: p(x, z).
         encoder: gives where to start.
         steps: number of gradient steps, at least 1.
-        step_size: of each step.
+        step_size: η, what multiplies the gradient in each step.
         momentum: share of the last step that is kept, in [0, 1).
         clip: largest norm of one example's gradient; 0 leaves it alone.
         first_order: do not differentiate the steps; cheaper, and less than the whole gradient.

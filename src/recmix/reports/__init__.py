@@ -1,1 +1,13 @@
-"""From run folders and arrays to tables and figures; nothing in here imports torch."""
+"""From run folders and arrays to tables, figures and one page; nothing in here imports torch.
+
+=====================  =========================================================================
+``records``            a run as plain values, and the row and column of the tables it belongs to
+``store``              reads a store of run folders
+``statistics``         selection on validation, means over splits, exact paired tests
+``published``          the figures the paper printed
+``tables``             the paper's tables; ``forms`` and ``latex`` write them down
+``figures``            figures from arrays; ``posterior_figure`` is the paper's Figure 1
+``page``               the report as one HTML file
+``write``              what `recmix report` does
+=====================  =========================================================================
+"""

@@ -70,7 +70,7 @@ def to_latex(table: Table) -> str:
     lines.append(r"\hline\hline")
     for number, line in enumerate(table.lines):
         rule = r"\hline " if line.first and number else ""
-        strut = r"\rule{0pt}{2.4ex}" if line.first else ""  # superscripts stay clear of the rule
+        strut = r"\rule{0pt}{2.9ex}" if line.first else ""  # superscripts stay clear of the rule
         lines.append(f"{rule}{strut}{_latex_row(table, line)} " + r"\\")
     lines += [r"\bottomrule", r"\end{tabular}}", r"\end{scriptsize}"]
     lines += [rf"\par\smallskip{{\footnotesize {_latex(note)}\par}}" for note in table.notes]

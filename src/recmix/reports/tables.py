@@ -89,7 +89,7 @@ class Entry:
         value: what it sorts by.
         level: its colour.
         bold: whether it stands out.
-        p: the p-value as text.
+        p: the p-value as text, or the word ``best``.
         more: what else there is to say, such as the effect size.
         paper: the printed figure.
         paper_spread: the printed standard deviation.
@@ -173,7 +173,7 @@ def likelihood_table(results: Results) -> Table:
             value=cell.mean,
             level=level if coloured else None,
             bold=cell.best,
-            p="" if tested is None else p_text(tested),
+            p="best" if cell.best else "" if tested is None else p_text(tested),
             more=notes.short(cell, results),
         )
 
