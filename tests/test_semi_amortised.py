@@ -307,3 +307,18 @@ def test_component_is_registered():
     made = make_component("sa", method.base_encoder, method.model, 3)
     assert isinstance(made, SemiAmortisedComponent)
     assert made.steps == 3
+
+
+def test_before_a_second_stage_the_step_size_is_tuned_and_kept(tmp_path):
+    import recmix
+
+    x = images(40, torch.float32).numpy()
+    vae = recmix.fit("vae", x, latent=2, epochs=2, progress=False)
+    with torch.no_grad():
+        vae.model.likelihood.log_variance.fill_(math.log(1e-5))  # a likelihood far too sharp for 1e-3
+    free = recmix.fit("sa", x, init=vae, epochs=1, progress=False, out=tmp_path / "sa")
+    fixed = recmix.fit("sa", x, init=vae, epochs=1, tune=False, progress=False)
+    assert free.method.components[0].step_size < 1e-4
+    assert fixed.method.components[0].step_size == 1e-3
+    assert recmix.load(tmp_path / "sa").method.components[0].step_size < 1e-4
+    assert free.elbo(x[:8]).mean() > fixed.elbo(x[:8]).mean()

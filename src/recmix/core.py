@@ -331,6 +331,9 @@ class Method(nn.Module, ABC):
         log_w = self.model.log_joint(x, z) - log_q
         return math.log(self.decoder_samples) - log_w.logsumexp(0).mean()
 
+    def prepare(self, x: Tensor) -> None:
+        """Called once before a second stage with validation images x: settle what depends on them."""
+
     def start_from(self, other: Method) -> None:
         """Take over what `other` has learned: everything if it is the same, else encoder and decoder."""
         if type(other) is type(self) and same_shapes(self, other):

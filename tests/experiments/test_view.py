@@ -53,7 +53,7 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(tmp_path, capsys):
     assert "scored by IWAE-3 of the test images" in shown
     assert "VAE+ is not in the file and was added" in shown
     assert "data: digits is present" in shown
-    assert "time left with 2 at a time: unknown until the first run is done" in shown
+    assert "time left with 2 at a time: unknown until the first run of its kind" in shown
     assert not (tmp_path / "store").exists()
 
 
@@ -158,7 +158,9 @@ def test_time_left_is_taken_from_what_is_most_alike(tmp_path):
     methods = [{"name": "rme", "order": [2, 3]}]
     found = grid(protocol=protocol, columns=columns, methods=methods)
     store = Store(tmp_path)
-    assert str(Clock(Schedule(store, found.jobs), 2).left()) == "unknown until the first run is done"
+    assert str(Clock(Schedule(store, found.jobs), 2).left()) == (
+        "unknown until the first run of its kind is under way"
+    )
 
     def took(row, latent, split, seconds):
         job = next(j for j in found.jobs if (j.row, j.column["latent"], j.split) == (row, latent, split))
@@ -172,13 +174,20 @@ def test_time_left_is_taken_from_what_is_most_alike(tmp_path):
     took("VAE", 2, 0, 100.0)
     left = Clock(schedule, 1).left()
     assert (left.seconds, left.known, left.unknown, left.measured) == (100.0, 1, 14, 1)
-    assert "14 runs of columns where none is done yet" in str(left)
+    assert "14 runs of a kind not seen yet" in str(left)
     took("RME(2)", 2, 0, 10.0)  # stands for all of the second stage in this column
     assert Clock(schedule, 1).left().seconds == 100 + 5 * 10 + 0
     took("VAE+", 2, 0, 2.0)
     left = Clock(schedule, 1).left()
     assert left.seconds == 100 + 2 + 3 * 10  # VAE, VAE+, RME(2), RME(3) twice
     assert Clock(schedule, 4).left().seconds == left.seconds / 4
+    # In the other column nothing has ended, but a run of at most one epoch, as all here, is under way.
+    vae = next(j for j in found.jobs if (j.row, j.column["latent"]) == ("VAE", 3))
+    store.prepare(vae, threads=1)
+    store.run(vae.digest).log("epoch", epoch=0, seconds=7.0)
+    schedule.entries[vae.digest].kind = "running"
+    assert Clock(schedule, 1).left().seconds == left.seconds + 2 * 7
+    assert str(Clock(schedule, 1).left()).startswith("at most about")
     assert in_words(59.6) == "60 s"
     assert in_words(61) == "1 min 1 s"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from recmix.experiments.grid import Job
@@ -21,24 +22,29 @@ class Left:
         known: how many those are.
         unknown: runs of which nothing is known yet.
         measured: how many finished runs it is taken from.
+        at_most: it counts with all epochs of some runs, for none of their kind has ended yet.
     """
 
     seconds: float
     known: int
     unknown: int
     measured: int
+    at_most: bool = False
 
     def __str__(self) -> str:
         if not self.known and not self.unknown:
             return "nothing is left"
         if not self.known:
-            return "unknown until the first run is done"
-        more = f", and {self.unknown} runs of columns where none is done yet" if self.unknown else ""
-        return f"about {in_words(self.seconds)} (from {self.measured} finished runs){more}"
+            return "unknown until the first run of its kind is under way"
+        how = "at most about" if self.at_most else "about"
+        more = f", and {self.unknown} runs of a kind not seen yet" if self.unknown else ""
+        return f"{how} {in_words(self.seconds)} (from {self.measured} finished runs){more}"
 
 
 class Clock:
-    """Estimates from finished runs of the same row and column, or at least of the same column.
+    """Estimates from finished runs of the same row and column, or at least of the same column and stage.
+
+    Where none has finished, those that are running give the time of an epoch.
 
     Args:
         schedule: the runs.
@@ -53,31 +59,48 @@ class Clock:
 
     def left(self) -> Left:
         """The time left now."""
-        times: dict[tuple[str, ...], list[float]] = {}
-        measured = 0
-        for entry in self.schedule.of_kind("done"):
-            seconds = self._took(entry.job.digest)
-            if seconds:
-                measured += 1
-                for kind in self._kinds[entry.job.digest]:
-                    times.setdefault(kind, []).append(seconds)
-        means = {kind: sum(found) / len(found) for kind, found in times.items()}
-        total, known, unknown = 0.0, 0, 0
+        whole, epoch = self._finished(), self._running()
+        total, known, unknown, at_most = 0.0, 0, 0, False
         for entry in self.schedule.of_kind("waiting", "running", "elsewhere"):
-            usual = next((means[k] for k in self._kinds[entry.job.digest] if k in means), None)
-            if usual is None:
-                unknown += 1
-            else:
-                known += 1
+            kinds = self._kinds[entry.job.digest]
+            if (seconds := _first(whole, kinds)) is not None:
                 spent = time.monotonic() - entry.since if entry.kind == "running" else 0.0
-                total += max(0.0, usual - spent)
-        return Left(total / max(1, min(self.workers, known)), known, unknown, measured)
+                total += max(0.0, seconds - spent)
+            elif (seconds := _first(epoch, kinds)) is not None:
+                done, _ = self.schedule.store.last_epoch(entry.job.digest)
+                total += seconds * max(0, entry.job.definition["training"]["epochs"] - done)
+                at_most = True
+            else:
+                unknown += 1
+                continue
+            known += 1
+        shared = total / max(1, min(self.workers, known))
+        measured = sum(1 for seconds in self._seconds.values() if seconds)
+        return Left(shared, known, unknown, measured, at_most)
 
-    def _took(self, digest: str) -> float:
-        """How long a finished run took; read once."""
-        if digest not in self._seconds:
-            self._seconds[digest] = self.schedule.store.job_file(digest).get("seconds") or 0.0
-        return self._seconds[digest]
+    def _finished(self) -> dict[tuple[str, ...], float]:
+        """Mean seconds of finished runs, by kind; each is read once."""
+        found: dict[tuple[str, ...], list[float]] = {}
+        for entry in self.schedule.of_kind("done"):
+            digest = entry.job.digest
+            if digest not in self._seconds:
+                self._seconds[digest] = self.schedule.store.job_file(digest).get("seconds") or 0.0
+            for kind in self._kinds[digest] if self._seconds[digest] else ():
+                found.setdefault(kind, []).append(self._seconds[digest])
+        return {kind: sum(times) / len(times) for kind, times in found.items()}
+
+    def _running(self) -> dict[tuple[str, ...], float]:
+        """Seconds of an epoch of a running run, by kind."""
+        found: dict[tuple[str, ...], float] = {}
+        for entry in self.schedule.of_kind("running"):
+            _, seconds = self.schedule.store.last_epoch(entry.job.digest)
+            for kind in self._kinds[entry.job.digest] if seconds else ():
+                found[kind] = seconds
+        return found
+
+
+def _first(times: Mapping[tuple[str, ...], float], kinds: Iterable[tuple[str, ...]]) -> float | None:
+    return next((times[kind] for kind in kinds if kind in times), None)
 
 
 def in_words(seconds: float) -> str:

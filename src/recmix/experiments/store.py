@@ -183,6 +183,16 @@ class Store:
                 with contextlib.suppress(ValueError, TypeError, AttributeError):
                     yield float(json.loads(line).get("seconds", 0.0))
 
+    def last_epoch(self, digest: str) -> tuple[int, float]:
+        """The number of epochs done and the seconds of the last one; zeros if there is none."""
+        with contextlib.suppress(OSError), (self.folder(digest) / "log.jsonl").open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 2000))
+            for line in reversed(file.read().splitlines()):
+                with contextlib.suppress(ValueError, KeyError, TypeError):
+                    event = json.loads(line)
+                    return int(event["epoch"]), float(event["seconds"])
+        return 0, 0.0
+
     def _write_job(self, digest: str, content: dict[str, Any]) -> None:
         self._make(self.folder(digest))
         write_json(self.folder(digest) / "job.json", content)

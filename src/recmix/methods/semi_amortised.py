@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,10 @@ NOISE_SEED = 20180710
 """Of the inner steps' noise, which is the same in every process and never drawn again."""
 TUNING_SEED = 20180711
 TUNING_BATCH = 500
+
+
+SHARES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
+"""Step sizes tried in tuning, as shares of the one given."""
 
 
 @register_component
@@ -92,6 +97,14 @@ class SemiAmortisedComponent(Component):
         # Not part of the weights: those of one number of steps fit any other.
         self.register_buffer("noise", noise.to(model.centre), persistent=False)
 
+    def get_extra_state(self) -> Tensor:
+        """The step size, which may have been tuned, goes with the weights."""
+        return torch.tensor(self.step_size, dtype=torch.float64)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Take back the step size."""
+        self.step_size = float(state)
+
     def forward(self, x: Tensor, model: LatentModel) -> Gaussian:
         """The encoder's pass, then the gradient steps."""
         x = x.to(model.centre.dtype)
@@ -132,8 +145,9 @@ class SemiAmortised(Method):
 
     Encoder and decoder are trained on the ELBO of the last λ, through the steps. The original takes 20
     steps with momentum 0.5 and clips the gradient; the paper's comparison 1 to 8 plain ones of 1e-3.
-    Where the likelihood is sharp (curvature times step size above 2) the ascent overshoots:
-    `tune_step_size` chooses the step on validation images.
+    Where the likelihood is sharp (curvature times step size above 2) the ascent overshoots. So the
+    step size is an upper end: before a second stage `tune_step_size` picks the best of it and smaller
+    ones on validation images, unless `tune` is off.
 
     Args:
         model: p(x, z).
@@ -160,6 +174,7 @@ class SemiAmortised(Method):
         *,
         steps: int = 4,
         step_size: float = 1e-3,
+        tune: bool = True,
         momentum: float = 0.0,
         clip: float = 0.0,
         first_order: bool = False,
@@ -176,6 +191,13 @@ class SemiAmortised(Method):
             samples=samples,
         )
         super().__init__(model, [component])
+        self.tune = tune
+
+    def prepare(self, x: Tensor) -> None:
+        """Choose the step size for the decoder as it is."""
+        if self.tune:
+            part: Any = self.components[0]
+            tune_step_size(self, x, [part.step_size * share for share in SHARES])
 
     def loss(self, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         """Minus the one-sample ELBO of the refined posterior, averaged over the batch."""

@@ -143,6 +143,8 @@ class Job:
             )
             self.state.stopped = ""
         elif self.continued:
+            self.method.eval().prepare(next(self.held_out.in_order(EVALUATION_BATCH)))
+            self.method.train()
             self.state.best_score = self._validate()["val_iwae"]
             self._keep_best()
         if run:
