@@ -153,7 +153,8 @@ class SemiAmortised(Method):
         model: p(x, z).
         encoder: gives where to start.
         steps: number of gradient steps, at least 1.
-        step_size: η, what multiplies the gradient in each step.
+        step_size: η, what multiplies the gradient in each step; the largest tried if it is tuned.
+        tune: choose the step size on validation images before a second stage.
         momentum: share of the last step that is kept, in [0, 1).
         clip: largest norm of one example's gradient; 0 leaves it alone.
         first_order: do not differentiate the steps; cheaper, and less than the whole gradient.
