@@ -170,7 +170,7 @@ def _posteriors(
     first, second = methods
 
     def compare(blocks: dict[str, Block]) -> tuple[tuple[float, float], dict[str, float]]:
-        times = interleave(bench, blocks, repeats=s.repeats, seconds=s.seconds)
+        times = interleave(bench, blocks, repeats=s.repeats, seconds=s.seconds / 2)
         return ratio(times[first], times[second]), medians(times)
 
     found, ms = compare({n: Block(_calls(bench, m, xs, wait=True)) for n, m in methods.items()})

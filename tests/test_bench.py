@@ -1,4 +1,4 @@
-"""`recmix bench`: every figure in miniature, its book, its page, and the pseudocode that it compares with."""
+"""`recmix bench`: every figure in miniature, its book, its page, and the pseudocode it compares with."""
 
 import copy
 import dataclasses
@@ -117,11 +117,23 @@ def test_the_peak_is_that_of_the_work_and_not_of_this_process():
     assert len(there)
 
 
-def test_the_peak_of_iwae_is_written(tmp_path):
-    found = run(["iwae5000_peak_memory"], tmp_path)["iwae5000_peak_memory"]
-    check(found)
-    assert found["value"] >= 0
-    assert found["detail"]["samples"].keys() == {"2", "20"}
+def test_the_peaks_of_iwae_and_laplace_are_written(tmp_path, monkeypatch):
+    memory = bench.part("memory")
+    asked = []
+
+    def peak(device, task, **sizes):
+        memory.TASKS[task](device, **sizes)()
+        asked.append((task, sizes))
+        return 3 * 2**20
+
+    monkeypatch.setattr(memory, "peak_bytes", peak)
+    found = run(IN_A_PROCESS, tmp_path)
+    for name in IN_A_PROCESS:
+        check(found[name])
+        assert found[name]["value"] == 3.0
+        assert found[name]["reached"]
+    assert found["iwae5000_peak_memory"]["detail"]["samples"] == {"2": 3.0, "20": 3.0}
+    assert [sizes["memory"] // 2**20 for task, sizes in asked if task == "iwae"] == [256, 256, 64]
 
 
 def test_the_engine_that_was_asked_for_or_none():
@@ -149,13 +161,16 @@ def test_outside_a_checkout_it_says_what_it_needs(tmp_path, monkeypatch):
 
 def test_other_figures_stay_in_the_file(tmp_path, monkeypatch):
     path = tmp_path / f"cpu-{bench.cores()}-cores.json"
-    old = {"value": 1.0, "unit": "x", "spread": 0.0}
+    old = {"value": 1.0, "unit": "x", "spread": 0.0, "quick": True}
     path.write_text(json.dumps({"train_literal_over_eager": old, "posterior_rme5_over_vae": old}))
     _give(monkeypatch, "posterior_rme5_over_vae", lambda b: bench.Measured(1.23456789, 0.1, {}))
     run(["posterior_rme5_over_vae"], tmp_path)
     found = json.loads(path.read_text())
     assert found["train_literal_over_eager"] == old
     assert found["posterior_rme5_over_vae"]["value"] == 1.23457
+    _give(monkeypatch, "posterior_rme5_over_vae", lambda b: bench.Measured(7.0, 0.1, {}))
+    assert run(["posterior_rme5_over_vae"], tmp_path, quick=True)["posterior_rme5_over_vae"]["quick"]
+    assert json.loads(path.read_text()) == found  # a quick look replaces no real figure
     path.write_text("{")
     with pytest.raises(RunError, match="not readable JSON"):
         run(["posterior_rme5_over_vae"], tmp_path)

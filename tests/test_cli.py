@@ -94,7 +94,9 @@ def test_lists(capsys):
     assert call("--version") == 0
 
 
-@pytest.mark.parametrize("command", ["data", "methods", "train", "evaluate", "demo", "compare"])
+@pytest.mark.parametrize(
+    "command", ["data", "methods", "train", "evaluate", "demo", "compare", "report"]
+)
 def test_help_shows_examples(command, capsys):
     assert call(command, "--help") == 0
     assert f"recmix {command}" in capsys.readouterr().out

@@ -168,6 +168,12 @@ def test_a_folder_that_cannot_be_written(tmp_path):
         write_bytes(tmp_path / "missing" / "x", b"")
 
 
+def test_files_are_as_readable_as_any_other(folder):
+    plain = folder / "plain"
+    plain.write_text("")
+    assert (folder / "spec.json").stat().st_mode == plain.stat().st_mode
+
+
 def same_run(a, b):
     assert Run(a).history() == Run(b).history()
     for name in ("weights.safetensors", "checkpoint.safetensors"):

@@ -179,6 +179,7 @@ def interleave(
     times: dict[str, list[float]] = {name: [] for name in blocks}
     names = list(blocks)
     for repeat in range(repeats):
+        gc.collect()
         for name in names if repeat % 2 == 0 else reversed(names):
             took = clock(bench, blocks[name].work, units[name])
             times[name].append(1e3 * took / units[name])
@@ -199,7 +200,6 @@ def _warm_up(bench: Bench, block: Block, seconds: float) -> int:
 
 def clock(bench: Bench, work: Callable[[int], object], units: int) -> float:
     """Seconds that so many units of work take, until the device has done them."""
-    gc.collect()
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -287,7 +287,8 @@ def run(
 ) -> dict[str, dict[str, Any]]:
     """Measure figures, print them as a table and write them to ``OUT/<device>.json``.
 
-    The file is written anew after each figure; those that are not measured this time stay in it.
+    The file is written anew after each figure; those that are not measured this time stay in it, and a
+    quick one does not replace one that is not.
 
     Args:
         only: keys to measure; none for all that this device can give.
@@ -315,6 +316,11 @@ def run(
         bench.scale = part("measures").scale(bench.device.type, quick=quick)
     console = Console(soft_wrap=True)
     book = _Book(Path(out), bench, quick)
+    if (busy := book.stamp["load"]) > 0.5 * cores():
+        console.print(
+            f"[yellow]others use this machine (load {busy:.1f} on {cores()} cores): "
+            "expect a large spread, and measure again when it is idle[/]"
+        )
     found: dict[str, dict[str, Any]] = {}
     apart: dict[str, str] = {}  # why a key has no figure
     failed: list[str] = []
@@ -367,8 +373,10 @@ class _Book:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"could not make the folder {folder}: {error.strerror}") from error
-        self.stamp = {
+        self.stamp: dict[str, Any] = {
             "device": self.device,
+            "threads": torch.get_num_threads(),
+            "load": load(),
             "torch": torch.__version__,
             "python": platform.python_version(),
             "recmix": __version__,
@@ -388,8 +396,10 @@ class _Book:
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
         }
         rounded: dict[str, Any] = _rounded(entry)
-        self.content[one.name] = rounded
-        write_json(self.path, dict(sorted(self.content.items())))
+        before = self.content.get(one.name, {"quick": True})
+        if before.get("quick") or not rounded["quick"]:  # a quick look replaces no real figure
+            self.content[one.name] = rounded
+            write_json(self.path, dict(sorted(self.content.items())))
         return rounded
 
 
@@ -452,6 +462,11 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def load() -> float:
+    """Processes that wanted to run in the last minute, on average, before we began."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
 
 
 def _describe(bench: Bench) -> str:

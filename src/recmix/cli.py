@@ -248,6 +248,23 @@ def compare_command(
     out.print(f"runs, compare.json and compare.md in {folder}", highlight=False)
 
 
+@app.command("report", epilog="Example: [bold]recmix report runs/grid --out report.html[/]")
+def report_command(
+    store: Annotated[Path, typer.Argument(help="Folder of run folders.")],
+    file: Annotated[
+        Path | None,
+        typer.Option("--out", help="File to write (default report.html; text goes to the terminal)."),
+    ] = None,
+    form: Annotated[str, typer.Option("--format", help="html, markdown, latex or terminal.")] = "html",
+    samples: Annotated[int, typer.Option(help="K of IWAE-K.")] = 100,
+    holm: Annotated[bool, typer.Option(help="Correct p-values within a column (Holm).")] = False,
+) -> None:
+    """Tables, frontier, curves and every run of a store as one page."""
+    from recmix.reports.write import write_report
+
+    write_report(store, out=file, form=form, samples=samples, holm=holm, console=out, errors=err)
+
+
 def print_scores(rows: list[tuple[str, dict[str, Any]]], title: str) -> None:
     """One table of scores, a row per run."""
     samples = rows[0][1]["samples"]
@@ -355,12 +372,15 @@ def _train(**given: Any) -> None:
 def _run_training(wanted: dict[str, Any], *, resume: bool, overwrite: bool) -> None:
     from recmix.data import load, rebuild
     from recmix.training.fit import fit
+    from recmix.training.world import world
 
     source, root = wanted.pop("data"), wanted.pop("data_root", None)
     seed = wanted.pop("split_seed", 0)
     data = rebuild(source, root=root) if isinstance(source, dict) else load(source, root=root, seed=seed)
     method, folder = wanted.pop("method"), Path(wanted["out"])
     fitted = fit(method, data, resume=resume, overwrite=overwrite, progress=True, **wanted)
+    if not world().writer:
+        return
     best = max(fitted.history, key=lambda row: row["val_iwae"])
     out.print(
         f"{fitted.spec.method}: {len(fitted.history)} epochs, best validation bound "

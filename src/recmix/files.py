@@ -21,6 +21,7 @@ def write_bytes(path: Path, content: bytes) -> None:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
         try:
             with os.fdopen(handle, "wb") as file:
+                os.fchmod(file.fileno(), 0o666 & ~_umask())
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
@@ -41,6 +42,13 @@ def write_bytes(path: Path, content: bytes) -> None:
                 "What was written before is intact; make room and continue with --resume"
             ) from error
         raise RunError(f"could not write {path}: {error.strerror or error}") from error
+
+
+def _umask() -> int:
+    """The process's umask, which can only be read by setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -1,5 +1,6 @@
 """Worker processes: killed at any moment, and the grid is completed with the same results."""
 
+import errno
 import os
 import random
 import re
@@ -148,6 +149,17 @@ def test_a_limit_of_hours_stops_before_it_begins(tmp_path, capsys):
     assert "stopped by the limit of 1e-09 hours" in said
     with pytest.raises(ConfigError, match="limit_hours must be positive"):
         run_grid(file, tmp_path / "store", limit_hours=0)
+
+
+def test_a_worker_that_cannot_be_started_is_a_failed_run(tmp_path, capsys, monkeypatch):
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(subprocess, "Popen", full)
+    assert run_grid(write_grid(tmp_path), tmp_path / "store", device="cpu", workers=2) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "could not be started (Cannot allocate memory), 3 times" in said
+    assert "3 runs: 0 done, 1 failed, 2 blocked" in said
 
 
 def test_runs_whose_data_cannot_be_had_are_left_out(tmp_path, capsys, monkeypatch):

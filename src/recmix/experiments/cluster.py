@@ -194,9 +194,7 @@ def do(
     mailbox: Any,
 ) -> Files:
     """The task: one run in a folder of this machine. Returns the run's files."""
-    import ray
-
-    if ray.get(mailbox.post.remote(digest, {})):
+    if _ray().get(mailbox.post.remote(digest, {})):
         return {}  # asked to stop before it began
     with tempfile.TemporaryDirectory(prefix="recmix-") as scratch:
         store = Store(scratch)
@@ -212,9 +210,7 @@ def do(
 @contextlib.contextmanager
 def _posting(store: Store, digest: str, mailbox: Any) -> Iterator[None]:
     """Post the run's files now and then, and ask the run to save and stop when the mailbox says so."""
-    import ray
-
-    over = threading.Event()
+    ray, over = _ray(), threading.Event()
 
     def post() -> None:
         last, sent = time.monotonic(), 0.0
@@ -244,14 +240,18 @@ def _age(store: Store, digest: str) -> float:
     return 0.0
 
 
+def _ray() -> Any:
+    try:
+        importlib.import_module("ray.util.scheduling_strategies")
+        return importlib.import_module("ray")
+    except ImportError as error:
+        raise ConfigError("ray is not installed: pip install 'recmix[cluster]'") from error
+
+
 @contextlib.contextmanager
 def _connected(address: str, workers: int | None) -> Iterator[Any]:
     """Ray, connected to a cluster."""
-    try:
-        ray: Any = importlib.import_module("ray")
-        importlib.import_module("ray.util.scheduling_strategies")
-    except ImportError as error:
-        raise ConfigError("ray is not installed: pip install 'recmix[cluster]'") from error
+    ray = _ray()
     quiet = {"logging_level": "ERROR", "log_to_driver": False, "configure_logging": False}
     before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -62,9 +62,9 @@ def run_grid(
         print_status(grid, schedule, out)
         return COMPLETE
     check(entry.job for entry in schedule.of_kind("waiting"))
-    slots = make_slots(workers, device)
+    slots = make_slots(workers, device) if ray is None else []
     if dry_run:
-        print_plan(grid, schedule, workers or len(slots), out, data_root)
+        print_plan(grid, schedule, workers or len(slots) or 1, out, data_root)
         return COMPLETE
     place.keep(grid)
     began = time.monotonic()

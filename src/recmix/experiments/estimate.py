@@ -107,7 +107,7 @@ def in_words(seconds: float) -> str:
     """A length of time.
 
     >>> in_words(42), in_words(5000), in_words(200_000)
-    ('42 s', '1 h 23 min', '2 d 8 h')
+    ('42 s', '1 h 23 min', '2 d 7 h')
     """
     minutes, hours, days = seconds / 60, seconds / 3600, seconds / 86400
     if days >= 1:

@@ -267,14 +267,17 @@ class Store:
         """The right to work on a run, or None if somebody else has it."""
         folder = self.folder(digest)
         self._make(folder)
-        descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        path = folder / "lock"
+        descriptor = -1
         try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            os.close(descriptor)
+            if descriptor >= 0:
+                os.close(descriptor)
             if isinstance(error, BlockingIOError):
                 return None
-            raise RunError(f"{folder / 'lock'} cannot be locked: {error.strerror}") from error
+            raise RunError(f"{path} cannot be locked: {error.strerror}") from error
         return Claim(descriptor)
 
     def holder(self, digest: str) -> str:

@@ -81,7 +81,15 @@ def run_here(
             schedule.look()
             while free and not stop and (taken := schedule.take(free[0].threads)):
                 job, claim = taken
-                running.append(_start(schedule.store, [job], [claim], free.pop(0), device, data_root))
+                try:
+                    worker = _start(schedule.store, [job], [claim], free[0], device, data_root)
+                except OSError as error:
+                    how = f"its worker could not be started ({error.strerror})"
+                    watcher.ended(schedule.ended(job, how))
+                    claim.release()
+                    continue
+                running.append(worker)
+                free.pop(0)
                 watcher.began(schedule.entries[job.digest])
             if stop and not asked:
                 asked = time.monotonic()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from recmix.data import ArrayImages, Images
 
-__all__ = ["Batches"]
+__all__ = ["Batches", "mix"]
 
 AHEAD = 4
 """Batches that streaming reads in advance."""
@@ -66,7 +66,7 @@ class Batches:
 
         Every batch is full: what is left over at the end of one epoch comes earlier in another.
         """
-        generator = torch.Generator().manual_seed(_mix(seed, epoch))
+        generator = torch.Generator().manual_seed(mix(seed, epoch))
         size = min(batch_size, len(self))
         return torch.randperm(len(self), generator=generator)[: self.steps(batch_size) * size].view(
             -1, size
@@ -113,6 +113,6 @@ def _fits(images: Tensor, device: torch.device) -> bool:
     return images.numel() * images.element_size() < free // 2
 
 
-def _mix(seed: int, epoch: int) -> int:
-    """One 63-bit number from two, so that neighbouring seeds and epochs share nothing."""
-    return int(np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0] >> np.uint64(1))
+def mix(*numbers: int) -> int:
+    """One 63-bit number from several, so that neighbouring seeds and epochs share nothing."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))

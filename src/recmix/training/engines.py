@@ -139,6 +139,8 @@ def pick_engine(name: str, jobs: Sequence[Job]) -> tuple[Engine, str]:
 def _cannot_capture(jobs: Sequence[Job]) -> str | None:
     if any(job.device.type != "cuda" for job in jobs):
         return "a graph needs a CUDA device"
+    if any(job.world.size > 1 for job in jobs):
+        return "gradients are averaged between processes"
     if any(not job.batches.resident for job in jobs):
         return "the images are streamed, not on the device"
     return None

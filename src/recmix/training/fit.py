@@ -22,6 +22,7 @@ from recmix.options import read_options
 from recmix.run import Run, Spec, Training
 from recmix.training.job import Job
 from recmix.training.loop import train
+from recmix.training.world import world
 
 __all__ = ["fit", "fit_many"]
 
@@ -174,6 +175,7 @@ def _plan(
     **options: Any,
 ) -> _Plan:
     """Check a request to `fit` and make its spec, its networks and its folder."""
+    we = world()
     cls = find_method(method)
     own, common = read_options(cls, options, _names(fit))
     training = Training(**common)
@@ -209,14 +211,17 @@ def _plan(
     if init:
         _check_init(init, spec)
     if run is not None:
-        if resume and run.exists:
-            if _nothing_left(run, spec):
+        there = run.exists
+        we.wait()
+        if resume and there:
+            if _nothing_left(run, spec, write=we.writer):
                 plan.finished = load(
                     run.folder, device=training.device, encoder=encoder, decoder=decoder
                 )
                 return plan
-        else:
+        elif we.writer:
             run.create(spec, overwrite=overwrite)
+        we.wait()
     if needs_vae:
         settings = dataclasses.asdict(training) | {"epochs": vae_epochs, "learning_rate": None}
         plan.vae = settings | {
@@ -309,7 +314,7 @@ def _check_init(init: Fitted, spec: Spec) -> None:
 IGNORED_ON_RESUME = {"epochs", "device", "checkpoint_every", "tensorboard", "root", "engine"}
 
 
-def _nothing_left(run: Run, spec: Spec) -> bool:
+def _nothing_left(run: Run, spec: Spec, *, write: bool) -> bool:
     """Whether the run in the folder is this one and complete; refuses if it is another one."""
     stored = run.spec()
     for name, theirs, ours in _differences(stored, spec):
@@ -319,7 +324,8 @@ def _nothing_left(run: Run, spec: Spec) -> bool:
         )
     if run.status()["status"] == "done" and (stored.training.epochs or 0) >= (spec.training.epochs or 0):
         return True
-    write_json(run.folder / "spec.json", spec.to_json())
+    if write:
+        write_json(run.folder / "spec.json", spec.to_json())
     return False
 
 

@@ -16,9 +16,10 @@ from recmix.errors import Interrupted, NonFiniteError
 from recmix.evaluation import bounds
 from recmix.files import write_json
 from recmix.run import Run, Training
-from recmix.training.batches import Batches
+from recmix.training.batches import Batches, mix
 from recmix.training.checkpoint import State, load_checkpoint, save_checkpoint, save_weights
 from recmix.training.schedule import rate_factor, set_rate
+from recmix.training.world import world
 
 __all__ = ["Job", "Meter"]
 
@@ -105,7 +106,9 @@ class Job:
         method.decoder_samples = training.objective_samples if training.objective == "iwae" else 0
         self.training = training
         self.continued = continued
+        self.world = world()
         self.run = run
+        self.out = run if self.world.writer else None
         self.resume = resume
         self.title = title
         self.device = centre.device
@@ -120,6 +123,7 @@ class Job:
             variance_rate=training.variance_rate,
             fresh_rate=(training.fresh_rate or 1.0) if continued else 1.0,
         )
+        self.world.average_gradients(self.optimizers)
         if training.max_gradient_norm:
             _clip(self.optimizers, training.max_gradient_norm)
         self.generator = torch.Generator(centre.device).manual_seed(training.seed)
@@ -147,7 +151,8 @@ class Job:
             self.method.train()
             self.state.best_score = self._validate()["val_iwae"]
             self._keep_best()
-        if run:
+        self.world.wait()
+        if run := self.out:
             run.set_status("running", epoch=self.state.epoch)
             run.log("start", epoch=self.state.epoch, device=str(self.device), torch=torch.__version__)
 
@@ -158,6 +163,10 @@ class Job:
         order = self.batches.order(
             self.training.batch_size, seed=self.training.seed, epoch=self.state.epoch
         )
+        if self.world.size > 1:  # noise that does not depend on how many processes there were before
+            order = self.world.share(order)
+            where = (self.state.epoch, self.state.step, self.world.rank)
+            self.generator.manual_seed(mix(self.training.seed, *where))
         self.meter.begin(self.state.step, self.state.sums)
         if not self.batches.resident:
             self._stream = self.batches.stream(order[self.state.step :])
@@ -179,6 +188,7 @@ class Job:
 
     def check(self) -> None:
         """Stop if a metric was not a finite number; this waits for the device."""
+        self.world.smallest(self.meter.first_bad)
         if found := self.meter.not_finite():
             name, step = found
             self._not_finite(name, f"batch {step + 1} of epoch {self.state.epoch + 1}")
@@ -188,7 +198,7 @@ class Job:
         state, training = self.state, self.training
         rate = (training.learning_rate or 0) * rate_factor(state.epoch, self.epochs, training)
         row = {"epoch": state.epoch + 1, "learning_rate": rate}
-        row |= {name: total / state.step for name, total in self.meter.totals().items()}
+        row |= {name: total / state.step for name, total in self._totals().items()}
         row |= self._validate()
         for name in ("val_elbo", "val_iwae"):
             if not math.isfinite(row[name]):
@@ -202,16 +212,22 @@ class Job:
             state.stopped = f"no better validation bound for {training.patience} epochs"
         return row
 
+    def _totals(self) -> dict[str, float]:
+        """The sums of the metrics over the epoch, averaged over the processes."""
+        self.world.sum(self.meter.sums)
+        self.meter.sums /= self.world.size
+        return self.meter.totals()
+
     def save(self, **log: float) -> None:
         """Write the checkpoint and what a reader of the folder may want now."""
-        if self.run is None:
+        if self.out is None:
             return
         save_checkpoint(
-            self.run.checkpoint, self.method, self.optimizers, self.generator, self.state, self.best
+            self.out.checkpoint, self.method, self.optimizers, self.generator, self.state, self.best
         )
-        write_json(self.run.folder / "history.json", self.state.history)
+        write_json(self.out.folder / "history.json", self.state.history)
         if log:
-            self.run.log("epoch", epoch=self.state.epoch, **log)
+            self.out.log("epoch", epoch=self.state.epoch, **log)
 
     def interrupt(self, signal_name: str) -> str:
         """Save, in the middle of an epoch if need be; returns what to tell the user."""
@@ -220,10 +236,11 @@ class Job:
         if run is None:
             return f"stopped by {signal_name} at {at}; nothing was saved: give an output folder"
         if state.step:
-            state.sums = self.meter.totals()
+            state.sums = self._totals()
         self.save()
-        run.set_status("interrupted", epoch=state.epoch, step=state.step, reason=signal_name)
-        run.log("interrupted", epoch=state.epoch, step=state.step)
+        if self.out:
+            run.set_status("interrupted", epoch=state.epoch, step=state.step, reason=signal_name)
+            run.log("interrupted", epoch=state.epoch, step=state.step)
         return (
             f"stopped by {signal_name} at {at}; saved. "
             f"Continue with: recmix train --resume --out {run.folder}"
@@ -232,7 +249,7 @@ class Job:
     def finish(self) -> None:
         """Leave the best weights in the method, and the run marked as done."""
         self.method.load_state_dict(self.best)
-        if run := self.run:
+        if run := self.out:
             state, reason = self.state, self.state.stopped or "all epochs done"
             save_weights(run.weights, self.method, state.best_epoch)
             run.set_status(
@@ -243,14 +260,17 @@ class Job:
                 reason=reason,
             )
             run.log("done", epoch=state.epoch, reason=reason)
+        self.world.wait()
 
     def _keep_best(self) -> None:
         self.best = {k: v.detach().clone() for k, v in self.method.state_dict().items()}
-        if self.run:
-            save_weights(self.run.weights, self.method, self.state.best_epoch)
+        if self.out:
+            save_weights(self.out.weights, self.method, self.state.best_epoch)
 
     def _validate(self) -> dict[str, float]:
-        """Mean validation bounds, always from the same noise."""
+        """Mean validation bounds, always from the same noise; the first process speaks for all."""
+        if not self.world.writer:
+            return self.world.agree({"val_elbo": 0.0, "val_iwae": 0.0})
         generator = torch.Generator(self.device).manual_seed(VALIDATION_SEED)
         samples = self.training.validation_samples
         self.method.eval()
@@ -260,7 +280,7 @@ class Job:
         ]
         self.method.train()
         elbo, iwae = (torch.cat(column).double().mean() for column in zip(*parts, strict=True))
-        return {"val_elbo": float(elbo), "val_iwae": float(iwae)}
+        return self.world.agree({"val_elbo": float(elbo), "val_iwae": float(iwae)})
 
     def _not_finite(self, what: str, where: str) -> NoReturn:
         saved = "nothing was saved (no output folder was given)"
@@ -268,8 +288,9 @@ class Job:
             path = self.run.checkpoint
             saved = f"the last good checkpoint is {path}" if path.exists() else "no checkpoint yet"
             reason = f"{what} not finite at {where}"
-            self.run.set_status("failed", epoch=self.state.epoch, reason=reason)
-            self.run.log("failed", epoch=self.state.epoch, reason=reason)
+            if self.out:
+                self.out.set_status("failed", epoch=self.state.epoch, reason=reason)
+                self.out.log("failed", epoch=self.state.epoch, reason=reason)
         raise NonFiniteError(
             f"{what} is not a finite number at {where}; {saved}. "
             "Try a smaller learning_rate, or max_gradient_norm=100"

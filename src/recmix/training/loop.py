@@ -42,10 +42,12 @@ def train(
     for job in jobs:
         job.start()
     with _stop_signals() as stop, ExitStack() as stack:
-        boards = {id(j): stack.enter_context(_tensorboard(j.run, j.training)) for j in jobs}
+        boards = {id(j): stack.enter_context(_tensorboard(j.out, j.training)) for j in jobs}
         title = jobs[0].title if len(jobs) == 1 else f"{len(jobs)} trainings"
         epochs, done = max(j.epochs for j in jobs), min(j.state.epoch for j in jobs)
-        report = stack.enter_context(watch(title, epochs, done, progress))
+        together_with = jobs[0].world
+        shown = progress if together_with.writer else False
+        report = stack.enter_context(watch(title, epochs, done, shown))
         running: Engine | None = None
         while active := [j for j in jobs if j.active and id(j) not in failures]:
             began = time.monotonic()
@@ -64,8 +66,8 @@ def train(
                     job.save(seconds=round(time.monotonic() - began, 4))
                 boards[id(job)](row)
             _show(report, together)
-            if stop:
-                stop_all([j for j in jobs if j.active], stop[0])
+            if together_with.any(bool(stop)):
+                stop_all([j for j in jobs if j.active], _reason(stop))
     for job in jobs:
         if id(job) not in failures:
             job.finish()
@@ -92,9 +94,14 @@ def _epoch(running: Engine, stop: list[str], report: Report) -> dict[int, NonFin
         report(first.state.epoch + (number + 1) / first.steps)
         if on_cpu or (number + 1) % CHECK_EVERY == 0 or number + 1 == first.steps:
             failures |= _failed([j for j in jobs if id(j) not in failures], alone=len(jobs) == 1)
-        if stop:
-            stop_all([j for j in jobs if id(j) not in failures], stop[0])
+        alone = first.world.size == 1  # others must stop at the same batch: at the end of the epoch
+        if stop and alone:
+            stop_all([j for j in jobs if id(j) not in failures], _reason(stop))
     return failures
+
+
+def _reason(stop: list[str]) -> str:
+    return stop[0] if stop else "another process"
 
 
 def _failed(jobs: list[Job], *, alone: bool) -> dict[int, NonFiniteError]:
@@ -111,8 +118,8 @@ def _failed(jobs: list[Job], *, alone: bool) -> dict[int, NonFiniteError]:
 
 def _say(jobs: list[Job], why: str) -> None:
     for job in jobs:
-        if job.run:
-            job.run.log("engine", engine=why)
+        if job.out:
+            job.out.log("engine", engine=why)
     if not why.startswith("eager engine: a graph needs") and sys.stderr.isatty():
         print(why, file=sys.stderr)
 

@@ -1,0 +1,110 @@
+"""The processes that train together under ``torchrun``: who am I, how many are we, add this up.
+
+Without ``torchrun`` the world is one process and nothing here does anything.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+
+from recmix.core import Optimizers
+from recmix.errors import ConfigError
+
+__all__ = ["World", "world"]
+
+
+class World:
+    """The processes of one training.
+
+    Args:
+        rank: which one this is.
+        size: how many there are.
+    """
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+
+    @property
+    def writer(self) -> bool:
+        """Whether this process writes the run's folder and speaks."""
+        return self.rank == 0
+
+    def share(self, order: Tensor) -> Tensor:
+        """This process's part of every batch: (steps, batch) -> (steps, batch / size)."""
+        if order.shape[1] % self.size:
+            raise ConfigError(
+                f"a batch of {order.shape[1]} images cannot be shared evenly by {self.size} processes: "
+                f"make batch_size a multiple of {self.size}"
+            )
+        return order.chunk(self.size, dim=1)[self.rank]
+
+    def average_gradients(self, optimizers: Optimizers) -> None:
+        """Average the gradients of each update over all processes, before it is made."""
+
+        def hook(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+            found = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
+            flat = torch.cat([gradient.flatten() for gradient in found])  # one message, not one each
+            dist.all_reduce(flat)
+            flat /= self.size
+            for gradient, part in zip(found, flat.split([g.numel() for g in found]), strict=True):
+                gradient.copy_(part.view_as(gradient))
+
+        if self.size > 1:
+            for optimizer in optimizers.values():
+                optimizer.register_step_pre_hook(hook)
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over all processes."""
+        if self.size > 1:
+            dist.all_reduce(values)
+        return values
+
+    def smallest(self, values: Tensor) -> Tensor:
+        """The smallest over all processes."""
+        if self.size > 1:
+            dist.all_reduce(values, dist.ReduceOp.MIN)
+        return values
+
+    def agree(self, values: dict[str, float]) -> dict[str, float]:
+        """The numbers of the first process, on all of them."""
+        if self.size == 1:
+            return values
+        device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+        box = torch.tensor(list(values.values()), dtype=torch.float64, device=device)
+        dist.broadcast(box, src=0)
+        return dict(zip(values, box.tolist(), strict=True))
+
+    def any(self, flag: bool) -> bool:
+        """Whether it is so in any process."""
+        return self.agree_on_sum(float(flag)) > 0
+
+    def agree_on_sum(self, value: float) -> float:
+        """The sum of a number over all processes."""
+        if self.size == 1:
+            return value
+        device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+        return float(self.sum(torch.tensor(value, dtype=torch.float64, device=device)))
+
+    def wait(self) -> None:
+        """Wait for the others."""
+        if self.size > 1:
+            dist.barrier()
+
+
+def world() -> World:
+    """The world this process is in; joins the others of a ``torchrun`` on first use."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1 or "TORCHELASTIC_RUN_ID" not in os.environ:
+        return World(0, 1)
+    if not dist.is_initialized():
+        if torch.cuda.is_available():
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    return World(dist.get_rank(), size)
