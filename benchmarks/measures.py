@@ -88,7 +88,7 @@ def scale(device: str, *, quick: bool) -> Scale:
             peer_steps=20,
             growth_repeats=5,
             growth_seconds=0.5,
-            iwae_images=16,
+            iwae_images=8,
         )
     )
     if not quick:
@@ -362,18 +362,20 @@ def growth_in_order(bench: Bench) -> Measured:
     s = bench.scale
     engine = "graph" if bench.cuda else "eager"
 
-    def of(name: str, **given: Any) -> Block:
-        return _training(bench, name, engine, **given)
+    def ours(**given: Any) -> Block:
+        return _training(bench, "rme", engine, **given)
 
-    def timed(blocks: dict[int, Block], repeats: int) -> dict[int, list[float]]:
-        named = {str(n): block for n, block in blocks.items()}
-        times = interleave(bench, named, repeats=repeats, seconds=s.growth_seconds)
-        return {n: times[str(n)] for n in blocks}
+    def timed(blocks: dict[Any, Block]) -> dict[Any, list[float]]:
+        times = interleave(bench, blocks, repeats=s.growth_repeats, seconds=s.growth_seconds)
+        return dict(times)
 
-    orders = timed({n: of("rme", order=n) for n in s.orders}, s.growth_repeats)
-    latents = timed({n: of("rme", order=s.order, latent=n) for n in s.latents}, s.growth_repeats)
-    sides = timed({n: of("rme", order=s.order, shape=(1, n, n)) for n in s.sides}, s.growth_repeats)
-    literal = timed({n: _literal(bench, n) for n in s.orders}, max(2, s.growth_repeats // 2))
+    both = timed(
+        {("recmix", n): ours(order=n) for n in s.orders}
+        | {("literal", n): _literal(bench, n) for n in s.orders}
+    )
+    orders, literal = ({n: both[side, n] for n in s.orders} for side in ("recmix", "literal"))
+    latents = timed({n: ours(order=s.order, latent=n) for n in s.latents})
+    sides = timed({n: ours(order=s.order, shape=(1, n, n)) for n in s.sides})
     upper = [n for n in s.orders if n >= max(s.orders) / 2]
     value, spread = middle(
         [_exponent(upper, [orders[n][r] for n in upper]) for r in range(s.growth_repeats)]

@@ -124,6 +124,8 @@ def against_order(axes: Any, device: str, detail: Mapping[str, Any], colour: str
         points = _points(detail[name])
         axes.plot(*points, style, color=colour, label=f"{label} ({device})", lw=1.6, ms=4)
     axes.set(xlabel="order (components)", ylabel="ms per training step", yscale="log")
+    axes.set_xscale("log", base=2)  # a power is a straight line, and its exponent the slope
+    axes.set_xticks(points[0], [str(n) for n in points[0]])
     axes.set_title("A training step against the order of the recursion, batch 128")
 
 
@@ -133,9 +135,9 @@ def against_replicas(axes: Any, device: str, detail: Mapping[str, Any], colour: 
     for name, style in zip(methods, ("o-", "s--", "^:"), strict=False):
         points = _points(detail[name])
         axes.plot(*points, style, color=colour, label=f"{name} ({device})", lw=1.6, ms=4)
-    axes.set(xlabel="replicas in one CUDA graph", ylabel="training images per second")
+    axes.set(xlabel="replicas in one CUDA graph", ylabel="training images per second", yscale="log")
     axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
+    axes.set_xticks(points[0], [str(n) for n in points[0]])
     axes.set_title("Throughput of R trainings at once, batch 128 each")
 
 

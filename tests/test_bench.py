@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import json
 import math
+import subprocess
 
 import literal as reference
 import pytest
@@ -150,6 +151,11 @@ def test_keys_that_need_a_gpu_are_skipped_with_the_reason(tmp_path, capsys):
 def test_an_unknown_key_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match="unknown key 'growth': did you mean 'growth_in_order'"):
         run(["growth"], tmp_path)
+
+
+def test_its_book_and_its_page_need_no_torch():
+    code = "import sys, recmix.bench; assert 'torch' not in sys.modules"
+    subprocess.run([bench.sys.executable, "-c", code], check=True)
 
 
 def test_outside_a_checkout_it_says_what_it_needs(tmp_path, monkeypatch):

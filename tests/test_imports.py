@@ -20,7 +20,7 @@ ROOMS = [
     {"training", "fitted"},
     {"experiments"},
     {"reports"},
-    {"demo", "compare", "bench", "cli", "__init__"},
+    {"demo", "compare", "illustrate", "bench", "cli", "__init__"},
 ]
 LEVEL = {name: level for level, names in enumerate(ROOMS) for name in names}
 

@@ -18,12 +18,13 @@ import statistics
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console
 from rich.table import Table
@@ -119,6 +120,8 @@ class Bench:
 
 
 KEYS: dict[str, Key] = {}
+Name = TypeVar("Name")
+"""What a block is called: anything that a dictionary can hold."""
 
 
 def key(
@@ -162,8 +165,8 @@ class Block:
 
 
 def interleave(
-    bench: Bench, blocks: Mapping[str, Block], *, repeats: int, seconds: float
-) -> dict[str, list[float]]:
+    bench: Bench, blocks: Mapping[Name, Block], *, repeats: int, seconds: float
+) -> dict[Name, list[float]]:
     """Milliseconds per unit of each block, for each repetition.
 
     All blocks are warmed up first and then take turns, forwards and backwards alternately, so that
@@ -176,7 +179,7 @@ def interleave(
         seconds: that a block is to take, where its units are not fixed.
     """
     units = {name: _warm_up(bench, block, seconds) for name, block in blocks.items()}
-    times: dict[str, list[float]] = {name: [] for name in blocks}
+    times: dict[Name, list[float]] = {name: [] for name in blocks}
     names = list(blocks)
     for repeat in range(repeats):
         gc.collect()
@@ -311,6 +314,11 @@ def run(
     for name in wanted:
         if name not in known:
             raise ConfigError(unknown("key", name, known))
+    if peer is not None and not part("peer").has(Path(peer)):
+        raise ConfigError(
+            f"--peer {peer} holds no package pythae: "
+            f"pip install --target {peer} --no-deps pythae imageio"
+        )
     bench = Bench(pick_device(device), scale)
     if scale is None:
         bench.scale = part("measures").scale(bench.device.type, quick=quick)
@@ -328,24 +336,25 @@ def run(
         for name in wanted:
             began = time.monotonic()
             one = known[name]
-            why = _cannot(one, bench) or (_with_peer(bench, peer, stack) if one.peer else "")
-            if why:
-                apart[name] = f"skipped: {why}"
-                console.print(f"{name}: {apart[name]}", highlight=False, markup=False)
-                continue
             try:
-                found[name] = book.enter(one, one.measure(bench))
-            except (RuntimeError, MemoryError, ArithmeticError) as error:
+                why = _cannot(one, bench) or (_with_peer(bench, peer, stack) if one.peer else "")
+                if why:
+                    apart[name] = f"skipped: {why}"
+                else:
+                    found[name] = book.enter(one, one.measure(bench))
+            except ConfigError:
+                raise
+            except Exception as error:
                 # A figure that fails must not take the others with it: a machine is lent for minutes.
+                traceback.print_exc()
                 apart[name] = f"failed: {type(error).__name__}: {error}"
                 failed.append(name)
-                console.print(f"{name}: {apart[name]}", highlight=False, markup=False)
-            else:
-                took = time.monotonic() - began
-                console.print(f"{name}: {_shown(found[name])} ({took:.0f} s)", highlight=False)
+            told = apart.get(name) or f"{_shown(found[name])} ({time.monotonic() - began:.0f} s)"
+            console.print(f"{name}: {told}", highlight=False, markup=False)
             _tidy(bench)
     console.print(_table(found, apart, book))
-    console.print(f"written to {book.path}", highlight=False)
+    if found:
+        console.print(f"written to {book.path}", highlight=False)
     if failed:
         raise RunError(f"{len(failed)} of {len(wanted)} figures failed: {', '.join(failed)}")
     return found
@@ -416,18 +425,10 @@ def _with_peer(bench: Bench, folder: str | Path | None, stack: ExitStack) -> str
     if bench.peer is not None:
         return ""
     peer = part("peer")
-    if folder is None:
-        place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="recmix-peer-")))
-        why: str = peer.install(place)
-        if why:
-            return why
-    else:
-        place = Path(folder)
-        if not peer.has(place):
-            raise ConfigError(
-                f"--peer {place} holds no package pythae: "
-                f"pip install --target {place} --no-deps pythae imageio"
-            )
+    place = Path(folder or stack.enter_context(tempfile.TemporaryDirectory(prefix="recmix-peer-")))
+    why: str = "" if folder else peer.install(place)
+    if why:
+        return why
     bench.peer = peer.Peer(place)
     return ""
 

@@ -248,6 +248,37 @@ def compare_command(
     out.print(f"runs, compare.json and compare.md in {folder}", highlight=False)
 
 
+@app.command("figure1", epilog="Example: [bold]recmix figure1 --data mnist --out figures[/]")
+def figure_one_command(
+    data: Annotated[str, typer.Option(help="Named data set or path.")] = "digits",
+    folder: Annotated[Path, typer.Option("--out", help="Folder for the figures.")] = Path("figures"),
+    init: Annotated[Path | None, typer.Option(help="A trained VAE with --latent 2.")] = None,
+    vae_epochs: Annotated[int, typer.Option(help="Epochs of the VAE, if it is trained here.")] = 100,
+    epochs: Annotated[int, typer.Option(help="Epochs of the second component.")] = 16,
+    learning_rate: Annotated[float, typer.Option(help="Of the second component.")] = 5e-4,
+    bound: Annotated[float, typer.Option(help="C of the recursion.")] = 500.0,
+    seed: Annotated[int, typer.Option(help="Of everything.")] = 0,
+    data_root: Root = None,
+) -> None:
+    """Draw the paper's Figure 1: a second component learned in a two-dimensional latent space."""
+    from recmix.data import load as load_data
+    from recmix.fitted import load
+    from recmix.illustrate import figure_one
+
+    made = figure_one(
+        load_data(data, root=data_root),
+        folder,
+        vae_epochs=vae_epochs,
+        epochs=epochs,
+        learning_rate=learning_rate,
+        bound=bound,
+        seed=seed,
+        init=None if init is None else load(init),
+        progress=True,
+    )
+    out.print("wrote", ", ".join(str(path) for path in made), highlight=False)
+
+
 @app.command("report", epilog="Example: [bold]recmix report runs/grid --out report.html[/]")
 def report_command(
     store: Annotated[Path, typer.Argument(help="Folder of run folders.")],

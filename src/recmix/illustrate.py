@@ -1,0 +1,221 @@
+"""The paper's Figure 1: how a second component is learned in a two-dimensional latent space.
+
+Decoder and first component stay as the VAE left them. Above, the recursion trains q_1 alone, from q_0;
+below, a blind mixture trains both components at once, the second from a random start. The contours are
+the true posterior p(z | x), by quadrature on a grid.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recmix.core import Method, Optimizers
+from recmix.data import ImageData
+from recmix.errors import ConfigError
+from recmix.fitted import Fitted, build
+from recmix.posteriors import Gaussian, Mixture
+from recmix.reports.posterior_figure import Instance, Stage, posterior_animation, posterior_stages
+from recmix.run import Spec
+from recmix.training.batches import Batches
+from recmix.training.fit import fit
+from recmix.training.progress import count
+
+__all__ = ["figure_one", "true_posterior"]
+
+GRID = 121
+SHOWN = (0, 1, 4, 16)
+"""Epochs at which the still figure looks at the components."""
+CANDIDATES = 300
+
+
+def figure_one(
+    data: ImageData,
+    out: Path,
+    *,
+    vae_epochs: int = 100,
+    epochs: int = 16,
+    learning_rate: float = 5e-4,
+    bound: float = 500.0,
+    seed: int = 0,
+    init: Fitted | None = None,
+    progress: bool | None = None,
+) -> list[Path]:
+    """Train, look, and draw: PNG, SVG and an animation.
+
+    The two images shown are those, among the first test images, whose posterior a Gaussian fits worst
+    (largest IWAE-100 minus ELBO): they are chosen to be looked at, not to measure anything.
+
+    Args:
+        data: images with a test part.
+        out: folder for the figures.
+        vae_epochs: epochs of the VAE, unless `init` is given.
+        epochs: epochs in which the second component is learned.
+        learning_rate: of the second component.
+        bound: C of the recursion.
+        seed: of everything.
+        init: a trained VAE with two latent dimensions.
+        progress: as in `fit`.
+    """
+    if data.x_test is None:
+        raise ConfigError(f"the data {data.name} have no test images to look at")
+    vae = init or fit("vae", data, latent=2, epochs=vae_epochs, seed=seed, progress=progress)
+    if vae.spec.latent != 2:
+        raise ConfigError(f"Figure 1 needs two latent dimensions, init has {vae.spec.latent}")
+    x = _worst(vae, data)
+    stages = {}
+    with count("learning the second component", 2 * epochs, show=progress) as report:
+        for number, (name, options) in enumerate((("rme", {"bound": bound}), ("me", {}))):
+            stages[name] = _learn(
+                vae,
+                data,
+                x,
+                name,
+                options,
+                epochs,
+                learning_rate,
+                seed,
+                lambda e, n=number: report(n * epochs + e),
+            )
+    instances = []
+    for i in range(len(x)):
+        seen = [s for run in stages.values() for s in run]
+        spot, density = true_posterior(vae, x[i : i + 1], *_window(seen, i, vae, x))
+        instances.append(
+            Instance(
+                name=f"instance {i + 1}",
+                x=spot[0],
+                y=spot[1],
+                density=density,
+                recursive=[_stage(s, i) for s in stages["rme"]],
+                blind=[_stage(s, i) for s in stages["me"]],
+            )
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    still = [_only(instance, [e for e in SHOWN if e <= epochs]) for instance in instances]
+    posterior_stages(still, out / "figure1.png")
+    posterior_stages(still, out / "figure1.svg")
+    posterior_animation(instances, out / "figure1.gif")
+    return [out / f"figure1.{kind}" for kind in ("png", "svg", "gif")]
+
+
+@torch.no_grad()
+def true_posterior(
+    vae: Fitted, x: Tensor, low: np.ndarray, high: np.ndarray, grid: int = GRID
+) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
+    """p(z | x) of one image on a grid between two corners, integrating to 1 on it.
+
+    Returns:
+        The coordinates ((G,), (G,)) and the density (G, G); row j, column i is at (x[i], y[j]).
+    """
+    first, second = (np.linspace(low[d], high[d], grid) for d in range(2))
+    across, up = np.meshgrid(first, second)
+    z = torch.from_numpy(np.stack([across.ravel(), up.ravel()], -1)).to(vae.model.centre)
+    parts = [vae.model.log_joint(x, part[:, None]).squeeze(1) for part in z.split(4096)]
+    log_joint = torch.cat(parts).double().cpu().numpy()
+    density = np.exp(log_joint - log_joint.max()).reshape(grid, grid)
+    cell = (first[1] - first[0]) * (second[1] - second[0])
+    return (first, second), density / (density.sum() * cell)
+
+
+def _worst(vae: Fitted, data: ImageData) -> Tensor:
+    assert data.x_test is not None
+    shown = torch.from_numpy(data.x_test[:CANDIDATES]).to(vae.model.centre)
+    elbo, iwae = vae.bounds(shown, 100)
+    return shown[(iwae - elbo).topk(2).indices]
+
+
+Seen = tuple[str, np.ndarray, np.ndarray, np.ndarray]
+"""Name, means (K, N, 2), variances (K, N, 2) and weights (N, K) at one stage."""
+
+
+def _learn(
+    vae: Fitted,
+    data: ImageData,
+    x: Tensor,
+    name: str,
+    options: dict[str, Any],
+    epochs: int,
+    learning_rate: float,
+    seed: int,
+    report: Any,
+) -> list[Seen]:
+    """The components at the start and after every epoch, for images x."""
+    spec = Spec(
+        method=name,
+        latent=2,
+        likelihood=vae.spec.likelihood,
+        shape=vae.spec.shape,
+        network=vae.spec.network,
+        decoder_network=vae.spec.decoder_network,
+        options={"order": 2, **options},
+        training=vae.spec.training,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        method = build(spec)
+        method.start_from(vae.method)
+    optimizers = method.optimizers(learning_rate)
+    _freeze(method, optimizers, also_first=name == "rme")
+    centre = vae.model.centre
+    batches = Batches(data.x_train, device=centre.device, dtype=centre.dtype, binarise=data.dynamic)
+    generator = torch.Generator(centre.device).manual_seed(seed)
+    seen = [_look(method, x, 0)]
+    for epoch in range(epochs):
+        for rows in batches.order(128, seed=seed, epoch=epoch):
+            batch = batches.take(rows.to(centre.device))
+            if data.dynamic:
+                batch = torch.bernoulli(batch, generator=generator)
+            method.step(batch, optimizers, generator=generator)
+        seen.append(_look(method, x, epoch + 1))
+        report(epoch + 1)
+    return seen
+
+
+def _freeze(method: Method, optimizers: Optimizers, *, also_first: bool) -> None:
+    held = {id(p) for p in method.model.parameters()}
+    if also_first:
+        held |= {id(p) for p in method.base_encoder.parameters()}
+    for optimizer in optimizers.values():
+        for group in optimizer.param_groups:
+            if any(id(p) in held for p in group["params"]):
+                group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], Tensor) else 0.0
+
+
+@torch.no_grad()
+def _look(method: Method, x: Tensor, epoch: int) -> Seen:
+    q = method.posterior(x)
+    assert isinstance(q, Mixture)
+    parts = [c for c in q.components if isinstance(c, Gaussian)]
+    means = torch.stack([c.mean for c in parts]).double().cpu().numpy()
+    variances = torch.stack([c.log_variance.exp() for c in parts]).double().cpu().numpy()
+    return f"epoch {epoch}", means, variances, q.weights.double().cpu().numpy()
+
+
+def _window(seen: list[Seen], i: int, vae: Fitted, x: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Corners that show the first component generously and the others where they are near."""
+    q = vae.posterior(x[i : i + 1])
+    assert isinstance(q, Gaussian)
+    centre, spread = (t.double().cpu().numpy()[0] for t in (q.mean, q.stddev))
+    means = np.concatenate([s[1][:, i] for s in seen])
+    near = means[(np.abs(means - centre) < 12 * spread.max()).all(-1)]
+    reach = np.maximum(4 * spread.max(), np.abs(near - centre).max() + 2.5 * spread.max())
+    return centre - reach, centre + reach
+
+
+def _stage(seen: Seen, i: int) -> Stage:
+    name, means, variances, weights = seen
+    return Stage(name=name, means=means[:, i], covariances=variances[:, i], weights=weights[i])
+
+
+def _only(instance: Instance, epochs: list[int]) -> Instance:
+    return dataclasses.replace(
+        instance,
+        recursive=[instance.recursive[e] for e in epochs],
+        blind=[instance.blind[e] for e in epochs],
+    )
