@@ -95,7 +95,7 @@ def test_lists(capsys):
 
 
 @pytest.mark.parametrize(
-    "command", ["data", "methods", "train", "evaluate", "demo", "compare", "report"]
+    "command", ["data", "methods", "train", "evaluate", "demo", "compare", "report", "grid", "figure1"]
 )
 def test_help_shows_examples(command, capsys):
     assert call(command, "--help") == 0

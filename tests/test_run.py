@@ -243,6 +243,35 @@ def test_a_signal_saves_in_the_middle_and_says_how_to_resume(number, at, tmp_pat
     same_run(tmp_path / "run", tmp_path / "whole")
 
 
+def test_a_run_that_had_stopped_early_does_not_go_on_when_it_is_resumed(tmp_path, monkeypatch):
+    """Killed after its last checkpoint but before it was marked as done."""
+    options = SMALL | {"epochs": 40, "patience": 2, "learning_rate": 0.03, "batch_size": 10}
+    whole = recmix.fit("vae", images(), out=tmp_path / "whole", **options)
+    assert len(whole.history) < 40
+    recmix.fit("vae", images(), out=tmp_path / "killed", **options)
+    Run(tmp_path / "killed").set_status("running", epoch=len(whole.history))
+    (tmp_path / "killed" / "history.json").unlink()
+    resumed = recmix.fit("vae", images(), out=tmp_path / "killed", resume=True, **options)
+    assert resumed.history == whole.history
+    same_run(tmp_path / "killed", tmp_path / "whole")
+
+
+def test_a_signal_in_the_last_epoch_lets_it_finish(tmp_path, monkeypatch):
+    from recmix.training.job import Job
+
+    plain = Job.end_epoch
+
+    def end_epoch(self):
+        row = plain(self)
+        if self.state.epoch == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return row
+
+    monkeypatch.setattr(Job, "end_epoch", end_epoch)
+    recmix.fit("vae", images(), out=tmp_path / "run", **SMALL)
+    assert Run(tmp_path / "run").status()["status"] == "done"
+
+
 def test_tensorboard_events_are_written(tmp_path):
     pytest.importorskip("tensorboard")
     recmix.fit("vae", images(), out=tmp_path / "run", tensorboard=True, **SMALL)

@@ -248,6 +248,37 @@ def compare_command(
     out.print(f"runs, compare.json and compare.md in {folder}", highlight=False)
 
 
+@app.command("grid", epilog="Example: [bold]recmix grid configs/smoke.toml --store runs/smoke[/]")
+def grid_command(
+    file: Annotated[Path, typer.Argument(help="TOML file of the grid.")],
+    store: Annotated[Path, typer.Option(help="Folder of the runs.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    status: Annotated[bool, typer.Option("--status", help="Only say how the runs stand.")] = False,
+    workers: Annotated[int | None, typer.Option(help="Runs at a time.")] = None,
+    limit_hours: Annotated[float | None, typer.Option(help="Save and stop after so long.")] = None,
+    ray: Annotated[str | None, typer.Option(help="local, or the address of a Ray cluster.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda ...")] = "auto",
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Try failed runs again.")] = False,
+    data_root: Root = None,
+) -> None:
+    """Do the runs of a grid; start it again to continue."""
+    from recmix.experiments.driver import run_grid
+
+    code = run_grid(
+        file,
+        store,
+        dry_run=dry_run,
+        status=status,
+        workers=workers,
+        limit_hours=limit_hours,
+        ray=ray,
+        device=device,
+        retry_failed=retry_failed,
+        data_root=data_root,
+    )
+    raise typer.Exit(code)
+
+
 @app.command("figure1", epilog="Example: [bold]recmix figure1 --data mnist --out figures[/]")
 def figure_one_command(
     data: Annotated[str, typer.Option(help="Named data set or path.")] = "digits",

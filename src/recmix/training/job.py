@@ -145,7 +145,8 @@ class Job:
             self.state, self.best = load_checkpoint(
                 run.checkpoint, self.method, self.optimizers, self.generator
             )
-            self.state.stopped = ""
+            if run.status()["status"] == "done":  # asked for more epochs than it had
+                self.state.stopped = ""
         elif self.continued:
             self.method.eval().prepare(next(self.held_out.in_order(EVALUATION_BATCH)))
             self.method.train()
@@ -252,6 +253,7 @@ class Job:
         if run := self.out:
             state, reason = self.state, self.state.stopped or "all epochs done"
             save_weights(run.weights, self.method, state.best_epoch)
+            write_json(run.folder / "history.json", state.history)
             run.set_status(
                 "done",
                 epoch=state.epoch,

@@ -66,8 +66,8 @@ def train(
                     job.save(seconds=round(time.monotonic() - began, 4))
                 boards[id(job)](row)
             _show(report, together)
-            if together_with.any(bool(stop)):
-                stop_all([j for j in jobs if j.active], _reason(stop))
+            if together_with.any(bool(stop)) and (left := [j for j in jobs if j.active]):
+                stop_all(left, _reason(stop))
     for job in jobs:
         if id(job) not in failures:
             job.finish()
