@@ -147,6 +147,20 @@ def train_literal_over_replica(bench: Bench) -> Measured:
     return _train_literal(bench, "graph", replicas=bench.scale.replicas)
 
 
+@key("training step of RME(5), batch 128: literal pseudocode / compile engine", unit="x", on="cuda")
+def train_literal_over_compile(bench: Bench) -> Measured:
+    return _train_literal(bench, "compile")
+
+
+@key(
+    "training step of RME(5), batch 128: literal pseudocode / compile engine per replica, 16 replicas",
+    unit="x",
+    on="cuda",
+)
+def train_literal_over_compile_replica(bench: Bench) -> Measured:
+    return _train_literal(bench, "compile", replicas=bench.scale.replicas)
+
+
 @key("training step of RME(5), batch 128: literal pseudocode / eager engine", unit="x")
 def train_literal_over_eager(bench: Bench) -> Measured:
     return _train_literal(bench, "eager")

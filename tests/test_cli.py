@@ -95,7 +95,8 @@ def test_lists(capsys):
 
 
 @pytest.mark.parametrize(
-    "command", ["data", "methods", "train", "evaluate", "demo", "compare", "report", "grid", "figure1"]
+    "command",
+    ["data", "methods", "train", "evaluate", "demo", "compare", "report", "grid", "figure1", "bench"],
 )
 def test_help_shows_examples(command, capsys):
     assert call(command, "--help") == 0

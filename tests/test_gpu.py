@@ -8,7 +8,7 @@ from test_fit import images
 import recmix
 from recmix.core import METHODS, find_method
 from recmix.run import Training
-from recmix.training.engines import Eager, Graph, pick_engine
+from recmix.training.engines import Compiled, Eager, Graph, pick_engine
 from recmix.training.fit import _new
 from recmix.training.job import Job
 
@@ -68,6 +68,13 @@ def test_replicas_give_what_each_gives_alone():
     for one, two in zip(alone, together, strict=True):
         same(one, two)
     assert alone[1][0]["loss"] != alone[2][0]["loss"]
+
+
+def test_a_compiled_graph_gives_what_eager_gives():
+    torch.backends.cudnn.allow_tf32 = False
+    jobs = [job("rme", order=2) for _ in range(2)]
+    (eager,), (fused,) = run(Eager, jobs[:1]), run(Compiled, jobs[1:])
+    same(eager, fused)
 
 
 def test_auto_picks_the_graph_and_says_so():

@@ -279,6 +279,26 @@ def grid_command(
     raise typer.Exit(code)
 
 
+@app.command("bench", epilog="Example: [bold]recmix bench --only growth_in_order --quick[/]")
+def bench_command(
+    only: Annotated[list[str] | None, typer.Option("--only", help="A figure; may be repeated.")] = None,
+    quick: Annotated[bool, typer.Option(help="Fewer repetitions, to see that it works.")] = False,
+    folder: Annotated[Path, typer.Option("--out", help="Folder of the results.")] = Path(
+        "benchmarks/results"
+    ),
+    peer: Annotated[Path | None, typer.Option(help="Folder with pythae's source.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda ...")] = "auto",
+    plot: Annotated[bool, typer.Option("--plot", help="Write docs/performance.md from them.")] = False,
+) -> None:
+    """Measure speed and memory, as ratios taken in one run on this machine."""
+    from recmix import bench
+
+    if plot:
+        out.print("wrote", ", ".join(map(str, bench.plot(folder, "docs"))), highlight=False)
+        return
+    bench.run(only or (), quick=quick, out=folder, peer=peer, device=device)
+
+
 @app.command("figure1", epilog="Example: [bold]recmix figure1 --data mnist --out figures[/]")
 def figure_one_command(
     data: Annotated[str, typer.Option(help="Named data set or path.")] = "digits",
