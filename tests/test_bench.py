@@ -74,6 +74,8 @@ def test_every_key_of_the_plan_is_there():
         "train_literal_over_graph",
         "train_literal_over_replica",
         "train_literal_over_eager",
+        "train_literal_over_compile",
+        "train_literal_over_compile_replica",
         "posterior_rme5_over_vae",
         "posterior_rme5_over_sa1",
         "posterior_laplace2_over_sa2",

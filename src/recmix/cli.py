@@ -453,6 +453,7 @@ def _train(**given: Any) -> None:
 
 def _run_training(wanted: dict[str, Any], *, resume: bool, overwrite: bool) -> None:
     from recmix.data import load, rebuild
+    from recmix.run import Run
     from recmix.training.fit import fit
     from recmix.training.world import world
 
@@ -463,10 +464,10 @@ def _run_training(wanted: dict[str, Any], *, resume: bool, overwrite: bool) -> N
     fitted = fit(method, data, resume=resume, overwrite=overwrite, progress=True, **wanted)
     if not world().writer:
         return
-    best = max(fitted.history, key=lambda row: row["val_iwae"])
+    stands = Run(folder).status()
     out.print(
         f"{fitted.spec.method}: {len(fitted.history)} epochs, best validation bound "
-        f"{best['val_iwae']:.2f} nats at epoch {best['epoch']:g}. Saved in {folder}",
+        f"{stands['best_validation']:.2f} nats at epoch {stands['best_epoch']}. Saved in {folder}",
         highlight=False,
     )
     out.print(f"Next: recmix evaluate {folder}", highlight=False)
@@ -549,14 +550,15 @@ def _train_with_options() -> Callable[..., None]:
     parameters = {n: flag(n, kind, about, "The run") for n, (kind, about) in FIT_OPTIONS.items()}
     parameters["resume"] = flag("resume", bool, "Continue the run in --out.", "The run")
     parameters["overwrite"] = flag("overwrite", bool, "Replace the run in --out.", "The run")
-    users: dict[str, list[str]] = {}
+    users: dict[str, dict[str, list[str]]] = {}  # option -> what is said of it -> by whom
     options: dict[str, Option] = {}
     for name, cls in sorted(METHODS.items()):
         for option in method_options(cls).values():
-            users.setdefault(option.name, []).append(name)
+            users.setdefault(option.name, {}).setdefault(option.help, []).append(name)
             options.setdefault(option.name, option)
     for option in options.values():
-        about = f"[bold]{', '.join(users[option.name])}[/]: {option.help}"
+        told = users[option.name].items()
+        about = " ".join(f"[bold]{', '.join(names)}[/]: {_plain(text)}" for text, names in told)
         parameters.setdefault(option.name, flag(option.name, _flag_type(option.kind), about, "Methods"))
     for option in training_options().values():
         kind = _flag_type(option.kind)

@@ -229,6 +229,7 @@ def load(
     run = Run(folder)
     spec = run.spec()
     spec = Spec.from_json(spec.to_json() | {"training": {**vars(spec.training), "device": device}})
-    method = build(spec, encoder=encoder, decoder=decoder)
+    with torch.random.fork_rng():  # the weights drawn here are replaced at once
+        method = build(spec, encoder=encoder, decoder=decoder)
     load_weights(run.weights, method)
     return Fitted(method, spec, run.history(), run.folder)
