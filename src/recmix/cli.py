@@ -150,7 +150,9 @@ def evaluate_command(
     split: Annotated[str, typer.Option(help="train, val or test.")] = "test",
     seed: Annotated[int, typer.Option(help="Seed of the sampling noise.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda ...")] = "auto",
-    memory: Annotated[int, typer.Option(help="MiB for the decoder's activations.")] = 256,
+    memory: Annotated[
+        int | None, typer.Option(help="MiB for the decoder's activations (default: by device).")
+    ] = None,
     data: Annotated[str | None, typer.Option(help="Other data than it was trained on.")] = None,
     data_root: Root = None,
     as_json: Json = False,
@@ -160,13 +162,19 @@ def evaluate_command(
     from recmix.fitted import load
     from recmix.run import Run
 
-    if samples < 1 or memory < 1:
-        raise ConfigError(f"samples and memory must be positive, got {samples} and {memory}")
+    for name, value in (("samples", samples), ("memory", memory)):
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} must be positive, got {value}")
     fitted = load(run, device=device)
     images = _split(_data_of(fitted, data, data_root), split)
     with _progress(f"evaluating {split}", len(images), as_json) as report:
         found = score(
-            fitted.method, images, samples=samples, seed=seed, memory=memory * 2**20, report=report
+            fitted.method,
+            images,
+            samples=samples,
+            seed=seed,
+            memory=None if memory is None else memory * 2**20,
+            report=report,
         )
     if data is None:
         Run(run).add_score(f"{split}/{samples}", found)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from recmix.core import LatentModel, Method, Posterior, find_method
 from recmix.data import Images, check_images
 from recmix.errors import ConfigError, RunError
-from recmix.evaluation.bounds import MEMORY, bounds
+from recmix.evaluation.bounds import bounds
 from recmix.files import write_json
 from recmix.likelihoods import make_likelihood
 from recmix.networks import check_decoder, check_encoder, make_decoder, make_encoder
@@ -83,17 +83,17 @@ class Fitted:
         return self.model.log_joint(x, z)
 
     def log_likelihood(
-        self, x: Any, samples: int = 100, *, seed: int = 0, memory: int = MEMORY
+        self, x: Any, samples: int = 100, *, seed: int = 0, memory: int | None = None
     ) -> Tensor:
         """IWAE-`samples` lower bound of log p(x), (B,) in nats."""
         return self.bounds(x, samples, seed=seed, memory=memory)[1]
 
-    def elbo(self, x: Any, samples: int = 100, *, seed: int = 0, memory: int = MEMORY) -> Tensor:
+    def elbo(self, x: Any, samples: int = 100, *, seed: int = 0, memory: int | None = None) -> Tensor:
         """ELBO estimated from `samples` samples, (B,) in nats."""
         return self.bounds(x, samples, seed=seed, memory=memory)[0]
 
     def bounds(
-        self, x: Any, samples: int = 100, *, seed: int = 0, memory: int = MEMORY
+        self, x: Any, samples: int = 100, *, seed: int = 0, memory: int | None = None
     ) -> tuple[Tensor, Tensor]:
         """ELBO and IWAE-`samples` from the same samples, (B,) each."""
         generator = torch.Generator(self.device).manual_seed(seed)
@@ -199,7 +199,10 @@ def build(
     )
     make: Callable[..., Method] = find_method(spec.method)
     method = make(model, encoder, **spec.options)
-    method.to(pick_device(spec.training.device), getattr(torch, spec.training.dtype))
+    device = pick_device(spec.training.device)
+    method.to(device, getattr(torch, spec.training.dtype))
+    if device.type == "cpu":  # there convolutions are a fifth faster in this layout
+        method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return method
 
 

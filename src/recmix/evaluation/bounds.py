@@ -19,6 +19,8 @@ __all__ = ["MEMORY", "Bounds", "bounds", "bounds_of", "decode_bytes"]
 
 MEMORY = 256 * 2**20
 """Bytes that the decoder's activations may take at a time, by default."""
+CPU_MEMORY = 32 * 2**20
+"""The same on a CPU, where smaller pieces stay near its caches and are faster."""
 
 
 class Bounds(NamedTuple):
@@ -59,7 +61,7 @@ def bounds(
     *,
     samples: int = 100,
     generator: torch.Generator | None = None,
-    memory: int = MEMORY,
+    memory: int | None = None,
 ) -> Bounds:
     """ELBO and IWAE-`samples` of images x (B, C, H, W) under a method's own posterior.
 
@@ -69,9 +71,12 @@ def bounds(
         samples: K.
         generator: the random stream.
         memory: bytes for the decoder's activations; samples are taken in as many chunks as needed.
+            By default what suits the device.
     """
     if samples < 1:
         raise ConfigError(f"samples must be at least 1, got {samples}")
+    if memory is None:
+        memory = CPU_MEMORY if x.device.type == "cpu" else MEMORY
     at_once = max(1, memory // decode_bytes(method.model))
     rows = max(1, min(len(x), at_once))
     parts = [

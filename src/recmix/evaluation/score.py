@@ -11,7 +11,7 @@ from torch import Tensor
 
 from recmix.core import Method
 from recmix.data import Images
-from recmix.evaluation.bounds import MEMORY, bounds
+from recmix.evaluation.bounds import bounds
 from recmix.evaluation.timing import posterior_milliseconds
 
 __all__ = ["TIMED_BATCH", "score"]
@@ -27,7 +27,7 @@ def score(
     *,
     samples: int = 100,
     seed: int = 0,
-    memory: int = MEMORY,
+    memory: int | None = None,
     report: Callable[[int], None] = lambda done: None,
 ) -> dict[str, Any]:
     """ELBO and IWAE with standard errors, mean mixing weights and the posterior's time.
@@ -37,7 +37,7 @@ def score(
         images: what to score it on.
         samples: K of IWAE-K; the ELBO is averaged over the same samples.
         seed: of the sampling noise.
-        memory: bytes for the decoder's activations at a time.
+        memory: bytes for the decoder's activations at a time; by default what suits the device.
         report: called with the number of images done.
     """
     centre = method.model.centre

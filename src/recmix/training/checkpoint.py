@@ -86,6 +86,7 @@ def load_checkpoint(
                 index, slot = key.removeprefix(f"optimizer.{name}.").split(".")
                 found["state"].setdefault(int(index), {})[slot] = tensors.pop(key)
             optimizer.load_state_dict(found)
+            _same_layout(optimizer)
         noise = tensors.pop("generator")
     except (KeyError, TypeError, ValueError) as error:
         raise RunError(f"{path} is not a checkpoint of this run: {error}") from error
@@ -101,6 +102,14 @@ def load_checkpoint(
     }
     _into(method, {k.removeprefix("method."): v for k, v in tensors.items()}, path)
     return state, best
+
+
+def _same_layout(optimizer: torch.optim.Optimizer) -> None:
+    """Give what belongs to a parameter the parameter's own memory layout, as fused updates assume."""
+    for p, slots in optimizer.state.items():
+        for name, value in slots.items():
+            if value.shape == p.shape:
+                slots[name] = torch.empty_like(p).copy_(value)
 
 
 def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
