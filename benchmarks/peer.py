@@ -77,7 +77,7 @@ class Peer:
         class Encoder(self.networks.BaseEncoder):  # type: ignore[name-defined, misc]
             def __init__(self) -> None:
                 super().__init__()
-                self.net = encoder
+                self.net = encoder.to(memory_format=torch.contiguous_format)  # as torch makes it
 
             def forward(self, x: Tensor) -> Any:
                 mean, log_variance = self.net(x).chunk(2, -1)
@@ -86,7 +86,7 @@ class Peer:
         class Decoder(self.networks.BaseDecoder):  # type: ignore[name-defined, misc]
             def __init__(self) -> None:
                 super().__init__()
-                self.net = decoder
+                self.net = decoder.to(memory_format=torch.contiguous_format)
 
             def forward(self, z: Tensor) -> Any:
                 return output(reconstruction=self.net(z))

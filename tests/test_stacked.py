@@ -52,6 +52,8 @@ def mixture(name, encoder, shape, order=4):
     method = METHODS[name](model, encoder, order=order)
     for p in method.parameters():
         p.data.add_(0.05 * torch.randn_like(p))
+    for stack in (method._encoders, getattr(method, "_gates", method._encoders)):
+        stack.devices = ("cpu",)  # by default only a GPU stacks
     return method
 
 
@@ -123,5 +125,6 @@ def test_one_network_and_shared_rows():
     nets = [nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2, bias=False)) for _ in range(3)]
     x = torch.rand(5, 4)
     expected = torch.stack([net(x) for net in nets])
-    torch.testing.assert_close(Stacked(nets)(x), expected)
-    torch.testing.assert_close(Stacked(nets[:1])(x), expected[:1])
+    torch.testing.assert_close(Stacked(nets, ("cpu",))(x), expected)
+    torch.testing.assert_close(Stacked(nets[:1], ("cpu",))(x), expected[:1])
+    assert Stacked(nets)(x) is None  # not on this device
