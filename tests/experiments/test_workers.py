@@ -17,6 +17,7 @@ from small_grid import content, do_here, grid, same_stores, starts, write_grid
 from recmix.errors import ConfigError, RunError
 from recmix.experiments.driver import run_grid
 from recmix.experiments.grid import read_grid
+from recmix.experiments.schedule import Schedule
 from recmix.experiments.store import Store
 from recmix.experiments.worker import main as worker
 from recmix.experiments.workers import Slot, cores, make_slots
@@ -206,6 +207,36 @@ def test_a_worker_that_is_asked_to_stop_saves(tmp_path):
     assert store.run(job.digest).status()["status"] == "interrupted"
     assert "interrupted: stopped by SIGTERM" in store.log(job.digest).read_text()
     assert store.state(job).kind == "begun"
+
+
+def test_runs_of_one_kind_are_taken_and_trained_together(tmp_path):
+    """What a worker on a GPU does; without one they are trained in turn, and failures stay apart."""
+    methods = [
+        {"name": "rme", "order": [2, 3]},
+        {"name": "vae", "continued": True, "learning_rate": 1e9},
+    ]
+    jobs = grid(protocol={"splits": 2, "restarts": 1, "samples": [3]}, methods=methods).jobs
+    store = Store(tmp_path)
+    schedule = Schedule(store, jobs)
+    rounds = []
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        while taken := schedule.take(1):
+            together = [taken]
+            while more := schedule.take(1, like=taken[0]):
+                together.append(more)
+            for _, claim in together:
+                claim.release()
+            rounds.append(sorted(job.row for job, _ in together))
+            worker([str(tmp_path), *(job.digest for job, _ in together), "--device", "cpu"])
+            for job, _ in together:
+                schedule.ended(job, "")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ["VAE", "VAE"] in rounds
+    assert ["RME(2)", "RME(2)", "RME(3)", "RME(3)"] in rounds
+    kinds = {job.row: store.state(job).kind for job in jobs}
+    assert kinds["VAE"] == kinds["RME(2)"] == kinds["RME(3)"] == "done"
 
 
 def test_places_for_workers(monkeypatch):

@@ -82,14 +82,21 @@ class Schedule:
                 entry.kind, entry.reason = "blocked", reason
         self._settle()
 
-    def take(self, threads: int) -> tuple[Job, Claim] | None:
-        """The next run that can begin, with the claim to it; its job file is written."""
+    def take(self, threads: int, like: Job | None = None) -> tuple[Job, Claim] | None:
+        """The next run that can begin, with the claim to it; its job file is written.
+
+        Args:
+            threads: that it will have.
+            like: only one of the same method and column, to be trained together with this one.
+        """
         now = time.monotonic()
         for entry in list(self.of_kind("waiting", "elsewhere")):
             before = entry.job.depends
             if before is not None and self.entries[before].kind != "done":
                 continue
             if entry.look_again > now:
+                continue
+            if like is not None and not _alike(entry.job, like):
                 continue
             claim = self.store.claim(entry.job.digest)
             if claim is None:
@@ -174,3 +181,8 @@ class Schedule:
                 if before.kind in ("failed", "blocked"):
                     entry.kind, entry.reason = "blocked", f"it starts from {before.job.title}, which "
                     entry.reason += f"is {before.kind}"
+
+
+def _alike(one: Job, other: Job) -> bool:
+    """Whether two runs have as many batches to an epoch, and cost about the same."""
+    return one.column == other.column and one.definition["method"] == other.definition["method"]

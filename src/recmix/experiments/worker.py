@@ -22,7 +22,7 @@ from recmix.errors import Interrupted, RecmixError, RunError
 from recmix.experiments.store import Store
 from recmix.files import write_json
 
-__all__ = ["main", "work", "written_to"]
+__all__ = ["main", "train_together", "work", "written_to"]
 
 FAILED = 3
 INTERRUPTED = 130
@@ -51,6 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 claim.note(pid=os.getpid())
                 claims.callback(claim.release)
         ends = []
+        if len(given.digests) > 1:
+            with written_to(store.log(given.digests[0])):
+                if train_together(store, given.digests, given.device, given.data_root) == "interrupted":
+                    return INTERRUPTED
         for digest in given.digests:
             with written_to(store.log(digest)):
                 ends.append(work(store, digest, device=given.device, data_root=given.data_root))
@@ -79,13 +83,33 @@ def work(store: Store, digest: str, *, device: str = "auto", data_root: Path | N
     return "done"
 
 
-def _work(store: Store, digest: str, device: str, data_root: Path | None) -> None:
-    began = time.monotonic()
+def train_together(
+    store: Store, digests: Sequence[str], device: str = "auto", data_root: Path | None = None
+) -> str:
+    """Train several runs at once; what is left undone by a failure, `work` does one by one.
+
+    Returns:
+        ``done``, ``failed`` or ``interrupted``.
+    """
+    from recmix.training.fit import fit_many
+
+    try:
+        requests = [_request(store, digest, device, data_root) for digest in digests]
+        fit_many(requests, progress=True)
+    except (Interrupted, KeyboardInterrupt) as stop:
+        print(f"interrupted: {stop}", file=sys.stderr)
+        return "interrupted"
+    except Exception:  # one of them is at fault: alone, each will show how it stands
+        print(traceback.format_exc(), file=sys.stderr)
+        return "failed"
+    return "done"
+
+
+def _request(store: Store, digest: str, device: str, data_root: Path | None) -> dict[str, Any]:
+    """What `fit` is asked for one run, by its job file."""
     import torch
 
     from recmix.data import load
-    from recmix.evaluation.score import score
-    from recmix.training.fit import fit
 
     order = store.job_file(digest)
     if not order:
@@ -97,30 +121,37 @@ def _work(store: Store, digest: str, device: str, data_root: Path | None) -> Non
         print(remark, file=sys.stderr)
     of = order["definition"]
     source = of["data"]
-    data = load(source["name"], data_root, of["split"], size=source["size"], crop=source["crop"])
-    run = store.run(digest)
-    ready = time.monotonic() - began
-    fitted = fit(
-        of["method"],
-        data,
-        latent=of["latent"],
-        likelihood=of["likelihood"],
-        network=of["network"],
-        decoder_network=of["decoder_network"],
-        init=None if of["init"] is None else store.folder(of["init"]),
-        out=run.folder,
-        resume=True,
-        progress=True,
-        device=device,
+    return {
+        "method": of["method"],
+        "data": load(source["name"], data_root, of["split"], size=source["size"], crop=source["crop"]),
+        "latent": of["latent"],
+        "likelihood": of["likelihood"],
+        "network": of["network"],
+        "decoder_network": of["decoder_network"],
+        "init": None if of["init"] is None else store.folder(of["init"]),
+        "out": store.run(digest).folder,
+        "resume": True,
+        "device": device,
         **of["options"],
         **of["training"],
         **order["apart"],
-    )
+    }
+
+
+def _work(store: Store, digest: str, device: str, data_root: Path | None) -> None:
+    began = time.monotonic()
+    from recmix.evaluation.score import score
+    from recmix.training.fit import fit
+
+    asked = _request(store, digest, device, data_root)
+    run, data = store.run(digest), asked["data"]
+    ready = time.monotonic() - began
+    fitted = fit(**asked, progress=True)
     run.log("ready", seconds=round(ready, 4))
     if fitted.history != run.history():  # killed between a checkpoint and the history
         write_json(run.folder / "history.json", fitted.history)
     parts: dict[str, Any] = {"test": data.x_test, "val": data.x_val}
-    for key in order["evaluate"]:
+    for key in store.job_file(digest)["evaluate"]:
         if key not in run.scores():
             part, samples = key.split("/")
             if parts[part] is None:

@@ -1,6 +1,7 @@
 """Worker processes on this machine: one per GPU, or as many as there are cores.
 
-Each run is done in a process of its own, so that nothing one run does can hurt another. A worker holds
+On a CPU each run is done in a process of its own, so that nothing one run does can hurt another; on a
+GPU a process trains several runs of one kind at once. A worker holds
 the claims to its runs (it inherits the locked files) and reads from a pipe that nothing is written to:
 when the driver closes it, or ends in whatever way, the worker saves and stops.
 """
@@ -27,6 +28,8 @@ __all__ = ["Slot", "make_slots", "run_here"]
 
 POLL = 0.1
 """Seconds between two looks at the workers."""
+REPLICAS = 8
+"""Runs of one kind that a worker on a GPU trains at once: one leaves most of it idle."""
 GRACE = 120.0
 """Seconds that a worker has to save before it is killed."""
 
@@ -80,17 +83,24 @@ def run_here(
                 worker.close()
             schedule.look()
             while free and not stop and (taken := schedule.take(free[0].threads)):
-                job, claim = taken
+                together = [taken]
+                while free[0].gpu is not None and len(together) < REPLICAS:
+                    if not (more := schedule.take(free[0].threads, like=taken[0])):
+                        break
+                    together.append(more)
+                jobs, claims = [job for job, _ in together], [claim for _, claim in together]
                 try:
-                    worker = _start(schedule.store, [job], [claim], free[0], device, data_root)
+                    worker = _start(schedule.store, jobs, claims, free[0], device, data_root)
                 except OSError as error:
                     how = f"its worker could not be started ({error.strerror})"
-                    watcher.ended(schedule.ended(job, how))
-                    claim.release()
+                    for job, claim in together:
+                        watcher.ended(schedule.ended(job, how))
+                        claim.release()
                     continue
                 running.append(worker)
                 free.pop(0)
-                watcher.began(schedule.entries[job.digest])
+                for job in jobs:
+                    watcher.began(schedule.entries[job.digest])
             if stop and not asked:
                 asked = time.monotonic()
                 for worker in running:
