@@ -211,10 +211,7 @@ def test_a_worker_that_is_asked_to_stop_saves(tmp_path):
 
 def test_runs_of_one_kind_are_taken_and_trained_together(tmp_path):
     """What a worker on a GPU does; without one they are trained in turn, and failures stay apart."""
-    methods = [
-        {"name": "rme", "order": [2, 3]},
-        {"name": "vae", "continued": True, "learning_rate": 1e9},
-    ]
+    methods = [{"name": "rme", "order": [2, 3]}]
     jobs = grid(protocol={"splits": 2, "restarts": 1, "samples": [3]}, methods=methods).jobs
     store = Store(tmp_path)
     schedule = Schedule(store, jobs)
