@@ -148,6 +148,38 @@ def test_other_bad_input(run, tmp_path, capsys):
     assert call("nosuch") == 2
 
 
+def test_values_of_the_wrong_type_in_a_file(tmp_path, capsys):
+    for line, message in (
+        ('latent = "3"', "latent must be a whole number"),
+        ("latent = 3.0", "latent must be a whole number"),
+        ("init = 3", "init must be"),
+        ('resume = "yes"', "resume must be true or false"),
+    ):
+        (tmp_path / "bad.toml").write_text(f'data = "digits"\nmethod = "vae"\n{line}\n')
+        assert call("train", "--config", tmp_path / "bad.toml", "--out", tmp_path / "x") == 2
+        assert message in capsys.readouterr().err
+
+
+def test_other_images_and_moved_runs(run, tmp_path, capsys, monkeypatch):
+    np.save(tmp_path / "other.npy", images(20, size=10))
+    assert call("evaluate", run, "--data", tmp_path / "other.npy", "--samples", "2") == 2
+    assert "trained on images of shape (1, 8, 8)" in " ".join(capsys.readouterr().err.split())
+    monkeypatch.chdir(tmp_path)
+    words = ("train", "--data", "digits", "--method", "rme", "--order", "2", "--init", "vae")
+    assert call(*words, "--epochs", "1", "--out", "rme") == 0
+    monkeypatch.chdir("/")
+    assert call("train", "--resume", "--out", tmp_path / "rme", "--epochs", "2") == 0
+    run.rename(tmp_path / "moved")
+    assert call("train", "--resume", "--out", tmp_path / "rme", "--epochs", "3") == 2
+    assert "say where with --init" in " ".join(capsys.readouterr().err.split())
+    words = ("train", "--resume", "--out", tmp_path / "rme", "--init", tmp_path / "moved")
+    assert call(*words, "--epochs", "3") == 0
+    assert call("train", "--resume", "--out", tmp_path / "none") == 2
+    assert "no run in" in capsys.readouterr().err
+    assert call("compare", "--init", tmp_path / "rme", "--out", tmp_path / "c") == 2
+    assert "init must be a VAE" in " ".join(capsys.readouterr().err.split())
+
+
 def test_debug_shows_the_traceback(tmp_path):
     command = [sys.executable, "-m", "recmix.cli", "evaluate", str(tmp_path), "--debug"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

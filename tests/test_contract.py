@@ -232,6 +232,10 @@ def test_a_mixture_of_any_component(name, component):
     assert log_q.isfinite().all()
     parts = torch.stack([c.log_prob(z) for c in q.components]) + q.log_weights.t()[:, None]
     torch.testing.assert_close(log_q, parts.logsumexp(0), rtol=1e-6, atol=1e-6)
+    if component in ("gaussian", "full", "laplace"):
+        plain = q.as_distribution()
+        assert plain.event_shape == (LATENT,)
+        torch.testing.assert_close(plain.log_prob(z), log_q, rtol=1e-6, atol=1e-6)
 
 
 class LinearEncoder(nn.Module):

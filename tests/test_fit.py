@@ -199,6 +199,10 @@ def test_your_own_networks(tmp_path, data):
     torch.testing.assert_close(again.elbo(data.x_test[:3]), own.elbo(data.x_test[:3]))
     with pytest.raises(ConfigError, match="encoder"):
         recmix.fit("vae", data, encoder=nn.Linear(3, 3), **SMALL)
+    other = nn.Sequential(nn.Flatten(), nn.Linear(64, 4))
+    with pytest.raises(ConfigError, match="encoder of another architecture"):
+        recmix.fit("vae", data, encoder=other, init=own, epochs=1, progress=False)
+    assert all(p.grad is None for p in own.method.parameters())
 
 
 def test_schedule_warms_up_and_anneals():
@@ -295,6 +299,12 @@ def test_dynamic_binarisation_draws_afresh():
         ({"epoch": 3}, "did you mean 'epochs'"),
         ({"latent": 0}, "at least 1; got 0"),
         ({"latent": -3}, "at least 1"),
+        ({"latent": "3"}, "latent must be a whole number, got '3'"),
+        ({"latent": 2.5}, "latent must be a whole number"),
+        ({"method": None}, "method must be a name"),
+        ({"likelihood": 3}, "likelihood must be a name"),
+        ({"init": 3}, "init must be a trained model or its folder"),
+        ({"encoder": "x"}, "encoder must be a torch.nn.Module"),
         ({"epochs": 0}, "epochs must be positive"),
         ({"batch_size": -1}, "batch_size must be positive"),
         ({"learning_rate": 0.0}, "learning_rate must be positive"),
@@ -325,7 +335,7 @@ def test_a_gpu_that_is_not_there():
 @pytest.mark.parametrize(
     ("data_options", "options", "message"),
     [
-        ({"size": 10}, {}, "shape"),
+        ({"size": 10}, {}, "images of shape"),
         ({}, {"latent": 3}, "latent 2, this run asks for 3"),
         ({}, {"likelihood": "bernoulli"}, "likelihood gaussian, this run asks for bernoulli"),
         ({}, {"network": "dense"}, "network conv, this run asks for dense"),

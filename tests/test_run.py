@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from test_fit import SMALL, images
 
 import recmix
-from recmix.errors import Interrupted, RunError
+from recmix.errors import ConfigError, Interrupted, RunError
 from recmix.files import write_bytes
 from recmix.run import FORMAT, Run, Spec, Training
 
@@ -117,6 +117,21 @@ def test_damaged_files_are_named_and_never_executed(folder, name, damage):
     assert not bomb.exists()
 
 
+@pytest.mark.parametrize("low", [b"PK", b"\x80\x02", b"\x80\x03"])
+def test_a_header_whose_length_looks_like_a_pickle_is_read(folder, low):
+    """The file begins with its header's length, which may be any number."""
+    path = folder / "weights.safetensors"
+    content = path.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    wanted = int.from_bytes(low + b"\0" * 6, "little")
+    while wanted < size:
+        wanted += 1 << 16
+    header = content[8 : 8 + size].ljust(wanted)
+    path.write_bytes(wanted.to_bytes(8, "little") + header + content[8 + size :])
+    assert path.read_bytes()[:2] == low
+    recmix.load(folder)
+
+
 def test_damaged_specs_are_named(folder):
     spec = folder / "spec.json"
     content = json.loads(spec.read_text())
@@ -172,6 +187,11 @@ def test_files_are_as_readable_as_any_other(folder):
     plain = folder / "plain"
     plain.write_text("")
     assert (folder / "spec.json").stat().st_mode == plain.stat().st_mode
+
+
+def test_resume_and_overwrite_exclude_each_other(folder):
+    with pytest.raises(ConfigError, match="exclude each other"):
+        recmix.fit("vae", images(), out=folder, resume=True, overwrite=True, **SMALL)
 
 
 def same_run(a, b):

@@ -167,6 +167,11 @@ def evaluate_command(
             raise ConfigError(f"{name} must be positive, got {value}")
     fitted = load(run, device=device)
     images = _split(_data_of(fitted, data, data_root), split)
+    if images.shape[1:] != fitted.spec.shape:
+        raise ConfigError(
+            f"{run} was trained on images of shape {fitted.spec.shape}, "
+            f"the images of {data} have shape {images.shape[1:]}"
+        )
     with _progress(f"evaluating {split}", len(images), as_json) as report:
         found = score(
             fitted.method,
@@ -417,6 +422,8 @@ FIT_OPTIONS: dict[str, tuple[Any, str]] = {
         "Named data set (see `recmix data`), or a path: .npy, .npz, a folder or zip of images.",
     ),
     "data_root": (Path, "Folder of the data sets (default: RECMIX_DATA, then a cache)."),
+    "size": (int, "Side to which pictures in files are cut and resized."),
+    "crop": (int, "Side of the centred square cut from pictures before that."),
     "split_seed": (int, "Which validation images are held out (default 0)."),
     "method": (str, "Name of the method (see `recmix methods`)."),
     "latent": (int, "Dimension of z (default 20, or that of --init)."),
@@ -446,13 +453,25 @@ def _add_train(*, with_options: bool) -> None:
 def _train(**given: Any) -> None:
     """Train a method; every option of the method and of training is a flag."""
     flags = {k: v for k, v in given.items() if v is not None}
-    resume, overwrite = flags.pop("resume", False), flags.pop("overwrite", False)
     wanted = _read_config(flags["config"]) if "config" in flags else {}
     wanted |= {k: v for k, v in flags.items() if k != "config"}
+    resume, overwrite = wanted.pop("resume", False), wanted.pop("overwrite", False)
+    for name, value in (("resume", resume), ("overwrite", overwrite)):
+        if not isinstance(value, bool):
+            raise ConfigError(f"{name} must be true or false, got {value!r}")
     if "out" not in wanted:
         raise ConfigError("no --out was given: name the folder of the new run")
+    if not isinstance(wanted["out"], str | Path):
+        raise ConfigError(f"out must be a folder, got {wanted['out']!r}")
     if resume:
-        wanted = _stored(Path(wanted["out"])) | wanted
+        if "method" not in wanted and not (Path(wanted["out"]) / "spec.json").exists():
+            raise RunError(f"there is no run in {wanted['out']} to resume")
+        stored = _stored(Path(wanted["out"])) | wanted
+        if "init" in stored and not (Path(stored["init"]) / "spec.json").exists():
+            raise RunError(
+                f"the run it started from is no longer in {stored['init']}: say where with --init"
+            )
+        wanted = stored
     for name, listed_by in (("data", "recmix data"), ("method", "recmix methods")):
         if name not in wanted:
             raise ConfigError(f"no --{name} was given: `{listed_by}` lists what there is")
@@ -466,19 +485,25 @@ def _run_training(wanted: dict[str, Any], *, resume: bool, overwrite: bool) -> N
     from recmix.training.world import world
 
     source, root = wanted.pop("data"), wanted.pop("data_root", None)
-    seed = wanted.pop("split_seed", 0)
-    data = rebuild(source, root=root) if isinstance(source, dict) else load(source, root=root, seed=seed)
+    seed, cut = wanted.pop("split_seed", 0), {k: wanted.pop(k, None) for k in ("size", "crop")}
+    if isinstance(source, dict):
+        data = rebuild(source, root=root)
+    else:
+        data = load(source, root=root, seed=seed, **cut)
     method, folder = wanted.pop("method"), Path(wanted["out"])
+    if world().writer:
+        err.print(f"{data.name}: " + ", ".join(f"{n} {part}" for part, n in data.counts.items() if n))
     fitted = fit(method, data, resume=resume, overwrite=overwrite, progress=True, **wanted)
     if not world().writer:
         return
     stands = Run(folder).status()
     out.print(
         f"{fitted.spec.method}: {len(fitted.history)} epochs, best validation bound "
-        f"{stands['best_validation']:.2f} nats at epoch {stands['best_epoch']}. Saved in {folder}",
+        f"{stands['best_validation']:.2f} nats at epoch {stands['best_epoch']}. "
+        f"Saved in {_plain(folder)}",
         highlight=False,
     )
-    out.print(f"Next: recmix evaluate {folder}", highlight=False)
+    out.print(f"Next: recmix evaluate {_plain(folder)}", highlight=False)
 
 
 def _stored(folder: Path) -> dict[str, Any]:

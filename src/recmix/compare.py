@@ -13,7 +13,7 @@ from recmix.evaluation.score import score
 from recmix.files import write_bytes, write_json
 from recmix.fitted import Fitted, load
 from recmix.options import read_options
-from recmix.run import Run
+from recmix.run import Run, Training
 from recmix.training.fit import fit
 
 __all__ = ["compare", "markdown", "parse_entry"]
@@ -69,6 +69,16 @@ def compare(
     find_method("vae")  # fills the registry
     if data.x_test is None:
         raise ConfigError(f"the data {data.name} have no test images to compare on")
+    if samples < 1:
+        raise ConfigError(f"samples must be at least 1, got {samples}")
+    Training(**read_options(find_method("vae"), second or {})[1])  # before hours of training
+    if init is not None:
+        spec = Run(init).spec()
+        if spec.method != "vae" or spec.shape != data.shape:
+            raise ConfigError(
+                f"init must be a VAE of these images {data.shape}; "
+                f"{init} is {spec.method} of images {spec.shape}"
+            )
     chosen = [parse_entry(text) for text in entries or sorted(set(METHODS) - {"vae"})]
     both: dict[str, Any] = {"resume": True, "progress": progress}
     first = load(init) if init else fit("vae", data, out=out / "vae", **(vae or {}), **both)

@@ -104,10 +104,10 @@ def test_the_range_is_taken_over_all_chunks(monkeypatch):
 
 
 def test_another_shape_than_the_other_parts():
-    with pytest.raises(DataError, match="1x28x28, the others are 3x32x32"):
+    with pytest.raises(DataError, match="1x28x28, expected 3x32x32"):
         check_images(OK, shape=(3, 32, 32))
 
 
 def test_too_few():
-    with pytest.raises(DataError, match="1 image where at least 2"):
+    with pytest.raises(DataError, match="1 image.s. where at least 2"):
         check_images(OK[:1], at_least=2)

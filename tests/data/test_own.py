@@ -95,7 +95,7 @@ class Stream(IterableDataset):
         (Items([{"image": 1, "label": 2}]), "keys image, label"),
         (Items(["a"]), r"x_train\[0\] is a str"),
         (Stream(), "without a length"),
-        (np.zeros((1, 28, 28)), "1 image where at least 2"),
+        (np.zeros((1, 28, 28)), "1 image.s. where at least 2"),
         ({"x_train": np.zeros((5, 28, 28))}, "is a dict"),
         (None, "is a NoneType"),
         (7, "is a int"),
@@ -109,7 +109,7 @@ def test_images_in_memory_that_are_refused(source, message):
 
 
 def test_parts_that_do_not_match(grey):
-    with pytest.raises(DataError, match=r"x_test is .*1x27x28, the others are 1x28x28"):
+    with pytest.raises(DataError, match=r"x_test is .*1x27x28, expected 1x28x28"):
         from_arrays(grey, grey, grey[:, 1:])
     with pytest.raises(DataError, match=r"x_val has images of shape \(1, 27, 28\)"):
         from_arrays(grey, ArrayImages(grey[:, None, 1:]))
@@ -160,7 +160,7 @@ def test_array_files_are_checked_and_named(tmp_path, grey):
     with pytest.raises(DataError, match=r"a\.npz: x_test"):
         load(tmp_path / "a.npz")
     np.save(tmp_path / "two.npy", grey[:2])
-    with pytest.raises(DataError, match="2 image where at least 3"):
+    with pytest.raises(DataError, match="2 image.s. where at least 3"):
         load(tmp_path / "two.npy")
     with pytest.raises(ConfigError, match="size and crop are for image files"):
         load(tmp_path / "two.npy", size=32)

@@ -61,12 +61,12 @@ expected images of shape (N, C, H, W) or (N, H, W): use x_train.transpose(0, 3, 
     _check_shape(array, given, what)
     if shape is not None and array.shape[1:] != shape:
         raise DataError(
-            f"{given}: its images are {_size(array.shape[1:])}, the others are {_size(shape)}; "
-            "all parts of a data set must have one image shape (C, H, W)"
+            f"{given}: its images are {_size(array.shape[1:])}, expected {_size(shape)}: all images "
+            "of a data set, and those given to a model trained on it, have one shape (C, H, W)"
         )
     if len(array) < at_least:
         raise DataError(
-            f"{given}: {len(array)} image where at least {at_least} are needed; give more images"
+            f"{given}: {len(array)} image(s) where at least {at_least} are needed; give more images"
         )
     if array.dtype == np.bool_:
         return array.astype(np.uint8) * np.uint8(255)

@@ -73,8 +73,8 @@ def bounds(
         memory: bytes for the decoder's activations; samples are taken in as many chunks as needed.
             By default what suits the device.
     """
-    if samples < 1:
-        raise ConfigError(f"samples must be at least 1, got {samples}")
+    if not isinstance(samples, int) or samples < 1:
+        raise ConfigError(f"samples must be a whole number, at least 1; got {samples!r}")
     if memory is None:
         memory = CPU_MEMORY if x.device.type == "cpu" else MEMORY
     at_once = max(1, memory // decode_bytes(method.model))

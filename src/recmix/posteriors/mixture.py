@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import Categorical, Distribution, Independent, MixtureSameFamily, Normal
+from torch.distributions import (
+    Categorical,
+    Distribution,
+    Independent,
+    MixtureSameFamily,
+    MultivariateNormal,
+    Normal,
+)
 
 from recmix.core import Posterior
 from recmix.errors import ConfigError
@@ -107,7 +115,16 @@ class Mixture(Posterior):
         return torch.cat([q.rsample_and_log_prob(1, generator=generator)[0] for q in self.components])
 
     def as_distribution(self) -> Distribution:
-        """A `MixtureSameFamily`, for Gaussian components."""
+        """A `MixtureSameFamily`, for Gaussian components, diagonal or full."""
+        from recmix.posteriors.full import FullGaussian
+
+        full = [q for q in self.components if isinstance(q, FullGaussian)]
+        if len(full) == len(self.components):
+            each: list[Any] = [q.as_distribution() for q in full]
+            means = torch.stack([d.mean for d in each], 1)
+            factors = torch.stack([d.scale_tril for d in each], 1)
+            parts: Distribution = MultivariateNormal(means, scale_tril=factors)
+            return MixtureSameFamily(Categorical(logits=self.log_weights), parts)
         if not self._gaussian:
             return super().as_distribution()
         means, log_variances = self._stacked()

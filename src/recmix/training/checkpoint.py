@@ -129,7 +129,9 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise RunError(f"{path} does not exist: the run has no weights yet") from error
     except OSError as error:
         raise RunError(f"could not read {path}: {error.strerror or error}") from error
-    if content[:2] in (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
+    starts = (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+    # The first bytes of safetensors are a length and may be any; its header begins at the ninth.
+    if content[:2] in starts and content[8:9] != b"{":
         raise RunError(f"{path} is a pickle, not safetensors: recmix never unpickles, refused")
     try:
         size = int.from_bytes(content[:8], "little")

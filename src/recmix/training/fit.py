@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from recmix.core import Method, find_method
+from recmix.core import Method, find_method, same_shapes
 from recmix.data import ImageData, as_data
 from recmix.errors import ConfigError, Interrupted, NonFiniteError, RunError
 from recmix.files import write_json
@@ -176,6 +176,20 @@ def _plan(
 ) -> _Plan:
     """Check a request to `fit` and make its spec, its networks and its folder."""
     we = world()
+    names = (("method", method), ("likelihood", likelihood), ("network", network))
+    for name, value in (*names, ("decoder_network", decoder_network)):
+        if not isinstance(value, str) and (value is not None or name == "method"):
+            raise ConfigError(f"{name} must be a name, got {value!r}")
+    for name, number in (("latent", latent), ("vae_epochs", vae_epochs)):
+        if number is not None and (not isinstance(number, int) or isinstance(number, bool)):
+            raise ConfigError(f"{name} must be a whole number, got {number!r}")
+    if init is not None and not isinstance(init, Fitted | str | Path):
+        raise ConfigError(f"init must be a trained model or its folder, got {init!r}")
+    for name, module in (("encoder", encoder), ("decoder", decoder)):
+        if module is not None and not isinstance(module, nn.Module):
+            raise ConfigError(f"{name} must be a torch.nn.Module, got {module!r}")
+    if resume and overwrite:
+        raise ConfigError("resume and overwrite exclude each other: continue a run, or replace it")
     cls = find_method(method)
     own, common = read_options(cls, options, _names(fit))
     training = Training(**common)
@@ -209,7 +223,7 @@ def _plan(
     run = None if out is None else Run(out)
     plan = _Plan(spec, data, _new(spec, data, encoder, decoder), init, run, resume)
     if init:
-        _check_init(init, spec)
+        _check_init(init, spec, plan.method)
     if run is not None:
         there = run.exists
         we.wait()
@@ -296,19 +310,30 @@ def _origin(init: Fitted | None) -> dict[str, Any] | None:
         digest.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
     return {
         "method": init.spec.method,
-        "run": None if init.folder is None else str(init.folder),
+        "run": None if init.folder is None else str(init.folder.resolve()),
         "weights": digest.hexdigest()[:16],
     }
 
 
-def _check_init(init: Fitted, spec: Spec) -> None:
-    for name in ("shape", "latent", "likelihood", "network", "decoder_network"):
+def _check_init(init: Fitted, spec: Spec, method: Method) -> None:
+    if init.spec.shape != spec.shape:
+        raise ConfigError(
+            f"init was trained on images of shape {init.spec.shape}, these have shape {spec.shape}"
+        )
+    for name in ("latent", "likelihood", "network", "decoder_network"):
         theirs, ours = getattr(init.spec, name), getattr(spec, name)
         if theirs != ours:
             raise ConfigError(
                 f"init was trained with {name} {theirs}, this run asks for {ours}: "
                 "they must agree; train another one, or leave the option out to take init's"
             )
+    pairs = {
+        "encoder": (init.method.base_encoder, method.base_encoder),
+        "decoder": (init.model.decoder, method.model.decoder),
+    }
+    for name, (theirs, ours) in pairs.items():
+        if not same_shapes(theirs, ours):
+            raise ConfigError(f"init has an {name} of another architecture: give the {name} it has")
 
 
 IGNORED_ON_RESUME = {"epochs", "device", "checkpoint_every", "tensorboard", "root", "engine"}

@@ -250,6 +250,8 @@ class Job:
     def finish(self) -> None:
         """Leave the best weights in the method, and the run marked as done."""
         self.method.load_state_dict(self.best)
+        for p in self.method.parameters():
+            p.grad = None
         if run := self.out:
             state, reason = self.state, self.state.stopped or "all epochs done"
             save_weights(run.weights, self.method, state.best_epoch)
