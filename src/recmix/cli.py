@@ -51,6 +51,9 @@ def main(arguments: list[str] | None = None) -> None:
     except Interrupted as stop:
         err.print(f"[yellow]{_plain(stop)}[/]")
         sys.exit(130)
+    except KeyboardInterrupt:
+        err.print("[yellow]stopped before there was anything to save[/]")
+        sys.exit(130)
     except RecmixError as error:
         if debug:
             raise

@@ -39,7 +39,10 @@ def _reading(path: Path, what: str) -> Iterator[None]:
     except (PermissionError, IsADirectoryError, FileNotFoundError) as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
     except Exception as error:  # scipy, numpy and zipfile raise a dozen different types
-        raise DataError(f"{path} is not a readable {what} ({error}): {_AGAIN}") from error
+        why = str(error)
+        if "allow_pickle" in why:  # numpy's advice is to load it unsafely, which is never done here
+            why = "it holds Python objects, or is no such file at all"
+        raise DataError(f"{path} is not a readable {what} ({why}): {_AGAIN}") from error
 
 
 def read_bytes(path: Path, md5: str | None = None) -> bytes:
