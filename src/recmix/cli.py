@@ -126,6 +126,7 @@ def methods_command(as_json: Json = False) -> None:
             "name": name,
             "title": cls.title,
             "setting": cls.setting,
+            "tried": list(cls.tried),
             "second_stage": cls.second_stage,
             "reference": cls.reference,
             "options": {
@@ -137,11 +138,12 @@ def methods_command(as_json: Json = False) -> None:
     if as_json:
         out.print_json(json.dumps(found))
         return
-    table = Table("method", "what it is", "setting", "reference")
+    table = Table("method", "what it is", "setting", "in the paper", "reference")
     for row in found:
         setting = row["setting"]
         shown = f"{setting} = {row['options'][setting]['default']}" if setting else "-"
-        table.add_row(row["name"], row["title"], shown, row["reference"])
+        tried = ", ".join(map(str, row["tried"])) or "-"
+        table.add_row(row["name"], row["title"], shown, tried, row["reference"])
     out.print(table)
     out.print("All options with their defaults: recmix train --help, or recmix methods --json.")
 

@@ -227,6 +227,8 @@ class Method(nn.Module, ABC):
     reference: ClassVar[str]
     setting: ClassVar[str | None] = None
     """The option that the paper's tables vary, if any."""
+    tried: ClassVar[tuple[int, ...]] = ()
+    """The values it has in those tables."""
     second_stage: ClassVar[bool] = True
     """Whether it starts from a trained VAE, under the second-stage schedule."""
     rate_factor: ClassVar[float] = 1.0

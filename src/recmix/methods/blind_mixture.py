@@ -50,6 +50,7 @@ class BlindMixture(Method):
     title = "blind mixture"
     reference = "Kim & Pavlovic 2020 (baseline)"
     setting = "order"
+    tried = (2, 3, 4, 5)
     fresh_factor = 500.0  # random components at the rate a first stage has: at 1e-6 they never arrive
 
     def __init__(

@@ -104,6 +104,7 @@ class HouseholderFlow(Method):
     title = "Householder flow"
     reference = "Tomczak & Welling 2016"
     setting = "flows"
+    tried = (1, 2, 4, 8)
 
     def __init__(self, model: LatentModel, encoder: nn.Module, *, flows: int = 2) -> None:
         super().__init__(model, [HouseholderComponent(encoder, model, flows=flows)])

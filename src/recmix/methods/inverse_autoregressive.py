@@ -198,6 +198,7 @@ class InverseAutoregressiveFlow(Method):
     title = "inverse autoregressive flow"
     reference = "Kingma et al. 2016"
     setting = "flows"
+    tried = (1, 2, 4, 8)
 
     def __init__(
         self, model: LatentModel, encoder: nn.Module, *, flows: int = 2, hidden: int = 500

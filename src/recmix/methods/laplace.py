@@ -115,6 +115,7 @@ class VLAE(Method):
     title = "variational Laplace"
     reference = "Park et al. 2019"
     setting = "steps"
+    tried = (1, 2, 4, 8)
 
     def __init__(
         self, model: LatentModel, encoder: nn.Module, *, steps: int = 2, damping: float = DAMPING

@@ -71,6 +71,7 @@ class RecursiveMixture(Method):
     title = "recursive mixture"
     reference = "Kim & Pavlovic 2020"
     setting = "order"
+    tried = (2, 3, 4, 5)
 
     def __init__(
         self,

@@ -167,6 +167,7 @@ class SemiAmortised(Method):
     title = "semi-amortised"
     reference = "Kim et al. 2018"
     setting = "steps"
+    tried = (1, 2, 4, 8)
 
     def __init__(
         self,
