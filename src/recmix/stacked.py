@@ -32,7 +32,7 @@ class Stacked:
     None, and a warning says so once.
 
     On a CPU, which is bound by the arithmetic, grouped convolutions are slower than the networks one
-    by one (by about two on two cores); so it answers only for the kinds of device it is told.
+    by one; so it answers only for the kinds of device it is told.
 
     Args:
         networks: of one architecture.
