@@ -20,6 +20,7 @@ ROOMS = [
     {"training", "fitted"},
     {"experiments"},
     {"reports"},
+    {"explore"},
     {"demo", "compare", "illustrate", "bench", "cli", "__init__"},
 ]
 LEVEL = {name: level for level, names in enumerate(ROOMS) for name in names}

@@ -18,6 +18,7 @@ from rich.table import Table
 
 from recmix._version import __version__
 from recmix.errors import ConfigError, Interrupted, RecmixError, RunError, unknown
+from recmix.explore.serve import explore_command
 
 if TYPE_CHECKING:
     from recmix.data import ImageData
@@ -363,6 +364,9 @@ def report_command(
     from recmix.reports.write import write_report
 
     write_report(store, out=file, form=form, samples=samples, holm=holm, console=out, errors=err)
+
+
+app.command("explore", epilog="Example: [bold]recmix explore runs/vae runs/rme[/]")(explore_command)
 
 
 def print_scores(rows: list[tuple[str, dict[str, Any]]], title: str) -> None:
