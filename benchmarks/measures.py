@@ -12,8 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.func import functional_call, stack_module_state, vmap
 
+from recmix.adam import adam
 from recmix.bench import Bench, Block, Measured, clock, interleave, key, medians, middle, part, ratio
+from recmix.captured import Captured
 from recmix.core import Method
 from recmix.data import ImageData, from_arrays
 from recmix.evaluation.bounds import MEMORY, bounds
@@ -172,7 +175,11 @@ def train_literal_over_eager(bench: Bench) -> Measured:
 def _posteriors(
     bench: Bench, latent: int, top: tuple[str, dict[str, Any]], bottom: tuple[str, dict[str, Any]]
 ) -> Measured:
-    """Time of `posterior(x)` of one method over that of another, each call waited for."""
+    """Time of q(z | x) of one method over that of another, formed as a trained model forms it.
+
+    On a GPU that is a graph, its images copied in and its answer copied out, each call waited for; the
+    detail has the same without graphs, waited for and not.
+    """
     s = bench.scale
     batches = [torch.from_numpy(_pixels(s.batch, s.shape, seed)) for seed in range(8)]
     xs = [(x.to(bench.device).float() / 255) for x in batches]
@@ -187,48 +194,29 @@ def _posteriors(
         times = interleave(bench, blocks, repeats=s.repeats, seconds=s.seconds / 2)
         return ratio(times[first], times[second]), medians(times)
 
-    found, ms = compare({n: Block(_calls(bench, m, xs, wait=True)) for n, m in methods.items()})
+    forms = {n: Captured(m) for n, m in methods.items()}
+    for form in forms.values():
+        form(xs[0])
+    found, ms = compare({n: Block(_calls(bench, f, xs, wait=True)) for n, f in forms.items()})
     detail: dict[str, Any] = {"ms": ms, "batch": s.batch, "latent": latent, "repeats": s.repeats}
     if bench.cuda:
-        streamed, ms = compare({n: Block(_calls(bench, m, xs, wait=False)) for n, m in methods.items()})
-        detail["streamed"] = {"value": streamed[0], "spread": streamed[1], "ms": ms}
-        try:
-            graphs = {n: _captured(m, xs[0]) for n, m in methods.items()}
-        except RuntimeError as error:
-            detail["graph"] = {"failed": str(error).splitlines()[0]}
-        else:
-            captured, ms = compare({n: Block(g) for n, g in graphs.items()})
-            detail["graph"] = {"value": captured[0], "spread": captured[1], "ms": ms}
+        detail["not_captured"] = {n: f.failed for n, f in forms.items() if f.failed}
+        for how, wait in (("eager", True), ("streamed", False)):
+            plain = {n: _calls(bench, m.posterior, xs, wait=wait) for n, m in methods.items()}
+            other, ms = compare({n: Block(call) for n, call in plain.items()})
+            detail[how] = {"value": other[0], "spread": other[1], "ms": ms}
     return Measured(*found, detail)
 
 
-def _calls(bench: Bench, method: Method, xs: Sequence[Tensor], *, wait: bool) -> Callable[[int], None]:
+def _calls(
+    bench: Bench, form: Callable[[Tensor], Any], xs: Sequence[Tensor], *, wait: bool
+) -> Callable[[int], None]:
     @torch.no_grad()
     def work(units: int) -> None:
         for i in range(units):
-            method.posterior(xs[i % len(xs)])
+            form(xs[i % len(xs)])
             if wait:
                 bench.wait()
-
-    return work
-
-
-@torch.no_grad()
-def _captured(method: Method, x: Tensor) -> Callable[[int], None]:
-    """The same posterior as a CUDA graph; images would be copied into `x`."""
-    aside = torch.cuda.Stream(x.device)
-    aside.wait_stream(torch.cuda.current_stream(x.device))
-    with torch.cuda.stream(aside):
-        for _ in range(3):
-            method.posterior(x)
-    torch.cuda.current_stream(x.device).wait_stream(aside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        kept = method.posterior(x)
-
-    def work(units: int, _kept: Any = kept) -> None:
-        for _ in range(units):
-            graph.replay()
 
     return work
 
@@ -271,7 +259,7 @@ def posterior_laplace2_over_sa2(bench: Bench) -> Measured:
 def _train_pythae(bench: Bench) -> Measured:
     """An epoch of pythae's trainer over an epoch of the library's engine, per step."""
     s = bench.scale
-    engine = "graph" if bench.cuda else "eager"
+    engine = "compile" if bench.cuda else "eager"
     data = _data(s.batch * s.peer_steps, s.shape)
     jobs = _jobs(bench, "vae", data, latent=s.latent)
     method = jobs[0].method
@@ -294,7 +282,7 @@ def _train_pythae(bench: Bench) -> Measured:
 
 
 @key(
-    "training step of the VAE, batch 128, same networks: pythae / recmix (graph engine)",
+    "training step of the VAE, batch 128, same networks: pythae / recmix (compile engine)",
     unit="x",
     reach=">= 8",
     on="cuda",
@@ -435,6 +423,81 @@ def _replicas(bench: Bench, engine: str) -> Measured:
         best = max(rates.values())  # of the recursion, which comes last
     detail |= {"batch": s.batch, "latent": s.latent, "repeats": s.growth_repeats}
     return Measured(*best, detail)
+
+
+@key(
+    "training step of the VAE, 16 replicas: stacked by vmap / branches of one graph",
+    unit="x",
+    on="cuda",
+)
+def replicas_stacked_over_branches(bench: Bench) -> Measured:
+    """The other way to train replicas together: one stacked network, one stacked Adam."""
+    s = bench.scale
+    detail: dict[str, Any] = {"ms": {}}
+    for n in sorted({4, s.replicas}):
+        blocks = {
+            "stacked": _stacked_vaes(bench, n),
+            "branches": _training(bench, "vae", "graph", replicas=n),
+        }
+        times = interleave(bench, blocks, repeats=s.growth_repeats, seconds=s.seconds)
+        found = ratio(times["stacked"], times["branches"])
+        detail["ms"][str(n)] = medians(times)
+    return Measured(*found, detail | {"batch": s.batch, "latent": s.latent, "replicas": s.replicas})
+
+
+class _Loss(torch.nn.Module):
+    """Minus the ELBO of a VAE as a module, for `functional_call`."""
+
+    def __init__(self, method: Method) -> None:
+        super().__init__()
+        self.method = method
+
+    def forward(self, x: Tensor, noise: Tensor) -> Tensor:
+        q: Any = self.method.component(0, x)
+        z = q.mean + q.stddev * noise
+        return -(self.method.model.log_conditional(x, z[None]) - q.kl_to_prior(z, z)).mean()
+
+
+def _stacked_vaes(bench: Bench, replicas: int) -> Block:
+    """Steps of many VAEs as one: parameters stacked, the loss mapped over them, captured as a graph."""
+    s = bench.scale
+    told = _statistics(_data(s.batch, s.shape))
+    methods = [_method(bench, "vae", s.latent, s.shape, told) for _ in range(replicas)]
+    stacked, buffers = stack_module_state(methods)  # type: ignore[arg-type]
+    leaves = {k: p.detach().clone().requires_grad_() for k, p in stacked.items()}
+    optimizer = adam([{"params": list(leaves.values())}], RATE)
+    frame = _Loss(methods[0])
+
+    def loss(parameters: Any, fixed: Any, x: Tensor, noise: Tensor) -> Tensor:
+        state = {f"method.{k}": v for k, v in {**parameters, **fixed}.items()}
+        found: Tensor = functional_call(frame, state, (x, noise))
+        return found
+
+    images = torch.from_numpy(_pixels(replicas * s.batch, s.shape)).to(bench.device).float() / 255
+    images = images.view(replicas, s.batch, *s.shape)
+
+    def step() -> None:
+        noise = torch.randn(replicas, s.batch, s.latent, device=bench.device)
+        total = vmap(loss)(leaves, buffers, images, noise).sum()
+        for p, g in zip(leaves.values(), torch.autograd.grad(total, list(leaves.values())), strict=True):
+            p.grad = g.contiguous()
+        optimizer.step()
+
+    aside = torch.cuda.Stream(bench.device)
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+
+    def work(units: int) -> None:
+        for _ in range(units):
+            graph.replay()
+
+    return Block(work)
 
 
 # --- memory -----------------------------------------------------------------------------------------

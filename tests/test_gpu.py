@@ -6,6 +6,7 @@ import torch
 from test_fit import images
 
 import recmix
+from recmix.captured import Captured
 from recmix.core import METHODS, find_method
 from recmix.run import Training
 from recmix.training.engines import Compiled, Eager, Graph, pick_engine
@@ -101,3 +102,36 @@ def test_a_resumed_graph_goes_on(tmp_path):
         "rme", images(300), order=2, vae_epochs=2, epochs=3, out=tmp_path / "a", resume=True, **options
     )
     assert len(more.history) == 3
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_a_captured_posterior_is_the_posterior(name):
+    torch.backends.cudnn.allow_tf32 = False
+    made = job(name).method.eval()
+    form = Captured(made)
+    x, other = torch.rand(2, 5, 1, 12, 12, device="cuda")
+    form(x)
+    first = form(x)
+    assert form.failed == ""
+    kept = first.mean.clone()
+    second = form(other)
+    with torch.no_grad():
+        torch.testing.assert_close(first.mean, kept)  # the caller's own
+        torch.testing.assert_close(first.mean, made.posterior(x).mean, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(second.mean, made.posterior(other).mean, rtol=1e-4, atol=1e-4)
+        z = torch.randn(3, 5, made.model.latent, device="cuda")
+        torch.testing.assert_close(
+            second.log_prob(z), made.posterior(other).log_prob(z), rtol=1e-3, atol=1e-3
+        )
+        for p in made.parameters():
+            p.mul_(1.01)
+        torch.testing.assert_close(form(x).mean, made.posterior(x).mean, rtol=1e-4, atol=1e-4)
+
+
+def test_images_on_the_device_are_checked_there():
+    data = recmix.data.from_arrays(images(300, size=12), seed=0)
+    model = recmix.fit("vae", data, latent=3, epochs=1, progress=False, device="cuda")
+    x = torch.rand(4, 1, 12, 12, device="cuda")
+    torch.testing.assert_close(model.posterior(x).mean.cpu(), model.posterior(x.cpu()).mean.cpu())
+    with pytest.raises(recmix.errors.DataError):
+        model.posterior(x + 1)

@@ -7,6 +7,7 @@ Shapes: the sample axis comes first. ``z`` is (S, B, D), ``log_q`` is (S, B), im
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
+from recmix.adam import adam
 from recmix.errors import ConfigError, unknown
 from recmix.fusion import fusible
 
@@ -78,12 +80,31 @@ class Posterior(ABC):
         """KL(q || N(0, I)), (S, B): here the estimate from samples; exact where a closed form exists."""
         return log_q - standard_normal(z)
 
+    def copy(self) -> Posterior:
+        """The same density in tensors of its own."""
+        copied: Posterior = _copied(self)
+        return copied
+
     def as_distribution(self) -> torch.distributions.Distribution:
         """The same density as a `torch.distributions` object: batch_shape (B,), event_shape (D,)."""
         raise ConfigError(
             f"{type(self).__name__} is not a plain torch distribution: "
             "use rsample_and_log_prob and log_prob instead"
         )
+
+
+def _copied(value: Any) -> Any:
+    """A posterior, or a part of one, with its tensors copied; networks are shared."""
+    if isinstance(value, Tensor):
+        return value.clone()
+    if isinstance(value, list | tuple):
+        parts = [_copied(part) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if isinstance(value, nn.Module) or not hasattr(value, "__dict__") or callable(value):
+        return value
+    made = copy.copy(value)
+    vars(made).update({name: _copied(part) for name, part in vars(value).items()})
+    return made
 
 
 class LatentModel(nn.Module):
@@ -165,20 +186,6 @@ def update(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad(set_to_none=True)
     loss.backward(inputs=[p for group in optimizer.param_groups for p in group["params"]])
     optimizer.step()
-
-
-def adam(groups: Iterable[dict[str, Any]], learning_rate: float) -> torch.optim.Adam:
-    """Adam, fused where it can be; on a GPU ready to be captured, with its rates as tensors there."""
-    groups = list(groups)
-    device = groups[0]["params"][0].device
-    fused = device.type in ("cpu", "cuda")
-    capturable = device.type == "cuda"
-    optimizer = torch.optim.Adam(groups, lr=learning_rate, fused=fused, capturable=capturable)
-    for group in optimizer.param_groups:
-        group["initial_lr"] = float(group["lr"])
-        if device.type == "cuda":
-            group["lr"] = torch.tensor(group["initial_lr"], device=device)
-    return optimizer
 
 
 class Component(nn.Module, ABC):
@@ -264,6 +271,11 @@ class Method(nn.Module, ABC):
         z, log_q = q.rsample_and_log_prob(1, generator=generator)
         elbo = self.model.log_conditional(x, z) - q.kl_to_prior(z, log_q)
         return -elbo.mean()
+
+    def networks(self) -> list[nn.Module]:
+        """The networks that a step evaluates as a whole, which an engine may compile."""
+        parts: Any = self.components
+        return [self.model.decoder, *(part.encoder for part in parts)]
 
     def inherited(self) -> list[nn.Parameter]:
         """Parameters, outside the model, that `start_from` fills with trained ones: the encoders."""

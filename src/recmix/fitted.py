@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from recmix.captured import Captured
 from recmix.core import LatentModel, Method, Posterior, find_method
 from recmix.data import Images, check_images
 from recmix.errors import ConfigError, RunError
@@ -47,6 +48,7 @@ class Fitted:
         folder: Path | None = None,
     ) -> None:
         self.method = method.eval()
+        self._form = Captured(self.method)
         self.spec = spec
         self.history = list(history)
         self.folder = folder
@@ -69,7 +71,7 @@ class Fitted:
     @torch.no_grad()
     def posterior(self, x: Any) -> Posterior:
         """q(z | x)."""
-        return self.method.posterior(self._images(x))
+        return self._form(self._images(x))
 
     @torch.no_grad()
     def log_joint(self, x: Any, z: Any) -> Tensor:
@@ -107,7 +109,7 @@ class Fitted:
     @torch.no_grad()
     def reconstruct(self, x: Any) -> Tensor:
         """The mean image of the posterior mean, (B, C, H, W)."""
-        parts = [self.model.decode(self.method.posterior(part).mean) for part in self._parts(x)]
+        parts = [self.model.decode(self._form(part).mean) for part in self._parts(x)]
         return torch.cat(parts)
 
     @torch.no_grad()
@@ -148,6 +150,8 @@ class Fitted:
     def _images(self, x: Any) -> Tensor:
         if isinstance(x, Tensor) and x.is_floating_point() and x.ndim == 4:
             x = x.detach()
+            if x.is_cuda and _good(x, self.spec.shape):
+                return x.to(self.model.centre)  # looked at where it lies
         checked = check_images(x, what="x", shape=self.spec.shape)
         return torch.as_tensor(checked, device=self.device).to(self.model.centre.dtype)
 
@@ -155,6 +159,14 @@ class Fitted:
         if isinstance(x, Images):
             return [self._images(x[i : i + AT_ONCE]) for i in range(0, len(x), AT_ONCE)]
         return list(self._images(x).split(AT_ONCE))
+
+
+def _good(x: Tensor, shape: tuple[int, int, int]) -> bool:
+    """Whether a tensor on a GPU holds images of this shape."""
+    if tuple(x.shape[1:]) != shape or not len(x):
+        return False
+    low, high = torch.stack(x.aminmax()).tolist()
+    return bool(low >= 0 and high <= 1)
 
 
 def pick_device(name: str) -> torch.device:

@@ -122,6 +122,10 @@ class VLAE(Method):
     ) -> None:
         super().__init__(model, [LaplaceComponent(encoder, model, steps=steps, damping=damping)])
 
+    def networks(self) -> list[nn.Module]:
+        """Not the decoder: its tangents are not to be had from compiled code."""
+        return super().networks()[1:]
+
     def loss(self, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         """Minus the refined ELBO, averaged over the batch; its gradient also trains the encoder."""
         x = x.to(self.model.centre.dtype)

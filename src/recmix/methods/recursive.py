@@ -135,6 +135,11 @@ class RecursiveMixture(Method):
                 return Mixture.of_gaussians(parameters, recursive_log_weights(log_eps, log_rest))
         return Mixture([self.component(m, x) for m in range(self.order)], self.log_weights(x))
 
+    def networks(self) -> list[nn.Module]:
+        """The gates', too."""
+        gates: Any = self.gates
+        return super().networks() + [gate.layers for gate in gates]
+
     def start_from(self, other: Method) -> None:
         """All components from the other's encoder; components and gates it has already are kept."""
         self.model.load_state_dict(other.model.state_dict())

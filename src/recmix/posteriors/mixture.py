@@ -65,10 +65,22 @@ class Mixture(Posterior):
     def of_gaussians(cls, parameters: Tensor, log_weights: Tensor) -> Mixture:
         """From encoder outputs of all components, (K, B, 2 D), and log-weights (B, K)."""
         whole = Gaussian.from_parameters(parameters)  # one operation for all components
-        parts = zip(whole.mean.unbind(), whole.log_variance.unbind(), strict=True)
+        return cls._of_joined(whole.mean, whole.log_variance, log_weights)
+
+    @classmethod
+    def _of_joined(cls, means: Tensor, log_variances: Tensor, log_weights: Tensor) -> Mixture:
+        """From means and clamped log-variances of all components, (K, B, D) each."""
+        parts = zip(means.unbind(), log_variances.unbind(), strict=True)
         made = cls([Gaussian.clamped(*part) for part in parts], log_weights)
-        made._joined = (whole.mean, whole.log_variance)
+        made._joined = (means, log_variances)
         return made
+
+    def copy(self) -> Posterior:
+        """The same density in tensors of its own; all components of a joined mixture at once."""
+        if self._joined is None:
+            return super().copy()
+        means, log_variances = self._joined
+        return self._of_joined(means.clone(), log_variances.clone(), self.log_weights.clone())
 
     @property
     def weights(self) -> Tensor:

@@ -8,11 +8,12 @@ parameters moved and the metrics summed on the device, and the host only says "a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from recmix.fusion import fusing
 from recmix.training.job import Job
@@ -99,7 +100,7 @@ class Graph(Engine):
 
 
 class Compiled(Graph):
-    """The graph, with the small arithmetic around the networks compiled into fewer kernels.
+    """The graph, with the networks and the small arithmetic around them compiled into fewer kernels.
 
     It takes a minute or so to begin, and pays where many epochs or many replicas follow.
     """
@@ -107,8 +108,20 @@ class Compiled(Graph):
     name = "compile"
 
     def __init__(self, jobs: Sequence[Job]) -> None:
-        with fusing():
+        with fusing(), _compiled([net for job in jobs for net in job.method.networks()]):
             super().__init__(jobs)
+
+
+@contextmanager
+def _compiled(networks: Sequence[nn.Module]) -> Iterator[None]:
+    """In here, calling these networks calls their compiled forms."""
+    for network in networks:
+        network.compile()
+    try:
+        yield
+    finally:
+        for network in networks:
+            network._compiled_call_impl = None
 
 
 def pick_engine(name: str, jobs: Sequence[Job]) -> tuple[Engine, str]:
