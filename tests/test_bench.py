@@ -71,6 +71,7 @@ def check(entry):
 
 def test_every_key_of_the_plan_is_there():
     assert bench.keys().keys() == {
+        "serve",
         "train_literal_over_graph",
         "train_literal_over_replica",
         "train_literal_over_eager",
@@ -84,6 +85,7 @@ def test_every_key_of_the_plan_is_there():
         "iwae_pythae_over_recmix_cpu",
         "growth_in_order",
         "replicas_throughput",
+    "replicas_stacked_over_branches",
         "iwae5000_peak_memory",
         "laplace_peak_memory",
     }

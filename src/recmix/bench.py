@@ -273,6 +273,7 @@ def part(name: str) -> Any:
 def keys() -> dict[str, Key]:
     """All figures there are, by key."""
     part("measures")
+    part("serve")
     return KEYS
 
 

@@ -152,8 +152,14 @@ def methods_command(as_json: Json = False) -> None:
 @app.command("evaluate", epilog="Example: [bold]recmix evaluate runs/rme --samples 5000 --json[/]")
 def evaluate_command(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
-    samples: Annotated[int, typer.Option(help="K of IWAE-K.")] = 100,
+    samples: Annotated[
+        int | None, typer.Option(help="K of IWAE-K (default 100, with --gap 1000).")
+    ] = None,
     split: Annotated[str, typer.Option(help="train, val or test.")] = "test",
+    gap: Annotated[bool, typer.Option("--gap", help="Say how much is lost where, and advise.")] = False,
+    images: Annotated[
+        int | None, typer.Option(help="Images for --gap, and as many training images (default 500).")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the sampling noise.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda ...")] = "auto",
     memory: Annotated[
@@ -171,21 +177,38 @@ def evaluate_command(
     for name, value in (("samples", samples), ("memory", memory)):
         if value is not None and value < 1:
             raise ConfigError(f"{name} must be positive, got {value}")
+    if images is not None and not gap:
+        raise ConfigError("--images is for --gap: without it every image of the split is scored")
     fitted = load(run, device=device)
-    images = _split(_data_of(fitted, data, data_root), split)
-    if images.shape[1:] != fitted.spec.shape:
+    source = _data_of(fitted, data, data_root)
+    scored = _split(source, split)
+    if scored.shape[1:] != fitted.spec.shape:
         raise ConfigError(
             f"{run} was trained on images of shape {fitted.spec.shape}, "
-            f"the images of {data} have shape {images.shape[1:]}"
+            f"the images of {data} have shape {scored.shape[1:]}"
         )
-    with _progress(f"evaluating {split}", len(images), as_json) as report:
-        found = score(
-            fitted.method,
-            images,
-            samples=samples,
+    limit = None if memory is None else memory * 2**20
+    if gap:
+        from recmix.gap_report import report_gap
+
+        report_gap(
+            fitted,
+            source,
+            scored,
+            split=split,
+            own=data is None,
+            images=500 if images is None else images,
+            samples=1000 if samples is None else samples,
             seed=seed,
-            memory=None if memory is None else memory * 2**20,
-            report=report,
+            memory=limit,
+            console=out,
+            as_json=as_json,
+        )
+        return
+    samples = 100 if samples is None else samples
+    with _progress(f"evaluating {split}", len(scored), as_json) as report:
+        found = score(
+            fitted.method, scored, samples=samples, seed=seed, memory=limit, report=report
         )
     if data is None:
         Run(run).add_score(f"{split}/{samples}", found)
@@ -300,6 +323,7 @@ def grid_command(
 
 @app.command("bench", epilog="Example: [bold]recmix bench --only growth_in_order --quick[/]")
 def bench_command(
+    figures: Annotated[list[str] | None, typer.Argument(help="Figures, as with --only.")] = None,
     only: Annotated[list[str] | None, typer.Option("--only", help="A figure; may be repeated.")] = None,
     quick: Annotated[bool, typer.Option(help="Fewer repetitions, to see that it works.")] = False,
     folder: Annotated[Path, typer.Option("--out", help="Folder of the results.")] = Path(
@@ -315,7 +339,7 @@ def bench_command(
     if plot:
         out.print("wrote", ", ".join(map(str, bench.plot(folder, "docs"))), highlight=False)
         return
-    bench.run(only or (), quick=quick, out=folder, peer=peer, device=device)
+    bench.run([*(figures or ()), *(only or ())], quick=quick, out=folder, peer=peer, device=device)
 
 
 @app.command("figure1", epilog="Example: [bold]recmix figure1 --data mnist --out figures[/]")
