@@ -10,18 +10,18 @@ import recmix
 SOURCE = Path(recmix.__file__).parent
 # A room may import from its own and from those before it.
 ROOMS = [
-    {"errors", "_version", "files", "fusion"},
+    {"errors", "_version", "files", "fusion", "adam"},
     {"run"},
     {"data"},
     {"core"},
-    {"posteriors", "likelihoods", "networks", "gauss_newton", "stacked"},
+    {"posteriors", "likelihoods", "networks", "gauss_newton", "stacked", "captured", "tangents"},
     {"methods", "options"},
     {"evaluation"},
     {"training", "fitted"},
     {"experiments"},
     {"reports"},
     {"explore"},
-    {"demo", "compare", "illustrate", "bench", "cli", "__init__"},
+    {"demo", "compare", "illustrate", "bench", "gap_report", "cli", "__init__"},
 ]
 LEVEL = {name: level for level, names in enumerate(ROOMS) for name in names}
 

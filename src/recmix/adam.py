@@ -45,7 +45,7 @@ class ChunkedAdam(torch.optim.Adam):
                 for into, piece in zip(pieces, zip(*_pieces(*row), strict=True), strict=True):
                     into.extend(piece)
             beta1, beta2 = group["betas"]
-            torch._fused_adam_(
+            torch._fused_adam_(  # type: ignore[call-overload]
                 *pieces[:4],
                 [],
                 pieces[4],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from recmix.core import LatentModel, Method, Posterior, find_method
 from recmix.data import Images, check_images
 from recmix.errors import ConfigError, RunError
 from recmix.evaluation.bounds import bounds
+from recmix.evaluation.decompose import decompose
+from recmix.evaluation.gap import Gap
 from recmix.files import write_json
 from recmix.likelihoods import make_likelihood
 from recmix.networks import check_decoder, check_encoder, make_decoder, make_encoder
@@ -106,6 +109,44 @@ class Fitted:
         elbo, iwae = (torch.cat(column) for column in zip(*parts, strict=True))
         return elbo, iwae
 
+    def gap(
+        self,
+        x: Any,
+        *,
+        train: Any = None,
+        name: str = "test",
+        samples: int = 1000,
+        check: int = 20,
+        seed: int = 0,
+        memory: int | None = None,
+        report: Callable[[int], None] = lambda done: None,
+    ) -> Gap:
+        """How much inference loses on images x, and where: see `Gap`.
+
+        Args:
+            x: images.
+            train: training images to compare with, if any.
+            name: what x is called in the result.
+            samples: importance samples for log p(x).
+            check: images whose log p(x) is checked by annealed importance sampling, at most.
+            seed: of all noise.
+            memory: bytes for the decoder's activations at a time; by default what suits the device.
+            report: called with the number of images done, training images among them.
+        """
+        settings: dict[str, Any] = {"samples": samples, "check": check, "seed": seed, "memory": memory}
+        images = self._images(x)
+        found = decompose(self.method, images, name=name, report=report, **settings)
+        if train is None:
+            return found
+        other = decompose(
+            self.method,
+            self._images(train),
+            name="train",
+            report=lambda done: report(len(images) + done),
+            **settings,
+        )
+        return replace(found, train=other)
+
     @torch.no_grad()
     def reconstruct(self, x: Any) -> Tensor:
         """The mean image of the posterior mean, (B, C, H, W)."""
@@ -151,7 +192,7 @@ class Fitted:
         if isinstance(x, Tensor) and x.is_floating_point() and x.ndim == 4:
             x = x.detach()
             if x.is_cuda and _good(x, self.spec.shape):
-                return x.to(self.model.centre)  # looked at where it lies
+                return torch.as_tensor(x, dtype=self.model.centre.dtype, device=self.device)
         checked = check_images(x, what="x", shape=self.spec.shape)
         return torch.as_tensor(checked, device=self.device).to(self.model.centre.dtype)
 

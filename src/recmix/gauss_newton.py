@@ -7,13 +7,16 @@ candidates by the joint they reach (Levenberg-Marquardt), and an example that no
 where it is. So log p(x, z) never falls, for any example. Nothing is read back to the host.
 
 J has D columns, and forward-mode differentiation gives each for about the price of one decoding,
-whatever the decoder is made of; no pixels-by-pixels matrix is ever formed.
+whatever the decoder is made of (`recmix.tangents` knows the usual ones); no pixels-by-pixels matrix is
+ever formed.
 
 References: Levenberg 1944; Marquardt 1963; Park et al., Variational Laplace Autoencoders, ICML 2019.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -23,8 +26,9 @@ from torch.func import jvp, vmap
 from recmix.core import LatentModel, standard_normal
 from recmix.errors import ConfigError
 from recmix.posteriors.full import cholesky
+from recmix.tangents import chain, push
 
-__all__ = ["NormalEquations", "climb", "damped_step", "jacobian", "normal_equations"]
+__all__ = ["NormalEquations", "climb", "damped_step", "jacobian", "normal_equations", "traceable"]
 
 TANGENT_VALUES = 2**23
 """Decoder outputs (examples x pixels x tangents) that one chunk of tangents may have, by default."""
@@ -67,19 +71,68 @@ def jacobian(model: LatentModel, z: Tensor, *, chunk: int | None = None) -> tupl
     if chunk is not None and chunk < 1:
         raise ConfigError(f"chunk is the number of tangents at a time, at least 1; got {chunk}")
     batch, latent = z.shape
+    if _traceable:
+        return _by_reverse_mode(model, z)
     if chunk is None:
         values = batch * model.centre.numel()
         chunk = max(1, min(latent, TANGENT_VALUES // values))
-    tangents = torch.eye(latent, dtype=z.dtype, device=z.device)[:, None].expand(latent, batch, latent)
+    units = torch.eye(latent, dtype=z.dtype, device=z.device)
+    layers = chain(model.decoder)
+    if layers is not None:
+        parts = [push(layers, z, part) for part in units.split(chunk)]
+    else:
+        parts = [_forward_mode(model, z, part) for part in units.split(chunk)]
+    decoded = parts[0][0]  # the same for every tangent
+    columns = torch.cat([moved for _, moved in parts])  # (D, B, C, H, W)
+    return decoded, columns.flatten(2).permute(1, 2, 0)
 
-    def push(tangent: Tensor) -> tuple[Tensor, Tensor]:
+
+def _forward_mode(model: LatentModel, z: Tensor, tangents: Tensor) -> tuple[Tensor, Tensor]:
+    """The decoder at z (B, D) and its derivative along tangents (T, D), (T, B, C, H, W): any decoder."""
+
+    def along(tangent: Tensor) -> tuple[Tensor, Tensor]:
         pushed: tuple[Tensor, Tensor] = jvp(model.decoder, (z,), (tangent,))  # type: ignore[assignment]
         return pushed
 
-    parts = [vmap(push, randomness="same")(part) for part in tangents.split(chunk)]
-    decoded = parts[0][0][0]  # the same for every tangent
-    columns = torch.cat([moved for _, moved in parts])  # (D, B, C, H, W)
-    return decoded, columns.flatten(2).permute(1, 2, 0)
+    wide = tangents[:, None].expand(-1, len(z), -1)
+    decoded, moved = vmap(along, randomness="same")(wide)
+    return decoded[0], moved
+
+
+_traceable = False
+
+
+@contextmanager
+def traceable() -> Iterator[None]:
+    """In here Jacobians are formed in a way that a tracer can follow for any batch size.
+
+    It cannot follow forward mode, nor a number of chunks that depends on the batch.
+    """
+    global _traceable  # noqa: PLW0603  (one switch for the process, as `fusing` is)
+    before, _traceable = _traceable, True
+    try:
+        yield
+    finally:
+        _traceable = before
+
+
+def _by_reverse_mode(model: LatentModel, z: Tensor) -> tuple[Tensor, Tensor]:
+    """What `jacobian` gives, without gradients, from reverse mode alone.
+
+    Jᵀ u is linear in u, and its derivative in u along a tangent t is J t. All D tangents go together:
+    the batch is repeated for each.
+    """
+    batch, latent = z.shape
+    unit = torch.eye(latent, dtype=z.dtype, device=z.device)
+    tangents = unit[:, None].expand(latent, batch, latent).reshape(latent * batch, latent)
+    with torch.enable_grad():
+        wide = z.detach().repeat(latent, 1).requires_grad_()
+        decoded: Tensor = model.decoder(wide)
+        u = torch.zeros_like(decoded).requires_grad_()
+        (pulled,) = torch.autograd.grad(decoded, wide, u, create_graph=True)
+        (pushed,) = torch.autograd.grad(pulled, u, tangents)
+    columns = pushed.detach().reshape(latent, batch, -1)
+    return decoded.detach()[:batch], columns.permute(1, 2, 0)
 
 
 def normal_equations(
