@@ -10,6 +10,7 @@ from functools import partial
 from importlib.resources import files
 from typing import Any
 
+import torch
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -51,7 +52,9 @@ def make_app(
         batching: put requests that wait together through the model at once.
     """
     limits = limits or Limits()
-    batcher = Batcher(most=128 if batching else 0, queue=limits.queue)
+    # A new thread's convolutions take all cores until it is told what was told to this one.
+    begin = partial(torch.set_num_threads, torch.get_num_threads())
+    batcher = Batcher(most=128 if batching else 0, queue=limits.queue, begin=begin)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:

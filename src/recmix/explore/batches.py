@@ -37,6 +37,7 @@ class Batcher:
     Args:
         most: rows of one pass; 0 answers every request by itself.
         queue: requests that may wait; one more is refused with status 429.
+        begin: called once in the thread before anything else.
 
     >>> def double(rows):
     ...     return {"twice": 2 * rows, "of": len(rows)}
@@ -49,10 +50,12 @@ class Batcher:
     array([[2., 2.]])
     """
 
-    def __init__(self, *, most: int = 128, queue: int = 256) -> None:
+    def __init__(
+        self, *, most: int = 128, queue: int = 256, begin: Callable[[], None] = lambda: None
+    ) -> None:
         self.most = most
         self.queue = queue
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="model")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="model", initializer=begin)
         self._waiting: deque[_Waiting] = deque()
         self._busy = False
         self.passes = 0

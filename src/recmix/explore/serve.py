@@ -127,8 +127,8 @@ def explore(
 def model_threads() -> Iterator[None]:
     """In here torch computes with half the cores, unless OMP_NUM_THREADS says how many.
 
-    The other half is for HTTP and for who else is there. Small networks are no slower for it, and threads
-    that wait for a core that another process has make them many times slower.
+    The other half is for HTTP and for who else is there. Small networks are no slower for it, while
+    threads that wait for one another make them many times slower where others use the machine.
     """
     import torch
 
