@@ -47,18 +47,28 @@ class Stacked:
         self.networks = list(networks)
         self.devices = devices
         self.how = ""
+        self._fixed = False
         self._layers: Callable[[Tensor], Tensor] | None = None
         self._versions: list[Any] = []
 
     def drop(self) -> None:
         """Forget the stack: the next use builds it from the networks as they are then."""
-        self._layers = None
+        if not self._fixed:
+            self._layers = None
+
+    def fix(self, x: Tensor) -> None:
+        """Build the stack for good from the networks as they are, for x's kind of device, to be traced."""
+        self.devices = (x.device.type,)
+        self(x)
+        self._fixed = True
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor | None:
         """One pass: x (B, ...) -> (K, B, F), or None if these networks cannot be stacked."""
         if self.how == "apart" or x.device.type not in self.devices:
             return None
+        if self._fixed:
+            return None if self._layers is None else self._layers(x)
         versions = [(p.data_ptr(), p._version) for net in self.networks for p in net.parameters()]
         if self._layers is None or versions != self._versions:
             self._layers, self._versions = self._build(x), versions
@@ -122,7 +132,7 @@ def _stack_layers(networks: list[list[nn.Module]]) -> Callable[[Tensor], Tensor]
             if (first.start_dim, first.end_dim) != (1, -1):
                 return None
             if state == "channels":
-                made.append(lambda h: h.reshape(len(h), count, -1).transpose(0, 1))
+                made.append(lambda h: h.reshape(h.shape[0], count, -1).transpose(0, 1))
                 state = "rows"
             elif state == "shared":
                 made.append(lambda h: h.flatten(1))
@@ -154,7 +164,7 @@ def _linear(layers: Sequence[Any], shared: bool) -> Layer:
     if shared:
         flat = weight.transpose(0, 1).flatten(1)  # (in, K out): one product for all
         wide, count = bias.flatten(), len(layers)
-        return lambda h: torch.addmm(wide, h, flat).view(len(h), count, -1).transpose(0, 1)
+        return lambda h: torch.addmm(wide, h, flat).view(h.shape[0], count, -1).transpose(0, 1)
     return lambda h: torch.baddbmm(bias, h, weight)
 
 

@@ -135,8 +135,9 @@ class Reflected(Flow):
         """KL(q || N(0, I)) in closed form, (1, B): that of the base, since H keeps N(0, I)."""
         return self.base.kl_to_prior(z, log_q)
 
-    def as_distribution(self) -> Distribution:
-        """A `MultivariateNormal`."""
+    @property
+    def scale_tril(self) -> Tensor:
+        """L, lower triangular with H diag σ² Hᵀ = L Lᵀ, (B, D, D)."""
         # With R from Hᵀ scaled by σ = Q R, the covariance is Rᵀ R: no covariance has to be formed,
         # whose condition number would be the square.
         batch, latent = self.base.mean.shape
@@ -144,7 +145,12 @@ class Reflected(Flow):
         columns, _ = self.forward(axes[:, None].expand(latent, batch, latent))  # H of each axis
         r = torch.linalg.qr(self.base.stddev[..., None] * columns.transpose(0, 1)).R  # (B, D, D)
         sign = torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(r.dtype)
-        return MultivariateNormal(self.mean, scale_tril=(sign[..., None] * r).mT)  # type: ignore[no-untyped-call]
+        scale: Tensor = (sign[..., None] * r).mT
+        return scale
+
+    def as_distribution(self) -> Distribution:
+        """A `MultivariateNormal`."""
+        return MultivariateNormal(self.mean, scale_tril=self.scale_tril)  # type: ignore[no-untyped-call]
 
 
 def unit(v: Tensor) -> Tensor:
