@@ -14,7 +14,7 @@ ROOMS = [
     {"run"},
     {"data"},
     {"core"},
-    {"posteriors", "likelihoods", "networks", "gauss_newton", "stacked", "captured", "tangents"},
+    {"posteriors", "likelihoods", "networks", "gauss_newton", "stacked", "kernels", "layers", "captured", "tangents", "refinement"},
     {"methods", "options"},
     {"evaluation"},
     {"training", "fitted"},

@@ -31,7 +31,7 @@ class Captured:
     These networks are small, so on a GPU a posterior is bound by the launching of its kernels; replayed
     as a graph it takes several times less. The answer is copied out of the graph and belongs to the
     caller. A parameter that has changed makes the graph anew. On other devices, for a shape that comes
-    for the first time and for methods that cannot be captured it calls `method.posterior`.
+    for the first time and for methods that cannot be captured it calls `method.infer`.
 
     Args:
         method: whose posterior.
@@ -51,13 +51,13 @@ class Captured:
     def __call__(self, x: Tensor) -> Posterior:
         """q(z | x) for images x (B, C, H, W) on the method's device."""
         if not x.is_cuda or self.failed or self.method.training:
-            return self.method.posterior(x)
+            return self.method.infer(x)
         key = (*x.shape, x.dtype, x.device)
         if key not in self._graphs:  # once is not often
             self._graphs[key] = None
             if len(self._graphs) > KEPT:
                 self._graphs.popitem(last=False)
-            return self.method.posterior(x)
+            return self.method.infer(x)
         graph, versions = self._graphs[key], self._versions()
         if graph is None or graph.versions != versions:
             try:
@@ -71,7 +71,7 @@ class Captured:
                     f"({self.failed}): it is formed step by step",
                     stacklevel=2,
                 )
-                return self.method.posterior(x)
+                return self.method.infer(x)
             self._graphs[key] = graph
         self._graphs.move_to_end(key)
         graph.x.copy_(x)
@@ -93,9 +93,9 @@ class Captured:
         aside.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(aside):
             for _ in range(WARMUP):
-                self.method.posterior(kept)
+                self.method.infer(kept)
         torch.cuda.current_stream(device).wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            posterior = self.method.posterior(kept)
+            posterior = self.method.infer(kept)
         return _Graph(graph, kept, posterior, versions)

@@ -156,6 +156,9 @@ def evaluate_command(
         int | None, typer.Option(help="K of IWAE-K (default 100, with --gap 1000).")
     ] = None,
     split: Annotated[str, typer.Option(help="train, val or test.")] = "test",
+    refine: Annotated[
+        int | None, typer.Option(help="Gauss-Newton steps for every image first (1, 2, 4).")
+    ] = None,
     gap: Annotated[bool, typer.Option("--gap", help="Say how much is lost where, and advise.")] = False,
     images: Annotated[
         int | None, typer.Option(help="Images for --gap, and as many training images (default 500).")
@@ -180,6 +183,8 @@ def evaluate_command(
     if images is not None and not gap:
         raise ConfigError("--images is for --gap: without it every image of the split is scored")
     fitted = load(run, device=device)
+    if refine is not None:
+        fitted = fitted.refined(refine)
     source = _data_of(fitted, data, data_root)
     scored = _split(source, split)
     if scored.shape[1:] != fitted.spec.shape:
@@ -211,7 +216,8 @@ def evaluate_command(
             fitted.method, scored, samples=samples, seed=seed, memory=limit, report=report
         )
     if data is None:
-        Run(run).add_score(f"{split}/{samples}", found)
+        also = "" if refine is None else f"/refine {refine}"
+        Run(run).add_score(f"{split}/{samples}{also}", found)
     if as_json:
         out.print_json(json.dumps({"run": str(run), "split": split, **found}))
         return

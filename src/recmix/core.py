@@ -141,6 +141,11 @@ class LatentModel(nn.Module):
             centre = torch.zeros(shape)
         self.register_buffer("centre", centre.detach().clone())
 
+    @property
+    def shift(self) -> Tensor | None:
+        """What is taken off images before an encoder sees them, (C, H, W), if anything is."""
+        return self.centre if self.likelihood.centred else None
+
     def centred(self, x: Tensor) -> Tensor:
         """What an encoder sees of x (B, C, H, W)."""
         return x - self.centre if self.likelihood.centred else x
@@ -184,8 +189,10 @@ class LatentModel(nn.Module):
 def update(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
     """One step of `optimizer` down `loss`; no other parameter receives a gradient."""
     optimizer.zero_grad(set_to_none=True)
-    loss.backward(inputs=[p for group in optimizer.param_groups for p in group["params"]])
-    optimizer.step()
+    moving = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    if moving:  # otherwise all of it stands still, and there is nothing to do
+        loss.backward(inputs=moving)
+        optimizer.step()
 
 
 class Component(nn.Module, ABC):
@@ -244,6 +251,9 @@ class Method(nn.Module, ABC):
     """How much faster, by default, parameters move that a second stage starts at random."""
     decoder_samples: int = 0
     """If not 0, the decoder is moved up the IWAE bound of so many samples instead of the ELBO."""
+    refine: int = 0
+    """If not 0, the posterior that is scored, and that the decoder learns from, is `posterior` refined
+    by so many Gauss-Newton steps."""
 
     def __init__(self, model: LatentModel, components: Iterable[Component]) -> None:
         super().__init__()
@@ -264,6 +274,18 @@ class Method(nn.Module, ABC):
     def posterior(self, x: Tensor) -> Posterior:
         """q(z | x) for images x (B, C, H, W): here the only component's."""
         return self.component(0, x)
+
+    def infer(self, x: Tensor) -> Posterior:
+        """q(z | x) as it is used: `posterior`, refined by `refine` Gauss-Newton steps."""
+        return self.refined(x, self.posterior(x))
+
+    def refined(self, x: Tensor, q: Posterior) -> Posterior:
+        """q after `refine` Gauss-Newton steps of each of its components; q itself if that is 0."""
+        if not self.refine:
+            return q
+        from recmix.refinement import refined
+
+        return refined(self.model, x, q, steps=self.refine)
 
     def loss(self, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         """What one step minimises: by default minus the one-sample ELBO, averaged over the batch."""
@@ -324,26 +346,42 @@ class Method(nn.Module, ABC):
         optimizer: torch.optim.Optimizer,
         generator: torch.Generator | None,
     ) -> None:
-        """Move everything down `loss`; with the IWAE objective, only what the decoder does not own."""
-        if not self.decoder_samples:
+        """Move everything down `loss`; where the decoder has an objective of its own, only the rest."""
+        if not self.decoder_apart:
             update(loss, optimizer)
             return
-        theirs = list(self.model.parameters())
-        shared = {id(p) for p in theirs}
-        own = [p for g in optimizer.param_groups for p in g["params"] if id(p) not in shared]
+        shared = {id(p) for p in self.model.parameters()}
+        moving = [p for g in optimizer.param_groups for p in g["params"] if p.requires_grad]
+        theirs = [p for p in moving if id(p) in shared]
         optimizer.zero_grad(set_to_none=True)
-        loss.backward(inputs=own)
-        with torch.no_grad():
-            q = self.posterior(x)
-        self.decoder_loss(x, q, generator).backward(inputs=theirs)
+        loss.backward(inputs=[p for p in moving if id(p) not in shared])
+        if theirs:
+            with torch.no_grad():
+                q = self.posterior(x)
+            self.decoder_loss(x, q, generator).backward(inputs=theirs)
         optimizer.step()
 
+    @property
+    def decoder_apart(self) -> bool:
+        """Whether the decoder has an objective of its own: an IWAE bound, or a refined posterior's."""
+        return bool(self.decoder_samples or self.refine)
+
     def decoder_loss(self, x: Tensor, q: Posterior, generator: torch.Generator | None) -> Tensor:
-        """Minus the IWAE bound of `decoder_samples` samples of q: the decoder's objective by choice."""
-        with torch.no_grad():
-            z, log_q = q.rsample_and_log_prob(self.decoder_samples, generator=generator)
-        log_w = self.model.log_joint(x, z) - log_q
-        return math.log(self.decoder_samples) - log_w.logsumexp(0).mean()
+        """What the decoder is moved down where it has an objective of its own.
+
+        Minus the ELBO of q refined, or minus the IWAE bound of `decoder_samples` of its samples. q is
+        the posterior as it is, without gradients; the refined one carries gradients to the decoder.
+        """
+        q = self.refined(x, q)
+        if self.decoder_samples:
+            with torch.no_grad():
+                z, log_q = q.rsample_and_log_prob(self.decoder_samples, generator=generator)
+            log_w = self.model.log_joint(x, z) - log_q
+            return math.log(self.decoder_samples) - log_w.logsumexp(0).mean()
+        parts = q.components if hasattr(q, "components") else [q]
+        z = torch.cat([part.rsample_and_log_prob(1, generator=generator)[0] for part in parts])
+        weights = q.weights.t()  # (K, B); with one component, ones
+        return -(weights * (self.model.log_joint(x, z) - q.log_prob(z))).sum(0).mean()
 
     def prepare(self, x: Tensor) -> None:
         """Called once before a second stage with validation images x: settle what depends on them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -70,6 +71,21 @@ class Fitted:
         """Move to a device."""
         self.method.to(pick_device(device))
         return self
+
+    def refined(self, steps: int) -> Fitted:
+        """The same model with every component of its posterior refined by Gauss-Newton steps.
+
+        Nothing is trained and nothing is copied: the refined model shares the weights of this one.
+
+        Args:
+            steps: damped Gauss-Newton steps from each component's mean; 0 takes refinement away.
+        """
+        if steps < 0:
+            raise ConfigError(f"steps must not be negative, got {steps}: try 1, 2 or 4")
+        method = copy.copy(self.method)
+        method.refine = steps
+        spec = replace(self.spec, training=replace(self.spec.training, refine=steps))
+        return Fitted(method, spec, self.history, None)
 
     @torch.no_grad()
     def posterior(self, x: Any) -> Posterior:
@@ -252,6 +268,7 @@ def build(
     )
     make: Callable[..., Method] = find_method(spec.method)
     method = make(model, encoder, **spec.options)
+    method.refine = spec.training.refine
     device = pick_device(spec.training.device)
     method.to(device, getattr(torch, spec.training.dtype))
     if device.type == "cpu":  # there convolutions are faster in this layout

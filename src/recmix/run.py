@@ -8,6 +8,7 @@
 ``weights.safetensors``    the weights of the best validation epoch
 ``checkpoint.safetensors`` everything needed to continue
 ``log.jsonl``          times and events, outside what must be reproducible
+``order.json``         how the order was chosen, if it was left open (``order = "auto"``)
 =====================  =========================================================================
 """
 
@@ -52,6 +53,8 @@ class Training:
             (500 for the random components of me: the first stage's rate; 1 for others).
         objective: what the decoder is moved up: ``elbo``, or ``iwae`` under the method's posterior.
         objective_samples: K of that IWAE-K.
+        refine: Gauss-Newton steps from each component's mean in the posterior that is scored and that
+            the decoder learns from (1, 2, 4); the encoders learn as they would without.
         max_gradient_norm: clip each update's gradient to this norm; 0 leaves it alone.
         seed: initial weights, order of the data, noise.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:1`` …
@@ -74,6 +77,7 @@ class Training:
     fresh_rate: float | None = None
     objective: str = "elbo"
     objective_samples: int = 5
+    refine: int = 0
     max_gradient_norm: float = 0.0
     seed: int = 0
     device: str = "auto"
@@ -94,7 +98,7 @@ class Training:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"{name} must be positive, got {value}")
-        for name in ("warmup", "patience", "max_gradient_norm", "variance_rate", "fresh_rate", "seed"):
+        for name in ("warmup", "patience", "max_gradient_norm", "variance_rate", "fresh_rate", "seed", "refine"):
             if (getattr(self, name) or 0) < 0:
                 raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
         if self.schedule not in SCHEDULES:
@@ -133,6 +137,8 @@ class Spec:
         data: what the data said of itself, and where it was read from.
         init: the run it started from, or nothing.
         setting: which of the options the tables vary (order, steps, flows), if any.
+        auto: the options by which one was chosen (``order = "auto"``), as they were asked, and why it
+            was chosen so; `options` holds what was chosen. For a step of such a choice, of which.
     """
 
     method: str
@@ -146,6 +152,7 @@ class Spec:
     data: dict[str, Any] = field(default_factory=dict)
     init: dict[str, Any] | None = None
     setting: str | None = None
+    auto: dict[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""
@@ -196,6 +203,7 @@ class Run:
         "status.json",
         "scores.json",
         "log.jsonl",
+        "order.json",
         "weights.safetensors",
         "checkpoint.safetensors",
     )

@@ -80,7 +80,7 @@ def bounds(
     at_once = max(1, memory // decode_bytes(method.model))
     rows = max(1, min(len(x), at_once))
     parts = [
-        bounds_of(method.model, part, method.posterior(part), samples, generator, at_once)
+        bounds_of(method.model, part, method.infer(part), samples, generator, at_once)
         for part in x.split(rows)
     ]
     return Bounds(*(torch.cat(column) for column in zip(*parts, strict=True)))

@@ -49,7 +49,7 @@ def score(
         elbo.append(found.elbo)
         iwae.append(found.iwae)
         with torch.no_grad():
-            weights.append(method.posterior(x).weights)
+            weights.append(method.infer(x).weights)
         report(min(start + AT_ONCE, len(images)))
     timed = _batch(images, slice(0, TIMED_BATCH), centre)
     return {

@@ -6,13 +6,13 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from recmix.core import Component, LatentModel, Method, register, register_component
 from recmix.errors import ConfigError
-from recmix.gauss_newton import DAMPING, climb, damped_step
+from recmix.gauss_newton import DAMPING
 from recmix.posteriors.full import FullGaussian
 from recmix.posteriors.gaussian import Gaussian
+from recmix.refinement import check_decoder_has_jacobian, laplace
 
 __all__ = ["VLAE", "LaplaceComponent"]
 
@@ -24,10 +24,7 @@ class LaplaceComponent(Component):
     The steps are damped and never lower log p(x, z); see `recmix.gauss_newton`. They need D forward-mode
     tangents of the decoder, so any decoder will do, a convolutional one included.
 
-    The decoder's parameters receive the gradient of a sample z = z* + H^(-½) ε through the likelihood
-    at z, through H at z*, and through the mode by dz* = H⁻¹ dg, the implicit function theorem: so only
-    the last Jacobian is differentiated, however many steps there are. (That H also changes because z*
-    moves is left out; it does not where the decoder is piecewise linear and the likelihood Gaussian.)
+    The decoder's parameters receive gradients, see `recmix.refinement.laplace`.
 
     The encoder receives none: where the climb ends does not depend on where it begins, except by not
     yet having arrived. A gradient taken through the steps, or straight through as if they were the
@@ -55,11 +52,7 @@ class LaplaceComponent(Component):
             )
         if not (math.isfinite(damping) and damping > 0):
             raise ConfigError(f"damping must be a positive number, got {damping}; try {DAMPING}")
-        if any(isinstance(part, _BatchNorm) for part in model.decoder.modules()):
-            raise ConfigError(
-                "the decoder has batch normalisation, which makes an image depend on the others in its "
-                "batch, so it has no Jacobian of its own: use nn.GroupNorm or nn.LayerNorm instead"
-            )
+        check_decoder_has_jacobian(model)
         self.steps = steps
         self.damping = damping
 
@@ -76,11 +69,7 @@ class LaplaceComponent(Component):
 
     def refine(self, x: Tensor, start: Tensor, model: LatentModel) -> FullGaussian:
         """The Laplace posterior at the end of a climb from `start` (B, D)."""
-        mode, at = climb(model, x, start, steps=self.steps, damping=self.damping)
-        if at.gradient.requires_grad:
-            moved = damped_step(at.gradient, at.precision.detach(), torch.zeros_like(mode[:, 0]))
-            mode = mode + (moved - moved.detach())  # the value of z*, the derivative H⁻¹ dg
-        return FullGaussian.from_precision(mode, at.precision)
+        return laplace(model, x, start, steps=self.steps, damping=self.damping)
 
 
 @register

@@ -23,7 +23,7 @@ from recmix.errors import ConfigError
 from recmix.fusion import fusible
 from recmix.networks import Gate, bounded
 from recmix.posteriors import Mixture, recursive_log_weights
-from recmix.stacked import Stacked
+from recmix.stacked import StackedEncoders, StackedGates
 
 __all__ = ["RecursiveMixture"]
 
@@ -105,13 +105,14 @@ class RecursiveMixture(Method):
         self.gaussian = component == "gaussian"
         parts_now: Any = self.components
         gates_now: Any = self.gates
-        self._encoders = Stacked([part.encoder for part in parts_now])
-        self._gates = Stacked([gate.layers for gate in gates_now])
+        self._encoders = StackedEncoders([part.encoder for part in parts_now])
+        self._gates = StackedGates(list(gates_now))
 
     def train(self, mode: bool = True) -> RecursiveMixture:
-        """As ever; the stacked networks are built anew after it."""
-        self._encoders.drop()
-        self._gates.drop()
+        """As ever; the stacked networks are built anew after a training."""
+        if mode:
+            self._encoders.drop()
+            self._gates.drop()
         super().train(mode)
         return self
 
@@ -127,12 +128,10 @@ class RecursiveMixture(Method):
     def posterior(self, x: Tensor) -> Mixture:
         """The whole mixture in one feed-forward pass: stacked, where no gradient is wanted."""
         if not torch.is_grad_enabled() and not self.training and self.order > 1 and self.gaussian:
-            seen = self.model.centred(x)
-            parameters, scores = self._encoders(seen), self._gates(seen)
-            if parameters is not None and scores is not None:
-                gate: Any = self.gates[0]
-                log_eps, log_rest = gate.bounded(scores.squeeze(-1).t())
-                return Mixture.of_gaussians(parameters, recursive_log_weights(log_eps, log_rest))
+            parts = self._encoders.gaussians(x, self.model.shift)
+            log_weights = self._gates.log_weights(x, self.model.shift)
+            if parts is not None and log_weights is not None:
+                return Mixture.of_gaussians(parts, log_weights)
         return Mixture([self.component(m, x) for m in range(self.order)], self.log_weights(x))
 
     def networks(self) -> list[nn.Module]:
@@ -192,7 +191,7 @@ class RecursiveMixture(Method):
             update(-gain, optimizers[f"component_{m}"])
             seen = self._join(seen, m, x, optimizers, generator)
         assert seen is not None
-        if self.decoder_samples:
+        if self.decoder_apart:
             mixture = Mixture(seen.components, seen.log_alpha.t())
             update(self.decoder_loss(x, mixture, generator), optimizers["decoder"])
             loss = -(seen.log_alpha.exp() * (seen.log_joint - seen.log_mixture)).sum(0).mean()

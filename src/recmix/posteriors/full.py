@@ -50,6 +50,15 @@ class FullGaussian(Posterior):
         made._inverted = True
         return made
 
+    def split(self, size: int) -> list[FullGaussian]:
+        """The same in parts of `size` examples each."""
+        parts = []
+        for mean, factor in zip(self._mean.split(size), self._factor.split(size), strict=True):
+            part = FullGaussian(mean, factor)
+            part._inverted = self._inverted
+            parts.append(part)
+        return parts
+
     @property
     def mean(self) -> Tensor:
         """μ, (B, D)."""

@@ -104,6 +104,7 @@ class Job:
         centre = method.model.centre
         self.method = method
         method.decoder_samples = training.objective_samples if training.objective == "iwae" else 0
+        method.refine = training.refine
         self.training = training
         self.continued = continued
         self.world = world()

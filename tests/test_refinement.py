@@ -1,0 +1,124 @@
+"""Refined posteriors: exact where theory says so, never below where they began, usable in training."""
+
+import pytest
+import torch
+from oracle import LinearGaussian
+from test_fit import images
+from torch import nn
+
+import recmix
+from recmix.errors import ConfigError
+from recmix.evaluation import bounds
+from recmix.likelihoods import make_likelihood
+from recmix.networks import make_decoder
+from recmix.posteriors import Gaussian, Mixture
+from recmix.posteriors.full import FullGaussian
+from recmix.refinement import laplace, refined
+
+
+def test_one_step_is_exact_where_everything_is_linear():
+    oracle = LinearGaussian()
+    x = oracle.images()
+    q = Gaussian(torch.randn(5, 3, dtype=torch.float64), torch.zeros(5, 3, dtype=torch.float64))
+    better = refined(oracle.model, x, q, steps=1)
+    true = oracle.posterior(x)
+    torch.testing.assert_close(better.mean, true.mean)
+    torch.testing.assert_close(better.covariance, true.covariance_matrix)
+    z, log_q = better.rsample_and_log_prob(4)
+    evidence = oracle.log_evidence(x).expand(4, -1)
+    torch.testing.assert_close(oracle.model.log_joint(x, z) - log_q, evidence)  # for every sample
+
+
+@pytest.mark.parametrize("likelihood", ["gaussian", "bernoulli"])
+@pytest.mark.parametrize("steps", [1, 2, 4])
+def test_the_joint_never_falls_for_any_component(likelihood, steps):
+    torch.manual_seed(0)
+    decoder = make_decoder("conv", (1, 12, 12), 3)
+    for p in decoder.parameters():
+        p.data *= 3
+    model = recmix.core.LatentModel(
+        decoder, make_likelihood(likelihood), latent=3, shape=(1, 12, 12)
+    ).double()
+    x = torch.rand(4, 1, 12, 12, dtype=torch.float64)
+    parts = [
+        Gaussian(torch.randn(4, 3, dtype=torch.float64), torch.zeros(4, 3).double()) for _ in range(3)
+    ]
+    q = Mixture(parts, torch.randn(4, 3, dtype=torch.float64).log_softmax(-1))
+    better = refined(model, x, q, steps=steps)
+    assert torch.equal(better.weights, q.weights)
+    for before, after in zip(q.components, better.components, strict=True):
+        joint = [model.log_joint(x, part.mean[None]) for part in (before, after)]
+        assert (joint[1] >= joint[0]).all()
+        alone = laplace(model, x, before.mean, steps=steps)
+        torch.testing.assert_close(after.mean, alone.mean)
+        torch.testing.assert_close(after.covariance, alone.covariance)
+
+
+@pytest.mark.parametrize("name", ["vae", "rme", "me"])
+def test_a_trained_run_is_refined_without_training(name, tmp_path):
+    data = recmix.data.from_arrays(images(120, size=12), seed=0)
+    model = recmix.fit(name, data, latent=3, epochs=2, vae_epochs=3, learning_rate=1e-3, progress=False)
+    better = model.refined(4)
+    assert better.model is model.model  # the same weights
+    elbo, refined_elbo = model.elbo(data.x_val).mean(), better.elbo(data.x_val).mean()
+    assert refined_elbo > elbo + 1
+    q = better.posterior(data.x_val[:5])
+    kind = q.components[0] if isinstance(q, Mixture) else q
+    assert isinstance(kind, FullGaussian)
+    back = recmix.load(better.save(tmp_path / "r"))
+    torch.testing.assert_close(back.elbo(data.x_val), better.elbo(data.x_val))
+    assert back.refined(0).elbo(data.x_val).mean() == pytest.approx(float(elbo), abs=1e-3)
+
+
+@pytest.mark.parametrize("name", ["vae", "rme", "me", "hf"])
+@pytest.mark.parametrize("objective", ["elbo", "iwae"])
+def test_training_against_the_refined_posterior_raises_its_bound(name, objective):
+    data = recmix.data.from_arrays(images(200, size=12), seed=0)
+    start = recmix.fit("vae", data, latent=3, epochs=3, learning_rate=1e-3, progress=False)
+    told = {"order": 2} if name in ("rme", "me") else {}
+    made = recmix.fit(
+        name,
+        data,
+        init=start,
+        epochs=4,
+        learning_rate=1e-3,
+        fresh_rate=1.0,
+        refine=2,
+        objective=objective,
+        batch_size=32,
+        progress=False,
+        **told,
+    )
+    assert made.method.refine == 2
+    before = bounds(start.refined(2).method, torch.from_numpy(data.x_val[:]), samples=50)
+    after = bounds(made.method, torch.from_numpy(data.x_val[:]), samples=50)
+    assert after.iwae.mean() > before.iwae.mean() + 1
+
+
+def test_encoders_learn_as_they_would_without():
+    data = recmix.data.from_arrays(images(64, size=12), seed=0)
+    kept = {
+        "latent": 3,
+        "epochs": 1,
+        "batch_size": 64,
+        "dtype": "float64",
+        "progress": False,
+        "patience": 0,
+    }
+    plain, other = (recmix.fit("vae", data, refine=n, **kept) for n in (0, 2))
+    a, b = (dict(m.method.base_encoder.named_parameters()) for m in (plain, other))
+    for name, value in a.items():
+        torch.testing.assert_close(value, b[name])
+    assert not torch.equal(
+        next(plain.model.decoder.parameters()), next(other.model.decoder.parameters())
+    )
+
+
+def test_what_cannot_be_refined_is_refused():
+    decoder = nn.Sequential(nn.Linear(2, 64), nn.BatchNorm1d(64), nn.Unflatten(1, (1, 8, 8)))
+    model = recmix.core.LatentModel(decoder, make_likelihood("gaussian"), latent=2, shape=(1, 8, 8))
+    q = Gaussian(torch.zeros(3, 2), torch.zeros(3, 2))
+    with pytest.raises(ConfigError, match="GroupNorm"):
+        refined(model, torch.rand(3, 1, 8, 8), q, steps=1)
+    with pytest.raises(ConfigError, match="refine must not be negative"):
+        recmix.fit("vae", images(20), refine=-1)
