@@ -161,7 +161,7 @@ def evaluate_command(
     ] = None,
     gap: Annotated[bool, typer.Option("--gap", help="Say how much is lost where, and advise.")] = False,
     images: Annotated[
-        int | None, typer.Option(help="Images for --gap, and as many training images (default 500).")
+        int | None, typer.Option(help="Images for --gap, and as many training images (default 200).")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the sampling noise.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda ...")] = "auto",
@@ -202,7 +202,7 @@ def evaluate_command(
             scored,
             split=split,
             own=data is None,
-            images=500 if images is None else images,
+            images=200 if images is None else images,
             samples=1000 if samples is None else samples,
             seed=seed,
             memory=limit,
@@ -212,9 +212,7 @@ def evaluate_command(
         return
     samples = 100 if samples is None else samples
     with _progress(f"evaluating {split}", len(scored), as_json) as report:
-        found = score(
-            fitted.method, scored, samples=samples, seed=seed, memory=limit, report=report
-        )
+        found = score(fitted.method, scored, samples=samples, seed=seed, memory=limit, report=report)
     if data is None:
         also = "" if refine is None else f"/refine {refine}"
         Run(run).add_score(f"{split}/{samples}{also}", found)

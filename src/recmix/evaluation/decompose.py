@@ -1,0 +1,140 @@
+"""Measure what is lost where: the ELBO, the best Gaussians and log p(x) of each image."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from recmix.core import Method, Posterior
+from recmix.errors import ConfigError, NonFiniteError
+from recmix.evaluation.annealing import annealed
+from recmix.evaluation.bounds import CPU_MEMORY, MEMORY, bounds_of, decode_bytes
+from recmix.evaluation.evidence import importance
+from recmix.evaluation.gap import Gap
+from recmix.evaluation.optimum import as_full, ascend, laplace, noise_pairs, starts_of
+from recmix.posteriors.full import FullGaussian
+from recmix.posteriors.gaussian import Gaussian
+from recmix.posteriors.mixture import Mixture
+
+__all__ = ["decompose"]
+
+ELBO_SAMPLES = 100
+"""Of every ELBO."""
+BEST_SHARE = 0.8
+"""Of the samples for log p(x) that come from the best Gaussian; the rest are Laplace's at every mode."""
+
+
+def decompose(
+    method: Method,
+    x: Tensor,
+    *,
+    name: str = "test",
+    samples: int = 1000,
+    check: int = 20,
+    seed: int = 0,
+    memory: int | None = None,
+    report: Callable[[int], None] = lambda done: None,
+) -> Gap:
+    """The gaps of a method on images x (B, C, H, W) in [0, 1], on the model's device.
+
+    log p(x) is estimated by IWAE-`samples` under a mixture of the best full Gaussian and Laplace's at
+    the modes that were found. A subset of images, evenly spread, is checked by annealed importance
+    sampling.
+
+    Args:
+        method: a trained method, in evaluation mode.
+        x: images.
+        name: what they are called.
+        samples: importance samples for log p(x).
+        check: images whose log p(x) is checked, at most.
+        seed: of all noise.
+        memory: bytes for the decoder's activations at a time; by default what suits the device.
+        report: called with the number of images done.
+    """
+    for word, value, least in (("samples", samples, 2), ("check", check, 0)):
+        if not isinstance(value, int) or value < least:
+            raise ConfigError(f"{word} must be a whole number, at least {least}; got {value!r}")
+    if not len(x):
+        raise ConfigError("there are no images to measure a gap on: give at least one")
+    model = method.model
+    x = x.to(model.centre)
+    if memory is None:
+        memory = CPU_MEMORY if x.device.type == "cpu" else MEMORY
+    at_once = max(1, memory // decode_bytes(model))
+    rows = max(1, at_once // (2 * noise_pairs(model.latent)))
+    generator = torch.Generator(x.device).manual_seed(seed)
+    picked = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+    if check:
+        picked[torch.linspace(0, len(x) - 1, min(check, len(x)), device=x.device).round().long()] = True
+    found: list[tuple[Tensor, ...]] = []
+    family, exact = "diagonal", True
+    for start in range(0, len(x), rows):
+        part, here = x[start : start + rows], picked[start : start + rows]
+        with torch.no_grad():
+            q = method.posterior(part)
+        family, exact = family_of(q)
+        own = as_full(q)
+        modes = laplace(model, part, starts_of(q))
+        # The same noise for every part: what an image gets does not depend on how they are divided.
+        steps = torch.Generator(x.device).manual_seed(seed + 1)
+        begin = [modes[0], *([own] if own is not None else [])]
+        diagonal = ascend(model, part, begin, diagonal=True, generator=steps, at_once=at_once)
+        full = ascend(model, part, [*begin, diagonal], diagonal=False, generator=steps, at_once=at_once)
+        with torch.no_grad():
+            elbos = [
+                bounds_of(model, part, one, ELBO_SAMPLES, generator, at_once).elbo
+                for one in (q, diagonal, full)
+            ]
+        proposal = _proposal(full, modes[1])
+        evidence = importance(
+            model, part, proposal, samples=samples, generator=generator, at_once=at_once
+        )
+        checked = evidence.log[:0]
+        if here.any():
+            checked = annealed(
+                model,
+                part[here],
+                FullGaussian(full.mean[here], full.scale_tril[here]),
+                generator=generator,
+                at_once=at_once,
+            ).log
+        found.append((*elbos, evidence.log, checked))
+        report(min(start + rows, len(x)))
+    elbo, diagonal_elbo, full_elbo, log_evidence, path = (
+        torch.cat(column).cpu() for column in zip(*found, strict=True)
+    )
+    for what, values in (("the ELBO", elbo), ("log p(x)", log_evidence)):
+        if bad := int((~values.isfinite()).sum()):
+            raise NonFiniteError(
+                f"{what} is not a finite number for {bad} of {len(x)} {name} images: "
+                "the gap needs a trained model whose weights are finite"
+            )
+    return Gap(
+        name=name,
+        family=family,
+        exact=exact,
+        elbo=elbo,
+        diagonal=diagonal_elbo,
+        full=full_elbo,
+        log_evidence=log_evidence,
+        checked=picked.nonzero().squeeze(-1).cpu(),
+        annealed=path,
+    )
+
+
+def family_of(q: Posterior) -> tuple[str, bool]:
+    """The Gaussians that a posterior is compared with, and whether it is one of them."""
+    parts = q.components if isinstance(q, Mixture) else [q]
+    family = "full" if all(isinstance(part, FullGaussian) for part in parts) else "diagonal"
+    exact = len(parts) == 1 and isinstance(parts[0], FullGaussian | Gaussian)
+    return family, exact
+
+
+def _proposal(best: FullGaussian, others: list[FullGaussian]) -> Mixture:
+    """Mostly the best Gaussian; Laplace's at other modes, so that none of them is missed."""
+    rest = [(1 - BEST_SHARE) / len(others)] * len(others)
+    shares = torch.tensor([BEST_SHARE, *rest], dtype=torch.float64)
+    log_weights = shares.log().to(best.mean).expand(len(best.mean), -1)
+    return Mixture([best, *others], log_weights)

@@ -1,0 +1,63 @@
+"""Estimates of log p(x) that know how uncertain they are."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from recmix.core import LatentModel, Posterior
+
+__all__ = ["Evidence", "evidence_of", "importance"]
+
+
+class Evidence(NamedTuple):
+    """Per example, in nats."""
+
+    log: Tensor  # (B,)
+    error: Tensor  # (B,) its standard error
+
+
+def evidence_of(log_weights: Tensor) -> Evidence:
+    """The log of the mean of importance weights, given as logs (K, B): in expectation below log p(x).
+
+    The standard error is that of the weights' mean as a share of it. One weight alone has none.
+
+    >>> evidence_of(torch.tensor([[1.0], [3.0]]).log())
+    Evidence(log=tensor([0.6931]), error=tensor([0.5000]))
+    """
+    count = len(log_weights)
+    log_mean = log_weights.logsumexp(0) - math.log(count)
+    spread = (log_weights - log_mean).exp().var(0, correction=1) if count > 1 else torch.nan * log_mean
+    return Evidence(log_mean, (spread / count).sqrt())
+
+
+@torch.no_grad()
+def importance(
+    model: LatentModel,
+    x: Tensor,
+    q: Posterior,
+    *,
+    samples: int,
+    generator: torch.Generator,
+    at_once: int,
+) -> Evidence:
+    """log p(x) of images x (B, C, H, W) by samples of q: IWAE-`samples`.
+
+    Args:
+        model: p(x, z).
+        x: images.
+        q: where samples come from.
+        samples: of each image.
+        generator: of the noise, on the model's device.
+        at_once: latent vectors decoded at a time.
+    """
+    parts, done = [], 0
+    while done < samples:
+        now = min(max(1, at_once // len(x)), samples - done)
+        z, log_q = q.rsample_and_log_prob(now, generator=generator)
+        parts.append(model.log_joint(x, z) - log_q)
+        done += now
+    return evidence_of(torch.cat(parts))

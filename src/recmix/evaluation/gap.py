@@ -1,0 +1,244 @@
+"""What is lost where between a posterior's ELBO and log p(x).
+
+    log p(x) - L_q  =  (log p(x) - L*)     +  (L* - L_q)
+    total              approximation gap      amortisation gap
+
+L_q is the ELBO of the method's own posterior and L* that of the best member of its family, found for
+each image alone. Reference: Cremer, Li & Duvenaud, Inference suboptimality in variational
+autoencoders, ICML 2018.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+__all__ = ["QUANTITIES", "Gap"]
+
+SMALL_TOTAL = 1.0
+"""Nats of the total gap below which nothing will pay."""
+SIGNIFICANT = 3.0
+"""Standard errors from which on a difference counts."""
+NEGLIGIBLE = 0.05
+"""Nats between the two estimates of log p(x) that do not count, however small their error."""
+
+QUANTITIES = {
+    "log_evidence": "log p(x)",
+    "elbo": "ELBO of the method's posterior",
+    "diagonal": "ELBO of the best diagonal Gaussian",
+    "full": "ELBO of the best full Gaussian",
+    "approximation": "approximation gap",
+    "approximation_full": "approximation gap of a full Gaussian",
+    "amortisation": "amortisation gap",
+    "total": "total gap",
+}
+"""What a summary holds, with its name in tables."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Gap:
+    """What inference loses on N images, and where; all in nats per image.
+
+    Args:
+        name: of the images: test, train …
+        family: of Gaussians that L* is the best of, ``diagonal`` or ``full``.
+        exact: whether the posterior is a Gaussian of that family. If not (mixtures, flows), its own
+            family contains these Gaussians: its approximation gap is at most the one given, and its
+            amortisation gap at least the one given, which can be negative.
+        elbo: L_q, (N,).
+        diagonal: the ELBO of the best diagonal Gaussian, (N,).
+        full: that of the best full Gaussian, (N,).
+        log_evidence: log p(x) by importance sampling from the best Gaussian, (N,).
+        checked: which of the images were checked, (n,).
+        annealed: log p(x) of these by annealed importance sampling, (n,).
+        train: the same of training images, to compare with.
+
+    >>> import torch
+    >>> one = torch.ones(3)
+    >>> found = Gap(
+    ...     name="test", family="diagonal", exact=True, elbo=-90 * one, diagonal=-86 * one,
+    ...     full=-85 * one, log_evidence=-85 * one, checked=torch.arange(1), annealed=-85 * one[:1],
+    ... )
+    >>> found.summary()["test"]["amortisation"]
+    {'mean': 4.0, 'se': 0.0}
+    """
+
+    name: str
+    family: str
+    exact: bool
+    elbo: Tensor
+    diagonal: Tensor
+    full: Tensor
+    log_evidence: Tensor
+    checked: Tensor
+    annealed: Tensor
+    train: Gap | None = None
+
+    @property
+    def best(self) -> Tensor:
+        """L*, (N,)."""
+        return self.diagonal if self.family == "diagonal" else self.full
+
+    @property
+    def approximation(self) -> Tensor:
+        """log p(x) - L*, (N,): what the best member of the family cannot reach."""
+        return self.log_evidence - self.best
+
+    @property
+    def approximation_full(self) -> Tensor:
+        """The same for a full Gaussian, (N,)."""
+        return self.log_evidence - self.full
+
+    @property
+    def amortisation(self) -> Tensor:
+        """L* - L_q, (N,): what the network's one guess loses."""
+        return self.best - self.elbo
+
+    @property
+    def total(self) -> Tensor:
+        """log p(x) - L_q, (N,)."""
+        return self.log_evidence - self.elbo
+
+    def summary(self) -> dict[str, Any]:
+        """Means over images with their standard errors, by images' name and quantity.
+
+        With training images also their own, and ``difference``: these images minus training images.
+        """
+        found: dict[str, Any] = {self.name: self._means()}
+        if self.train is not None:
+            mine, theirs = found[self.name], self.train._means()
+            found[self.train.name] = theirs
+            found["difference"] = {
+                key: {
+                    "mean": mine[key]["mean"] - theirs[key]["mean"],
+                    "se": (mine[key]["se"] ** 2 + theirs[key]["se"] ** 2) ** 0.5,
+                }
+                for key in QUANTITIES
+            }
+        return found
+
+    def check(self) -> dict[str, Any] | None:
+        """How log p(x) compares with annealed importance sampling; nothing if no image was checked.
+
+        They disagree if the mean difference is more than 3 of its standard errors, and 0.05 nats.
+        """
+        if not len(self.checked):
+            return None
+        used = self.log_evidence[self.checked]
+        difference = _mean(self.annealed - used)
+        limit = max(SIGNIFICANT * difference["se"], NEGLIGIBLE)
+        return {
+            "images": len(self.checked),
+            "log_evidence": _mean(used),
+            "annealed": _mean(self.annealed),
+            "difference": difference,
+            "agrees": abs(difference["mean"]) <= limit,
+        }
+
+    @property
+    def advice(self) -> str:
+        """One sentence: what will pay, by these rules, tried in this order.
+
+        1. A total below 1 nat: nothing.
+        2. The approximation gap is the larger: a richer posterior; a full Gaussian if that closes at
+           least half of it, else a mixture or a flow.
+        3. The amortisation gap is the larger, and training images are known: if at least half of it is
+           missing on training images, by more than 3 standard errors, the encoder does not generalise.
+        4. Otherwise the encoder is at fault on all images.
+        """
+        mine = {key: value["mean"] for key, value in self._means().items()}
+        total, lost, left = mine["total"], mine["amortisation"], mine["approximation"]
+        if total < SMALL_TOTAL:
+            return f"Nothing will pay: only {total:.2f} nats are lost in all."
+        if left >= lost:
+            closed = left - mine["approximation_full"]
+            if closed >= 0.5 * left:
+                kind = f"a full covariance (full, hf, vlae) closes {closed:.1f} nats of it"
+            else:
+                kind = "a mixture or a flow (rme, iaf) may do better"
+            return (
+                f"A richer posterior will pay: {left:.1f} of {total:.1f} nats are lost because no "
+                f"{self.family} Gaussian fits, and {kind}."
+            )
+        start = f"{lost:.1f} of {total:.1f} nats are lost by the encoder's guess"
+        if self.train is None:
+            return (
+                f"Refinement (vlae, sa, or more of their steps) or a better encoder will pay: {start}; "
+                "training images beside these would tell whether it generalises."
+            )
+        between = self.summary()["difference"]["amortisation"]
+        theirs = self.train._means()["amortisation"]["mean"]
+        if between["mean"] >= 0.5 * lost and between["mean"] > SIGNIFICANT * between["se"]:
+            return (
+                f"The encoder does not generalise: {start}, against {theirs:.1f} on training images, so "
+                "refinement (vlae, sa, or more of their steps), residual corrections or augmented "
+                "training images will pay, and a richer posterior will not."
+            )
+        return (
+            f"A wider encoder, longer training or refinement (vlae, sa, or more of their steps) will "
+            f"pay: {start}, and {theirs:.1f} on training images too."
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values: the summary, the checks, the advice and every image's figures."""
+        return {
+            "family": self.family,
+            "exact": self.exact,
+            "summary": self.summary(),
+            "check": {part.name: part.check() for part in self._parts()},
+            "advice": self.advice,
+            "images": {part.name: part._values() for part in self._parts()},
+        }
+
+    def __str__(self) -> str:
+        """A table and the advice."""
+        parts = self.summary()
+        lines = [["nats per image", *parts]]
+        for key, words in QUANTITIES.items():
+            cells = [f"{part[key]['mean']:.2f} ± {part[key]['se']:.2f}" for part in parts.values()]
+            lines.append([words, *cells])
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        rows = [
+            "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])])
+            for line in lines
+        ]
+        return "\n".join([*rows, *self.notes(), self.advice])
+
+    def notes(self) -> list[str]:
+        """What has to be known to read the table: the family, and how log p(x) was checked."""
+        lines = [f"Approximation and amortisation gap are those of the {self.family} Gaussians."]
+        if not self.exact:
+            lines[0] += (
+                " The posterior's own family contains them: "
+                "its approximation gap is at most, its amortisation gap at least this."
+            )
+        for part in self._parts():
+            if (found := part.check()) is None:
+                continue
+            by, error = found["difference"]["mean"], found["difference"]["se"]
+            verdict = "they agree" if found["agrees"] else "they DISAGREE, so do not trust log p(x)"
+            lines.append(
+                f"Annealed importance sampling of {found['images']} {part.name} images puts log p(x) "
+                f"{by:+.3f} ± {error:.3f} nats from the estimate above: {verdict}."
+            )
+        return lines
+
+    def _parts(self) -> list[Gap]:
+        return [self] if self.train is None else [self, self.train]
+
+    def _means(self) -> dict[str, dict[str, float]]:
+        return {key: _mean(getattr(self, key)) for key in QUANTITIES}
+
+    def _values(self) -> dict[str, list[float]]:
+        names = ("elbo", "diagonal", "full", "log_evidence", "checked", "annealed")
+        return {name: getattr(self, name).tolist() for name in names}
+
+
+def _mean(values: Tensor) -> dict[str, float]:
+    """Mean over images and its standard error, which one image alone has not."""
+    values = values.double()
+    error = float(values.std()) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return {"mean": float(values.mean()), "se": error}

@@ -1,0 +1,333 @@
+"""What is lost where: on the linear-Gaussian model every gap has a closed form."""
+
+import json
+import math
+
+import pytest
+import torch
+from oracle import SHAPE, LinearGaussian
+from test_cli import call
+from test_contract import ALL, make
+from test_fit import SMALL, images
+from torch import nn
+from torch.distributions import MultivariateNormal, kl_divergence
+
+import recmix
+from recmix.core import Method
+from recmix.errors import ConfigError, NonFiniteError
+from recmix.evaluation import optimum
+from recmix.evaluation.annealing import annealed
+from recmix.evaluation.bounds import decode_bytes
+from recmix.evaluation.decompose import decompose
+from recmix.evaluation.evidence import evidence_of, importance
+from recmix.evaluation.gap import QUANTITIES, Gap
+from recmix.evaluation.optimum import ascend, balanced_noise, laplace, starts_of
+from recmix.methods.vae import VAE
+from recmix.posteriors import Gaussian, Mixture
+from recmix.posteriors.full import FullGaussian
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """A short climb, where its height is not the question."""
+    for name in ("DIAGONAL_ASCENT", "FULL_ASCENT"):
+        monkeypatch.setattr(optimum, name, 4)
+    monkeypatch.setattr(optimum, "LOOK_EVERY", 2)
+
+
+class Known(Method):
+    """A method whose posterior is what a function of x says."""
+
+    def __init__(self, model, posterior):
+        super().__init__(model, [])
+        self.answer = posterior
+
+    def posterior(self, x):
+        return self.answer(x)
+
+
+@pytest.fixture(scope="module")
+def world():
+    return LinearGaussian()
+
+
+@pytest.fixture(scope="module")
+def x(world):
+    torch.manual_seed(5)
+    return world.images(24)
+
+
+def wrong(world, shift=0.3, widen=0.5):
+    """A diagonal Gaussian that is off by a known amount."""
+
+    def posterior(x):
+        truth = world.posterior(x)
+        best = -truth.precision_matrix.diagonal(dim1=-2, dim2=-1).log()
+        return Gaussian(truth.loc + shift, best + widen)
+
+    return posterior
+
+
+def kl_to_truth(world, x, q):
+    covariance = torch.diag_embed(q.log_variance.exp())
+    return kl_divergence(MultivariateNormal(q.mean, covariance), world.posterior(x))
+
+
+def test_every_gap_of_the_linear_gaussian_model_is_its_closed_form(world, x):
+    found = decompose(Known(world.model, wrong(world)), x, samples=1000, check=6)
+    q, best = wrong(world)(x), wrong(world, 0.0, 0.0)(x)
+    torch.testing.assert_close(found.log_evidence, world.log_evidence(x), rtol=0, atol=1e-9)
+    torch.testing.assert_close(found.full, world.log_evidence(x), rtol=0, atol=1e-9)
+    torch.testing.assert_close(found.annealed, world.log_evidence(x)[found.checked], rtol=0, atol=1e-9)
+    assert found.check()["agrees"]
+    # The ELBOs are estimates: 100 samples each, whose error is known.
+    expected = {
+        "approximation": kl_to_truth(world, x, best),
+        "amortisation": kl_to_truth(world, x, q) - kl_to_truth(world, x, best),
+        "total": kl_to_truth(world, x, q),
+    }
+    for key, value in expected.items():
+        difference = getattr(found, key) - value
+        error = difference.std() / math.sqrt(len(x))
+        assert difference.mean().abs() < 4 * error
+        told = found.summary()["test"][key]
+        assert told["mean"] == pytest.approx(getattr(found, key).mean().item())
+        assert told["se"] == pytest.approx(getattr(found, key).std().item() / math.sqrt(len(x)))
+    assert found.family == "diagonal"
+    assert found.exact
+
+
+@pytest.mark.parametrize("diagonal", [True, False])
+def test_the_best_gaussian_is_exact_on_the_linear_gaussian_model(world, x, diagonal):
+    """From Laplace's Gaussian, and from far away."""
+    truth = world.posterior(x)
+    modes = laplace(world.model, x, starts_of(wrong(world)(x)))
+    torch.testing.assert_close(modes[0].mean, truth.loc)
+    torch.testing.assert_close(modes[0].scale_tril, truth.scale_tril)
+    generator = torch.Generator().manual_seed(0)
+    got = ascend(world.model, x, [modes[0]], diagonal=diagonal, generator=generator, at_once=10_000)
+    best = truth.scale_tril
+    if diagonal:
+        best = torch.diag_embed(truth.precision_matrix.diagonal(dim1=-2, dim2=-1).rsqrt())
+    torch.testing.assert_close(got.mean, truth.loc, rtol=0, atol=1e-8)
+    torch.testing.assert_close(got.scale_tril, best, rtol=0, atol=1e-8)
+    far = FullGaussian(truth.loc + 0.5, 1.5 * truth.scale_tril)
+    near = ascend(world.model, x, [far], diagonal=diagonal, generator=generator, at_once=7)
+    closer = MultivariateNormal(near.mean, scale_tril=near.scale_tril)
+    target = MultivariateNormal(truth.loc, scale_tril=best)
+    before = kl_divergence(MultivariateNormal(far.mean, scale_tril=far.scale_tril), target)
+    assert (kl_divergence(closer, target) < 0.02 * before).all()
+
+
+def test_the_best_gaussian_is_no_worse_than_where_it_begins(world, x):
+    """A start that is already the best is kept, whichever place it has in the list."""
+    truth = world.posterior(x)
+    best = FullGaussian(truth.loc, truth.scale_tril)
+    poor = FullGaussian(truth.loc + 3, 0.01 * truth.scale_tril)
+    generator = torch.Generator().manual_seed(0)
+    got = ascend(world.model, x, [poor, best], diagonal=False, generator=generator, at_once=10_000)
+    torch.testing.assert_close(got.mean, best.mean, rtol=0, atol=1e-8)
+
+
+def test_balanced_noise_has_exact_moments():
+    noise = balanced_noise(7, 5, torch.zeros((), dtype=torch.float64), torch.Generator().manual_seed(0))
+    torch.testing.assert_close(noise.mean(0), torch.zeros(5, dtype=torch.float64))
+    torch.testing.assert_close(noise.T @ noise / 14, torch.eye(5, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("estimate", ["importance", "annealed"])
+def test_estimates_of_the_evidence_cover_it_with_their_error(world, x, estimate):
+    """From a Gaussian that is wrong: the estimate is off by as much as it says."""
+    truth = world.posterior(x)
+    q = FullGaussian(truth.loc + 0.1, 1.2 * truth.scale_tril)
+    generator = torch.Generator().manual_seed(3)
+    given = {"generator": generator, "at_once": 1000}
+    if estimate == "importance":
+        got = importance(world.model, x, q, samples=3000, **given)
+    else:
+        got = annealed(world.model, x, q, chains=64, temperatures=10, **given)
+    score = (got.log - world.log_evidence(x)) / got.error
+    assert (got.error > 0).all()
+    assert 0.5 < score.square().mean() < 2
+    assert score.mean().abs() < 4 / math.sqrt(len(x))
+
+
+def test_annealing_corrects_a_gaussian_that_is_far_off(world, x):
+    truth = world.posterior(x)
+    q = FullGaussian(truth.loc + 2.5 * truth.stddev, truth.scale_tril)
+
+    def estimate(way, **given):
+        return way(
+            world.model, x, q, generator=torch.Generator().manual_seed(3), at_once=1000, **given
+        ).log
+
+    plain = estimate(importance, samples=64)
+    path = estimate(annealed, chains=64, temperatures=40)
+    off = [(got - world.log_evidence(x)).abs().mean() for got in (plain, path)]
+    assert off[1] < 0.2 * off[0]
+    assert torch.equal(path, estimate(annealed, chains=64, temperatures=40))
+
+
+def test_one_importance_weight_has_no_error():
+    assert evidence_of(torch.zeros(1, 2)).error.isnan().all()
+
+
+def test_two_modes_are_both_counted():
+    """A decoder that sees only |z|: the posterior is symmetric, a Gaussian covers half of it."""
+
+    class Even(nn.Module):
+        def forward(self, z):
+            return (3 * z.abs()).repeat(1, 6).view(-1, *SHAPE)
+
+    model = LinearGaussian(latent=1).model
+    model.decoder = Even()
+    x = model.centre + 3 * torch.ones(4, *SHAPE, dtype=torch.float64)
+    z = torch.linspace(-8, 8, 200_001, dtype=torch.float64)
+    joint = model.log_joint(x[:1], z[:, None, None]).squeeze(1)
+    exact = torch.logsumexp(joint, 0) + math.log(z[1] - z[0])
+
+    def both(x):
+        ones = torch.ones(len(x), 1, dtype=torch.float64)
+        parts = [Gaussian(sign * ones, -3 * ones) for sign in (-1, 1)]
+        return Mixture(parts, torch.log(0.5 * ones.expand(-1, 2)))
+
+    found = decompose(Known(model, both), x, samples=4000, check=0)
+    torch.testing.assert_close(found.log_evidence, exact.expand(4), rtol=0, atol=0.1)
+    assert (found.approximation > 0.5).all()  # log 2 of it for the mode that a Gaussian leaves out
+    assert not found.exact
+    assert found.check() is None
+
+
+@pytest.mark.parametrize("likelihood", ["gaussian", "bernoulli"])
+@pytest.mark.parametrize("name", ALL)
+def test_every_method_has_gaps(name, likelihood, quick):
+    method = make(name, likelihood).eval()
+    x = torch.rand(3, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    found = decompose(method, x, samples=200, check=2)
+    torch.testing.assert_close(found.approximation + found.amortisation, found.total)
+    noise = 4 * found.summary()["test"]["total"]["se"] + 0.2
+    assert found.full.mean() <= found.log_evidence.mean() + noise
+    assert found.diagonal.mean() <= found.full.mean() + 0.2
+    if found.exact:
+        assert found.amortisation.mean() > -noise
+    assert found.family == ("full" if name in ("full", "vlae") else "diagonal")
+    assert found.exact == (name in ("vae", "sa", "iwae", "full", "vlae"))
+    assert torch.equal(found.checked, torch.tensor([0, 2]))
+    assert not any(p.grad is not None for p in method.parameters())
+    assert found.advice.endswith(".")
+
+
+def test_the_same_seed_gives_the_same_and_images_do_not_matter_to_one_another(world, x, quick):
+    method = Known(world.model, wrong(world))
+    one, two, other = (decompose(method, x[:6], samples=50, check=2, seed=s) for s in (1, 1, 2))
+    assert one.to_json() == two.to_json()
+    assert one.to_json() != other.to_json()
+    small = decompose(method, x[:6], samples=50, check=2, seed=1, memory=40 * decode_bytes(world.model))
+    torch.testing.assert_close(small.log_evidence, one.log_evidence, rtol=0, atol=1e-8)
+
+
+def test_a_model_takes_arrays(quick):
+    model = recmix.fit("rme", images(), order=2, vae_epochs=1, **SMALL)
+    seen = []
+    found = model.gap(images(6, seed=2), train=images(5), samples=50, check=2, report=seen.append)
+    assert seen[-1] == 11
+    assert seen == sorted(seen)
+    assert found.train is not None
+    assert set(found.summary()) == {"test", "train", "difference"}
+    assert set(found.summary()["difference"]) == set(QUANTITIES)
+    text = str(found)
+    assert all(words in text for words in QUANTITIES.values())
+    assert found.advice in text
+    assert "at most" in text  # a mixture contains the diagonal Gaussians
+    assert json.loads(json.dumps(found.to_json()))["family"] == "diagonal"
+    for given in ({"samples": 1}, {"samples": 2.5}, {"check": -1}):
+        with pytest.raises(ConfigError, match="whole number"):
+            model.gap(images(2), **given)
+
+
+def test_a_broken_model_is_named(world, x, quick):
+    def broken(x):
+        q = wrong(world)(x)
+        return Gaussian(q.mean * torch.nan, q.log_variance)
+
+    with pytest.raises(NonFiniteError, match="24 of 24 test images"):
+        decompose(Known(world.model, broken), x, samples=2, check=0)
+    with pytest.raises(ConfigError, match="no images"):
+        decompose(Known(world.model, wrong(world)), x[:0])
+
+
+def made(elbo, diagonal, full, evidence=100.0, spread=0.1, name="test", train=None, **more):
+    """Gaps with these means."""
+    noise = spread * torch.linspace(-1, 1, 50)
+    return Gap(
+        **{"name": name, "family": "diagonal", "exact": True, "train": train} | more,
+        elbo=elbo + noise,
+        diagonal=diagonal + noise,
+        full=full + noise,
+        log_evidence=evidence + noise,
+        checked=torch.arange(10),
+        annealed=evidence + noise[:10],
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        (made(99.5, 99.7, 99.9), "Nothing will pay"),
+        (made(90.0, 92.0, 99.0), "full covariance"),
+        (made(90.0, 92.0, 93.0), "mixture or a flow"),
+        (made(90.0, 85.0, 92.0, family="full", exact=False), "no full Gaussian fits"),
+        (made(80.0, 98.0, 99.0), "training images beside these"),
+        (made(80.0, 98.0, 99.0, train=made(96.0, 98.0, 99.0, name="train")), "does not generalise"),
+        (made(80.0, 98.0, 99.0, train=made(85.0, 98.0, 99.0, name="train")), "wider encoder"),
+    ],
+)
+def test_advice_follows_its_rules(found, says):
+    assert says in found.advice
+    assert found.advice.count(". ") == 0
+
+
+def test_a_reference_that_fails_its_check_is_called_out():
+    good = made(80.0, 98.0, 99.0)
+    noise = 0.1 * torch.linspace(-1, 1, 10)
+    shifted = {f: getattr(good, f) for f in good.__dataclass_fields__}
+    bad = Gap(**shifted | {"annealed": good.log_evidence[:10] + 1 + noise})
+    assert good.check()["agrees"]
+    assert not bad.check()["agrees"]
+    assert "DISAGREE" in str(bad)
+    assert "DISAGREE" not in str(good)
+    wide = Gap(**shifted | {"annealed": good.log_evidence[:10] + 1 + 100 * noise})
+    assert wide.check()["agrees"]  # one nat within an error of two
+
+
+@pytest.mark.parametrize("latent", [1, 40])
+def test_small_and_large_latent_spaces(latent):
+    world = LinearGaussian(latent=latent)
+    x = world.images(3)
+    found = decompose(VAE(world.model, encoder(latent)).double(), x, samples=100, check=2)
+    torch.testing.assert_close(found.full, world.log_evidence(x), rtol=0, atol=1e-7)
+
+
+def encoder(latent):
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(SHAPE), 2 * latent))
+
+
+def test_the_command(tmp_path, capsys, quick):
+    run = tmp_path / "vae"
+    train = ("train", "--data", "digits", "--method", "vae", "--latent", "2", "--epochs", "1")
+    assert call(*train, "--device", "cpu", "--out", run) == 0
+    capsys.readouterr()
+    assert call("evaluate", run, "--gap", "--images", "4", "--samples", "20", "--json") == 0
+    printed = json.loads(capsys.readouterr().out)
+    stored = json.loads((run / "gap.json").read_text())
+    assert printed == stored
+    assert stored["samples"] == 20
+    assert len(stored["images"]["test"]["elbo"]) == len(stored["images"]["train"]["elbo"]) == 4
+    assert call("evaluate", run, "--gap", "--images", "3", "--split", "train", "--samples", "20") == 0
+    shown = capsys.readouterr().out
+    assert "amortisation gap" in shown
+    assert stored["advice"] not in shown  # another split: another measurement
+    assert json.loads((run / "gap.json").read_text())["summary"].keys() == {"train"}
+    assert call("evaluate", run, "--gap", "--images", "0") == 2
+    assert call("evaluate", run, "--images", "5") == 2
+    assert "--gap" in capsys.readouterr().err
