@@ -21,7 +21,7 @@ from recmix.options import method_options
 find_method("vae")  # fills the registry
 SHAPE, LATENT, BATCH = (1, 8, 8), 4, 6
 ALL = sorted(METHODS)
-MIXTURES = [name for name in ALL if "component" in method_options(METHODS[name])]
+MIXTURES = [name for name in ALL if "component_setting" in method_options(METHODS[name])]
 
 
 def model(likelihood="gaussian"):

@@ -209,6 +209,8 @@ class Component(nn.Module, ABC):
     kind: ClassVar[str]
     setting: ClassVar[str | None] = None
     """The option that the paper's tables vary, if any."""
+    sees_before: ClassVar[bool] = False
+    """Whether `forward` also takes the posterior of the component before, which it corrects."""
 
     def __init__(self, encoder: nn.Module, model: LatentModel) -> None:
         super().__init__()
@@ -302,7 +304,7 @@ class Method(nn.Module, ABC):
     def inherited(self) -> list[nn.Parameter]:
         """Parameters, outside the model, that `start_from` fills with trained ones: the encoders."""
         parts: Any = self.components
-        return [p for part in parts for p in part.encoder.parameters()]
+        return [p for part in parts if not part.sees_before for p in part.encoder.parameters()]
 
     def groups(
         self, parameters: Iterable[nn.Parameter], learning_rate: float, fresh_rate: float

@@ -55,6 +55,11 @@ class Training:
         objective_samples: K of that IWAE-K.
         refine: Gauss-Newton steps from each component's mean in the posterior that is scored and that
             the decoder learns from (1, 2, 4); the encoders learn as they would without.
+        moves: what is trained: ``all``, or ``encoder`` alone while the decoder stands still.
+        augment: share of each batch that is replaced by images turned, scaled, sheared and shifted a
+            little; only where the encoder alone moves, for they are not the data.
+        dreams: share of each batch that is replaced by what the decoder makes of points near the
+            data's; only where the encoder alone moves.
         max_gradient_norm: clip each update's gradient to this norm; 0 leaves it alone.
         seed: initial weights, order of the data, noise.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:1`` …
@@ -78,6 +83,9 @@ class Training:
     objective: str = "elbo"
     objective_samples: int = 5
     refine: int = 0
+    moves: str = "all"
+    augment: float = 0.0
+    dreams: float = 0.0
     max_gradient_norm: float = 0.0
     seed: int = 0
     device: str = "auto"
@@ -98,7 +106,15 @@ class Training:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"{name} must be positive, got {value}")
-        for name in ("warmup", "patience", "max_gradient_norm", "variance_rate", "fresh_rate", "seed", "refine"):
+        for name in (
+            "warmup",
+            "patience",
+            "max_gradient_norm",
+            "variance_rate",
+            "fresh_rate",
+            "seed",
+            "refine",
+        ):
             if (getattr(self, name) or 0) < 0:
                 raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
         if self.schedule not in SCHEDULES:
@@ -107,6 +123,21 @@ class Training:
             raise ConfigError(unknown("dtype", self.dtype, DTYPES))
         if self.objective not in OBJECTIVES:
             raise ConfigError(unknown("objective", self.objective, OBJECTIVES))
+        if self.moves not in MOVES:
+            raise ConfigError(unknown("value of moves", self.moves, MOVES))
+        for name in ("augment", "dreams"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name} is a share of the batch, 0 to 1; got {getattr(self, name)}")
+        if self.augment + self.dreams > 1:
+            raise ConfigError(
+                "augment and dreams are shares of one batch, at most 1 together; "
+                f"got {self.augment} and {self.dreams}"
+            )
+        if (self.augment or self.dreams) and self.moves != "encoder":
+            raise ConfigError(
+                'augment and dreams make images that are not data: they need moves = "encoder", so that '
+                "the decoder does not learn them"
+            )
         if self.engine not in ENGINES:
             raise ConfigError(unknown("engine", self.engine, ENGINES))
         if not 0 <= self.final_rate <= 1:
@@ -117,6 +148,7 @@ class Training:
 
 SCHEDULES = ("constant", "cosine", "linear")
 OBJECTIVES = ("elbo", "iwae")
+MOVES = ("all", "encoder")
 ENGINES = ("auto", "eager", "graph", "compile")
 DTYPES = ("float32", "float64")
 

@@ -21,6 +21,7 @@ from recmix.core import (
 )
 from recmix.errors import ConfigError
 from recmix.fusion import fusible
+from recmix.methods.residual import CorrectionComponent
 from recmix.networks import Gate, bounded
 from recmix.posteriors import Mixture, recursive_log_weights
 from recmix.stacked import StackedEncoders, StackedGates
@@ -61,7 +62,8 @@ class RecursiveMixture(Method):
         eps_min: smallest ε.
         eps_max: largest ε.
         jitter: relative noise on the weights of a new component, to part identical ones sooner.
-        component: what a component is: ``gaussian``, or any other kind there is.
+        component: what a component is: ``gaussian``, ``residual`` (each new one corrects the one before
+            by looking at what that left unexplained; the first stays an encoder), or any other kind.
         component_setting: its number of steps or flows, if it has such a setting.
 
     Reference: Kim & Pavlovic, Recursive Inference for Variational Autoencoders, NeurIPS 2020.
@@ -93,8 +95,14 @@ class RecursiveMixture(Method):
             raise ConfigError(f"bound (C) must be positive, got {bound}; the paper's is 500")
         if jitter < 0:
             raise ConfigError(f"jitter must not be negative, got {jitter}")
-        parts = (copy.deepcopy(encoder) for _ in range(order))
-        super().__init__(model, [make_component(component, e, model, component_setting) for e in parts])
+        if component == "residual":
+            later = [CorrectionComponent(model) for _ in range(order - 1)]
+            super().__init__(model, [make_component("gaussian", copy.deepcopy(encoder), model), *later])
+        else:
+            copies = (copy.deepcopy(encoder) for _ in range(order))
+            super().__init__(
+                model, [make_component(component, e, model, component_setting) for e in copies]
+            )
         self.order = order
         self.bound = bound
         self.per_instance = per_instance
@@ -116,6 +124,22 @@ class RecursiveMixture(Method):
         super().train(mode)
         return self
 
+    def component(self, m: int, x: Tensor, before: Posterior | None = None) -> Posterior:
+        """q_m(z | x); one that corrects q_{m-1} is given it, or finds it itself."""
+        part: Any = self.components[m]
+        if not part.sees_before:
+            return super().component(m, x)
+        before = self.component(m - 1, x) if before is None else before
+        q: Posterior = part(x, self.model, before)
+        return q
+
+    def _all(self, x: Tensor) -> list[Posterior]:
+        """q_0 … q_M, each one made once."""
+        found: list[Posterior] = []
+        for m in range(self.order):
+            found.append(self.component(m, x, found[-1] if found else None))
+        return found
+
     def log_weights(self, x: Tensor) -> Tensor:
         """log α(x), (B, order)."""
         if self.order == 1:
@@ -132,7 +156,7 @@ class RecursiveMixture(Method):
             log_weights = self._gates.log_weights(x, self.model.shift)
             if parts is not None and log_weights is not None:
                 return Mixture.of_gaussians(parts, log_weights)
-        return Mixture([self.component(m, x) for m in range(self.order)], self.log_weights(x))
+        return Mixture(self._all(x), self.log_weights(x))
 
     def networks(self) -> list[nn.Module]:
         """The gates', too."""
@@ -142,10 +166,16 @@ class RecursiveMixture(Method):
     def start_from(self, other: Method) -> None:
         """All components from the other's encoder; components and gates it has already are kept."""
         self.model.load_state_dict(other.model.state_dict())
-        for part in self.components:
-            part.encoder.load_state_dict(other.base_encoder.state_dict())  # type: ignore[union-attr]
+        parts: Any = self.components
+        for part in parts:
+            if not part.sees_before:
+                part.encoder.load_state_dict(other.base_encoder.state_dict())
         grown = 1
-        if isinstance(other, RecursiveMixture) and same_shapes(self.components[0], other.components[0]):
+        alike = isinstance(other, RecursiveMixture) and all(
+            same_shapes(mine, theirs)
+            for mine, theirs in zip(self.components, other.components, strict=False)
+        )
+        if alike and isinstance(other, RecursiveMixture):
             grown = min(other.order, self.order)
             for mine, theirs in zip(self.components, other.components, strict=False):
                 mine.load_state_dict(theirs.state_dict())
@@ -176,7 +206,7 @@ class RecursiveMixture(Method):
         self, x: Tensor, optimizers: Optimizers, *, generator: torch.Generator | None = None
     ) -> dict[str, Tensor]:
         """Algorithm 1 on one batch."""
-        fresh = [self.component(m, x) for m in range(self.order)]
+        fresh = self._all(x)
         drawn = [q.rsample_and_log_prob(1, generator=generator) for q in fresh]
         slope = self._slope(x, torch.cat([z for z, _ in drawn]))  # (order, B, D)
         seen: _Seen | None = None
@@ -240,7 +270,7 @@ class RecursiveMixture(Method):
     ) -> _Seen:
         """Move ε_m, then take the updated q_m into the mixture."""
         with torch.no_grad():
-            q = self.component(m, x)
+            q = self.component(m, x, None if seen is None else seen.components[-1])
             z, own = q.rsample_and_log_prob(1, generator=generator)  # (1, B, D), (1, B)
             log_joint = self.model.log_joint(x, z)  # (1, B)
             if seen is None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+import torch
 from torch import Tensor, nn
 
 from recmix.core import Component, LatentModel, Method, register, register_component
+from recmix.methods.residual import WIDTH, ResidualComponent
 from recmix.posteriors import Gaussian
+from recmix.stacked import StackedEncoders
 
 __all__ = ["VAE", "GaussianComponent"]
 
@@ -16,8 +21,23 @@ class GaussianComponent(Component):
 
     kind = "gaussian"
 
+    def __init__(self, encoder: nn.Module, model: LatentModel) -> None:
+        super().__init__(encoder, model)
+        self._alone = StackedEncoders([encoder], only_kernels=True)
+
+    def train(self, mode: bool = True) -> GaussianComponent:
+        """As ever; the kernels' copy of the encoder is made anew after a training."""
+        if mode:
+            self._alone.drop()
+        super().train(mode)
+        return self
+
     def forward(self, x: Tensor, model: LatentModel) -> Gaussian:
         """One pass through the encoder."""
+        if x.is_cuda and not torch.is_grad_enabled() and not self.training:
+            alone = self._alone.gaussians(x, model.shift)
+            if alone is not None:
+                return Gaussian.clamped(alone.mean[0], alone.log_variance[0])
         return Gaussian.from_parameters(self.encoder(model.centred(x)))
 
 
@@ -27,6 +47,18 @@ class VAE(Method):
 
     Continued from a trained VAE (`init`) under the second-stage schedule it is the control VAE+.
 
+    With residual corrections the Gaussian comes from a chain: encoder, then decoder and corrector in
+    turn (see `recmix.methods.residual`). Every link climbs its own ELBO, given what the one before it
+    found; the decoder climbs that of the last.
+
+    Args:
+        model: p(x, z).
+        encoder: gives q(z | x), or its first guess.
+        component: ``gaussian``, or ``residual`` for corrections by the residual.
+        corrections: how many, 1 to 8.
+        shared: one corrector for all corrections, or one for each.
+        width: of a corrector, in units of the paper's encoder.
+
     Reference: Kingma & Welling, Auto-Encoding Variational Bayes, ICLR 2014.
     """
 
@@ -35,5 +67,53 @@ class VAE(Method):
     reference = "Kingma & Welling 2014; Rezende et al. 2014"
     second_stage = False
 
-    def __init__(self, model: LatentModel, encoder: nn.Module) -> None:
-        super().__init__(model, [GaussianComponent(encoder, model)])
+    def __init__(
+        self,
+        model: LatentModel,
+        encoder: nn.Module,
+        *,
+        component: Literal["gaussian", "residual"] = "gaussian",
+        corrections: int = 3,
+        shared: bool = True,
+        width: float = WIDTH,
+    ) -> None:
+        if component == "residual":
+            chain = ResidualComponent(
+                encoder, model, corrections=corrections, shared=shared, width=width
+            )
+            super().__init__(model, [chain])
+        else:
+            super().__init__(model, [GaussianComponent(encoder, model)])
+
+    def networks(self) -> list[nn.Module]:
+        """The correctors', too."""
+        part = self.components[0]
+        more = list(part.correctors) if isinstance(part, ResidualComponent) else []
+        return super().networks() + more
+
+    def loss(self, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        """Minus the ELBO; the gradient of a chain is that of the ELBOs of all its links."""
+        part = self.components[0]
+        if not isinstance(part, ResidualComponent):
+            return super().loss(x, generator=generator)
+        *early, last = part.chain(x, self.model, apart=True)
+        q = Gaussian.from_parameters(last)
+        z, log_q = q.rsample_and_log_prob(1, generator=generator)
+        elbo = (self.model.log_conditional(x, z) - q.kl_to_prior(z, log_q)).mean()
+        if not last.requires_grad:
+            return -elbo
+        # A product with the gradient of the early links' ELBOs stands for them: it has the same
+        # derivative in their parameters, and none in the decoder.
+        parameters = torch.stack(early)  # (T, B, 2 D)
+        own = (parameters * self._early_gradient(x, parameters, generator)).sum()
+        return -elbo - (own - own.detach())
+
+    def _early_gradient(
+        self, x: Tensor, parameters: Tensor, generator: torch.Generator | None
+    ) -> Tensor:
+        """∂/∂λ of the sum over links of the batch's mean ELBO, at λ = `parameters` (T, B, 2 D)."""
+        leaf = parameters.detach().requires_grad_()
+        q = Gaussian.from_parameters(leaf)
+        z, log_q = q.rsample_and_log_prob(1, generator=generator)  # (1, T, B, D)
+        elbo = self.model.log_conditional(x, z[0]) - q.kl_to_prior(z, log_q)[0]
+        return torch.autograd.grad(elbo.mean(-1).sum(), leaf)[0]

@@ -19,6 +19,7 @@ from recmix.run import Run, Training
 from recmix.training.batches import Batches, mix
 from recmix.training.checkpoint import State, load_checkpoint, save_checkpoint, save_weights
 from recmix.training.schedule import rate_factor, set_rate
+from recmix.training.variety import Variety
 from recmix.training.world import world
 
 __all__ = ["Job", "Meter"]
@@ -119,6 +120,15 @@ class Job:
         )
         self.held_out = Batches(data.x_val, device=centre.device, dtype=centre.dtype)
         self.steps = self.batches.steps(training.batch_size)
+        method.model.requires_grad_(training.moves == "all")
+        self.variety = None
+        if training.augment or training.dreams:
+            self.variety = Variety(
+                method,
+                augment=training.augment,
+                dreams=training.dreams,
+                binary=data.binary or data.dynamic,
+            )
         self.optimizers: Optimizers = method.optimizers(
             training.learning_rate or 1e-3,
             variance_rate=training.variance_rate,
@@ -186,6 +196,8 @@ class Job:
             x = next(self._stream)
         if self.batches.binarise:
             x = torch.bernoulli(x, generator=self.generator)
+        if self.variety is not None:
+            x = self.variety(x, self.generator)
         self.meter.add(self.method.step(x, self.optimizers, generator=self.generator))
 
     def check(self) -> None:
@@ -251,6 +263,7 @@ class Job:
     def finish(self) -> None:
         """Leave the best weights in the method, and the run marked as done."""
         self.method.load_state_dict(self.best)
+        self.method.model.requires_grad_(True)
         for p in self.method.parameters():
             p.grad = None
         if run := self.out:
