@@ -37,7 +37,8 @@ def _tensors(value):
 
 
 def test_a_joined_mixture_is_copied_at_once():
-    mixture = recmix.posteriors.Mixture.of_gaussians(torch.randn(3, 4, 6), torch.zeros(4, 3).log_softmax(-1))
+    parts = recmix.posteriors.Gaussian(torch.randn(3, 4, 3), torch.randn(3, 4, 3))
+    mixture = recmix.posteriors.Mixture.of_gaussians(parts, torch.zeros(4, 3).log_softmax(-1))
     other = mixture.copy()
     z = torch.randn(2, 4, 3)
     assert torch.equal(mixture.log_prob(z), other.log_prob(z))

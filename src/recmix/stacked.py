@@ -1,4 +1,4 @@
-"""Several networks of one shape in one pass: grouped convolutions and batched matrix products.
+"""Several networks of one shape in one pass: one kernel for each layer of them all.
 
 A mixture's posterior asks K encoders about the same images. On a GPU they are bound by the number of
 kernels, so one stacked network of the same depth costs little more than one of them.
@@ -16,20 +16,24 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn import functional as F
 
-from recmix.networks import Encoder
+from recmix.networks import Encoder, Gate, bounded
+from recmix.posteriors import Gaussian, recursive_log_weights
+from recmix.posteriors.gaussian import LOG_VARIANCE_RANGE
 
-__all__ = ["Stacked"]
+__all__ = ["Stacked", "StackedEncoders", "StackedGates"]
 
 Layer = Callable[[Tensor], Tensor]
+Run = Callable[[Tensor, Tensor | None], Tensor]
 
 
 class Stacked:
     """K networks of one shape as one function: x (B, ...) -> (K, B, F), without gradients.
 
     Built on first use and built anew when a parameter has changed. Networks of convolutions, linear
-    layers and pointwise activations become grouped convolutions and batched products; others go
-    through `torch.func.stack_module_state` where it can stack them. Where neither works the answer is
-    None, and a warning says so once.
+    layers and pointwise activations go through our own kernels (`recmix.kernels`) where Triton is there
+    and knows them, or become grouped convolutions and batched products; others go through
+    `torch.func.stack_module_state` where it can stack them. Where nothing works the answer is None, and
+    a warning says so once.
 
     On a CPU, which is bound by the arithmetic, grouped convolutions are slower than the networks one
     by one; so it answers only for the kinds of device it is told.
@@ -37,50 +41,94 @@ class Stacked:
     Args:
         networks: of one architecture.
         devices: kinds of device on which to stack; on others the answer is None.
+        only_kernels: answer only where our own kernels can; for one network nothing else is a gain.
+
+    Attributes:
+        how: ``triton``, ``layers``, ``vmap``, or ``apart`` where they are not stacked.
 
     >>> nets = [nn.Sequential(nn.Flatten(), nn.Linear(4, 3)) for _ in range(2)]
     >>> Stacked(nets, devices=("cpu",))(torch.zeros(5, 1, 2, 2)).shape
     torch.Size([2, 5, 3])
     """
 
-    def __init__(self, networks: Sequence[nn.Module], devices: Sequence[str] = ("cuda",)) -> None:
+    def __init__(
+        self,
+        networks: Sequence[nn.Module],
+        devices: Sequence[str] = ("cuda",),
+        *,
+        only_kernels: bool = False,
+    ) -> None:
         self.networks = list(networks)
         self.devices = devices
+        self.only_kernels = only_kernels
         self.how = ""
         self._fixed = False
-        self._layers: Callable[[Tensor], Tensor] | None = None
-        self._versions: list[Any] = []
+        self._run: Run | None = None
+        self._built: list[Any] = []
+        self._places: list[tuple[dict[str, Any], str]] = []
+        self._held: list[Tensor] = []
 
     def drop(self) -> None:
-        """Forget the stack: the next use builds it from the networks as they are then."""
+        """Forget the stack: the next use builds it from the networks as they are then.
+
+        Needed where parameters change unseen: by the replay of a CUDA graph, or as whole modules.
+        """
         if not self._fixed:
-            self._layers = None
+            self._run, self._built = None, []
 
     def fix(self, x: Tensor) -> None:
-        """Build the stack for good from the networks as they are, for x's kind of device, to be traced."""
+        """Build it for good from the networks as they are, for x's kind of device, to be traced."""
         self.devices = (x.device.type,)
         self(x)
         self._fixed = True
 
     @torch.no_grad()
-    def __call__(self, x: Tensor) -> Tensor | None:
-        """One pass: x (B, ...) -> (K, B, F), or None if these networks cannot be stacked."""
+    def __call__(self, x: Tensor, shift: Tensor | None = None) -> Tensor | None:
+        """One pass: x (B, ...) -> (K, B, F), or None if these networks cannot be stacked.
+
+        Args:
+            x: the input of all networks.
+            shift: what is taken off x before they see it.
+        """
         if self.how == "apart" or x.device.type not in self.devices:
             return None
-        if self._fixed:
-            return None if self._layers is None else self._layers(x)
-        versions = [(p.data_ptr(), p._version) for net in self.networks for p in net.parameters()]
-        if self._layers is None or versions != self._versions:
-            self._layers, self._versions = self._build(x), versions
-        return None if self._layers is None else self._layers(x)
+        if not self._fixed and self._state(x) != self._built:
+            if x.is_cuda and torch.cuda.is_current_stream_capturing():
+                warnings.warn(
+                    f"a CUDA graph is captured before {type(self.networks[0]).__name__} was used: its "
+                    "networks are evaluated one by one in it; ask for one posterior before the capture",
+                    stacklevel=2,
+                )
+                return None
+            self._places = _places(self.networks)
+            # While these are held no other tensor can take their addresses, by which we know them.
+            self._held = [place[name].detach() for place, name in self._places]
+            self._run, self._built = self._build(x, shift), self._state(x)
+        return None if self._run is None else self._run(x, shift)
 
-    def _build(self, x: Tensor) -> Callable[[Tensor], Tensor] | None:
-        layers = [_sequence(network) for network in self.networks]
-        if all(found is not None for found in layers):
-            made = _stack_layers([found for found in layers if found is not None])
-            if made is not None:
+    def _state(self, x: Tensor) -> list[Any]:
+        """What the stack was built for, and numbers that change when a parameter or buffer does."""
+        state: list[Any] = [x.shape[1:], x.dtype, x.device]
+        for place, name in self._places:
+            tensor = place[name]
+            state += (tensor.data_ptr(), tensor._version)
+        return state
+
+    def _build(self, x: Tensor, shift: Tensor | None) -> Run | None:
+        found = [_sequence(network) for network in self.networks]
+        layers = [one for one in found if one is not None]
+        if len(layers) == len(found):
+            run = self._try_kernels(layers, x, shift)
+            if run is not None:
+                self.how = "triton"
+                return run
+            stacked = None if self.only_kernels else _stack_layers(layers)
+            if stacked is not None:
                 self.how = "layers"
-                return made
+                return _shifted(stacked)
+        if self.only_kernels:
+            self.how = "apart"
+            return None
         try:
             made = _stack_state(self.networks)
             made(x[:1])
@@ -88,11 +136,109 @@ class Stacked:
             self.how = "apart"
             name, why = type(self.networks[0]).__name__, str(error).splitlines()[0]
             warnings.warn(
-                f"{name} cannot be stacked ({why}): components are evaluated one by one", stacklevel=2
+                f"{name} cannot be stacked ({why}): components are evaluated one by one", stacklevel=3
             )
             return None
         self.how = "vmap"
-        return made
+        return _shifted(made)
+
+    def _try_kernels(self, layers: list[list[nn.Module]], x: Tensor, shift: Tensor | None) -> Run | None:
+        """These layers by our own kernels, tried once on x; None where they are not for them."""
+        given = self._held if shift is None else [*self._held, shift]
+        if any(one.dtype != x.dtype or one.device != x.device for one in given):
+            return None
+        if shift is not None and shift.shape != x.shape[1:]:
+            return None
+        from recmix import kernels
+
+        if not kernels.usable(x):
+            return None
+        try:
+            run = self._kernels(layers, x.shape[1:])
+            if run is not None:
+                run(x, shift)
+        except Exception as error:  # a compiler's errors have no common kind
+            why = (str(error).splitlines() or [type(error).__name__])[0]
+            warnings.warn(
+                f"the Triton kernels for {type(self.networks[0]).__name__} cannot be used ({why}): "
+                "torch's own are used instead, which are slower",
+                stacklevel=4,
+            )
+            return None
+        return run
+
+    def _kernels(self, layers: list[list[nn.Module]], shape: Sequence[int]) -> Run | None:
+        from recmix import layers as ours
+
+        return ours.sequence(layers, shape)
+
+
+class StackedEncoders(Stacked):
+    """K encoders as one function to K Gaussians.
+
+    >>> nets = [nn.Sequential(nn.Flatten(), nn.Linear(4, 6)) for _ in range(2)]
+    >>> StackedEncoders(nets, devices=("cpu",)).gaussians(torch.zeros(5, 1, 2, 2)).mean.shape
+    torch.Size([2, 5, 3])
+    """
+
+    def gaussians(self, x: Tensor, shift: Tensor | None = None) -> Gaussian | None:
+        """What all K encoders say of x - shift, (K, B, D), or None if they cannot be stacked."""
+        parameters = self(x, shift)
+        if parameters is None:
+            return None
+        if self.how == "triton":  # the last kernel has clamped
+            return Gaussian.clamped(*parameters.chunk(2, dim=-1))
+        return Gaussian.from_parameters(parameters)
+
+    def _kernels(self, layers: list[list[nn.Module]], shape: Sequence[int]) -> Run | None:
+        from recmix import layers as ours
+
+        return ours.sequence(layers, shape, LOG_VARIANCE_RANGE)
+
+
+class StackedGates(Stacked):
+    """The gates of a recursive mixture as one function to its log-weights.
+
+    Args:
+        gates: ε_1 … ε_M, with the same bounds.
+        devices: as in `Stacked`.
+
+    >>> gates = StackedGates([Gate((1, 2, 2)) for _ in range(2)], devices=("cpu",))
+    >>> gates.log_weights(torch.zeros(5, 1, 2, 2)).shape
+    torch.Size([5, 3])
+    """
+
+    def __init__(self, gates: Sequence[Gate], devices: Sequence[str] = ("cuda",)) -> None:
+        super().__init__([gate.layers for gate in gates], devices)
+        self.bounds = (gates[0].minimum, gates[0].maximum) if gates else (0.0, 1.0)
+
+    def log_weights(self, x: Tensor, shift: Tensor | None = None) -> Tensor | None:
+        """log α(x), (B, M + 1), or None if the gates cannot be stacked."""
+        out = self(x, shift)
+        if out is None or self.how == "triton":
+            return out
+        return recursive_log_weights(*bounded(out.squeeze(-1).t(), *self.bounds))
+
+    def _kernels(self, layers: list[list[nn.Module]], shape: Sequence[int]) -> Run | None:
+        from recmix import layers as ours
+
+        return ours.recursion(layers, shape, *self.bounds)
+
+
+def _places(networks: Sequence[nn.Module]) -> list[tuple[dict[str, Any], str]]:
+    """Where each parameter and buffer of the networks is kept."""
+    return [
+        (kept, name)
+        for network in networks
+        for module in network.modules()
+        for kept in (module._parameters, module._buffers)
+        for name in kept
+        if kept[name] is not None
+    ]
+
+
+def _shifted(function: Callable[[Tensor], Tensor]) -> Run:
+    return lambda x, shift: function(x if shift is None else x - shift)
 
 
 def _sequence(network: nn.Module) -> list[nn.Module] | None:

@@ -20,7 +20,7 @@ from recmix.errors import ConfigError
 from recmix.methods.recursive import MAX_ORDER
 from recmix.networks import WeightNet, reset
 from recmix.posteriors import Gaussian, Mixture
-from recmix.stacked import Stacked
+from recmix.stacked import StackedEncoders
 
 __all__ = ["BlindMixture", "collapse_report"]
 
@@ -73,22 +73,22 @@ class BlindMixture(Method):
         self._draw_others()
         self.gaussian = component == "gaussian"
         parts_now: Any = self.components
-        self._encoders = Stacked([part.encoder for part in parts_now])
+        self._encoders = StackedEncoders([part.encoder for part in parts_now])
 
     def train(self, mode: bool = True) -> BlindMixture:
-        """As ever; the stacked networks are built anew after it."""
-        self._encoders.drop()
+        """As ever; the stacked networks are built anew after a training."""
+        if mode:
+            self._encoders.drop()
         super().train(mode)
         return self
 
     def posterior(self, x: Tensor) -> Mixture:
         """The whole mixture in one feed-forward pass: stacked, where no gradient is wanted."""
-        seen = self.model.centred(x)
-        log_weights = self.weight_net(seen)
+        log_weights = self.weight_net(self.model.centred(x))
         if not torch.is_grad_enabled() and not self.training and self.gaussian:
-            parameters = self._encoders(seen)
-            if parameters is not None:
-                return Mixture.of_gaussians(parameters, log_weights)
+            parts = self._encoders.gaussians(x, self.model.shift)
+            if parts is not None:
+                return Mixture.of_gaussians(parts, log_weights)
         return Mixture([self.component(m, x) for m in range(self.order)], log_weights)
 
     def loss(self, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:

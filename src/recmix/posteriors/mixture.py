@@ -62,10 +62,9 @@ class Mixture(Posterior):
         self.log_weights = log_weights
 
     @classmethod
-    def of_gaussians(cls, parameters: Tensor, log_weights: Tensor) -> Mixture:
-        """From encoder outputs of all components, (K, B, 2 D), and log-weights (B, K)."""
-        whole = Gaussian.from_parameters(parameters)  # one operation for all components
-        return cls._of_joined(whole.mean, whole.log_variance, log_weights)
+    def of_gaussians(cls, parts: Gaussian, log_weights: Tensor) -> Mixture:
+        """From all components in one, with tensors (K, B, D), and log-weights (B, K)."""
+        return cls._of_joined(parts.mean, parts.log_variance, log_weights)
 
     @classmethod
     def _of_joined(cls, means: Tensor, log_variances: Tensor, log_weights: Tensor) -> Mixture:

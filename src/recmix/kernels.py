@@ -1,0 +1,327 @@
+"""Layers of K networks of one shape in one Triton kernel each: product, bias and activation together.
+
+A convolution is computed as a matrix product whose left factor is gathered from the image while it is
+read: row m is one place of the output in one example, and the depth runs over (kernel row, kernel
+column, channel). Weights are packed once in that order. Between layers activations lie channels-last,
+(K, B, H, W, C), so what a convolution writes is contiguous in what the next layer reads; the first layer
+reads the images as they come, (B, C, H, W), and takes the centre off on its way.
+
+Products of float32 are formed from three of TF32 each, which keeps float32's accuracy on tensor cores.
+Block sizes follow from the shapes alone: nothing is tuned while running, nothing waits for the device,
+so everything here can be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # it comes with torch where torch is built for GPUs; nothing is called elsewhere
+    triton = None
+
+__all__ = ["Limits", "conv2d_stacked", "linear_stacked", "log_weights_of_parts", "tiles", "usable"]
+
+Limits = tuple[float, float]
+PROGRAMS = 200
+"""As many programs as a layer should have, to keep a GPU of a hundred or so multiprocessors busy."""
+
+
+def usable(x: Tensor) -> bool:
+    """Whether these kernels can run where x is, on what it holds."""
+    if triton is None or x.dtype != torch.float32:
+        return False
+    if x.is_cuda:
+        return torch.version.hip is None and torch.cuda.get_device_capability(x.device) >= (8, 0)
+    return bool(triton.knobs.runtime.interpret)
+
+
+def _jit(function: Any) -> Any:
+    return function if triton is None else triton.jit(function, do_not_specialize=["batch"])
+
+
+@_jit
+def _active(value: tl.tensor, SLOPE: tl.constexpr) -> tl.tensor:
+    # Comparisons are written so that what is not a number stays so.
+    if SLOPE == 0:
+        value = tl.where(value < 0, 0.0, value)
+    elif SLOPE != 1:
+        value = tl.where(value < 0, value * SLOPE, value)
+    return value
+
+
+@_jit
+def _layer(
+    x: tl.tensor,  # (B, C, H, W) if SHARED, else (K, B, H, W, C)
+    centre: tl.tensor,  # (C, H, W)
+    weight: tl.tensor,  # (K, KH KW C, N)
+    bias: tl.tensor,  # (K, N)
+    out: tl.tensor,  # (K, B, OH, OW, N)
+    batch: tl.tensor,
+    SHARED: tl.constexpr,
+    STEP: tl.constexpr,  # from one network's first pixel to the next's, of a shared image
+    IMAGE: tl.constexpr,  # values from one image to the next
+    C: tl.constexpr,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    OH: tl.constexpr,
+    OW: tl.constexpr,
+    KH: tl.constexpr,
+    KW: tl.constexpr,
+    SH: tl.constexpr,
+    SW: tl.constexpr,
+    PH: tl.constexpr,
+    PW: tl.constexpr,
+    N: tl.constexpr,
+    CENTRED: tl.constexpr,
+    SLOPE: tl.constexpr,
+    LIMITED: tl.constexpr,
+    LOW: tl.constexpr,
+    HIGH: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+) -> None:
+    net = tl.program_id(2)
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    steps = tl.arange(0, BK)
+    rows = batch * (OH * OW)
+    example = m // (OH * OW)
+    top = (m // OW % OH * SH - PH)[:, None]
+    left = (m % OW * SW - PW)[:, None]
+    image = (example.to(tl.int64) if SHARED else net.to(tl.int64) * batch + example) * IMAGE
+    total = tl.zeros((BM, BN), tl.float32)
+    for start in range(0, KH * KW * C, BK):
+        d = start + steps
+        # Where a block of the depth stays within one place of the kernel, that place is a scalar.
+        if KH * KW == 1:
+            place = 0
+            c = d
+        elif C % BK == 0:
+            place = start // C
+            c = d - place * C
+        else:
+            place = (d // C)[None, :]
+            c = d % C
+        h = top + place // KW
+        w = left + place % KW
+        if SHARED:
+            pixel = (c * (H * W))[None, :] + h * W + w + net * STEP
+        else:
+            pixel = (h * W + w) * C + c[None, :]
+        inside = (m < rows)[:, None] & (d < KH * KW * C)[None, :]
+        inside = inside & (h >= 0) & (h < H) & (w >= 0) & (w < W)
+        seen = tl.load(x + image[:, None] + pixel, mask=inside, other=0.0)
+        if CENTRED:
+            seen -= tl.load(centre + pixel, mask=inside, other=0.0)
+        wanted = (d < KH * KW * C)[:, None] & (n < N)[None, :]
+        at = (net * (KH * KW * C) + d)[:, None] * N + n[None, :]
+        factor = tl.load(weight + at, mask=wanted, other=0.0)
+        total = tl.dot(seen, factor, total, input_precision="tf32x3")
+    total += tl.load(bias + net * N + n, mask=n < N, other=0.0)[None, :]
+    total = _active(total, SLOPE)
+    if LIMITED:
+        last = (n >= N // 2)[None, :]
+        total = tl.where(last & (total < LOW), LOW, total)
+        total = tl.where(last & (total > HIGH), HIGH, total)
+    to = (net.to(tl.int64) * rows + m)[:, None] * N + n[None, :]
+    tl.store(out + to, total, mask=(m < rows)[:, None] & (n < N)[None, :])
+
+
+@_jit
+def _log_weights(
+    sums: tl.tensor,  # (PARTS, B, GATES HIDDEN): parts of the hidden layers' sums
+    bias: tl.tensor,  # (GATES HIDDEN)
+    weight: tl.tensor,  # (GATES HIDDEN), of the last layers
+    last: tl.tensor,  # (GATES), their biases
+    out: tl.tensor,  # (B, GATES + 1)
+    batch: tl.tensor,
+    PARTS: tl.constexpr,
+    GATES: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    SLOPE: tl.constexpr,
+    MINIMUM: tl.constexpr,
+    MAXIMUM: tl.constexpr,
+    BB: tl.constexpr,
+    BG: tl.constexpr,
+    BH: tl.constexpr,
+) -> None:
+    b = tl.program_id(0) * BB + tl.arange(0, BB)
+    g = tl.arange(0, BG)  # component 0 has no gate, component g has gate g - 1
+    n = tl.arange(0, BH)
+    gated = (g > 0) & (g <= GATES)
+    unit = (g[:, None] - 1) * HIDDEN + n[None, :]
+    unit_there = gated[:, None] & (n < HIDDEN)[None, :]
+    there = (b < batch)[:, None, None] & unit_there[None, :, :]
+    hidden = tl.zeros((BB, BG, BH), tl.float32)
+    for part in tl.static_range(PARTS):
+        at = (part * batch + b).to(tl.int64)[:, None, None] * (GATES * HIDDEN) + unit[None, :, :]
+        hidden += tl.load(sums + at, mask=there, other=0.0)
+    hidden += tl.load(bias + unit, mask=unit_there, other=0.0)[None, :, :]
+    hidden = _active(hidden, SLOPE)
+    factor = tl.load(weight + unit, mask=unit_there, other=0.0)
+    score = tl.sum(hidden * factor[None, :, :], 2)
+    score += tl.load(last + g - 1, mask=gated, other=0.0)[None, :]
+    # ε and 1 - ε as sums of positive terms, like `networks.bounded`.
+    log_eps = tl.log(MINIMUM + (MAXIMUM - MINIMUM) * tl.sigmoid(score))
+    log_rest = tl.log((1 - MAXIMUM) + (MAXIMUM - MINIMUM) * tl.sigmoid(-score))
+    log_eps = tl.where(gated[None, :], log_eps, 0.0)
+    after = (g[None, :] > g[:, None]) & gated[None, :]  # (component, gates of later ones)
+    later = tl.sum(tl.where(after[None, :, :], log_rest[:, None, :], 0.0), 2)
+    there = (b < batch)[:, None] & (g <= GATES)[None, :]
+    tl.store(out + b[:, None] * (GATES + 1) + g[None, :], log_eps + later, mask=there)
+
+
+def tiles(networks: int, rows: int, columns: int, depth: int, taps: int) -> tuple[int, ...]:
+    """How a product is divided: rows, columns and depth of a block, warps, stages of its loop.
+
+    The largest block that still makes enough programs; small ones step through a longer depth at once.
+    """
+    for bm, bn in ((128, 64), (128, 32), (64, 64), (64, 32), (32, 32), (16, 32), (16, 16)):
+        if bn < 2 * columns and networks * -(-rows // bm) * -(-columns // bn) >= PROGRAMS:
+            break
+    bk = min(_power(depth), 32 if taps > 1 else 64)
+    return bm, bn, bk, 4 if bm * bn > 1024 else 2, 3
+
+
+def _power(n: int) -> int:
+    """The power of two that holds n, at least 16: the least a block may have."""
+    return max(16, 1 << (n - 1).bit_length())
+
+
+def conv2d_stacked(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    *,
+    kernel: Sequence[int],
+    stride: Sequence[int] = (1, 1),
+    padding: Sequence[int] = (0, 0),
+    slope: float = 1.0,
+    centre: Tensor | None = None,
+) -> Tensor:
+    """K convolutions, their biases and activations.
+
+    Args:
+        x: images for all, (B, C, H, W), or activations of each, (K, B, H, W, C); contiguous.
+        weight: (K, kernel row · kernel column · C, N).
+        bias: (K, N).
+        kernel: rows and columns.
+        stride: of rows and columns.
+        padding: of rows and columns, with zeros.
+        slope: what negative values are multiplied by: 1 for no activation, 0 for ReLU.
+        centre: (C, H, W), taken off x before it is padded; only with images for all.
+
+    Returns:
+        (K, B, H', W', N).
+    """
+    if x.dim() == 4:
+        batch, channels, height, width = x.shape
+    else:
+        _, batch, height, width, channels = x.shape
+    sides = zip((height, width), kernel, stride, padding, strict=True)
+    size = [(side + 2 * p - k) // s + 1 for side, k, s, p in sides]
+    out = x.new_empty(weight.shape[0], batch, *size, weight.shape[2])
+    window = (*size, *kernel, *stride, *padding)
+    _launch(x, centre, weight, bias, out, (channels, height, width), window, slope, None)
+    return out
+
+
+def linear_stacked(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    *,
+    slope: float = 1.0,
+    centre: Tensor | None = None,
+    limits: Limits | None = None,
+    parts: bool = False,
+) -> Tensor:
+    """K linear layers, their biases and activations.
+
+    Args:
+        x: rows for all, (B, I), or for each, (K, B, I); contiguous. Images (B, C, H, W) and activations
+            (K, B, H, W, C) are read as such rows.
+        weight: (K, I, N); with `parts` (K, I / K, N).
+        bias: (K, N).
+        slope: what negative values are multiplied by: 1 for no activation, 0 for ReLU.
+        centre: (I,), taken off x; only with rows for all.
+        limits: keep the second half of the columns between these.
+        parts: layer k sees only the k-th part of each row of x (B, I).
+
+    Returns:
+        (K, B, N).
+    """
+    if x.dim() > 3:
+        x = x.flatten(x.dim() - 3)
+    out = x.new_empty(weight.shape[0], x.shape[-2], weight.shape[2])
+    window = (1, 1, 1, 1, 1, 1, 0, 0)
+    _launch(x, centre, weight, bias, out, (weight.shape[1], 1, 1), window, slope, limits, parts)
+    return out
+
+
+def log_weights_of_parts(
+    sums: Tensor,
+    bias: Tensor,
+    weight: Tensor,
+    last: Tensor,
+    *,
+    slope: float,
+    minimum: float,
+    maximum: float,
+) -> Tensor:
+    """log α (B, M + 1) of a recursive mixture with M gates of one hidden layer of F units each.
+
+    Args:
+        sums: (parts, B, M F), which add up to the hidden layers before bias and activation.
+        bias: of the hidden layers, (M, F).
+        weight: of the last layers, (M, F).
+        last: their biases, (M, 1).
+        slope: what the hidden layers multiply negative values by.
+        minimum: the smallest ε.
+        maximum: the largest ε.
+    """
+    parts, batch, _ = sums.shape
+    gates, hidden = bias.shape
+    out = sums.new_empty(batch, gates + 1)
+    if batch:
+        bb, bg, bh = 4, _power(gates + 1), _power(hidden)
+        sizes = (parts, gates, hidden, slope, minimum, maximum, bb, bg, bh)
+        _log_weights[(-(-batch // bb),)](sums, bias, weight, last, out, batch, *sizes)
+    return out
+
+
+def _launch(
+    x: Tensor,
+    centre: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    out: Tensor,
+    shape: tuple[int, int, int],
+    window: tuple[int, ...],
+    slope: float,
+    limits: Limits | None,
+    parts: bool = False,
+) -> None:
+    networks, depth, columns = weight.shape
+    batch, shared = out.shape[1], x.dim() in (2, 4)
+    rows = batch * window[0] * window[1]
+    if not rows:
+        return
+    bm, bn, bk, warps, stages = tiles(networks, rows, columns, depth, window[2] * window[3])
+    step = depth if parts else 0
+    image = math.prod(shape) * (networks if parts else 1)
+    _layer[(-(-rows // bm), -(-columns // bn), networks)](
+        *(x, x if centre is None else centre, weight, bias, out, batch, shared, step, image),
+        *(*shape, *window, columns, centre is not None, slope),
+        *(limits is not None, *(limits or (0.0, 0.0)), bm, bn, bk),
+        num_warps=warps,
+        num_stages=stages,
+    )

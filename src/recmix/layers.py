@@ -1,0 +1,151 @@
+"""Networks of torch layers put together from our own kernels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recmix.kernels import Limits, conv2d_stacked, linear_stacked, log_weights_of_parts
+
+__all__ = ["recursion", "sequence"]
+
+Run = Callable[[Tensor, Tensor | None], Tensor]
+PARTS = 16
+"""Into how many parts at most the sum over all pixels of an image is divided."""
+
+
+def sequence(
+    networks: Sequence[Sequence[nn.Module]], shape: Sequence[int], limits: Limits | None = None
+) -> Run | None:
+    """K sequences of layers as one function of x (B, ...) and its centre; None where it cannot be done.
+
+    Args:
+        networks: convolutions, then linear layers, with activations after any of them.
+        shape: of one example, (C, H, W) or (I,).
+        limits: keep the second half of the last layer's outputs between these.
+
+    Returns:
+        A function to (K, B, N).
+    """
+    made: list[tuple[Any, tuple[Tensor, Tensor], dict[str, Any]]] = []
+    size = tuple(shape)
+    # How a linear layer's inputs are numbered: by channels, then the rows and columns of each.
+    lie: tuple[int, ...] = (math.prod(size), 1, 1)
+    for layers in zip(*networks, strict=True):
+        first: Any = layers[0]
+        slope = _slope(first)
+        if slope == 1:
+            continue
+        if slope is not None and made and "slope" not in made[-1][2]:
+            made[-1][2]["slope"] = slope
+        elif isinstance(first, nn.Conv2d) and len(size) == 3 and _plain(first):
+            window: dict[str, Any] = {"kernel": first.kernel_size, "stride": first.stride}
+            window["padding"] = first.padding
+            sides = zip(size[1:], *window.values(), strict=True)
+            size = (first.out_channels, *((n + 2 * p - k) // s + 1 for n, k, s, p in sides))
+            if min(size) < 1:
+                return None
+            made.append((conv2d_stacked, _packed(layers, first.weight.shape[1:]), window))
+            lie = size
+        elif isinstance(first, nn.Flatten) and (first.start_dim, first.end_dim) == (1, -1):
+            size = (math.prod(size),)
+        elif isinstance(first, nn.Linear) and size == (first.in_features,):
+            made.append((linear_stacked, _packed(layers, lie), {}))
+            size, lie = (first.out_features,), (first.out_features, 1, 1)
+        else:
+            return None
+    if not made or made[-1][0] is not linear_stacked:
+        return None
+    if limits is not None:
+        if "slope" in made[-1][2]:
+            return None
+        made[-1][2]["limits"] = limits
+
+    def run(x: Tensor, centre: Tensor | None) -> Tensor:
+        x, centre = x.contiguous(), None if centre is None else centre.contiguous()
+        with torch.cuda.device_of(x):
+            for call, tensors, options in made:
+                x = call(x, *tensors, centre=centre, **options)
+                centre = None
+        return x
+
+    return run
+
+
+def recursion(
+    gates: Sequence[Sequence[nn.Module]], shape: Sequence[int], minimum: float, maximum: float
+) -> Run | None:
+    """The gates of a recursive mixture as one function of x (B, ...) and its centre.
+
+    The first layers of all gates are one product, its long sum over the pixels divided into parts that
+    run side by side; a second kernel adds them up and does all the rest.
+
+    Args:
+        gates: of each gate its layers: linear, activation, linear to one score.
+        shape: of one example.
+        minimum: the smallest ε.
+        maximum: the largest ε.
+
+    Returns:
+        A function to log α (B, order), or None where it cannot be done.
+    """
+    pixels = math.prod(shape)
+    kinds = [[layer for layer in gate if type(layer) is not nn.Flatten] for gate in gates]
+    if any([type(layer) for layer in kind[::2]] != [nn.Linear, nn.Linear] for kind in kinds):
+        return None
+    slope = _slope(kinds[0][1]) if len(kinds[0]) == 3 else None
+    if slope is None:
+        return None
+    firsts: list[Any] = [kind[0] for kind in kinds]
+    seconds: list[Any] = [kind[2] for kind in kinds]
+    count, hidden = len(kinds), firsts[0].out_features
+    if firsts[0].in_features != pixels or seconds[0].out_features != 1:
+        return None
+    parts = max((p for p in range(1, PARTS + 1) if pixels % (16 * p) == 0), default=1)
+    weight = torch.cat([layer.weight.detach() for layer in firsts]).t().contiguous()
+    weight = weight.view(parts, pixels // parts, count * hidden)
+    nothing = weight.new_zeros(parts, count * hidden)
+    bias, last = _biases(firsts), _biases(seconds)
+    second = torch.cat([layer.weight.detach() for layer in seconds])
+    tail = {"slope": slope, "minimum": minimum, "maximum": maximum}
+
+    def run(x: Tensor, centre: Tensor | None) -> Tensor:
+        x, centre = x.contiguous(), None if centre is None else centre.contiguous()
+        with torch.cuda.device_of(x):
+            sums = linear_stacked(x, weight, nothing, centre=centre, parts=True)
+            return log_weights_of_parts(sums, bias, second, last, **tail)
+
+    return run
+
+
+def _packed(layers: Sequence[Any], columns: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Weights (K, depth, N) in the kernel's order, and biases (K, N).
+
+    Args:
+        layers: K convolutions or linear layers.
+        columns: channels, rows and columns that the inputs of one output are numbered by.
+    """
+    weights = [layer.weight.detach().reshape(-1, *columns) for layer in layers]
+    return torch.stack([w.permute(2, 3, 1, 0).flatten(0, 2) for w in weights]), _biases(layers)
+
+
+def _biases(layers: Sequence[Any]) -> Tensor:
+    nothing = layers[0].weight.new_zeros(layers[0].weight.shape[0])
+    return torch.stack([nothing if layer.bias is None else layer.bias.detach() for layer in layers])
+
+
+def _slope(layer: nn.Module) -> float | None:
+    """What an activation multiplies negative values by, if it does nothing else."""
+    if type(layer) is nn.LeakyReLU:
+        return float(layer.negative_slope)
+    return {nn.ReLU: 0.0, nn.Identity: 1.0}.get(type(layer))
+
+
+def _plain(layer: nn.Conv2d) -> bool:
+    """Whether a convolution is of the kind the kernel knows."""
+    zeros = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    return zeros and layer.groups == 1 and layer.dilation == (1, 1)
