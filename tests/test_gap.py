@@ -21,7 +21,7 @@ from recmix.evaluation.bounds import decode_bytes
 from recmix.evaluation.decompose import decompose
 from recmix.evaluation.evidence import evidence_of, importance
 from recmix.evaluation.gap import QUANTITIES, Gap
-from recmix.evaluation.optimum import ascend, balanced_noise, laplace, starts_of
+from recmix.evaluation.optimum import ascend, balanced_noise, modes, starts_of
 from recmix.methods.vae import VAE
 from recmix.posteriors import Gaussian, Mixture
 from recmix.posteriors.full import FullGaussian
@@ -97,22 +97,31 @@ def test_every_gap_of_the_linear_gaussian_model_is_its_closed_form(world, x):
     assert found.exact
 
 
+def test_a_refined_posterior_loses_nothing_on_the_linear_gaussian_model(world, x):
+    method = Known(world.model, wrong(world))
+    method.refine = 1
+    found = decompose(method, x[:4], samples=10, check=0)
+    assert (found.family, found.exact) == ("full", True)
+    torch.testing.assert_close(found.total, torch.zeros(4, dtype=torch.float64), rtol=0, atol=1e-9)
+    assert "Nothing will pay" in found.advice
+
+
 @pytest.mark.parametrize("diagonal", [True, False])
 def test_the_best_gaussian_is_exact_on_the_linear_gaussian_model(world, x, diagonal):
     """From Laplace's Gaussian, and from far away."""
     truth = world.posterior(x)
-    modes = laplace(world.model, x, starts_of(wrong(world)(x)))
-    torch.testing.assert_close(modes[0].mean, truth.loc)
-    torch.testing.assert_close(modes[0].scale_tril, truth.scale_tril)
+    best_mode, _ = modes(world.model, x, starts_of(wrong(world)(x)))
+    torch.testing.assert_close(best_mode.mean, truth.loc)
+    torch.testing.assert_close(best_mode.scale_tril, truth.scale_tril)
     generator = torch.Generator().manual_seed(0)
-    got = ascend(world.model, x, [modes[0]], diagonal=diagonal, generator=generator, at_once=10_000)
+    got = ascend(world.model, x, [best_mode], diagonal=diagonal, generator=generator, at_once=10_000)
     best = truth.scale_tril
     if diagonal:
         best = torch.diag_embed(truth.precision_matrix.diagonal(dim1=-2, dim2=-1).rsqrt())
     torch.testing.assert_close(got.mean, truth.loc, rtol=0, atol=1e-8)
     torch.testing.assert_close(got.scale_tril, best, rtol=0, atol=1e-8)
     far = FullGaussian(truth.loc + 0.5, 1.5 * truth.scale_tril)
-    near = ascend(world.model, x, [far], diagonal=diagonal, generator=generator, at_once=7)
+    near = ascend(world.model, x, [far], diagonal=diagonal, generator=generator, at_once=400)
     closer = MultivariateNormal(near.mean, scale_tril=near.scale_tril)
     target = MultivariateNormal(truth.loc, scale_tril=best)
     before = kl_divergence(MultivariateNormal(far.mean, scale_tril=far.scale_tril), target)

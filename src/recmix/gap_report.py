@@ -64,6 +64,7 @@ def report_gap(
             x, train=train, name=split, samples=samples, seed=seed, memory=memory, report=report
         )
     content = {
+        "refine": fitted.spec.training.refine,
         "samples": samples,
         "seed": seed,
         "device": torch.cuda.get_device_name(fitted.device) if fitted.device.type == "cuda" else "cpu",

@@ -13,7 +13,7 @@ from recmix.evaluation.annealing import annealed
 from recmix.evaluation.bounds import CPU_MEMORY, MEMORY, bounds_of, decode_bytes
 from recmix.evaluation.evidence import importance
 from recmix.evaluation.gap import Gap
-from recmix.evaluation.optimum import as_full, ascend, laplace, noise_pairs, starts_of
+from recmix.evaluation.optimum import as_full, ascend, modes, noise_pairs, starts_of
 from recmix.posteriors.full import FullGaussian
 from recmix.posteriors.gaussian import Gaussian
 from recmix.posteriors.mixture import Mixture
@@ -73,13 +73,13 @@ def decompose(
     for start in range(0, len(x), rows):
         part, here = x[start : start + rows], picked[start : start + rows]
         with torch.no_grad():
-            q = method.posterior(part)
+            q = method.infer(part)
         family, exact = family_of(q)
         own = as_full(q)
-        modes = laplace(model, part, starts_of(q))
+        mode, every_mode = modes(model, part, starts_of(q))
         # The same noise for every part: what an image gets does not depend on how they are divided.
         steps = torch.Generator(x.device).manual_seed(seed + 1)
-        begin = [modes[0], *([own] if own is not None else [])]
+        begin = [mode] if own is None else [mode, own]
         diagonal = ascend(model, part, begin, diagonal=True, generator=steps, at_once=at_once)
         full = ascend(model, part, [*begin, diagonal], diagonal=False, generator=steps, at_once=at_once)
         with torch.no_grad():
@@ -87,7 +87,7 @@ def decompose(
                 bounds_of(model, part, one, ELBO_SAMPLES, generator, at_once).elbo
                 for one in (q, diagonal, full)
             ]
-        proposal = _proposal(full, modes[1])
+        proposal = _proposal(full, every_mode)
         evidence = importance(
             model, part, proposal, samples=samples, generator=generator, at_once=at_once
         )

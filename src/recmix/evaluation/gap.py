@@ -166,7 +166,7 @@ class Gap:
         start = f"{lost:.1f} of {total:.1f} nats are lost by the encoder's guess"
         if self.train is None:
             return (
-                f"Refinement (vlae, sa, or more of their steps) or a better encoder will pay: {start}; "
+                f"Refinement (--refine 4, vlae, sa) or a better encoder will pay: {start}; "
                 "training images beside these would tell whether it generalises."
             )
         between = self.summary()["difference"]["amortisation"]
@@ -174,11 +174,11 @@ class Gap:
         if between["mean"] >= 0.5 * lost and between["mean"] > SIGNIFICANT * between["se"]:
             return (
                 f"The encoder does not generalise: {start}, against {theirs:.1f} on training images, so "
-                "refinement (vlae, sa, or more of their steps), residual corrections or augmented "
+                "refinement (--refine 4, vlae, sa), residual corrections or augmented "
                 "training images will pay, and a richer posterior will not."
             )
         return (
-            f"A wider encoder, longer training or refinement (vlae, sa, or more of their steps) will "
+            f"A wider encoder, longer training or refinement (--refine 4, vlae, sa) will "
             f"pay: {start}, and {theirs:.1f} on training images too."
         )
 

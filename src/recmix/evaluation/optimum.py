@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from recmix.core import LatentModel, Posterior
-from recmix.gauss_newton import climb
 from recmix.posteriors.flow import Reflected
 from recmix.posteriors.full import FullGaussian
 from recmix.posteriors.gaussian import Gaussian
 from recmix.posteriors.mixture import Mixture
+from recmix.refinement import laplace
 
-__all__ = ["as_full", "ascend", "balanced_noise", "laplace", "noise_pairs", "starts_of"]
+__all__ = ["as_full", "ascend", "balanced_noise", "modes", "noise_pairs", "starts_of"]
 
 FIRST_CLIMB = 6
 """Gauss-Newton steps from every start."""
@@ -53,7 +53,7 @@ def as_full(q: Posterior) -> FullGaussian | None:
     if isinstance(q, Mixture) and len(q.components) == 1:
         q = q.components[0]
     if isinstance(q, FullGaussian):
-        return FullGaussian(q.mean, q.scale_tril)
+        return _by_factor(q)
     if isinstance(q, Gaussian):
         return FullGaussian(q.mean, torch.diag_embed(q.stddev))
     if isinstance(q, Reflected):
@@ -63,7 +63,7 @@ def as_full(q: Posterior) -> FullGaussian | None:
 
 
 @torch.no_grad()
-def laplace(model: LatentModel, x: Tensor, starts: Tensor) -> tuple[FullGaussian, list[FullGaussian]]:
+def modes(model: LatentModel, x: Tensor, starts: Tensor) -> tuple[FullGaussian, list[FullGaussian]]:
     """Laplace's Gaussian at the best mode of each image, and those where each start's climb led.
 
     The best is that of the highest evidence by Laplace's formula, p(x, z) / q(z) at the mode z: so a
@@ -74,17 +74,11 @@ def laplace(model: LatentModel, x: Tensor, starts: Tensor) -> tuple[FullGaussian
         x: images (B, C, H, W).
         starts: latent points (K, B, D).
     """
-    found, heights, places = [], [], []
-    for start in starts:
-        z, here = climb(model, x, start, steps=FIRST_CLIMB)
-        q = FullGaussian.from_precision(z, here.precision)
-        found.append(FullGaussian(z, q.scale_tril))
-        heights.append(here.log_joint - q.log_prob(z[None]).squeeze(0))
-        places.append(z)
-    which = torch.stack(heights).nan_to_num(-torch.inf).argmax(0)
-    z, here = climb(model, x, _chosen(torch.stack(places), which), steps=LAST_CLIMB)
-    best = FullGaussian.from_precision(z, here.precision)
-    return FullGaussian(z, best.scale_tril), found
+    found = [_by_factor(laplace(model, x, start, steps=FIRST_CLIMB)) for start in starts]
+    places = torch.stack([q.mean for q in found])
+    heights = [model.log_joint(x, q.mean[None]) - q.log_prob(q.mean[None]) for q in found]  # (1, B)
+    which = torch.cat(heights).nan_to_num(-torch.inf).argmax(0)
+    return _by_factor(laplace(model, x, _chosen(places, which), steps=LAST_CLIMB)), found
 
 
 def ascend(
@@ -173,6 +167,11 @@ def balanced_noise(
     # With R from draw = Q R, the rows of √pairs · draw R⁻¹ = √pairs · Q have the covariance I.
     rows = math.sqrt(pairs) * torch.linalg.qr(draw).Q
     return torch.cat([rows, -rows]).to(like.dtype)
+
+
+def _by_factor(q: FullGaussian) -> FullGaussian:
+    """The same Gaussian, given by the factor of its covariance."""
+    return FullGaussian(q.mean, q.scale_tril)
 
 
 def _diagonal_of(q: FullGaussian) -> FullGaussian:
