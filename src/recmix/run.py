@@ -5,6 +5,7 @@
 ``history.json``       one row per epoch
 ``status.json``        running, interrupted, failed or done, with the reason
 ``scores.json``        what `recmix evaluate` measured, by split and number of samples
+``gap.json``           what `recmix evaluate --gap` measured
 ``weights.safetensors``    the weights of the best validation epoch
 ``checkpoint.safetensors`` everything needed to continue
 ``log.jsonl``          times and events, outside what must be reproducible
@@ -234,6 +235,7 @@ class Run:
         "history.json",
         "status.json",
         "scores.json",
+        "gap.json",
         "log.jsonl",
         "order.json",
         "weights.safetensors",

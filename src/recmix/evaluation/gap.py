@@ -154,16 +154,18 @@ class Gap:
         if total < SMALL_TOTAL:
             return f"Nothing will pay: only {total:.2f} nats are lost in all."
         if left >= lost:
+            left = min(left, total)  # a mixture may be better than every single Gaussian
             closed = left - mine["approximation_full"]
             if closed >= 0.5 * left:
                 kind = f"a full covariance (full, hf, vlae) closes {closed:.1f} nats of it"
             else:
                 kind = "a mixture or a flow (rme, iaf) may do better"
-            return (
-                f"A richer posterior will pay: {left:.1f} of {total:.1f} nats are lost because no "
-                f"{self.family} Gaussian fits, and {kind}."
-            )
-        start = f"{lost:.1f} of {total:.1f} nats are lost by the encoder's guess"
+            start = f"{left:.1f} of {total:.1f} nats are lost because no {self.family} Gaussian fits"
+            if not self.exact:
+                start = f"up to {left:.1f} of {total:.1f} nats are lost because its family is too narrow"
+            return f"A richer posterior will pay: {start}, and {kind}."
+        least = "" if self.exact else "at least "
+        start = f"{least}{lost:.1f} of {total:.1f} nats are lost by the encoder's guess"
         if self.train is None:
             return (
                 f"Refinement (--refine 4, vlae, sa) or a better encoder will pay: {start}; "
