@@ -12,20 +12,17 @@ from typing import Any
 
 import torch
 from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from recmix._version import __version__
-from recmix.errors import RecmixError
 from recmix.explore import answers, reference
 from recmix.explore.batches import Batcher
-from recmix.explore.exchange import asked, few, send
+from recmix.explore.exchange import add_refusals, asked, few, send
 from recmix.explore.explain import explain, interpolate
 from recmix.explore.guard import Guard, Keys
 from recmix.explore.reference import array
-from recmix.explore.shelf import Shelf
-from recmix.explore.wire import JSON, Limits, Refused, Whole, fields, to_json
+from recmix.explore.shelf import FARTHEST, Shelf
+from recmix.explore.wire import Limits, Refused, Whole, fields
 
 __all__ = ["make_app"]
 
@@ -36,7 +33,10 @@ ABOUT = (
     "higher is better. The numbers are those of recmix.load(...)."
 )
 SEED = Whole(default=0, low=0, high=2**31 - 1)
+PICTURES = ("images", "B", "C", "H", "W")
+"""What a request gives."""
 IMAGES = array("B", "C", "H", "W")
+"""What an answer gives."""
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
@@ -69,7 +69,7 @@ def make_app(
         redoc_url=None,
         lifespan=lifespan,
     )
-    _add_refusals(app)
+    add_refusals(app)
     _add_model(app, shelf, batcher, limits)
     _add_looks(app, shelf, batcher, limits)
     _add_about(app, shelf, batcher, limits)
@@ -82,21 +82,38 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 def _post(
     app: FastAPI,
+    shelf: Shelf,
     path: str,
     *,
-    rows: Mapping[str, Any],
+    rows: tuple[str, ...],
     numbers: Mapping[str, Whole],
     answer: Mapping[str, Any],
     npy: tuple[bool, bool] = (False, False),
 ) -> Callable[[Handler], Handler]:
-    """A route for POST, described in full; `npy`: whether body and answer may be ``.npy``."""
+    """A route for POST, described in full.
+
+    Args:
+        app: where it is added.
+        shelf: for the names and sizes of its runs.
+        path: its address.
+        rows: name and axes of the array it takes, if any.
+        numbers: the whole numbers it takes.
+        answer: the fields of its answer.
+        npy: whether body and answer may be ``.npy``.
+    """
+    given: dict[str, Any] = {}
+    if rows:
+        name, *axes = rows
+        between = (-FARTHEST, FARTHEST) if name == "z" else (0, 1)
+        given[name] = array(*axes, sizes=shelf.sizes(), between=between)
+    names = list(shelf.runs)
     return app.post(
         path,
         response_class=Response,
         responses=reference.gives("as described", answer, npy=npy[1]),
         openapi_extra={
-            "requestBody": reference.body(rows, numbers, npy=npy[0]),
-            "parameters": reference.parameters(numbers),
+            "requestBody": reference.body(given, numbers, names, npy=npy[0]),
+            "parameters": reference.parameters(numbers, names),
         },
     )
 
@@ -113,7 +130,7 @@ def _add_model(app: FastAPI, shelf: Shelf, batcher: Batcher, limits: Limits) -> 
         "exact": {"type": "boolean", "description": "false where spreads are estimated from samples"},
     }
 
-    @_post(app, "/posterior", rows={"images": IMAGES}, numbers={}, answer=moments, npy=(True, False))
+    @_post(app, shelf, "/posterior", rows=PICTURES, numbers={}, answer=moments, npy=(True, False))
     async def posterior(request: Request) -> Response:
         """Mixing weights, component means and spreads, and the overall mean of q(z | x)."""
         given, x = await asked(request, "images", {})
@@ -124,7 +141,7 @@ def _add_model(app: FastAPI, shelf: Shelf, batcher: Batcher, limits: Limits) -> 
 
     both = {**one_per_row, "images": IMAGES, "components": array("B", "K", "C", "H", "W")}
 
-    @_post(app, "/reconstruct", rows={"images": IMAGES}, numbers={}, answer=both, npy=(True, True))
+    @_post(app, shelf, "/reconstruct", rows=PICTURES, numbers={}, answer=both, npy=(True, True))
     async def reconstruct(request: Request) -> Response:
         """The image of the posterior mean, and of each component's mean (as .npy: the first alone)."""
         given, x = await asked(request, "images", {})
@@ -137,7 +154,7 @@ def _add_model(app: FastAPI, shelf: Shelf, batcher: Batcher, limits: Limits) -> 
     scoring = {"samples": Whole(default=100, low=1, high=limits.samples), "seed": SEED}
     bounds = {"elbo": array("B"), "iwae": array("B"), "samples": {"type": "integer"}}
 
-    @_post(app, "/score", rows={"images": IMAGES}, numbers=scoring, answer=bounds, npy=(True, False))
+    @_post(app, shelf, "/score", rows=PICTURES, numbers=scoring, answer=bounds, npy=(True, False))
     async def score(request: Request) -> Response:
         """ELBO and IWAE of each image, from the same samples."""
         given, x = await asked(request, "images", scoring)
@@ -154,8 +171,9 @@ def _add_model(app: FastAPI, shelf: Shelf, batcher: Batcher, limits: Limits) -> 
 
     @_post(
         app,
+        shelf,
         "/decode",
-        rows={"z": array("B", "D")},
+        rows=("z", "B", "D"),
         numbers={},
         answer={"images": IMAGES},
         npy=(True, True),
@@ -174,7 +192,7 @@ def _add_model(app: FastAPI, shelf: Shelf, batcher: Batcher, limits: Limits) -> 
     }
     drawn = {"images": IMAGES, "z": array("B", "D"), "seed": {"type": "integer"}}
 
-    @_post(app, "/sample", rows={}, numbers=drawing, answer=drawn, npy=(False, True))
+    @_post(app, shelf, "/sample", rows=(), numbers=drawing, answer=drawn, npy=(False, True))
     async def sample(request: Request) -> Response:
         """Mean images of draws from the prior; a seed of -1 stands for any."""
         given, _ = await asked(request, None, drawing)
@@ -205,7 +223,7 @@ def _add_looks(app: FastAPI, shelf: Shelf, batcher: Batcher, limits: Limits) -> 
         "refinement": several,
     }
 
-    @_post(app, "/explain", rows={"image": array("C", "H", "W")}, numbers=looking, answer=seen)
+    @_post(app, shelf, "/explain", rows=("image", "C", "H", "W"), numbers=looking, answer=seen)
     async def explained(request: Request) -> Response:
         """One image: components, a plane of the latent space, bounds, refinement step by step."""
         given, image = await asked(request, "image", looking)
@@ -216,7 +234,7 @@ def _add_looks(app: FastAPI, shelf: Shelf, batcher: Batcher, limits: Limits) -> 
     walking = {"steps": Whole(default=9, low=2, high=limits.path)}
     along = {"z": array("N", "D"), "images": array("N", "C", "H", "W")}
 
-    @_post(app, "/interpolate", rows={"images": IMAGES}, numbers=walking, answer=along, npy=(True, True))
+    @_post(app, shelf, "/interpolate", rows=PICTURES, numbers=walking, answer=along, npy=(True, True))
     async def interpolated(request: Request) -> Response:
         """Images along the straight line between the posterior means of two images."""
         given, images = await asked(request, "images", walking)
@@ -245,14 +263,14 @@ def _add_about(app: FastAPI, shelf: Shelf, batcher: Batcher, limits: Limits) -> 
     part = {
         "total": {"type": "integer"},
         "start": {"type": "integer"},
-        "images": array("B", "C", "H", "W", many=False),
+        "images": IMAGES,
     }
 
     @app.get(
         "/runs/{run}/images",
         response_class=Response,
         responses=reference.gives("some test images", part, npy=True),
-        openapi_extra={"parameters": reference.parameters(paging)[1:]},
+        openapi_extra={"parameters": reference.parameters(paging)},
     )
     async def images(request: Request, run: str) -> Response:
         """Test images of a run's data, if they are on this machine; they are never downloaded."""
@@ -287,21 +305,3 @@ def _add_page(app: FastAPI) -> None:
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
         return Response(reference.page(app.openapi()), media_type="text/html")
-
-
-def _add_refusals(app: FastAPI) -> None:
-    """Every refusal is JSON with one field, ``error``."""
-
-    async def refuse(_request: Request, error: Exception) -> Response:
-        status = error.status if isinstance(error, Refused) else 422
-        headers = {"retry-after": "1"} if status == 429 else None
-        return Response(to_json({"error": str(error)}), status, headers, JSON)
-
-    async def missing(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        message = f"{error.detail}: {request.method} {request.url.path[:200]}; /docs lists what there is"
-        return Response(to_json({"error": message}), error.status_code, error.headers, JSON)
-
-    app.add_exception_handler(RecmixError, refuse)
-    app.add_exception_handler(RequestValidationError, refuse)
-    app.add_exception_handler(HTTPException, missing)

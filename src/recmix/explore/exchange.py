@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fastapi import Request, Response
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
 
+from recmix.errors import RecmixError
 from recmix.explore.wire import (
     JSON,
     NPY,
@@ -21,7 +24,7 @@ from recmix.explore.wire import (
     to_npy,
 )
 
-__all__ = ["asked", "few", "send"]
+__all__ = ["add_refusals", "asked", "few", "send"]
 
 
 async def asked(
@@ -33,7 +36,7 @@ async def asked(
     query: dict[str, Any] = dict(request.query_params)
     query.pop("token", None)
     if kind == NPY and rows is not None:
-        return fields(query, known), from_npy(content)
+        return fields(query, known, rows=rows), from_npy(content)
     if kind != JSON and content:
         raise Refused(
             415, f"the body is {kind[:80]!r}; expected {JSON}" + (f" or {NPY}" if rows else "")
@@ -44,7 +47,7 @@ async def asked(
     if rows not in given:
         raise Refused(422, f"the field {rows!r} is missing: give it as nested lists of numbers")
     found = numbers(given.pop(rows), rows)
-    return fields({**query, **given}, known), found
+    return fields({**query, **given}, known, rows=rows), found
 
 
 def few(rows: Array, most: int, what: str) -> Array:
@@ -63,3 +66,21 @@ def send(
             raise Refused(406, f"this answer is not one array: ask for {JSON}")
         return Response(to_npy(found[single]), media_type=NPY)
     return Response(to_json({"run": run, **found} if run is not None else found), media_type=JSON)
+
+
+def add_refusals(app: FastAPI) -> None:
+    """Every refusal is JSON with one field, ``error``."""
+
+    async def refuse(_request: Request, error: Exception) -> Response:
+        status = error.status if isinstance(error, Refused) else 422
+        headers = {"retry-after": "1"} if status == 429 else None
+        return Response(to_json({"error": str(error)}), status, headers, JSON)
+
+    async def missing(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        message = f"{error.detail}: {request.method} {request.url.path[:200]}; /docs lists what there is"
+        return Response(to_json({"error": message}), error.status_code, error.headers, JSON)
+
+    app.add_exception_handler(RecmixError, refuse)
+    app.add_exception_handler(RequestValidationError, refuse)
+    app.add_exception_handler(HTTPException, missing)

@@ -85,6 +85,8 @@ class Guard:
         try:
             headers = _headers(scope["headers"])
             self._check_host(headers)
+            if not scope["query_string"].isascii():
+                raise Refused(400, "the address has bytes that are not ASCII: percent-encode them")
             _check_origin(scope["method"], headers)
             if self._enters_page(scope, headers):
                 await self._welcome(scope, forward)
@@ -121,7 +123,7 @@ class Guard:
         if self._is_token(_cookie(headers.get(b"cookie", b""), _cookie_name(scope))):
             return False
         if scope["method"] == "GET" and scope["path"] == "/":
-            given = parse_qs(scope["query_string"], max_num_fields=20).get(b"token", [b""])[0]
+            given = parse_qs(scope["query_string"]).get(b"token", [b""])[0]
             if self._is_token(given):
                 return True
         raise Refused(

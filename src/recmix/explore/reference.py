@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from recmix.explore.wire import JSON, NPY, Whole
@@ -29,25 +29,43 @@ REFUSALS = {
     422: "the content is not what is expected",
     429: "too many requests wait: try again in a moment",
 }
-RUN = {"type": "string", "description": "Name of the run; by default the first."}
 
 
-def array(*axes: str, many: bool = True) -> dict[str, Any]:
-    """Nested lists of numbers with these axes."""
+def array(
+    *axes: str, sizes: Mapping[str, int] | None = None, between: tuple[float, float] | None = None
+) -> dict[str, Any]:
+    """Nested lists of numbers with these axes.
+
+    Args:
+        axes: their names, the outermost first.
+        sizes: how long they are, where that is known.
+        between: the range of the numbers, where there is one.
+    """
     schema: dict[str, Any] = {"type": "number"}
-    for _ in axes:
+    if between is not None:
+        schema |= {"minimum": between[0], "maximum": between[1]}
+    for axis in reversed(axes):
         schema = {"type": "array", "items": schema}
-    if many:
-        schema["minItems"] = 1
+        if sizes is not None:
+            size = sizes.get(axis)
+            schema |= {"minItems": 1} if size is None else {"minItems": size, "maxItems": size}
     return {**schema, "description": f"({', '.join(axes)})"}
 
 
-def body(rows: Mapping[str, Any], numbers: Mapping[str, Whole], *, npy: bool) -> dict[str, Any]:
+def run_names(names: Sequence[str]) -> dict[str, Any]:
+    """The field by which a run is chosen."""
+    about = "Name of the run; by default the first."
+    return {"type": "string", "enum": list(names), "description": about}
+
+
+def body(
+    rows: Mapping[str, Any], numbers: Mapping[str, Whole], runs: Sequence[str], *, npy: bool
+) -> dict[str, Any]:
     """The body of a request: an object with these fields, or the array alone as ``.npy``."""
     known = {name: whole.schema() for name, whole in numbers.items()}
     schema = {
         "type": "object",
-        "properties": {**rows, **known, "run": RUN},
+        "properties": {**rows, **known, "run": run_names(runs)},
         "required": list(rows),
         "additionalProperties": False,
     }
@@ -57,12 +75,15 @@ def body(rows: Mapping[str, Any], numbers: Mapping[str, Whole], *, npy: bool) ->
     return {"content": content, "required": bool(rows)}
 
 
-def parameters(numbers: Mapping[str, Whole]) -> list[dict[str, Any]]:
+def parameters(numbers: Mapping[str, Whole], runs: Sequence[str] = ()) -> list[dict[str, Any]]:
     """The same fields in the address, for ``.npy`` bodies."""
-    found = [{"name": "run", "in": "query", "required": False, "schema": RUN}]
-    for name, whole in numbers.items():
-        found.append({"name": name, "in": "query", "required": False, "schema": whole.schema()})
-    return found
+    known = {name: whole.schema() for name, whole in numbers.items()}
+    if runs:
+        known["run"] = run_names(runs)
+    return [
+        {"name": name, "in": "query", "required": False, "schema": schema}
+        for name, schema in known.items()
+    ]
 
 
 def gives(

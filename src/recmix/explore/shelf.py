@@ -11,12 +11,16 @@ from typing import Any
 import numpy as np
 
 from recmix.core import find_method
-from recmix.data import Images, rebuild
+from recmix.data import Images, check_images, rebuild
+from recmix.data.images import to_unit
 from recmix.errors import DataError, RecmixError, unknown
 from recmix.explore.wire import Array, Refused
 from recmix.fitted import Fitted, load
 
-__all__ = ["Shelf", "Shown"]
+__all__ = ["FARTHEST", "Shelf", "Shown"]
+
+FARTHEST = 1000
+"""Prior standard deviations beyond which no one has business to look."""
 
 
 @dataclass(eq=False)
@@ -76,11 +80,9 @@ class Shown:
 
     def check(self, x: Array, what: str = "images") -> Array:
         """Images (B, C, H, W) as float32 in [0, 1]; refused if they are none of this run's."""
-        from recmix.data import check_images
-        from recmix.data.images import to_unit
-
         try:
-            return to_unit(check_images(x, what=what, shape=self.fitted.spec.shape))
+            with np.errstate(over="ignore"):  # it says itself what is too large
+                return to_unit(check_images(x, what=what, shape=self.fitted.spec.shape))
         except DataError as error:
             raise Refused(422, str(error)) from None
 
@@ -92,10 +94,6 @@ class Shown:
         if z.dtype.kind != "f" or not (np.abs(z) <= FARTHEST).all():
             raise Refused(422, f"z must hold finite numbers between -{FARTHEST} and {FARTHEST}")
         return z.astype(str(self.fitted.spec.training.dtype))
-
-
-FARTHEST = 1000
-"""Prior standard deviations beyond which no one has business to look."""
 
 
 class Shelf:
@@ -124,6 +122,12 @@ class Shelf:
             components = fitted.posterior(blank).weights.shape[1]  # and the networks are warm
             shown[name] = Shown(name, fitted, components, data_root)
         return cls(list(shown.values()))
+
+    def sizes(self) -> dict[str, int]:
+        """Channels C, height H, width W and latent dimensions D, as far as all runs agree on them."""
+        specs = [run.fitted.spec for run in self.runs.values()]
+        each = [dict(zip("CHWD", (*spec.shape, spec.latent), strict=True)) for spec in specs]
+        return {axis: size for axis, size in each[0].items() if all(one[axis] == size for one in each)}
 
     def find(self, name: str | None) -> Shown:
         """The run of this name, or the first."""

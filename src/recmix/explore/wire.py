@@ -108,11 +108,19 @@ class Whole:
         }
 
 
-def fields(given: Mapping[str, Any], known: Mapping[str, Whole]) -> dict[str, Any]:
-    """The fields of a request, ``run`` and the whole numbers it knows; anything else is refused."""
+def fields(
+    given: Mapping[str, Any], known: Mapping[str, Whole], *, rows: str | None = None
+) -> dict[str, Any]:
+    """The fields of a request: ``run`` and the whole numbers it knows. Anything else is refused.
+
+    Args:
+        given: without the array.
+        known: the whole numbers.
+        rows: the array's name, for the message.
+    """
     for name in given:
         if name != "run" and name not in known:
-            raise Refused(422, unknown("field", name[:40], [*known, "run"]))
+            raise Refused(422, unknown("field", name[:40], [*known, "run", *([rows] if rows else [])]))
     run = given.get("run")
     if run is not None and not isinstance(run, str):
         raise Refused(422, f"run is the name of a run as text, got a {type(run).__name__}")
