@@ -54,3 +54,14 @@ def test_without_a_gpu_it_is_the_method_itself():
     for _ in range(3):
         assert torch.equal(form(x).mean, model.posterior(x).mean)
     assert not form._graphs
+
+
+def test_a_training_makes_graphs_anew():
+    data = recmix.data.from_arrays(images(60, size=8), seed=0)
+    form = Captured(recmix.fit("vae", data, latent=2, epochs=1, progress=False, device="cpu").method)
+    before = form._versions()
+    form.method.eval()
+    assert form._versions() == before
+    form.method.train()
+    form.method.eval()
+    assert form._versions() != before

@@ -1,5 +1,7 @@
 """What only a CUDA device can show; skipped with a reason where there is none."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,8 @@ from test_fit import images
 import recmix
 from recmix.captured import Captured
 from recmix.core import METHODS, find_method
-from recmix.run import Training
+from recmix.fitted import build
+from recmix.run import Spec, Training
 from recmix.training.engines import Compiled, Eager, Graph, pick_engine
 from recmix.training.fit import _new
 from recmix.training.job import Job
@@ -135,3 +138,89 @@ def test_images_on_the_device_are_checked_there():
     torch.testing.assert_close(model.posterior(x).mean.cpu(), model.posterior(x.cpu()).mean.cpu())
     with pytest.raises(recmix.errors.DataError):
         model.posterior(x + 1)
+
+
+@pytest.fixture
+def exact():
+    """Convolutions of torch in float32 proper, to compare with."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    yield
+    torch.backends.cudnn.allow_tf32 = before
+
+
+def fresh(name, shape, **options):
+    torch.manual_seed(0)
+    spec = Spec(
+        method=name,
+        latent=50,
+        likelihood="gaussian",
+        shape=shape,
+        options=options,
+        training=Training(device="cuda"),
+    )
+    method = build(spec, centre=np.random.default_rng(0).random(shape), variance=0.1).to("cuda").eval()
+    for p in method.parameters():
+        p.data.add_(0.02 * torch.randn_like(p))
+    return method
+
+
+def by_kernels(method):
+    if method.name == "rme":
+        return (method._encoders.how, method._gates.how) == ("triton", "triton")
+    return method.components[0]._alone.how == "triton"
+
+
+def near(q, exact):
+    pairs = [(q.mean, exact.mean), (q.weights, exact.weights)]
+    if hasattr(q, "components"):
+        pairs += [(q.log_weights, exact.log_weights)]
+        for a, b in zip(q.components, exact.components, strict=True):
+            pairs += [(a.mean, b.mean), (a.log_variance, b.log_variance)]
+    else:
+        pairs += [(q.log_variance, exact.log_variance)]
+    for a, b in pairs:
+        assert (a.double() - b).abs().max() <= 1e-5 * b.abs().max()
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize(("name", "options"), [("vae", {}), ("rme", {"order": 5})])
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 64, 64)])
+@torch.no_grad()
+def test_our_kernels_give_what_float64_gives_in_and_out_of_a_graph(name, options, shape):
+    method = fresh(name, shape, **options)
+    truth = copy.deepcopy(method).double()
+    for batch in (1, 7, 128):
+        x = torch.rand(batch, *shape, device="cuda")
+        near(method.posterior(x), truth.posterior(x.double()))
+        assert by_kernels(method)
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            method.posterior(x)
+        torch.cuda.current_stream().wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            q = method.posterior(x)
+        for _ in range(2):
+            x.copy_(torch.rand_like(x))
+            graph.replay()
+            near(q, truth.posterior(x.double()))
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize(("name", "options"), [("vae", {}), ("rme", {"order": 3})])
+@torch.no_grad()
+def test_our_kernels_see_new_weights(name, options):
+    method = fresh(name, (1, 28, 28), **options)
+    x = torch.rand(7, 1, 28, 28, device="cuda")
+    method.posterior(x)
+    for p in method.parameters():
+        p.add_(0.02 * torch.randn_like(p))
+    near(method.posterior(x), copy.deepcopy(method).double().posterior(x.double()))
+    with torch.enable_grad():
+        method.train()
+        method.step(x, method.optimizers(1e-2))
+        method.eval()
+    near(method.posterior(x), copy.deepcopy(method).double().posterior(x.double()))
+    assert by_kernels(method)

@@ -83,6 +83,7 @@ class Captured:
         return (
             sum([p._version for p in self.method.parameters()])
             + next(self.method.parameters()).data_ptr()
+            + self.method.trainings
         )
 
     def _capture(self, x: Tensor, versions: int) -> _Graph:

@@ -256,11 +256,19 @@ class Method(nn.Module, ABC):
     refine: int = 0
     """If not 0, the posterior that is scored, and that the decoder learns from, is `posterior` refined
     by so many Gauss-Newton steps."""
+    trainings: int = 0
+    """How often training has begun: what was made from the weights before is of no more use."""
 
     def __init__(self, model: LatentModel, components: Iterable[Component]) -> None:
         super().__init__()
         self.model = model
         self.components = nn.ModuleList(components)
+
+    def train(self, mode: bool = True) -> Method:
+        """As ever; a change of weights that no version tells, by a CUDA graph, begins with it."""
+        self.trainings += mode
+        super().train(mode)
+        return self
 
     def component(self, m: int, x: Tensor) -> Posterior:
         """q_m(z | x)."""

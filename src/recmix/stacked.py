@@ -108,11 +108,8 @@ class Stacked:
 
     def _state(self, x: Tensor) -> list[Any]:
         """What the stack was built for, and numbers that change when a parameter or buffer does."""
-        state: list[Any] = [x.shape[1:], x.dtype, x.device]
-        for place, name in self._places:
-            tensor = place[name]
-            state += (tensor.data_ptr(), tensor._version)
-        return state
+        now = [place[name] for place, name in self._places]
+        return [x.shape[1:], x.dtype, x.device, [t._version for t in now], [t.data_ptr() for t in now]]
 
     def _build(self, x: Tensor, shift: Tensor | None) -> Run | None:
         found = [_sequence(network) for network in self.networks]
