@@ -102,19 +102,15 @@ def _server(folder: str, bench: Bench, *words: str) -> Iterator[int]:
     """A server in a process of its own; gives its port."""
     command = [sys.executable, "-m", "recmix.cli", "explore", f"{folder}/rme", "--port", "0"]
     command += ["--no-browser", "--device", str(bench.device), *words]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if "http://" not in line:
-            raise RuntimeError(f"the server did not start: {line!r}")
-        yield int(line.split("http://")[1].split(":")[1].split("/")[0])
-    finally:
-        process.terminate()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if "http://" not in line:
+                raise RuntimeError(f"the server did not start: {line!r}")
+            yield int(line.split("http://")[1].split(":")[1].split("/")[0])
+        finally:
+            process.terminate()
 
 
 Seen = dict[tuple[int, str, str], list[tuple[float, list[float]]]]

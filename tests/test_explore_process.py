@@ -116,7 +116,7 @@ def test_elsewhere_than_on_the_loopback_a_token_is_needed(folder, given):
             assert ask(port_of(line), "GET", "/health", headers=headers)[0] == status
 
 
-def test_what_cannot_be_started_is_said(folder, tmp_path, capsys):
+def test_what_cannot_be_started_is_said(folder, tmp_path, capsys, monkeypatch):
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match="--port 0 takes a free port"):
@@ -127,6 +127,12 @@ def test_what_cannot_be_started_is_said(folder, tmp_path, capsys):
         explore([folder], host="no.such.host.invalid", port=0)
     with pytest.raises(ConfigError, match="8 letters and digits"):
         explore([folder], token="short", port=0)
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "uvicorn", None)
+        with pytest.raises(
+            ConfigError, match=r"needs the package uvicorn: pip install 'recmix\[explore\]'"
+        ):
+            explore([folder], port=0)
     with pytest.raises(SystemExit) as stop:
         main(["explore", str(tmp_path / "nothing"), "--port", "0", "--no-browser"])
     assert stop.value.code == 2

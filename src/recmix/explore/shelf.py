@@ -52,6 +52,7 @@ class Shown:
             "options": spec.options,
             "setting": spec.setting,
             "components": self.components,
+            "refine": spec.training.refine,
             "latent": spec.latent,
             "likelihood": spec.likelihood,
             "shape": list(spec.shape),
