@@ -288,3 +288,33 @@ def test_nothing_loads_torch_before_it_is_needed():
     code = "import sys, " + ", ".join(f"recmix.experiments.{name}" for name in names)
     code += "; assert 'torch' not in sys.modules and 'ray' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_row_may_start_from_another_and_be_scored_refined():
+    methods = [
+        {"name": "vae", "label": "DECODER", "after": "VAE", "refine": 2},
+        {
+            "name": "vae",
+            "label": "CHAIN",
+            "after": "DECODER",
+            "component": "residual",
+            "refined": [2, 4],
+        },
+    ]
+    jobs = {job.row: job for job in grid(methods=methods).jobs[:4]}
+    assert list(jobs) == ["VAE", "VAE+", "DECODER", "CHAIN"]
+    assert jobs["DECODER"].depends == jobs["VAE"].digest
+    assert jobs["CHAIN"].depends == jobs["DECODER"].digest
+    assert jobs["CHAIN"].definition["options"]["component"] == "residual"
+    assert [key for key in jobs["CHAIN"].evaluate if "refine" in key] == [
+        f"{key}/refine {steps}"
+        for key in jobs["VAE"].evaluate
+        if key.startswith("test")
+        for steps in (2, 4)
+    ]
+    with pytest.raises(ConfigError, match="'NOBODY', which is no row before it: there are VAE, VAE"):
+        grid(methods=[{"name": "rme", "after": "NOBODY"}])
+    with pytest.raises(ConfigError, match="refined must be whole numbers of 1 or more"):
+        grid(methods=[{"name": "rme", "refined": [0]}])
+    with pytest.raises(ConfigError, match="after must be text"):
+        grid(methods=[{"name": "rme", "after": 3}])

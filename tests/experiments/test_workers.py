@@ -20,6 +20,7 @@ from recmix.experiments.grid import read_grid
 from recmix.experiments.schedule import Schedule
 from recmix.experiments.store import Store
 from recmix.experiments.worker import main as worker
+from recmix.experiments.worker import work
 from recmix.experiments.workers import Slot, cores, make_slots
 
 DRIVER = """
@@ -251,3 +252,21 @@ def test_places_for_workers(monkeypatch):
     assert make_slots(None, "cpu")[0].gpu is None
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-5a")
     assert [slot.gpu for slot in make_slots()] == ["3", "GPU-5a"]
+
+
+def test_a_chain_of_rows_is_trained_and_scored_refined(tmp_path):
+    methods = [
+        {"name": "vae", "label": "DECODER", "after": "VAE", "refine": 1},
+        {"name": "vae", "label": "CHAIN", "after": "DECODER", "moves": "encoder", "refined": [2]},
+    ]
+    jobs = grid(protocol={"splits": 1, "restarts": 1, "samples": [3]}, methods=methods).jobs
+    store = Store(tmp_path)
+    schedule = Schedule(store, jobs)
+    while taken := schedule.take(1):
+        job, claim = taken
+        claim.release()
+        assert work(store, job.digest, device="cpu") == "done"
+        schedule.ended(job, "")
+    scores = {job.row: store.run(job.digest).scores() for job in jobs}
+    assert {"test/3", "test/3/refine 2"} <= scores["CHAIN"].keys()
+    assert scores["CHAIN"]["test/3/refine 2"]["elbo"] > scores["CHAIN"]["test/3"]["elbo"]

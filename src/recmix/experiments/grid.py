@@ -17,7 +17,9 @@
     methods = ["vae", "rme"]   # which of the methods (default all), first, second (over the budget)
     [[methods]]
     name = "rme"
-    order = [2, 3]         # options of the method or of training; also: continued, label
+    order = [2, 3]         # options of the method or of training; also: continued, label,
+    after = "VAE+"         # the row whose runs it starts from (default: the VAE),
+    refined = [2, 4]       # scored again with so many Gauss-Newton steps for every image
 
 A run's name is a digest of everything that defines its result and of nothing else, so that the same
 run in two grids, or in one grid twice, is one run. Methods of the second stage start from the VAE of
@@ -73,7 +75,7 @@ class Job:
         split: seed of the validation split.
         restart: seed of the weights.
         depends: digest of the run it starts from, or None.
-        evaluate: what is measured, as ``split/samples``.
+        evaluate: what is measured, as ``split/samples`` or ``split/samples/refine steps``.
         apart: training options that are not part of the definition.
     """
 
@@ -207,12 +209,12 @@ def expand(content: Mapping[str, Any], name: str) -> Grid:
     found: dict[str, Job] = {}
     repeated = 0
     for split, restart, column in itertools.product(protocol["splits"], protocol["restarts"], columns):
-        base = None
+        made: dict[str, Job] = {}
         for row in rows:
             if row.name not in ("vae", *column.methods):
                 continue
-            job = _job(row, column, split, restart, base, protocol)
-            base = base or job
+            job = _job(row, column, split, restart, _start(row, made), protocol)
+            made[job.row] = job
             repeated += job.digest in found
             found.setdefault(job.digest, job)
     if repeated:
@@ -226,12 +228,25 @@ def expand(content: Mapping[str, Any], name: str) -> Grid:
     )
 
 
+def _start(row: Variant, made: Mapping[str, Job]) -> Job | None:
+    """The run that a row starts from, among those of the rows before it; the VAE is the first."""
+    if not row.after:
+        return next(iter(made.values()), None)
+    if row.after not in made:
+        raise ConfigError(
+            f"{row.label} is to start after {row.after!r}, which is no row before it: "
+            f"there are {', '.join(made)}"
+        )
+    return made[row.after]
+
+
 def check(jobs: Iterable[Job]) -> None:
     """Make the networks of each kind of run once, so that an impossible option is found before hours."""
     import torch
 
     from recmix.data import SETS
     from recmix.fitted import build
+    from recmix.options import split_auto
     from recmix.run import Spec, Training
 
     seen = set()
@@ -244,7 +259,7 @@ def check(jobs: Iterable[Job]) -> None:
             side = of["data"]["size"]
             spec = Spec(
                 method=of["method"],
-                options=of["options"],
+                options=split_auto(of["options"])[0],
                 latent=of["latent"],
                 likelihood=of["likelihood"],
                 network=of["network"],
@@ -284,6 +299,7 @@ def _job(
         **column.definition,
     }
     evaluate = [f"test/{samples}" for samples in protocol["samples"]]
+    evaluate += [f"{key}/refine {steps}" for key in list(evaluate) for steps in row.refined]
     return Job(
         digest=digest_of(definition),
         definition=definition,

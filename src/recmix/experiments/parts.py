@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ PROTOCOL = ("splits", "restarts", "samples", "choose_by")
 STAGES = ("first", "second")
 AXES = ("data", "latent", "likelihood", "network", "decoder_network", "size", "crop")
 COLUMN = (*AXES, "methods", *STAGES)
-OWN = ("name", "continued", "label")
+OWN = ("name", "continued", "label", "after", "refined")
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,8 @@ class Variant:
         label: of the row.
         option: which of the options the table varies.
         factor: the method's share of the usual learning rate.
+        after: the row whose runs it starts from; the VAE's if empty.
+        refined: numbers of Gauss-Newton steps by which its posterior is refined, and scored again.
     """
 
     name: str
@@ -62,12 +64,14 @@ class Variant:
     label: str
     option: str | None
     factor: float
+    after: str = ""
+    refined: tuple[int, ...] = ()
 
     def same(self, other: Variant) -> bool:
         """Whether it is the same run, under whatever label."""
 
         def of(row: Variant) -> tuple[Any, ...]:
-            return row.name, row.second, row.options, row.training
+            return row.name, row.second, row.options, row.training, row.after
 
         return of(self) == of(other)
 
@@ -179,15 +183,19 @@ def read_variants(entry: Mapping[str, Any]) -> Iterator[Variant]:
         raise ConfigError("an entry of [[methods]] has no name: `recmix methods` lists them")
     if not isinstance(continued, bool):
         raise ConfigError(f"continued must be true or false, got {continued!r}")
-    if not isinstance(label, str):
-        raise ConfigError(f"label must be text, got {label!r}")
+    after = entry.get("after", "")
+    for key, text in (("label", label), ("after", after)):
+        if not isinstance(text, str):
+            raise ConfigError(f"{key} must be text, got {text!r}")
+    refined = _numbers(entry["refined"], "refined", least=1) if "refined" in entry else []
     given = {k: v for k, v in entry.items() if k not in OWN}
     for key, why in (("seed", "restarts in [protocol]"), ("device", "--device")):
         if key in given:
             raise ConfigError(f"{key} is no option of a method in a grid: {why} chooses it")
     axes = [k for k, v in given.items() if isinstance(v, list)]
     for values in _product(given):
-        row = variant(name, values, continued=continued, label=label, axes=axes)
+        row = variant(name, values, continued=continued or bool(after), label=label, axes=axes)
+        row = replace(row, after=after, refined=tuple(refined))
         if row.name == "vae" and not row.second and row.training:
             raise ConfigError(
                 f"the VAE that the others start from takes no options of its own "

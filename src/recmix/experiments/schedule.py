@@ -87,7 +87,7 @@ class Schedule:
 
         Args:
             threads: that it will have.
-            like: only one of the same method and column, to be trained together with this one.
+            like: only one of the same row and data, to be trained together with this one.
         """
         now = time.monotonic()
         for entry in list(self.of_kind("waiting", "elsewhere")):
@@ -184,5 +184,5 @@ class Schedule:
 
 
 def _alike(one: Job, other: Job) -> bool:
-    """Whether two runs have as many batches to an epoch, and cost about the same."""
-    return one.column == other.column and one.definition["method"] == other.definition["method"]
+    """Whether two runs have as many batches to an epoch, and go through them alike."""
+    return one.definition["data"] == other.definition["data"] and one.label == other.label

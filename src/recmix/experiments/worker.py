@@ -153,11 +153,12 @@ def _work(store: Store, digest: str, device: str, data_root: Path | None) -> Non
     parts: dict[str, Any] = {"test": data.x_test, "val": data.x_val}
     for key in store.job_file(digest)["evaluate"]:
         if key not in run.scores():
-            part, samples = key.split("/")
+            part, samples, *more = key.split("/")
             if parts[part] is None:
                 raise RunError(f"the data {data.name} have no {part} images to score")
             since = time.monotonic()
-            run.add_score(key, score(fitted.method, parts[part], samples=int(samples)))
+            scored = fitted.refined(int(more[0].removeprefix("refine "))) if more else fitted
+            run.add_score(key, score(scored.method, parts[part], samples=int(samples)))
             run.log("scored", key=key, seconds=round(time.monotonic() - since, 4))
     store.complete(digest)
 

@@ -28,7 +28,7 @@ __all__ = ["Slot", "make_slots", "run_here"]
 
 POLL = 0.1
 """Seconds between two looks at the workers."""
-REPLICAS = 8
+REPLICAS = 16
 """Runs of one kind that a worker on a GPU trains at once: one leaves most of it idle."""
 GRACE = 120.0
 """Seconds that a worker has to save before it is killed."""
