@@ -119,7 +119,7 @@ def data_command(data_root: Root = None, as_json: Json = False) -> None:
 def methods_command(as_json: Json = False) -> None:
     """List the methods and their options."""
     from recmix.core import METHODS, find_method
-    from recmix.options import method_options
+    from recmix.options import growth_options, method_options
 
     find_method("vae")  # fills the registry
     found = [
@@ -131,7 +131,8 @@ def methods_command(as_json: Json = False) -> None:
             "second_stage": cls.second_stage,
             "reference": cls.reference,
             "options": {
-                o.name: {"default": o.default, "help": o.help} for o in method_options(cls).values()
+                o.name: {"default": o.default, "help": o.help}
+                for o in (method_options(cls) | growth_options(cls)).values()
             },
         }
         for name, cls in sorted(METHODS.items())
@@ -450,6 +451,7 @@ TRAIN_EPILOG = (
     "[bold]recmix train --data mnist --method vae --latent 20 --out runs/vae[/]\n\n"
     "[bold]recmix train --data mnist --method vae --init runs/vae --out runs/vae+[/]  (VAE+)\n\n"
     "[bold]recmix train --data mnist --method rme --order 5 --init runs/vae --out runs/rme[/]\n\n"
+    "[bold]recmix train --data mnist --method rme --order auto --init runs/vae --out runs/auto[/]\n\n"
     "[bold]recmix train --config run.toml --out runs/mine --epochs 5[/]  (flags override the file)\n\n"
     "[bold]recmix train --resume --out runs/rme[/]  (continue what was interrupted)"
 )
@@ -534,6 +536,8 @@ def _run_training(wanted: dict[str, Any], *, resume: bool, overwrite: bool) -> N
     if not world().writer:
         return
     stands = Run(folder).status()
+    if fitted.spec.auto:
+        out.print(fitted.spec.auto["why"], highlight=False)
     out.print(
         f"{fitted.spec.method}: {len(fitted.history)} epochs, best validation bound "
         f"{stands['best_validation']:.2f} nats at epoch {stands['best_epoch']}. "
@@ -551,11 +555,14 @@ def _stored(folder: Path) -> dict[str, Any]:
     if not run.exists:
         return {}
     spec = run.spec()
+    if spec.auto and "step of" in spec.auto:
+        raise RunError(f"{folder} is a step in the choice of an order: resume the whole, {folder.parent}")
     if "own" in (spec.network, spec.decoder_network):
         raise RunError(f"{folder} has its user's own networks: resume it from Python with recmix.fit")
     init = spec.init or {}
     found: dict[str, Any] = {
         **spec.options,
+        **{k: v for k, v in (spec.auto or {}).items() if k != "why"},
         **vars(spec.training),
         "method": spec.method,
         "data": spec.data,
@@ -602,7 +609,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 def _train_with_options() -> Callable[..., None]:
     """`_train` with one flag for each option there is, typed and described."""
     from recmix.core import METHODS, find_method
-    from recmix.options import Option, method_options, training_options
+    from recmix.options import Option, growth_options, method_options, training_options
 
     def flag(name: str, kind: Any, about: str, panel: str, default: Any = None) -> inspect.Parameter:
         if default is not None and not isinstance(default, bool):
@@ -623,7 +630,7 @@ def _train_with_options() -> Callable[..., None]:
     users: dict[str, dict[str, list[str]]] = {}  # option -> what is said of it -> by whom
     options: dict[str, Option] = {}
     for name, cls in sorted(METHODS.items()):
-        for option in method_options(cls).values():
+        for option in (method_options(cls) | growth_options(cls)).values():
             users.setdefault(option.name, {}).setdefault(option.help, []).append(name)
             options.setdefault(option.name, option)
     for option in options.values():

@@ -11,9 +11,21 @@ from typing import Any, NamedTuple
 
 from recmix.core import Method
 from recmix.errors import ConfigError, unknown
+from recmix.methods.recursive import MAX_ORDER, RecursiveMixture
 from recmix.run import Training
 
-__all__ = ["Option", "method_options", "read_options", "training_options"]
+__all__ = [
+    "AUTO",
+    "Option",
+    "growth_options",
+    "method_options",
+    "read_options",
+    "split_auto",
+    "training_options",
+]
+
+AUTO = "auto"
+"""The order that stands for: as many components as there is a gain from."""
 
 
 class Option(NamedTuple):
@@ -52,6 +64,45 @@ def method_options(method: type[Method]) -> dict[str, Option]:
     }
 
 
+def growth_options(method: type[Method]) -> dict[str, Option]:
+    """What a method that grows takes beside its own: the order may be left open.
+
+    >>> growth_options(RecursiveMixture)["order"].read("auto")
+    'auto'
+    """
+    if not issubclass(method, RecursiveMixture):
+        return {}
+    order = method_options(method)["order"]
+    about = f"{order.help.rstrip('.')}; auto: as many as there is a gain from."
+    return {
+        "order": Option("order", int | typing.Literal["auto"], order.default, about),
+        "max_order": Option("max_order", int, 8, f"with order auto: at most so many, to {MAX_ORDER}."),
+        "significance": Option(
+            "significance", float, 0.05, "with order auto: level of the test that a component must pass."
+        ),
+    }
+
+
+def split_auto(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """Options apart into those a method is made with and, if the order is open, how to choose it.
+
+    >>> split_auto({"order": "auto", "jitter": 0.1, "max_order": 4, "significance": 0.05})
+    ({'order': 1, 'jitter': 0.1}, {'order': 'auto', 'max_order': 4, 'significance': 0.05})
+    """
+    if options.get("order") != AUTO:
+        return dict(options), None
+    names = ("order", "max_order", "significance")
+    auto = {name: options[name] for name in names}
+    if not 2 <= auto["max_order"] <= MAX_ORDER:
+        raise ConfigError(f"max_order must be 2 to {MAX_ORDER}, got {auto['max_order']}")
+    if not 0 < auto["significance"] < 0.5:
+        raise ConfigError(
+            "significance is the level of a test, between 0 and 0.5; "
+            f"got {auto['significance']}: try 0.05"
+        )
+    return {"order": 1} | {k: v for k, v in options.items() if k not in names}, auto
+
+
 def training_options() -> dict[str, Option]:
     """The options of training, common to all methods."""
     hints = typing.get_type_hints(Training)
@@ -74,12 +125,25 @@ def read_options(
         given: keyword arguments.
         also: further names that would have been valid, for the message.
     """
-    own, common = method_options(method), training_options()
+    growth, common = growth_options(method), training_options()
+    own = method_options(method) | growth
     for name in given:
         if name not in own and name not in common:
             raise ConfigError(unknown(f"option for {method.name}", name, {*own, *common, *also}))
+    if "order" in own and not growth and given.get("order") == AUTO:
+        raise ConfigError(
+            f"order = 'auto' grows a mixture one component at a time, which {method.name} does not: "
+            "use rme, or give a number"
+        )
     mine = {name: option.default for name, option in own.items()}
     mine |= {name: own[name].read(value) for name, value in given.items() if name in own}
+    if mine.get("order") != AUTO:
+        for name in [name for name in growth if name != "order"]:
+            if name in given:
+                raise ConfigError(
+                    f"{name} is for order = 'auto', got order = {mine['order']}: leave {name} out"
+                )
+            del mine[name]
     return mine, {name: common[name].read(given[name]) for name in given if name in common}
 
 
@@ -112,7 +176,8 @@ def _convert(kind: Any, value: Any) -> Any:  # noqa: PLR0911  (one return per ty
 
 def _name(kind: Any) -> str:
     if typing.get_origin(kind) is typing.Literal:
-        return "one of " + ", ".join(map(repr, typing.get_args(kind)))
+        choices = ", ".join(map(repr, typing.get_args(kind)))
+        return f"one of {choices}" if len(typing.get_args(kind)) > 1 else choices
     return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[kind]
 
 

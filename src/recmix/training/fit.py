@@ -14,14 +14,15 @@ import torch
 from torch import nn
 
 from recmix.core import Method, find_method, same_shapes
-from recmix.data import ImageData, as_data
+from recmix.data import ImageData, Images, as_data
 from recmix.errors import ConfigError, Interrupted, NonFiniteError, RunError
 from recmix.files import write_json
 from recmix.fitted import Fitted, build, load
-from recmix.options import read_options
+from recmix.options import read_options, split_auto
 from recmix.run import Run, Spec, Training
 from recmix.training.job import Job
 from recmix.training.loop import train
+from recmix.training.order import choose_order
 from recmix.training.world import world
 
 __all__ = ["fit", "fit_many"]
@@ -101,11 +102,16 @@ def fit_many(requests: Sequence[dict[str, Any]], *, progress: bool | None = None
             raise _told_of_the_whole(stop, waiting) from None
         for plan, vae in zip(waiting, first, strict=True):
             plan.init = vae
-    jobs = {id(plan): plan.job() for plan in plans if plan.finished is None}
+    jobs = {id(plan): plan.job() for plan in plans if plan.finished is None and not plan.open}
     failures: list[NonFiniteError | None] = []
     for group in _together(list(jobs.values())):
         engine = group[0].training.engine
         failures += train(group, engine=engine, progress=progress)
+    for plan in [plan for plan in plans if plan.finished is None and plan.open]:
+        try:
+            plan.finished = plan.with_order(progress)
+        except NonFiniteError as error:
+            failures.append(error)
     for failure in failures:
         if failure is not None:
             raise failure
@@ -134,6 +140,26 @@ class _Plan:
     vae: dict[str, Any] | None = None
     """What to ask `fit` for first, if it needs a VAE and has none."""
     finished: Fitted | None = None
+
+    @property
+    def open(self) -> bool:
+        """Whether its order is to be chosen by what the components gain."""
+        return self.spec.auto is not None and "order" in self.spec.auto
+
+    def with_order(self, progress: bool | None) -> Fitted:
+        """Choose the order and train it; what the user's own modules are is then the first component."""
+        assert self.init is not None
+        found = choose_order(
+            self.spec,
+            self.data,
+            self.init,
+            run=self.run,
+            resume=self.resume,
+            fit_many=fit_many,
+            progress=progress,
+        )
+        self.method.start_from(found.method)
+        return found
 
     def job(self) -> Job:
         """The training itself, with everything in its place."""
@@ -172,9 +198,14 @@ def _plan(
     resume: bool = False,
     overwrite: bool = False,
     vae_epochs: int | None = None,
+    choose_on: Images | None = None,
     **options: Any,
 ) -> _Plan:
-    """Check a request to `fit` and make its spec, its networks and its folder."""
+    """Check a request to `fit` and make its spec, its networks and its folder.
+
+    With `choose_on` it is a step in the choice of an order: these images, and not all validation images,
+    pick its best epoch.
+    """
     we = world()
     names = (("method", method), ("likelihood", likelihood), ("network", network))
     for name, value in (*names, ("decoder_network", decoder_network)):
@@ -192,6 +223,7 @@ def _plan(
         raise ConfigError("resume and overwrite exclude each other: continue a run, or replace it")
     cls = find_method(method)
     own, common = read_options(cls, options, _names(fit))
+    own, auto = split_auto(own)
     training = Training(**common)
     data = as_data(data)
     if isinstance(init, str | Path):
@@ -219,7 +251,10 @@ def _plan(
         data=data.describe(),
         init={"run": "vae", "epochs": vae_epochs} if needs_vae else _origin(init),
         setting=cls.setting,
+        auto=auto if choose_on is None else {"step of": "order"},
     )
+    if choose_on is not None:
+        data = dataclasses.replace(data, x_val=choose_on)
     run = None if out is None else Run(out)
     plan = _Plan(spec, data, _new(spec, data, encoder, decoder), init, run, resume)
     if init:
@@ -347,6 +382,11 @@ def _nothing_left(run: Run, spec: Spec, *, write: bool) -> bool:
             f"{run.folder} holds a run with {name} = {theirs!r}, not {ours!r}: resume it with the same "
             "options, or give another folder, or overwrite it"
         )
+    if spec.auto and stored.training.epochs != spec.training.epochs:
+        raise RunError(
+            f"{run.folder} chose its order with {stored.training.epochs} epochs at a time, not "
+            f"{spec.training.epochs}: another number may lead to another order; give another folder"
+        )
     if run.status()["status"] == "done" and (stored.training.epochs or 0) >= (spec.training.epochs or 0):
         return True
     if write:
@@ -357,6 +397,10 @@ def _nothing_left(run: Run, spec: Spec, *, write: bool) -> bool:
 def _differences(stored: Spec, spec: Spec) -> Iterator[tuple[str, Any, Any]]:
     for field in dataclasses.fields(Spec):
         theirs, ours = getattr(stored, field.name), getattr(spec, field.name)
+        if field.name == "auto":
+            continue  # with the options
+        if field.name == "options":
+            theirs, ours = (_asked(s) for s in (stored, spec))
         if field.name == "training":
             theirs, ours = vars(theirs), vars(ours)
         if field.name == "init":
@@ -366,6 +410,11 @@ def _differences(stored: Spec, spec: Spec) -> Iterator[tuple[str, Any, Any]]:
             yield from ((k, theirs.get(k), ours.get(k)) for k in keys if theirs.get(k) != ours.get(k))
         elif theirs != ours:
             yield field.name, theirs, ours
+
+
+def _asked(spec: Spec) -> dict[str, Any]:
+    """The options as they were asked, where one was left open."""
+    return spec.options | {k: v for k, v in (spec.auto or {}).items() if k != "why"}
 
 
 def _title(spec: Spec) -> str:

@@ -1,0 +1,310 @@
+"""How many components: grow a mixture until the next one's gain on held-out images is not significant.
+
+Each step trains two mixtures from the same start, side by side and for as long: the one there is,
+continued (the control), and the one with another component. Half of the validation images pick the best
+epoch of each; on the other half one-sided paired tests say whether the component gained anything. Two of
+them must. Against the control: the whole is better for it, and not only for longer training. Against the
+same mixture without it: what is better is the component, and not the luck of one training, which moves a
+model by more than the images' standard error. If both do, the next step starts from there; if not, the
+control is the result.
+
+The mixtures that are compared follow from the training images and the first half alone; the second half
+only says where to stop. So this is a fixed sequence of tests that ends at the first that fails, and the
+chance of taking a component too many is at most the level of one test (Maurer, Hothorn & Lehmacher,
+Multiple comparisons in drug clinical trials and preclinical assays: a-priori ordered hypotheses, 1995).
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.special import stdtr
+
+from recmix.core import Method
+from recmix.data import ImageData, Images
+from recmix.errors import ConfigError, Interrupted, NonFiniteError
+from recmix.evaluation import bounds
+from recmix.files import write_json
+from recmix.fitted import Fitted
+from recmix.run import Run, Spec
+from recmix.training.batches import mix
+from recmix.training.checkpoint import save_weights
+from recmix.training.world import world
+
+__all__ = ["Step", "choose_order", "gains", "halves", "judge"]
+
+SEED = 20201207
+DRAWN = 100
+"""Samples of each posterior for each image in a test."""
+AT_ONCE = 500
+FEWEST = 20
+"""Validation images without which there is nothing to test on."""
+
+
+class Step(NamedTuple):
+    """Whether one more component was kept.
+
+    Attributes:
+        order: with it.
+        gain: mean over images of the gain over the control, nats.
+        error: standard error of that.
+        own: mean gain over the same mixture without the component.
+        own_error: standard error of that.
+        p: the larger of the two tests' p-values.
+        kept: whether p is below the level.
+
+    >>> print(Step(order=2, gain=0.8, error=0.2, own=0.7, own_error=0.1, p=3e-5, kept=True))
+    order 2: +0.80 ± 0.20 nats on validation images, +0.70 ± 0.10 by itself (p = 3e-05), kept
+    """
+
+    order: int
+    gain: float
+    error: float
+    own: float
+    own_error: float
+    p: float
+    kept: bool
+
+    def __str__(self) -> str:
+        return (
+            f"order {self.order}: {_with_error(self.gain, self.error)} nats on validation images, "
+            f"{_with_error(self.own, self.own_error)} by itself (p = {self.p:.1g}), "
+            f"{'kept' if self.kept else 'not kept'}"
+        )
+
+
+def halves(images: Images) -> tuple[Images, Images]:
+    """Two halves of the validation images: to pick epochs on, and to test on."""
+    count = len(images)
+    if count < FEWEST:
+        raise ConfigError(
+            f"order = 'auto' decides on the validation images, and there are {count}: "
+            f"give at least {FEWEST}, or a number as the order"
+        )
+    mixed = np.random.default_rng([SEED, count]).permutation(count)
+    middle = (count + 1) // 2
+    return images.subset(np.sort(mixed[:middle])), images.subset(np.sort(mixed[middle:]))
+
+
+def gains(grown: Method, control: Method, images: Images, *, samples: int) -> NDArray[np.float64]:
+    """How much higher one method's IWAE bound of each image is than another's, in nats, (N,).
+
+    It is the bound by which epochs are picked, averaged over as many repetitions as `DRAWN` samples
+    allow, from the same noise for both: what they have in common then cancels.
+
+    Args:
+        grown: with the new component.
+        control: without.
+        images: to test on.
+        samples: K of IWAE-K.
+    """
+    centre = grown.model.centre
+    repetitions = max(1, DRAWN // samples)
+    found = []
+    for start in range(0, len(images), AT_ONCE):
+        x = torch.from_numpy(images[start : start + AT_ONCE]).to(centre.device, centre.dtype)
+        total = torch.zeros(len(x), dtype=torch.float64)
+        for repetition in range(repetitions):
+            for method, sign in ((grown, 1), (control, -1)):
+                noise = torch.Generator(centre.device).manual_seed(mix(SEED, start, repetition))
+                bound = bounds(method, x, samples=samples, generator=noise).iwae
+                total += sign * bound.double().cpu()
+        found.append(total / repetitions)
+    return torch.cat(found).numpy()
+
+
+def judge(
+    order: int, gained: NDArray[np.float64], own: NDArray[np.float64], significance: float
+) -> Step:
+    """Keep a component if both of its mean gains are significantly above zero.
+
+    To demand two tests at a level is a test at that level (an intersection-union test).
+
+    Args:
+        order: with the component.
+        gained: over the control, for each image.
+        own: over the same mixture without the component, for each image.
+        significance: the level.
+
+    >>> clear = np.array([0.5, 0.7, 0.6, 0.8, 0.4])
+    >>> judge(2, clear, clear, 0.05).kept, judge(2, clear, -clear, 0.05).kept
+    (True, False)
+    """
+    gain, error, p = _t_test(gained)
+    own_gain, own_error, own_p = _t_test(own)
+    p = max(p, own_p)
+    return Step(order, gain, error, own_gain, own_error, p, p < significance)
+
+
+def choose_order(
+    spec: Spec,
+    data: ImageData,
+    init: Fitted,
+    *,
+    run: Run | None,
+    resume: bool,
+    fit_many: Callable[..., list[Fitted]],
+    progress: bool | None,
+) -> Fitted:
+    """Grow a mixture from a trained model, one component at a time, while it gains.
+
+    The runs of the steps are in the run's folder: ``order_1`` and ``order_2`` of the first, ``order_2+``
+    (order 2, continued) and ``order_3`` of the second, and so on.
+
+    Args:
+        spec: of the run, with `Spec.auto`.
+        data: images; the test images play no part.
+        init: what to start from.
+        run: its folder, if it has one.
+        resume: take up the steps that are there.
+        fit_many: trains what a step needs, see `recmix.training.fit.fit_many`.
+        progress: as in `recmix.training.fit.fit`.
+    """
+    assert spec.auto is not None
+    pick, test = halves(data.x_val)
+    out = run if world().writer else None
+    if out:
+        out.set_status("running", epoch=0)
+        if not resume:
+            for old in out.folder.glob("order_*"):
+                Run(old).clear()
+    world().wait()
+    steps: list[Step] = []
+    path: list[Fitted] = []
+    for order in range(2, spec.auto["max_order"] + 1):
+        began = time.monotonic()
+        names = [f"order_{order - 1}" + ("+" if order > 2 else ""), f"order_{order}"]
+        asked = {
+            "method": spec.method,
+            "data": data,
+            "init": path[-1] if path else init,
+            "choose_on": pick,
+            "resume": resume,
+            **spec.options,
+            **vars(spec.training),
+            "seed": spec.training.seed if order == 2 else mix(spec.training.seed, order) % 2**31,
+        }
+        pair = [
+            asked | {"order": size, "out": None if run is None else run.folder / name}
+            for size, name in zip((order - 1, order), names, strict=True)
+        ]
+        try:
+            control, grown = fit_many(pair, progress=progress)
+        except Interrupted as stop:
+            raise _told_of_the_whole(stop, out, names) from None
+        except NonFiniteError as error:
+            if out:
+                out.set_status("failed", epoch=0, reason=f"while choosing the order: {error}")
+            raise
+        samples = spec.training.validation_samples
+        without = copy.deepcopy(control.method)
+        without.start_from(grown.method)  # as many components as it has room for
+        gained, own = (
+            gains(grown.method, other, test, samples=samples) for other in (control.method, without)
+        )
+        found = judge(order, gained, own, spec.auto["significance"])
+        step = found._replace(kept=world().any(found.kept and world().writer))
+        steps.append(step)
+        path.append(grown if step.kept else control)
+        _tell(step, progress)
+        if out:
+            write_json(out.folder / "order.json", _record(steps, spec, test))
+            seconds = round(time.monotonic() - began, 4)
+            out.log("order", epoch=sum(len(p.history) for p in path), seconds=seconds, **step._asdict())
+        if not step.kept:
+            break
+    return _finish(spec, steps, path, test, run)
+
+
+def summary(steps: Sequence[Step]) -> str:
+    """The steps in a sentence that ends with the order.
+
+    >>> summary([Step(2, 0.0, 0.1, 0.0, 0.1, 0.5, False)])[-17:]
+    'not kept: order 1'
+    """
+    last = steps[-1]
+    end = f": order {last.order}, the most allowed" if last.kept else f": order {last.order - 1}"
+    return "; ".join(map(str, steps)) + end
+
+
+def _record(steps: Sequence[Step], spec: Spec, test: Images) -> dict[str, Any]:
+    assert spec.auto is not None
+    return {
+        "order": steps[-1].order - (not steps[-1].kept),
+        "significance": spec.auto["significance"],
+        "images": len(test),
+        "samples": spec.training.validation_samples,
+        "steps": [step._asdict() for step in steps],
+    }
+
+
+def _finish(
+    spec: Spec, steps: Sequence[Step], path: Sequence[Fitted], test: Images, run: Run | None
+) -> Fitted:
+    """The chosen mixture as the run's own: weights, spec, and the history of all that led to it."""
+    assert spec.auto is not None
+    chosen = path[-1]
+    why = summary(steps)
+    spec = dataclasses.replace(spec, options=chosen.spec.options, auto=spec.auto | {"why": why})
+    history: list[dict[str, float]] = []
+    best: dict[str, Any] = {"best_epoch": 0}
+    for part in path:
+        if part.folder is not None:
+            stands = Run(part.folder).status()
+            if stands["best_epoch"] or not history:
+                best["best_epoch"] = len(history) + stands["best_epoch"]
+            best["best_validation"] = stands["best_validation"]
+        order = part.spec.options["order"]
+        done = len(history)
+        history += [row | {"epoch": done + row["epoch"], "order": order} for row in part.history]
+    if run and world().writer:
+        write_json(run.folder / "spec.json", spec.to_json())
+        save_weights(run.weights, chosen.method, best["best_epoch"])
+        write_json(run.folder / "history.json", history)
+        write_json(run.folder / "order.json", _record(steps, spec, test))
+        run.set_status("done", epoch=len(history), **best, reason=why)
+        run.log("done", epoch=len(history), reason=why)
+        for step in run.folder.glob("order_*"):
+            Run(step).checkpoint.unlink(missing_ok=True)  # only unfinished steps need theirs
+    world().wait()
+    return Fitted(chosen.method, spec, history, None if run is None else run.folder)
+
+
+def _t_test(values: NDArray[np.float64]) -> tuple[float, float, float]:
+    """Mean, standard error, and the p-value of a mean that is not above zero."""
+    mean = float(values.mean())
+    error = float(values.std(ddof=1)) / math.sqrt(len(values))
+    constant = 0.0 if mean > 0 else 1.0  # if it is the same for every image
+    return mean, error, float(stdtr(len(values) - 1, -mean / error)) if error > 0 else constant
+
+
+def _with_error(mean: float, error: float) -> str:
+    """With as many digits that the standard error shows two."""
+    digits = 2 if error <= 0 else max(0, min(6, 1 - math.floor(math.log10(error))))
+    return f"{mean:+.{digits}f} ± {error:.{digits}f}"
+
+
+def _tell(step: Step, progress: bool | None) -> None:
+    shown = sys.stderr.isatty() if progress is None else progress
+    if shown and world().writer:
+        print(step, file=sys.stderr, flush=True)
+
+
+def _told_of_the_whole(stop: Interrupted, run: Run | None, names: Sequence[str]) -> Interrupted:
+    """The same message with the folder of the run that was asked for, not of its steps."""
+    if run is None:
+        return stop
+    run.set_status("interrupted", epoch=0, reason="while choosing the order")
+    message = str(stop)
+    for name in names:
+        message = message.replace(f"{run.folder / name}", f"{run.folder}")
+    return Interrupted("\n".join(dict.fromkeys(message.splitlines())))
