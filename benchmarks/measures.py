@@ -493,7 +493,7 @@ def _stacked_vaes(bench: Bench, replicas: int) -> Block:
     with torch.cuda.graph(graph):
         step()
 
-    def work(units: int) -> None:
+    def work(units: int, _kept: Any = (leaves, optimizer, buffers, images)) -> None:
         for _ in range(units):
             graph.replay()
 

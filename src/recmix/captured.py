@@ -45,6 +45,7 @@ class Captured:
     def __init__(self, method: Method) -> None:
         self.method = method
         self.failed = ""
+        self._parameters = list(method.parameters())  # finding them takes longer than a posterior
         self._graphs: OrderedDict[tuple[object, ...], _Graph | None] = OrderedDict()
 
     @torch.no_grad()
@@ -80,11 +81,8 @@ class Captured:
 
     def _versions(self) -> int:
         """A number that changes when a parameter does."""
-        return (
-            sum([p._version for p in self.method.parameters()])
-            + next(self.method.parameters()).data_ptr()
-            + self.method.trainings
-        )
+        versions = sum([p._version for p in self._parameters])
+        return versions + self._parameters[0].data_ptr() + self.method.trainings
 
     def _capture(self, x: Tensor, versions: int) -> _Graph:
         """The posterior of one shape of batch, recorded."""

@@ -58,28 +58,31 @@ class Mixture(Posterior):
                 f"a mixture of {len(components)} components needs as many weights per example, "
                 f"got log_weights of shape {tuple(log_weights.shape)}"
             )
-        self.components = list(components)
+        self._components = list(components)
         self.log_weights = log_weights
 
     @classmethod
     def of_gaussians(cls, parts: Gaussian, log_weights: Tensor) -> Mixture:
-        """From all components in one, with tensors (K, B, D), and log-weights (B, K)."""
-        return cls._of_joined(parts.mean, parts.log_variance, log_weights)
-
-    @classmethod
-    def _of_joined(cls, means: Tensor, log_variances: Tensor, log_weights: Tensor) -> Mixture:
-        """From means and clamped log-variances of all components, (K, B, D) each."""
-        parts = zip(means.unbind(), log_variances.unbind(), strict=True)
-        made = cls([Gaussian.clamped(*part) for part in parts], log_weights)
-        made._joined = (means, log_variances)
+        """From all components in one object, (K, B, D), and log-weights (B, K)."""
+        made = cls.__new__(cls)
+        made._components, made.log_weights = [], log_weights
+        made._joined = (parts.mean, parts.log_variance)
         return made
+
+    @property
+    def components(self) -> list[Posterior]:
+        """q_0 … q_{K-1}."""
+        if not self._components and self._joined is not None:
+            pairs = zip(*(part.unbind() for part in self._joined), strict=True)
+            self._components = [Gaussian.clamped(*pair) for pair in pairs]
+        return self._components
 
     def copy(self) -> Posterior:
         """The same density in tensors of its own; all components of a joined mixture at once."""
         if self._joined is None:
             return super().copy()
-        means, log_variances = self._joined
-        return self._of_joined(means.clone(), log_variances.clone(), self.log_weights.clone())
+        whole = Gaussian.clamped(*torch.stack(self._joined).unbind())
+        return self.of_gaussians(whole, self.log_weights.clone())
 
     @property
     def weights(self) -> Tensor:
@@ -89,12 +92,14 @@ class Mixture(Posterior):
     @property
     def mean(self) -> Tensor:
         """Σ_m α_m μ_m, (B, D)."""
+        if self._joined is not None:
+            return (self.weights.t()[..., None] * self._joined[0]).sum(0)
         means = torch.stack([q.mean for q in self.components], 1)  # (B, K, D)
         return (self.weights[..., None] * means).sum(1)
 
     def log_prob(self, z: Tensor) -> Tensor:
         """log Q(z): (S, B, D) -> (S, B)."""
-        if self._gaussian and z.numel() * len(self.components) <= SMALL:
+        if self._gaussian and z.numel() * self.log_weights.shape[-1] <= SMALL:
             means, log_variances = self._stacked()
             return _log_prob(z, means, log_variances, self.log_weights)
         scores = [q.log_prob(z) + self.log_weights[:, k] for k, q in enumerate(self.components)]
@@ -146,7 +151,7 @@ class Mixture(Posterior):
 
     @property
     def _gaussian(self) -> bool:
-        return all(isinstance(q, Gaussian) for q in self.components)
+        return self._joined is not None or all(isinstance(q, Gaussian) for q in self.components)
 
     @property
     def _needs_grad(self) -> bool:
