@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from recmix.compare import markdown
+from recmix.evaluation.gap import QUANTITIES
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "results"
@@ -65,7 +66,27 @@ def fresh() -> str:
     return "\n".join(lines) + "\n"
 
 
+def gaps(name: str) -> str:
+    """What `recmix evaluate --gap` measured."""
+    found = json.loads((RESULTS / f"{name}.json").read_text())
+    parts = found["summary"]
+    heads = ["test - train" if part == "difference" else part for part in parts]
+    lines = [f"| nats per image | {' | '.join(heads)} |", "|---|" + "---:|" * len(parts)]
+    for key, words in QUANTITIES.items():
+        cells = [f"{part[key]['mean']:.2f} ± {part[key]['se']:.2f}" for part in parts.values()]
+        lines.append(f"| {words} | {' | '.join(cells)} |")
+    lines.append("")
+    for part, check in found["check"].items():
+        by = check["difference"]
+        lines.append(
+            f"Annealed importance sampling of {check['images']} {part} images puts log p(x) "
+            f"{by['mean']:+.3f} ± {by['se']:.3f} nats from this estimate."
+        )
+    return "\n".join([*lines, "", f"> {found['advice']}"]) + "\n"
+
+
 TABLES = {
+    "gap-mnist20": lambda: gaps("mnist20_gap"),
     "readme": lambda: short("mnist20", ["VAE", "VAE+", "RME(5)", "IWAE(5)", "SA(4)", "VLAE(2)"]),
     "mnist20-rates": rates,
     "mnist20-fresh": fresh,

@@ -25,6 +25,8 @@ SIGNIFICANT = 3.0
 NEGLIGIBLE = 0.05
 """Nats between the two estimates of log p(x) that do not count, however small their error."""
 
+REFINEMENT = "refinement (--refine, vlae, sa, or more of their steps)"
+
 QUANTITIES = {
     "log_evidence": "log p(x)",
     "elbo": "ELBO of the method's posterior",
@@ -145,8 +147,8 @@ class Gap:
         1. A total below 1 nat: nothing.
         2. The approximation gap is the larger: a richer posterior; a full Gaussian if that closes at
            least half of it, else a mixture or a flow.
-        3. The amortisation gap is the larger, and training images are known: if at least half of it is
-           missing on training images, by more than 3 standard errors, the encoder does not generalise.
+        3. The amortisation gap is the larger, and training images are known: if it is at least half as
+           large again as theirs, by more than 3 standard errors, the encoder does not generalise.
         4. Otherwise the encoder is at fault on all images.
         """
         mine = {key: value["mean"] for key, value in self._means().items()}
@@ -168,21 +170,18 @@ class Gap:
         start = f"{least}{lost:.1f} of {total:.1f} nats are lost by the encoder's guess"
         if self.train is None:
             return (
-                f"Refinement (--refine 4, vlae, sa) or a better encoder will pay: {start}; "
+                f"A better encoder or {REFINEMENT} will pay: {start}; "
                 "training images beside these would tell whether it generalises."
             )
         between = self.summary()["difference"]["amortisation"]
         theirs = self.train._means()["amortisation"]["mean"]
-        if between["mean"] >= 0.5 * lost and between["mean"] > SIGNIFICANT * between["se"]:
+        if lost >= 1.5 * theirs and between["mean"] > SIGNIFICANT * between["se"]:
             return (
                 f"The encoder does not generalise: {start}, against {theirs:.1f} on training images, so "
-                "refinement (--refine 4, vlae, sa), residual corrections or augmented "
-                "training images will pay, and a richer posterior will not."
+                f"{REFINEMENT}, residual corrections or augmented training images will pay, "
+                "and a richer posterior will not."
             )
-        return (
-            f"A wider encoder, longer training or refinement (--refine 4, vlae, sa) will "
-            f"pay: {start}, and {theirs:.1f} on training images too."
-        )
+        return f"A wider encoder, longer training or {REFINEMENT} will pay: {start}, and {theirs:.1f} on training images too."
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values: the summary, the checks, the advice and every image's figures."""
