@@ -31,8 +31,8 @@ ROOMS = [
     {"training", "fitted"},
     {"experiments"},
     {"reports"},
-    {"explore"},
-    {"demo", "compare", "illustrate", "bench", "gap_report", "cli", "__init__"},
+    {"explore", "exports"},
+    {"demo", "compare", "illustrate", "bench", "gap_report", "commands", "cli", "__init__"},
 ]
 LEVEL = {name: level for level, names in enumerate(ROOMS) for name in names}
 

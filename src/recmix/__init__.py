@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from recmix import data
     from recmix.core import LatentModel, Method, Posterior, register
     from recmix.errors import RecmixError
+    from recmix.exports import export
     from recmix.fitted import Fitted, load
     from recmix.training.fit import fit, fit_many
 
@@ -25,6 +26,7 @@ __all__ = [
     "RecmixError",
     "__version__",
     "data",
+    "export",
     "fit",
     "fit_many",
     "load",
@@ -37,6 +39,7 @@ _HOME = {
     "Method": "recmix.core",
     "Posterior": "recmix.core",
     "RecmixError": "recmix.errors",
+    "export": "recmix.exports",
     "fit": "recmix.training.fit",
     "fit_many": "recmix.training.fit",
     "load": "recmix.fitted",

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from recmix._version import __version__
+from recmix.commands.export import export_command
 from recmix.errors import ConfigError, Interrupted, RecmixError, RunError, unknown
 from recmix.explore.serve import explore_command
 
@@ -395,6 +396,7 @@ def report_command(
     write_report(store, out=file, form=form, samples=samples, holm=holm, console=out, errors=err)
 
 
+app.command("export", epilog="Example: [bold]recmix export runs/rme --format onnx[/]")(export_command)
 app.command("explore", epilog="Example: [bold]recmix explore runs/vae runs/rme[/]")(explore_command)
 
 

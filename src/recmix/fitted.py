@@ -189,6 +189,19 @@ class Fitted:
             raise ConfigError(f"z must be (..., {self.model.latent}), got {tuple(z.shape)}")
         return self.model.decode(z)
 
+    def export(
+        self,
+        folder: str | Path | None = None,
+        *,
+        format: str = "onnx",
+        fuse: bool = True,
+        overwrite: bool = False,
+    ) -> Path:
+        """Write posterior and decoder as files that run without recmix; see `recmix.export`."""
+        from recmix.exports import export
+
+        return export(self, folder, format=format, fuse=fuse, overwrite=overwrite)
+
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Write spec, weights and history into a folder that `recmix.load` reads."""
         run = Run(folder)

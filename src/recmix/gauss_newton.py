@@ -71,13 +71,15 @@ def jacobian(model: LatentModel, z: Tensor, *, chunk: int | None = None) -> tupl
     if chunk is not None and chunk < 1:
         raise ConfigError(f"chunk is the number of tangents at a time, at least 1; got {chunk}")
     batch, latent = z.shape
+    layers = chain(model.decoder)
     if _traceable:
-        return _by_reverse_mode(model, z)
+        if layers is None:
+            return _by_reverse_mode(model, z)
+        chunk = latent
     if chunk is None:
         values = batch * model.centre.numel()
         chunk = max(1, min(latent, TANGENT_VALUES // values))
     units = torch.eye(latent, dtype=z.dtype, device=z.device)
-    layers = chain(model.decoder)
     if layers is not None:
         parts = [push(layers, z, part) for part in units.split(chunk)]
     else:

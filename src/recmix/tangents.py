@@ -71,7 +71,7 @@ def push(layers: list[nn.Module], z: Tensor, tangents: Tensor) -> tuple[Tensor, 
             moved = moved * SLOPES[type(layer)](layer, before, at)
             continue
         moved = _without_bias(layer, rows).unflatten(0, moved.shape[:2])
-    return at, moved.expand(-1, len(z), *moved.shape[2:])
+    return at, moved.expand(-1, z.shape[0], *moved.shape[2:])
 
 
 def _without_bias(layer: Any, rows: Tensor) -> Tensor:

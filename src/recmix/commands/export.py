@@ -1,0 +1,41 @@
+"""`recmix export`: a run as files that other programs read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from recmix.errors import RunError
+
+__all__ = ["export_command"]
+
+
+def export_command(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    form: Annotated[str, typer.Option("--format", help="onnx, torchscript or pt2.")] = "onnx",
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", help="Folder for the files (default: one named after the format, in RUN)."
+        ),
+    ] = None,
+    fuse: Annotated[
+        bool, typer.Option(help="Evaluate the networks of a mixture as one, where that can be.")
+    ] = True,
+    overwrite: Annotated[bool, typer.Option(help="Replace an export that is there.")] = False,
+) -> None:
+    """Write posterior and decoder as graphs that run without recmix, and export.json about them."""
+    from recmix.exports import export
+    from recmix.run import Run
+
+    spec = Run(run).spec()
+    if "own" in (spec.network, spec.decoder_network):
+        raise RunError(
+            f"{run} has its user's own networks, which are code and not stored: export it from Python, "
+            "recmix.load(run, encoder=…, decoder=…).export(…)"
+        )
+    made = export(run, folder, format=form, fuse=fuse, overwrite=overwrite)
+    files = ", ".join(sorted(path.name for path in made.iterdir()))
+    typer.echo(f"wrote {files} in {made}")

@@ -1,0 +1,124 @@
+"""Linear algebra in additions, products and roots, for runtimes that have nothing else.
+
+ONNX knows no Cholesky factor, no triangular solve, no QR and no derivative of a convolution. The sizes
+are those of latent vectors, so that a loop over dimensions, written out, is a few hundred small steps.
+Each function has the signature of the torch operator it stands for; see `ELEMENTARY`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = ["BACKWARD", "ELEMENTARY", "cholesky_ex", "convolution_backward", "qr", "solve_triangular"]
+
+
+def cholesky_ex(
+    matrix: Tensor, *, upper: bool = False, check_errors: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Lower factors L of (..., D, D), and 1 for each matrix that is not positive definite, else 0.
+
+    >>> cholesky_ex(torch.tensor([[4.0, 2.0], [2.0, 2.0]]))[0]
+    tensor([[2., 0.],
+            [1., 1.]])
+    """
+    _only(upper, False, "an upper factor")
+    _only(check_errors, False, "errors from inside a graph")
+    columns, good = [], torch.ones_like(matrix[..., 0, 0], dtype=torch.bool)
+    rest = matrix
+    for j in range(matrix.shape[-1]):
+        pivot = rest[..., :1, :1]
+        good = good & (pivot[..., 0, 0] > 0)
+        column = rest[..., :1] / pivot.sqrt()  # (..., D - j, 1)
+        columns.append(F.pad(column, (0, 0, j, 0)))
+        rest = rest[..., 1:, 1:] - column[..., 1:, :] * column[..., 1:, :].mT
+    return torch.cat(columns, -1), (~good).to(torch.int32)
+
+
+def solve_triangular(
+    matrix: Tensor, right: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False
+) -> Tensor:
+    """X with A X = B, for triangular A (..., D, D) and B (..., D, N).
+
+    >>> lower = torch.tensor([[2.0, 0.0], [1.0, 1.0]])
+    >>> solve_triangular(lower, torch.tensor([[2.0], [3.0]]), upper=False).flatten()
+    tensor([1., 2.])
+    """
+    _only(left, True, "an unknown on the left")
+    _only(unitriangular, False, "a unit diagonal")
+    size = matrix.shape[-1]
+    found: dict[int, Tensor] = {}
+    for i in reversed(range(size)) if upper else range(size):
+        found[i] = right[..., i : i + 1, :] / matrix[..., i : i + 1, i : i + 1]  # (..., 1, N)
+        right = right - matrix[..., :, i : i + 1] * found[i]
+    return torch.cat([found[i] for i in range(size)], -2)
+
+
+def qr(matrix: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
+    """Q and R of (..., D, D) by modified Gram-Schmidt, with a positive diagonal of R.
+
+    Its R is as accurate as that of reflections; its Q is less orthogonal where A is ill-conditioned.
+
+    >>> qr(torch.tensor([[3.0, 1.0], [4.0, 1.0]]))[1]
+    tensor([[5.0000, 1.4000],
+            [0.0000, 0.2000]])
+    """
+    _only(mode, "reduced", f"mode {mode!r}")
+    columns, rows, rest = [], [], matrix
+    for j in range(matrix.shape[-1]):
+        column = rest[..., :1]
+        column = column / column.square().sum(-2, keepdim=True).sqrt()
+        row = (column * rest).sum(-2, keepdim=True)  # (..., 1, D - j)
+        columns.append(column)
+        rows.append(F.pad(row, (j, 0)))
+        rest = rest[..., 1:] - column * row[..., 1:]
+    return torch.cat(columns, -1), torch.cat(rows, -2)
+
+
+def convolution_backward(
+    slope: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias_sizes: Sequence[int] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor, None, None]:
+    """The derivative of a convolution in its input, which is a convolution the other way round."""
+    _only(list(output_mask), [True, False, False], "derivatives in the weights")
+    extra = [0] * len(stride)
+    if not transposed:  # the sizes that a stride had rounded off
+        kernel = weight.shape[2:]
+        sizes = zip(slope.shape[2:], x.shape[2:], kernel, stride, padding, dilation, strict=True)
+        extra = [
+            int(size) - ((int(n) - 1) * step - 2 * pad + spread * (int(k) - 1) + 1)
+            for n, size, k, step, pad, spread in sizes
+        ]
+    found: Tensor = torch.ops.aten.convolution(
+        slope, weight, None, stride, padding, dilation, not transposed, extra, groups
+    )
+    return found, None, None
+
+
+def _only(given: object, expected: object, what: str) -> None:
+    if given != expected:
+        raise NotImplementedError(f"{what} cannot be written in elementary steps")
+
+
+aten = torch.ops.aten
+BACKWARD: dict[Any, Callable[..., Any]] = {aten.convolution_backward.default: convolution_backward}
+"""What is replaced in a graph that has derivatives in it."""
+ELEMENTARY: dict[Any, Callable[..., Any]] = {
+    aten.linalg_cholesky_ex.default: cholesky_ex,
+    aten.linalg_solve_triangular.default: solve_triangular,
+    aten.linalg_qr.default: qr,
+}
+"""Torch's operators and what stands for each in an ONNX graph."""
