@@ -181,7 +181,10 @@ class Gap:
                 f"{REFINEMENT}, residual corrections or augmented training images will pay, "
                 "and a richer posterior will not."
             )
-        return f"A wider encoder, longer training or {REFINEMENT} will pay: {start}, and {theirs:.1f} on training images too."
+        return (
+            f"A wider encoder, longer training or {REFINEMENT} will pay: {start}, "
+            f"and {theirs:.1f} on training images too."
+        )
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values: the summary, the checks, the advice and every image's figures."""
