@@ -29,7 +29,7 @@ ROOMS = [
     {"methods", "options"},
     {"evaluation"},
     {"training", "fitted"},
-    {"experiments"},
+    {"experiments", "presets"},
     {"reports"},
     {"explore", "exports"},
     {"demo", "compare", "illustrate", "bench", "gap_report", "commands", "cli", "__init__"},

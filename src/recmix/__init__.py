@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from recmix.errors import RecmixError
     from recmix.exports import export
     from recmix.fitted import Fitted, load
+    from recmix.presets import fit_preset
     from recmix.training.fit import fit, fit_many
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "export",
     "fit",
     "fit_many",
+    "fit_preset",
     "load",
     "register",
 ]
@@ -42,6 +44,7 @@ _HOME = {
     "export": "recmix.exports",
     "fit": "recmix.training.fit",
     "fit_many": "recmix.training.fit",
+    "fit_preset": "recmix.presets",
     "load": "recmix.fitted",
     "register": "recmix.core",
 }

@@ -18,6 +18,7 @@ from rich.table import Table
 
 from recmix._version import __version__
 from recmix.commands.export import export_command
+from recmix.commands.presets import presets_command
 from recmix.errors import ConfigError, Interrupted, RecmixError, RunError, unknown
 from recmix.explore.serve import explore_command
 
@@ -149,6 +150,9 @@ def methods_command(as_json: Json = False) -> None:
         table.add_row(row["name"], row["title"], shown, tried, row["reference"])
     out.print(table)
     out.print("All options with their defaults: recmix train --help, or recmix methods --json.")
+
+
+app.command("presets", epilog="Example: [bold]recmix presets best > mine.toml[/]")(presets_command)
 
 
 @app.command("evaluate", epilog="Example: [bold]recmix evaluate runs/rme --samples 5000 --json[/]")
@@ -454,6 +458,7 @@ TRAIN_EPILOG = (
     "[bold]recmix train --data mnist --method vae --init runs/vae --out runs/vae+[/]  (VAE+)\n\n"
     "[bold]recmix train --data mnist --method rme --order 5 --init runs/vae --out runs/rme[/]\n\n"
     "[bold]recmix train --data mnist --method rme --order auto --init runs/vae --out runs/auto[/]\n\n"
+    "[bold]recmix train --data mnist --preset best --latent 20 --out runs/best[/]  (several stages)\n\n"
     "[bold]recmix train --config run.toml --out runs/mine --epochs 5[/]  (flags override the file)\n\n"
     "[bold]recmix train --resume --out runs/rme[/]  (continue what was interrupted)"
 )
@@ -467,6 +472,12 @@ FIT_OPTIONS: dict[str, tuple[Any, str]] = {
     "crop": (int, "Side of the centred square cut from pictures before that."),
     "split_seed": (int, "Which validation images are held out (default 0)."),
     "method": (str, "Name of the method (see `recmix methods`)."),
+    "preset": (
+        str,
+        "Instead of a method: trainings in stages (see `recmix presets`), or a TOML file of your own. "
+        "Options then hold for the last stage, --vae-epochs for the first, --seed, --device, --dtype "
+        "and --engine for all.",
+    ),
     "latent": (int, "Dimension of z (default 20, or that of --init)."),
     "likelihood": (str, "gaussian or bernoulli (default: by the data)."),
     "network": (str, "conv (the paper's) or dense."),
@@ -505,7 +516,8 @@ def _train(**given: Any) -> None:
     if not isinstance(wanted["out"], str | Path):
         raise ConfigError(f"out must be a folder, got {wanted['out']!r}")
     if resume:
-        if "method" not in wanted and not (Path(wanted["out"]) / "spec.json").exists():
+        there = any((Path(wanted["out"]) / name).exists() for name in ("spec.json", "preset.json"))
+        if not ({"method", "preset"} & wanted.keys() or there):
             raise RunError(f"there is no run in {wanted['out']} to resume")
         stored = _stored(Path(wanted["out"])) | wanted
         if "init" in stored and not (Path(stored["init"]) / "spec.json").exists():
@@ -513,8 +525,11 @@ def _train(**given: Any) -> None:
                 f"the run it started from is no longer in {stored['init']}: say where with --init"
             )
         wanted = stored
+    for name in ("method", "init"):
+        if "preset" in wanted and name in wanted:
+            raise ConfigError(f"a preset says itself what is trained: leave --{name} or --preset out")
     for name, listed_by in (("data", "recmix data"), ("method", "recmix methods")):
-        if name not in wanted:
+        if name not in wanted and not (name == "method" and "preset" in wanted):
             raise ConfigError(f"no --{name} was given: `{listed_by}` lists what there is")
     _run_training(wanted, resume=resume, overwrite=overwrite)
 
@@ -531,10 +546,16 @@ def _run_training(wanted: dict[str, Any], *, resume: bool, overwrite: bool) -> N
         data = rebuild(source, root=root)
     else:
         data = load(source, root=root, seed=seed, **cut)
-    method, folder = wanted.pop("method"), Path(wanted["out"])
+    folder = Path(wanted["out"])
     if world().writer:
         err.print(f"{data.name}: " + ", ".join(f"{n} {part}" for part, n in data.counts.items() if n))
-    fitted = fit(method, data, resume=resume, overwrite=overwrite, progress=True, **wanted)
+    both: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "progress": True}
+    if "preset" in wanted:
+        from recmix.presets import fit_preset
+
+        fitted = fit_preset(wanted.pop("preset"), data, **both, **wanted)
+    else:
+        fitted = fit(wanted.pop("method"), data, **both, **wanted)
     if not world().writer:
         return
     stands = Run(folder).status()
@@ -551,8 +572,12 @@ def _run_training(wanted: dict[str, Any], *, resume: bool, overwrite: bool) -> N
 
 def _stored(folder: Path) -> dict[str, Any]:
     """The options of the run in a folder, to continue it."""
-    from recmix.run import Run
+    from recmix.run import PRESET, Run
 
+    if (folder / PRESET).exists():
+        from recmix.presets import stored
+
+        return stored(folder)
     run = Run(folder)
     if not run.exists:
         return {}

@@ -10,6 +10,7 @@
 ``checkpoint.safetensors`` everything needed to continue
 ``log.jsonl``          times and events, outside what must be reproducible
 ``order.json``         how the order was chosen, if it was left open (``order = "auto"``)
+``preset.json``        all stages of a preset, in the folder of its last
 =====================  =========================================================================
 """
 
@@ -27,10 +28,12 @@ from recmix._version import __version__
 from recmix.errors import ConfigError, RunError, unknown
 from recmix.files import read_json, write_json
 
-__all__ = ["FORMAT", "Run", "Spec", "Training"]
+__all__ = ["FORMAT", "PRESET", "Run", "Spec", "Training"]
 
 FORMAT = 1
 """Version of the folder's layout; a folder of a newer one is refused."""
+PRESET = "preset.json"
+"""Written before the run itself: the stages before it are in folders inside."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,7 +284,7 @@ class Run:
 
     def clear(self) -> None:
         """Remove the files of a run, and nothing else."""
-        for name in self.FILES:
+        for name in (*self.FILES, PRESET):
             (self.folder / name).unlink(missing_ok=True)
         shutil.rmtree(self.folder / "tensorboard", ignore_errors=True)
 

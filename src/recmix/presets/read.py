@@ -1,0 +1,180 @@
+"""A preset: the stages of a training, from a TOML file that a user can read and copy.
+
+.. code-block:: toml
+
+    title = "A VAE, then a mixture"
+    [[stages]]
+    name = "vae"           # its folder in the run's; the last stage is the run itself
+    method = "vae"
+    epochs = 300           # options of the method, or of training as in `recmix.run.Training`
+    [[stages]]
+    name = "mixture"
+    method = "rme"
+    after = "vae"          # what it starts from (default: the stage before)
+    order = 3
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recmix.core import find_method
+from recmix.errors import ConfigError, unknown
+from recmix.options import read_options, split_auto
+from recmix.run import Training
+
+__all__ = ["Preset", "Stage", "parse", "preset_file", "presets", "read_preset"]
+
+FOLDER = Path(__file__).parent
+OWN = ("name", "method", "after")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9+-]*")
+"""What a stage, and so its folder, may be called: nothing that leads out of the run's folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One training of a preset.
+
+    Attributes:
+        name: of its folder.
+        method: name of the method.
+        after: the stage it starts from; empty for the first.
+        options: of the method and of training, as the file gives them.
+    """
+
+    name: str
+    method: str
+    after: str
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """The stages of a training; the last is the result.
+
+    >>> [stage.name for stage in read_preset("paper").stages]
+    ['vae', 'mixture']
+    """
+
+    name: str
+    title: str
+    stages: tuple[Stage, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values, in the form of the file; `parse` reads them."""
+        stages = [
+            {"name": stage.name, "method": stage.method}
+            | ({"after": stage.after} if stage.after else {})
+            | stage.options
+            for stage in self.stages
+        ]
+        return {"title": self.title, "stages": stages}
+
+
+def presets() -> list[str]:
+    """The names of the presets that come with the library.
+
+    >>> presets()
+    ['best', 'paper']
+    """
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+def preset_file(preset: str | Path) -> Path:
+    """The file of a preset: one of ours by its name, or a user's own by its path.
+
+    Args:
+        preset: a name, or the path of a TOML file: what has a slash in it or ends in ``.toml``.
+    """
+    name = str(preset)
+    if isinstance(preset, Path) or "/" in name or name.endswith(".toml"):
+        return Path(preset)
+    if name not in presets():
+        message = unknown("preset", name, presets())
+        raise ConfigError(f"{message}; or give the path of your own, such as ./{name or 'mine'}.toml")
+    return FOLDER / f"{name}.toml"
+
+
+def read_preset(preset: str | Path) -> Preset:
+    """A preset by its name, or from a user's own file; all that can be checked without data is.
+
+    Args:
+        preset: as in `preset_file`.
+    """
+    if not isinstance(preset, str | Path):
+        raise ConfigError(f"preset must be a name or the path of a TOML file, got {preset!r}")
+    file = preset_file(preset)
+    try:
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the preset {file}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the preset {file} is not TOML: {error}") from error
+    return parse(content, file.stem, str(file))
+
+
+def parse(content: Any, name: str, where: str) -> Preset:
+    """The preset of a file's content.
+
+    Args:
+        content: what TOML, or JSON, gave.
+        name: what the preset is called.
+        where: the file, for messages.
+    """
+    if not isinstance(content, Mapping):
+        raise ConfigError(f"{where} is not a preset: expected a title and [[stages]]")
+    for key in content:
+        if key not in ("title", "stages"):
+            raise ConfigError(f"{where}: {unknown('key', key, ['title', 'stages'])}")
+    title, entries = content.get("title", name), content.get("stages")
+    if not isinstance(title, str):
+        raise ConfigError(f"{where}: title must be text, got {title!r}")
+    if not isinstance(entries, list) or not entries or not all(isinstance(e, Mapping) for e in entries):
+        raise ConfigError(f"{where}: a preset needs at least one [[stages]] table")
+    stages: list[Stage] = []
+    for entry in entries:
+        try:
+            stages.append(_stage(entry, [stage.name for stage in stages]))
+        except ConfigError as error:
+            called = entry.get("name", len(stages) + 1)
+            raise ConfigError(f"{where}, stage {called!r}: {error}") from error
+    return Preset(name=name, title=title, stages=tuple(stages))
+
+
+def _stage(entry: Mapping[str, Any], before: list[str]) -> Stage:
+    """One [[stages]] table, checked.
+
+    Args:
+        entry: the table.
+        before: the names of the stages before it.
+    """
+    for key in ("name", "method"):
+        if not isinstance(entry.get(key), str):
+            raise ConfigError(f"{key} must be text, got {entry.get(key)!r}: every stage has one")
+    name, method = entry["name"], entry["method"]
+    if not NAME.fullmatch(name) or name == "tensorboard":
+        raise ConfigError(
+            f"name is that of a folder in the run's: letters, digits, + and -, and not tensorboard, "
+            f"got {name!r}"
+        )
+    if name in before:
+        raise ConfigError("there is a stage of this name before it: give each its own")
+    after = entry.get("after", before[-1] if before else "")
+    if after not in before and (before or "after" in entry):
+        found = ", ".join(before) or "none, for it is the first"
+        raise ConfigError(f"after must name a stage before it ({found}), got {after!r}")
+    options = {key: value for key, value in entry.items() if key not in OWN}
+    check_options(method, options)
+    return Stage(name=name, method=method, after=after, options=options)
+
+
+def check_options(method: str, options: Mapping[str, Any]) -> None:
+    """Refuse options that a method and its training do not have, or values they cannot take."""
+    own, common = read_options(find_method(method), options, OWN)
+    split_auto(own)
+    Training(**common)
