@@ -69,10 +69,10 @@ class Variety:
         u = torch.rand(len(x), 1, generator=generator, device=x.device, dtype=x.dtype)
         noise = torch.randn(mean.shape, generator=generator, device=x.device, dtype=x.dtype)
         near = mean + TOWARDS * u * (mean.roll(1, 0) - mean) + APART * noise
-        dreamt, own = model.decode(torch.stack([near, mean]))
+        shown = model.decode(torch.stack([near, mean]))  # (2, B, C, H, W)
         if self.binary:
-            return self._drawn(dreamt, generator)
-        return (x + dreamt - own).clamp(0, 1)
+            return self._drawn(shown[0], generator)
+        return (x + shown[0] - shown[1]).clamp(0, 1)
 
     def _drawn(self, grey: Tensor, generator: torch.Generator | None) -> Tensor:
         return torch.bernoulli(grey, generator=generator) if self.binary else grey
