@@ -104,7 +104,8 @@ def page(document: Mapping[str, Any]) -> str:
     """An OpenAPI document as HTML; it loads one style sheet of this server and nothing else."""
     parts = [
         "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>recmix: HTTP</title>"
-        "<link rel='stylesheet' href='/docs.css'></head><body><h1>HTTP interface</h1>",
+        "<link rel='icon' href='data:,'><link rel='stylesheet' href='/docs.css'></head>"
+        "<body><h1>HTTP interface</h1>",
         f"<p>{_text(document['info'].get('description', ''))}</p>",
         "<p>The same for programs: <a href='/openapi.json'>/openapi.json</a> (OpenAPI).</p>",
     ]
