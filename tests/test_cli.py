@@ -96,7 +96,19 @@ def test_lists(capsys):
 
 @pytest.mark.parametrize(
     "command",
-    ["data", "methods", "train", "evaluate", "demo", "compare", "report", "grid", "figure1", "bench"],
+    [
+        "data",
+        "methods",
+        "train",
+        "evaluate",
+        "demo",
+        "compare",
+        "report",
+        "grid",
+        "figure1",
+        "bench",
+        "export",
+    ],
 )
 def test_help_shows_examples(command, capsys):
     assert call(command, "--help") == 0

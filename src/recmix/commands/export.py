@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from recmix.commands.terminal import out, plain
 from recmix.errors import RunError
 
 __all__ = ["export_command"]
@@ -38,4 +39,4 @@ def export_command(
         )
     made = export(run, folder, format=form, fuse=fuse, overwrite=overwrite)
     files = ", ".join(sorted(path.name for path in made.iterdir()))
-    typer.echo(f"wrote {files} in {made}")
+    out.print(f"wrote {files} in {plain(made)}", highlight=False)

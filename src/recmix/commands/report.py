@@ -1,0 +1,58 @@
+"""`recmix report` and `recmix figure1`: pages and figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from recmix.commands.terminal import Root, err, out
+
+__all__ = ["figure_one_command", "report_command"]
+
+
+def figure_one_command(
+    data: Annotated[str, typer.Option(help="Named data set or path.")] = "digits",
+    folder: Annotated[Path, typer.Option("--out", help="Folder for the figures.")] = Path("figures"),
+    init: Annotated[Path | None, typer.Option(help="A trained VAE with --latent 2.")] = None,
+    vae_epochs: Annotated[int, typer.Option(help="Epochs of the VAE, if it is trained here.")] = 100,
+    epochs: Annotated[int, typer.Option(help="Epochs of the second component.")] = 16,
+    learning_rate: Annotated[float, typer.Option(help="Of the second component.")] = 5e-4,
+    bound: Annotated[float, typer.Option(help="C of the recursion.")] = 500.0,
+    seed: Annotated[int, typer.Option(help="Of everything.")] = 0,
+    data_root: Root = None,
+) -> None:
+    """Draw the paper's Figure 1: a second component learned in a two-dimensional latent space."""
+    from recmix.data import load as load_data
+    from recmix.fitted import load
+    from recmix.illustrate import figure_one
+
+    made = figure_one(
+        load_data(data, root=data_root),
+        folder,
+        vae_epochs=vae_epochs,
+        epochs=epochs,
+        learning_rate=learning_rate,
+        bound=bound,
+        seed=seed,
+        init=None if init is None else load(init),
+        progress=True,
+    )
+    out.print("wrote", ", ".join(str(path) for path in made), highlight=False)
+
+
+def report_command(
+    store: Annotated[Path, typer.Argument(help="Folder of run folders.")],
+    file: Annotated[
+        Path | None,
+        typer.Option("--out", help="File to write (default report.html; text goes to the terminal)."),
+    ] = None,
+    form: Annotated[str, typer.Option("--format", help="html, markdown, latex or terminal.")] = "html",
+    samples: Annotated[int, typer.Option(help="K of IWAE-K.")] = 100,
+    holm: Annotated[bool, typer.Option(help="Correct p-values within a column (Holm).")] = False,
+) -> None:
+    """Tables, frontier, curves and every run of a store as one page."""
+    from recmix.reports.write import write_report
+
+    write_report(store, out=file, form=form, samples=samples, holm=holm, console=out, errors=err)

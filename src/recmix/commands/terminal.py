@@ -1,0 +1,49 @@
+"""What commands share: the terminal, common flags, the table of scores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+__all__ = ["Json", "Root", "err", "out", "plain", "print_scores"]
+
+
+out = Console(soft_wrap=True)
+err = Console(stderr=True, soft_wrap=True)
+Root = Annotated[
+    Path | None,
+    typer.Option("--data-root", help="Folder of the data sets (default: RECMIX_DATA, then a cache)."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+
+
+def plain(message: object) -> str:
+    """A message in which brackets are no markup."""
+    return str(message).replace("[", r"\[")
+
+
+def print_scores(rows: list[tuple[str, dict[str, Any]]], title: str) -> None:
+    """One table of scores, a row per run."""
+    samples = rows[0][1]["samples"]
+    batch = rows[0][1]["batch"]
+    table = Table(
+        "model",
+        "ELBO (nats)",
+        f"IWAE-{samples} (nats)",
+        "mean mixing weights",
+        f"posterior, ms per batch of {batch}",
+        title=title,
+    )
+    for name, found in rows:
+        table.add_row(
+            name,
+            f"{found['elbo']:.2f} ± {found['elbo_se']:.2f}",
+            f"{found['iwae']:.2f} ± {found['iwae_se']:.2f}",
+            " ".join(f"{w:.3f}" for w in found["weights"]),
+            f"{found['milliseconds']:.2f}",
+        )
+    out.print(table)
