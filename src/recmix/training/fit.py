@@ -406,7 +406,7 @@ def _differences(stored: Spec, spec: Spec) -> Iterator[tuple[str, Any, Any]]:
         if field.name == "init":
             theirs, ours = ((i or {}).get("weights") for i in (theirs, ours))
         if isinstance(theirs, dict):
-            keys = (theirs.keys() | ours.keys()) - IGNORED_ON_RESUME
+            keys = (k for k in theirs | ours if k not in IGNORED_ON_RESUME)
             yield from ((k, theirs.get(k), ours.get(k)) for k in keys if theirs.get(k) != ours.get(k))
         elif theirs != ours:
             yield field.name, theirs, ours
