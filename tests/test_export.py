@@ -95,8 +95,9 @@ METHODS = {
 @pytest.mark.parametrize("method", METHODS)
 def test_torchscript_and_pt2(method, network, tmp_path):
     fitted = model(method, network=network, **METHODS[method])
-    for form in ("torchscript", "pt2"):
-        check(fitted, fitted.export(tmp_path / form, format=form), 1e-5)
+    check(fitted, fitted.export(tmp_path / "ts", format="torchscript"), 1e-5)
+    if network == "conv":
+        check(fitted, fitted.export(tmp_path / "pt2", format="pt2"), 1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
