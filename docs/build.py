@@ -13,6 +13,10 @@ from pathlib import Path
 
 from recmix.compare import markdown
 from recmix.evaluation.gap import QUANTITIES
+from recmix.reports.frontier import frontiers
+from recmix.reports.reach import frontier_table, reach_table
+from recmix.reports.runs import read_runs
+from recmix.reports.summary import panels, summary, to_json
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "results"
@@ -85,7 +89,34 @@ def gaps(name: str) -> str:
     return "\n".join([*lines, "", f"> {found['advice']}"]) + "\n"
 
 
+def frontier_rows() -> list[dict]:
+    """What the runs of `configs/frontier.toml` amount to; none where there are no runs yet."""
+    runs = RESULTS / "frontier_runs.json"
+    return summary(read_runs(runs)) if runs.exists() else []
+
+
+def frontier() -> str:
+    """Every row, and what accuracy costs."""
+    rows = frontier_rows()
+    if not rows:
+        return "The runs are not in yet.\n"
+    return f"![Gain over VAE+ against time](results/frontier.png)\n\n{frontier_table(rows)}"
+
+
+def summarised(*, check: bool) -> bool:
+    """Make summary.json and the figure from the runs; whether the summary changed."""
+    rows = frontier_rows()
+    file, figure = RESULTS / "summary.json", RESULTS / "frontier.png"
+    changed = bool(rows) and (not file.exists() or file.read_text() != to_json(rows))
+    if rows and not check and (changed or not figure.exists()):
+        file.write_text(to_json(rows))
+        frontiers(panels(rows), figure)
+    return changed
+
+
 TABLES = {
+    "reach": lambda: reach_table(frontier_rows()),
+    "frontier": frontier,
     "gap-mnist20": lambda: gaps("mnist20_gap"),
     "readme": lambda: short("mnist20", ["VAE", "VAE+", "RME(5)", "IWAE(5)", "SA(4)", "VLAE(2)"]),
     "mnist20-rates": rates,
@@ -100,7 +131,7 @@ def filled(text: str) -> str:
 
 
 def main() -> None:
-    stale = []
+    stale = ["summary.json"] if summarised(check="--check" in sys.argv) else []
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
         before = path.read_text()
         after = filled(before)

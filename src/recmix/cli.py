@@ -20,6 +20,7 @@ from recmix.commands.grid import grid_command
 from recmix.commands.lists import data_command, methods_command
 from recmix.commands.presets import presets_command
 from recmix.commands.report import figure_one_command, report_command
+from recmix.commands.summary import summary_command
 from recmix.commands.terminal import err, out, plain
 from recmix.commands.train import add_train
 from recmix.errors import Interrupted, RecmixError
@@ -102,6 +103,9 @@ app.command("figure1", epilog="Example: [bold]recmix figure1 --data mnist --out 
 )
 app.command("report", epilog="Example: [bold]recmix report runs/grid --out report.html[/]")(
     report_command
+)
+app.command("summary", epilog="Example: [bold]recmix summary runs/frontier --out docs/results[/]")(
+    summary_command
 )
 app.command("export", epilog="Example: [bold]recmix export runs/rme --format onnx[/]")(export_command)
 app.command("explore", epilog="Example: [bold]recmix explore runs/vae runs/rme[/]")(explore_command)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from recmix.reports import figures
+from recmix.reports import figures, frontier
 from recmix.reports.labels import Box, place_labels
 from recmix.reports.posterior_figure import Instance, Stage, posterior_animation, posterior_stages
 
@@ -48,13 +48,13 @@ def test_a_label_without_room_is_left_out():
 def test_frontier(tmp_path, ending):
     rng = np.random.default_rng(0)
     points = [(name, 0.1 * 1.3**i, 930 + rng.normal(0, 5), 1.0) for i, name in enumerate(METHODS)]
-    path = figures.frontier([*points, ("own method", 3.0, 950.0, None)], tmp_path / f"f.{ending}")
+    path = frontier.frontier([*points, ("own method", 3.0, 950.0, None)], tmp_path / f"f.{ending}")
     assert_image(path)
 
 
 def test_all_labels_of_a_frontier_are_apart(tmp_path, monkeypatch):
     kept = []
-    label = figures._label
+    label = frontier._label
 
     def watch(figure, axes, *rest):
         texts = label(figure, axes, *rest)
@@ -62,10 +62,10 @@ def test_all_labels_of_a_frontier_are_apart(tmp_path, monkeypatch):
         kept.extend(text.get_window_extent() for text in texts if text.get_visible())
         return texts
 
-    monkeypatch.setattr(figures, "_label", watch)
+    monkeypatch.setattr(frontier, "_label", watch)
     rng = np.random.default_rng(1)
     points = [(name, rng.uniform(0.08, 0.2), rng.uniform(920, 945), 1.0) for name in METHODS]
-    figures.frontier(points, tmp_path / "f.png")
+    frontier.frontier(points, tmp_path / "f.png")
     assert len(kept) == len(METHODS)
     assert not any(a.overlaps(b) for a, b in itertools.combinations(kept, 2))
 

@@ -7,6 +7,8 @@
 ``published``          the figures the paper printed
 ``tables``             the paper's tables; ``forms`` and ``latex`` write them down
 ``figures``            figures from arrays; ``posterior_figure`` is the paper's Figure 1
+``runs``               all runs of a store in one file; ``summary`` says what they amount to
+``reach``              tables of that; ``frontier`` draws what accuracy costs
 ``page``               the report as one HTML file
 ``write``              what `recmix report` does
 =====================  =========================================================================

@@ -13,14 +13,11 @@ from numpy.typing import NDArray
 
 mpl.use("Agg")
 
-from matplotlib import patheffects
 from matplotlib import pyplot as plt
-from matplotlib.ticker import LogLocator, NullFormatter
-
-from recmix.reports.labels import Box, place_labels
 
 __all__ = [
-    "frontier",
+    "COLOURS",
+    "STYLE",
     "learning_curves",
     "mixture",
     "reconstructions",
@@ -39,17 +36,6 @@ STYLE: dict[Any, Any] = {
     "axes.axisbelow": True,
     "figure.dpi": 150,
 }
-FAMILIES = {
-    "VAE": ("#6b7280", "o"),
-    "VAE+": ("#111827", "D"),
-    "SA": ("#b45309", "s"),
-    "IAF": ("#1d4ed8", "^"),
-    "HF": ("#0f766e", "v"),
-    "ME": ("#7e22ce", "P"),
-    "RME": ("#c81e1e", "o"),
-}
-"""Colour and mark of the paper's methods; others follow in `COLOURS` and `MARKERS`."""
-MARKERS = ("X", "p", "h", "<", ">", "*")
 COMPONENTS = ("#e00000", "#00b8d4", "#8e6bb0", "#c98a1b", "#2e7d4f", "#4a4a4a")
 """Components of a mixture; the first two are red and cyan, as in the paper's Figure 1."""
 History = Sequence[Mapping[str, float]]
@@ -135,104 +121,6 @@ def samples(images: Images, path: Path, *, title: str = "Samples from the prior"
         return save(figure, path)
 
 
-def frontier(
-    points: Sequence[tuple[str, float, float, float | None]],
-    path: Path,
-    *,
-    title: str = "Log-likelihood against time",
-    samples: int = 100,
-    batch: int = 128,
-) -> Path:
-    """Log-likelihood against time, one labelled point for each method; no label covers another.
-
-    Args:
-        points: name, milliseconds, mean log-likelihood and its standard deviation (or None).
-        path: of the figure.
-        title: above the figure.
-        samples: K of IWAE-K.
-        batch: images in the timed batch.
-    """
-    points = sorted(points, key=lambda point: (point[1], -point[2]))
-    looks = _looks([name for name, *_ in points])
-    with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(figsize=(7.5, 5), layout="constrained")
-        axes.set_xscale("log")
-        for name, time, mean, spread in points:
-            colour, marker = looks[name]
-            if spread is not None:
-                axes.vlines(time, mean - spread, mean + spread, color=colour, lw=1, alpha=0.5)
-            axes.plot([time], [mean], marker, color=colour, mec="white", mew=0.6, ms=7.5, zorder=3)
-        front, best = [], -math.inf
-        for _, time, mean, _ in points:
-            if mean > best:
-                front.append((time, mean))
-                best = mean
-        if front:
-            reached, means = zip(*front, strict=True)
-            axes.step(reached, means, where="post", color="#777777", lw=1, ls="--", zorder=1)
-            times = [time for _, time, _, _ in points]
-            axes.set_xlim(min(times) / 1.4, max(times) * 1.6)
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.margins(y=0.12)
-        axes.set(xlabel=f"milliseconds per batch of {batch}", title=title)
-        axes.set_ylabel(f"test IWAE-{samples} (nats per image)")
-        _label(figure, axes, points, looks)
-        return save(figure, path)
-
-
-def _looks(names: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """Colour and mark of each method by its name, such as RME(5)."""
-    others: list[str] = []
-    found = {}
-    for name in names:
-        family = name.split("(")[0]
-        if family not in FAMILIES and family not in others:
-            others.append(family)
-        i = others.index(family) if family in others else 0
-        found[name] = FAMILIES.get(family, (COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]))
-    return found
-
-
-def _label(
-    figure: Any, axes: Any, points: Sequence[Any], looks: Mapping[str, tuple[str, str]]
-) -> list[Any]:
-    """Put the name of each point where it is free, with a line to the point where it is not near."""
-    figure.canvas.draw()  # places are known once the layout is
-    scale = 72 / figure.dpi
-    where = [tuple(axes.transData.transform((time, mean)) * scale) for _, time, mean, _ in points]
-    frame = axes.get_window_extent()
-    bounds = Box(frame.x0 * scale, frame.y0 * scale, frame.width * scale, frame.height * scale)
-    sizes, texts = [], []
-    for name, time, mean, _ in points:
-        text = axes.annotate(
-            name, (time, mean), xytext=(0, 0), textcoords="offset points", ha="center", va="center"
-        )
-        text.set(color=looks[name][0], fontsize=8.5)
-        text.set_path_effects([patheffects.withStroke(linewidth=2, foreground="white")])
-        extent = text.get_window_extent()
-        sizes.append((extent.width * scale + 2, extent.height * scale + 1))
-        texts.append(text)
-    for text, point, box in zip(texts, where, place_labels(where, sizes, bounds), strict=True):
-        if box is None:
-            text.set_visible(False)
-            continue
-        x, y = box.centre
-        text.set_position((x - point[0], y - point[1]))
-        if box.distance(point) > 9:
-            near = box.nearest(point)
-            end = (near[0] - point[0], near[1] - point[1])
-            axes.annotate(
-                "",
-                text.xy,
-                xytext=end,
-                textcoords="offset points",
-                arrowprops={"arrowstyle": "-", "color": "#999999", "lw": 0.7},
-            )
-    return texts
-
-
 def mixture(weights: Array, divergence: Array, path: Path, *, title: str = "The mixture") -> Path:
     """Mixing weights of the components as bars, and KL between each two of them as a map.
 
@@ -301,6 +189,7 @@ def _show(axes: Any, image: Images) -> None:
 def save(figure: Any, path: Path) -> Path:
     """Write a figure; the ending of the path picks PNG or SVG."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    with mpl.rc_context({"svg.hashsalt": "recmix"}):  # the same figure is the same file
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     plt.close(figure)
     return path

@@ -42,26 +42,33 @@ TITLES = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of a table: a method and the setting the tables vary.
+    """A line of a table: a method, the setting the tables vary, and steps of refinement at test time.
 
-    >>> print(Row("RME", 5), Row("VAE", None), sep=", ")
-    RME(5), VAE
+    >>> print(Row("RME", 5), Row("VAE"), Row("RES", None, 2), sep=", ")
+    RME(5), VAE, RES +2 steps
     """
 
     label: str
     setting: Setting = None
+    refine: int = 0
 
     def __str__(self) -> str:
-        return self.label if self.setting is None else f"{self.label}({self.setting})"
+        name = self.label if self.setting is None else f"{self.label}({self.setting})"
+        return f"{name} {self.steps}" if self.refine else name
+
+    @property
+    def steps(self) -> str:
+        """The refinement in words, if there is any."""
+        return f"+{self.refine} step{'s' * (self.refine > 1)}" if self.refine else ""
 
     @property
     def order(self) -> tuple[Any, ...]:
-        """Where it stands: the paper's order, then by name, then by setting."""
+        """Where it stands: the paper's order, then by name, by setting, by steps of refinement."""
         known = self.label in PAPER_ORDER
         place = (0, PAPER_ORDER.index(self.label), "") if known else (1, 0, self.label)
         if isinstance(self.setting, int | float):
-            return (*place, 1, self.setting, "")
-        return (*place, 0 if self.setting is None else 2, 0, str(self.setting))
+            return (*place, 1, self.setting, "", self.refine)
+        return (*place, 0 if self.setting is None else 2, 0, str(self.setting), self.refine)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +135,8 @@ class Record:
         epochs: how many it has trained.
         best_epoch: the epoch whose weights were kept.
         validation: its best bound on the validation images, nats; the only thing that selects it.
-        scores: what was measured, by ``split/samples``.
+        scores: what was measured, by ``split/samples`` or ``split/samples/refine steps``.
+        gap: the means that ``gap.json`` holds, if it is there.
         curve: thinned learning curves: ``epoch`` and the series of `CURVES` it has.
         spec: what was asked, as it stands in the file.
         job: the grid's entry, as it stands in the file.
@@ -150,6 +158,7 @@ class Record:
     best_epoch: int | None = None
     validation: float | None = None
     scores: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    gap: Mapping[str, Any] | None = None
     curve: Curve = field(default_factory=dict)
     spec: Mapping[str, Any] | None = None
     job: Mapping[str, Any] | None = None

@@ -26,6 +26,7 @@ __all__ = [
     "Results",
     "compare",
     "holm",
+    "score_key",
     "select",
     "signed_rank_p",
     "summarise",
@@ -261,8 +262,11 @@ def summarise(
     grouped: dict[tuple[Row, Column], list[Record]] = defaultdict(list)
     for record in records:
         grouped[record.row, record.column].append(record)
-    key = f"{part}/{samples}"
-    cells = {place: _cell(*place, found, key) for place, found in grouped.items()}
+    cells = {}
+    for (row, column), found in grouped.items():
+        for steps in (0, *_refined(found, score_key(part, samples))):
+            line = replace(row, refine=steps)
+            cells[line, column] = _cell(line, column, found, score_key(part, samples, steps))
     columns = sorted({column for _, column in cells}, key=lambda column: column.order)
     rows = sorted({row for row, _ in cells} | {CONTROL}, key=lambda row: row.order)
     most = {}
@@ -272,6 +276,22 @@ def summarise(
         for cell in _tested(here, correct):
             cells[cell.row, column] = cell
     return Results(rows=rows, columns=columns, cells=cells, most=most, samples=samples, holm=correct)
+
+
+def score_key(part: str, samples: int, refine: int = 0) -> str:
+    """What a score is called: images, K of IWAE-K and steps of refinement.
+
+    >>> score_key("test", 100), score_key("test", 100, 2)
+    ('test/100', 'test/100/refine 2')
+    """
+    return f"{part}/{samples}" + (f"/refine {refine}" if refine else "")
+
+
+def _refined(records: Iterable[Record], key: str) -> list[int]:
+    """With how many steps of refinement some of the runs were scored, beside without."""
+    start = f"{key}/refine "
+    told = {name.removeprefix(start) for r in records for name in r.scores if name.startswith(start)}
+    return sorted({int(steps) for steps in told if steps.isdecimal() and len(steps) < 4} - {0})
 
 
 def _cell(row: Row, column: Column, records: Sequence[Record], key: str) -> Cell:
@@ -292,7 +312,7 @@ def _cell(row: Row, column: Column, records: Sequence[Record], key: str) -> Cell
         milliseconds=milliseconds,
         milliseconds_std=milliseconds_std,
         candidates=sum(record.status == "done" for record in records),
-        pending=sum(record.status != "done" for record in records),
+        pending=0 if row.refine else sum(record.status != "done" for record in records),
         batches=others,
         devices=sorted(devices - {""}),
     )

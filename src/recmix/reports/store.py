@@ -90,6 +90,7 @@ def _read_run(path: str, name: str, messages: list[str]) -> Record:
     status = _optional(path, "status.json", dict, messages) or {}
     history = _optional(path, "history.json", list, messages) or []
     scores = _optional(path, "scores.json", dict, messages) or {}
+    gap = _optional(path, "gap.json", dict, messages)
     failure = _optional(path, "failed.json", object, messages)
     start, log = _log(path, "log.jsonl")
     _, text = _log(path, "log.txt")
@@ -113,6 +114,7 @@ def _read_run(path: str, name: str, messages: list[str]) -> Record:
         best_epoch=_whole(status.get("best_epoch")),
         validation=best if validation is None else validation,
         scores={key: value for key, value in scores.items() if isinstance(value, dict)},
+        gap=gap and {key: value for key, value in gap.items() if key not in ("images", "advice")},
         curve=curve,
         spec=content,
         job=job,

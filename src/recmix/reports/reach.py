@@ -1,0 +1,139 @@
+"""Tables from a summary: how far ours reach beside the paper's, and every row that was measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from recmix.reports.published import Published, best_printed, likelihood_of
+from recmix.reports.records import Column, Row
+from recmix.reports.statistics import TIMED_BATCH
+from recmix.reports.tables import EMPTY, fixed, signed
+
+__all__ = ["REACH", "frontier_table", "gains", "reach_table"]
+
+REACH = (
+    *(("mnist", 10), ("mnist", 20), ("mnist", 50)),
+    ("binary-mnist", 50),
+    *(("omniglot", 20), ("omniglot", 50)),
+)
+"""The data sets and dimensions of the table."""
+STEPS = (2, 4)
+"""Numbers of refinement steps with a column of their own."""
+Line = dict[str, Any]
+
+
+def reach_table(rows: Iterable[Line]) -> str:
+    """The paper's VAE and its best, then ours: VAE+, feed-forward and refined, as Markdown.
+
+    Where several rows are feed-forward, the one with the best validation bound stands here; its own
+    model after refinement stands beside it. What was not measured is a dash.
+
+    Args:
+        rows: of `recmix.reports.summary.summary`.
+    """
+    found = list(rows)
+    heads = ["data, dimension", "paper: VAE", "paper: best", "VAE+", "feed-forward"]
+    heads += [f"refined, {steps} steps" for steps in STEPS]
+    lines = [_row(heads), _row(["---", *["---:"] * (len(heads) - 1)])]
+    for data, latent in REACH:
+        likelihood = "bernoulli" if data == "binary-mnist" else "gaussian"
+        column = Column(data=data, latent=latent, likelihood=likelihood)
+        here = [row for row in found if row["column"] == str(column)]
+        plus = next((row for row in here if row["row"] == "VAE+"), None)
+        ahead = _feed_forward(here)
+        best = best_printed(column)
+        cells = [
+            str(column),
+            _printed(likelihood_of(Row("VAE"), column)),
+            EMPTY if best is None else f"{best.row}: {_printed(best)}",
+            *map(_ours, (plus, ahead, *(_refined(here, ahead, steps) for steps in STEPS))),
+        ]
+        lines.append(_row(cells))
+    return "\n".join(lines) + "\n"
+
+
+def frontier_table(rows: Iterable[Line]) -> str:
+    """Every row of a summary, as Markdown.
+
+    Args:
+        rows: of `recmix.reports.summary.summary`.
+    """
+    heads, lines = gains(rows)
+    aligned = ["---"] * 3 + ["---:"] * (len(heads) - 3)
+    return "\n".join(map(_row, [heads, aligned, *lines])) + "\n"
+
+
+def gains(rows: Iterable[Line]) -> tuple[list[str], list[list[str]]]:
+    """Heads and cells of a table of every row: what it gains over VAE+, and what it costs.
+
+    Args:
+        rows: of `recmix.reports.summary.summary`.
+    """
+    found = list(rows)
+    samples = found[0]["samples"] if found else 100
+    heads = ["data, dimension", "model", "inference", f"IWAE-{samples}", "over VAE+", "exact p"]
+    heads += ["splits", f"ms per batch of {TIMED_BATCH}", "total gap"]
+    lines = []
+    for row in found:
+        gap, places = row["gap"], _digits(row["mean"])
+        over = EMPTY if row["difference"] is None else signed(row["difference"], places)
+        p = EMPTY if row["p_vae_plus"] is None else f"{row['p_vae_plus']:.2g}"
+        cells = [
+            row["column"],
+            row["row"],
+            row["inference"] + (f", {row['steps']} steps" if row["steps"] else ""),
+            _ours(row),
+            "control" if row["row"] == "VAE+" else over,
+            p if row["significant"] is not None or p == EMPTY else f"{p} (few)",
+            str(row["splits"]),
+            EMPTY if row["milliseconds"] is None else f"{row['milliseconds']:.2f}",
+            EMPTY if gap is None else f"{gap['total']:.1f} ± {gap['se']:.1f}",
+        ]
+        lines.append(cells)
+    return heads, lines
+
+
+def _feed_forward(rows: Sequence[Line]) -> Line | None:
+    """The feed-forward row that validation images prefer; test images have no say."""
+    found = [row for row in rows if row["inference"] == "feed-forward"]
+
+    def merit(row: Line) -> float:
+        return -math.inf if row["validation"] is None else float(row["validation"])
+
+    return max(found, key=merit, default=None)
+
+
+def _refined(rows: Sequence[Line], ahead: Line | None, steps: int) -> Line | None:
+    """The feed-forward row's model after refinement; without one, the model trained with such steps."""
+    found = [row for row in rows if row["inference"] == "refined" and row["steps"] == steps]
+    if ahead is not None:
+        name = str(Row(ahead["row"], None, steps))
+        return next((row for row in found if row["row"] == name), None)
+    return next((row for row in found if not row["row"].endswith(Row("", None, steps).steps)), None)
+
+
+def _printed(figure: Published | None) -> str:
+    if figure is None:
+        return EMPTY
+    places = _digits(figure.mean)
+    spread = "" if figure.std is None else f" ± {fixed(figure.std, places)}"
+    return fixed(figure.mean, places) + spread
+
+
+def _ours(row: Line | None) -> str:
+    if row is None:
+        return EMPTY
+    places = _digits(row["mean"])
+    spread = "" if row["std"] is None else f" ± {fixed(row['std'], places)}"
+    return fixed(row["mean"], places) + spread
+
+
+def _digits(value: float) -> int:
+    """One decimal as in the paper; two where the scores are small, as on binary images."""
+    return 2 if abs(value) < 200 else 1
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"

@@ -1,0 +1,183 @@
+"""What a store of runs amounts to: a row for each data set, dimension, method and kind of inference.
+
+The kinds are told apart by what is done for an image when it is met:
+
+================  =============================================================================
+``encoder``       one pass through the encoders: a Gaussian, a mixture, a flow
+``feed-forward``  encoder and decoder forward only, a few times: residual corrections
+``refined``       steps down a loss for every image: Gauss-Newton steps, ``vlae``, ``sa``
+================  =============================================================================
+
+In each split validation picks the restart, as in the tables; means are over splits. A gain is a gain
+over VAE+ of the same data set and dimension, split by split.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from recmix.reports.records import Record, Row, number
+from recmix.reports.runs import FORMAT, one_per_line
+from recmix.reports.statistics import (
+    CONTROL,
+    TIMED_BATCH,
+    Cell,
+    Results,
+    score_key,
+    signed_rank_p,
+    summarise,
+)
+
+__all__ = ["SIGNIFICANT", "inference", "panels", "summary", "to_json"]
+
+SIGNIFICANT = 0.05
+STEPPING = ("sa", "vlae")
+"""Methods that take steps for every image by themselves."""
+
+
+def inference(record: Record, row: Row) -> tuple[str, int]:
+    """The kind of inference, and how many steps it takes for every image.
+
+    Args:
+        record: a run.
+        row: the line of the table its score stands in.
+    """
+    spec = record.spec or {}
+    options = spec.get("options") or {}
+    steps = row.refine or _trained(record)
+    if spec.get("method") in STEPPING:
+        return "refined", steps + options.get("steps", 0)
+    if steps:
+        return "refined", steps
+    return "feed-forward" if options.get("component") == "residual" else "encoder", 0
+
+
+def summary(records: Iterable[Record], *, samples: int = 100) -> list[dict[str, Any]]:
+    """The rows, by data set, dimension and method.
+
+    Args:
+        records: of a store.
+        samples: K of IWAE-K.
+    """
+    results = summarise(records, samples=samples)
+    places = ((row, column) for column in results.columns for row in results.rows)
+    cells = [results.cells[place] for place in places if place in results.cells]
+    return [_line(cell, results) for cell in cells if cell.values]
+
+
+def to_json(rows: Sequence[dict[str, Any]], *, samples: int = 100) -> str:
+    """The rows as a JSON file, one a line."""
+    head = {"format": FORMAT, "samples": samples, "unit": "nats per test image"}
+    return one_per_line(head, "rows", rows)
+
+
+def panels(rows: Iterable[dict[str, Any]]) -> dict[str, list[tuple[str, float, float, float | None]]]:
+    """The points of the frontier figure, by data set and dimension: gain over VAE+ against time."""
+    found: dict[str, list[tuple[str, float, float, float | None]]] = {}
+    for row in rows:
+        if row["milliseconds"] is not None and row["difference"] is not None:
+            point = (row["row"], row["milliseconds"], row["difference"], row["difference_std"])
+            found.setdefault(row["column"], []).append(point)
+    return found
+
+
+def _line(cell: Cell, results: Results) -> dict[str, Any]:
+    row, column = cell.row, cell.column
+    runs = [cell.chosen[split] for split in cell.values]
+    key = score_key("test", results.samples, row.refine)
+    kind, steps = inference(runs[0], row)
+    bounds = [run.validation for run in runs if run.validation is not None]
+    return {
+        "column": str(column),
+        "dataset": column.data,
+        "dim": column.latent,
+        **{k: v for k, v in asdict(column).items() if k not in ("data", "latent")},
+        "row": str(row),
+        "method": (runs[0].spec or {}).get("method"),
+        "label": row.label,
+        "setting": row.setting,
+        "inference": kind,
+        "steps": steps,
+        "mean": cell.mean,
+        "std": cell.std,
+        "splits": len(cell.values),
+        "values": {str(split): value for split, value in cell.values.items()},
+        "seeds": sorted({run.restart for run in runs}),
+        "epochs": statistics.median(run.epochs for run in runs),
+        "elbo": _mean(run.score(key, "elbo") for run in runs),
+        "samples": results.samples,
+        "validation": statistics.fmean(bounds) if bounds else None,
+        **_over_control(cell, results.cells.get((CONTROL, column))),
+        **_times(runs, key),
+        "gap": _gap(runs, row),
+    }
+
+
+def _trained(record: Record) -> int:
+    """Steps of refinement that a run was trained with, and is scored with if nothing else is said."""
+    steps: int = ((record.spec or {}).get("training") or {}).get("refine", 0)
+    return steps
+
+
+def _over_control(cell: Cell, control: Cell | None) -> dict[str, Any]:
+    """The gain over VAE+, paired by split, with its exact p however few the pairs.
+
+    With fewer pairs than the tables ask for, nothing is called significant and the reason is given.
+    """
+    theirs = control.values if control is not None else {}
+    shared = sorted(cell.values.keys() & theirs.keys())
+    differences = [cell.values[split] - theirs[split] for split in shared]
+    found: dict[str, Any] = {
+        "difference": statistics.fmean(differences) if differences else None,
+        "difference_std": statistics.stdev(differences) if len(differences) > 1 else None,
+        "pairs": len(differences),
+    }
+    if cell.row == CONTROL:
+        return found | {"p_vae_plus": None, "significant": None, "reason": "the control itself"}
+    if not differences:
+        return found | {"p_vae_plus": None, "significant": None, "reason": "no VAE+ to compare with"}
+    compared = cell.versus_control
+    allowed = None if compared is None else compared.p
+    exact = signed_rank_p(differences)
+    reason = "" if compared is None else compared.reason
+    if reason:
+        reason += f": the smallest possible p is {0.5 ** len(differences):.2g}"
+    significant = None if allowed is None else allowed <= SIGNIFICANT
+    return found | {"p_vae_plus": exact, "significant": significant, "reason": reason}
+
+
+def _times(runs: Sequence[Record], key: str) -> dict[str, Any]:
+    """The median time of a batch over the runs, and what it was measured on."""
+    timed = [run for run in runs if run.score(key, "batch") == TIMED_BATCH]
+    found = [time for run in timed if (time := run.score(key, "milliseconds")) is not None]
+    devices = sorted({str(run.scores[key].get("device", "unknown")) for run in timed})
+    return {"milliseconds": statistics.median(found) if found else None, "devices": devices}
+
+
+def _gap(runs: Sequence[Record], row: Row) -> dict[str, Any] | None:
+    """What inference loses against log p(x), over the runs whose gap was measured for this inference."""
+    totals, references, errors = [], [], []
+    for run in runs:
+        part = ((run.gap or {}).get("summary") or {}).get("test") or {}
+        total, reference = part.get("total") or {}, part.get("log_evidence") or {}
+        same = (run.gap or {}).get("refine", 0) == (row.refine or _trained(run))
+        if same and number(total.get("mean")) is not None:
+            totals.append(float(total["mean"]))
+            errors.append(number(total.get("se")) or 0.0)
+            references.append(number(reference.get("mean")))
+    if not totals:
+        return None
+    return {
+        "total": statistics.fmean(totals),
+        "se": sum(error**2 for error in errors) ** 0.5 / len(errors),
+        "reference": _mean(references),
+        "runs": len(totals),
+    }
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    found = [value for value in values if value is not None]
+    return statistics.fmean(found) if found else None

@@ -1,0 +1,302 @@
+"""The summary of a store: kinds of inference, gains over VAE+, the same from the file of runs."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from PIL import Image
+from synthetic_store import add_run
+
+from recmix.cli import main
+from recmix.errors import RunError
+from recmix.reports.forms import to_html, to_markdown
+from recmix.reports.latex import latex_document
+from recmix.reports.page import report
+from recmix.reports.reach import frontier_table, reach_table
+from recmix.reports.records import Row
+from recmix.reports.runs import read_runs, write_runs
+from recmix.reports.statistics import summarise
+from recmix.reports.store import read_store
+from recmix.reports.summary import panels, summary, to_json
+from recmix.reports.tables import all_tables
+
+GAINS = {"VAE": -10.0, "VAE+": 0.0, "RME": 1.0, "REFINED": 90.0, "RESIDUAL": 60.0, "SA": 40.0}
+MORE = {"VAE+": {2: 30.0, 4: 35.0}, "RESIDUAL": {2: 100.0, 4: 105.0}}
+
+
+def call(*words):
+    with pytest.raises(SystemExit) as stop:
+        main([str(word) for word in words])
+    return stop.value.code or 0
+
+
+def change(path, **values):
+    content = json.loads(path.read_text())
+    for key, value in values.items():
+        content[key] = {**content[key], **value} if isinstance(content.get(key), dict) else value
+    path.write_text(json.dumps(content))
+
+
+def add(store, label, split, *, data="mnist", latent=20, base=940.0):
+    """A run of the frontier's grid, with the scores that such a run has."""
+    value = base + 0.5 * split + GAINS[label] + 0.01 * split * len(label)
+    setting = {"RME": 5, "SA": 4}.get(label)
+    folder = add_run(
+        store,
+        label,
+        setting,
+        data=data,
+        latent=latent,
+        split=split,
+        test=value,
+        milliseconds=0.3 + 0.01 * split,
+        epochs=7,
+        name=f"{label.lower()}-{data}-{latent}-{split}",
+    )
+    if label in ("REFINED", "RESIDUAL"):
+        change(folder / "spec.json", method="vae", setting=None, options={})
+    if label == "REFINED":
+        change(folder / "spec.json", training={"refine": 2})
+    if label == "RESIDUAL":
+        change(folder / "spec.json", options={"component": "residual", "corrections": 3})
+    scores = json.loads((folder / "scores.json").read_text())
+    for steps, gain in MORE.get(label, {}).items():
+        more = {"iwae": base + 0.5 * split + gain, "milliseconds": 3.0 * steps}
+        scores[f"test/100/refine {steps}"] = {**scores["test/100"], **more}
+    (folder / "scores.json").write_text(json.dumps(scores))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    root = tmp_path_factory.mktemp("stores") / "frontier"
+    for split in range(5):
+        for label in GAINS:
+            add(root, label, split)
+        add(root, "VAE+", split, latent=50, base=1190.0)
+    part = {"total": {"mean": 12.0, "se": 3.0}, "log_evidence": {"mean": 1012.0, "se": 2.0}}
+    content = {"refine": 0, "samples": 9, "summary": {"test": part}, "images": {"test": [1] * 9}}
+    for split, total in ((0, 12.0), (1, 14.0)):
+        part["total"]["mean"] = total
+        folder = root / f"residual-mnist-20-{split}"
+        (folder / "gap.json").write_text(json.dumps(content))
+    return root
+
+
+@pytest.fixture(scope="module")
+def rows(store):
+    return summary(read_store(store).records)
+
+
+def row(rows, name, dim=20):
+    return next(r for r in rows if (r["row"], r["dim"]) == (name, dim))
+
+
+def test_kinds_of_inference(rows):
+    kinds = {r["row"]: (r["inference"], r["steps"]) for r in rows if r["dim"] == 20}
+    assert kinds == {
+        "VAE": ("encoder", 0),
+        "VAE+": ("encoder", 0),
+        "VAE+ +2 steps": ("refined", 2),
+        "VAE+ +4 steps": ("refined", 4),
+        "SA(4)": ("refined", 4),
+        "RME(5)": ("encoder", 0),
+        "REFINED": ("refined", 2),
+        "RESIDUAL": ("feed-forward", 0),
+        "RESIDUAL +2 steps": ("refined", 2),
+        "RESIDUAL +4 steps": ("refined", 4),
+    }
+
+
+def test_a_row_s_figures(rows):
+    found = row(rows, "RESIDUAL")
+    values = [1000.0 + 0.5 * s + 0.08 * s for s in range(5)]
+    assert found["values"] == {str(s): pytest.approx(v) for s, v in enumerate(values)}
+    assert found["mean"] == pytest.approx(sum(values) / 5)
+    assert found["std"] == pytest.approx(0.58 * (10 / 4) ** 0.5)
+    assert (found["dataset"], found["dim"], found["method"]) == ("mnist", 20, "vae")
+    assert (found["splits"], found["seeds"], found["epochs"], found["samples"]) == (5, [0], 7, 100)
+    assert found["elbo"] == pytest.approx(found["mean"] - 20)
+    assert found["milliseconds"] == pytest.approx(0.32)  # the median
+    assert found["difference"] == pytest.approx(60 + 0.04 * 2)
+    assert found["difference_std"] == pytest.approx(0.04 * (10 / 4) ** 0.5)
+    assert found["gap"] == {
+        "total": 13.0,
+        "se": pytest.approx(3 / 2**0.5),
+        "reference": 1012.0,
+        "runs": 2,
+    }
+    refined = row(rows, "RESIDUAL +2 steps")
+    assert refined["gap"] is None  # it was measured without refinement
+    assert refined["milliseconds"] == 6.0
+    assert refined["difference"] == pytest.approx(100 - 0.04 * 2)
+
+
+def test_five_splits_give_an_exact_p_and_no_significance(rows):
+    found = row(rows, "RESIDUAL")
+    assert found["p_vae_plus"] == 1 / 32
+    assert found["significant"] is None
+    assert "5 paired splits, fewer than 6" in found["reason"]
+    assert row(rows, "VAE")["p_vae_plus"] == 1.0
+    control = row(rows, "VAE+")
+    assert (control["difference"], control["p_vae_plus"]) == (0.0, None)
+    assert control["reason"] == "the control itself"
+
+
+def test_six_splits_can_be_significant(tmp_path):
+    for split in range(6):
+        for label in ("VAE", "VAE+", "RESIDUAL"):
+            add(tmp_path, label, split)
+    found = summary(read_store(tmp_path).records)
+    assert row(found, "RESIDUAL")["significant"] is True
+    assert row(found, "RESIDUAL")["p_vae_plus"] == 1 / 64
+    assert row(found, "VAE")["significant"] is False
+
+
+def test_without_a_control_there_is_no_gain(tmp_path):
+    add(tmp_path, "RESIDUAL", 0)
+    (found,) = [r for r in summary(read_store(tmp_path).records) if r["row"] == "RESIDUAL"]
+    assert (found["difference"], found["p_vae_plus"], found["std"]) == (None, None, None)
+    assert found["reason"] == "no VAE+ to compare with"
+    assert panels([found]) == {}
+    assert "–" in frontier_table([found])
+
+
+def test_a_run_that_is_not_done_takes_no_part(tmp_path):
+    for split in range(2):
+        add(tmp_path, "VAE+", split)
+    add_run(tmp_path, "VAE+", None, split=2, status="running", name="running")
+    assert row(summary(read_store(tmp_path).records), "VAE+")["splits"] == 2
+
+
+# --- the file of runs --------------------------------------------------------------------------------
+
+
+def test_the_same_again_from_the_file_of_runs(store, rows, tmp_path):
+    write_runs(read_store(store).records, tmp_path / "runs.json")
+    again = read_runs(tmp_path / "runs.json")
+    assert to_json(summary(again)) == to_json(rows)
+    write_runs(again, tmp_path / "again.json")
+    assert (tmp_path / "again.json").read_bytes() == (tmp_path / "runs.json").read_bytes()
+    content = json.loads((tmp_path / "runs.json").read_text())
+    assert len(content["runs"]) == 35
+    run = next(r for r in content["runs"] if r["folder"] == "refined-mnist-20-3")
+    assert run["training"] == {"epochs": 7, "learning_rate": 1e-5, "refine": 2}
+    assert (run["split"], run["restart"], run["best_epoch"]) == (3, 0, 7)
+    assert run["environment"]["torch"] == "2.13.0"
+    assert (tmp_path / "runs.json").stat().st_size < 1200 * 35
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["{}", "[]", '{"format": 99, "runs": []}', '{"format": 1, "runs": [{"label": "VAE"}]}', "{"],
+)
+def test_a_file_that_holds_no_runs(content, tmp_path):
+    (tmp_path / "runs.json").write_text(content)
+    with pytest.raises(RunError, match=r"runs\.json"):
+        read_runs(tmp_path / "runs.json")
+
+
+# --- tables, figure, command -------------------------------------------------------------------------
+
+
+def test_the_reach_table_leaves_dashes_where_nothing_was_measured(rows):
+    lines = reach_table(rows).splitlines()
+    assert len(lines) == 8
+    cells = [cell.strip() for cell in lines[3].strip("|").split("|")]
+    assert cells[0] == "MNIST, dim 20"
+    assert cells[1:3] == ["930.7 ± 3.9", "RME(4): 945.2 ± 1.6"]
+    assert cells[3] == "941.1 ± 0.9"
+    assert cells[4] == "1001.2 ± 0.9"
+    assert cells[5:] == ["1041.0 ± 0.8", "1046.0 ± 0.8"]
+    fifty = [cell.strip() for cell in lines[4].strip("|").split("|")]
+    assert fifty[3].startswith("1191.1")
+    assert fifty[4] == "–"
+    assert lines[7].count("–") == 4
+    assert len(reach_table([]).splitlines()) == 8
+
+
+def test_test_images_do_not_choose_the_feed_forward_row(rows):
+    shown = row(rows, "RESIDUAL")
+    lucky = {**shown, "row": "LUCKY", "mean": shown["mean"] + 50, "validation": shown["validation"] - 1}
+    assert "1001.2" in reach_table([*rows, lucky])
+    unknown = {**lucky, "validation": None}
+    assert "1001.2" in reach_table([unknown, *rows])
+
+
+def test_every_row_is_in_the_frontier_s_table(rows):
+    lines = frontier_table(rows).splitlines()
+    assert len(lines) == 2 + len(rows)
+    (line,) = [line for line in lines if "RESIDUAL +2 steps" in line]
+    assert "refined, 2 steps" in line
+    assert "+99.9" in line
+    assert "0.031 (few)" in line
+
+
+def test_reports_show_refined_rows_as_rows_of_their_own(store, tmp_path):
+    results = summarise(read_store(store).records)
+    assert Row("RESIDUAL", None, 4) in results.rows
+    assert results.best(results.columns[0]).row == Row("RESIDUAL", None, 4)
+    for table in all_tables(results):
+        names = [str(line.row) for line in table.lines]
+        assert names.index("VAE+ +2 steps") == names.index("VAE+") + 1
+        assert all(not line.entries[0].paper for line in table.lines if line.row.refine)
+        assert "RESIDUAL +2 steps" in to_markdown(table)
+        assert "+2 steps" in to_html(table)
+    assert "RESIDUAL +2 steps" in latex_document(all_tables(results))
+    written = report(store, tmp_path / "report.html")
+    assert "+4 steps" in written.path.read_text()
+
+
+def test_score_keys_that_mean_nothing_are_left_alone(tmp_path):
+    folder = add(tmp_path, "VAE+", 0)
+    scores = json.loads((folder / "scores.json").read_text())
+    for key in (
+        "test/100/refine x",
+        "test/100/refine 0",
+        "test/100/refine " + "9" * 5000,
+        "test/100/a/b",
+    ):
+        scores[key] = scores["test/100"]
+    (folder / "scores.json").write_text(json.dumps(scores))
+    assert [str(r) for r in summarise(read_store(tmp_path).records).rows] == [
+        "VAE+",
+        "VAE+ +2 steps",
+        "VAE+ +4 steps",
+    ]
+
+
+def test_the_command_writes_runs_summary_and_figure(store, rows, tmp_path, capsys):
+    out = tmp_path / "results"
+    assert call("summary", store, "--out", out) == 0
+    assert "RESIDUAL" in capsys.readouterr().out
+    assert sorted(p.name for p in out.iterdir()) == [
+        "frontier.png",
+        "frontier_runs.json",
+        "summary.json",
+    ]
+    with Image.open(out / "frontier.png") as picture:
+        assert picture.width > picture.height
+    assert (out / "summary.json").read_text() == to_json(rows)
+    again = tmp_path / "again"
+    assert call("summary", out / "frontier_runs.json", "--out", again) == 0
+    for name in ("summary.json", "frontier.png"):
+        assert (again / name).read_bytes() == (out / name).read_bytes()
+
+
+def test_what_the_command_says_when_there_is_nothing(store, tmp_path, capsys):
+    assert call("summary", tmp_path / "nowhere", "--out", tmp_path) == 2
+    assert "does not exist" in capsys.readouterr().err
+    assert call("summary", store, "--samples", "7", "--out", tmp_path / "x") == 2
+    assert "scored with 7 samples" in capsys.readouterr().err
+    assert call("summary", store, "--samples", "0", "--out", tmp_path / "x") == 2
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_summary_needs_no_torch():
+    code = (
+        "import sys, recmix.reports.summary, recmix.reports.reach, recmix.reports.frontier;"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
