@@ -1,5 +1,6 @@
 """`order = "auto"`: the decision, and the number of modes it finds."""
 
+import json
 import math
 
 import numpy as np
@@ -141,11 +142,15 @@ SEARCH = {
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
-def test_as_many_components_as_the_posterior_has_modes(k):
+def test_as_many_components_as_the_posterior_has_modes(k, tmp_path):
     data, start = with_modes(k)
-    found = recmix.fit("rme", data, init=start, order="auto", max_order=5, **SEARCH)
+    found = recmix.fit("rme", data, init=start, order="auto", max_order=5, out=tmp_path, **SEARCH)
     assert found.spec.options["order"] == found.method.order == k, found.spec.auto["why"]
     assert found.spec.auto["why"].endswith(f"not kept: order {k}")
+    steps = json.loads((tmp_path / "order.json").read_text())["steps"]
+    for m, step in enumerate(steps[:-1], start=2):  # one more of m equal modes is worth log m / (m - 1)
+        assert abs(step["own"] - math.log(m / (m - 1))) < 0.1
+    assert steps[-1]["own"] < 0.02
     angles = [(part.encoder.angle.item() - 1) % (2 * math.pi) for part in found.method.components]
     expected = torch.arange(k) * 2 * math.pi / k
     near = torch.cos(torch.tensor(angles)[:, None] - expected)  # 1 where a component has the mode

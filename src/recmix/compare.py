@@ -89,7 +89,8 @@ def compare(
             asked["learning_rate"] *= find_method(name).rate_factor
         try:
             model = fit(name, data, init=first, out=out / _folder(label), **asked, **both)
-            rows.append(_row(label, model, data, samples))
+            shown = label.replace("(auto)", f"(auto: {model.spec.options.get('order')})")
+            rows.append(_row(shown, model, data, samples))
         except NonFiniteError as error:
             rows.append({"model": label, "reason": str(error)})
         plus = rows[1].get("iwae")
