@@ -57,10 +57,8 @@ def summary_command(
         made.append(frontiers(points, folder / "frontier.png", samples=samples))
     heads, lines = gains(rows)
     for column, some in groupby(lines, key=lambda line: line[0]):
-        table = Table(title=column)
-        for head in heads[1:]:
-            table.add_column(head, no_wrap=head == "model")
-        for line in some:
-            table.add_row(*line[1:])
+        table = Table(*heads[1:6], "ms", title=column)
+        for _, model, kind, *figures, _, milliseconds, _ in some:
+            table.add_row(model, kind.partition(",")[0], *figures, milliseconds)
         out.print(table)
     out.print("wrote", ", ".join(map(str, made)), highlight=False)
