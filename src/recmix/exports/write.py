@@ -33,8 +33,8 @@ FORMAT = 1
 LONG = 500
 """Operators from which on an ONNX graph is left to the runtime to simplify: here it takes minutes."""
 ADVICE = (
-    "Networks of your own must be traceable: no branch on a tensor's value, no shape fixed to one "
-    "batch size"
+    "Try --format pt2, which follows the most. Networks of your own must be traceable: no branch on a "
+    "tensor's value, no shape fixed to one batch size"
 )
 
 
