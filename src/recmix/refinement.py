@@ -64,7 +64,7 @@ def refined(model: LatentModel, x: Tensor, q: Posterior, *, steps: int) -> Poste
     starts = torch.cat([part.mean for part in q.components])  # (K·B, D)
     count = len(q.components)
     whole = laplace(model, x.repeat(count, *(1 for _ in model.shape)), starts, steps=steps)
-    return Mixture(whole.split(x.shape[0]), q.log_weights)
+    return Mixture(whole.split(count), q.log_weights)
 
 
 def check_decoder_has_jacobian(model: LatentModel) -> None:

@@ -50,10 +50,11 @@ class FullGaussian(Posterior):
         made._inverted = True
         return made
 
-    def split(self, size: int) -> list[FullGaussian]:
-        """The same in parts of `size` examples each."""
+    def split(self, count: int) -> list[FullGaussian]:
+        """The same in `count` parts of as many examples each."""
         parts = []
-        for mean, factor in zip(self._mean.split(size), self._factor.split(size), strict=True):
+        means, factors = (t.unflatten(0, (count, -1)).unbind() for t in (self._mean, self._factor))
+        for mean, factor in zip(means, factors, strict=True):
             part = FullGaussian(mean, factor)
             part._inverted = self._inverted
             parts.append(part)
