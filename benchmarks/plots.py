@@ -103,7 +103,7 @@ def table(results: Results) -> str:
 def _times(detail: Mapping[str, Any]) -> str:
     """The medians behind a ratio, and the same ratio by other ways of calling."""
     said = [f"{name} {_number(ms)} ms" for name, ms in detail.get("ms", {}).items()]
-    for way in ("streamed", "graph"):
+    for way in ("eager", "streamed"):
         found = detail.get(way)
         if isinstance(found, dict) and "value" in found:
             said.append(f"{way}: {_number(found['value'])}")

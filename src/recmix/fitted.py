@@ -223,7 +223,8 @@ class Fitted:
             if x.is_cuda and _good(x, self.spec.shape):
                 return torch.as_tensor(x, dtype=self.model.centre.dtype, device=self.device)
         checked = check_images(x, what="x", shape=self.spec.shape)
-        return torch.as_tensor(checked, device=self.device).to(self.model.centre.dtype)
+        images = torch.as_tensor(checked, device=self.device).to(self.model.centre.dtype)
+        return images / 255 if checked.dtype == np.uint8 else images
 
     def _parts(self, x: Any) -> list[Tensor]:
         if isinstance(x, Images):
