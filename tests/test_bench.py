@@ -85,7 +85,7 @@ def test_every_key_of_the_plan_is_there():
         "iwae_pythae_over_recmix_cpu",
         "growth_in_order",
         "replicas_throughput",
-    "replicas_stacked_over_branches",
+        "replicas_stacked_over_branches",
         "iwae5000_peak_memory",
         "laplace_peak_memory",
     }
