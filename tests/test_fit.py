@@ -378,3 +378,11 @@ def test_latents_of_another_shape_are_refused(vae, data):
         vae.sample(0)
     with pytest.raises(ConfigError, match="at least 1"):
         vae.elbo(data.x_test[:3], 0)
+
+
+def test_uint8_images_count_as_value_over_255():
+    model = recmix.fit("vae", images(40), latent=2, epochs=1, progress=False)
+    grey = (255 * images(5)).astype(np.uint8)
+    q, other = model.posterior(grey), model.posterior(grey.astype(np.float32) / 255)
+    torch.testing.assert_close(q.mean, other.mean)
+    torch.testing.assert_close(model.elbo(grey), model.elbo(grey.astype(np.float32) / 255))
