@@ -70,6 +70,15 @@ def fresh() -> str:
     return "\n".join(lines) + "\n"
 
 
+def residual() -> str:
+    """What each part of the residual recursion is worth."""
+    lines = ["| variant | validation IWAE-5 | validation ELBO |", "|---|---:|---:|"]
+    lines += [
+        f"| {r['variant']} | {r['iwae']:.1f} | {r['elbo']:.1f} |" for r in compared("mnist20_residual")
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def gaps(name: str) -> str:
     """What `recmix evaluate --gap` measured."""
     found = json.loads((RESULTS / f"{name}.json").read_text())
@@ -121,6 +130,7 @@ TABLES = {
     "readme": lambda: short("mnist20", ["VAE", "VAE+", "RME(5)", "IWAE(5)", "SA(4)", "VLAE(2)"]),
     "mnist20-rates": rates,
     "mnist20-fresh": fresh,
+    "residual": residual,
     "mnist20": lambda: markdown(compared("mnist20")),
 }
 

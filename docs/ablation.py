@@ -1,0 +1,52 @@
+"""What each part of the residual recursion is worth, on validation images: python docs/ablation.py RUN OUT.
+
+RUN is a trained VAE (MNIST, 20 dimensions in docs/results.md); all variants start from it and are trained
+together on a GPU. Writes JSON for docs/results.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import recmix
+
+CHAIN = {"component": "residual", "corrections": 3, "width": 2.0}
+NEAR = {"augment": 0.3, "dreams": 0.3}
+ENCODERS = {
+    "one pass, data alone": {},
+    "one pass": NEAR,
+    "1 correction": {**CHAIN, **NEAR, "corrections": 1},
+    "3 corrections, one corrector": {**CHAIN, **NEAR},
+    "3 corrections, dreams only": {**CHAIN, "dreams": 0.6},
+    "3 corrections, augmented only": {**CHAIN, "augment": 0.6},
+    "3 corrections, a corrector each": {**CHAIN, **NEAR, "shared": False},
+    "3 corrections, no data as they are": {**CHAIN, "augment": 0.5, "dreams": 0.5},
+    "3 corrections, one corrector, rate 1e-3": {**CHAIN, **NEAR, "learning_rate": 1e-3},
+}
+DECODERS = {
+    "refine 2, rate 1e-5": {"learning_rate": 1e-5, "schedule": "constant"},
+    "refine 2, rate 1e-4, cosine": {"learning_rate": 1e-4},
+    "refine 2, rate 3e-4, cosine": {"learning_rate": 3e-4},
+}
+
+
+def main(run: str, out: str) -> None:
+    vae = recmix.load(run)
+    data = recmix.data.rebuild(vae.spec.data)
+    common = {"method": "vae", "data": data, "init": vae, "schedule": "cosine", "patience": 0}
+    alone = common | {"moves": "encoder", "epochs": 8, "learning_rate": 5e-4, "fresh_rate": 1.0}
+    against = common | {"refine": 2, "epochs": 4}
+    rows = []
+    for kind, variants in ((alone, ENCODERS), (against, DECODERS)):
+        models = recmix.fit_many([kind | variant for variant in variants.values()])
+        for name, model in zip(variants, models, strict=True):
+            best = max(model.history, key=lambda row: row["val_iwae"])
+            rows.append({"variant": name, "iwae": best["val_iwae"], "elbo": best["val_elbo"]})
+            print(f"{name}: {best['val_iwae']:.2f}")
+    Path(out).write_text(json.dumps({"run": vae.spec.to_json(), "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
