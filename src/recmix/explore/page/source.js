@@ -1,0 +1,171 @@
+// Where the image comes from: a test image, a file, or a drawing.
+import { $, el } from "./dom.js";
+import { inverted, read, screen, show } from "./picture.js";
+import { Pad } from "./pad.js";
+import { Newest, get } from "./server.js";
+
+const PAGE = 24;
+
+export class Source {
+  // `chosen` is told every image, and in words where it comes from.
+  constructor(runs, chosen) {
+    Object.assign(this, { runs, chosen, shape: runs[0].shape, start: 0, total: 0, images: [], at: 0 });
+    this.loading = new Newest();
+    this.pad = new Pad(this.shape, (image) => this.#give(image, "your drawing"));
+    this.options = Array.from({ length: PAGE }, (_, i) => {
+      const picture = screen("", { "aria-hidden": "true" });
+      const option = el("button", { type: "button", role: "option", tabindex: -1, "aria-selected": "false", disabled: true }, picture);
+      option.addEventListener("click", () => this.#pick(i));
+      return { option, picture };
+    });
+    $("thumbs").append(...this.options.map(({ option }) => option));
+    $("thumbs").addEventListener("keydown", (event) => this.#key(event));
+    $("earlier").addEventListener("click", () => this.page(this.start - PAGE));
+    $("later").addEventListener("click", () => this.page(this.start + PAGE));
+    $("goto").addEventListener("change", () => this.#jump(Number($("goto").value)));
+    $("file").addEventListener("change", () => this.#upload($("file").files[0]));
+    $("invert").addEventListener("click", () => this.#give(inverted(this.image), `${this.words.replace(/, inverted$/, "")}${this.words.endsWith("inverted") ? "" : ", inverted"}`));
+    $("redraw").addEventListener("click", () => this.pad.take(this.image));
+    this.#tabs();
+    this.#drop();
+    this.#sets();
+  }
+
+  #give(image, words) {
+    Object.assign(this, { image, words });
+    show($("current"), image);
+    $("current").setAttribute("aria-label", `The image: ${words}`);
+    $("current-words").textContent = words;
+    this.chosen(image, words);
+  }
+
+  // Three ways, one shown at a time.
+  #tabs() {
+    const tabs = [...document.querySelectorAll("[role=tab]")];
+    this.open = (name) => {
+      for (const tab of tabs) {
+        const on = tab.id === `tab-${name}`;
+        tab.setAttribute("aria-selected", String(on));
+        tab.tabIndex = on ? 0 : -1;
+        $(tab.getAttribute("aria-controls")).hidden = !on;
+      }
+    };
+    tabs.forEach((tab, i) => {
+      const go = (to) => { tabs[to].focus(); this.open(tabs[to].id.slice(4)); };
+      tab.addEventListener("click", () => this.open(tab.id.slice(4)));
+      tab.addEventListener("keydown", (event) => {
+        const to = { ArrowRight: (i + 1) % tabs.length, ArrowLeft: (i + tabs.length - 1) % tabs.length, Home: 0, End: tabs.length - 1 }[event.key];
+        if (to !== undefined) { event.preventDefault(); go(to); }
+      });
+    });
+    this.open("test");
+  }
+
+  // Runs of unlike data: whose images are shown can be chosen.
+  #sets() {
+    this.from = this.runs[0].name;
+    const seen = new Map();
+    for (const run of this.runs) if (!seen.has(run.data.name)) seen.set(run.data.name, run.name);
+    $("sets").hidden = seen.size < 2;
+    $("set").replaceChildren(...[...seen].map(([data, run]) => el("option", { value: run }, data ?? run)));
+    $("set").addEventListener("change", () => {
+      this.from = $("set").value;
+      this.page(0);
+    });
+  }
+
+  // A page of test images; the first of them is chosen unless another is named.
+  page(start, at = 0) {
+    if (start < 0 || (this.total && start >= this.total)) return Promise.resolve();
+    $("thumbs").setAttribute("aria-busy", "true");
+    const path = `/runs/${encodeURIComponent(this.from)}/images?start=${start}&count=${PAGE}`;
+    return this.loading.run((signal) => get(path, signal), (found) => {
+      Object.assign(this, { start: found.start, total: found.total, images: found.images });
+      this.options.forEach(({ option, picture }, i) => {
+        const image = found.images[i];
+        option.disabled = !image;
+        option.setAttribute("aria-label", `Test image ${start + i + 1}`);
+        picture.classList.toggle("shown", Boolean(image));
+        if (image) show(picture, image);
+      });
+      $("thumbs").removeAttribute("aria-busy");
+      $("source-problem").textContent = "";
+      const last = start + found.images.length;
+      $("pages").textContent = found.total ? `${start + 1} to ${last} of ${found.total}` : "no test images";
+      $("goto").max = found.total;
+      $("earlier").disabled = start === 0;
+      $("later").disabled = last >= found.total;
+      if (found.images.length) this.#pick(Math.min(at < 0 ? found.images.length - 1 : at, found.images.length - 1));
+    }, (error) => {
+      $("thumbs").removeAttribute("aria-busy");
+      $("source-problem").textContent = error.message;
+      if (!this.image) this.without?.();
+    });
+  }
+
+  #pick(i, focus = false) {
+    this.at = i;
+    this.options.forEach(({ option }, k) => {
+      option.setAttribute("aria-selected", String(k === i));
+      option.tabIndex = k === i ? 0 : -1;
+    });
+    if (focus) this.options[i].option.focus();
+    $("goto").value = this.start + i + 1;
+    this.#give(this.images[i], `test image ${this.start + i + 1}`);
+  }
+
+  async #jump(number) {
+    if (!Number.isInteger(number) || number < 1 || number > this.total) {
+      $("source-problem").textContent = `Test images have numbers from 1 to ${this.total}.`;
+      return;
+    }
+    const at = number - 1;
+    if (at >= this.start && at < this.start + this.images.length) this.#pick(at - this.start);
+    else await this.page(at - (at % PAGE), at % PAGE);
+    $("source-problem").textContent = "";
+  }
+
+  async #key(event) {
+    const columns = getComputedStyle($("thumbs")).gridTemplateColumns.split(" ").length;
+    const by = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns }[event.key];
+    const to = { Home: 0, End: this.images.length - 1 }[event.key] ?? (by === undefined ? null : this.at + by);
+    if (event.key === "PageDown" || event.key === "PageUp") {
+      event.preventDefault();
+      await this.page(this.start + (event.key === "PageDown" ? PAGE : -PAGE));
+      this.options[this.at].option.focus();
+    } else if (to !== null) {
+      event.preventDefault();
+      if (to >= 0 && to < this.images.length) this.#pick(to, true);
+      else {
+        await this.page(this.start + Math.sign(by) * PAGE, by < 0 ? -1 : 0);
+        this.options[this.at].option.focus();
+      }
+    }
+  }
+
+  async #upload(file) {
+    if (!file) return;
+    try {
+      this.#give(await read(file, this.shape), file.name);
+      $("upload-problem").textContent = "";
+    } catch (error) {
+      $("upload-problem").textContent = error.message;
+    }
+    $("file").value = ""; // the same file may be chosen again
+  }
+
+  // A file dropped anywhere on the page.
+  #drop() {
+    document.addEventListener("dragover", (event) => event.preventDefault());
+    document.addEventListener("drop", (event) => {
+      event.preventDefault();
+      const [file] = event.dataTransfer?.files ?? [];
+      if (!file) return;
+      this.open("upload");
+      this.#upload(file);
+    });
+  }
+
+  // An image from elsewhere on the page.
+  set(image, words) { this.#give(image, words); }
+}
