@@ -1,7 +1,7 @@
 """What each part of the residual recursion is worth, on validation images.
 
-python docs/ablation.py RUN OUT, where RUN is a trained VAE (MNIST, 20 dimensions in docs/results.md): all
-variants start from it and are trained together on a GPU. Writes JSON for docs/results.
+python docs/ablation.py RUN OUT, where RUN is a trained VAE (MNIST, 20 dimensions in docs/results.md).
+The variants start from it and are trained together on a GPU. Writes JSON for docs/results.
 """
 
 from __future__ import annotations

@@ -7,12 +7,13 @@ import errno
 import json
 import os
 import tempfile
+import tomllib
 from pathlib import Path
 from typing import Any
 
-from recmix.errors import RunError
+from recmix.errors import ConfigError, RunError
 
-__all__ = ["read_json", "write_bytes", "write_json"]
+__all__ = ["read_json", "read_toml", "write_bytes", "write_json"]
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -66,3 +67,19 @@ def read_json(path: Path) -> Any:
         raise RunError(f"could not read {path}: {error.strerror or error}") from error
     except ValueError as error:
         raise RunError(f"{path} is not readable JSON ({error}): the file is damaged") from error
+
+
+def read_toml(path: Path, what: str = "") -> dict[str, Any]:
+    """The content of a TOML file that a user wrote.
+
+    Args:
+        path: of the file.
+        what: what it is, for the message.
+    """
+    name = f"{what} {path}".strip()
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {name}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{name} is not TOML: {error}") from error

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recmix.core import Method, Optimizers
+from recmix.core import Method, Optimizers, standard_normal
 from recmix.data import ImageData
 from recmix.errors import ConfigError
 from recmix.fitted import Fitted, build
@@ -129,22 +129,28 @@ def true_posterior(
 def _least_gaussian(vae: Fitted, data: ImageData) -> Tensor:
     """Two images whose true posteriors are the least like one Gaussian.
 
-    By KL(p(z | x) || the Gaussian of the same mean and covariance), on one grid for all images. Where the
-    encoder is merely wrong this is small, and where there are two modes it is large.
+    By KL(p(z | x) || the Gaussian of the same mean and covariance), on one grid for all images: large
+    where there are two modes, small where the encoder is merely wrong.
     """
     assert data.x_test is not None
-    shown = torch.from_numpy(data.x_test[:CANDIDATES]).to(vae.model.centre)
+    model = vae.model
+    shown = torch.from_numpy(data.x_test[:CANDIDATES]).to(model.centre)
     side = torch.linspace(-WIDE, WIDE, COARSE).to(shown)
     z = torch.cartesian_prod(side, side)  # (G, 2)
-    parts = [vae.model.log_joint(shown, part[:, None].expand(-1, len(shown), 2)) for part in z.split(256)]
+    parts = []
+    for part in z.split(256):
+        decoded = model.decoder(part)[:, None]  # once for all images
+        log_likelihood = model.likelihood.log_prob(model.centred(shown), decoded)
+        parts.append(log_likelihood + standard_normal(part)[:, None])
     share = torch.cat(parts).double().softmax(0)  # (G, N)
-    mean = share.T @ z.double()  # (N, 2)
-    centred = z.double() - mean[:, None]  # (N, G, 2)
-    covariance = torch.einsum("gn,ngi,ngj->nij", share, centred, centred)
+    z = z.double()
+    mean = share.T @ z  # (N, 2)
+    covariance = torch.einsum("gn,gi,gj->nij", share, z, z) - mean[:, :, None] * mean[:, None]
     cell = (2 * WIDE / (COARSE - 1)) ** 2
     entropy = torch.special.entr(share / cell).sum(0) * cell
-    matched = 0.5 * torch.logdet(2 * torch.pi * torch.e * (covariance + cell * torch.eye(2).to(covariance)))
-    return shown[(matched - entropy).topk(2).indices.to(shown.device)]
+    covariance = covariance + cell * torch.eye(2).to(covariance)  # no narrower than the grid can tell
+    matched = 0.5 * torch.logdet(2 * torch.pi * torch.e * covariance)
+    return shown[(matched - entropy).topk(2).indices]
 
 
 Seen = tuple[str, np.ndarray, np.ndarray, np.ndarray]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import tomllib
 import typing
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ import typer
 
 from recmix.commands.terminal import err, out, plain
 from recmix.errors import ConfigError, RunError, unknown
+from recmix.files import read_toml
 
 __all__ = ["add_train"]
 
@@ -176,12 +176,7 @@ def _stored(folder: Path) -> dict[str, Any]:
 
 def _read_config(path: Path) -> dict[str, Any]:
     """Options from a TOML file: at the top, or in the tables [method] (with its name) and [training]."""
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from error
+    content = read_toml(path)
     flat: dict[str, Any] = {}
     for key, value in content.items():
         if key == "method" and isinstance(value, dict):

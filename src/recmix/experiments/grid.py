@@ -32,7 +32,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -54,6 +53,7 @@ from recmix.experiments.parts import (
     tables,
     variant,
 )
+from recmix.files import read_toml
 
 __all__ = ["Grid", "Job", "check", "digest_of", "expand", "read_grid"]
 
@@ -161,12 +161,7 @@ def digest_of(definition: Mapping[str, Any]) -> str:
 
 def read_grid(file: Path) -> Grid:
     """The grid that a TOML file describes."""
-    try:
-        content = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {file}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} is not TOML: {error}") from error
+    content = read_toml(file)
     try:
         return expand(content, file.stem)
     except ConfigError as error:

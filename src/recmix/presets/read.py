@@ -17,7 +17,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from typing import Any
 
 from recmix.core import find_method
 from recmix.errors import ConfigError, unknown
+from recmix.files import read_toml
 from recmix.options import read_options, split_auto
 from recmix.run import Training
 
@@ -109,12 +109,7 @@ def read_preset(preset: str | Path) -> Preset:
     if not isinstance(preset, str | Path):
         raise ConfigError(f"preset must be a name or the path of a TOML file, got {preset!r}")
     file = preset_file(preset)
-    try:
-        content = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read the preset {file}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the preset {file} is not TOML: {error}") from error
+    content = read_toml(file, "the preset")
     return parse(content, file.stem, str(file))
 
 
