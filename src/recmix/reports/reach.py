@@ -106,12 +106,9 @@ def _feed_forward(rows: Sequence[Line]) -> Line | None:
 
 
 def _refined(rows: Sequence[Line], ahead: Line | None, steps: int) -> Line | None:
-    """The feed-forward row's model after refinement; without one, the model trained with such steps."""
-    found = [row for row in rows if row["inference"] == "refined" and row["steps"] == steps]
-    if ahead is not None:
-        name = str(Row(ahead["row"], None, steps))
-        return next((row for row in found if row["row"] == name), None)
-    return next((row for row in found if not row["row"].endswith(Row("", None, steps).steps)), None)
+    """The feed-forward row's model after refinement; without one, VAE+ after it."""
+    name = str(Row("VAE+" if ahead is None else ahead["row"], None, steps))
+    return next((row for row in rows if row["row"] == name), None)
 
 
 def _printed(figure: Published | None) -> str:
