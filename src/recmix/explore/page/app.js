@@ -3,6 +3,7 @@ import { $, el } from "./dom.js";
 import { Card } from "./card.js";
 import { legend } from "./plane.js";
 import { Between, Samples } from "./more.js";
+import { clamped } from "./picture.js";
 import { get, post } from "./server.js";
 import { Source } from "./source.js";
 
@@ -48,7 +49,7 @@ class Explorer {
   // Without test images there is still something to look at: a sample of the model's own prior.
   async #dream(run) {
     try {
-      const { images } = await post("/sample", { count: 2, seed: 0, run: run.name });
+      const images = (await post("/sample", { count: 2, seed: 0, run: run.name })).images.map(clamped);
       this.source.set(images[0], `a sample of ${run.name}`);
       this.between.set("a", images[0]);
       this.between.set("b", images[1]);

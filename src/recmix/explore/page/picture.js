@@ -3,8 +3,8 @@ import { el, svg } from "./dom.js";
 
 export const shapeOf = (image) => [image.length, image[0].length, image[0][0].length];
 
-export const blank = ([channels, height, width], value = 0) =>
-  Array.from({ length: channels }, () => Array.from({ length: height }, () => new Array(width).fill(value)));
+// Means of a Gaussian likelihood may lie outside what an image can be.
+export const clamped = (image) => image.map((plane) => plane.map((row) => row.map((value) => Math.max(0, Math.min(1, value)))));
 
 export const inverted = (image) => image.map((plane) => plane.map((row) => row.map((value) => 1 - value)));
 

@@ -92,13 +92,15 @@ export class Source {
       $("source-problem").textContent = "";
       const last = start + found.images.length;
       $("pages").textContent = found.total ? `${start + 1} to ${last} of ${found.total}` : "no test images";
-      $("goto").max = found.total;
+      Object.assign($("goto"), { max: found.total, disabled: !found.total });
       $("earlier").disabled = start === 0;
       $("later").disabled = last >= found.total;
       if (found.images.length) this.#pick(Math.min(at < 0 ? found.images.length - 1 : at, found.images.length - 1));
     }, (error) => {
       $("thumbs").removeAttribute("aria-busy");
       $("source-problem").textContent = error.message;
+      for (const id of ["earlier", "later", "goto"]) $(id).disabled = !this.total;
+      if (!this.total) $("pages").textContent = "no test images";
       if (!this.image) this.without?.();
     });
   }

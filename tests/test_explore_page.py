@@ -1,0 +1,358 @@
+"""The explorer's page in a real browser, with small models behind it."""
+
+import asyncio
+import io
+import shutil
+import socket
+import threading
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import uvicorn
+from explore_case import app_of, save
+from PIL import Image
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+PIXELS = "canvas => [...canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data]"
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+
+
+@contextmanager
+def served(app):
+    """The application on a free port of this machine."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False))
+        thread = threading.Thread(target=asyncio.run, args=(server.serve(sockets=[listening]),))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(30)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("page")
+    return save(folder / "vae", "vae", latent=2), save(folder / "rme", latent=5, order=3)
+
+
+@pytest.fixture(scope="module")
+def address(runs):
+    with served(app_of(*runs)) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def browser():
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield started
+        started.close()
+
+
+@contextmanager
+def opened(browser, address, *, allowed=(), **options):
+    """The page, ready; trouble in the console or a request to another host fails the test."""
+    context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+    context.set_default_timeout(15_000)
+    page = context.new_page()
+    trouble, requests = [], []
+    page.on("console", lambda m: trouble.append(m.text) if m.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: trouble.append(str(error)))
+    page.on("request", lambda request: requests.append(request.url))
+    page.goto(address)
+    ready(page)
+    yield page
+    allowed = (*allowed, "willReadFrequently")  # these tests read canvases; the page does not
+    assert [text for text in trouble if not any(words in text for words in allowed)] == []
+    assert [url for url in requests if not url.startswith((address, "data:", "blob:"))] == []
+    context.close()
+
+
+@pytest.fixture
+def page(browser, address):
+    with opened(browser, address) as page:
+        yield page
+
+
+def ready(page):
+    """Wait until every run that is on has explained the image."""
+    page.locator("#cards .plane .path").last.wait_for(state="attached")
+    page.locator("#cards [aria-busy]").first.wait_for(state="detached")
+
+
+def pixels(page, selector):
+    return page.locator(selector).first.evaluate(PIXELS)
+
+
+def changed(page, selector, before):
+    """Wait until this canvas shows something else."""
+    for _ in range(300):
+        now = pixels(page, selector)
+        if now != before:
+            return now
+        page.wait_for_timeout(30)
+    raise AssertionError(f"{selector} does not change")
+
+
+def texts(page, selector):
+    return page.locator(selector).all_inner_texts()
+
+
+def run_box(page, name):
+    return page.locator("#cards article").filter(has=page.get_by_role("heading", name=name, exact=True))
+
+
+def test_it_shows_what_each_posterior_does(page):
+    assert page.title() == "digits: recmix explorer"
+    assert texts(page, "#cards h3") == ["vae", "rme"]
+    rme = run_box(page, "rme")
+    shares = [float(words.removesuffix(" %").removeprefix("< ")) for words in texts(page, ".r1 .share")]
+    assert len(shares) == 3
+    assert sum(shares) == pytest.approx(100, abs=0.3)
+    assert rme.locator(".plane g.component").count() == 3
+    assert "widest direction" in rme.locator(".plane .axis").first.text_content()
+    vae = run_box(page, "vae")
+    assert [axis.text_content() for axis in vae.locator(".plane .axis").all()] == ["z1", "z2"]
+    assert vae.locator(".plane .true").count() == 3
+    assert "not finite" not in page.locator("#cards").inner_text()
+    assert "over vae" in rme.locator(".bounds").inner_text()
+    assert page.locator("#thumbs [role=option]").count() == 24
+
+
+def test_the_numbers_are_those_of_the_server(page, address):
+    image = page.request.get(f"{address}/runs/rme/images?count=1").json()["images"][0]
+    found = page.request.post(
+        f"{address}/explain", data={"image": image, "run": "rme", "grid": 48}
+    ).json()
+    bounds = run_box(page, "rme").locator(".bounds dd").all_inner_texts()
+    for said, key in zip(bounds, ("elbo", "iwae"), strict=False):
+        assert float(said.split("\n")[0].replace("−", "-")) == pytest.approx(
+            found["bounds"][key], abs=0.051
+        )
+    shown = np.array(pixels(page, "#cards .r1 .pictures figure:nth-child(2) canvas")).reshape(8, 8, 4)
+    expected = np.clip(np.array(found["reconstruction"][0]) * 255, 0, 255)
+    assert np.abs(shown[..., 0] - expected).max() <= 0.51
+
+
+def test_drawing_changes_the_components(page):
+    page.get_by_role("tab", name="Draw").click()
+    before = pixels(page, ".r1 .parts canvas")
+    numbers = texts(page, ".r1 .bounds dd")
+    box = page.locator("#pad").bounding_box()
+    page.mouse.move(box["x"] + 60, box["y"] + 30)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 100, box["y"] + 150, steps=8)
+    page.mouse.up()
+    changed(page, ".r1 .parts canvas", before)
+    assert page.locator("#current-words").inner_text() == "your drawing"
+    page.wait_for_timeout(300)
+    ready(page)
+    assert texts(page, ".r1 .bounds dd") != numbers
+    drawn = np.array(pixels(page, "#current")).reshape(8, 8, 4)[..., 0]
+    assert drawn.max() > 200
+    assert drawn[:, 7].max() == 0
+    page.get_by_role("button", name="Clear").click()
+    assert max(changed(page, "#current", pixels(page, "#pad"))[::4]) == 0
+
+
+def test_sliders_walk_and_decode(page):
+    before = pixels(page, ".r1 .hands fieldset:nth-child(2) canvas")
+    page.get_by_role("slider", name="second widest").fill("2.5")
+    after = changed(page, ".r1 .hands fieldset:nth-child(2) canvas", before)
+    card = run_box(page, "rme")
+    card.get_by_label("single dimension").select_option("z4")
+    card.get_by_label("moved by").fill("2")
+    changed(page, ".r1 .hands fieldset:nth-child(2) canvas", after)
+    card.get_by_role("button", name="Back to the mean").click()
+    for _ in range(100):
+        if pixels(page, ".r1 .hands fieldset:nth-child(2) canvas") == before:
+            break
+        page.wait_for_timeout(30)
+    assert pixels(page, ".r1 .hands fieldset:nth-child(2) canvas") == before
+    plane = run_box(page, "vae").locator(".plane")  # pointing at the plane is walking too
+    z1 = run_box(page, "vae").get_by_role("slider", name="z1")
+    place = z1.input_value()
+    plane.click(position={"x": 200, "y": 60})
+    assert z1.input_value() != place
+
+
+def test_refinement_is_stepped_in_all_runs_together(page):
+    before = pixels(page, ".r0 .hands canvas")
+    run_box(page, "rme").get_by_label("Gauss-Newton steps").fill("4")
+    assert pixels(page, ".r0 .hands canvas") != before
+    assert page.locator(".steps [data-now] th").all_inner_texts() == ["4", "4"]
+    column = texts(page, ".r0 .steps tbody td:nth-child(2)")
+    joints = [float(words.replace("−", "-")) for words in column]
+    assert joints == sorted(joints)
+
+
+def test_runs_are_switched(page):
+    switch = page.locator("#switches").get_by_role("button", name="vae")
+    switch.click()
+    assert not run_box(page, "vae").is_visible()
+    assert run_box(page, "rme").is_visible()
+    assert "over vae" not in page.locator(".r1 .bounds").first.inner_text()
+    page.locator("#switches").get_by_role("button", name="rme").click()
+    assert page.locator("#none-on").is_visible()
+    page.locator("#thumbs [role=option]").nth(5).click()
+    switch.click()
+    ready(page)
+    assert pixels(page, ".r0 .pictures canvas") == pixels(page, "#current")
+
+
+def png(size, mode="RGB", colour="white"):
+    file = io.BytesIO()
+    Image.new(mode, size, colour).save(file, "PNG")
+    return file.getvalue()
+
+
+def test_files_are_uploaded_scaled_and_refused_in_words(page, tmp_path):
+    page.get_by_role("tab", name="Upload").click()
+
+    def give(name, content):
+        (tmp_path / name).write_bytes(content)
+        page.locator("#file").set_input_files(tmp_path / name)
+
+    before = pixels(page, ".r1 .parts canvas")
+    give("white.png", png((300, 200)))
+    page.get_by_text("white.png").wait_for()
+    assert set(pixels(page, "#current")) == {255}
+    changed(page, ".r1 .parts canvas", before)
+    page.get_by_role("button", name="Invert").click()
+    assert set(pixels(page, "#current")[::4]) == {0}
+    for name, content, words in [
+        ("text.png", b"no picture at all", "is not a picture that this browser reads"),
+        ("large.png", b"\x89PNG" + bytes(26 * 2**20), "at most 25 MiB"),
+        ("wide.png", png((11000, 6000), "1", 1), "at most 60 million"),
+    ]:
+        give(name, content)
+        page.locator("#upload-problem", has_text=words).wait_for()
+    assert page.locator("#current-words").inner_text() == "white.png, inverted"
+    ready(page)
+
+
+def test_samples_and_the_line_between_two_images(page):
+    page.locator("#samples .picture.shown").last.wait_for()
+    before = pixels(page, "#samples canvas")
+    page.get_by_role("button", name="New samples").click()
+    changed(page, "#samples canvas", before)
+    page.locator("#between .film .picture.shown").last.wait_for()
+    middle = pixels(page, "#between .large")
+    page.get_by_role("slider", name="Place").fill("8")
+    end = changed(page, "#between .large", middle)
+    assert "100 %" in page.locator("#share-words").inner_text()
+    page.locator("#thumbs [role=option]").nth(7).click()
+    page.get_by_role("button", name="B: take the image").click()
+    changed(page, "#between .large", end)
+    assert pixels(page, "#end-b") == pixels(page, "#current")
+    ready(page)
+
+
+def test_the_keyboard_is_enough(page):
+    page.locator("#tab-test").focus()
+    page.keyboard.press("Tab")
+    focused = "document.activeElement.getAttribute('aria-label') ?? document.activeElement.id"
+    assert page.evaluate(focused) == "Test image 1"
+    outline = "getComputedStyle(document.activeElement).outlineStyle"
+    assert page.evaluate(outline) == "solid"
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowDown")
+    assert page.locator("#current-words").inner_text() == "test image 14"
+    page.keyboard.press("PageDown")
+    page.get_by_text("25 to 48 of 297").wait_for()
+    page.keyboard.press("ArrowLeft")
+    page.locator("#current-words", has_text="test image 24").wait_for()
+    ready(page)
+    reached = set()
+    for _ in range(80):
+        page.keyboard.press("Tab")
+        reached.add(page.evaluate("document.activeElement.id || document.activeElement.textContent"))
+    wanted = {"invert", "goto", "run-0-step", "run-0-axis-0", "run-1-axis-1", "run-1-dimension"}
+    wanted |= {"run-1-single", "Back to the mean", "resample", "take-a", "take-b", "swap", "share"}
+    assert wanted <= reached
+    page.locator("#run-0-step").focus()
+    page.keyboard.press("ArrowRight")
+    assert page.locator(".steps [data-now] th").first.inner_text() == "1"
+    page.locator("#tab-test").focus()
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#way-draw").is_visible()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), (390, "light")])
+def test_a_phone_has_no_horizontal_scroll(browser, address, width, scheme):
+    options = {"viewport": {"width": width, "height": 780}, "color_scheme": scheme, "has_touch": True}
+    with opened(browser, address, reduced_motion="reduce", **options) as page:
+        for tab in ("Draw", "Upload", "Test images"):
+            page.get_by_role("tab", name=tab).click()
+            assert page.evaluate("document.documentElement.scrollWidth") == width
+        ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        page.locator("#theme").click()
+        page.locator("#theme").click()
+        assert page.locator("#theme").inner_text() == "Theme: dark"
+        dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (ground == dark) == (scheme == "dark")
+
+
+def test_without_data_there_is_a_sample_to_look_at(browser, tmp_path):
+    data = {"name": "cats", "kind": "files", "path": str(tmp_path / "cats"), "seed": 0}
+    lonely = save(tmp_path / "lonely", "vae", latent=1, data=data)
+    app = app_of(lonely)
+    with served(app) as address, opened(browser, address, allowed=("404",)) as page:
+        assert page.locator("#current-words").inner_text() == "a sample of lonely"
+        assert "not on this machine" in page.locator("#source-problem").inner_text()
+        assert page.locator(".plane .approximate").count() == 1  # one dimension: curves
+
+
+def test_what_the_server_refuses_is_said(browser, runs):
+    with served(app_of(*runs)) as address, opened(browser, address, allowed=("413", "Failed")) as page:
+        answer = {"status": 413, "body": '{"error": "that is <b>too</b> much"}'}
+        page.route("**/explain", lambda route: route.fulfill(**answer))
+        page.locator("#thumbs [role=option]").nth(3).click()
+        page.get_by_text("that is <b>too</b> much").first.wait_for()
+        page.unroute("**/explain")
+        page.route("**/*", lambda route: route.abort())
+        page.locator("#thumbs [role=option]").nth(4).click()
+        page.get_by_text("The server does not answer").first.wait_for()
+        page.unroute("**/*")
+        page.locator("#thumbs [role=option]").nth(5).click()
+        page.get_by_text("The server does not answer").first.wait_for(state="detached")
+        ready(page)
+
+
+def test_late_answers_are_dropped(page):
+    held = []
+
+    def hold(route):
+        if not held:
+            held.append(route)
+        else:
+            route.continue_()
+
+    page.route("**/explain", hold)
+    page.locator("#thumbs [role=option]").nth(3).click()
+    for _ in range(200):
+        if held:
+            break
+        page.wait_for_timeout(20)
+    page.locator("#thumbs [role=option]").nth(9).click()
+    page.wait_for_timeout(400)
+    ready(page)
+    numbers = texts(page, ".bounds dd")
+    held[0].fulfill(json={"error": "late"}, status=500)
+    page.wait_for_timeout(100)
+    assert texts(page, ".bounds dd") == numbers
+    assert texts(page, "#cards .problem") == ["", ""]
