@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from typing import TYPE_CHECKING
@@ -93,7 +93,7 @@ class Guard:
                 return
             body = await self._body(headers, receive)
             taken = len(body)
-            await self.app(scope, _replay(body, receive), forward)
+            await _while_wanted(self.app(scope, _replay(body, receive), forward), receive)
         except Refused as refused:
             await _answer(forward, refused.status, str(refused))
         except Exception:
@@ -172,6 +172,18 @@ class Guard:
         except BaseException:
             self._held -= held
             raise
+
+
+async def _while_wanted(work: Awaitable[None], receive: Receive) -> None:
+    """Do this, unless the client goes away first: what it no longer wants gives way to what waits."""
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(receive())
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if working.done() or leaving.result()["type"] != "http.disconnect":
+            await working
+    finally:
+        working.cancel()
+        leaving.cancel()
 
 
 def _check_origin(method: str, headers: dict[bytes, bytes]) -> None:
