@@ -34,28 +34,26 @@ class Explorer {
     $("legend").append(legend());
     this.source = new Source(runs, (image) => this.#look(image));
     this.between = new Between(runs, () => this.image);
-    this.source.without = () => this.#dream(runs[0]);
     this.#switches();
   }
 
   async begin() {
-    await this.source.page(0);
+    await this.source.begin();
     const [first, second] = this.source.images;
-    this.between.set("a", first ?? this.image);
-    this.between.set("b", second ?? this.image);
+    if (first) {
+      this.between.set("a", first);
+      this.between.set("b", second ?? first);
+    } else await this.#dream();
     await this.samples.draw();
   }
 
   // Without test images there is still something to look at: a sample of the model's own prior.
-  async #dream(run) {
-    try {
-      const images = (await post("/sample", { count: 2, seed: 0, run: run.name })).images.map(clamped);
-      this.source.set(images[0], `a sample of ${run.name}`);
-      this.between.set("a", images[0]);
-      this.between.set("b", images[1]);
-    } catch (error) {
-      $("problem").textContent = error.message;
-    }
+  async #dream() {
+    const { name } = this.cards[0].run;
+    const [a, b] = (await post("/sample", { count: 2, seed: 0, run: name })).images.map(clamped);
+    this.source.set(a, `a sample of ${name}`);
+    this.between.set("a", a);
+    this.between.set("b", b);
   }
 
   #look(image) {

@@ -32,7 +32,7 @@ export class Card {
     const { run, index } = this;
     const id = `run-${index}`;
     const dims = run.latent === 1 ? "1 latent dimension" : `${run.latent} latent dimensions`;
-    const facts = [named(run), run.components > 1 ? `${run.components} components` : null, dims, run.likelihood,
+    const facts = [named(run), run.components > 1 ? `${run.components} components` : null, dims, `${run.likelihood} likelihood`,
       run.epochs ? `${run.epochs} epochs` : null, run.refine ? `refines itself by ${run.refine} steps` : null];
     this.said = el("p", { class: "problem", role: "alert" });
     this.note = el("p", { class: "note" });

@@ -2,8 +2,8 @@
 import { el, number, svg } from "./dom.js";
 import { tinted } from "./picture.js";
 
-const SIDE = 340;
-const EDGE = { left: 44, right: 8, top: 8, bottom: 40 };
+const SIDE = 300;
+const EDGE = { left: 46, right: 6, top: 6, bottom: 40 };
 // The mass that a Gaussian of two dimensions has within 1, 2 and 3 standard deviations.
 const MASS = [0.393, 0.865, 0.989];
 const TINT = [79, 143, 208];
@@ -58,7 +58,7 @@ export const ellipse = ([[a, b], [, d]]) => {
     angle: 0.5 * Math.atan2(2 * b, a - d) };
 };
 
-const ticks = (low, high, wanted = 5) => {
+const ticks = (low, high, wanted = 6) => {
   const rough = (high - low) / wanted;
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = power * [1, 2, 5, 10].find((size) => size * power >= rough);

@@ -70,8 +70,19 @@ export class Source {
     $("set").replaceChildren(...[...seen].map(([data, run]) => el("option", { value: run }, data ?? run)));
     $("set").addEventListener("change", () => {
       this.from = $("set").value;
+      this.total = 0;
       this.page(0);
     });
+  }
+
+  // The first test images there are, of whichever run.
+  async begin() {
+    for (const { value } of $("set").options) {
+      $("set").value = value;
+      this.from = value;
+      await this.page(0);
+      if (this.images.length) return;
+    }
   }
 
   // A page of test images; the first of them is chosen unless another is named.
@@ -101,7 +112,6 @@ export class Source {
       $("source-problem").textContent = error.message;
       for (const id of ["earlier", "later", "goto"]) $(id).disabled = !this.total;
       if (!this.total) $("pages").textContent = "no test images";
-      if (!this.image) this.without?.();
     });
   }
 
