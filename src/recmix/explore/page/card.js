@@ -46,18 +46,18 @@ export class Card {
       el("div", { class: "busy-line", "aria-hidden": "true" }),
       el("header", {}, el("h3", { id }, run.name), el("p", { class: "facts" }, facts.filter(Boolean).join(" · "))),
       this.said,
-      el("div", { class: "seen" },
+      el("div", { class: "holds" }, el("div", { class: "seen" },
         el("div", { class: "pictures" }, figure(this.original, "image"), figure(this.rebuilt, "posterior mean")),
         el("div", {},
           el("h4", {}, run.components > 1 ? "Components, mixing weights α(x)" : "One component: its weight α(x) is 1"),
-          el("ol", { class: "parts" }, ...this.parts.map((part) => part.item)))),
+          el("ol", { class: "parts" }, ...this.parts.map((part) => part.item))))),
       el("dl", { class: "bounds" },
         el("div", {}, el("dt", {}, "ELBO"), this.numbers.elbo),
         el("div", {}, el("dt", {}, `IWAE-${SAMPLES}`), this.numbers.iwae),
         evidence),
-      el("div", { class: "look" },
+      el("div", { class: "holds" }, el("div", { class: "look" },
         el("div", { class: "plot" }, this.plane.drawing, this.note),
-        el("div", { class: "hands" }, this.#refinement(id, stepped), this.#walk(id))));
+        el("div", { class: "hands" }, this.#refinement(id, stepped), this.#walk(id)))));
   }
 
   #component(k) {
