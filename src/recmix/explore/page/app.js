@@ -1,5 +1,5 @@
 // The page: runs that are on, the image they look at, and what each makes of it.
-import { $, el } from "./dom.js";
+import { $, el, number } from "./dom.js";
 import { Card } from "./card.js";
 import { legend } from "./plane.js";
 import { Between, Samples } from "./more.js";
@@ -66,6 +66,9 @@ class Explorer {
     const known = this.cards.filter((card) => this.on.has(card) && card.found && !card.box.ariaBusy);
     const kind = ({ run }) => `${run.shape} ${run.likelihood}`;
     for (const card of known) card.compare(known.find((other) => kind(other) === kind(card)));
+    if (known.length < this.on.size) return;
+    const bounds = ({ run, found }) => `${run.name}: ELBO ${number(found.bounds.elbo)}, IWAE ${number(found.bounds.iwae)}`;
+    $("said").textContent = known.map(bounds).join("; ");
   }
 
   #switches() {

@@ -134,7 +134,7 @@ export class Card {
 
   #explain() {
     if (this.box.hidden) return;
-    const grid = this.run.latent <= 2 ? 80 : 48;
+    const grid = this.run.latent <= 2 ? 80 : 40;
     const content = { image: this.image, run: this.run.name, steps: STEPS, samples: SAMPLES, grid };
     this.close.run((signal) => post("/explain", content, signal), (found) => this.#know(found), (error) => this.#fail(error));
   }
@@ -147,7 +147,7 @@ export class Card {
     const { plane, components } = found;
     const together = components.length > 1 && components.every((part) => part.mean.every((v, d) => Math.abs(v - components[0].mean[d]) < 1e-6));
     this.note.textContent = [
-      plane.kind === "slice" ? "A slice through the posterior mean: contours are of the slice." : null,
+      plane.kind === "slice" ? "A slice through the posterior mean: contours are of the slice, points and ellipses are projected onto it." : null,
       together ? "All components have the same mean here." : null,
       found.exact ? null : "Spreads are estimated from samples."].filter(Boolean).join(" ");
     this.numbers.evidence.replaceChildren(plane.log_evidence === null ? "…" : number(plane.log_evidence));

@@ -85,34 +85,42 @@ export class Source {
     }
   }
 
-  // A page of test images; the first of them is chosen unless another is named.
-  page(start, at = 0) {
+  // A page of test images, of which one is chosen.
+  page(start, at = 0, focus = false) {
     if (start < 0 || (this.total && start >= this.total)) return Promise.resolve();
     $("thumbs").setAttribute("aria-busy", "true");
+    const turning = { start, at, focus };
+    this.turning = turning;
     const path = `/runs/${encodeURIComponent(this.from)}/images?start=${start}&count=${PAGE}`;
+    const end = (words) => {
+      this.turning = null;
+      $("thumbs").removeAttribute("aria-busy");
+      $("source-problem").textContent = words;
+    };
     return this.loading.run((signal) => get(path, signal), (found) => {
-      Object.assign(this, { start: found.start, total: found.total, images: found.images });
-      this.options.forEach(({ option, picture }, i) => {
-        const image = found.images[i];
-        option.disabled = !image;
-        option.setAttribute("aria-label", `Test image ${start + i + 1}`);
-        picture.classList.toggle("shown", Boolean(image));
-        if (image) show(picture, image);
-      });
-      $("thumbs").removeAttribute("aria-busy");
-      $("source-problem").textContent = "";
-      const last = start + found.images.length;
-      $("pages").textContent = found.total ? `${start + 1} to ${last} of ${found.total}` : "no test images";
-      Object.assign($("goto"), { max: found.total, disabled: !found.total });
-      $("earlier").disabled = start === 0;
-      $("later").disabled = last >= found.total;
-      if (found.images.length) this.#pick(Math.min(at < 0 ? found.images.length - 1 : at, found.images.length - 1));
+      end("");
+      this.#turned(found);
+      if (found.images.length) this.#pick(Math.min(turning.at, found.images.length - 1), turning.focus);
     }, (error) => {
-      $("thumbs").removeAttribute("aria-busy");
-      $("source-problem").textContent = error.message;
+      end(error.message);
       for (const id of ["earlier", "later", "goto"]) $(id).disabled = !this.total;
       if (!this.total) $("pages").textContent = "no test images";
     });
+  }
+
+  #turned({ start, total, images }) {
+    Object.assign(this, { start, total, images });
+    this.options.forEach(({ option, picture }, i) => {
+      option.disabled = !images[i];
+      option.setAttribute("aria-label", `Test image ${start + i + 1}`);
+      picture.classList.toggle("shown", Boolean(images[i]));
+      if (images[i]) show(picture, images[i]);
+    });
+    const last = start + images.length;
+    $("pages").textContent = total ? `${start + 1} to ${last} of ${total}` : "no test images";
+    Object.assign($("goto"), { max: total, disabled: !total });
+    $("earlier").disabled = start === 0;
+    $("later").disabled = last >= total;
   }
 
   #pick(i, focus = false) {
@@ -126,33 +134,28 @@ export class Source {
     this.#give(this.images[i], `test image ${this.start + i + 1}`);
   }
 
-  async #jump(number) {
-    if (!Number.isInteger(number) || number < 1 || number > this.total) {
-      $("source-problem").textContent = `Test images have numbers from 1 to ${this.total}.`;
-      return;
-    }
-    const at = number - 1;
-    if (at >= this.start && at < this.start + this.images.length) this.#pick(at - this.start);
-    else await this.page(at - (at % PAGE), at % PAGE);
-    $("source-problem").textContent = "";
+  // To a test image by its place among all, on whichever page it is.
+  #go(to, focus) {
+    const at = to % PAGE;
+    if (this.turning?.start === to - at) Object.assign(this.turning, { at, focus });
+    else if (!this.turning && this.start === to - at) this.#pick(at, focus);
+    else this.page(to - at, at, focus);
   }
 
-  async #key(event) {
+  #jump(number) {
+    const known = Number.isInteger(number) && number >= 1 && number <= this.total;
+    $("source-problem").textContent = known ? "" : `Test images have numbers from 1 to ${this.total}.`;
+    if (known) this.#go(number - 1, false);
+  }
+
+  #key(event) {
     const columns = getComputedStyle($("thumbs")).gridTemplateColumns.split(" ").length;
-    const by = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns }[event.key];
-    const to = { Home: 0, End: this.images.length - 1 }[event.key] ?? (by === undefined ? null : this.at + by);
-    if (event.key === "PageDown" || event.key === "PageUp") {
-      event.preventDefault();
-      await this.page(this.start + (event.key === "PageDown" ? PAGE : -PAGE));
-      this.options[this.at].option.focus();
-    } else if (to !== null) {
-      event.preventDefault();
-      if (to >= 0 && to < this.images.length) this.#pick(to, true);
-      else {
-        await this.page(this.start + Math.sign(by) * PAGE, by < 0 ? -1 : 0);
-        this.options[this.at].option.focus();
-      }
-    }
+    const here = this.turning ?? this;
+    const by = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns, PageUp: -PAGE, PageDown: PAGE }[event.key];
+    const to = { Home: 0, End: this.total - 1 }[event.key] ?? here.start + here.at + by;
+    if (Number.isNaN(to) || !this.total) return;
+    event.preventDefault();
+    this.#go(Math.max(0, Math.min(this.total - 1, to)), true);
   }
 
   async #upload(file) {
