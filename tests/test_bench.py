@@ -479,7 +479,7 @@ def test_the_page_is_made_of_the_results(tmp_path):
     rates = {"vae": {"1": 10.0, "2": 19.0}, "rme5": {"1": 4.0, "2": 8.0}, "batch": 128}
     card = {
         "train_literal_over_graph": entry(17.25, detail={"ms": {"literal": 50.0, "graph": 3.0}}),
-        "posterior_rme5_over_vae": entry(1.5, detail={"graph": {"value": 1.25, "spread": 0.0}}),
+        "posterior_rme5_over_vae": entry(1.5, detail={"eager": {"value": 1.25, "spread": 0.0}}),
         "growth_in_order": entry(1.0, detail=orders),
         "replicas_throughput": entry(2e6, detail=rates, reach=None, reached=None),
     }
@@ -490,7 +490,7 @@ def test_the_page_is_made_of_the_results(tmp_path):
     text = page.read_text()
     assert page == docs / "performance.md"
     assert "| **17.2** x | ± 0.1 | >= 2 | yes | literal 50 ms, graph 3 ms |" in text
-    assert "| **no** | graph: 1.25 |" in text
+    assert "| **no** | eager: 1.25 |" in text
     assert "2,000,000" in text
     assert text.index("Some Card") < text.index("A CPU")
     assert "With `--quick`, so only roughly: `growth_in_order`" in text

@@ -138,9 +138,10 @@ def _least_gaussian(vae: Fitted, data: ImageData) -> Tensor:
     side = torch.linspace(-WIDE, WIDE, COARSE).to(shown)
     z = torch.cartesian_prod(side, side)  # (G, 2)
     parts = []
-    for part in z.split(256):
+    for part in z.split(64):
         decoded = model.decoder(part)[:, None]  # once for all images
-        log_likelihood = model.likelihood.log_prob(model.centred(shown), decoded)
+        wide = decoded.expand(-1, len(shown), *model.shape)
+        log_likelihood = model.likelihood.log_prob(model.centred(shown), wide)
         parts.append(log_likelihood + standard_normal(part)[:, None])
     share = torch.cat(parts).double().softmax(0)  # (G, N)
     z = z.double()
