@@ -43,7 +43,7 @@ def figure_one(
     vae_epochs: int = 100,
     epochs: int = 16,
     learning_rate: float = 5e-4,
-    bound: float = 500.0,
+    bound: float = 5.0,
     seed: int = 0,
     init: Fitted | None = None,
     progress: bool | None = None,
@@ -59,7 +59,8 @@ def figure_one(
         vae_epochs: epochs of the VAE, unless `init` is given.
         epochs: epochs in which the second component is learned.
         learning_rate: of the second component.
-        bound: C of the recursion.
+        bound: C of the recursion; at the paper's 500 the second component leaves the posterior and the
+            picture.
         seed: of everything.
         init: a trained VAE with two latent dimensions.
         progress: as in `fit`.

@@ -19,7 +19,7 @@ def figure_one_command(
     vae_epochs: Annotated[int, typer.Option(help="Epochs of the VAE, if it is trained here.")] = 100,
     epochs: Annotated[int, typer.Option(help="Epochs of the second component.")] = 16,
     learning_rate: Annotated[float, typer.Option(help="Of the second component.")] = 5e-4,
-    bound: Annotated[float, typer.Option(help="C of the recursion.")] = 500.0,
+    bound: Annotated[float, typer.Option(help="C of the recursion.")] = 5.0,
     seed: Annotated[int, typer.Option(help="Of everything.")] = 0,
     data_root: Root = None,
 ) -> None:
