@@ -32,7 +32,7 @@ ROOMS = [
     {"experiments", "presets"},
     {"reports"},
     {"explore", "exports"},
-    {"demo", "compare", "illustrate", "bench", "gap_report", "commands", "cli", "__init__"},
+    {"demo", "compare", "illustrate", "bench", "commands", "cli", "__init__"},
 ]
 LEVEL = {name: level for level, names in enumerate(ROOMS) for name in names}
 

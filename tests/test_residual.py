@@ -90,7 +90,7 @@ def test_every_link_climbs_its_own_bound_and_the_decoder_that_of_the_last():
         torch.testing.assert_close(mine, theirs)
 
 
-def test_on_a_linear_model_corrections_find_the_posterior():
+def test_corrections_find_what_an_encoder_that_knows_nothing_does_not():
     """An encoder that is stuck far off, and a corrector that only sees what is unexplained."""
     torch.manual_seed(0)
     data = recmix.data.from_arrays(images(300, size=12), seed=0)

@@ -18,8 +18,8 @@ class ChunkedAdam(torch.optim.Adam):
     """torch's fused Adam with its tensors handed over in small pieces; the same numbers, sooner.
 
     The fused kernel gives one block of threads 65,536 numbers at a time, so a network of a few hundred
-    thousand weights occupies a handful of the GPU's processors, for 24 microseconds on an H200. In
-    pieces of 8,192 they are spread over all of them.
+    thousand weights occupies a handful of the GPU's processors. In pieces of 8,192 they are spread over
+    many of them.
 
     >>> weight = torch.nn.Parameter(torch.zeros(3))
     >>> weight.grad = torch.ones(3)

@@ -62,7 +62,7 @@ def evaluate_command(
         )
     limit = None if memory is None else memory * 2**20
     if gap:
-        from recmix.gap_report import report_gap
+        from recmix.commands.gap import report_gap
 
         report_gap(
             fitted,

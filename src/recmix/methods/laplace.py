@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from recmix.core import Component, LatentModel, Method, register, register_component
 from recmix.errors import ConfigError
 from recmix.gauss_newton import DAMPING
+from recmix.methods.vae import elbo_gradient
 from recmix.posteriors.full import FullGaussian
-from recmix.posteriors.gaussian import Gaussian
 from recmix.refinement import check_decoder_has_jacobian, laplace
 
 __all__ = ["VLAE", "LaplaceComponent"]
@@ -125,15 +125,5 @@ class VLAE(Method):
         elbo = (self.model.log_conditional(x, z) - q.kl_to_prior(z, log_q)).mean()
         if not parameters.requires_grad:
             return -elbo
-        # A product with the gradient of the encoder's ELBO stands for that ELBO: it has the same
-        # derivative in the encoder, and none in the decoder.
-        own = (parameters * self._own_gradient(x, parameters, generator)).sum()
+        own = (parameters * elbo_gradient(self.model, x, parameters[None], generator)[0]).sum()
         return -elbo - (own - own.detach())
-
-    def _own_gradient(self, x: Tensor, parameters: Tensor, generator: torch.Generator | None) -> Tensor:
-        """∂/∂λ of the encoder's one-sample ELBO, the batch's mean, at λ = `parameters` (B, 2 D)."""
-        leaf = parameters.detach().requires_grad_()
-        q = Gaussian.from_parameters(leaf)
-        z, log_q = q.rsample_and_log_prob(1, generator=generator)
-        elbo = (self.model.log_conditional(x, z) - q.kl_to_prior(z, log_q)).mean()
-        return torch.autograd.grad(elbo, leaf)[0]

@@ -12,7 +12,7 @@ from recmix.methods.residual import WIDTH, ResidualComponent
 from recmix.posteriors import Gaussian
 from recmix.stacked import StackedEncoders
 
-__all__ = ["VAE", "GaussianComponent"]
+__all__ = ["VAE", "GaussianComponent", "elbo_gradient"]
 
 
 @register_component
@@ -102,18 +102,21 @@ class VAE(Method):
         elbo = (self.model.log_conditional(x, z) - q.kl_to_prior(z, log_q)).mean()
         if not last.requires_grad:
             return -elbo
-        # A product with the gradient of the early links' ELBOs stands for them: it has the same
-        # derivative in their parameters, and none in the decoder.
         parameters = torch.stack(early)  # (T, B, 2 D)
-        own = (parameters * self._early_gradient(x, parameters, generator)).sum()
+        own = (parameters * elbo_gradient(self.model, x, parameters, generator)).sum()
         return -elbo - (own - own.detach())
 
-    def _early_gradient(
-        self, x: Tensor, parameters: Tensor, generator: torch.Generator | None
-    ) -> Tensor:
-        """∂/∂λ of the sum over links of the batch's mean ELBO, at λ = `parameters` (T, B, 2 D)."""
-        leaf = parameters.detach().requires_grad_()
-        q = Gaussian.from_parameters(leaf)
-        z, log_q = q.rsample_and_log_prob(1, generator=generator)  # (1, T, B, D)
-        elbo = self.model.log_conditional(x, z[0]) - q.kl_to_prior(z, log_q)[0]
-        return torch.autograd.grad(elbo.mean(-1).sum(), leaf)[0]
+
+def elbo_gradient(
+    model: LatentModel, x: Tensor, parameters: Tensor, generator: torch.Generator | None
+) -> Tensor:
+    """∂/∂λ of Σ_t of the batch's mean one-sample ELBO, for Gaussians λ = `parameters` (T, B, 2 D).
+
+    Its product with `parameters` stands for these ELBOs in a loss: the same derivative in what made the
+    parameters, and none in the decoder.
+    """
+    leaf = parameters.detach().requires_grad_()
+    q = Gaussian.from_parameters(leaf)
+    z, log_q = q.rsample_and_log_prob(1, generator=generator)  # (1, T, B, D)
+    elbo = model.log_conditional(x, z[0]) - q.kl_to_prior(z, log_q)[0]
+    return torch.autograd.grad(elbo.mean(-1).sum(), leaf)[0]
