@@ -1,6 +1,7 @@
 """Fixtures shared by all tests."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -16,3 +17,18 @@ def real_data() -> Path:
     if not root or not Path(root).is_dir():
         pytest.skip("RECMIX_DATA names no folder with the published data sets")
     return Path(root)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Debian's Chromium, which asks nobody for anything by itself."""
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        pytest.skip("chromium is not installed")
+    quiet = ["quic", "gpu", "background-networking", "component-update", "sync"]
+    arguments = ["--no-sandbox", "--no-first-run", *(f"--disable-{part}" for part in quiet)]
+    with api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=chromium, args=arguments)
+        yield started
+        started.close()

@@ -2,7 +2,6 @@
 
 import asyncio
 import io
-import shutil
 import socket
 import threading
 from contextlib import contextmanager
@@ -13,19 +12,7 @@ import uvicorn
 from explore_case import app_of, save
 from PIL import Image
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 PIXELS = "canvas => [...canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data]"
-
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 
 
 @contextmanager
@@ -52,15 +39,6 @@ def runs(tmp_path_factory):
 def address(runs):
     with served(app_of(*runs)) as address:
         yield address
-
-
-@pytest.fixture(scope="module")
-def browser():
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield started
-        started.close()
 
 
 @contextmanager
