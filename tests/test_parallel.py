@@ -67,20 +67,20 @@ def test_two_processes_equal_one_on_the_joined_batch(method, options, tmp_path, 
     training = False
     plain = gaussian.randn
     monkeypatch.setattr(gaussian, "randn", lambda *a: noise(*a) if training else plain(*a))
-    begin, end = Job.begin_epoch, Job.end_epoch
+    begin, validation = Job.begin_epoch, Job.validation
 
     def begin_epoch(self):
         nonlocal training, noise
         noise, training = Joined(seed=0, epoch=self.state.epoch), True
         begin(self)
 
-    def end_epoch(self):
+    def validate(self):
         nonlocal training
         training = False
-        return end(self)
+        return validation(self)
 
     monkeypatch.setattr(Job, "begin_epoch", begin_epoch)
-    monkeypatch.setattr(Job, "end_epoch", end_epoch)
+    monkeypatch.setattr(Job, "validation", validate)
     data = recmix.data.from_arrays(images(60))
     recmix.fit(method, data, out=tmp_path / "one", progress=False, **common)
     one, two = (load_file(tmp_path / name / "weights.safetensors") for name in ("one", "two"))

@@ -276,13 +276,38 @@ def test_a_run_that_had_stopped_early_does_not_go_on_when_it_is_resumed(tmp_path
     same_run(tmp_path / "killed", tmp_path / "whole")
 
 
+def test_the_last_epoch_is_kept_where_that_is_asked(tmp_path):
+    asked = {**SMALL, "epochs": 3, "learning_rate": 10.0}  # it learns nothing: the first epoch is best
+    best = recmix.fit("vae", images(), out=tmp_path / "best", **asked)
+    last = recmix.fit("vae", images(), out=tmp_path / "last", keep="last", patience=1, **asked)
+    assert best.history[0] == last.history[0]
+    assert len(last.history) == 3
+    status = Run(tmp_path / "last").status()
+    assert (status["best_epoch"], status["best_validation"]) == (3, last.history[-1]["val_iwae"])
+    assert Run(tmp_path / "best").status()["best_epoch"] < 3
+    with pytest.raises(ConfigError, match="keep"):
+        recmix.fit("vae", images(), keep="lsat", **asked)
+
+
+def test_weights_are_written_with_the_checkpoints(tmp_path, monkeypatch):
+    from recmix.training import job
+
+    written = []
+    plain = job.save_weights
+    monkeypatch.setattr(job, "save_weights", lambda *a: (written.append(a[2]), plain(*a)))
+    recmix.fit("vae", images(), out=tmp_path / "run", **{**SMALL, "epochs": 5, "checkpoint_every": 2})
+    best = Run(tmp_path / "run").status()["best_epoch"]
+    assert len(written) <= 4  # after 2, 4 and 5 epochs, and at the end
+    assert written[-1] == best
+
+
 def test_a_signal_in_the_last_epoch_lets_it_finish(tmp_path, monkeypatch):
     from recmix.training.job import Job
 
     plain = Job.end_epoch
 
-    def end_epoch(self):
-        row = plain(self)
+    def end_epoch(self, validation):
+        row = plain(self, validation)
         if self.state.epoch == 2:
             os.kill(os.getpid(), signal.SIGTERM)
         return row

@@ -208,7 +208,7 @@ class Fitted:
         if self.folder is not None and run.folder.resolve() == self.folder.resolve():
             return run.folder
         run.create(self.spec, overwrite=overwrite)
-        save_weights(run.weights, self.method, len(self.history))
+        save_weights(run.weights, self.method.state_dict(), len(self.history))
         write_json(run.folder / "history.json", self.history)
         run.set_status("done", epoch=len(self.history), reason="saved")
         return run.folder

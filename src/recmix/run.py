@@ -52,6 +52,8 @@ class Training:
         warmup: epochs over which the learning rate rises to its value.
         patience: stop after this many epochs without a better validation bound; 0 never stops.
         validation_samples: K of the validation bound (IWAE-K) that picks the best epoch.
+        keep: the epoch whose weights are kept: ``best`` by that bound, or ``last``, for a decoder that
+            still learns when its encoder has begun to overfit; nothing stops it early then.
         variance_rate: how much faster the likelihood's variance moves than the networks.
         fresh_rate: in the second stage, how much faster parameters move that do not come from `init`
             (500 for the random components of me: the first stage's rate; 1 for others).
@@ -82,6 +84,7 @@ class Training:
     warmup: int = 0
     patience: int = 50
     validation_samples: int = 5
+    keep: str = "best"
     variance_rate: float = 20.0
     fresh_rate: float | None = None
     objective: str = "elbo"
@@ -129,6 +132,8 @@ class Training:
             raise ConfigError(unknown("objective", self.objective, OBJECTIVES))
         if self.moves not in MOVES:
             raise ConfigError(unknown("value of moves", self.moves, MOVES))
+        if self.keep not in KEEPS:
+            raise ConfigError(unknown("value of keep", self.keep, KEEPS))
         for name in ("augment", "dreams"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name} is a share of the batch, 0 to 1; got {getattr(self, name)}")
@@ -153,6 +158,7 @@ class Training:
 SCHEDULES = ("constant", "cosine", "linear")
 OBJECTIVES = ("elbo", "iwae")
 MOVES = ("all", "encoder")
+KEEPS = ("best", "last")
 ENGINES = ("auto", "eager", "graph", "compile")
 DTYPES = ("float32", "float64")
 

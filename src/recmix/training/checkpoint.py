@@ -38,9 +38,9 @@ class State:
     sums: dict[str, float] = field(default_factory=dict)
 
 
-def save_weights(path: Path, method: nn.Module, epoch: int) -> None:
-    """Write a method's parameters and buffers."""
-    _write(path, _plain(method.state_dict()), {"epoch": epoch})
+def save_weights(path: Path, weights: dict[str, Tensor], epoch: int) -> None:
+    """Write a method's parameters and buffers, by the names they have in its `state_dict`."""
+    _write(path, _plain(weights), {"epoch": epoch})
 
 
 def load_weights(path: Path, method: nn.Module) -> int:

@@ -141,6 +141,7 @@ class Job:
         self.state = State()
         self.best: dict[str, Tensor] = {}
         self.meter = Meter(centre.device)
+        self._written = -1  # the epoch of the best weights on the disk
         self._order = torch.zeros(0, dtype=torch.int64)
         self._stream: Iterator[Tensor] | None = None
 
@@ -161,7 +162,7 @@ class Job:
         elif self.continued:
             self.method.eval().prepare(next(self.held_out.in_order(EVALUATION_BATCH)))
             self.method.train()
-            self.state.best_score = self._validate()["val_iwae"]
+            self.state.best_score = self._read(self.validation())["val_iwae"]
             self._keep_best()
         self.world.wait()
         if run := self.out:
@@ -207,19 +208,36 @@ class Job:
             name, step = found
             self._not_finite(name, f"batch {step + 1} of epoch {self.state.epoch + 1}")
 
-    def end_epoch(self) -> dict[str, float]:
-        """Validate and add a row to the history: no times in it, the same seed gives the same row."""
+    def validation(self) -> Tensor:
+        """Mean validation bounds (ELBO, IWAE) from the same noise every time, not yet waited for."""
+        if not self.world.writer:
+            return torch.zeros(2)
+        generator = torch.Generator(self.device).manual_seed(VALIDATION_SEED)
+        self.method.eval()
+        parts = [
+            bounds(self.method, x, samples=self.training.validation_samples, generator=generator)
+            for x in self.held_out.in_order(EVALUATION_BATCH)
+        ]
+        self.method.train()
+        return torch.stack([torch.cat(column).double().mean() for column in zip(*parts, strict=True)])
+
+    def end_epoch(self, validation: Tensor) -> dict[str, float]:
+        """Add a row to the history: no times in it, the same seed gives the same row.
+
+        Args:
+            validation: what `validation` gave for the weights as they are.
+        """
         state, training = self.state, self.training
         rate = (training.learning_rate or 0) * rate_factor(state.epoch, self.epochs, training)
         row = {"epoch": state.epoch + 1, "learning_rate": rate}
         row |= {name: total / state.step for name, total in self._totals().items()}
-        row |= self._validate()
+        row |= self._read(validation)
         for name in ("val_elbo", "val_iwae"):
             if not math.isfinite(row[name]):
                 self._not_finite(name, f"the end of epoch {state.epoch + 1}")
         state.epoch, state.step, state.sums = state.epoch + 1, 0, {}
         state.history.append(row)
-        if row["val_iwae"] > state.best_score:
+        if row["val_iwae"] > state.best_score or training.keep == "last":
             state.best_score, state.best_epoch = row["val_iwae"], state.epoch
             self._keep_best()
         elif training.patience and state.epoch - state.best_epoch >= training.patience:
@@ -239,6 +257,9 @@ class Job:
         save_checkpoint(
             self.out.checkpoint, self.method, self.optimizers, self.generator, self.state, self.best
         )
+        if self.best and self._written != self.state.best_epoch:
+            save_weights(self.out.weights, self.best, self.state.best_epoch)
+            self._written = self.state.best_epoch
         write_json(self.out.folder / "history.json", self.state.history)
         if log:
             self.out.log("epoch", epoch=self.state.epoch, **log)
@@ -268,7 +289,7 @@ class Job:
             p.grad = None
         if run := self.out:
             state, reason = self.state, self.state.stopped or "all epochs done"
-            save_weights(run.weights, self.method, state.best_epoch)
+            save_weights(run.weights, self.best, state.best_epoch)
             write_json(run.folder / "history.json", state.history)
             run.set_status(
                 "done",
@@ -282,23 +303,11 @@ class Job:
 
     def _keep_best(self) -> None:
         self.best = {k: v.detach().clone() for k, v in self.method.state_dict().items()}
-        if self.out:
-            save_weights(self.out.weights, self.method, self.state.best_epoch)
 
-    def _validate(self) -> dict[str, float]:
-        """Mean validation bounds, always from the same noise; the first process speaks for all."""
-        if not self.world.writer:
-            return self.world.agree({"val_elbo": 0.0, "val_iwae": 0.0})
-        generator = torch.Generator(self.device).manual_seed(VALIDATION_SEED)
-        samples = self.training.validation_samples
-        self.method.eval()
-        parts = [
-            bounds(self.method, x, samples=samples, generator=generator)
-            for x in self.held_out.in_order(EVALUATION_BATCH)
-        ]
-        self.method.train()
-        elbo, iwae = (torch.cat(column).double().mean() for column in zip(*parts, strict=True))
-        return self.world.agree({"val_elbo": float(elbo), "val_iwae": float(iwae)})
+    def _read(self, validation: Tensor) -> dict[str, float]:
+        """The bounds as numbers; the first process speaks for all."""
+        elbo, iwae = validation.tolist()
+        return self.world.agree({"val_elbo": elbo, "val_iwae": iwae})
 
     def _not_finite(self, what: str, where: str) -> NoReturn:
         saved = "nothing was saved (no output folder was given)"

@@ -58,10 +58,10 @@ def train(
                 running, why = pick_engine(engine, together)
                 _say(together, why)
             failures |= _epoch(running, stop, report)
-            for job in together:
-                if id(job) in failures:
-                    continue
-                row = job.end_epoch()
+            ended = [job for job in together if id(job) not in failures]
+            validations = [job.validation() for job in ended]  # all under way before the first is read
+            for job, validation in zip(ended, validations, strict=True):
+                row = job.end_epoch(validation)
                 if job.state.epoch % job.training.checkpoint_every == 0 or not job.active:
                     job.save(seconds=round(time.monotonic() - began, 4))
                 boards[id(job)](row)

@@ -268,7 +268,7 @@ def _finish(
         history += [row | {"epoch": done + row["epoch"], "order": order} for row in part.history]
     if run and world().writer:
         write_json(run.folder / "spec.json", spec.to_json())
-        save_weights(run.weights, chosen.method, best["best_epoch"])
+        save_weights(run.weights, chosen.method.state_dict(), best["best_epoch"])
         write_json(run.folder / "history.json", history)
         write_json(run.folder / "order.json", _record(steps, spec, test))
         run.set_status("done", epoch=len(history), **best, reason=why)
