@@ -270,3 +270,27 @@ def test_a_chain_of_rows_is_trained_and_scored_refined(tmp_path):
     scores = {job.row: store.run(job.digest).scores() for job in jobs}
     assert {"test/3", "test/3/refine 2"} <= scores["CHAIN"].keys()
     assert scores["CHAIN"]["test/3/refine 2"]["elbo"] > scores["CHAIN"]["test/3"]["elbo"]
+
+
+def test_finished_runs_are_timed_again_one_after_the_other(tmp_path, capsys):
+    method = 'name = "vae"\nrefined = [1]\ncontinued = true'
+    file, folder = (
+        write_grid(tmp_path, method=f'name = "vae"\n[[methods]]\n{method}'),
+        tmp_path / "store",
+    )
+    assert run_grid(file, folder, device="cpu", workers=2, timing=True) == 0
+    assert "timed 0 finished runs" in capsys.readouterr().out
+    assert run_grid(file, folder, device="cpu", workers=2) == 0
+    jobs = read_grid(file).jobs
+    before = {job.digest: Store(folder).run(job.digest).scores() for job in jobs}
+    assert run_grid(file, folder, device="cpu", timing=True) == 0
+    assert "timed 2 finished runs" in capsys.readouterr().out
+    for job in jobs:
+        for key, now in Store(folder).run(job.digest).scores().items():
+            was = before[job.digest][key]
+            assert now.get("alone", False) is key.startswith("test/")
+            assert "alone" not in was
+            changed = ("milliseconds", "alone")
+            assert {k: v for k, v in now.items() if k not in changed} == {
+                k: v for k, v in was.items() if k not in changed
+            }

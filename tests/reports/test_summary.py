@@ -209,12 +209,27 @@ def test_the_reach_table_leaves_dashes_where_nothing_was_measured(rows):
     assert cells[1:3] == ["930.7 ± 3.9", "RME(4): 945.2 ± 1.6"]
     assert cells[3] == "941.1 ± 0.9"
     assert cells[4] == "1001.2 ± 0.9"
-    assert cells[5:] == ["1041.0 ± 0.8", "1046.0 ± 0.8"]
+    assert cells[5:] == ["RESIDUAL: 1041.0 ± 0.8", "RESIDUAL: 1046.0 ± 0.8"]
     fifty = [cell.strip() for cell in lines[4].strip("|").split("|")]
     assert fifty[3].startswith("1191.1")
     assert fifty[4] == "–"
     assert lines[7].count("–") == 4
     assert len(reach_table([]).splitlines()) == 8
+
+
+def test_a_decoder_that_learned_refined_is_the_one_shown_refined(rows):
+    four = {**row(rows, "RESIDUAL +4 steps"), "label": "REFINED", "mean": 999.0}
+    assert "REFINED: 999.0" in reach_table([*rows, four])
+
+
+def test_times_taken_with_nothing_else_running_speak_alone(rows):
+    shared = row(rows, "VAE+")
+    assert not shared["timed_alone"]
+    assert f"({shared['milliseconds']:.2f})" in frontier_table([shared])
+    alone = {**shared, "row": "ALONE", "timed_alone": True}
+    assert f"| {shared['milliseconds']:.2f} |" in frontier_table([alone])
+    assert len(panels(rows)[shared["column"] + ", machine shared"]) > 1
+    assert [name for name, *_ in panels([*rows, alone])[shared["column"]]] == ["ALONE"]
 
 
 def test_test_images_do_not_choose_the_feed_forward_row(rows):

@@ -22,6 +22,9 @@ def grid_command(
     ray: Annotated[str | None, typer.Option(help="local, or the address of a Ray cluster.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda ...")] = "auto",
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Try failed runs again.")] = False,
+    timing: Annotated[
+        bool, typer.Option("--time", help="Only time the finished runs again, one after the other.")
+    ] = False,
     data_root: Root = None,
 ) -> None:
     """Do the runs of a grid; start it again to continue."""
@@ -37,6 +40,7 @@ def grid_command(
         ray=ray,
         device=device,
         retry_failed=retry_failed,
+        timing=timing,
         data_root=data_root,
     )
     raise typer.Exit(code)

@@ -14,7 +14,7 @@ from recmix.data import Images
 from recmix.evaluation.bounds import bounds
 from recmix.evaluation.timing import posterior_milliseconds
 
-__all__ = ["TIMED_BATCH", "score"]
+__all__ = ["TIMED_BATCH", "device_name", "score"]
 
 AT_ONCE = 500
 TIMED_BATCH = 128
@@ -61,8 +61,13 @@ def score(
         "weights": torch.cat(weights).double().mean(0).tolist(),
         "milliseconds": posterior_milliseconds(method, timed),
         "batch": len(timed),
-        "device": torch.cuda.get_device_name(centre.device) if centre.is_cuda else "cpu",
+        "device": device_name(centre.device),
     }
+
+
+def device_name(device: torch.device) -> str:
+    """What a measurement says it was made on."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def _batch(images: Images, index: slice, like: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from recmix.experiments.grid import Grid, check, read_grid
 from recmix.experiments.schedule import Schedule
 from recmix.experiments.stopping import stopping
 from recmix.experiments.store import Store
+from recmix.experiments.timing import time_again
 from recmix.experiments.view import print_plan, print_status, print_summary, watching
 from recmix.experiments.workers import make_slots, run_here
 
@@ -33,6 +34,7 @@ def run_grid(
     data_root: Path | None = None,
     device: str = "auto",
     retry_failed: bool = False,
+    timing: bool = False,
 ) -> int:
     """Do the runs of a grid that are not done yet.
 
@@ -47,6 +49,7 @@ def run_grid(
         data_root: folder of the data sets.
         device: ``auto``, ``cpu``, ``cuda`` …
         retry_failed: try those again that failed before.
+        timing: only time the finished runs again, one after the other.
 
     Returns:
         The exit status: 0 if all runs are done, 1 if some failed, 130 if it was stopped before.
@@ -60,6 +63,11 @@ def run_grid(
     schedule = Schedule(place, grid.jobs, retry_failed=retry_failed)
     if status:
         print_status(grid, schedule, out)
+        return COMPLETE
+    if timing:
+        finished = [entry.job for entry in schedule.of_kind("done")]
+        time_again(place, finished, device=device, data_root=data_root, console=err)
+        out.print(f"timed {len(finished)} finished runs, one after the other", highlight=False)
         return COMPLETE
     check(entry.job for entry in schedule.of_kind("waiting"))
     slots = make_slots(workers, device) if ray is None else []

@@ -60,6 +60,8 @@ __all__ = ["Grid", "Job", "check", "digest_of", "expand", "read_grid"]
 FORMAT = 1
 """Enters every digest: a change of what a definition means makes new runs of all."""
 DIGITS = 16
+YOUNGER = {"keep": "best", "average": 0.0, "distil": 0.0, "distil_steps": 2}
+"""Training options that came after the first stores, each with the value that changes nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,9 +154,17 @@ class Grid:
 def digest_of(definition: Mapping[str, Any]) -> str:
     """The name of a run: the SHA-256 of its definition, whatever the order of the keys.
 
+    A training option that is younger than the first stores counts only where it changes something, so
+    that what was done before is still known.
+
     >>> digest_of({"a": 1, "b": 2}) == digest_of({"b": 2, "a": 1})
     True
+    >>> digest_of({"training": {"keep": "best"}}) == digest_of({"training": {}})
+    True
     """
+    if isinstance(training := definition.get("training"), Mapping):
+        told = {k: v for k, v in training.items() if k not in YOUNGER or v != YOUNGER[k]}
+        definition = {**definition, "training": told}
     canonical = json.dumps(definition, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:DIGITS]
 

@@ -109,6 +109,11 @@ def devices(results: Results) -> list[str]:
         notes.append(f"Timed on: {_named(found)}.")
     if len(found) > 1:
         notes.append("Times of different devices cannot be compared with one another.")
+    if found and not all(cell.timed_alone for cell in results.cells.values()):
+        notes.append(
+            "Some times were taken while other runs of the grid may have shared the machine: "
+            "`recmix grid FILE --store STORE --time` takes them again, one after the other."
+        )
     if others:
         sizes = ", ".join(map(str, others))
         notes.append(f"Left out: times of batches that are not of {TIMED_BATCH} images ({sizes}).")

@@ -176,6 +176,7 @@ class Cell:
         pending: runs of the cell that are not done.
         batches: sizes of the timed batches that are not 128, whose times are left out.
         devices: on which it was timed.
+        timed_alone: whether the grid timed it with nothing else running.
         best: whether it is the best of its column.
         versus_best: the column's best row against this one.
         versus_control: this row against VAE+.
@@ -193,6 +194,7 @@ class Cell:
     pending: int = 0
     batches: Sequence[int] = ()
     devices: Sequence[str] = ()
+    timed_alone: bool = True
     best: bool = False
     versus_best: Comparison | None = None
     versus_control: Comparison | None = None
@@ -315,6 +317,7 @@ def _cell(row: Row, column: Column, records: Sequence[Record], key: str) -> Cell
         pending=0 if row.refine else sum(record.status != "done" for record in records),
         batches=others,
         devices=sorted(devices - {""}),
+        timed_alone=all(r.scores[key].get("alone") for r in chosen.values() if key in r.scores),
     )
 
 

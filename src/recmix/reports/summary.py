@@ -75,12 +75,19 @@ def to_json(rows: Sequence[dict[str, Any]], *, samples: int = 100) -> str:
 
 
 def panels(rows: Iterable[dict[str, Any]]) -> dict[str, list[tuple[str, float, float, float | None]]]:
-    """The points of the frontier figure, by data set and dimension: gain over VAE+ against time."""
+    """The points of the frontier figure, by data set and dimension: gain over VAE+ against time.
+
+    Where some rows of a column were timed with nothing else running, the others are left out; where
+    none was, the panel's name says so.
+    """
+    shown = [row for row in rows if row["milliseconds"] is not None and row["difference"] is not None]
+    quiet = {row["column"] for row in shown if row["timed_alone"]}
     found: dict[str, list[tuple[str, float, float, float | None]]] = {}
-    for row in rows:
-        if row["milliseconds"] is not None and row["difference"] is not None:
+    for row in shown:
+        if row["timed_alone"] or row["column"] not in quiet:
             point = (row["row"], row["milliseconds"], row["difference"], row["difference_std"])
-            found.setdefault(row["column"], []).append(point)
+            shared = "" if row["timed_alone"] else ", machine shared"
+            found.setdefault(row["column"] + shared, []).append(point)
     return found
 
 
@@ -150,11 +157,17 @@ def _over_control(cell: Cell, control: Cell | None) -> dict[str, Any]:
 
 
 def _times(runs: Sequence[Record], key: str) -> dict[str, Any]:
-    """The median time of a batch over the runs, and what it was measured on."""
+    """The median time of a batch over the runs, and what it was measured on.
+
+    Runs that were timed with nothing else running speak alone, where there are any.
+    """
     timed = [run for run in runs if run.score(key, "batch") == TIMED_BATCH]
+    alone = [run for run in timed if run.scores[key].get("alone") is True]
+    timed = alone or timed
     found = [time for run in timed if (time := run.score(key, "milliseconds")) is not None]
     devices = sorted({str(run.scores[key].get("device", "unknown")) for run in timed})
-    return {"milliseconds": statistics.median(found) if found else None, "devices": devices}
+    middle = statistics.median(found) if found else None
+    return {"milliseconds": middle, "timed_alone": bool(alone), "devices": devices}
 
 
 def _gap(runs: Sequence[Record], row: Row) -> dict[str, Any] | None:

@@ -1,0 +1,66 @@
+"""Times of finished runs, taken one after the other.
+
+While a grid is under way its runs share the machine, and what they measure of their own speed is an
+upper bound at best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+
+from recmix.experiments.grid import Job
+from recmix.experiments.store import Store
+
+__all__ = ["time_again"]
+
+
+def time_again(
+    store: Store,
+    jobs: Sequence[Job],
+    *,
+    device: str = "auto",
+    data_root: Path | None = None,
+    console: Console,
+) -> None:
+    """Measure again how long the posteriors of finished runs take, and note it in their scores.
+
+    Args:
+        store: where the runs are.
+        jobs: those that are done.
+        device: where to time them.
+        data_root: folder of the data sets.
+        console: for the progress.
+    """
+    import torch
+
+    from recmix.data import load as load_data
+    from recmix.evaluation.score import TIMED_BATCH, device_name
+    from recmix.evaluation.timing import posterior_milliseconds
+    from recmix.fitted import load
+
+    images: dict[str, Any] = {}  # the test images do not depend on the split
+    for job in track(jobs, "timing", console=console):
+        source = job.definition["data"]
+        if str(source) not in images:
+            data = load_data(source["name"], data_root, 0, size=source["size"], crop=source["crop"])
+            images[str(source)] = data.x_test
+        run = store.run(job.digest)
+        model = load(run.folder, device=device)
+        centre = model.method.model.centre
+        x = torch.from_numpy(images[str(source)][:TIMED_BATCH]).to(centre.device, centre.dtype)
+        for key, found in run.scores().items():
+            part, _, *more = key.split("/")
+            if part == "test":
+                steps = int(more[0].removeprefix("refine ")) if more else model.spec.training.refine
+                taken = {
+                    "milliseconds": posterior_milliseconds(model.refined(steps).method, x),
+                    "batch": len(x),
+                    "device": device_name(centre.device),
+                    "alone": True,
+                }
+                run.add_score(key, found | taken)
