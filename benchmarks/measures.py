@@ -448,7 +448,7 @@ def replicas_stacked_over_branches(bench: Bench) -> Measured:
         }
         times = interleave(bench, blocks, repeats=s.growth_repeats, seconds=s.seconds)
         found = ratio(times["stacked"], times["branches"])
-        detail["ms"][str(n)] = medians(times)
+        detail["ms"] |= {f"{n} {way}": time for way, time in medians(times).items()}
     return Measured(*found, detail | {"batch": s.batch, "latent": s.latent, "replicas": s.replicas})
 
 
