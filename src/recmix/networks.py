@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from recmix.errors import ConfigError, unknown
 from recmix.fusion import fusible
+from recmix.transposed import OneChannel
 
 __all__ = [
     "DECODERS",
@@ -172,10 +173,8 @@ def conv_decoder(shape: Shape, latent: int, *, hidden: int | None = None) -> Dec
         pairwise(channels), pairwise(sizes), strict=True
     ):
         extra = (h_out - 2 * h_in, w_out - 2 * w_in)
-        layers += [
-            nn.ConvTranspose2d(c_in, c_out, 4, stride=2, padding=1, output_padding=extra),
-            nn.ReLU(),
-        ]
+        kind = OneChannel if c_out == 1 else nn.ConvTranspose2d
+        layers += [kind(c_in, c_out, 4, stride=2, padding=1, output_padding=extra), nn.ReLU()]
     return Decoder(nn.Sequential(*layers[:-1]), shape=shape, latent=latent)
 
 

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from recmix.networks import Decoder
+from recmix.transposed import OneChannel
 
 __all__ = ["chain", "push"]
 
@@ -50,7 +51,7 @@ def chain(network: nn.Module) -> list[nn.Module] | None:
         return None if None in parts else [layer for part in parts for layer in part or []]
     if isinstance(network, nn.Conv2d | nn.ConvTranspose2d) and network.padding_mode != "zeros":
         return None
-    simple = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d, *SLOPES, *SHAPES)
+    simple = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d, OneChannel, *SLOPES, *SHAPES)
     hooked = network._forward_hooks or network._forward_pre_hooks
     return [network] if type(network) in simple and not hooked else None
 
@@ -77,6 +78,8 @@ def push(layers: list[nn.Module], z: Tensor, tangents: Tensor) -> tuple[Tensor, 
 def _without_bias(layer: Any, rows: Tensor) -> Tensor:
     if isinstance(layer, nn.Linear):
         return F.linear(rows, layer.weight)
+    if isinstance(layer, OneChannel):
+        return layer.without_bias(rows)
     if isinstance(layer, nn.ConvTranspose2d):
         return F.conv_transpose2d(
             rows,
