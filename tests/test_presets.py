@@ -84,12 +84,11 @@ def test_a_preset_trains_and_its_last_stage_is_the_run(name, data, tmp_path):
 
 def test_what_the_best_preset_asks_of_its_stages(data, tmp_path):
     fit_preset(short("best"), data, latent=2, out=tmp_path, device="cpu")
-    refined, residual = Run(tmp_path / "refined").spec(), Run(tmp_path).spec()
-    assert refined.training.refine == 2
-    assert residual.training.refine == 0
+    vae, residual = Run(tmp_path / "vae").spec(), Run(tmp_path).spec()
+    assert (vae.training.learning_rate, vae.training.schedule) == (1e-3, "cosine")
     assert residual.training.moves == "encoder"
     assert residual.options["component"] == "residual"
-    was, now = weights(tmp_path / "refined"), weights(tmp_path)
+    was, now = weights(tmp_path / "vae"), weights(tmp_path)
     decoder = [name for name in was if name.startswith("model.decoder.")]
     assert decoder
     assert all(torch.equal(was[name], now[name]) for name in decoder)
