@@ -1,17 +1,26 @@
 """Ray: the same runs, done elsewhere."""
 
+import contextlib
 import importlib.util
+import json
+import os
+import signal
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
-from small_grid import do_here, same_stores, write_grid
+from small_grid import do_here, same_stores, starts, write_grid
+from test_workers import ENVIRONMENT, held_by, wait_for
 
 from recmix.errors import ConfigError
-from recmix.experiments.cluster import Mailbox
+from recmix.experiments.cluster import ALL, SMALL, Mailbox, keep
 from recmix.experiments.driver import run_grid
 from recmix.experiments.grid import read_grid
 from recmix.experiments.store import Store
+from recmix.files import write_bytes
+from recmix.run import Run
 
 RAY = """
 import sys
@@ -19,9 +28,22 @@ from pathlib import Path
 from recmix.experiments.driver import run_grid
 sys.exit(run_grid(Path(sys.argv[1]), Path(sys.argv[2]), device="cpu", workers=2, ray="local"))
 """
+HURRIED = f"""
+from recmix.experiments import cluster
+
+def do(*given):  # in Ray's worker: what __main__ defines is sent there as it is
+    from recmix.experiments import cluster
+    cluster.POST_SMALL = cluster.POST_ALL = 0.1
+    return cluster.do(*given)
+
+cluster.do, cluster.POLL = do, 0.1
+{RAY}"""
+
+needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
+needs_proc = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="looks for processes in /proc")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
+@needs_ray
 def test_a_grid_on_ray_gives_what_local_workers_give(tmp_path):
     """In a process of its own, for Ray changes signal handlers and leaves threads behind."""
     file = write_grid(tmp_path, method='name = "hf"\nlearning_rate = [1e-4, 1e30]')
@@ -42,6 +64,136 @@ def test_a_grid_on_ray_gives_what_local_workers_give(tmp_path):
     for job in good:
         assert "epoch 1/1" in store.log(job.digest).read_text()
         assert not store.run(job.digest).checkpoint.exists()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """A grid of two runs of some seconds, one after the other, and the store that it should give."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    file = write_grid(folder, method='name = "vae"', epochs=40, second=40)
+    jobs = read_grid(file).jobs
+    return file, jobs, do_here(folder / "whole", jobs)
+
+
+@contextlib.contextmanager
+def driver(file, folder):
+    """A driver of Ray workers that post in haste, and train in `folder`/scratch."""
+    (folder / "scratch").mkdir(exist_ok=True)
+    places = {"TMPDIR": str(folder / "scratch"), "RAY_TMPDIR": tempfile.gettempdir()}
+    command = [sys.executable, "-c", HURRIED, str(file), str(folder / "store")]
+    with (folder / "said.txt").open("w") as said:
+        process = subprocess.Popen(
+            command, env={**ENVIRONMENT, **places}, stdout=said, stderr=subprocess.STDOUT
+        )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def ended(process, folder):
+    """What a driver has said when it has come to its end."""
+    process.wait(timeout=120)
+    return (folder / "said.txt").read_text()
+
+
+def trainers(folder):
+    """The processes that do a run in `folder`/scratch: their output goes to its log there."""
+    found = []
+    for output in Path("/proc").glob("[0-9]*/fd/1"):
+        with contextlib.suppress(OSError):
+            if os.readlink(output).startswith(f"{folder}/scratch/"):
+                found.append(int(output.parts[2]))
+    return found
+
+
+@needs_ray
+@needs_proc
+def test_a_ray_worker_is_killed_and_its_run_goes_on_from_the_last_checkpoint(tmp_path, undisturbed):
+    file, jobs, whole = undisturbed
+    store = Store(tmp_path / "store")
+    run = store.run(jobs[0].digest)
+    with driver(file, tmp_path) as process:
+        wait_for(lambda: run.checkpoint.exists() or process.poll() is not None)
+        (worker,) = trainers(tmp_path)
+        os.kill(worker, signal.SIGKILL)
+        said = ended(process, tmp_path)
+    assert process.returncode == 0, said
+    assert f"not done: {jobs[0].title}: its Ray worker was lost" in said
+    assert "2 runs: 2 done" in said
+    same_stores(whole, store, jobs)
+    assert [starts(store, job.digest) for job in jobs] == [2, 1]
+    events = map(json.loads, (run.folder / "log.jsonl").read_text().splitlines())
+    assert [event["epoch"] > 0 for event in events if event["event"] == "start"] == [False, True]
+
+
+@needs_ray
+@needs_proc
+def test_the_driver_is_killed_and_another_completes_what_it_began(tmp_path, undisturbed):
+    file, jobs, whole = undisturbed
+    store = Store(tmp_path / "store")
+    second = store.run(jobs[1].digest)
+    with driver(file, tmp_path) as process:
+        wait_for(lambda: second.checkpoint.exists() or process.poll() is not None)
+        assert trainers(tmp_path)
+        process.kill()
+        process.wait()
+    assert not held_by(store, jobs)
+    left = {path: path.read_bytes() for path in store.root.rglob("*.*")}
+    wait_for(lambda: not trainers(tmp_path))
+    assert {path: path.read_bytes() for path in store.root.rglob("*.*")} == left
+    with driver(file, tmp_path) as process:
+        said = ended(process, tmp_path)
+    assert process.returncode == 0, said
+    assert f"begun: {jobs[0].title}" not in said
+    same_stores(whole, store, jobs)
+    assert [starts(store, job.digest) for job in jobs] == [1, 2]
+
+
+class Lost(BaseException):
+    """Power failure: nothing catches it."""
+
+
+def test_whatever_had_arrived_when_all_was_lost_the_run_ends_the_same(tmp_path, monkeypatch):
+    """The store has an early checkpoint; then any number of the files of the trained run are written."""
+    job = read_grid(write_grid(tmp_path, epochs=4)).jobs[0]
+    whole = do_here(tmp_path / "whole", [job])
+    kept, log = Store(tmp_path / "early"), Run.log
+
+    def lost_early(run, event, **more):
+        log(run, event, **more)
+        if event == "epoch":
+            raise Lost
+
+    with monkeypatch.context() as patch, pytest.raises(Lost):
+        patch.setattr(Run, "log", lost_early)
+        do_here(kept.root, [job])
+    early = kept.pack(job.digest)
+    assert early["weights.safetensors"] != whole.run(job.digest).weights.read_bytes()
+    for names in (SMALL, ALL):
+        files = whole.pack(job.digest, names)
+        for number in range(1, len(files) + 1):
+            store = Store(tmp_path / f"{len(files)}-{number}")
+            store.unpack(job.digest, early)
+            with monkeypatch.context() as patch, contextlib.suppress(Lost):
+                patch.setattr("recmix.experiments.store.write_bytes", written(number))
+                keep(store, job.digest, files)
+            if store.state(job).kind != "done":
+                do_here(store.root, [job])
+            same_stores(whole, store, [job])
+
+
+def written(number):
+    """`write_bytes` so many times, and no more."""
+    left = iter(range(number))
+
+    def write(path, content):
+        if next(left, None) is None:
+            raise Lost
+        write_bytes(path, content)
+
+    return write
 
 
 def test_without_ray(tmp_path, monkeypatch):

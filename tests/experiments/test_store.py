@@ -194,8 +194,6 @@ DAMAGE = {
     "half the weights": ("weights.safetensors", lambda b: b[: len(b) // 2]),
     "no weights": ("weights.safetensors", None),
     "empty weights": ("weights.safetensors", lambda b: b""),
-}
-HIDDEN = {
     "half a spec": ("spec.json", lambda b: b[: len(b) // 2]),
     "no spec": ("spec.json", None),
     "half a history": ("history.json", lambda b: b[: len(b) // 2]),
@@ -223,12 +221,24 @@ def test_a_damaged_run_is_not_done_and_is_mended(kind, store, finished):
     same_stores(store, finished, [VAE])
 
 
-@pytest.mark.parametrize("kind", HIDDEN)
-def test_damage_that_only_a_worker_sees_is_mended(kind, store, finished):
+@pytest.mark.parametrize("kind", ["half a spec", "no spec", "half a history", "no history"])
+def test_damage_of_a_run_that_is_not_scored_is_mended(kind, store, finished):
     (store.folder(VAE.digest) / "scores.json").unlink()
-    damage(store, *HIDDEN[kind])
+    damage(store, *DAMAGE[kind])
     assert work(store, VAE.digest, device="cpu") == "done"
     same_stores(store, finished, [VAE])
+
+
+def test_a_run_that_is_older_than_a_training_option_goes_on(store):
+    path = store.folder(VAE.digest) / "job.json"
+    job = json.loads(path.read_text())
+    del job["definition"]["training"]["keep"]
+    path.write_text(json.dumps(job))
+    store.prepare(VAE, threads=1)
+    assert store.job_file(VAE.digest)["definition"] == VAE.definition
+    job["definition"]["training"]["keep"] = "last"
+    path.write_text(json.dumps(job))
+    assert not store.job_file(VAE.digest)  # another run's: not this folder's
 
 
 def test_what_a_killed_writer_left_is_removed(store):

@@ -149,7 +149,7 @@ def test_what_is_seen_while_it_runs(terminal, store, finished):
     else:
         assert "[2/3] begun: RME(2) digits 2 split 0 restart 0" in shown
         assert "[3/3] done: RME(2) digits 2 split 0 restart 0, IWAE test/3" in shown
-        assert "3 runs: 3 done; time left: nothing is left" in shown
+        assert "3 runs: 3 done; time left: none" in shown
 
 
 def test_time_left_is_taken_from_what_is_most_alike(tmp_path):

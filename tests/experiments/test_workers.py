@@ -64,7 +64,7 @@ def alive(pid):
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="looks for processes in /proc")
 def test_killed_at_random_moments_and_completed_with_the_same_results(tmp_path):
     """SIGKILL of the workers and then of the driver, SIGTERM of the driver, an undisturbed end."""
-    file = write_grid(tmp_path, epochs=40, second=8)
+    file = write_grid(tmp_path, epochs=100, second=40)
     jobs = read_grid(file).jobs
     whole = do_here(tmp_path / "whole", jobs)
     store = Store(tmp_path / "killed")

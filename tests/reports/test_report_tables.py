@@ -111,7 +111,7 @@ def test_vae_plus_is_in_every_table(tmp_path):
     results = column(tmp_path, VAE=[1.0] * 6, RME_5=[2.0] * 6)
     for table in all_tables(results):
         assert CONTROL in [line.row for line in table.lines]
-        assert any("VAE+ is missing" in note for note in table.notes)
+        assert any("VAE+ has no score" in note for note in table.notes)
 
 
 def test_few_splits_have_no_colours_and_a_note_says_why(tmp_path):
@@ -142,7 +142,7 @@ def test_gaps_are_admitted(tmp_path):
     notes = " ".join(likelihood_table(summarise(read_store(tmp_path).records)).notes)
     assert "VAE on MNIST, dim 20 (5 of 6)" in notes
     assert "1 selected runs have no finite test score" in notes
-    assert "1 runs are not done" in notes
+    assert "without a part in it: 1 of the runs" in notes
 
 
 def test_gains_are_over_vae_plus(tmp_path):

@@ -17,13 +17,18 @@ def grid_command(
     store: Annotated[Path, typer.Option(help="Folder of the runs.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
     status: Annotated[bool, typer.Option("--status", help="Only say how the runs stand.")] = False,
-    workers: Annotated[int | None, typer.Option(help="Runs at a time.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Runs at a time; one per GPU or core if not given.")
+    ] = None,
     limit_hours: Annotated[float | None, typer.Option(help="Save and stop after so long.")] = None,
     ray: Annotated[str | None, typer.Option(help="local, or the address of a Ray cluster.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda ...")] = "auto",
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Try failed runs again.")] = False,
     timing: Annotated[
-        bool, typer.Option("--time", help="Only time the finished runs again, one after the other.")
+        bool,
+        typer.Option(
+            "--time", help="Only time finished runs again, alone: a grid's runs share the machine."
+        ),
     ] = False,
     data_root: Root = None,
 ) -> None:

@@ -95,7 +95,10 @@ def run_grid(
                 stop=stop,
             )
     complete = not schedule.open and not schedule.counts["running"]
-    command = f"recmix grid {shlex.quote(str(file))} --store {shlex.quote(str(store))}"
+    given = {"workers": workers, "ray": ray, "data-root": data_root, "limit-hours": limit_hours}
+    given |= {"device": None if device == "auto" else device}
+    asked = [f"--{k}={v}" for k, v in given.items() if v is not None]
+    command = shlex.join(["recmix", "grid", str(file), "--store", str(store), *asked])
     print_summary(
         schedule,
         out,

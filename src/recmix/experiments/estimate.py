@@ -33,7 +33,7 @@ class Left:
 
     def __str__(self) -> str:
         if not self.known and not self.unknown:
-            return "nothing is left"
+            return "none"
         if not self.known:
             return "unknown until the first run of its kind is under way"
         how = "at most about" if self.at_most else "about"

@@ -55,7 +55,7 @@ from recmix.experiments.parts import (
 )
 from recmix.files import read_toml
 
-__all__ = ["Grid", "Job", "check", "digest_of", "expand", "read_grid"]
+__all__ = ["Grid", "Job", "check", "digest_of", "expand", "read_grid", "told"]
 
 FORMAT = 1
 """Enters every digest: a change of what a definition means makes new runs of all."""
@@ -151,6 +151,14 @@ class Grid:
         }
 
 
+def told(definition: Mapping[str, Any]) -> dict[str, Any]:
+    """A definition without the younger options that change nothing."""
+    if not isinstance(training := definition.get("training"), Mapping):
+        return dict(definition)
+    kept = {k: v for k, v in training.items() if k not in YOUNGER or v != YOUNGER[k]}
+    return {**definition, "training": kept}
+
+
 def digest_of(definition: Mapping[str, Any]) -> str:
     """The name of a run: the SHA-256 of its definition, whatever the order of the keys.
 
@@ -162,10 +170,7 @@ def digest_of(definition: Mapping[str, Any]) -> str:
     >>> digest_of({"training": {"keep": "best"}}) == digest_of({"training": {}})
     True
     """
-    if isinstance(training := definition.get("training"), Mapping):
-        told = {k: v for k, v in training.items() if k not in YOUNGER or v != YOUNGER[k]}
-        definition = {**definition, "training": told}
-    canonical = json.dumps(definition, sort_keys=True, separators=(",", ":"))
+    canonical = json.dumps(told(definition), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:DIGITS]
 
 

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from recmix.errors import RunError
-from recmix.experiments.grid import FORMAT, Grid, Job, digest_of
+from recmix.experiments.grid import FORMAT, Grid, Job, digest_of, told
 from recmix.files import read_json, write_bytes, write_json
 from recmix.run import Run
 
@@ -129,8 +129,10 @@ class Store:
         except RunError as error:
             return State("damaged", str(error))
         if status.get("status") == "done" and run.weights.exists():
-            if problem := _problem(run.weights):
-                return State("damaged", f"{run.weights}: {problem}")
+            for name in ("weights.safetensors", "spec.json", "history.json"):
+                path = run.folder / name
+                if problem := _problem(path) if path.exists() else "it is not there":
+                    return State("damaged", f"{path}: {problem}")
             missing = [key for key in job.evaluate if key not in scores]
             return State("begun", f"not scored: {', '.join(missing)}") if missing else State("done")
         return State("begun" if run.exists else "new")
@@ -141,7 +143,7 @@ class Store:
         A run that was begun keeps its number of threads: sums are rounded differently by another.
         """
         old = self.job_file(job.digest)
-        if old.get("definition", job.definition) != job.definition:
+        if old and told(old.get("definition") or {}) != told(job.definition):
             raise RunError(
                 f"{self.folder(job.digest)} is the folder of another run with the same digest: "
                 "use another store"

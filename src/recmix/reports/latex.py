@@ -146,4 +146,4 @@ def _latex(text: str) -> str:
         else:
             plain = unicodedata.normalize("NFKD", c).encode("ascii", "ignore").decode()
             parts.append("".join(ESCAPES.get(p, p) for p in plain) or f"[U+{ord(c):04X}]")
-    return "".join(parts)
+    return "".join(parts).replace("--", "-{}-")

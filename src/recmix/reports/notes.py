@@ -67,8 +67,8 @@ def control_missing(results: Results) -> list[str]:
     if not missing:
         return []
     return [
-        f"VAE+ is missing, so that gains cannot be told from longer training: {_named(missing)}. "
-        "Add the VAE continued under the same schedule."
+        f"VAE+ has no score, so that gains cannot be told from longer training: {_named(missing)}. "
+        "It is the VAE continued under the same schedule: add it, or let it finish."
     ]
 
 
@@ -90,7 +90,7 @@ def gaps(results: Results) -> list[str]:
             f"recmix evaluate --samples {results.samples} adds it."
         )
     if pending:
-        notes.append(f"{pending} runs are not done and take no part.")
+        notes.append(f"Not done, and so without a part in it: {pending} of the runs.")
     return notes
 
 
@@ -112,7 +112,7 @@ def devices(results: Results) -> list[str]:
     if found and not all(cell.timed_alone for cell in results.cells.values()):
         notes.append(
             "Some times were taken while other runs of the grid may have shared the machine: "
-            "`recmix grid FILE --store STORE --time` takes them again, one after the other."
+            "recmix grid FILE --store STORE --time takes them again, one after the other."
         )
     if others:
         sizes = ", ".join(map(str, others))
