@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -100,6 +101,34 @@ def residual() -> str:
     return "\n".join(lines) + "\n"
 
 
+def ablation() -> str:
+    """What each part of training an encoder alone is worth: validation decides, the test set is told."""
+    records = read_runs(RESULTS / "ablation_digits.json")
+    bound = {(str(r.row), r.split): r.scores["val/5"]["iwae"] for r in records}
+    splits = sorted({r.split for r in records})
+    lines = [
+        "| row | validation IWAE-5 | over VARIED | test ELBO | test IWAE-100 | over VAE+ | exact p |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in summary(records):
+        name = row["row"]
+        here = [bound[name, split] for split in splits]
+        over = [found - bound["VARIED", split] for found, split in zip(here, splits, strict=True)]
+        error = statistics.stdev(over) / len(over) ** 0.5
+        p = row["p_vae_plus"]
+        cells = (
+            f"{name}",
+            f"{statistics.fmean(here):.2f}",
+            "–" if name == "VARIED" else f"{statistics.fmean(over):+.2f} ± {error:.2f}",
+            f"{row['elbo']:.2f}",
+            f"{row['mean']:.2f} ± {row['std']:.2f}",
+            "control" if name == "VAE+" else f"{row['difference']:+.2f}",
+            "–" if p is None else f"{p:.2g}",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def gaps(name: str) -> str:
     """What `recmix evaluate --gap` measured."""
     found = json.loads((RESULTS / f"{name}.json").read_text())
@@ -166,6 +195,7 @@ TABLES = {
     "mnist20-rates": rates,
     "mnist20-fresh": fresh,
     "residual": residual,
+    "ablation": ablation,
     "mnist20": lambda: markdown(compared("mnist20")),
 }
 

@@ -23,7 +23,7 @@ pytestmark = [
 ]
 
 
-def job(method, seed=0, **options):
+def job(method, seed=0, training=None, **options):
     data = recmix.data.from_arrays(images(300, size=12), seed=0)
     start = recmix.fit("vae", data, latent=3, epochs=1, progress=False, engine="eager", device="cuda")
     spec = recmix.fit(
@@ -32,8 +32,8 @@ def job(method, seed=0, **options):
     made = _new(spec, data, None, None)
     torch.manual_seed(0)  # some components start at random
     made.start_from(start.method)
-    training = Training(epochs=2, learning_rate=1e-3, batch_size=32, seed=seed)
-    return Job(made, data, training, continued=True)
+    asked = {"epochs": 2, "learning_rate": 1e-3, "batch_size": 32, "seed": seed} | (training or {})
+    return Job(made, data, Training(**asked), continued=True)
 
 
 def run(engine, jobs, steps=6):
@@ -79,6 +79,23 @@ def test_a_compiled_graph_gives_what_eager_gives():
     jobs = [job("rme", order=2) for _ in range(2)]
     (eager,), (fused,) = run(Eager, jobs[:1]), run(Compiled, jobs[1:])
     same(eager, fused)
+
+
+@pytest.mark.parametrize("name", ["vae", "rme", "me"])
+def test_averages_and_distillation_are_part_of_a_graph(name):
+    torch.backends.cudnn.allow_tf32 = False
+    training = {"average": 0.75, "distil": 0.5, "moves": "encoder"}
+    jobs = [job(name, training=training) for _ in range(2)]
+    (eager,), (graph,) = run(Eager, jobs[:1]), run(Graph, jobs[1:])
+    same(eager, graph)
+    averages = [{k: v.double().cpu().numpy() for k, v in one.averages.items()} for one in jobs]
+    assert averages[0]["updates"] == averages[1]["updates"] == 6  # warming up is taken back
+    for key, value in averages[0].items():
+        np.testing.assert_allclose(value, averages[1][key], atol=2e-3, rtol=1e-2, err_msg=key)
+    before = {k: v.clone() for k, v in jobs[1].method.state_dict().items()}
+    jobs[1].validation()
+    for key, value in jobs[1].method.state_dict().items():
+        assert torch.equal(value, before[key]), key
 
 
 def test_auto_picks_the_graph_and_says_so():

@@ -55,7 +55,10 @@ class Joined:
         return torch.cat(halves, 1)
 
 
-@pytest.mark.parametrize(("method", "options"), [("vae", {}), ("rme", {"order": 2, "vae_epochs": 1})])
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [("vae", {}), ("vae", {"average": 0.5}), ("rme", {"order": 2, "vae_epochs": 1})],
+)
 def test_two_processes_equal_one_on_the_joined_batch(method, options, tmp_path, monkeypatch):
     common = {"latent": 2, "epochs": 1, "batch_size": 10, "dtype": "float64", "device": "cpu"}
     common |= {"learning_rate": 1e-3, **options}

@@ -43,6 +43,9 @@ __all__ = [
 
 Optimizers = dict[str, torch.optim.Optimizer]
 
+LESSONS = 8
+"""Samples of the refined posterior that teach an encoder in one step; they need no decoder."""
+
 
 @fusible
 def standard_normal(z: Tensor) -> Tensor:
@@ -211,6 +214,8 @@ class Component(nn.Module, ABC):
     """The option that the paper's tables vary, if any."""
     sees_before: ClassVar[bool] = False
     """Whether `forward` also takes the posterior of the component before, which it corrects."""
+    teachable: ClassVar[bool] = True
+    """Whether its density carries gradients to its encoder, so that samples can teach it."""
 
     def __init__(self, encoder: nn.Module, model: LatentModel) -> None:
         super().__init__()
@@ -256,6 +261,10 @@ class Method(nn.Module, ABC):
     refine: int = 0
     """If not 0, the posterior that is scored, and that the decoder learns from, is `posterior` refined
     by so many Gauss-Newton steps."""
+    distil: float = 0.0
+    """Share of `distillation` in what the encoders move down."""
+    distil_steps: int = 2
+    """Gauss-Newton steps of the refinement that teaches them."""
     trainings: int = 0
     """How often training has begun: what was made from the weights before is of no more use."""
 
@@ -356,16 +365,23 @@ class Method(nn.Module, ABC):
         optimizer: torch.optim.Optimizer,
         generator: torch.Generator | None,
     ) -> None:
-        """Move everything down `loss`; where the decoder has an objective of its own, only the rest."""
-        if not self.decoder_apart:
+        """Move everything down `loss`; where the decoder has an objective of its own, only the rest.
+
+        With distillation the rest moves down (1 - `distil`) times it and `distil` times `distillation`.
+        """
+        if not self.decoder_apart and not self.distil:
             update(loss, optimizer)
             return
         shared = {id(p) for p in self.model.parameters()}
         moving = [p for g in optimizer.param_groups for p in g["params"] if p.requires_grad]
         theirs = [p for p in moving if id(p) in shared]
+        rest = [p for p in moving if id(p) not in shared]
         optimizer.zero_grad(set_to_none=True)
-        loss.backward(inputs=[p for p in moving if id(p) not in shared])
-        if theirs:
+        loss.backward(inputs=rest if self.decoder_apart else moving)
+        if self.distil:
+            torch._foreach_mul_([p.grad for p in rest if p.grad is not None], 1 - self.distil)
+            (self.distil * self.distillation(x, generator)).backward(inputs=rest)
+        if theirs and self.decoder_apart:
             with torch.no_grad():
                 q = self.posterior(x)
             self.decoder_loss(x, q, generator).backward(inputs=theirs)
@@ -375,6 +391,23 @@ class Method(nn.Module, ABC):
     def decoder_apart(self) -> bool:
         """Whether the decoder has an objective of its own: an IWAE bound, or a refined posterior's."""
         return bool(self.decoder_samples or self.refine)
+
+    def distillation(self, x: Tensor, generator: torch.Generator | None) -> Tensor:
+        """KL(q* || q) but for a constant, averaged over the batch, with q* the `teacher` of q.
+
+        That is -E log q(z | x) over samples z of q*, which carry no gradient: only q moves.
+        """
+        q = self.posterior(x)
+        with torch.no_grad():
+            z, _ = self.teacher(x, q).rsample_and_log_prob(LESSONS, generator=generator)
+        return -q.log_prob(z).mean()
+
+    @torch.no_grad()
+    def teacher(self, x: Tensor, q: Posterior) -> Posterior:
+        """q after `distil_steps` Gauss-Newton steps of each of its components, without gradients."""
+        from recmix.refinement import refined
+
+        return refined(self.model, x, q, steps=self.distil_steps)
 
     def decoder_loss(self, x: Tensor, q: Posterior, generator: torch.Generator | None) -> Tensor:
         """What the decoder is moved down where it has an objective of its own.

@@ -8,17 +8,19 @@ one. See `recmix.gauss_newton` for the steps: log p(x, z*) is never below log p(
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from recmix.core import LatentModel, Posterior
+from recmix.core import LatentModel, Method, Posterior
 from recmix.errors import ConfigError
 from recmix.gauss_newton import DAMPING, climb, damped_step
 from recmix.posteriors import Mixture
 from recmix.posteriors.full import FullGaussian
 
-__all__ = ["check_decoder_has_jacobian", "laplace", "refined"]
+__all__ = ["check_can_be_taught", "check_decoder_has_jacobian", "laplace", "refined"]
 
 
 def laplace(
@@ -74,3 +76,15 @@ def check_decoder_has_jacobian(model: LatentModel) -> None:
             "the decoder has batch normalisation, which makes an image depend on the others in its "
             "batch, so it has no Jacobian of its own: use nn.GroupNorm or nn.LayerNorm instead"
         )
+
+
+def check_can_be_taught(method: Method) -> None:
+    """Refuse distillation where samples of the refined posterior could teach no encoder."""
+    check_decoder_has_jacobian(method.model)
+    parts: Any = method.components
+    for part in parts:
+        if not part.teachable:
+            raise ConfigError(
+                "distil teaches encoders by samples of the refined posterior, but the density of a "
+                f"{part.kind} component gives its encoder no gradient: use vae, or another component"
+            )

@@ -66,6 +66,11 @@ class Training:
             little; only where the encoder alone moves, for they are not the data.
         dreams: share of each batch that is replaced by what the decoder makes of points near the
             data's; only where the encoder alone moves.
+        distil: share of distillation in what the encoders move down, 0 to 1: samples of their own
+            posterior, refined, teach them; the decoder moves as it would without.
+        distil_steps: Gauss-Newton steps of that refinement.
+        average: decay of a moving average of the weights, one step of it for each update, such as 0.999;
+            the averages are what is validated, kept and saved. 0 for none.
         max_gradient_norm: clip each update's gradient to this norm; 0 leaves it alone.
         seed: initial weights, order of the data, noise.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:1`` …
@@ -93,6 +98,9 @@ class Training:
     moves: str = "all"
     augment: float = 0.0
     dreams: float = 0.0
+    distil: float = 0.0
+    distil_steps: int = 2
+    average: float = 0.0
     max_gradient_norm: float = 0.0
     seed: int = 0
     device: str = "auto"
@@ -108,6 +116,7 @@ class Training:
             "learning_rate",
             "validation_samples",
             "checkpoint_every",
+            "distil_steps",
         )
         for name in positive:
             value = getattr(self, name)
@@ -146,6 +155,15 @@ class Training:
             raise ConfigError(
                 'augment and dreams make images that are not data: they need moves = "encoder", so that '
                 "the decoder does not learn them"
+            )
+        if not 0 <= self.distil <= 1:
+            raise ConfigError(
+                f"distil is a share of what the encoders move down, 0 to 1; got {self.distil}"
+            )
+        if not 0 <= self.average < 1:
+            raise ConfigError(
+                "average is the decay of a moving average of the weights, from 0 (none) to below 1, "
+                f"such as 0.999; got {self.average}"
             )
         if self.engine not in ENGINES:
             raise ConfigError(unknown("engine", self.engine, ENGINES))

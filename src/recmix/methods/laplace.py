@@ -40,6 +40,7 @@ class LaplaceComponent(Component):
 
     kind = "laplace"
     setting = "steps"
+    teachable = False
 
     def __init__(
         self, encoder: nn.Module, model: LatentModel, *, steps: int = 2, damping: float = DAMPING

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from recmix.core import (
+    LESSONS,
     LatentModel,
     Method,
     Optimizers,
@@ -209,6 +210,7 @@ class RecursiveMixture(Method):
         fresh = self._all(x)
         drawn = [q.rsample_and_log_prob(1, generator=generator) for q in fresh]
         slope = self._slope(x, torch.cat([z for z, _ in drawn]))  # (order, B, D)
+        lessons = self._lessons(x, fresh, generator) if self.distil else []
         seen: _Seen | None = None
         novelties = []
         for m, (q, (z, log_q)) in enumerate(zip(fresh, drawn, strict=True)):
@@ -218,6 +220,8 @@ class RecursiveMixture(Method):
                 distance = log_q - _log_mixture(seen.components, seen.log_alpha, z)  # (1, B)
                 gain = gain + self.novelty(m, q, log_q, distance)
                 novelties.append(distance.detach().mean())
+            if lessons:
+                gain = (1 - self.distil) * gain + self.distil * q.log_prob(lessons[m]).mean()
             update(-gain, optimizers[f"component_{m}"])
             seen = self._join(seen, m, x, optimizers, generator)
         assert seen is not None
@@ -246,6 +250,14 @@ class RecursiveMixture(Method):
             log_likelihood = self.model.log_conditional(x, z)
             (slope,) = torch.autograd.grad(log_likelihood.sum(), z)
         return slope / x.shape[0]
+
+    @torch.no_grad()
+    def _lessons(
+        self, x: Tensor, fresh: list[Posterior], generator: torch.Generator | None
+    ) -> list[Tensor]:
+        """Samples (S, B, D) of each component's own refinement; all of them climb together."""
+        refined: Any = self.teacher(x, Mixture(fresh, x.new_zeros(len(x), self.order)))
+        return [q.rsample_and_log_prob(LESSONS, generator=generator)[0] for q in refined.components]
 
     def novelty(self, m: int, q: Posterior, log_q: Tensor, distance: Tensor) -> Tensor:
         """What a new component earns for differing from the mixture: min(C, KL(q_m || Q_{m-1})).

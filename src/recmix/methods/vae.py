@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from recmix.core import Component, LatentModel, Method, register, register_component
+from recmix.core import LESSONS, Component, LatentModel, Method, register, register_component
 from recmix.methods.residual import WIDTH, ResidualComponent
 from recmix.posteriors import Gaussian
 from recmix.stacked import StackedEncoders
@@ -105,6 +105,18 @@ class VAE(Method):
         parameters = torch.stack(early)  # (T, B, 2 D)
         own = (parameters * elbo_gradient(self.model, x, parameters, generator)).sum()
         return -elbo - (own - own.detach())
+
+    def distillation(self, x: Tensor, generator: torch.Generator | None) -> Tensor:
+        """KL(q* || q) but for a constant; of a chain summed over its links, q* being the last one's."""
+        part = self.components[0]
+        if not isinstance(part, ResidualComponent):
+            return super().distillation(x, generator)
+        links = torch.stack(part.chain(x, self.model, apart=True))  # (T + 1, B, 2 D)
+        with torch.no_grad():
+            best = self.teacher(x, Gaussian.from_parameters(links[-1]))
+            z, _ = best.rsample_and_log_prob(LESSONS, generator=generator)
+        log_q = Gaussian.from_parameters(links).log_prob(z[:, None])  # (LESSONS, T + 1, B)
+        return -log_q.mean((0, -1)).sum()
 
 
 def elbo_gradient(

@@ -1,7 +1,8 @@
 """Weights and training state as safetensors: nothing is pickled, nothing that is loaded can run.
 
-A checkpoint holds the method, its optimisers, the random stream and where in which epoch it stands; the
-history travels in its header. Both files carry a format number.
+A checkpoint holds the method, its optimisers, the moving average of its weights if there is one, the
+random stream and where in which epoch it stands; the history travels in its header. Both files carry a
+format number.
 """
 
 from __future__ import annotations
@@ -57,10 +58,12 @@ def save_checkpoint(
     generator: torch.Generator,
     state: State,
     best: dict[str, Tensor],
+    average: dict[str, Tensor],
 ) -> None:
     """Write everything that the next step depends on, and the best weights so far, in one file."""
     tensors = {f"method.{k}": v for k, v in method.state_dict().items()}
     tensors |= {f"best.{k}": v for k, v in best.items()}
+    tensors |= {f"average.{k}": v for k, v in average.items()}
     for name, optimizer in optimizers.items():
         for index, slots in optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{name}.{index}.{slot}": v for slot, v in slots.items()}
@@ -69,9 +72,13 @@ def save_checkpoint(
 
 
 def load_checkpoint(
-    path: Path, method: Method, optimizers: Optimizers, generator: torch.Generator
+    path: Path,
+    method: Method,
+    optimizers: Optimizers,
+    generator: torch.Generator,
+    average: dict[str, Tensor],
 ) -> tuple[State, dict[str, Tensor]]:
-    """Read a checkpoint back into a method, its optimisers and its random stream.
+    """Read a checkpoint back into a method, its optimisers, its random stream and its moving average.
 
     Returns:
         Where training stands, and the best weights so far.
@@ -88,6 +95,7 @@ def load_checkpoint(
             optimizer.load_state_dict(found)
             _same_layout(optimizer)
         noise = tensors.pop("generator")
+        averaged = {k: tensors.pop(f"average.{k}") for k in average}
     except (KeyError, TypeError, ValueError) as error:
         raise RunError(f"{path} is not a checkpoint of this run: {error}") from error
     if len(noise) == len(generator.get_state()):
@@ -101,6 +109,8 @@ def load_checkpoint(
         if k.startswith("best.")
     }
     _into(method, {k.removeprefix("method."): v for k, v in tensors.items()}, path)
+    for key, value in averaged.items():
+        average[key].copy_(value)
     return state, best
 
 

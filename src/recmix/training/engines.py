@@ -171,6 +171,7 @@ def _snapshot(job: Job) -> dict[str, Any]:
     return {
         "method": {k: v.clone() for k, v in job.method.state_dict().items()},
         "slots": slots,
+        "average": {k: v.clone() for k, v in job.averages.items()},
         "generator": job.generator.get_state(),
         "step": job.meter.step.clone(),
         "sums": job.meter.totals(),
@@ -182,6 +183,8 @@ def _restore(job: Job, kept: dict[str, Any]) -> None:
     """Put it back, in place: the tensors themselves must stay the ones a graph knows."""
     for key, value in job.method.state_dict().items():
         value.copy_(kept["method"][key])
+    for key, value in job.averages.items():
+        value.copy_(kept["average"][key])
     for name, optimizer in job.optimizers.items():
         for group in optimizer.param_groups:
             for p in group["params"]:

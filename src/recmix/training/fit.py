@@ -19,6 +19,7 @@ from recmix.errors import ConfigError, Interrupted, NonFiniteError, RunError
 from recmix.files import write_json
 from recmix.fitted import Fitted, build, load
 from recmix.options import read_options, split_auto
+from recmix.refinement import check_can_be_taught
 from recmix.run import Run, Spec, Training
 from recmix.training.job import Job
 from recmix.training.loop import train
@@ -327,13 +328,16 @@ def _new(spec: Spec, data: ImageData, encoder: nn.Module | None, decoder: nn.Mod
     centre = data.x_train.mean()
     with torch.random.fork_rng():
         torch.manual_seed(spec.training.seed)
-        return build(
+        made = build(
             spec,
             encoder=encoder,
             decoder=decoder,
             centre=centre,
             variance=data.x_train.variance(centre),
         )
+    if spec.training.distil:
+        check_can_be_taught(made)
+    return made
 
 
 def _origin(init: Fitted | None) -> dict[str, Any] | None:

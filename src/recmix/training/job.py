@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
 import torch
@@ -16,6 +17,7 @@ from recmix.errors import Interrupted, NonFiniteError
 from recmix.evaluation import bounds
 from recmix.files import write_json
 from recmix.run import Run, Training
+from recmix.training.average import Average
 from recmix.training.batches import Batches, mix
 from recmix.training.checkpoint import State, load_checkpoint, save_checkpoint, save_weights
 from recmix.training.schedule import rate_factor, set_rate
@@ -106,6 +108,7 @@ class Job:
         self.method = method
         method.decoder_samples = training.objective_samples if training.objective == "iwae" else 0
         method.refine = training.refine
+        method.distil, method.distil_steps = training.distil, training.distil_steps
         self.training = training
         self.continued = continued
         self.world = world()
@@ -140,10 +143,16 @@ class Job:
         self.generator = torch.Generator(centre.device).manual_seed(training.seed)
         self.state = State()
         self.best: dict[str, Tensor] = {}
+        self.average = Average(method, training.average) if training.average else None
         self.meter = Meter(centre.device)
         self._written = -1  # the epoch of the best weights on the disk
         self._order = torch.zeros(0, dtype=torch.int64)
         self._stream: Iterator[Tensor] | None = None
+
+    @property
+    def averages(self) -> dict[str, Tensor]:
+        """The moving average of the weights by name, as it is on the device; empty if there is none."""
+        return self.average.tensors() if self.average else {}
 
     @property
     def active(self) -> bool:
@@ -155,7 +164,7 @@ class Job:
         run = self.run
         if run and self.resume and run.checkpoint.exists():
             self.state, self.best = load_checkpoint(
-                run.checkpoint, self.method, self.optimizers, self.generator
+                run.checkpoint, self.method, self.optimizers, self.generator, self.averages
             )
             if run.status()["status"] == "done":  # asked for more epochs than it had
                 self.state.stopped = ""
@@ -200,6 +209,8 @@ class Job:
         if self.variety is not None:
             x = self.variety(x, self.generator)
         self.meter.add(self.method.step(x, self.optimizers, generator=self.generator))
+        if self.average is not None:
+            self.average.update()
 
     def check(self) -> None:
         """Stop if a metric was not a finite number; this waits for the device."""
@@ -213,12 +224,13 @@ class Job:
         if not self.world.writer:
             return torch.zeros(2)
         generator = torch.Generator(self.device).manual_seed(VALIDATION_SEED)
-        self.method.eval()
-        parts = [
-            bounds(self.method, x, samples=self.training.validation_samples, generator=generator)
-            for x in self.held_out.in_order(EVALUATION_BATCH)
-        ]
-        self.method.train()
+        with self._judged():
+            self.method.eval()
+            parts = [
+                bounds(self.method, x, samples=self.training.validation_samples, generator=generator)
+                for x in self.held_out.in_order(EVALUATION_BATCH)
+            ]
+            self.method.train()
         return torch.stack([torch.cat(column).double().mean() for column in zip(*parts, strict=True)])
 
     def end_epoch(self, validation: Tensor) -> dict[str, float]:
@@ -255,7 +267,13 @@ class Job:
         if self.out is None:
             return
         save_checkpoint(
-            self.out.checkpoint, self.method, self.optimizers, self.generator, self.state, self.best
+            self.out.checkpoint,
+            self.method,
+            self.optimizers,
+            self.generator,
+            self.state,
+            self.best,
+            self.averages,
         )
         if self.best and self._written != self.state.best_epoch:
             save_weights(self.out.weights, self.best, self.state.best_epoch)
@@ -302,7 +320,12 @@ class Job:
         self.world.wait()
 
     def _keep_best(self) -> None:
-        self.best = {k: v.detach().clone() for k, v in self.method.state_dict().items()}
+        with self._judged():
+            self.best = {k: v.detach().clone() for k, v in self.method.state_dict().items()}
+
+    def _judged(self) -> AbstractContextManager[None]:
+        """In here the method has the weights that are validated and kept: averages, if there are any."""
+        return nullcontext() if self.average is None else self.average.in_place()
 
     def _read(self, validation: Tensor) -> dict[str, float]:
         """The bounds as numbers; the first process speaks for all."""

@@ -1,0 +1,70 @@
+"""A moving average of the weights: it is judged and kept, while training goes on with the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["Average"]
+
+
+class Average:
+    """Exponential moving average of a module's parameters, one step of it for each update.
+
+    After t updates the next one counts a <- a + w (p - a) with w = max(1 - decay, 1 / (t + 1)): until
+    1 / (1 - decay) updates it is their plain average, and where they started counts for nothing.
+
+    All of it lives on the device and is changed in place, so that it can be part of a captured graph.
+
+    Args:
+        module: whose parameters; its buffers are not averaged.
+        decay: at least 0, below 1.
+
+    >>> layer = nn.Linear(1, 1)
+    >>> average = Average(layer, 0.9)
+    >>> for value in (1.0, 2.0, 6.0):
+    ...     _ = layer.bias.data.fill_(value)
+    ...     average.update()
+    >>> average.tensors()["weights.bias"]
+    tensor([3.])
+    """
+
+    def __init__(self, module: nn.Module, decay: float) -> None:
+        self.decay = decay
+        named = dict(module.named_parameters())
+        self.names = list(named)
+        self.parameters: list[Tensor] = list(named.values())
+        self.values = [p.detach().clone() for p in self.parameters]
+        self.updates = torch.zeros((), dtype=torch.int64, device=self.parameters[0].device)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The averages and the number of updates in them, by name: themselves, not copies."""
+        named = zip(self.names, self.values, strict=True)
+        return {f"weights.{name}": value for name, value in named} | {"updates": self.updates}
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Take in the parameters as they are after an update; never waits for the device."""
+        self.updates.add_(1)
+        share = self.updates.to(self.values[0].dtype).reciprocal().clamp_min(1 - self.decay)
+        moved = list(torch._foreach_sub(self.parameters, self.values))
+        torch._foreach_mul_(moved, share)
+        torch._foreach_add_(self.values, moved)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """In here the parameters hold their averages."""
+        kept = [p.detach().clone() for p in self.parameters]
+        _fill(self.parameters, self.values)
+        try:
+            yield
+        finally:
+            _fill(self.parameters, kept)
+
+
+@torch.no_grad()
+def _fill(parameters: list[Tensor], values: list[Tensor]) -> None:
+    torch._foreach_copy_(parameters, values)
