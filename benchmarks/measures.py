@@ -24,6 +24,7 @@ from recmix.fitted import build
 from recmix.run import Spec, Training
 from recmix.training.engines import Eager, pick_engine
 from recmix.training.job import Job
+from recmix.transposed import OneChannel
 
 MIB = 2**20
 RATE = 1e-5
@@ -257,8 +258,11 @@ def posterior_laplace2_over_sa2(bench: Bench) -> Measured:
 
 
 def _as_made(network: torch.nn.Module) -> torch.nn.Module:
-    """A copy in torch's usual memory layout, which is what pythae's users have: ours is our doing."""
+    """A copy of torch's own layers in its usual memory layout, as pythae's users have them."""
     copied = copy.deepcopy(network)
+    for layer in copied.modules():
+        if type(layer) is OneChannel:
+            layer.__class__ = torch.nn.ConvTranspose2d
     copied.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     return copied
 
