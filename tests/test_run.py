@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from test_fit import SMALL, images
 
 import recmix
@@ -299,6 +300,17 @@ def test_weights_are_written_with_the_checkpoints(tmp_path, monkeypatch):
     best = Run(tmp_path / "run").status()["best_epoch"]
     assert len(written) <= 4  # after 2, 4 and 5 epochs, and at the end
     assert written[-1] == best
+
+
+def test_a_resumed_run_writes_the_checkpoint_that_an_undisturbed_one_does(tmp_path):
+    asked = {**SMALL, "dtype": "float64", "device": "cpu"}
+    for name, epochs in (("whole", [2]), ("parts", [1, 2])):
+        for count in epochs:
+            recmix.fit("vae", images(), out=tmp_path / name, resume=True, **asked | {"epochs": count})
+    whole, parts = (load_file(tmp_path / name / "checkpoint.safetensors") for name in ("whole", "parts"))
+    assert whole.keys() == parts.keys()
+    assert {k: v.dtype for k, v in whole.items()} == {k: v.dtype for k, v in parts.items()}
+    assert all(torch.equal(value, parts[key]) for key, value in whole.items())
 
 
 def test_a_signal_in_the_last_epoch_lets_it_finish(tmp_path, monkeypatch):

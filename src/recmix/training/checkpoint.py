@@ -118,7 +118,7 @@ def _same_layout(optimizer: torch.optim.Optimizer) -> None:
     """Give what belongs to a parameter the parameter's own memory layout, as fused updates assume."""
     for p, slots in optimizer.state.items():
         for name, value in slots.items():
-            if value.shape == p.shape:
+            if value.shape == p.shape and name != "step":  # a counter, of its own type
                 slots[name] = torch.empty_like(p).copy_(value)
 
 
