@@ -60,7 +60,7 @@ def write_report(
     if form == "html":
         written = report(store, out or "report.html", samples=samples, holm=holm)
         size = f"{written.size / 2**20:.1f} MB" if written.size >= 2**20 else f"{written.size:,} bytes"
-        console.print(Text(f"{written.runs:,} runs reported in {written.path} ({size})"))
+        console.print(Text(f"{_runs(written.runs)} reported in {written.path} ({size})"))
         _complain(written.problems, errors)
         return written.path
     found = read_store(store)
@@ -70,13 +70,14 @@ def write_report(
     if form == "terminal" and out is None:
         for table in all_tables(results):
             console.print(to_terminal(table, console.width))
+        console.print(Text(f"Published figures: {CITATION}", style="dim"))
     else:
         text = _text(form, results)
         if out is None:
             console.file.write(text)
         else:
             write_bytes(Path(out), text.encode("utf-8", "backslashreplace"))
-            console.print(Text(f"{len(found.records):,} runs reported in {out}"))
+            console.print(Text(f"{_runs(len(found.records))} reported in {out}"))
     _complain(found.problems, errors)
     return None if out is None else Path(out)
 
@@ -94,9 +95,14 @@ def _text(form: str, results: Results) -> str:
     return captured.get()
 
 
+def _runs(count: int) -> str:
+    return "1 run" if count == 1 else f"{count:,} runs"
+
+
 def _complain(problems: Sequence[Problem], errors: Console) -> None:
     """Print the first messages about folders that could not be read."""
     for problem in problems[:SHOWN]:
         errors.print(Text(f"note: {problem}", style="yellow"))
-    if len(problems) > SHOWN:
-        errors.print(Text(f"note: and {len(problems) - SHOWN} more such folders", style="yellow"))
+    if more := len(problems[SHOWN:]):
+        folders = "1 more such folder" if more == 1 else f"{more} more such folders"
+        errors.print(Text(f"note: and {folders}", style="yellow"))
