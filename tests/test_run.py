@@ -333,3 +333,26 @@ def test_tensorboard_events_are_written(tmp_path):
     pytest.importorskip("tensorboard")
     recmix.fit("vae", images(), out=tmp_path / "run", tensorboard=True, **SMALL)
     assert list((tmp_path / "run" / "tensorboard").iterdir())
+
+
+def test_trainings_in_one_group_write_their_checkpoints_together(tmp_path, monkeypatch):
+    from recmix.training import fit, job
+
+    monkeypatch.setattr(fit, "_together", lambda jobs: [jobs])  # as on a GPU
+    small = {key: value for key, value in SMALL.items() if key != "progress"}
+    asked = [{"method": "vae", "data": images(), "seed": seed, **small} for seed in (0, 1, 2)]
+    recmix.fit_many([a | {"out": tmp_path / str(a["seed"])} for a in asked], progress=False)
+    for seed, a in enumerate(asked):
+        recmix.fit(**a, out=tmp_path / "alone", overwrite=True, progress=False)
+        names = ("alone", str(seed))
+        one, other = (load_file(tmp_path / name / "checkpoint.safetensors") for name in names)
+        assert all(torch.equal(value, other[key]) for key, value in one.items())
+        assert Run(tmp_path / str(seed)).status()["status"] == "done"
+
+    def full(path, *_):
+        if path.parent.name == "full 1":
+            raise RunError("the disk is full")
+
+    monkeypatch.setattr(job, "save_checkpoint", full)
+    with pytest.raises(RunError, match="the disk is full"):
+        recmix.fit_many([a | {"out": tmp_path / f"full {a['seed']}"} for a in asked], progress=False)

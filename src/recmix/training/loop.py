@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -61,10 +62,9 @@ def train(
             ended = [job for job in together if id(job) not in failures]
             validations = [job.validation() for job in ended]  # all under way before the first is read
             for job, validation in zip(ended, validations, strict=True):
-                row = job.end_epoch(validation)
-                if job.state.epoch % job.training.checkpoint_every == 0 or not job.active:
-                    job.save(seconds=round(time.monotonic() - began, 4))
-                boards[id(job)](row)
+                boards[id(job)](job.end_epoch(validation))
+            due = [j for j in ended if not j.state.epoch % j.training.checkpoint_every or not j.active]
+            _save(due, seconds=round(time.monotonic() - began, 4))
             _show(report, together)
             if together_with.any(bool(stop)) and (left := [j for j in jobs if j.active]):
                 stop_all(left, _reason(stop))
@@ -98,6 +98,17 @@ def _epoch(running: Engine, stop: list[str], report: Report) -> dict[int, NonFin
         if stop and alone:
             stop_all([j for j in jobs if id(j) not in failures], _reason(stop))
     return failures
+
+
+def _save(jobs: list[Job], *, seconds: float) -> None:
+    """Write the checkpoints of jobs, together: most of it is waiting for the disk."""
+    if len(jobs) < 2:
+        for job in jobs:
+            job.save(seconds=seconds)
+        return
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        for _ in pool.map(lambda job: job.save(seconds=seconds), jobs):
+            pass  # an error of any of them is raised here
 
 
 def _reason(stop: list[str]) -> str:
