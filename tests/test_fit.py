@@ -386,3 +386,8 @@ def test_uint8_images_count_as_value_over_255():
     q, other = model.posterior(grey), model.posterior(grey.astype(np.float32) / 255)
     torch.testing.assert_close(q.mean, other.mean)
     torch.testing.assert_close(model.elbo(grey), model.elbo(grey.astype(np.float32) / 255))
+
+
+def test_progress_is_asked_of_all_trainings_together():
+    with pytest.raises(ConfigError, match="give it to fit_many"):
+        recmix.fit_many([{"method": "vae", "data": images(), "progress": False}])

@@ -94,6 +94,8 @@ def fit_many(requests: Sequence[dict[str, Any]], *, progress: bool | None = None
     >>> len(models)
     2
     """
+    if any("progress" in request for request in requests):
+        raise ConfigError("progress is shown of all trainings together: give it to fit_many, not to one")
     plans = [_plan(**request) for request in requests]
     waiting = [plan for plan in plans if plan.vae is not None]
     if waiting:
