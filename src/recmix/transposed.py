@@ -1,8 +1,8 @@
 """The last layer of a decoder of grey images, quick on a CPU.
 
 A transposed convolution gives every input pixel a patch of the output, and patches that overlap add up.
-To one channel that is a small matrix product and a sum of patches (`fold`); torch's convolution is made
-for many channels and takes three times as long.
+To one channel that is a small matrix product and a sum of patches (`fold`), which takes less time than
+torch's convolution: that one is made for many channels.
 """
 
 from __future__ import annotations

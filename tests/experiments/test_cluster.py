@@ -15,10 +15,10 @@ from small_grid import do_here, same_stores, starts, write_grid
 from test_workers import ENVIRONMENT, held_by, wait_for
 
 from recmix.errors import ConfigError
-from recmix.experiments.cluster import ALL, SMALL, Mailbox, keep
+from recmix.experiments.cluster import SMALL, Mailbox
 from recmix.experiments.driver import run_grid
 from recmix.experiments.grid import read_grid
-from recmix.experiments.store import Store
+from recmix.experiments.store import FOLLOWS_THE_RUN, Store
 from recmix.files import write_bytes
 from recmix.run import Run
 
@@ -171,14 +171,14 @@ def test_whatever_had_arrived_when_all_was_lost_the_run_ends_the_same(tmp_path, 
         do_here(kept.root, [job])
     early = kept.pack(job.digest)
     assert early["weights.safetensors"] != whole.run(job.digest).weights.read_bytes()
-    for names in (SMALL, ALL):
+    for names in (SMALL, FOLLOWS_THE_RUN):
         files = whole.pack(job.digest, names)
         for number in range(1, len(files) + 1):
             store = Store(tmp_path / f"{len(files)}-{number}")
             store.unpack(job.digest, early)
             with monkeypatch.context() as patch, contextlib.suppress(Lost):
                 patch.setattr("recmix.experiments.store.write_bytes", written(number))
-                keep(store, job.digest, files)
+                store.unpack(job.digest, files)
             if store.state(job).kind != "done":
                 do_here(store.root, [job])
             same_stores(whole, store, [job])

@@ -42,12 +42,8 @@ GRACE = 120.0
 """Seconds that runs have to save before they are given up."""
 AHEAD = 2
 """Runs given to the cluster for each place there is, so that none is idle."""
-STATUS = "status.json"
-"""Never in the store before what it speaks of: else earlier weights, beside the status of a trained run,
-would be scored for its last."""
 SMALL = ("spec.json", "history.json", "log.txt", "log.jsonl")
-ALL = (STATUS, *(name for name in FOLLOWS_THE_RUN if name != STATUS))
-"""Read in this order, the status first, while the run goes on."""
+"""Posted often. Not the status: it never comes without the weights that it speaks of."""
 START = ("spec.json", "status.json", "history.json", "weights.safetensors")
 """What a run needs of the one it starts from."""
 
@@ -161,7 +157,7 @@ def _drive(
                 time.sleep(POLL)
             for digest, files in ray.get(mailbox.collect.remote()).items():
                 if any(job.digest == digest for job, _ in running.values()):
-                    keep(schedule.store, digest, files)
+                    schedule.store.unpack(digest, files)
             for reference in ended:
                 job, claim = running.pop(reference)
                 how = _received(ray, schedule.store, job, reference)
@@ -176,11 +172,6 @@ def _drive(
             claim.release()
 
 
-def keep(store: Store, digest: str, files: Files) -> None:
-    """Put received files into the store, the status last, for the driver may be killed in between."""
-    store.unpack(digest, dict(sorted(files.items(), key=lambda item: item[0] == STATUS)))
-
-
 def _received(ray: Any, store: Store, job: Job, reference: Any) -> str:
     """Put a task's files into the store; returns what went wrong, in words."""
     try:
@@ -188,7 +179,7 @@ def _received(ray: Any, store: Store, job: Job, reference: Any) -> str:
     except ray.exceptions.RayError as error:
         first = str(error).strip().splitlines()[0]
         return f"its Ray worker was lost ({type(error).__name__}: {first})"
-    keep(store, job.digest, files)
+    store.unpack(job.digest, files)
     if "scores.json" in files and "checkpoint.safetensors" not in files:
         store.run(job.digest).checkpoint.unlink(missing_ok=True)
     return "its Ray worker left no result"
@@ -227,7 +218,7 @@ def _posting(store: Store, digest: str, mailbox: Any) -> Iterator[None]:
         while not over.wait(POST_SMALL):
             names: tuple[str, ...] = SMALL
             if time.monotonic() - last > POST_ALL and _age(store, digest) != sent:
-                last, sent, names = time.monotonic(), _age(store, digest), ALL
+                last, sent, names = time.monotonic(), _age(store, digest), FOLLOWS_THE_RUN
             if ray.get(mailbox.post.remote(digest, store.pack(digest, names))):
                 os.kill(os.getpid(), signal.SIGTERM)
                 return

@@ -36,6 +36,7 @@ __all__ = ["Claim", "State", "Store"]
 
 DIGEST = re.compile(r"[0-9a-f]{16}")
 PLAIN = re.compile(r"[A-Za-z0-9][\w.+-]*")
+STATUS = "status.json"
 FOLLOWS_THE_RUN = (*Run.FILES, "job.json", "failed.json", "log.txt")
 """The files that travel when a run is done elsewhere."""
 
@@ -303,18 +304,21 @@ class Store:
     # --- runs that are done elsewhere ---------------------------------------------------------
 
     def pack(self, digest: str, names: tuple[str, ...] = FOLLOWS_THE_RUN) -> dict[str, bytes]:
-        """Files of a run, to be sent."""
+        """Files of a run, to be sent; the status is read first, for the run may go on meanwhile."""
         found = {}
-        for name in names:
+        for name in sorted(names, key=lambda name: name != STATUS):
             with contextlib.suppress(FileNotFoundError):
                 found[name] = (self.folder(digest) / name).read_bytes()
         return found
 
     def unpack(self, digest: str, files: Mapping[str, bytes]) -> None:
-        """Files of a run that were received."""
+        """Files of a run that were received; the status is written last, after what it speaks of.
+
+        Else a process killed in between would leave earlier weights beside the status of a trained run.
+        """
         folder = self.folder(digest)
         self._make(folder)
-        for name, content in files.items():
+        for name, content in sorted(files.items(), key=lambda item: item[0] == STATUS):
             if name not in FOLLOWS_THE_RUN:
                 raise RunError(f"{name!r} is not the name of a file of a run")
             write_bytes(folder / name, content)

@@ -17,7 +17,8 @@ class Average:
     After t updates the next one counts a <- a + w (p - a) with w = max(1 - decay, 1 / (t + 1)): until
     1 / (1 - decay) updates it is their plain average, and where they started counts for nothing.
 
-    All of it lives on the device and is changed in place, so that it can be part of a captured graph.
+    All of it lives on the device and is changed in place, so that it can be part of a captured graph;
+    torch's own `AveragedModel` looks at its counter from the host at every update.
 
     Args:
         module: whose parameters; its buffers are not averaged.
