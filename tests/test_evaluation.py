@@ -12,6 +12,7 @@ import recmix
 from recmix.evaluation import posterior_milliseconds
 from recmix.evaluation.bounds import decode_bytes
 from recmix.evaluation.score import score
+from recmix.evaluation.timing import PASSES, WARMUP, pass_milliseconds
 
 
 @pytest.fixture(scope="module")
@@ -47,10 +48,13 @@ def test_timing_counts_only_what_it_repeats(model):
     plain = model.method.posterior
     model.method.posterior = lambda x: (calls.append(1), plain(x))[1]
     try:
-        posterior_milliseconds(model.method, x, repeats=5, warmup=2)
+        posterior_milliseconds(model.method, x, repeats=5)
+        assert len(calls) == WARMUP + 5
+        calls.clear()
+        assert len(pass_milliseconds(model.method, [x, x])) == PASSES
     finally:
         del model.method.posterior
-    assert len(calls) == 7
+    assert len(calls) == WARMUP + 2 * PASSES
 
 
 PEAK = """

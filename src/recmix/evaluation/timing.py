@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -11,27 +12,39 @@ from torch import Tensor
 from recmix.captured import Captured
 from recmix.core import Method
 
-__all__ = ["posterior_milliseconds"]
+__all__ = ["PASSES", "pass_milliseconds", "posterior_milliseconds"]
+
+WARMUP = 3
+PASSES = 5
+"""Passes over all batches, as the paper's table of inference times has them."""
 
 
-@torch.no_grad()
-def posterior_milliseconds(method: Method, x: Tensor, *, repeats: int = 20, warmup: int = 3) -> float:
+def posterior_milliseconds(method: Method, x: Tensor, *, repeats: int = 20) -> float:
     """Median milliseconds to form q(z | x) for the batch x and draw one sample from it.
 
     On a GPU the posterior is formed as a trained model forms it, see `recmix.captured`.
     """
+    form = _warm(method, x)
+    return 1e3 * statistics.median(_once(form, x) for _ in range(repeats))
+
+
+def pass_milliseconds(method: Method, batches: Sequence[Tensor], *, passes: int = PASSES) -> list[float]:
+    """The same per batch, averaged over all batches of each pass; batches are of one size."""
+    form = _warm(method, batches[0])
+    return [1e3 * statistics.fmean(_once(form, x) for x in batches) for _ in range(passes)]
+
+
+def _warm(method: Method, x: Tensor) -> Captured:
     form = Captured(method)
+    for _ in range(WARMUP):
+        _once(form, x)
+    return form
 
-    def once() -> None:
-        form(x).rsample_and_log_prob(1)
-        if x.is_cuda:
-            torch.cuda.synchronize(x.device)
 
-    for _ in range(warmup):
-        once()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        once()
-        times.append(time.perf_counter() - start)
-    return 1e3 * statistics.median(times)
+@torch.no_grad()
+def _once(form: Captured, x: Tensor) -> float:
+    start = time.perf_counter()
+    form(x).rsample_and_log_prob(1)
+    if x.is_cuda:
+        torch.cuda.synchronize(x.device)
+    return time.perf_counter() - start

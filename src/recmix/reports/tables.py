@@ -256,7 +256,8 @@ def time_table(results: Results) -> Table:
         title=f"Inference time (milliseconds per batch of {TIMED_BATCH})",
         caption=(
             f"Time to form the posterior of a batch of {TIMED_BATCH} images: mean and standard "
-            "deviation over the runs of the table above. The paper's times are of an RTX 2080 Ti."
+            "deviation over the runs of the table above. Taken alone (recmix grid --time), a run's time "
+            "is the mean of five passes over the test images. The paper's times are of an RTX 2080 Ti."
         ),
         remarks=[*notes.devices(results), *notes.control_missing(results)],
     )
