@@ -24,6 +24,8 @@ ROOMS = [
         "layers",
         "captured",
         "tangents",
+        "tangent_kernels",
+        "newton_kernels",
         "refinement",
     },
     {"methods", "options"},

@@ -8,16 +8,18 @@ where it is. So log p(x, z) never falls, for any example. Nothing is read back t
 
 J has D columns, and forward-mode differentiation gives each for about the price of one decoding,
 whatever the decoder is made of (`recmix.tangents` knows the usual ones); no pixels-by-pixels matrix is
-ever formed.
+ever formed. On a GPU, where no gradient is wanted, all of it goes through kernels of our own
+(`recmix.tangent_kernels`, `recmix.newton_kernels`).
 
 References: Levenberg 1944; Marquardt 1963; Park et al., Variational Laplace Autoencoders, ICML 2019.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -81,12 +83,34 @@ def jacobian(model: LatentModel, z: Tensor, *, chunk: int | None = None) -> tupl
         chunk = max(1, min(latent, TANGENT_VALUES // values))
     units = torch.eye(latent, dtype=z.dtype, device=z.device)
     if layers is not None:
-        parts = [push(layers, z, part) for part in units.split(chunk)]
+        parts = [_pushed(layers, z, part) for part in units.split(chunk)]
     else:
         parts = [_forward_mode(model, z, part) for part in units.split(chunk)]
     decoded = parts[0][0]  # the same for every tangent
-    columns = torch.cat([moved for _, moved in parts])  # (D, B, C, H, W)
+    moved = [part[1] for part in parts]
+    columns = torch.cat(moved) if len(moved) > 1 else moved[0]  # (D, B, C, H, W)
     return decoded, columns.flatten(2).permute(1, 2, 0)
+
+
+def _kernels(z: Tensor) -> Any:
+    """Our own kernels where they are to be tried: on a GPU in float32, without gradients or a trace."""
+    there = z.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
+    if not there or z.dtype != torch.float32 or torch.is_grad_enabled() or _traceable:
+        return None
+    from recmix import newton_kernels
+
+    return newton_kernels
+
+
+def _pushed(layers: list[torch.nn.Module], z: Tensor, tangents: Tensor) -> tuple[Tensor, Tensor]:
+    """`push`, by our own kernels where they know the layers."""
+    if _kernels(z):
+        from recmix import tangent_kernels
+
+        pushed = tangent_kernels.push(layers, z, tangents)
+        if pushed is not None:
+            return pushed
+    return push(layers, z, tangents)
 
 
 def _forward_mode(model: LatentModel, z: Tensor, tangents: Tensor) -> tuple[Tensor, Tensor]:
@@ -146,14 +170,22 @@ def normal_equations(
     residual = model.likelihood.residual(image, decoded).flatten(1)  # (B, P)
     weight = model.likelihood.precision(decoded).flatten(1)  # (B, P)
     log_likelihood = model.likelihood.log_prob(image, decoded[None]).squeeze(0)
+    at, ours = log_likelihood + standard_normal(z), _kernels(z)
+    made: tuple[Tensor, Tensor] | None = ours and ours.equations(slope, weight, residual, z)
+    if made is not None:
+        return NormalEquations(at, *made)
     gradient = (slope.mT @ residual[..., None]).squeeze(-1) - z
     identity = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)
     curvature = slope.mT @ (weight[..., None] * slope) + identity
-    return NormalEquations(log_likelihood + standard_normal(z), gradient, curvature)
+    return NormalEquations(at, gradient, curvature)
 
 
 def damped_step(gradient: Tensor, precision: Tensor, damping: Tensor) -> Tensor:
     """δ = (H + λ I)⁻¹ g: (..., D), (..., D, D), λ (...) -> (..., D)."""
+    ours = _kernels(gradient)
+    solved: Tensor | None = ours and ours.solve(gradient, precision, damping)
+    if solved is not None:
+        return solved
     shape = gradient.shape
     identity = torch.eye(shape[-1], dtype=gradient.dtype, device=gradient.device)
     matrix = (precision + damping[..., None, None] * identity).flatten(0, -3)
@@ -196,17 +228,41 @@ def climb(
     with torch.no_grad():
         for _ in range(steps):
             here = normal_equations(model, x, z, chunk=chunk)
-            tried = torch.stack([rung * level for rung in LADDER])  # (T, B)
+            tried = _tries(level)  # (T, B)
             wide = (len(LADDER), *here.precision.shape)
             step = damped_step(here.gradient.expand(wide[:-1]), here.precision.expand(wide), tried)
             reached = model.log_joint(x, z + step)  # (T, B)
-            best, which = reached.nan_to_num(-torch.inf, posinf=-torch.inf).max(0)
-            rose = best > here.log_joint
-            z = torch.where(rose[:, None], z + _pick(step, which), z)
-            taken = _pick(tried[..., None], which).squeeze(-1)
-            level = torch.where(rose, 0.1 * taken, 10 * LADDER[-1] * level)
-            level = level.clamp(0.1 * damping, LARGEST)
+            z, level = _choose(reached, here.log_joint, z, step, tried, level, damping)
     return z, normal_equations(model, x, z, chunk=chunk)
+
+
+def _tries(level: Tensor) -> Tensor:
+    """The dampings of one step, (T, B), from λ (B,)."""
+    ours = _kernels(level)
+    tried: Tensor = ours.tries(level, LADDER) if ours else torch.stack([r * level for r in LADDER])
+    return tried
+
+
+def _choose(
+    reached: Tensor,
+    joint: Tensor,
+    z: Tensor,
+    step: Tensor,
+    tried: Tensor,
+    level: Tensor,
+    damping: float,
+) -> tuple[Tensor, Tensor]:
+    """The next z (B, D) and λ (B,), given what each step reached, (T, B)."""
+    beyond, limits = 10 * LADDER[-1], (0.1 * damping, LARGEST)
+    ours, given = _kernels(z), (reached, joint, z, step, tried, level)
+    chosen: tuple[Tensor, Tensor] | None = ours and ours.choose(*given, beyond=beyond, limits=limits)
+    if chosen is not None:
+        return chosen
+    best, which = reached.nan_to_num(-torch.inf, posinf=-torch.inf).max(0)
+    rose = best > joint
+    taken = _pick(tried[..., None], which).squeeze(-1)
+    level = torch.where(rose, 0.1 * taken, beyond * level)
+    return torch.where(rose[:, None], z + _pick(step, which), z), level.clamp(*limits)
 
 
 def _pick(values: Tensor, which: Tensor) -> Tensor:

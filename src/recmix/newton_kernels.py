@@ -1,0 +1,334 @@
+"""The small algebra of Gauss-Newton steps on a GPU: a few Triton kernels instead of dozens of torch's.
+
+Normal equations, damped solutions, the choice among them and Cholesky factors, for matrices small enough
+for one program to hold. Everything is float32 to the last digits, nothing waits for the device.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from typing import ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from recmix import kernels
+from recmix.kernels import _jit, _power
+
+with suppress(ImportError):  # it comes with torch where that is built for GPUs
+    import triton.language as tl
+
+__all__ = ["choose", "equations", "factor", "solve", "tries", "unless_broken", "usable"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+LARGEST = 64
+"""The most latent dimensions whose matrix one program holds."""
+
+
+def usable(*tensors: Tensor) -> bool:
+    """Whether our kernels can run on these tensors, and no gradient is asked for."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return False
+    device = tensors[0].device
+    return all(t.numel() and t.device == device and kernels.usable(t) for t in tensors)
+
+
+_broken: set[str] = set()
+
+
+def unless_broken(function: Callable[P, R | None]) -> Callable[P, R | None]:
+    """None, and once a warning, where a kernel cannot be compiled or launched."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R | None:
+        name = function.__name__
+        if name in _broken:
+            return None
+        try:
+            return function(*args, **kwargs)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # a compiler's errors have no common kind
+            _broken.add(name)
+            why = (str(error).splitlines() or [type(error).__name__])[0]
+            warnings.warn(
+                f"the Triton kernels of Gauss-Newton's {name} cannot be used ({why}): "
+                "torch's own are used instead, which are slower",
+                stacklevel=2,
+            )
+            return None
+
+    return call
+
+
+@_jit
+def _equations(
+    slope: tl.tensor,  # Jᵀ, (B, D, P), the last axis contiguous
+    weight: tl.tensor,  # (B, P), any strides
+    residual: tl.tensor,  # (B, P)
+    z: tl.tensor,  # (B, D)
+    gradient: tl.tensor,  # (B, D)
+    precision: tl.tensor,  # (B, D, D)
+    slope_b: tl.tensor,
+    slope_d: tl.tensor,
+    weight_b: tl.tensor,
+    weight_p: tl.tensor,
+    D: tl.constexpr,
+    P: tl.constexpr,
+    BD: tl.constexpr,
+    BP: tl.constexpr,
+) -> None:
+    b = tl.program_id(0).to(tl.int64)
+    d = tl.arange(0, BD)
+    curvature = tl.zeros((BD, BD), tl.float32)
+    pull = tl.zeros((BD, BP), tl.float32)
+    for start in range(0, P, BP):
+        p = start + tl.arange(0, BP)
+        at = slope + b * slope_b + d[:, None] * slope_d + p[None, :]
+        j = tl.load(at, mask=(d < D)[:, None] & (p < P)[None, :], other=0.0)
+        r = tl.load(residual + b * P + p, mask=p < P, other=0.0)
+        w = tl.load(weight + b * weight_b + p * weight_p, mask=p < P, other=0.0)
+        pull += j * r[None, :]
+        curvature = tl.dot(j * w[None, :], tl.trans(j), curvature, input_precision="tf32x3")
+    curvature += tl.where(d[:, None] == d[None, :], 1.0, 0.0)
+    g = tl.sum(pull, 1) - tl.load(z + b * D + d, mask=d < D, other=0.0)
+    tl.store(gradient + b * D + d, g, mask=d < D)
+    at = precision + (b * D + d[:, None]) * D + d[None, :]
+    tl.store(at, curvature, mask=(d < D)[:, None] & (d < D)[None, :])
+
+
+@_jit
+def _ridged(matrix: tl.tensor, same: tl.tensor) -> tl.tensor:
+    # As in `posteriors.full.cholesky`: its diagonal, and the matrix with a little more on it.
+    diagonal = tl.sum(tl.where(same, matrix, 0.0), 1)
+    ridge = 4 * 1.1920929e-07 * tl.sum(diagonal, 0)
+    return diagonal, matrix + tl.where(same, ridge, 0.0)
+
+
+@_jit
+def _solve(
+    gradient: tl.tensor,  # (L, B, D)
+    precision: tl.tensor,  # (L, B, D, D)
+    damping: tl.tensor,  # (L, B)
+    out: tl.tensor,  # (L, B, D)
+    batch: tl.tensor,
+    gradient_l: tl.tensor,  # strides of L: 0 where all are the same
+    precision_l: tl.tensor,
+    D: tl.constexpr,
+    BD: tl.constexpr,
+) -> None:
+    at = tl.program_id(0).to(tl.int64)
+    l, b = at // batch, at % batch  # noqa: E741
+    i = tl.arange(0, BD)
+    k = i[None, :]
+    same = i[:, None] == k
+    held = (i < D)[:, None] & (k < D)
+    matrix = tl.load(precision + l * precision_l + (b * D + i[:, None]) * D + k, mask=held, other=0.0)
+    matrix += tl.where(same & held, tl.load(damping + at), 0.0)
+    g = tl.load(gradient + l * gradient_l + b * D + i, mask=i < D, other=0.0)
+    diagonal, matrix = _ridged(matrix, same)
+    alone = g / tl.where(i < D, diagonal, 1.0)
+    definite = D > 0
+    for j in range(D):  # the matrix stays symmetric: row j is column j
+        row = tl.sum(tl.where(i[:, None] == j, matrix, 0.0), 0)
+        pivot = tl.sum(tl.where(i == j, row, 0.0), 0)
+        definite = definite & (pivot > 0)
+        pivot = tl.where(pivot > 0, pivot, 1.0)
+        share = row / pivot
+        here = tl.sum(tl.where(i == j, g, 0.0), 0) / pivot
+        g = tl.where(i == j, here, g - row * here)
+        matrix -= row[:, None] * share[None, :]
+        matrix = tl.where(i[:, None] == j, share[None, :], tl.where(k == j, share[:, None], matrix))
+    tl.store(out + at * D + i, tl.where(definite, g, alone), mask=i < D)
+
+
+@_jit
+def _factor(
+    precision: tl.tensor,  # (B, D, D), any strides
+    out: tl.tensor,  # (B, D, D)
+    step_b: tl.tensor,
+    step_i: tl.tensor,
+    step_k: tl.tensor,
+    D: tl.constexpr,
+    BD: tl.constexpr,
+) -> None:
+    b = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, BD)
+    k = i[None, :]
+    same = i[:, None] == k
+    held = (i < D)[:, None] & (k < D)
+    at = precision + b * step_b + i[:, None] * step_i + k * step_k
+    diagonal, matrix = _ridged(tl.load(at, mask=held, other=0.0), same)
+    lower = tl.zeros((BD, BD), tl.float32)
+    definite = D > 0
+    for j in range(D):
+        row = tl.sum(tl.where(i[:, None] == j, matrix, 0.0), 0)
+        pivot = tl.sum(tl.where(i == j, row, 0.0), 0)
+        definite = definite & (pivot > 0)
+        below = tl.where(i < j, 0.0, row / tl.sqrt(tl.where(pivot > 0, pivot, 1.0)))
+        matrix -= below[:, None] * below[None, :]
+        lower = tl.where(k == j, below[:, None], lower)
+    alone = tl.where(same, tl.sqrt(diagonal)[:, None], 0.0)
+    tl.store(out + (b * D + i[:, None]) * D + k, tl.where(definite, lower, alone), mask=held)
+
+
+@_jit
+def _choose(
+    reached: tl.tensor,  # (L, B)
+    joint: tl.tensor,  # (B)
+    z: tl.tensor,  # (B, D)
+    step: tl.tensor,  # (L, B, D)
+    tried: tl.tensor,  # (L, B)
+    level: tl.tensor,  # (B)
+    new_z: tl.tensor,
+    new_level: tl.tensor,
+    batch: tl.tensor,
+    L: tl.constexpr,
+    D: tl.constexpr,
+    BEYOND: tl.constexpr,
+    LEAST: tl.constexpr,
+    MOST: tl.constexpr,
+    BB: tl.constexpr,
+    BD: tl.constexpr,
+) -> None:
+    b = tl.program_id(0) * BB + tl.arange(0, BB)
+    d = tl.arange(0, BD)
+    there = b < batch
+    held = there[:, None] & (d < D)[None, :]
+    at = b[:, None] * D + d[None, :]
+    best = tl.full((BB,), float("-inf"), tl.float32)
+    taken = tl.zeros((BB,), tl.float32)
+    move = tl.zeros((BB, BD), tl.float32)
+    for l in tl.static_range(L):  # noqa: E741
+        value = tl.load(reached + l * batch + b, mask=there, other=0.0)
+        better = (value > best) & (value < float("inf"))  # no number is neither
+        best = tl.where(better, value, best)
+        taken = tl.where(better, tl.load(tried + l * batch + b, mask=there, other=0.0), taken)
+        move = tl.where(better[:, None], tl.load(step + l * batch * D + at, mask=held, other=0.0), move)
+    rose = best > tl.load(joint + b, mask=there, other=0.0)
+    stay = tl.load(z + at, mask=held, other=0.0)
+    tl.store(new_z + at, tl.where(rose[:, None], stay + move, stay), mask=held)
+    after = tl.where(rose, 0.1 * taken, BEYOND * tl.load(level + b, mask=there, other=0.0))
+    after = tl.minimum(tl.maximum(after, LEAST), MOST)
+    tl.store(new_level + b, after, mask=there)
+
+
+@unless_broken
+def equations(
+    slope: Tensor, weight: Tensor, residual: Tensor, z: Tensor
+) -> tuple[Tensor, Tensor] | None:
+    """Jᵀ r - z (B, D) and Jᵀ W J + I (B, D, D), or None where it cannot be done here.
+
+    Args:
+        slope: J, (B, P, D).
+        weight: the diagonal of W, (B, P).
+        residual: r, (B, P).
+        z: latent points (B, D).
+    """
+    batch, pixels, latent = slope.shape
+    if latent > LARGEST or slope.stride(1) != 1 or not usable(slope, weight, residual, z):
+        return None
+    gradient, precision = torch.empty_like(z), z.new_empty(batch, latent, latent)
+    strides = (slope.stride(0), slope.stride(2), *weight.stride())
+    with torch.cuda.device_of(z):
+        _equations[(batch,)](
+            *(slope, weight, residual.contiguous(), z.contiguous(), gradient, precision, *strides),
+            *(latent, pixels, _power(latent), 32),
+        )
+    return gradient, precision
+
+
+def tries(level: Tensor, ladder: tuple[float, ...]) -> Tensor:
+    """Every rung of a ladder times λ (B,): (L, B)."""
+    return _rungs(ladder, level.device) * level
+
+
+@functools.cache
+def _rungs(ladder: tuple[float, ...], device: torch.device) -> Tensor:
+    """A ladder on a device, to which nothing can be sent while a CUDA graph is captured."""
+    return torch.tensor(ladder, dtype=torch.float32, device=device)[:, None]
+
+
+@unless_broken
+def solve(gradient: Tensor, precision: Tensor, damping: Tensor) -> Tensor | None:
+    """(H + λ I)⁻¹ g (L, B, D) of g (L, B, D), H (L, B, D, D), λ (L, B), or None.
+
+    By sweeping, Gauss-Jordan elimination that keeps the matrix symmetric: for positive definite ones it
+    is about as accurate as Cholesky's factor (Peters and Wilkinson 1975), and it ends with the solution.
+    """
+    latent = gradient.shape[-1]
+    if latent > LARGEST or gradient.dim() != 3 or not usable(gradient, precision, damping):
+        return None
+    levels, batch, _ = gradient.shape
+    inner = (latent, 1), (latent * latent, latent, 1)
+    if (gradient.stride()[1:], precision.stride()[1:]) != inner:
+        gradient, precision = gradient.contiguous(), precision.contiguous()
+    out = gradient.new_empty(levels, batch, latent)
+    strides = (gradient.stride(0), precision.stride(0))
+    with torch.cuda.device_of(out):
+        _solve[(levels * batch,)](
+            *(gradient, precision, damping.contiguous(), out, batch, *strides, latent, _power(latent)),
+            num_warps=_warps(latent),
+        )
+    return out
+
+
+@unless_broken
+def factor(matrix: Tensor) -> Tensor | None:
+    """What `recmix.posteriors.full.cholesky` gives for (B, D, D), or None."""
+    batch, latent, _ = matrix.shape
+    if latent > LARGEST or not usable(matrix):
+        return None
+    out = matrix.new_empty(matrix.shape)
+    with torch.cuda.device_of(out):
+        _factor[(batch,)](
+            *(matrix, out, *matrix.stride(), latent, _power(latent)), num_warps=_warps(latent)
+        )
+    return out
+
+
+def _warps(latent: int) -> int:
+    return 1 if latent <= 32 else 4
+
+
+@unless_broken
+def choose(
+    reached: Tensor,
+    joint: Tensor,
+    z: Tensor,
+    step: Tensor,
+    tried: Tensor,
+    level: Tensor,
+    *,
+    beyond: float,
+    limits: tuple[float, float],
+) -> tuple[Tensor, Tensor] | None:
+    """Where each example goes, (B, D), and its next λ, (B,): the end of a step of `climb`; or None.
+
+    Args:
+        reached: log p(x, z + step), (L, B).
+        joint: log p(x, z), (B,).
+        z: latent points (B, D).
+        step: (L, B, D).
+        tried: the dampings λ of these steps, (L, B).
+        level: the λ of which they are multiples, (B,).
+        beyond: what λ is multiplied by where no step was good.
+        limits: of the next λ.
+    """
+    given = (reached, joint, z, step, tried, level)
+    if not usable(*given):
+        return None
+    new_z, new_level = torch.empty_like(z), torch.empty_like(level)
+    (levels, batch), latent = reached.shape, z.shape[1]
+    bd = 1 << math.ceil(math.log2(latent))
+    with torch.cuda.device_of(z):
+        _choose[(-(-batch // 4),)](
+            *(t.contiguous() for t in given),
+            *(new_z, new_level, batch, levels, latent, beyond, *limits, 4, bd),
+        )
+    return new_z, new_level

@@ -1,0 +1,353 @@
+"""The kernels of Gauss-Newton against float64: on a GPU, elsewhere under Triton's interpreter."""
+
+import copy
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.func import jacfwd, vmap
+
+from recmix import gauss_newton, newton_kernels, tangent_kernels
+from recmix.core import LatentModel
+from recmix.gauss_newton import LADDER, climb, jacobian, normal_equations
+from recmix.likelihoods import make_likelihood
+from recmix.networks import make_decoder
+from recmix.posteriors.full import cholesky
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+TRITON = importlib.util.find_spec("triton") is not None
+there = pytest.mark.skipif(not TRITON, reason="Triton is not installed")
+runs = pytest.mark.skipif(
+    not (TRITON and (DEVICE == "cuda" or INTERPRETED)),
+    reason="no CUDA device; the same runs under Triton's interpreter in a process of its own",
+)
+TF32 = 1e-5 if INTERPRETED else 5e-3  # the interpreter multiplies float32
+
+
+@pytest.fixture(autouse=True)
+def exact():
+    """Convolutions of torch in float32 proper: an activation near its kink opens as in float64."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    yield
+    torch.backends.cudnn.allow_tf32 = before
+
+
+@there
+@pytest.mark.skipif(DEVICE == "cuda" or INTERPRETED, reason="the kernels run in this process")
+def test_under_the_interpreter():
+    # The interpreter must be on before Triton is loaded.
+    run = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", __file__]
+    done = subprocess.run(
+        run, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+
+
+def close(got, expected, tolerance):
+    assert got.dtype == torch.float32
+    assert got.shape == expected.shape
+    assert (got.double() - expected).abs().max() <= tolerance * expected.abs().max()
+
+
+def latent_model(decoder, latent, shape, likelihood="gaussian"):
+    centre = torch.rand(shape, generator=torch.Generator().manual_seed(5))
+    made = LatentModel(decoder, make_likelihood(likelihood), latent=latent, shape=shape, centre=centre)
+    return made.to(DEVICE)
+
+
+def truth(decoder, z):
+    """J (B, P, D) in float64."""
+    exact = copy.deepcopy(decoder).double()
+    return vmap(jacfwd(lambda v: exact(v[None])[0].flatten()))(z.double()).detach()
+
+
+def agree(model, batch, chunk=None):
+    z = torch.randn(batch, model.latent, device=DEVICE)
+    with torch.no_grad():
+        decoded, slope = jacobian(model, z, chunk=chunk)
+        torch.testing.assert_close(decoded, model.decoder(z))
+    close(slope, truth(model.decoder, z), TF32)
+
+
+@pytest.fixture
+def ours(monkeypatch):
+    """How often our kernels have pushed tangents; where they should and cannot, the test fails."""
+    calls = []
+
+    def push(*given):
+        pushed = before(*given)
+        assert pushed is not None
+        calls.append(pushed)
+        return pushed
+
+    before = tangent_kernels.push
+    monkeypatch.setattr(tangent_kernels, "push", push)
+    return calls
+
+
+@runs
+@pytest.mark.parametrize(
+    ("kind", "shape", "latent", "batch"),
+    [
+        ("conv", (1, 28, 28), 3, 2),
+        ("conv", (3, 12, 12), 2, 3),
+        ("conv", (1, 12, 12), 20, 1),
+        ("conv", (1, 8, 8), 1, 5),
+        ("conv", (3, 13, 10), 2, 3),
+        ("dense", (1, 8, 8), 3, 7),
+        ("dense", (3, 8, 8), 1, 1),
+    ],
+)
+def test_jacobians_of_decoders(kind, shape, latent, batch, ours):
+    torch.manual_seed(0)
+    agree(latent_model(make_decoder(kind, shape, latent, hidden=40), latent, shape), batch)
+    assert len(ours) == 1
+
+
+def first(*shape):
+    size = shape[0] * shape[1] * shape[2]
+    return [nn.Linear(3, size), nn.LeakyReLU(0.3), nn.Unflatten(1, shape)]
+
+
+OWN = {
+    "at once": ([*first(5, 3, 4), nn.ConvTranspose2d(5, 2, (3, 4), (1, 2), (0, 1))], (2, 5, 8)),
+    "holes": ([*first(2, 3, 3), nn.ConvTranspose2d(2, 6, 2, 3, output_padding=1)], (6, 9, 9)),
+    "activation last": ([*first(2, 2, 2), nn.ConvTranspose2d(2, 1, 4, 2, 1), nn.ReLU()], (1, 4, 4)),
+    "fused": (
+        [
+            nn.Linear(3, 7),
+            nn.ReLU(inplace=True),
+            nn.Linear(7, 40),
+            nn.Unflatten(1, (10, 2, 2)),
+            nn.Identity(),
+            nn.LeakyReLU(0.2, inplace=True),
+            nn.ConvTranspose2d(10, 13, 5, (2, 1), (2, 1), bias=False),
+            nn.ReLU(),
+            nn.ConvTranspose2d(13, 1, (3, 2), (3, 1), (1, 0), (1, 0)),
+        ],
+        (1, 8, 5),
+    ),
+    "linear between": (
+        [nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 20), nn.Linear(20, 12), nn.Unflatten(1, (3, 2, 2))],
+        (3, 2, 2),
+    ),
+}
+
+
+@runs
+@pytest.mark.parametrize("name", OWN)
+def test_jacobians_of_other_chains(name, ours):
+    torch.manual_seed(1)
+    layers, shape = OWN[name]
+    agree(latent_model(nn.Sequential(*copy.deepcopy(layers)), 3, shape), 4)
+    assert len(ours) == 1
+    assert tangent_kernels._fuses(tangent_kernels.plan(layers)) == (name == "fused")
+
+
+@runs
+def test_weights_that_change_are_seen(ours):
+    torch.manual_seed(0)
+    model = latent_model(make_decoder("conv", (1, 12, 12), 3, hidden=16), 3, (1, 12, 12))
+    for change in (lambda p: p.data.mul_(1.5), lambda p: p.data.add_(0.1 * torch.randn_like(p))):
+        agree(model, 2)
+        for p in model.decoder.parameters():
+            change(p)
+    model.load_state_dict({k: -v for k, v in model.state_dict().items()})
+    agree(model, 2, chunk=2)
+    assert len(ours) == 4
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 4)],
+        [nn.Linear(3, 4), nn.Linear(4, 4)],
+        [nn.Linear(3, 4), nn.ReLU()],
+        [nn.Linear(3, 4), nn.ReLU(), nn.ReLU(), nn.Linear(4, 4)],
+        [nn.ReLU(), nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4)],
+        [*first(4, 2, 2), nn.ConvTranspose2d(4, 4, 3, groups=2)],
+        [*first(4, 2, 2), nn.ConvTranspose2d(4, 4, 3, dilation=2)],
+        [*first(4, 1, 1), nn.ConvTranspose2d(4, 4, 2, padding=1)],
+        [*first(4, 2, 2), nn.Conv2d(4, 4, 1)],
+        [*first(4, 2, 2), nn.Flatten(), nn.Linear(16, 3)],
+        [nn.Linear(3, 16), nn.ReLU(), nn.Unflatten(1, (4, -1, 2)), nn.ConvTranspose2d(4, 4, 3)],
+    ],
+)
+def test_what_the_kernels_do_not_know_is_left_to_torch(layers):
+    assert tangent_kernels.plan(layers) is None
+    if INTERPRETED:
+        with torch.no_grad():
+            assert tangent_kernels.push(layers, torch.zeros(2, 3), torch.eye(3)) is None
+
+
+def test_with_gradients_or_in_float64_nothing_is_new(monkeypatch):
+    def refuse(*_):
+        raise AssertionError
+
+    for name in ("equations", "solve", "choose"):
+        monkeypatch.setattr(newton_kernels, name, refuse)
+    monkeypatch.setattr(tangent_kernels, "push", refuse)
+    model = latent_model(make_decoder("dense", (1, 8, 8), 3, hidden=8), 3, (1, 8, 8))
+    x, z = torch.rand(2, 1, 8, 8, device=DEVICE), torch.randn(2, 3, device=DEVICE)
+    assert normal_equations(model, x, z).precision.requires_grad
+    with torch.no_grad(), gauss_newton.traceable():
+        normal_equations(model, x, z)
+    model.double()
+    climb(model, x, z.double(), steps=1)
+
+
+@runs
+def test_a_kernel_that_fails_is_replaced_and_said(monkeypatch):
+    def fail(*_):
+        raise RuntimeError("no compiler\nand more")
+
+    monkeypatch.setattr(newton_kernels, "_broken", set())
+    monkeypatch.setattr(tangent_kernels, "_packed", fail)
+    model = latent_model(make_decoder("dense", (1, 8, 8), 3, hidden=8), 3, (1, 8, 8))
+    z = torch.randn(2, 3, device=DEVICE)
+    with torch.no_grad():
+        with pytest.warns(UserWarning, match=r"Gauss-Newton's push cannot be used \(no compiler\)"):
+            slope = jacobian(model, z)[1]
+        close(slope, truth(model.decoder, z), 1e-5)
+        jacobian(model, z)  # a second warning would be an error
+
+
+def matrices(batch, latent):
+    torch.manual_seed(latent)
+    half = torch.randn(batch, latent, latent + 3, device=DEVICE)
+    return half @ half.mT + torch.eye(latent, device=DEVICE)
+
+
+def ridged(matrix):
+    """In float64, with what `cholesky` adds in float32."""
+    ridge = 4 * torch.finfo(torch.float32).eps * matrix.diagonal(dim1=-2, dim2=-1).sum(-1).double()
+    return matrix.double() + ridge[..., None, None] * torch.eye(matrix.shape[-1], device=DEVICE)
+
+
+@runs
+@torch.no_grad()
+@pytest.mark.parametrize(("batch", "latent", "pixels"), [(1, 1, 5), (3, 20, 70), (2, 50, 33)])
+def test_normal_equations(batch, latent, pixels):
+    torch.manual_seed(0)
+    slope = torch.randn(batch, latent, pixels, device=DEVICE)
+    residual, z = torch.randn(batch, pixels, device=DEVICE), torch.randn(batch, latent, device=DEVICE)
+    for laid in (slope.mT, slope.transpose(0, 1).contiguous().permute(1, 2, 0)):
+        for weight in (torch.rand_like(residual), torch.tensor(3.0, device=DEVICE).expand_as(residual)):
+            gradient, precision = newton_kernels.equations(laid, weight, residual, z)
+            j = slope.double()
+            close(gradient, (j @ residual.double()[..., None]).squeeze(-1) - z, 1e-5)
+            identity = torch.eye(latent, device=DEVICE)
+            close(precision, (j * weight.double()[:, None]) @ j.mT + identity, 1e-5)
+
+
+@runs
+@torch.no_grad()
+@pytest.mark.parametrize(("batch", "latent"), [(1, 1), (3, 7), (2, 20), (1, 50)])
+def test_damped_steps_and_factors(batch, latent):
+    matrix, gradient = matrices(batch, latent), torch.randn(batch, latent, device=DEVICE)
+    damping = torch.tensor([[0.0], [2.0]], device=DEVICE).expand(2, batch)
+    wide = (gradient.expand(2, -1, -1), matrix.expand(2, -1, -1, -1))
+    damped = ridged(matrix + damping[..., None, None] * torch.eye(latent, device=DEVICE))
+    exact = torch.linalg.solve(damped, gradient.double()[..., None]).squeeze(-1)
+    tolerance = 3e-7 * torch.linalg.cond(damped).max().item()
+    close(newton_kernels.solve(*wide, damping), exact, tolerance)
+    for one in (matrix, matrix.flip(-2, -1)):
+        close(newton_kernels.factor(one), torch.linalg.cholesky(ridged(one)), tolerance)
+
+
+@runs
+@torch.no_grad()
+def test_a_matrix_that_is_not_definite_is_replaced_by_its_diagonal():
+    matrix, gradient = matrices(3, 4), torch.randn(1, 3, 4, device=DEVICE)
+    matrix[1, 0, 1] = matrix[1, 1, 0] = 100.0
+    alone = (gradient[0, 1] / matrix[1].diagonal()).double()
+    close(
+        newton_kernels.solve(gradient, matrix[None], torch.zeros(1, 3, device=DEVICE))[0, 1], alone, 1e-5
+    )
+    factors = newton_kernels.factor(matrix)
+    close(factors, cholesky(matrix.double()), 1e-4)
+    assert torch.equal(factors[1], torch.diag(factors[1].diagonal()))
+
+
+@runs
+@torch.no_grad()
+@pytest.mark.parametrize("latent", [1, 5])
+def test_the_choice_of_a_step(latent):
+    torch.manual_seed(0)
+    reached = torch.randn(len(LADDER), 6, device=DEVICE)
+    reached[1, 0], reached[2, 1], reached[:, 2], reached[0, 3] = 9, torch.inf, torch.nan, -torch.inf
+    joint = torch.tensor([0.0, 0, 0, 0, 5, -5], device=DEVICE)
+    z, step = torch.randn(6, latent, device=DEVICE), torch.randn(5, 6, latent, device=DEVICE)
+    level = torch.tensor([1.0, 2, 1e12, 0.1, 3, 1], device=DEVICE)
+    tried = newton_kernels.tries(level, LADDER)
+    given = (reached, joint, z, step, tried, level)
+    ours = newton_kernels.choose(*given, beyond=1e4, limits=(0.1, 1e12))
+    theirs = gauss_newton._choose(*(t.double() for t in given), 1.0)
+    for a, b in zip(ours, theirs, strict=True):
+        close(a, b, 1e-6)
+    assert (ours[0] != z).any(1).tolist() == [True, True, False, True, False, True]
+
+
+@runs
+@pytest.mark.parametrize("likelihood", ["gaussian", "bernoulli"])
+def test_a_climb_ends_where_it_does_in_float64(likelihood, ours):
+    torch.manual_seed(0)
+    model = latent_model(make_decoder("dense", (1, 8, 8), 3, hidden=16), 3, (1, 8, 8), likelihood)
+    x, start = torch.rand(4, 1, 8, 8, device=DEVICE), torch.randn(4, 3, device=DEVICE)
+    with torch.no_grad():
+        mode, at = climb(model, x, start, steps=2)
+    assert len(ours) == 3
+    exact, there = climb(copy.deepcopy(model).double(), x.double(), start.double(), steps=2)
+    close(mode, exact, 20 * TF32)
+    close(at.precision, there.precision.detach(), 20 * TF32)
+
+
+def test_without_triton_everything_loads():
+    code = (
+        "import sys; sys.modules['triton'] = None\n"
+        "import torch, recmix.tangent_kernels, recmix.newton_kernels as n\n"
+        "torch.set_grad_enabled(False); assert not n.usable(torch.zeros(2))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@there
+@pytest.mark.skipif(INTERPRETED, reason="nothing is compiled under the interpreter")
+@pytest.mark.parametrize("fused", [False, True])
+def test_the_kernels_compile_for_a_gpu_that_is_not_here(fused):
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, compile
+
+    def compiles(kernel, tensors, fixed, warps):
+        kinds = dict.fromkeys(kernel.arg_names[:tensors], "*fp32")
+        kinds |= {name: "i32" for name in kernel.arg_names[tensors:] if name not in fixed}
+        source = ASTSource(
+            fn=kernel, signature=kinds | dict.fromkeys(fixed, "constexpr"), constexprs=fixed
+        )
+        made = compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+        assert "ptx" in made.asm
+
+    names = ("C", "H", "W", "O", "OH", "OW", "QH", "QW", "AH", "AW", "SH", "SW", "PH", "PW")
+    shapes = dict(zip(names, (32, 7, 7, 32, 14, 14, 8, 8, 2, 2, 2, 2, 1, 1), strict=True))
+    fixed = {"T": 20, "SHARED": not fused, "BEFORE": 0.0, "AFTER": 0.0, "FIRST": not fused}
+    *block, warps, _ = tangent_kernels.tiles(163840, 128, 128, whole=fused)
+    block = dict(zip(("BM", "BN", "BK"), block, strict=True))
+    tail = {"TAIL": 16 if fused else 0, "BT": 64, "PRECISION": "tf32"}
+    compiles(tangent_kernels._layer, 6, fixed | shapes | tail | block, warps)
+    if fused:
+        names = ("H", "W", "O", "OH", "OW", "KH", "KW", "SH", "SW", "PH", "PW", "BM")
+        values = (14, 14, 1, 28, 28, 4, 4, 2, 2, 1, 1, 512)
+        compiles(tangent_kernels._fold, 2, dict(zip(names, values, strict=True)), 4)
+        return
+    small = {"D": 20, "BD": 32}
+    compiles(newton_kernels._equations, 6, small | {"P": 784, "BP": 32}, 4)
+    compiles(newton_kernels._solve, 4, small, 1)
+    compiles(newton_kernels._factor, 2, small, 1)
+    limits = {"L": 5, "BEYOND": 1e4, "LEAST": 0.1, "MOST": 1e12, "BB": 4}
+    compiles(newton_kernels._choose, 8, small | limits, 4)
