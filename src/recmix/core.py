@@ -83,6 +83,13 @@ class Posterior(ABC):
         """KL(q || N(0, I)), (S, B): here the estimate from samples; exact where a closed form exists."""
         return log_q - standard_normal(z)
 
+    def widened(self, factor: float) -> Posterior:
+        """The same with every standard deviation `factor` times as large, about the same mean."""
+        raise ConfigError(
+            f"{type(self).__name__} has no standard deviations to widen: only Gaussians and mixtures "
+            "of them can be calibrated"
+        )
+
     def copy(self) -> Posterior:
         """The same density in tensors of its own."""
         copied: Posterior = _copied(self)
@@ -261,6 +268,8 @@ class Method(nn.Module, ABC):
     refine: int = 0
     """If not 0, the posterior that is scored, and that the decoder learns from, is `posterior` refined
     by so many Gauss-Newton steps."""
+    widen: float = 1.0
+    """Factor of the standard deviations of the posterior that is used, see `evaluation.calibrate`."""
     distil: float = 0.0
     """Share of `distillation` in what the encoders move down."""
     distil_steps: int = 2
@@ -295,8 +304,9 @@ class Method(nn.Module, ABC):
         return self.component(0, x)
 
     def infer(self, x: Tensor) -> Posterior:
-        """q(z | x) as it is used: `posterior`, refined by `refine` Gauss-Newton steps."""
-        return self.refined(x, self.posterior(x))
+        """q(z | x) as it is used: `posterior`, refined by `refine` Gauss-Newton steps and widened."""
+        q = self.refined(x, self.posterior(x))
+        return q if self.widen == 1 else q.widened(self.widen)
 
     def refined(self, x: Tensor, q: Posterior) -> Posterior:
         """q after `refine` Gauss-Newton steps of each of its components; q itself if that is 0."""

@@ -61,6 +61,8 @@ class Training:
         objective_samples: K of that IWAE-K.
         refine: Gauss-Newton steps from each component's mean in the posterior that is scored and that
             the decoder learns from (1, 2, 4); the encoders learn as they would without.
+        widen: factor of the standard deviations of the posterior that is scored; `Fitted.calibrated`
+            finds it on held-out images.
         moves: what is trained: ``all``, or ``encoder`` alone while the decoder stands still.
         augment: share of each batch that is replaced by images turned, scaled, sheared and shifted a
             little; only where the encoder alone moves, for they are not the data.
@@ -95,6 +97,7 @@ class Training:
     objective: str = "elbo"
     objective_samples: int = 5
     refine: int = 0
+    widen: float = 1.0
     moves: str = "all"
     augment: float = 0.0
     dreams: float = 0.0
@@ -117,6 +120,7 @@ class Training:
             "validation_samples",
             "checkpoint_every",
             "distil_steps",
+            "widen",
         )
         for name in positive:
             value = getattr(self, name)

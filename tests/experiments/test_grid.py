@@ -316,5 +316,7 @@ def test_a_row_may_start_from_another_and_be_scored_refined():
         grid(methods=[{"name": "rme", "after": "NOBODY"}])
     with pytest.raises(ConfigError, match="refined must be whole numbers of 1 or more"):
         grid(methods=[{"name": "rme", "refined": [0]}])
+    with pytest.raises(ConfigError, match="calibrated must be true or false, got 2"):
+        grid(methods=[{"name": "rme", "calibrated": 2}])
     with pytest.raises(ConfigError, match="after must be text"):
         grid(methods=[{"name": "rme", "after": 3}])

@@ -14,6 +14,7 @@ import pytest
 import torch
 from small_grid import content, do_here, grid, same_stores, starts, write_grid
 
+import recmix
 from recmix.errors import ConfigError, RunError
 from recmix.experiments.driver import run_grid
 from recmix.experiments.grid import read_grid
@@ -258,6 +259,7 @@ def test_a_chain_of_rows_is_trained_and_scored_refined(tmp_path):
     methods = [
         {"name": "vae", "label": "DECODER", "after": "VAE", "refine": 1},
         {"name": "vae", "label": "CHAIN", "after": "DECODER", "moves": "encoder", "refined": [2]},
+        {"name": "vae", "continued": True, "refined": [2], "calibrated": True},
     ]
     jobs = grid(protocol={"splits": 1, "restarts": 1, "samples": [3]}, methods=methods).jobs
     store = Store(tmp_path)
@@ -270,10 +272,16 @@ def test_a_chain_of_rows_is_trained_and_scored_refined(tmp_path):
     scores = {job.row: store.run(job.digest).scores() for job in jobs}
     assert {"test/3", "test/3/refine 2"} <= scores["CHAIN"].keys()
     assert scores["CHAIN"]["test/3/refine 2"]["elbo"] > scores["CHAIN"]["test/3"]["elbo"]
+    assert {"test/3/calibrated", "test/3/refine 2/calibrated"} <= scores["VAE+"].keys()
+    assert scores["VAE+"]["test/3"]["widen"] == 1.0
+    data = recmix.data.load("digits", None, 0)
+    (plus,) = [store.folder(job.digest) for job in jobs if job.row == "VAE+"]
+    expected = recmix.load(plus).calibrated(data.x_val, 3).spec.training.widen
+    assert scores["VAE+"]["test/3/calibrated"]["widen"] == expected
 
 
 def test_finished_runs_are_timed_again_one_after_the_other(tmp_path, capsys):
-    method = 'name = "vae"\nrefined = [1]\ncontinued = true'
+    method = 'name = "vae"\nrefined = [1]\ncalibrated = true\ncontinued = true'
     file, folder = (
         write_grid(tmp_path, method=f'name = "vae"\n[[methods]]\n{method}'),
         tmp_path / "store",

@@ -208,18 +208,33 @@ def test_the_reach_table_leaves_dashes_where_nothing_was_measured(rows):
     assert cells[0] == "MNIST, dim 20"
     assert cells[1:3] == ["930.7 ± 3.9", "RME(4): 945.2 ± 1.6"]
     assert cells[3] == "941.1 ± 0.9"
-    assert cells[4] == "1001.2 ± 0.9"
-    assert cells[5:] == ["RESIDUAL: 1041.0 ± 0.8", "RESIDUAL: 1046.0 ± 0.8"]
+    assert cells[4:6] == ["–", "RESIDUAL: 1001.2 ± 0.9"]
+    assert cells[6:] == ["RESIDUAL +2 steps: 1041.0 ± 0.8", "RESIDUAL +4 steps: 1046.0 ± 0.8"]
     fifty = [cell.strip() for cell in lines[4].strip("|").split("|")]
     assert fifty[3].startswith("1191.1")
-    assert fifty[4] == "–"
-    assert lines[7].count("–") == 4
+    assert fifty[5] == "–"
+    assert lines[7].count("–") == 5
     assert len(reach_table([]).splitlines()) == 8
 
 
 def test_a_decoder_that_learned_refined_is_the_one_shown_refined(rows):
-    four = {**row(rows, "RESIDUAL +4 steps"), "label": "REFINED", "mean": 999.0}
+    four = {**row(rows, "RESIDUAL +4 steps"), "label": "REFINED", "row": "REFINED", "mean": 999.0}
     assert "REFINED: 999.0" in reach_table([*rows, four])
+
+
+def test_calibrated_rows_come_before_others_of_the_same_model(rows):
+    def wide(name, mean):
+        calibrated = {"row": f"{name} calibrated", "calibrated": True, "mean": mean}
+        return {**row(rows, name), **calibrated}
+
+    more = [wide("VAE+", 950.0), wide("RESIDUAL", 1010.0), wide("RESIDUAL +2 steps", 1042.0)]
+    for found in ([*rows, *more], [*more, *rows]):
+        cells = [cell.strip() for cell in reach_table(found).splitlines()[3].strip("|").split("|")]
+        assert cells[3].startswith("941.1")
+        assert cells[4].startswith("950.0")
+        assert cells[5].startswith("RESIDUAL calibrated: 1010.0")
+        assert cells[6].startswith("RESIDUAL +2 steps calibrated: 1042.0")
+        assert cells[7].startswith("RESIDUAL +4 steps: 1046.0")
 
 
 def test_times_taken_with_nothing_else_running_speak_alone(rows):

@@ -27,6 +27,9 @@ def evaluate_command(
     refine: Annotated[
         int | None, typer.Option(help="Gauss-Newton steps for every image first (1, 2, 4).")
     ] = None,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Fit the posterior's width to validation images first.")
+    ] = False,
     gap: Annotated[bool, typer.Option("--gap", help="Say how much is lost where, and advise.")] = False,
     images: Annotated[
         int | None, typer.Option(help="Images for --gap, and as many training images (default 200).")
@@ -79,15 +82,20 @@ def evaluate_command(
         )
         return
     samples = 100 if samples is None else samples
+    if calibrate:
+        fitted = fitted.calibrated(_split(source, "val"), samples, seed=seed, memory=limit)
     with _progress(f"evaluating {split}", len(scored), as_json) as report:
         found = score(fitted.method, scored, samples=samples, seed=seed, memory=limit, report=report)
+    found["widen"] = fitted.spec.training.widen
     if data is None:
-        also = "" if refine is None else f"/refine {refine}"
+        also = ("" if refine is None else f"/refine {refine}") + "/calibrated" * calibrate
         Run(run).add_score(f"{split}/{samples}{also}", found)
     if as_json:
         out.print_json(json.dumps({"run": str(run), "split": split, **found}))
         return
     print_scores([(run.name, found)], title=f"{split}, {found['images']:,} images")
+    if calibrate:
+        out.print(f"standard deviations {found['widen']:.2f} times the encoder's, by validation images")
 
 
 def _split(data: ImageData, name: str) -> Any:

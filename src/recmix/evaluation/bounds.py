@@ -7,6 +7,7 @@ samples (Burda et al., Importance Weighted Autoencoders, 2016).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from recmix.core import LatentModel, Method, Posterior
 from recmix.errors import ConfigError
 
-__all__ = ["MEMORY", "Bounds", "bounds", "bounds_of", "decode_bytes"]
+__all__ = ["MEMORY", "Bounds", "bounds", "bounds_of", "decode_bytes", "pieces"]
 
 MEMORY = 256 * 2**20
 """Bytes that the decoder's activations may take at a time, by default."""
@@ -75,15 +76,25 @@ def bounds(
     """
     if not isinstance(samples, int) or samples < 1:
         raise ConfigError(f"samples must be a whole number, at least 1; got {samples!r}")
+    at_once, parts = pieces(method.model, x, memory)
+    found = [
+        bounds_of(method.model, part, method.infer(part), samples, generator, at_once) for part in parts
+    ]
+    return Bounds(*(torch.cat(column) for column in zip(*found, strict=True)))
+
+
+def pieces(model: LatentModel, x: Tensor, memory: int | None) -> tuple[int, Sequence[Tensor]]:
+    """How many latent vectors may be decoded at a time, and images x in parts of at most as many.
+
+    Args:
+        model: whose decoder.
+        x: images.
+        memory: bytes for its activations; by default what suits the device.
+    """
     if memory is None:
         memory = CPU_MEMORY if x.device.type == "cpu" else MEMORY
-    at_once = max(1, memory // decode_bytes(method.model))
-    rows = max(1, min(len(x), at_once))
-    parts = [
-        bounds_of(method.model, part, method.infer(part), samples, generator, at_once)
-        for part in x.split(rows)
-    ]
-    return Bounds(*(torch.cat(column) for column in zip(*parts, strict=True)))
+    at_once = max(1, memory // decode_bytes(model))
+    return at_once, x.split(max(1, min(len(x), at_once)))
 
 
 def bounds_of(

@@ -20,6 +20,7 @@
     order = [2, 3]         # options of the method or of training; also: continued, label,
     after = "VAE+"         # the row whose runs it starts from (default: the VAE),
     refined = [2, 4]       # scored again with so many Gauss-Newton steps for every image
+    calibrated = true      # and each of these again, as wide as validation images ask for
 
 A run's name is a digest of everything that defines its result and of nothing else, so that the same
 run in two grids, or in one grid twice, is one run. Methods of the second stage start from the VAE of
@@ -60,7 +61,7 @@ __all__ = ["Grid", "Job", "check", "digest_of", "expand", "read_grid", "told"]
 FORMAT = 1
 """Enters every digest: a change of what a definition means makes new runs of all."""
 DIGITS = 16
-YOUNGER = {"keep": "best", "average": 0.0, "distil": 0.0, "distil_steps": 2}
+YOUNGER = {"widen": 1.0, "keep": "best", "average": 0.0, "distil": 0.0, "distil_steps": 2}
 """Training options that came after the first stores, each with the value that changes nothing."""
 
 
@@ -77,7 +78,7 @@ class Job:
         split: seed of the validation split.
         restart: seed of the weights.
         depends: digest of the run it starts from, or None.
-        evaluate: what is measured, as ``split/samples`` or ``split/samples/refine steps``.
+        evaluate: what is measured, as ``split/samples``, then ``/refine steps`` and ``/calibrated``.
         apart: training options that are not part of the definition.
     """
 
@@ -310,6 +311,7 @@ def _job(
     }
     evaluate = [f"test/{samples}" for samples in protocol["samples"]]
     evaluate += [f"{key}/refine {steps}" for key in list(evaluate) for steps in row.refined]
+    evaluate += [f"{key}/calibrated" for key in list(evaluate) if row.calibrated]
     return Job(
         digest=digest_of(definition),
         definition=definition,

@@ -29,7 +29,7 @@ PROTOCOL = ("splits", "restarts", "samples", "choose_by")
 STAGES = ("first", "second")
 AXES = ("data", "latent", "likelihood", "network", "decoder_network", "size", "crop")
 COLUMN = (*AXES, "methods", *STAGES)
-OWN = ("name", "continued", "label", "after", "refined")
+OWN = ("name", "continued", "label", "after", "refined", "calibrated")
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ class Variant:
         factor: the method's share of the usual learning rate.
         after: the row whose runs it starts from; the VAE's if empty.
         refined: numbers of Gauss-Newton steps by which its posterior is refined, and scored again.
+        calibrated: whether each of these is scored again with its width fitted to validation images.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Variant:
     factor: float
     after: str = ""
     refined: tuple[int, ...] = ()
+    calibrated: bool = False
 
     def same(self, other: Variant) -> bool:
         """Whether it is the same run, under whatever label."""
@@ -181,8 +183,10 @@ def read_variants(entry: Mapping[str, Any]) -> Iterator[Variant]:
     name, continued, label = entry.get("name"), entry.get("continued", False), entry.get("label", "")
     if not isinstance(name, str):
         raise ConfigError("an entry of [[methods]] has no name: `recmix methods` lists them")
-    if not isinstance(continued, bool):
-        raise ConfigError(f"continued must be true or false, got {continued!r}")
+    calibrated = entry.get("calibrated", False)
+    for key, choice in (("continued", continued), ("calibrated", calibrated)):
+        if not isinstance(choice, bool):
+            raise ConfigError(f"{key} must be true or false, got {choice!r}")
     after = entry.get("after", "")
     for key, text in (("label", label), ("after", after)):
         if not isinstance(text, str):
@@ -195,7 +199,7 @@ def read_variants(entry: Mapping[str, Any]) -> Iterator[Variant]:
     axes = [k for k, v in given.items() if isinstance(v, list)]
     for values in _product(given):
         row = variant(name, values, continued=continued or bool(after), label=label, axes=axes)
-        row = replace(row, after=after, refined=tuple(refined))
+        row = replace(row, after=after, refined=tuple(refined), calibrated=calibrated)
         if row.name == "vae" and not row.second and row.training:
             raise ConfigError(
                 f"the VAE that the others start from takes no options of its own "

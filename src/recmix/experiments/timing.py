@@ -60,8 +60,10 @@ def time_again(
         for key, found in run.scores().items():
             part, _, *more = key.split("/")
             if part == "test":
-                steps = int(more[0].removeprefix("refine ")) if more else model.spec.training.refine
-                times = pass_milliseconds(model.refined(steps).method, batches)
+                steps = [int(w.removeprefix("refine ")) for w in more if w.startswith("refine ")]
+                used = model.refined(*steps) if steps else model
+                used = used.widened(found.get("widen", 1.0))
+                times = pass_milliseconds(used.method, batches)
                 taken = {
                     "milliseconds": statistics.fmean(times),
                     "passes": times,

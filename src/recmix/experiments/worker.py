@@ -16,11 +16,14 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from recmix.errors import Interrupted, RecmixError, RunError
 from recmix.experiments.store import Store
 from recmix.files import write_json
+
+if TYPE_CHECKING:
+    from recmix.fitted import Fitted
 
 __all__ = ["main", "train_together", "work", "written_to"]
 
@@ -157,10 +160,21 @@ def _work(store: Store, digest: str, device: str, data_root: Path | None) -> Non
             if parts[part] is None:
                 raise RunError(f"the data {data.name} have no {part} images to score")
             since = time.monotonic()
-            scored = fitted.refined(int(more[0].removeprefix("refine "))) if more else fitted
-            run.add_score(key, score(scored.method, parts[part], samples=int(samples)))
+            scored = _used(fitted, more, data.x_val, int(samples))
+            found = score(scored.method, parts[part], samples=int(samples))
+            run.add_score(key, found | {"widen": scored.spec.training.widen})
             run.log("scored", key=key, seconds=round(time.monotonic() - since, 4))
     store.complete(digest)
+
+
+def _used(fitted: Fitted, how: Sequence[str], held_out: Any, samples: int) -> Fitted:
+    """A trained model with its posterior used as a score's key says."""
+    for word in how:
+        if word == "calibrated":
+            fitted = fitted.calibrated(held_out, samples)
+        else:
+            fitted = fitted.refined(int(word.removeprefix("refine ")))
+    return fitted
 
 
 def stop_at_the_end_of(descriptor: int) -> None:

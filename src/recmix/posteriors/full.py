@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 
 import torch
 from torch import Tensor
@@ -48,6 +49,12 @@ class FullGaussian(Posterior):
         upper = cholesky(precision.flip(-2, -1)).flip(-2, -1)
         made = cls(mean, upper.mT)
         made._inverted = True
+        return made
+
+    def widened(self, factor: float) -> FullGaussian:
+        """N(μ, f² Σ)."""
+        made = FullGaussian(self._mean, self._factor * (1 / factor if self._inverted else factor))
+        made._inverted = self._inverted
         return made
 
     def split(self, count: int) -> list[FullGaussian]:
@@ -123,6 +130,9 @@ def cholesky(matrix: Tensor) -> Tensor:
     is replaced by its diagonal: a density made from the factor stays a proper density, only a little
     narrower. Nothing is read back to the host to find out which.
     """
+    made = _by_kernel(matrix)
+    if made is not None:
+        return made
     eps = torch.finfo(matrix.dtype).eps
     size = matrix.shape[-1]
     identity = torch.eye(size, dtype=matrix.dtype, device=matrix.device)
@@ -134,6 +144,17 @@ def cholesky(matrix: Tensor) -> Tensor:
     safe = torch.where(failed[:, None, None], matrix * identity, ridged)
     factor: Tensor = torch.linalg.cholesky_ex(safe).L
     return factor
+
+
+def _by_kernel(matrix: Tensor) -> Tensor | None:
+    """`cholesky` by a kernel of our own, where it may be: on a GPU in float32, without gradients."""
+    there = matrix.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
+    traced = torch.compiler.is_compiling() or torch._C._get_tracing_state()
+    if not there or matrix.dtype != torch.float32 or torch.is_grad_enabled() or traced:
+        return None
+    from recmix import newton_kernels
+
+    return newton_kernels.factor(matrix)
 
 
 def _multiply(factor: Tensor, noise: Tensor) -> Tensor:

@@ -49,6 +49,10 @@ class Gaussian(Posterior):
         """From an encoder's output (B, 2 D): means, then log-variances."""
         return cls(*parameters.chunk(2, dim=-1))
 
+    def widened(self, factor: float) -> Gaussian:
+        """N(μ, diag (f σ)²)."""
+        return Gaussian(self._mean, self.log_variance + 2 * math.log(factor))
+
     def copy(self) -> Posterior:
         """The same density in tensors of its own, copied at once."""
         return Gaussian.clamped(*torch.stack([self._mean, self.log_variance]).unbind())

@@ -77,6 +77,12 @@ class Mixture(Posterior):
             self._components = [Gaussian.clamped(*pair) for pair in pairs]
         return self._components
 
+    def widened(self, factor: float) -> Mixture:
+        """Every component widened about its own mean; the weights stay."""
+        if self._joined is not None:
+            return self.of_gaussians(Gaussian.clamped(*self._joined).widened(factor), self.log_weights)
+        return Mixture([q.widened(factor) for q in self.components], self.log_weights)
+
     def copy(self) -> Posterior:
         """The same density in tensors of its own; all components of a joined mixture at once."""
         if self._joined is None:

@@ -96,8 +96,8 @@ def _latex_row(table: Table, line: Line) -> str:
     name = _latex(line.row.label)
     if line.row.setting is not None:
         name += rf"$^{{(\textrm{{{_latex(str(line.row.setting))}}})}}$"
-    if line.row.refine:
-        name += f" {line.row.steps}"
+    if line.row.use:
+        name += f" {line.row.use}"
     cells = [name]
     for entry, printed in zip(line.entries, table.printed, strict=True):
         cells.append(_latex_cell(entry))

@@ -80,7 +80,7 @@ def gaps(results: Results) -> list[str]:
         most = results.splits(column)
         if 0 < len(cell.values) < most:
             fewer.append(f"{row} on {column} ({len(cell.values)} of {most})")
-        unscored += 0 if row.refine else len(cell.chosen) - len(cell.values)
+        unscored += 0 if row.use else len(cell.chosen) - len(cell.values)
         pending += cell.pending
     if fewer:
         notes.append(f"Fewer splits than the rest of the column, so never its best: {_named(fewer)}.")

@@ -167,4 +167,4 @@ def time_of(row: Row, column: Column) -> Published | None:
 
 def _key(row: Row) -> tuple[str, Setting]:
     label = "BVI-ER1" if row.label == "BVI" else row.label  # the main paper's name for it
-    return f"{label} {row.steps}".rstrip(), row.setting  # the paper refined none
+    return f"{label} {row.use}".rstrip(), row.setting  # the paper used all as they were trained

@@ -21,36 +21,41 @@ REACH = (
 """The data sets and dimensions of the table."""
 STEPS = (2, 4)
 """Numbers of refinement steps with a column of their own."""
+VAES = ("VAE", "VAE+")
+"""Rows that have columns of their own, or are behind them."""
 Line = dict[str, Any]
 
 
 def reach_table(rows: Iterable[Line]) -> str:
     """The paper's VAE and its best, then ours: VAE+, feed-forward and refined, as Markdown.
 
-    Where several rows are feed-forward, the one with the best validation bound stands here. Refined
-    stands one model, named beside its figures: that whose decoder learned from refined posteriors (the
-    row ``REFINED``), else the feed-forward one, else VAE+; the first that was scored after every number
-    of steps. What was not measured is a dash.
+    Of all rows but the VAE's that take no steps for an image, the one with the best validation bound
+    stands as feed-forward. Refined stands one model: that whose decoder learned from refined posteriors
+    (the row ``REFINED``), else the feed-forward one, else VAE+; the first that was scored after every
+    number of steps. Calibrated rows come before others of the same model: they differ by a number that
+    was fitted to validation images. Every cell names its row. What was not measured is a dash.
 
     Args:
         rows: of `recmix.reports.summary.summary`.
     """
     found = list(rows)
-    heads = ["data, dimension", "paper: VAE", "paper: best", "VAE+", "feed-forward"]
+    heads = ["data, dimension", "paper: VAE", "paper: best", "VAE+", "VAE+ calibrated"]
+    heads += ["feed-forward"]
     heads += [f"refined, {steps} steps" for steps in STEPS]
     lines = [_row(heads), _row(["---", *["---:"] * (len(heads) - 1)])]
     for data, latent in REACH:
         likelihood = "bernoulli" if data == "binary-mnist" else "gaussian"
         column = Column(data=data, latent=latent, likelihood=likelihood)
         here = [row for row in found if row["column"] == str(column)]
-        plus = next((row for row in here if row["row"] == "VAE+"), None)
+        controls = [_named(here, name) for name in ("VAE+", "VAE+ calibrated")]
         ahead = _feed_forward(here)
         best = best_printed(column)
         cells = [
             str(column),
             _printed(likelihood_of(Row("VAE"), column)),
             EMPTY if best is None else f"{best.row}: {_printed(best)}",
-            *map(_ours, (plus, ahead)),
+            *map(_ours, controls),
+            EMPTY if ahead is None else f"{ahead['row']}: {_ours(ahead)}",
             *_refined(here, ahead),
         ]
         lines.append(_row(cells))
@@ -107,24 +112,30 @@ def _time(row: Line) -> str:
 
 
 def _feed_forward(rows: Sequence[Line]) -> Line | None:
-    """The feed-forward row that validation images prefer; test images have no say."""
-    found = [row for row in rows if row["inference"] == "feed-forward"]
+    """The row without steps that validation images prefer; test images have no say."""
+    found = [row for row in rows if row["inference"] != "refined" and row["label"] not in VAES]
 
-    def merit(row: Line) -> float:
-        return -math.inf if row["validation"] is None else float(row["validation"])
+    def merit(row: Line) -> tuple[float, bool]:
+        bound = -math.inf if row["validation"] is None else float(row["validation"])
+        return bound, row["calibrated"]
 
     return max(found, key=merit, default=None)
+
+
+def _named(rows: Sequence[Line], name: str) -> Line | None:
+    return next((row for row in rows if row["row"] == name), None)
 
 
 def _refined(rows: Sequence[Line], ahead: Line | None) -> list[str]:
     """The figures of the model that is shown refined, by the number of steps."""
     labels = ["REFINED", *([] if ahead is None else [ahead["label"]]), "VAE+"]
+    last = sorted(rows, key=lambda row: bool(row["calibrated"]))  # it stays where both are there
     scored = {
-        label: {row["steps"]: row for row in rows if row["label"] == label and row["steps"] in STEPS}
+        label: {row["steps"]: row for row in last if row["label"] == label and row["steps"] in STEPS}
         for label in labels
     }
     label = max(labels, key=lambda name: len(scored[name]))  # the first of those with the most
-    named = {steps: f"{label}: {_ours(row)}" for steps, row in scored[label].items()}
+    named = {steps: f"{row['row']}: {_ours(row)}" for steps, row in scored[label].items()}
     return [named.get(steps, EMPTY) for steps in STEPS]
 
 

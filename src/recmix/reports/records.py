@@ -42,33 +42,36 @@ TITLES = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of a table: a method, the setting the tables vary, and steps of refinement at test time.
+    """A line of a table: a method, the setting the tables vary, and how its posterior is used.
 
-    >>> print(Row("RME", 5), Row("VAE"), Row("RES", None, 2), sep=", ")
-    RME(5), VAE, RES +2 steps
+    >>> print(Row("RME", 5), Row("RES", None, 2), Row("VAE", calibrated=True), sep=", ")
+    RME(5), RES +2 steps, VAE calibrated
     """
 
     label: str
     setting: Setting = None
     refine: int = 0
+    calibrated: bool = False
 
     def __str__(self) -> str:
         name = self.label if self.setting is None else f"{self.label}({self.setting})"
-        return f"{name} {self.steps}" if self.refine else name
+        return f"{name} {self.use}".rstrip()
 
     @property
-    def steps(self) -> str:
-        """The refinement in words, if there is any."""
-        return f"+{self.refine} step{'s' * (self.refine > 1)}" if self.refine else ""
+    def use(self) -> str:
+        """How the posterior is used, in words, if not as it was trained."""
+        steps = f"+{self.refine} step{'s' * (self.refine > 1)}" if self.refine else ""
+        return f"{steps} {'calibrated' * self.calibrated}".strip()
 
     @property
     def order(self) -> tuple[Any, ...]:
-        """Where it stands: the paper's order, then by name, by setting, by steps of refinement."""
+        """Where it stands: the paper's order, then by name, by setting, by how it is used."""
         known = self.label in PAPER_ORDER
         place = (0, PAPER_ORDER.index(self.label), "") if known else (1, 0, self.label)
+        use = (self.refine, self.calibrated)
         if isinstance(self.setting, int | float):
-            return (*place, 1, self.setting, "", self.refine)
-        return (*place, 0 if self.setting is None else 2, 0, str(self.setting), self.refine)
+            return (*place, 1, self.setting, "", *use)
+        return (*place, 0 if self.setting is None else 2, 0, str(self.setting), *use)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +138,7 @@ class Record:
         epochs: how many it has trained.
         best_epoch: the epoch whose weights were kept.
         validation: its best bound on the validation images, nats; the only thing that selects it.
-        scores: what was measured, by ``split/samples`` or ``split/samples/refine steps``.
+        scores: what was measured, by ``split/samples``, ``/refine steps`` and ``/calibrated`` added.
         gap: the means that ``gap.json`` holds, if it is there.
         curve: thinned learning curves: ``epoch`` and the series of `CURVES` it has.
         spec: what was asked, as it stands in the file.

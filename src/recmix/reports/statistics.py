@@ -8,6 +8,7 @@ Wilcoxon's signed-rank test (Wilcoxon 1945) under its exact distribution.
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -266,9 +267,10 @@ def summarise(
         grouped[record.row, record.column].append(record)
     cells = {}
     for (row, column), found in grouped.items():
-        for steps in (0, *_refined(found, score_key(part, samples))):
-            line = replace(row, refine=steps)
-            cells[line, column] = _cell(line, column, found, score_key(part, samples, steps))
+        for steps, calibrated in _uses(found, score_key(part, samples)):
+            line = replace(row, refine=steps, calibrated=calibrated)
+            key = score_key(part, samples, steps, calibrated=calibrated)
+            cells[line, column] = _cell(line, column, found, key)
     columns = sorted({column for _, column in cells}, key=lambda column: column.order)
     rows = sorted({row for row, _ in cells} | {CONTROL}, key=lambda row: row.order)
     most = {}
@@ -280,20 +282,20 @@ def summarise(
     return Results(rows=rows, columns=columns, cells=cells, most=most, samples=samples, holm=correct)
 
 
-def score_key(part: str, samples: int, refine: int = 0) -> str:
-    """What a score is called: images, K of IWAE-K and steps of refinement.
+def score_key(part: str, samples: int, refine: int = 0, *, calibrated: bool = False) -> str:
+    """What a score is called: images, K of IWAE-K, steps of refinement, whether calibrated.
 
-    >>> score_key("test", 100), score_key("test", 100, 2)
-    ('test/100', 'test/100/refine 2')
+    >>> score_key("test", 100), score_key("test", 100, 2, calibrated=True)
+    ('test/100', 'test/100/refine 2/calibrated')
     """
-    return f"{part}/{samples}" + (f"/refine {refine}" if refine else "")
+    return f"{part}/{samples}" + f"/refine {refine}" * bool(refine) + "/calibrated" * calibrated
 
 
-def _refined(records: Iterable[Record], key: str) -> list[int]:
-    """With how many steps of refinement some of the runs were scored, beside without."""
-    start = f"{key}/refine "
-    told = {name.removeprefix(start) for r in records for name in r.scores if name.startswith(start)}
-    return sorted({int(steps) for steps in told if steps.isdecimal() and len(steps) < 4} - {0})
+def _uses(records: Iterable[Record], key: str) -> list[tuple[int, bool]]:
+    """Steps of refinement, and whether calibrated, with which some of the runs were scored."""
+    form = re.compile(re.escape(key) + r"(?:/refine ([1-9]\d{0,2}))?(/calibrated)?")
+    told = [found for r in records for name in r.scores if (found := form.fullmatch(name))]
+    return sorted({(0, False)} | {(int(found[1] or 0), found[2] is not None) for found in told})
 
 
 def _cell(row: Row, column: Column, records: Sequence[Record], key: str) -> Cell:
@@ -314,7 +316,7 @@ def _cell(row: Row, column: Column, records: Sequence[Record], key: str) -> Cell
         milliseconds=milliseconds,
         milliseconds_std=milliseconds_std,
         candidates=sum(record.status == "done" for record in records),
-        pending=0 if row.refine else sum(record.status != "done" for record in records),
+        pending=0 if row.use else sum(record.status != "done" for record in records),
         batches=others,
         devices=sorted(devices - {""}),
         timed_alone=all(r.scores[key].get("alone") for r in chosen.values() if key in r.scores),

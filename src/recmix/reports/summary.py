@@ -94,7 +94,7 @@ def panels(rows: Iterable[dict[str, Any]]) -> dict[str, list[tuple[str, float, f
 def _line(cell: Cell, results: Results) -> dict[str, Any]:
     row, column = cell.row, cell.column
     runs = [cell.chosen[split] for split in cell.values]
-    key = score_key("test", results.samples, row.refine)
+    key = score_key("test", results.samples, row.refine, calibrated=row.calibrated)
     kind, steps = inference(runs[0], row)
     bounds = [run.validation for run in runs if run.validation is not None]
     return {
@@ -108,6 +108,8 @@ def _line(cell: Cell, results: Results) -> dict[str, Any]:
         "setting": row.setting,
         "inference": kind,
         "steps": steps,
+        "calibrated": row.calibrated,
+        "widen": _mean(run.score(key, "widen") for run in runs),
         "mean": cell.mean,
         "std": cell.std,
         "splits": len(cell.values),
@@ -177,7 +179,7 @@ def _gap(runs: Sequence[Record], row: Row) -> dict[str, Any] | None:
         part = ((run.gap or {}).get("summary") or {}).get("test") or {}
         total, reference = part.get("total") or {}, part.get("log_evidence") or {}
         same = (run.gap or {}).get("refine", 0) == (row.refine or _trained(run))
-        if same and number(total.get("mean")) is not None:
+        if same and not row.calibrated and number(total.get("mean")) is not None:
             totals.append(float(total["mean"]))
             errors.append(number(total.get("se")) or 0.0)
             references.append(number(reference.get("mean")))
