@@ -11,7 +11,11 @@ whatever the decoder is made of (`recmix.tangents` knows the usual ones); no pix
 ever formed. On a GPU, where no gradient is wanted, all of it goes through kernels of our own
 (`recmix.tangent_kernels`, `recmix.newton_kernels`).
 
-References: Levenberg 1944; Marquardt 1963; Park et al., Variational Laplace Autoencoders, ICML 2019.
+The Jacobian is the dear part, so the curvature of a step may serve again: a fresh gradient, which one
+pass forward and one back give, and the same H (`reuse`).
+
+References: Levenberg 1944; Marquardt 1963; Shamanskii 1967 (reuse); Park et al., Variational Laplace
+Autoencoders, ICML 2019.
 """
 
 from __future__ import annotations
@@ -39,6 +43,8 @@ DAMPING = 1.0
 LADDER = (0.0, 1.0, 10.0, 100.0, 1000.0)
 """Dampings tried in one step, as multiples of an example's own λ; 0 is the pure Gauss-Newton step."""
 
+LENGTHS = (0.25, 0.5, 1.0, 2.0)
+"""Of the steps that are tried with a curvature that was formed somewhere else."""
 LARGEST = 1e12
 """λ grows no further: a step is below rounding by then, and λ times a number stays finite."""
 
@@ -203,6 +209,7 @@ def climb(
     steps: int,
     damping: float = DAMPING,
     chunk: int | None = None,
+    reuse: int = 0,
 ) -> tuple[Tensor, NormalEquations]:
     """Where damped Gauss-Newton steps up log p(x, z) lead: z (B, D), and the equations there.
 
@@ -221,6 +228,7 @@ def climb(
         steps: number of steps.
         damping: λ at the start.
         chunk: see `jacobian`.
+        reuse: how often each step is followed by one with a gradient of its own but the same curvature.
     """
     z = start.detach()
     x = x.to(z.dtype)
@@ -233,7 +241,36 @@ def climb(
             step = damped_step(here.gradient.expand(wide[:-1]), here.precision.expand(wide), tried)
             reached = model.log_joint(x, z + step)  # (T, B)
             z, level = _choose(reached, here.log_joint, z, step, tried, level, damping)
+            for _ in range(reuse):
+                z = _again(model, x, z, here.precision, level)
     return z, normal_equations(model, x, z, chunk=chunk)
+
+
+def _again(model: LatentModel, x: Tensor, z: Tensor, precision: Tensor, level: Tensor) -> Tensor:
+    """Where a step from z with this curvature leads, at the length that is best; or z."""
+    joint, gradient = _ascent(model, x, z)
+    step = damped_step(gradient[None], precision[None], level[None])  # (1, B, D)
+    tried = torch.cat([length * step for length in LENGTHS])
+    best, which = _best(model.log_joint(x, z + tried))
+    return torch.where((best > joint)[:, None], z + _pick(tried, which), z)
+
+
+def _ascent(model: LatentModel, x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+    """log p(x, z) and its derivative in z, (B,) and (B, D)."""
+    if _traceable:  # not every tracer can follow reverse mode
+        here = normal_equations(model, x, z)
+        return here.log_joint, here.gradient
+    with torch.enable_grad():
+        at = z.detach().requires_grad_()
+        joint = model.log_joint(x, at[None]).squeeze(0)
+        (gradient,) = torch.autograd.grad(joint.sum(), at)
+    return joint.detach(), gradient
+
+
+def _best(reached: Tensor) -> tuple[Tensor, Tensor]:
+    """The highest of (T, B) that is a finite number, and which it is, (B,) each."""
+    best, which = reached.nan_to_num(-torch.inf, posinf=-torch.inf).max(0)
+    return best, which
 
 
 def _tries(level: Tensor) -> Tensor:
@@ -258,7 +295,7 @@ def _choose(
     chosen: tuple[Tensor, Tensor] | None = ours and ours.choose(*given, beyond=beyond, limits=limits)
     if chosen is not None:
         return chosen
-    best, which = reached.nan_to_num(-torch.inf, posinf=-torch.inf).max(0)
+    best, which = _best(reached)
     rose = best > joint
     taken = _pick(tried[..., None], which).squeeze(-1)
     level = torch.where(rose, 0.1 * taken, beyond * level)

@@ -20,11 +20,20 @@ from recmix.gauss_newton import DAMPING, climb, damped_step
 from recmix.posteriors import Mixture
 from recmix.posteriors.full import FullGaussian
 
-__all__ = ["check_can_be_taught", "check_decoder_has_jacobian", "laplace", "refined"]
+__all__ = ["REUSE", "check_can_be_taught", "check_decoder_has_jacobian", "laplace", "refined"]
+
+REUSE = 2
+"""How often a step's curvature serves again: two steps then lead about as far as four without."""
 
 
 def laplace(
-    model: LatentModel, x: Tensor, start: Tensor, *, steps: int, damping: float = DAMPING
+    model: LatentModel,
+    x: Tensor,
+    start: Tensor,
+    *,
+    steps: int,
+    damping: float = DAMPING,
+    reuse: int = 0,
 ) -> FullGaussian:
     """N(z*, H⁻¹) where `steps` damped Gauss-Newton steps from `start` (B, D) lead.
 
@@ -40,8 +49,9 @@ def laplace(
         start: latent points.
         steps: number of steps; with none it is the curvature at `start`.
         damping: λ of the first step, in units of the prior's precision.
+        reuse: how often the curvature of a step serves again, see `recmix.gauss_newton.climb`.
     """
-    mode, at = climb(model, x, start, steps=steps, damping=damping)
+    mode, at = climb(model, x, start, steps=steps, damping=damping, reuse=reuse)
     if at.gradient.requires_grad:
         moved = damped_step(at.gradient, at.precision.detach(), torch.zeros_like(mode[:, 0]))
         mode = mode + (moved - moved.detach())  # the value of z*, the derivative H⁻¹ dg
@@ -62,10 +72,11 @@ def refined(model: LatentModel, x: Tensor, q: Posterior, *, steps: int) -> Poste
     """
     check_decoder_has_jacobian(model)
     if not isinstance(q, Mixture):
-        return laplace(model, x, q.mean, steps=steps)
+        return laplace(model, x, q.mean, steps=steps, reuse=REUSE)
     starts = torch.cat([part.mean for part in q.components])  # (K·B, D)
     count = len(q.components)
-    whole = laplace(model, x.repeat(count, *(1 for _ in model.shape)), starts, steps=steps)
+    images = x.repeat(count, *(1 for _ in model.shape))
+    whole = laplace(model, images, starts, steps=steps, reuse=REUSE)
     return Mixture(whole.split(count), q.log_weights)
 
 

@@ -222,6 +222,25 @@ def test_a_decoder_that_learned_refined_is_the_one_shown_refined(rows):
     assert "REFINED: 999.0" in reach_table([*rows, four])
 
 
+def test_validation_images_refined_as_much_choose_the_model_shown_refined(tmp_path):
+    def scored(label, test, val):
+        for split in range(2):
+            folder = add(tmp_path, label, split)
+            scores = json.loads((folder / "scores.json").read_text())
+            for steps in (2, 4):
+                scores[f"test/100/refine {steps}"] = scores["test/100"] | {"iwae": test + steps}
+                scores[f"val/5/refine {steps}"] = scores["test/100"] | {"iwae": val + steps}
+            (folder / "scores.json").write_text(json.dumps(scores))
+
+    scored("VAE+", 1000.0, 900.0)
+    scored("RESIDUAL", 990.0, 950.0)
+    rows = summary(read_store(tmp_path).records)
+    assert row(rows, "RESIDUAL +4 steps")["validation"] == 954.0
+    assert row(rows, "RESIDUAL")["validation"] != 954.0
+    cells = [cell.strip() for cell in reach_table(rows).splitlines()[3].strip("|").split("|")]
+    assert cells[6:] == ["RESIDUAL +2 steps: 992.0 ± 0.0", "RESIDUAL +4 steps: 994.0 ± 0.0"]
+
+
 def test_calibrated_rows_come_before_others_of_the_same_model(rows):
     def wide(name, mean):
         calibrated = {"row": f"{name} calibrated", "calibrated": True, "mean": mean}

@@ -309,9 +309,11 @@ def _job(
         "init": depends,
         **column.definition,
     }
-    evaluate = [f"test/{samples}" for samples in protocol["samples"]]
-    evaluate += [f"{key}/refine {steps}" for key in list(evaluate) for steps in row.refined]
-    evaluate += [f"{key}/calibrated" for key in list(evaluate) if row.calibrated]
+    tested = [f"test/{samples}" for samples in protocol["samples"]]
+    tested += [f"{key}/refine {steps}" for key in list(tested) for steps in row.refined]
+    tested += [f"{key}/calibrated" for key in list(tested) if row.calibrated]
+    validated = [f"val/{protocol['choose_by']}"]
+    validated += [f"{validated[0]}/refine {steps}" for steps in row.refined]
     return Job(
         digest=digest_of(definition),
         definition=definition,
@@ -321,7 +323,7 @@ def _job(
         split=split,
         restart=restart,
         depends=depends,
-        evaluate=(*evaluate, f"val/{protocol['choose_by']}"),
+        evaluate=(*tested, *validated),
         apart={k: v for k, v in apart.items() if k != "device"},
     )
 

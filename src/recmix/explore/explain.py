@@ -16,6 +16,7 @@ from recmix.explore.wire import Array
 from recmix.fitted import Fitted
 from recmix.gauss_newton import climb
 from recmix.posteriors.full import FullGaussian
+from recmix.refinement import REUSE
 
 __all__ = ["explain", "interpolate"]
 
@@ -109,7 +110,7 @@ def explain(
 
 def _refine(model: LatentModel, x: Tensor, start: Tensor, steps: int) -> Refined:
     """Begun anew each time: the damping of a climb is part of its state."""
-    z, at = climb(model, x, start, steps=steps)
+    z, at = climb(model, x, start, steps=steps, reuse=REUSE)
     return Refined(z, at.log_joint, FullGaussian.from_precision(z, at.precision))
 
 

@@ -18,13 +18,12 @@ from torch import Tensor, nn
 from recmix.core import Component, LatentModel, Posterior, register_component
 from recmix.errors import ConfigError
 from recmix.likelihoods import PIXELS
+from recmix.methods.wide import WIDTH
 from recmix.networks import conv_encoder
 from recmix.posteriors import Gaussian
 
 __all__ = ["CorrectionComponent", "Corrector", "ResidualComponent"]
 
-WIDTH = 2.0
-"""A corrector's width in units of the paper's encoder."""
 MAX_CORRECTIONS = 8
 
 

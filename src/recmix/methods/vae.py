@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from recmix.core import LESSONS, Component, LatentModel, Method, register, register_component
-from recmix.methods.residual import WIDTH, ResidualComponent
+from recmix.methods.residual import ResidualComponent
+from recmix.methods.wide import WIDTH, WideComponent
 from recmix.posteriors import Gaussian
 from recmix.stacked import StackedEncoders
 
@@ -54,10 +55,11 @@ class VAE(Method):
     Args:
         model: p(x, z).
         encoder: gives q(z | x), or its first guess.
-        component: ``gaussian``, or ``residual`` for corrections by the residual.
+        component: ``gaussian``, ``wide`` for a wider encoder beside the given one, or ``residual`` for
+            corrections by the residual.
         corrections: how many, 1 to 8.
         shared: one corrector for all corrections, or one for each.
-        width: of a corrector, in units of the paper's encoder.
+        width: of the wider encoder or of a corrector, in units of the paper's encoder.
 
     Reference: Kingma & Welling, Auto-Encoding Variational Bayes, ICLR 2014.
     """
@@ -72,7 +74,7 @@ class VAE(Method):
         model: LatentModel,
         encoder: nn.Module,
         *,
-        component: Literal["gaussian", "residual"] = "gaussian",
+        component: Literal["gaussian", "wide", "residual"] = "gaussian",
         corrections: int = 3,
         shared: bool = True,
         width: float = WIDTH,
@@ -82,13 +84,18 @@ class VAE(Method):
                 encoder, model, corrections=corrections, shared=shared, width=width
             )
             super().__init__(model, [chain])
+        elif component == "wide":
+            super().__init__(model, [WideComponent(encoder, model, width=width)])
         else:
             super().__init__(model, [GaussianComponent(encoder, model)])
 
     def networks(self) -> list[nn.Module]:
-        """The correctors', too."""
-        part = self.components[0]
-        more = list(part.correctors) if isinstance(part, ResidualComponent) else []
+        """Those beside the encoder, too."""
+        part, more = self.components[0], []
+        if isinstance(part, ResidualComponent):
+            more = list(part.correctors)
+        elif isinstance(part, WideComponent):
+            more = [part.beside]
         return super().networks() + more
 
     def loss(self, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:

@@ -30,10 +30,10 @@ def reach_table(rows: Iterable[Line]) -> str:
     """The paper's VAE and its best, then ours: VAE+, feed-forward and refined, as Markdown.
 
     Of all rows but the VAE's that take no steps for an image, the one with the best validation bound
-    stands as feed-forward. Refined stands one model: that whose decoder learned from refined posteriors
-    (the row ``REFINED``), else the feed-forward one, else VAE+; the first that was scored after every
-    number of steps. Calibrated rows come before others of the same model: they differ by a number that
-    was fitted to validation images. Every cell names its row. What was not measured is a dash.
+    stands as feed-forward. Refined stands one model: of those that were scored after every number of
+    steps (else after some) that which validation images, refined as much, prefer. Calibrated rows come
+    before others of the same model: they differ by a number that was fitted to validation images. Every
+    cell names its row. What was not measured is a dash.
 
     Args:
         rows: of `recmix.reports.summary.summary`.
@@ -56,7 +56,7 @@ def reach_table(rows: Iterable[Line]) -> str:
             EMPTY if best is None else f"{best.row}: {_printed(best)}",
             *map(_ours, controls),
             EMPTY if ahead is None else f"{ahead['row']}: {_ours(ahead)}",
-            *_refined(here, ahead),
+            *_refined(here),
         ]
         lines.append(_row(cells))
     return "\n".join(lines) + "\n"
@@ -115,28 +115,29 @@ def _feed_forward(rows: Sequence[Line]) -> Line | None:
     """The row without steps that validation images prefer; test images have no say."""
     found = [row for row in rows if row["inference"] != "refined" and row["label"] not in VAES]
 
-    def merit(row: Line) -> tuple[float, bool]:
-        bound = -math.inf if row["validation"] is None else float(row["validation"])
-        return bound, row["calibrated"]
+    return max(found, key=lambda row: (_validation(row), row["calibrated"]), default=None)
 
-    return max(found, key=merit, default=None)
+
+def _validation(row: Line) -> float:
+    return -math.inf if row["validation"] is None else float(row["validation"])
 
 
 def _named(rows: Sequence[Line], name: str) -> Line | None:
     return next((row for row in rows if row["row"] == name), None)
 
 
-def _refined(rows: Sequence[Line], ahead: Line | None) -> list[str]:
+def _refined(rows: Sequence[Line]) -> list[str]:
     """The figures of the model that is shown refined, by the number of steps."""
-    labels = ["REFINED", *([] if ahead is None else [ahead["label"]]), "VAE+"]
-    last = sorted(rows, key=lambda row: bool(row["calibrated"]))  # it stays where both are there
-    scored = {
-        label: {row["steps"]: row for row in last if row["label"] == label and row["steps"] in STEPS}
-        for label in labels
-    }
-    label = max(labels, key=lambda name: len(scored[name]))  # the first of those with the most
-    named = {steps: f"{row['row']}: {_ours(row)}" for steps, row in scored[label].items()}
-    return [named.get(steps, EMPTY) for steps in STEPS]
+    scored: dict[str, dict[int, Line]] = {}
+    for row in sorted(rows, key=lambda row: bool(row["calibrated"])):  # it stays where both are there
+        if row["inference"] == "refined" and row["steps"] in STEPS:
+            scored.setdefault(row["label"], {})[row["steps"]] = row
+
+    def merit(found: dict[int, Line]) -> tuple[int, float]:
+        return len(found), _validation(found[max(found)])
+
+    shown = max(scored.values(), key=merit, default={})
+    return [f"{shown[n]['row']}: {_ours(shown[n])}" if n in shown else EMPTY for n in STEPS]
 
 
 def _printed(figure: Published | None) -> str:

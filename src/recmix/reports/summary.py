@@ -14,6 +14,7 @@ over VAE+ of the same data set and dimension, split by split.
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -96,7 +97,6 @@ def _line(cell: Cell, results: Results) -> dict[str, Any]:
     runs = [cell.chosen[split] for split in cell.values]
     key = score_key("test", results.samples, row.refine, calibrated=row.calibrated)
     kind, steps = inference(runs[0], row)
-    bounds = [run.validation for run in runs if run.validation is not None]
     return {
         "column": str(column),
         "dataset": column.data,
@@ -118,11 +118,18 @@ def _line(cell: Cell, results: Results) -> dict[str, Any]:
         "epochs": statistics.median(run.epochs for run in runs),
         "elbo": _mean(run.score(key, "elbo") for run in runs),
         "samples": results.samples,
-        "validation": statistics.fmean(bounds) if bounds else None,
+        "validation": _mean(_validation(run, row) for run in runs),
         **_over_control(cell, results.cells.get((CONTROL, column))),
         **_times(runs, key),
         "gap": _gap(runs, row),
     }
+
+
+def _validation(run: Record, row: Row) -> float | None:
+    """The bound of the validation images, refined as the row is where that was measured."""
+    form = re.compile(rf"val/\d+/refine {row.refine}")
+    keys = [key for key in run.scores if form.fullmatch(key)]
+    return run.score(keys[0], "iwae") if keys else run.validation
 
 
 def _trained(record: Record) -> int:
