@@ -12,7 +12,7 @@ import recmix
 from recmix.core import Component, Method
 from recmix.errors import ConfigError
 from recmix.evaluation.bounds import bounds
-from recmix.evaluation.calibrate import STEP, WIDEST, calibrate
+from recmix.evaluation.calibrate import WIDEST, calibrate
 from recmix.posteriors import Gaussian, Mixture
 from recmix.posteriors.flow import Reflected
 from recmix.posteriors.full import FullGaussian
@@ -55,7 +55,7 @@ def test_the_width_of_the_true_posterior_is_found(octaves):
 def test_no_factor_beyond_the_widest():
     oracle = LinearGaussian()
     method = Fixed(oracle.model, [Exact(oracle, 1e-3)])
-    assert calibrate(method, oracle.images(10), samples=5).factor == pytest.approx(WIDEST, rel=STEP - 1)
+    assert calibrate(method, oracle.images(10), samples=5).factor == pytest.approx(WIDEST)
 
 
 def _gaussian(f=1.0):
@@ -103,10 +103,11 @@ def model():
 
 def test_a_trained_model_is_calibrated_without_training(model, tmp_path):
     held_out = images(40, seed=5)
-    better = model.calibrated(held_out, 20)
-    factor = better.spec.training.widen
-    assert better.log_likelihood(held_out, 20).mean() >= model.log_likelihood(held_out, 20).mean()
-    assert (factor == 1) == (better.method.widen == 1)
+    narrow = model.widened(0.25)
+    better = narrow.calibrated(held_out, 20)
+    assert better.spec.training.widen == better.method.widen > 0.25  # its own width is not the start
+    assert better.log_likelihood(held_out, 20).mean() > narrow.log_likelihood(held_out, 20).mean() + 0.1
+    assert narrow.method.widen == 0.25
     assert model.method.widen == 1
     wide = model.widened(1.5).refined(1)
     assert (wide.method.widen, wide.method.refine) == (1.5, 1)
@@ -123,8 +124,14 @@ def test_the_command_calibrates_on_validation_images(tmp_path, capsys):
     run = tmp_path / "run"
     recmix.fit("vae", "digits", latent=2, epochs=2, out=run, progress=False)
     assert call("evaluate", run, "--samples", 5, "--calibrate") == 0
-    assert "times the encoder's, by validation images" in capsys.readouterr().out
+    assert "times as large, as validation images ask for" in capsys.readouterr().out
     scores = recmix.run.Run(run).scores()
     data = recmix.data.load("digits")
     expected = recmix.load(run).calibrated(data.x_val, 5).spec.training.widen
     assert scores["test/5/calibrated"]["widen"] == expected
+    assert call("evaluate", run, "--samples", 5, "--calibrate", "--refine", 1) == 0
+    assert recmix.run.Run(run).scores()["test/5/refine 1/calibrated"]["refine"] == 1
+    assert call("evaluate", run, "--calibrate", "--gap") != 0
+    assert "--calibrate is for IWAE bounds and --gap about the ELBO" in capsys.readouterr().err
+    assert call("evaluate", run, "--calibrate", "--split", "val") != 0
+    assert "--calibrate fits the width to the validation images" in capsys.readouterr().err

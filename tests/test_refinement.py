@@ -16,7 +16,8 @@ from recmix.likelihoods import make_likelihood
 from recmix.networks import make_decoder
 from recmix.posteriors import Gaussian, Mixture
 from recmix.posteriors.full import FullGaussian
-from recmix.refinement import REUSE, laplace, refined
+from recmix.refinement import laplace, refined
+from recmix.run import REUSE
 
 
 def test_one_step_is_exact_where_everything_is_linear():
@@ -146,3 +147,12 @@ def test_what_cannot_be_refined_is_refused():
         refined(model, torch.rand(3, 1, 8, 8), q, steps=1)
     with pytest.raises(ConfigError, match="refine must not be negative"):
         recmix.fit("vae", images(20), refine=-1)
+
+
+def test_it_works_in_inference_mode():
+    data = recmix.data.from_arrays(images(60, size=12), seed=0)
+    model = recmix.fit("vae", data, latent=3, epochs=1, progress=False).refined(2)
+    plain = model.posterior(data.x_val[:5])
+    with torch.inference_mode():
+        q = model.posterior(data.x_val[:5])
+    torch.testing.assert_close(q.mean, plain.mean, rtol=1e-4, atol=1e-5)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from recmix.adam import adam
 from recmix.errors import ConfigError, unknown
 from recmix.fusion import fusible
+from recmix.run import REUSE
 
 if TYPE_CHECKING:
     from recmix.likelihoods import Likelihood
@@ -268,6 +269,8 @@ class Method(nn.Module, ABC):
     refine: int = 0
     """If not 0, the posterior that is scored, and that the decoder learns from, is `posterior` refined
     by so many Gauss-Newton steps."""
+    reuse: int = REUSE
+    """How often the curvature of a Gauss-Newton step serves again."""
     widen: float = 1.0
     """Factor of the standard deviations of the posterior that is used, see `evaluation.calibrate`."""
     distil: float = 0.0
@@ -314,7 +317,7 @@ class Method(nn.Module, ABC):
             return q
         from recmix.refinement import refined
 
-        return refined(self.model, x, q, steps=self.refine)
+        return refined(self.model, x, q, steps=self.refine, reuse=self.reuse)
 
     def loss(self, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         """What one step minimises: by default minus the one-sample ELBO, averaged over the batch."""
@@ -417,7 +420,7 @@ class Method(nn.Module, ABC):
         """q after `distil_steps` Gauss-Newton steps of each of its components, without gradients."""
         from recmix.refinement import refined
 
-        return refined(self.model, x, q, steps=self.distil_steps)
+        return refined(self.model, x, q, steps=self.distil_steps, reuse=self.reuse)
 
     def decoder_loss(self, x: Tensor, q: Posterior, generator: torch.Generator | None) -> Tensor:
         """What the decoder is moved down where it has an objective of its own.

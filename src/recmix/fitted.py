@@ -104,7 +104,7 @@ class Fitted:
         An encoder is surer of images it has not seen than it may be. One number, the factor of all its
         standard deviations, is fitted here to images that it was not trained on and that nothing is
         reported on: validation images. The log-likelihood is then estimated with fewer losses; the
-        ELBO, for which the encoder was trained, falls a little.
+        ELBO, for which the encoder was trained, falls.
 
         Args:
             x: held-out images; the first thousand are used.
@@ -319,7 +319,8 @@ def build(
     )
     make: Callable[..., Method] = find_method(spec.method)
     method = make(model, encoder, **spec.options)
-    method.refine, method.widen = spec.training.refine, spec.training.widen
+    for name in ("refine", "reuse", "widen"):  # how its posterior is used
+        setattr(method, name, getattr(spec.training, name))
     device = pick_device(spec.training.device)
     method.to(device, getattr(torch, spec.training.dtype))
     if device.type == "cpu":  # there convolutions are faster in this layout

@@ -257,7 +257,7 @@ def _again(model: LatentModel, x: Tensor, z: Tensor, precision: Tensor, level: T
 
 def _ascent(model: LatentModel, x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
     """log p(x, z) and its derivative in z, (B,) and (B, D)."""
-    if _traceable:  # not every tracer can follow reverse mode
+    if _traceable or torch.is_inference_mode_enabled():  # neither goes with reverse mode
         here = normal_equations(model, x, z)
         return here.log_joint, here.gradient
     with torch.enable_grad():

@@ -19,11 +19,9 @@ from recmix.errors import ConfigError
 from recmix.gauss_newton import DAMPING, climb, damped_step
 from recmix.posteriors import Mixture
 from recmix.posteriors.full import FullGaussian
+from recmix.run import REUSE
 
-__all__ = ["REUSE", "check_can_be_taught", "check_decoder_has_jacobian", "laplace", "refined"]
-
-REUSE = 2
-"""How often a step's curvature serves again: two steps then lead about as far as four without."""
+__all__ = ["check_can_be_taught", "check_decoder_has_jacobian", "laplace", "refined"]
 
 
 def laplace(
@@ -58,7 +56,7 @@ def laplace(
     return FullGaussian.from_precision(mode, at.precision)
 
 
-def refined(model: LatentModel, x: Tensor, q: Posterior, *, steps: int) -> Posterior:
+def refined(model: LatentModel, x: Tensor, q: Posterior, *, steps: int, reuse: int = REUSE) -> Posterior:
     """q with every component refined by `steps` steps; all of them climb together.
 
     >>> from recmix.likelihoods import Gaussian as Noise
@@ -72,11 +70,11 @@ def refined(model: LatentModel, x: Tensor, q: Posterior, *, steps: int) -> Poste
     """
     check_decoder_has_jacobian(model)
     if not isinstance(q, Mixture):
-        return laplace(model, x, q.mean, steps=steps, reuse=REUSE)
+        return laplace(model, x, q.mean, steps=steps, reuse=reuse)
     starts = torch.cat([part.mean for part in q.components])  # (K·B, D)
     count = len(q.components)
     images = x.repeat(count, *(1 for _ in model.shape))
-    whole = laplace(model, images, starts, steps=steps, reuse=REUSE)
+    whole = laplace(model, images, starts, steps=steps, reuse=reuse)
     return Mixture(whole.split(count), q.log_weights)
 
 

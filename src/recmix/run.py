@@ -28,12 +28,15 @@ from recmix._version import __version__
 from recmix.errors import ConfigError, RunError, unknown
 from recmix.files import read_json, write_json
 
-__all__ = ["FORMAT", "PRESET", "Run", "Spec", "Training"]
+__all__ = ["FORMAT", "PRESET", "REUSE", "Run", "Spec", "Training"]
 
 FORMAT = 1
 """Version of the folder's layout; a folder of a newer one is refused."""
 PRESET = "preset.json"
 """Written before the run itself: the stages before it are in folders inside."""
+
+REUSE = 2
+"""How often a Gauss-Newton step's curvature serves again, by default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +64,7 @@ class Training:
         objective_samples: K of that IWAE-K.
         refine: Gauss-Newton steps from each component's mean in the posterior that is scored and that
             the decoder learns from (1, 2, 4); the encoders learn as they would without.
+        reuse: how often the curvature of such a step, and of those of `distil_steps`, serves again.
         widen: factor of the standard deviations of the posterior that is scored; `Fitted.calibrated`
             finds it on held-out images.
         moves: what is trained: ``all``, or ``encoder`` alone while the decoder stands still.
@@ -97,6 +101,7 @@ class Training:
     objective: str = "elbo"
     objective_samples: int = 5
     refine: int = 0
+    reuse: int = REUSE
     widen: float = 1.0
     moves: str = "all"
     augment: float = 0.0
@@ -134,6 +139,7 @@ class Training:
             "fresh_rate",
             "seed",
             "refine",
+            "reuse",
         ):
             if (getattr(self, name) or 0) < 0:
                 raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")

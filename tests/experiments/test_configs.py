@@ -28,7 +28,7 @@ EXPECTED = {
     "frontier_omniglot": (2, CONTROLS + 3, 5),
     "frontier_binary": (1, CONTROLS + 2, 5),
     "frontier_digits": (1, CONTROLS + 5, 6),
-    "ablation_digits": (1, CONTROLS + 7, 6),
+    "ablation_digits": (1, CONTROLS + 8, 6),
 }
 SETTINGS = {
     "SA": {1, 2, 4, 8},

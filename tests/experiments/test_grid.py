@@ -317,3 +317,25 @@ def test_a_row_may_start_from_another_and_be_scored_refined():
         grid(methods=[{"name": "rme", "calibrated": 2}])
     with pytest.raises(ConfigError, match="after must be text"):
         grid(methods=[{"name": "rme", "after": 3}])
+
+
+def test_a_flow_cannot_be_calibrated_and_a_grid_says_so_before_it_begins():
+    wide = grid(methods=[{"name": "iaf", "calibrated": True}])
+    with pytest.raises(ConfigError, match=r"IAF.*only Gaussians and mixtures of them can be calibrated"):
+        check(wide.jobs)
+    check(grid(methods=[{"name": "rme", "calibrated": True}, {"name": "iaf"}]).jobs)
+
+
+def test_reuse_is_part_of_a_run_where_steps_are_taken_while_it_trains():
+    def made(**options):
+        rows = [{"name": "vae", "label": "R", "after": "VAE", "warmup": 1, **options}]
+        return next(job for job in grid(methods=rows).jobs if job.label == "R")
+
+    assert made(reuse=0).digest == made(reuse=2).digest == made().digest
+    for taken in ({"refine": 1}, {"distil": 0.5}):
+        job = made(**taken)
+        assert job.digest == made(**taken, reuse=2).digest != made(**taken, reuse=0).digest
+    old = {**job.definition, "training": dict(job.definition["training"])}
+    old["training"].pop("reuse")  # as it was before there was such an option: plain steps
+    plain = {**job.definition, "training": job.definition["training"] | {"reuse": 0}}
+    assert digest_of(old) == digest_of(plain) != job.digest

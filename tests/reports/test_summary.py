@@ -61,9 +61,11 @@ def add(store, label, split, *, data="mnist", latent=20, base=940.0):
     if label == "RESIDUAL":
         change(folder / "spec.json", options={"component": "residual", "corrections": 3})
     scores = json.loads((folder / "scores.json").read_text())
+    scores["val/5"] = {**scores["test/100"], "iwae": value - 10}
     for steps, gain in MORE.get(label, {}).items():
         more = {"iwae": base + 0.5 * split + gain, "milliseconds": 3.0 * steps}
         scores[f"test/100/refine {steps}"] = {**scores["test/100"], **more}
+        scores[f"val/5/refine {steps}"] = {**scores["test/100"], "iwae": more["iwae"] - 10}
     (folder / "scores.json").write_text(json.dumps(scores))
     return folder
 
@@ -185,7 +187,7 @@ def test_the_same_again_from_the_file_of_runs(store, rows, tmp_path):
     assert run["training"] == {"epochs": 7, "learning_rate": 1e-5, "refine": 2}
     assert (run["split"], run["restart"], run["best_epoch"]) == (3, 0, 7)
     assert run["environment"]["torch"] == "2.13.0"
-    assert (tmp_path / "runs.json").stat().st_size < 1200 * 35
+    assert (tmp_path / "runs.json").stat().st_size < 1500 * 35
 
 
 @pytest.mark.parametrize(
@@ -217,7 +219,7 @@ def test_the_reach_table_leaves_dashes_where_nothing_was_measured(rows):
     assert len(reach_table([]).splitlines()) == 8
 
 
-def test_a_decoder_that_learned_refined_is_the_one_shown_refined(rows):
+def test_the_model_that_validation_images_prefer_is_shown_refined(rows):
     four = {**row(rows, "RESIDUAL +4 steps"), "label": "REFINED", "row": "REFINED", "mean": 999.0}
     assert "REFINED: 999.0" in reach_table([*rows, four])
 
@@ -349,3 +351,49 @@ def test_a_summary_needs_no_torch():
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_calibrated_rows_are_compared_with_the_calibrated_control(tmp_path):
+    def scored(label, split, gain):
+        folder = add(tmp_path, label, split)
+        scores = json.loads((folder / "scores.json").read_text())
+        before = scores["test/100"]
+        scores["test/100/calibrated"] = before | {"iwae": before["iwae"] + gain, "widen": 2.0}
+        (folder / "scores.json").write_text(json.dumps(scores))
+
+    for split in range(6):
+        scored("VAE+", split, 20.0)
+        scored("RESIDUAL", split, 5.0)
+    rows = summary(read_store(tmp_path).records)
+    plain, wide = row(rows, "RESIDUAL"), row(rows, "RESIDUAL calibrated")
+    assert wide["difference"] == pytest.approx(plain["difference"] - 15)
+    assert (wide["widen"], wide["calibrated"], wide["p_vae_plus"]) == (2.0, True, 1 / 64)
+    assert row(rows, "VAE+ calibrated")["difference"] == pytest.approx(20)
+    names = [name for points in panels(rows).values() for name, *_ in points]
+    assert "RESIDUAL" in names
+    assert not any("calibrated" in name for name in names)
+    results = summarise(read_store(tmp_path).records)
+    cell = results.cells[Row("RESIDUAL", calibrated=True), results.columns[0]]
+    assert cell.versus_control.difference == pytest.approx(wide["difference"])
+
+
+def test_a_validation_bound_that_some_runs_lack_is_none(tmp_path):
+    for split in range(2):
+        folder = add(tmp_path, "VAE+", split)
+        scores = json.loads((folder / "scores.json").read_text())
+        del scores["val/5/refine 2"]
+        for k in (5, 100) if split else (5,):
+            scores[f"val/{k}/refine 4"] = scores["test/100"] | {"iwae": float(k)}
+        if split:
+            scores["val/5/refine 2"] = scores["test/100"]
+        (folder / "scores.json").write_text(json.dumps(scores))
+    rows = summary(read_store(tmp_path).records)
+    assert row(rows, "VAE+ +4 steps")["validation"] == 5.0  # the K that both have
+    assert row(rows, "VAE+ +2 steps")["validation"] is None
+
+
+def test_settings_of_one_method_are_not_one_model(rows):
+    four = row(rows, "RESIDUAL +4 steps")
+    laplace = {**four, "label": "VLAE", "method": "vlae", "validation": 1e6, "mean": 9999.0}
+    more = [{**laplace, "row": f"VLAE({n})", "setting": n, "steps": n} for n in (2, 4)]
+    assert "9999" not in reach_table([*rows, *more])

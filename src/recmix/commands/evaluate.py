@@ -51,6 +51,10 @@ def evaluate_command(
     for name, value in (("samples", samples), ("memory", memory)):
         if value is not None and value < 1:
             raise ConfigError(f"{name} must be positive, got {value}")
+    if calibrate and gap:
+        raise ConfigError("--calibrate is for IWAE bounds and --gap about the ELBO: give one of them")
+    if calibrate and split in ("val", "validation"):
+        raise ConfigError("--calibrate fits the width to the validation images: score others")
     if images is not None and not gap:
         raise ConfigError("--images is for --gap: without it every image of the split is scored")
     fitted = load(run, device=device)
@@ -86,7 +90,6 @@ def evaluate_command(
         fitted = fitted.calibrated(_split(source, "val"), samples, seed=seed, memory=limit)
     with _progress(f"evaluating {split}", len(scored), as_json) as report:
         found = score(fitted.method, scored, samples=samples, seed=seed, memory=limit, report=report)
-    found["widen"] = fitted.spec.training.widen
     if data is None:
         also = ("" if refine is None else f"/refine {refine}") + "/calibrated" * calibrate
         Run(run).add_score(f"{split}/{samples}{also}", found)
@@ -95,7 +98,9 @@ def evaluate_command(
         return
     print_scores([(run.name, found)], title=f"{split}, {found['images']:,} images")
     if calibrate:
-        out.print(f"standard deviations {found['widen']:.2f} times the encoder's, by validation images")
+        out.print(
+            f"standard deviations {found['widen']:.2f} times as large, as validation images ask for"
+        )
 
 
 def _split(data: ImageData, name: str) -> Any:

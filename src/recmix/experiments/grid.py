@@ -61,7 +61,7 @@ __all__ = ["Grid", "Job", "check", "digest_of", "expand", "read_grid", "told"]
 FORMAT = 1
 """Enters every digest: a change of what a definition means makes new runs of all."""
 DIGITS = 16
-YOUNGER = {"widen": 1.0, "keep": "best", "average": 0.0, "distil": 0.0, "distil_steps": 2}
+YOUNGER = {"reuse": 0, "widen": 1.0, "keep": "best", "average": 0.0, "distil": 0.0, "distil_steps": 2}
 """Training options that came after the first stores, each with the value that changes nothing."""
 
 
@@ -157,6 +157,8 @@ def told(definition: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(training := definition.get("training"), Mapping):
         return dict(definition)
     kept = {k: v for k, v in training.items() if k not in YOUNGER or v != YOUNGER[k]}
+    if not (training.get("refine") or training.get("distil")):
+        kept.pop("reuse", None)  # no step is taken while it trains
     return {**definition, "training": kept}
 
 
@@ -278,11 +280,14 @@ def check(jobs: Iterable[Job]) -> None:
                 shape=(channels, side or height, side or width),
                 training=Training(device="cpu"),
             )
-            kind = digest_of(spec.to_json())
+            calibrated = any("calibrated" in key for key in job.evaluate)
+            kind = digest_of({**spec.to_json(), "calibrated": calibrated})
             if kind not in seen:
                 seen.add(kind)
                 try:
-                    build(spec)
+                    method = build(spec).eval()
+                    if calibrated:  # a posterior without a width says so here
+                        method.posterior(torch.zeros(1, *spec.shape)).widened(1.0)
                 except ConfigError as error:
                     raise ConfigError(f"{job.title}: {error}") from error
 

@@ -161,8 +161,7 @@ def _work(store: Store, digest: str, device: str, data_root: Path | None) -> Non
                 raise RunError(f"the data {data.name} have no {part} images to score")
             since = time.monotonic()
             scored = _used(fitted, more, data.x_val, int(samples))
-            found = score(scored.method, parts[part], samples=int(samples))
-            run.add_score(key, found | {"widen": scored.spec.training.widen})
+            run.add_score(key, score(scored.method, parts[part], samples=int(samples)))
             run.log("scored", key=key, seconds=round(time.monotonic() - since, 4))
     store.complete(digest)
 

@@ -16,7 +16,6 @@ from recmix.explore.wire import Array
 from recmix.fitted import Fitted
 from recmix.gauss_newton import climb
 from recmix.posteriors.full import FullGaussian
-from recmix.refinement import REUSE
 
 __all__ = ["explain", "interpolate"]
 
@@ -65,7 +64,8 @@ def explain(
     x = torch.from_numpy(image).to(model.centre)
     q = fitted.posterior(image)
     found = moments(q)
-    path = [_refine(model, x, q.mean, step) for step in range(steps + 1)]
+    reuse = fitted.method.reuse
+    path = [_refine(model, x, q.mean, step, reuse) for step in range(steps + 1)]
     plane = _plane(q.mean[0], found)
     decoded = plain(model.decode(torch.cat([q.mean, found.means[0], *(at.z for at in path)])))
     count = found.means.shape[1]
@@ -108,9 +108,9 @@ def explain(
     }
 
 
-def _refine(model: LatentModel, x: Tensor, start: Tensor, steps: int) -> Refined:
+def _refine(model: LatentModel, x: Tensor, start: Tensor, steps: int, reuse: int) -> Refined:
     """Begun anew each time: the damping of a climb is part of its state."""
-    z, at = climb(model, x, start, steps=steps, reuse=REUSE)
+    z, at = climb(model, x, start, steps=steps, reuse=reuse)
     return Refined(z, at.log_joint, FullGaussian.from_precision(z, at.precision))
 
 

@@ -31,9 +31,9 @@ def reach_table(rows: Iterable[Line]) -> str:
 
     Of all rows but the VAE's that take no steps for an image, the one with the best validation bound
     stands as feed-forward. Refined stands one model: of those that were scored after every number of
-    steps (else after some) that which validation images, refined as much, prefer. Calibrated rows come
-    before others of the same model: they differ by a number that was fitted to validation images. Every
-    cell names its row. What was not measured is a dash.
+    Gauss-Newton steps (else after some) that which validation images, refined as much, prefer.
+    Calibrated rows come before others of the same model: they differ by a number that was fitted to
+    validation images. Every cell names its row. What was not measured is a dash.
 
     Args:
         rows: of `recmix.reports.summary.summary`.
@@ -114,7 +114,6 @@ def _time(row: Line) -> str:
 def _feed_forward(rows: Sequence[Line]) -> Line | None:
     """The row without steps that validation images prefer; test images have no say."""
     found = [row for row in rows if row["inference"] != "refined" and row["label"] not in VAES]
-
     return max(found, key=lambda row: (_validation(row), row["calibrated"]), default=None)
 
 
@@ -127,11 +126,11 @@ def _named(rows: Sequence[Line], name: str) -> Line | None:
 
 
 def _refined(rows: Sequence[Line]) -> list[str]:
-    """The figures of the model that is shown refined, by the number of steps."""
-    scored: dict[str, dict[int, Line]] = {}
+    """The figures of the model that is shown refined, by the number of Gauss-Newton steps."""
+    scored: dict[tuple[Any, ...], dict[int, Line]] = {}
     for row in sorted(rows, key=lambda row: bool(row["calibrated"])):  # it stays where both are there
-        if row["inference"] == "refined" and row["steps"] in STEPS:
-            scored.setdefault(row["label"], {})[row["steps"]] = row
+        if row["inference"] == "refined" and row["method"] != "sa" and row["steps"] in STEPS:
+            scored.setdefault((row["label"], row["setting"]), {})[row["steps"]] = row
 
     def merit(found: dict[int, Line]) -> tuple[int, float]:
         return len(found), _validation(found[max(found)])

@@ -26,6 +26,7 @@ __all__ = [
     "Comparison",
     "Results",
     "compare",
+    "control_of",
     "holm",
     "score_key",
     "select",
@@ -354,13 +355,13 @@ def _tested(cells: Sequence[Cell], correct: bool) -> list[Cell]:
     if not complete:
         return list(cells)
     best = max(complete, key=lambda cell: cell.mean if cell.mean is not None else -math.inf)
-    control = next((cell for cell in cells if cell.row == CONTROL), None)
+    controls = {cell.row: cell for cell in cells if cell.row.label == CONTROL.label and cell.values}
     scored = [cell for cell in cells if cell.values]
     against_best = {cell.row: compare(best.values, cell.values) for cell in scored if cell is not best}
     against_control = {
         cell.row: compare(cell.values, control.values)
         for cell in scored
-        if control is not None and control.values and cell is not control
+        if (control := controls.get(control_of(cell.row))) is not None and cell is not control
     }
     if correct:
         against_best, against_control = _corrected(against_best), _corrected(against_control)
@@ -373,6 +374,16 @@ def _tested(cells: Sequence[Cell], correct: bool) -> list[Cell]:
         )
         for cell in cells
     ]
+
+
+def control_of(row: Row) -> Row:
+    """What a row is compared with: VAE+, calibrated as the row is; and VAE+ itself with VAE+ as it is.
+
+    >>> print(control_of(Row("RES", None, 2)), control_of(Row("RES", calibrated=True)), sep=", ")
+    VAE+, VAE+ calibrated
+    """
+    wide = row.calibrated and row.label != CONTROL.label
+    return replace(CONTROL, calibrated=wide)
 
 
 def _corrected(family: Mapping[Row, Comparison]) -> dict[Row, Comparison]:

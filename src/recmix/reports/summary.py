@@ -27,6 +27,7 @@ from recmix.reports.statistics import (
     TIMED_BATCH,
     Cell,
     Results,
+    control_of,
     score_key,
     signed_rank_p,
     summarise,
@@ -79,9 +80,14 @@ def panels(rows: Iterable[dict[str, Any]]) -> dict[str, list[tuple[str, float, f
     """The points of the frontier figure, by data set and dimension: gain over VAE+ against time.
 
     Where some rows of a column were timed with nothing else running, the others are left out; where
-    none was, the panel's name says so.
+    none was, the panel's name says so. Calibrated rows, which take as long and are compared with another
+    control, are left out.
     """
-    shown = [row for row in rows if row["milliseconds"] is not None and row["difference"] is not None]
+    shown = [
+        row
+        for row in rows
+        if row["milliseconds"] is not None and row["difference"] is not None and not row["calibrated"]
+    ]
     quiet = {row["column"] for row in shown if row["timed_alone"]}
     found: dict[str, list[tuple[str, float, float, float | None]]] = {}
     for row in shown:
@@ -110,6 +116,7 @@ def _line(cell: Cell, results: Results) -> dict[str, Any]:
         "steps": steps,
         "calibrated": row.calibrated,
         "widen": _mean(run.score(key, "widen") for run in runs),
+        "reuse": _same(run.scores[key].get("reuse", 0) for run in runs) if steps else None,
         "mean": cell.mean,
         "std": cell.std,
         "splits": len(cell.values),
@@ -118,18 +125,30 @@ def _line(cell: Cell, results: Results) -> dict[str, Any]:
         "epochs": statistics.median(run.epochs for run in runs),
         "elbo": _mean(run.score(key, "elbo") for run in runs),
         "samples": results.samples,
-        "validation": _mean(_validation(run, row) for run in runs),
-        **_over_control(cell, results.cells.get((CONTROL, column))),
+        "validation": _validation(runs, row),
+        **_over_control(cell, results.cells.get((control_of(row), column))),
         **_times(runs, key),
         "gap": _gap(runs, row),
     }
 
 
-def _validation(run: Record, row: Row) -> float | None:
-    """The bound of the validation images, refined as the row is where that was measured."""
-    form = re.compile(rf"val/\d+/refine {row.refine}")
-    keys = [key for key in run.scores if form.fullmatch(key)]
-    return run.score(keys[0], "iwae") if keys else run.validation
+def _validation(runs: Sequence[Record], row: Row) -> float | None:
+    """The bound of the validation images, refined as the row is; None unless all the runs have it.
+
+    All with the same K, the smallest that every run was scored with.
+    """
+    use = f"/refine {row.refine}" if row.refine else ""
+    form = re.compile(rf"val/(\d+){use}")
+    known = [{int(m[1]) for key in run.scores if (m := form.fullmatch(key))} for run in runs]
+    if not (shared := set.intersection(*known)):
+        return None
+    return _mean(run.score(f"val/{min(shared)}{use}", "iwae") for run in runs)
+
+
+def _same(values: Iterable[Any]) -> Any:
+    """What all are, or None where they differ."""
+    found = set(values)
+    return found.pop() if len(found) == 1 else None
 
 
 def _trained(record: Record) -> int:
