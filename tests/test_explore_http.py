@@ -267,7 +267,7 @@ def test_refinement_is_the_climb_step_by_step(app, runs):
     assert heights == sorted(heights)
     for step in found["refinement"]:
         with torch.no_grad():
-            z, at = climb(fitted.model, x, q.mean, steps=step["step"])
+            z, at = climb(fitted.model, x, q.mean, steps=step["step"], reuse=fitted.method.reuse)
             laplace = FullGaussian.from_precision(z, at.precision)
             generator = torch.Generator().manual_seed(4)
             elbo, iwae = bounds_of(fitted.model, x, laplace, 20, generator, 10**6)
