@@ -276,6 +276,16 @@ def test_test_images_do_not_choose_the_feed_forward_row(rows):
     assert "1001.2" in reach_table([unknown, *rows])
 
 
+def test_times_of_another_device_are_named_and_not_drawn(rows):
+    there = {**row(rows, "RESIDUAL"), "row": "THERE", "devices": ["cpu"]}
+    names = [name for points in panels([*rows, there]).values() for name, *_ in points]
+    assert "RESIDUAL" in names
+    assert "THERE" not in names
+    (line,) = [line for line in frontier_table([*rows, there]).splitlines() if "THERE" in line]
+    assert ") on cpu |" in line
+    assert frontier_table([*rows, there]).count(" on cpu") == 1
+
+
 def test_every_row_is_in_the_frontier_s_table(rows):
     lines = frontier_table(rows).splitlines()
     assert len(lines) == 2 + len(rows)

@@ -64,7 +64,8 @@ def report_gap(
             x, train=train, name=split, samples=samples, seed=seed, memory=memory, report=report
         )
     content = {
-        "refine": fitted.spec.training.refine,
+        "refine": fitted.method.refine,
+        "reuse": fitted.method.reuse if fitted.method.refine else 0,
         "samples": samples,
         "seed": seed,
         "device": torch.cuda.get_device_name(fitted.device) if fitted.device.type == "cuda" else "cpu",

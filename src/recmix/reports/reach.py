@@ -9,6 +9,7 @@ from typing import Any
 from recmix.reports.published import Published, best_printed, likelihood_of
 from recmix.reports.records import Column, Row
 from recmix.reports.statistics import TIMED_BATCH
+from recmix.reports.summary import elsewhere
 from recmix.reports.tables import EMPTY, fixed, signed
 
 __all__ = ["REACH", "frontier_table", "gains", "reach_table"]
@@ -96,7 +97,7 @@ def gains(rows: Iterable[Line]) -> tuple[list[str], list[list[str]]]:
             "control" if row["row"] == "VAE+" else over,
             p if row["significant"] is not None or p == EMPTY else f"{p} (few)",
             str(row["splits"]),
-            _time(row),
+            _time(row) + (f" on {' and '.join(row['devices'])}" if elsewhere(row, found) else ""),
             EMPTY if gap is None else f"{gap['total']:.1f} ± {gap['se']:.1f}",
         ]
         lines.append(cells)

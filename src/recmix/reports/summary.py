@@ -33,7 +33,7 @@ from recmix.reports.statistics import (
     summarise,
 )
 
-__all__ = ["SIGNIFICANT", "inference", "panels", "summary", "to_json"]
+__all__ = ["SIGNIFICANT", "elsewhere", "inference", "panels", "summary", "to_json"]
 
 SIGNIFICANT = 0.05
 STEPPING = ("sa", "vlae")
@@ -80,22 +80,33 @@ def panels(rows: Iterable[dict[str, Any]]) -> dict[str, list[tuple[str, float, f
     """The points of the frontier figure, by data set and dimension: gain over VAE+ against time.
 
     Where some rows of a column were timed with nothing else running, the others are left out; where
-    none was, the panel's name says so. Calibrated rows, which take as long and are compared with another
-    control, are left out.
+    none was, the panel's name says so. Rows that were timed on another device than VAE+ are left out,
+    and calibrated ones, which take as long and are compared with another control.
     """
+    found = list(rows)
     shown = [
         row
-        for row in rows
-        if row["milliseconds"] is not None and row["difference"] is not None and not row["calibrated"]
+        for row in found
+        if row["milliseconds"] is not None
+        and row["difference"] is not None
+        and not row["calibrated"]
+        and not elsewhere(row, found)
     ]
     quiet = {row["column"] for row in shown if row["timed_alone"]}
-    found: dict[str, list[tuple[str, float, float, float | None]]] = {}
+    points: dict[str, list[tuple[str, float, float, float | None]]] = {}
     for row in shown:
         if row["timed_alone"] or row["column"] not in quiet:
             point = (row["row"], row["milliseconds"], row["difference"], row["difference_std"])
             shared = "" if row["timed_alone"] else ", machine shared"
-            found.setdefault(row["column"] + shared, []).append(point)
-    return found
+            points.setdefault(row["column"] + shared, []).append(point)
+    return points
+
+
+def elsewhere(row: dict[str, Any], rows: Iterable[dict[str, Any]]) -> bool:
+    """Whether a row was timed on another device than VAE+ of the same data set and dimension."""
+    here = (r for r in rows if (r["column"], r["row"]) == (row["column"], str(CONTROL)))
+    control = next(here, None)
+    return control is not None and control["devices"] != row["devices"]
 
 
 def _line(cell: Cell, results: Results) -> dict[str, Any]:
@@ -128,7 +139,7 @@ def _line(cell: Cell, results: Results) -> dict[str, Any]:
         "validation": _validation(runs, row),
         **_over_control(cell, results.cells.get((control_of(row), column))),
         **_times(runs, key),
-        "gap": _gap(runs, row),
+        "gap": _gap(runs, row, key),
     }
 
 
@@ -198,13 +209,15 @@ def _times(runs: Sequence[Record], key: str) -> dict[str, Any]:
     return {"milliseconds": middle, "timed_alone": bool(alone), "devices": devices}
 
 
-def _gap(runs: Sequence[Record], row: Row) -> dict[str, Any] | None:
+def _gap(runs: Sequence[Record], row: Row, key: str) -> dict[str, Any] | None:
     """What inference loses against log p(x), over the runs whose gap was measured for this inference."""
     totals, references, errors = [], [], []
     for run in runs:
-        part = ((run.gap or {}).get("summary") or {}).get("test") or {}
+        gap = run.gap or {}
+        part = (gap.get("summary") or {}).get("test") or {}
         total, reference = part.get("total") or {}, part.get("log_evidence") or {}
-        same = (run.gap or {}).get("refine", 0) == (row.refine or _trained(run))
+        same = gap.get("refine", 0) == (row.refine or _trained(run))
+        same &= gap.get("reuse", 0) == run.scores[key].get("reuse", 0)
         if same and not row.calibrated and number(total.get("mean")) is not None:
             totals.append(float(total["mean"]))
             errors.append(number(total.get("se")) or 0.0)
