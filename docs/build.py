@@ -206,6 +206,7 @@ TABLES = {
     "frontier": frontier,
     "mnist20-grid": mnist20_grid,
     "gap-mnist20": lambda: gaps("mnist20_gap"),
+    "gap-mnist20-refined": lambda: gaps("mnist20_gap_refined"),
     "readme": short,
     "mnist20-rates": rates,
     "mnist20-fresh": fresh,
