@@ -27,7 +27,7 @@ EXPECTED = {
     "frontier": (3, CONTROLS + 2, 5),
     "frontier_omniglot": (2, CONTROLS + 3, 5),
     "frontier_binary": (1, CONTROLS + 2, 5),
-    "frontier_digits": (1, CONTROLS + 5, 6),
+    "frontier_digits": (1, CONTROLS + 6, 6),
     "ablation_digits": (1, CONTROLS + 8, 6),
 }
 SETTINGS = {

@@ -16,7 +16,7 @@ from recmix.reports.page import report
 from recmix.reports.reach import frontier_table, reach_table
 from recmix.reports.records import Row
 from recmix.reports.runs import read_runs, write_runs
-from recmix.reports.statistics import summarise
+from recmix.reports.statistics import control_of, summarise
 from recmix.reports.store import read_store
 from recmix.reports.summary import panels, summary, to_json
 from recmix.reports.tables import all_tables
@@ -379,6 +379,7 @@ def test_calibrated_rows_are_compared_with_the_calibrated_control(tmp_path):
     assert wide["difference"] == pytest.approx(plain["difference"] - 15)
     assert (wide["widen"], wide["calibrated"], wide["p_vae_plus"]) == (2.0, True, 1 / 64)
     assert row(rows, "VAE+ calibrated")["difference"] == pytest.approx(20)
+    assert control_of(Row("VAE+", None, 2, calibrated=True)) == Row("VAE+", calibrated=True)
     names = [name for points in panels(rows).values() for name, *_ in points]
     assert "RESIDUAL" in names
     assert not any("calibrated" in name for name in names)

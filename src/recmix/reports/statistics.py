@@ -377,13 +377,13 @@ def _tested(cells: Sequence[Cell], correct: bool) -> list[Cell]:
 
 
 def control_of(row: Row) -> Row:
-    """What a row is compared with: VAE+, calibrated as the row is; and VAE+ itself with VAE+ as it is.
+    """What a row is compared with: VAE+, calibrated as the row is; VAE+ calibrated with VAE+ as it is.
 
     >>> print(control_of(Row("RES", None, 2)), control_of(Row("RES", calibrated=True)), sep=", ")
     VAE+, VAE+ calibrated
     """
-    wide = row.calibrated and row.label != CONTROL.label
-    return replace(CONTROL, calibrated=wide)
+    wide = replace(CONTROL, calibrated=True)
+    return wide if row.calibrated and row != wide else CONTROL
 
 
 def _corrected(family: Mapping[Row, Comparison]) -> dict[Row, Comparison]:
