@@ -20,7 +20,6 @@ Autoencoders, ICML 2019.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -31,7 +30,7 @@ from torch.func import jvp, vmap
 
 from recmix.core import LatentModel, standard_normal
 from recmix.errors import ConfigError
-from recmix.posteriors.full import cholesky
+from recmix.posteriors.full import cholesky, own_kernels
 from recmix.tangents import chain, push
 
 __all__ = ["NormalEquations", "climb", "damped_step", "jacobian", "normal_equations", "traceable"]
@@ -99,13 +98,8 @@ def jacobian(model: LatentModel, z: Tensor, *, chunk: int | None = None) -> tupl
 
 
 def _kernels(z: Tensor) -> Any:
-    """Our own kernels where they are to be tried: on a GPU in float32, without gradients or a trace."""
-    there = z.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
-    if not there or z.dtype != torch.float32 or torch.is_grad_enabled() or _traceable:
-        return None
-    from recmix import newton_kernels
-
-    return newton_kernels
+    """Our own kernels where they are to be tried, see `own_kernels`."""
+    return None if _traceable else own_kernels(z)
 
 
 def _pushed(layers: list[torch.nn.Module], z: Tensor, tangents: Tensor) -> tuple[Tensor, Tensor]:

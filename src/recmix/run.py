@@ -18,17 +18,18 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import shutil
 import time
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from recmix._version import __version__
 from recmix.errors import ConfigError, RunError, unknown
 from recmix.files import read_json, write_json
 
-__all__ = ["FORMAT", "PRESET", "REUSE", "Run", "Spec", "Training"]
+__all__ = ["FORMAT", "PRESET", "REUSE", "Run", "ScoreKey", "Spec", "Training"]
 
 FORMAT = 1
 """Version of the folder's layout; a folder of a newer one is refused."""
@@ -37,6 +38,34 @@ PRESET = "preset.json"
 
 REUSE = 2
 """How often a Gauss-Newton step's curvature serves again, by default."""
+
+
+class ScoreKey(NamedTuple):
+    """What a score is called: images, K of IWAE-K, and how the posterior was used if not as trained.
+
+    >>> str(ScoreKey("test", 100, refine=2, calibrated=True))
+    'test/100/refine 2/calibrated'
+    >>> ScoreKey.parse("val/5")
+    ScoreKey(part='val', samples=5, refine=None, calibrated=False)
+    """
+
+    part: str
+    samples: int
+    refine: int | None = None  # Gauss-Newton steps
+    calibrated: bool = False
+
+    def __str__(self) -> str:
+        steps = "" if self.refine is None else f"/refine {self.refine}"
+        return f"{self.part}/{self.samples}{steps}" + "/calibrated" * self.calibrated
+
+    @classmethod
+    def parse(cls, text: str) -> ScoreKey | None:
+        """The inverse of `str`; None for what is no such key."""
+        form = r"(\w+)/(\d{1,9})(?:/refine (\d{1,3}))?(/calibrated)?"
+        if not (found := re.fullmatch(form, text, re.ASCII)):
+            return None
+        part, samples, steps, wide = found.groups()
+        return cls(part, int(samples), None if steps is None else int(steps), wide is not None)
 
 
 @dataclass(frozen=True, kw_only=True)

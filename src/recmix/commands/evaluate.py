@@ -46,7 +46,7 @@ def evaluate_command(
     """Score a trained run: ELBO, IWAE with standard errors, mixing weights, time."""
     from recmix.evaluation.score import score
     from recmix.fitted import load
-    from recmix.run import Run
+    from recmix.run import Run, ScoreKey
 
     for name, value in (("samples", samples), ("memory", memory)):
         if value is not None and value < 1:
@@ -91,8 +91,7 @@ def evaluate_command(
     with _progress(f"evaluating {split}", len(scored), as_json) as report:
         found = score(fitted.method, scored, samples=samples, seed=seed, memory=limit, report=report)
     if data is None:
-        also = ("" if refine is None else f"/refine {refine}") + "/calibrated" * calibrate
-        Run(run).add_score(f"{split}/{samples}{also}", found)
+        Run(run).add_score(str(ScoreKey(split, samples, refine, calibrate)), found)
     if as_json:
         out.print_json(json.dumps({"run": str(run), "split": split, **found}))
         return

@@ -7,7 +7,6 @@ samples (Burda et al., Importance Weighted Autoencoders, 2016).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from recmix.core import LatentModel, Method, Posterior
 from recmix.errors import ConfigError
 
-__all__ = ["MEMORY", "Bounds", "bounds", "bounds_of", "decode_bytes", "pieces"]
+__all__ = ["MEMORY", "Bounds", "at_once", "bounds", "bounds_of", "decode_bytes"]
 
 MEMORY = 256 * 2**20
 """Bytes that the decoder's activations may take at a time, by default."""
@@ -76,25 +75,24 @@ def bounds(
     """
     if not isinstance(samples, int) or samples < 1:
         raise ConfigError(f"samples must be a whole number, at least 1; got {samples!r}")
-    at_once, parts = pieces(method.model, x, memory)
+    count = at_once(method.model, memory)
     found = [
-        bounds_of(method.model, part, method.infer(part), samples, generator, at_once) for part in parts
+        bounds_of(method.model, part, method.infer(part), samples, generator, count)
+        for part in x.split(count)
     ]
     return Bounds(*(torch.cat(column) for column in zip(*found, strict=True)))
 
 
-def pieces(model: LatentModel, x: Tensor, memory: int | None) -> tuple[int, Sequence[Tensor]]:
-    """How many latent vectors may be decoded at a time, and images x in parts of at most as many.
+def at_once(model: LatentModel, memory: int | None = None) -> int:
+    """How many latent vectors may be decoded at a time.
 
     Args:
         model: whose decoder.
-        x: images.
         memory: bytes for its activations; by default what suits the device.
     """
     if memory is None:
-        memory = CPU_MEMORY if x.device.type == "cpu" else MEMORY
-    at_once = max(1, memory // decode_bytes(model))
-    return at_once, x.split(max(1, min(len(x), at_once)))
+        memory = CPU_MEMORY if model.centre.device.type == "cpu" else MEMORY
+    return max(1, memory // decode_bytes(model))
 
 
 def bounds_of(
@@ -103,10 +101,10 @@ def bounds_of(
     q: Posterior,
     samples: int,
     generator: torch.Generator | None,
-    at_once: int,
+    most: int,
 ) -> Bounds:
-    """The bounds of one batch under a given posterior, decoding at most `at_once` vectors at a time."""
-    chunk = max(1, at_once // len(x))
+    """The bounds of one batch under a given posterior, decoding at most so many vectors at a time."""
+    chunk = max(1, most // len(x))
     total = log_sum = None
     done = 0
     while done < samples:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from recmix.core import Method
-from recmix.evaluation.bounds import bounds_of, pieces
+from recmix.evaluation.bounds import at_once, bounds_of
 
 __all__ = ["IMAGES", "Calibration", "calibrate"]
 
@@ -49,13 +49,13 @@ def calibrate(
         seed: of the noise.
         memory: bytes for the decoder's activations at a time; by default what suits the device.
     """
-    at_once, parts = pieces(method.model, x, memory)
-    formed = [(part, method.refined(part, method.posterior(part))) for part in parts]
+    count = at_once(method.model, memory)
+    formed = [(part, method.refined(part, method.posterior(part))) for part in x.split(count)]
 
     def reached(factor: float) -> Tensor:
         noise = torch.Generator(x.device).manual_seed(seed)
         found = [
-            bounds_of(method.model, part, q.widened(factor), samples, noise, at_once).iwae
+            bounds_of(method.model, part, q.widened(factor), samples, noise, count).iwae
             for part, q in formed
         ]
         return torch.cat(found).double()

@@ -10,7 +10,7 @@ from torch import Tensor
 from recmix.core import Method, Posterior
 from recmix.errors import ConfigError, NonFiniteError
 from recmix.evaluation.annealing import annealed
-from recmix.evaluation.bounds import CPU_MEMORY, MEMORY, bounds_of, decode_bytes
+from recmix.evaluation.bounds import at_once, bounds_of
 from recmix.evaluation.evidence import importance
 from recmix.evaluation.gap import Gap
 from recmix.evaluation.optimum import as_full, ascend, modes, noise_pairs, starts_of
@@ -60,10 +60,8 @@ def decompose(
         raise ConfigError("there are no images to measure a gap on: give at least one")
     model = method.model
     x = x.to(model.centre)
-    if memory is None:
-        memory = CPU_MEMORY if x.device.type == "cpu" else MEMORY
-    at_once = max(1, memory // decode_bytes(model))
-    rows = max(1, at_once // (2 * noise_pairs(model.latent)))
+    count = at_once(model, memory)
+    rows = max(1, count // (2 * noise_pairs(model.latent)))
     generator = torch.Generator(x.device).manual_seed(seed)
     picked = torch.zeros(len(x), dtype=torch.bool, device=x.device)
     if check:
@@ -80,17 +78,15 @@ def decompose(
         # The same noise for every part: what an image gets does not depend on how they are divided.
         steps = torch.Generator(x.device).manual_seed(seed + 1)
         begin = [mode] if own is None else [mode, own]
-        diagonal = ascend(model, part, begin, diagonal=True, generator=steps, at_once=at_once)
-        full = ascend(model, part, [*begin, diagonal], diagonal=False, generator=steps, at_once=at_once)
+        diagonal = ascend(model, part, begin, diagonal=True, generator=steps, at_once=count)
+        full = ascend(model, part, [*begin, diagonal], diagonal=False, generator=steps, at_once=count)
         with torch.no_grad():
             elbos = [
-                bounds_of(model, part, one, ELBO_SAMPLES, generator, at_once).elbo
+                bounds_of(model, part, one, ELBO_SAMPLES, generator, count).elbo
                 for one in (q, diagonal, full)
             ]
         proposal = _proposal(full, every_mode)
-        evidence = importance(
-            model, part, proposal, samples=samples, generator=generator, at_once=at_once
-        )
+        evidence = importance(model, part, proposal, samples=samples, generator=generator, at_once=count)
         checked = evidence.log[:0]
         if here.any():
             checked = annealed(
@@ -98,7 +94,7 @@ def decompose(
                 part[here],
                 FullGaussian(full.mean[here], full.scale_tril[here]),
                 generator=generator,
-                at_once=at_once,
+                at_once=count,
             ).log
         found.append((*elbos, evidence.log, checked))
         report(min(start + rows, len(x)))

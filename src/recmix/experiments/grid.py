@@ -55,6 +55,7 @@ from recmix.experiments.parts import (
     variant,
 )
 from recmix.files import read_toml
+from recmix.run import ScoreKey
 
 __all__ = ["Grid", "Job", "check", "digest_of", "expand", "read_grid", "told"]
 
@@ -78,7 +79,7 @@ class Job:
         split: seed of the validation split.
         restart: seed of the weights.
         depends: digest of the run it starts from, or None.
-        evaluate: what is measured, as ``split/samples``, then ``/refine steps`` and ``/calibrated``.
+        evaluate: what is measured, see `recmix.run.ScoreKey`.
         apart: training options that are not part of the definition.
     """
 
@@ -314,11 +315,10 @@ def _job(
         "init": depends,
         **column.definition,
     }
-    tested = [f"test/{samples}" for samples in protocol["samples"]]
-    tested += [f"{key}/refine {steps}" for key in list(tested) for steps in row.refined]
-    tested += [f"{key}/calibrated" for key in list(tested) if row.calibrated]
-    validated = [f"val/{protocol['choose_by']}"]
-    validated += [f"{validated[0]}/refine {steps}" for steps in row.refined]
+    tested = [ScoreKey("test", samples) for samples in protocol["samples"]]
+    tested += [key._replace(refine=steps) for key in list(tested) for steps in row.refined]
+    tested += [key._replace(calibrated=True) for key in list(tested) if row.calibrated]
+    validated = [ScoreKey("val", protocol["choose_by"], steps) for steps in (None, *row.refined)]
     return Job(
         digest=digest_of(definition),
         definition=definition,
@@ -328,7 +328,7 @@ def _job(
         split=split,
         restart=restart,
         depends=depends,
-        evaluate=(*tested, *validated),
+        evaluate=tuple(map(str, tested + validated)),
         apart={k: v for k, v in apart.items() if k != "device"},
     )
 

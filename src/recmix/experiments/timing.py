@@ -17,6 +17,7 @@ from rich.progress import track
 
 from recmix.experiments.grid import Job
 from recmix.experiments.store import Store
+from recmix.run import ScoreKey
 
 __all__ = ["time_again"]
 
@@ -58,10 +59,9 @@ def time_again(
         batches = x.split(TIMED_BATCH)
         batches = [batch for batch in batches if len(batch) == len(batches[0])]  # the last may be short
         for key, found in run.scores().items():
-            part, _, *more = key.split("/")
-            if part == "test":
-                steps = [int(w.removeprefix("refine ")) for w in more if w.startswith("refine ")]
-                used = model.refined(*steps) if steps else model
+            of = ScoreKey.parse(key)
+            if of is not None and of.part == "test":
+                used = model if of.refine is None else model.refined(of.refine)
                 used = used.widened(found.get("widen", 1.0))
                 times = pass_milliseconds(used.method, batches)
                 taken = {

@@ -16,14 +16,12 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from recmix.errors import Interrupted, RecmixError, RunError
 from recmix.experiments.store import Store
 from recmix.files import write_json
-
-if TYPE_CHECKING:
-    from recmix.fitted import Fitted
+from recmix.run import ScoreKey
 
 __all__ = ["main", "train_together", "work", "written_to"]
 
@@ -156,24 +154,16 @@ def _work(store: Store, digest: str, device: str, data_root: Path | None) -> Non
     parts: dict[str, Any] = {"test": data.x_test, "val": data.x_val}
     for key in store.job_file(digest)["evaluate"]:
         if key not in run.scores():
-            part, samples, *more = key.split("/")
-            if parts[part] is None:
-                raise RunError(f"the data {data.name} have no {part} images to score")
+            asked_for = ScoreKey.parse(key)
+            if asked_for is None or (images := parts.get(asked_for.part)) is None:
+                raise RunError(f"the data {data.name} have no images to score for {key!r}")
             since = time.monotonic()
-            scored = _used(fitted, more, data.x_val, int(samples))
-            run.add_score(key, score(scored.method, parts[part], samples=int(samples)))
+            used = fitted if asked_for.refine is None else fitted.refined(asked_for.refine)
+            if asked_for.calibrated:
+                used = used.calibrated(data.x_val, asked_for.samples)
+            run.add_score(key, score(used.method, images, samples=asked_for.samples))
             run.log("scored", key=key, seconds=round(time.monotonic() - since, 4))
     store.complete(digest)
-
-
-def _used(fitted: Fitted, how: Sequence[str], held_out: Any, samples: int) -> Fitted:
-    """A trained model with its posterior used as a score's key says."""
-    for word in how:
-        if word == "calibrated":
-            fitted = fitted.calibrated(held_out, samples)
-        else:
-            fitted = fitted.refined(int(word.removeprefix("refine ")))
-    return fitted
 
 
 def stop_at_the_end_of(descriptor: int) -> None:

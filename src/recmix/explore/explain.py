@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from recmix.core import LatentModel, Posterior
-from recmix.evaluation.bounds import CPU_MEMORY, MEMORY, bounds_of, decode_bytes
+from recmix.evaluation.bounds import at_once, bounds_of
 from recmix.explore.answers import Moments, moments, plain
 from recmix.explore.wire import Array
 from recmix.fitted import Fitted
@@ -116,14 +116,8 @@ def _refine(model: LatentModel, x: Tensor, start: Tensor, steps: int, reuse: int
 
 def _bounds(model: LatentModel, x: Tensor, q: Posterior, samples: int, seed: int) -> tuple[float, float]:
     generator = torch.Generator(x.device).manual_seed(seed)
-    found = bounds_of(model, x, q, samples, generator, _at_once(model))
+    found = bounds_of(model, x, q, samples, generator, at_once(model))
     return float(found.elbo), float(found.iwae)
-
-
-def _at_once(model: LatentModel) -> int:
-    """Latent vectors that are decoded at a time."""
-    memory = CPU_MEMORY if model.centre.device.type == "cpu" else MEMORY
-    return max(1, memory // decode_bytes(model))
 
 
 def _plane(mean: Tensor, found: Moments) -> Plane:
@@ -169,7 +163,7 @@ def _look(
     across, up = np.meshgrid(*sides)  # row j, column i is at (x[i], y[j])
     spots = torch.from_numpy(np.stack([across.ravel(), up.ravel()], -1)).to(plane.axes)
     z = plane.origin + spots @ plane.axes  # (G², D)
-    parts = z[:, None].split(_at_once(fitted.model))
+    parts = z[:, None].split(at_once(fitted.model))
     joint = torch.cat([fitted.model.log_joint(x, part).squeeze(1) for part in parts]).double()
     log_q = torch.cat([q.log_prob(part).squeeze(1) for part in parts]).double()
     found: dict[str, Any] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch.distributions import Distribution, MultivariateNormal
 from recmix.core import Posterior
 from recmix.posteriors.gaussian import randn
 
-__all__ = ["FullGaussian", "cholesky"]
+__all__ = ["FullGaussian", "cholesky", "own_kernels"]
 
 
 class FullGaussian(Posterior):
@@ -130,7 +131,8 @@ def cholesky(matrix: Tensor) -> Tensor:
     is replaced by its diagonal: a density made from the factor stays a proper density, only a little
     narrower. Nothing is read back to the host to find out which.
     """
-    made = _by_kernel(matrix)
+    ours = own_kernels(matrix)
+    made: Tensor | None = ours and ours.factor(matrix)
     if made is not None:
         return made
     eps = torch.finfo(matrix.dtype).eps
@@ -146,15 +148,18 @@ def cholesky(matrix: Tensor) -> Tensor:
     return factor
 
 
-def _by_kernel(matrix: Tensor) -> Tensor | None:
-    """`cholesky` by a kernel of our own, where it may be: on a GPU in float32, without gradients."""
-    there = matrix.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
+def own_kernels(like: Tensor) -> Any:
+    """The module of our own kernels where they are to be tried, else None.
+
+    That is on a GPU (or under Triton's interpreter) in float32, without gradients or a trace.
+    """
+    there = like.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
     traced = torch.compiler.is_compiling() or torch._C._get_tracing_state()
-    if not there or matrix.dtype != torch.float32 or torch.is_grad_enabled() or traced:
+    if not there or like.dtype != torch.float32 or torch.is_grad_enabled() or traced:
         return None
     from recmix import newton_kernels
 
-    return newton_kernels.factor(matrix)
+    return newton_kernels
 
 
 def _multiply(factor: Tensor, noise: Tensor) -> Tensor:

@@ -8,7 +8,6 @@ Wilcoxon's signed-rank test (Wilcoxon 1945) under its exact distribution.
 from __future__ import annotations
 
 import math
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from recmix.reports.records import Column, Record, Row
+from recmix.run import ScoreKey
 
 __all__ = [
     "CONTROL",
@@ -28,7 +28,6 @@ __all__ = [
     "compare",
     "control_of",
     "holm",
-    "score_key",
     "select",
     "signed_rank_p",
     "summarise",
@@ -268,9 +267,9 @@ def summarise(
         grouped[record.row, record.column].append(record)
     cells = {}
     for (row, column), found in grouped.items():
-        for steps, calibrated in _uses(found, score_key(part, samples)):
+        for steps, calibrated in _uses(found, part, samples):
             line = replace(row, refine=steps, calibrated=calibrated)
-            key = score_key(part, samples, steps, calibrated=calibrated)
+            key = str(ScoreKey(part, samples, steps or None, calibrated))
             cells[line, column] = _cell(line, column, found, key)
     columns = sorted({column for _, column in cells}, key=lambda column: column.order)
     rows = sorted({row for row, _ in cells} | {CONTROL}, key=lambda row: row.order)
@@ -283,20 +282,11 @@ def summarise(
     return Results(rows=rows, columns=columns, cells=cells, most=most, samples=samples, holm=correct)
 
 
-def score_key(part: str, samples: int, refine: int = 0, *, calibrated: bool = False) -> str:
-    """What a score is called: images, K of IWAE-K, steps of refinement, whether calibrated.
-
-    >>> score_key("test", 100), score_key("test", 100, 2, calibrated=True)
-    ('test/100', 'test/100/refine 2/calibrated')
-    """
-    return f"{part}/{samples}" + f"/refine {refine}" * bool(refine) + "/calibrated" * calibrated
-
-
-def _uses(records: Iterable[Record], key: str) -> list[tuple[int, bool]]:
+def _uses(records: Iterable[Record], part: str, samples: int) -> list[tuple[int, bool]]:
     """Steps of refinement, and whether calibrated, with which some of the runs were scored."""
-    form = re.compile(re.escape(key) + r"(?:/refine ([1-9]\d{0,2}))?(/calibrated)?")
-    told = [found for r in records for name in r.scores if (found := form.fullmatch(name))]
-    return sorted({(0, False)} | {(int(found[1] or 0), found[2] is not None) for found in told})
+    told = [found for r in records for key in r.scores if (found := ScoreKey.parse(key))]
+    here = [key for key in told if (key.part, key.samples) == (part, samples) and key.refine != 0]
+    return sorted({(0, False)} | {(key.refine or 0, key.calibrated) for key in here})
 
 
 def _cell(row: Row, column: Column, records: Sequence[Record], key: str) -> Cell:

@@ -14,7 +14,6 @@ over VAE+ of the same data set and dimension, split by split.
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -28,10 +27,10 @@ from recmix.reports.statistics import (
     Cell,
     Results,
     control_of,
-    score_key,
     signed_rank_p,
     summarise,
 )
+from recmix.run import ScoreKey
 
 __all__ = ["SIGNIFICANT", "elsewhere", "inference", "panels", "summary", "to_json"]
 
@@ -112,7 +111,7 @@ def elsewhere(row: dict[str, Any], rows: Iterable[dict[str, Any]]) -> bool:
 def _line(cell: Cell, results: Results) -> dict[str, Any]:
     row, column = cell.row, cell.column
     runs = [cell.chosen[split] for split in cell.values]
-    key = score_key("test", results.samples, row.refine, calibrated=row.calibrated)
+    key = str(ScoreKey("test", results.samples, row.refine or None, row.calibrated))
     kind, steps = inference(runs[0], row)
     return {
         "column": str(column),
@@ -148,12 +147,15 @@ def _validation(runs: Sequence[Record], row: Row) -> float | None:
 
     All with the same K, the smallest that every run was scored with.
     """
-    use = f"/refine {row.refine}" if row.refine else ""
-    form = re.compile(rf"val/(\d+){use}")
-    known = [{int(m[1]) for key in run.scores if (m := form.fullmatch(key))} for run in runs]
+    wanted = ("val", row.refine or None, False)
+    known = []
+    for run in runs:
+        told = [key for name in run.scores if (key := ScoreKey.parse(name))]
+        known.append({k.samples for k in told if (k.part, k.refine, k.calibrated) == wanted})
     if not (shared := set.intersection(*known)):
         return None
-    return _mean(run.score(f"val/{min(shared)}{use}", "iwae") for run in runs)
+    name = str(ScoreKey("val", min(shared), row.refine or None))
+    return _mean(run.score(name, "iwae") for run in runs)
 
 
 def _same(values: Iterable[Any]) -> Any:
