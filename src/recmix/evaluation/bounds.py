@@ -101,10 +101,10 @@ def bounds_of(
     q: Posterior,
     samples: int,
     generator: torch.Generator | None,
-    most: int,
+    at_once: int,
 ) -> Bounds:
-    """The bounds of one batch under a given posterior, decoding at most so many vectors at a time."""
-    chunk = max(1, most // len(x))
+    """The bounds of one batch under a given posterior, decoding at most `at_once` vectors at a time."""
+    chunk = max(1, at_once // len(x))
     total = log_sum = None
     done = 0
     while done < samples:
