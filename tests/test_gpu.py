@@ -56,6 +56,14 @@ def same(one, two, tolerance=2e-3):
         np.testing.assert_allclose(value, two[1][key], atol=tolerance, rtol=1e-2, err_msg=key)
 
 
+def alike(one, two):
+    """Where Gauss-Newton steps are taken: which of those tried is best may turn on the last bit."""
+    for name, total in one[0].items():
+        assert total == pytest.approx(two[0][name], rel=1e-3, abs=1e-2), name
+    for key, value in one[1].items():
+        assert np.abs(value - two[1][key]).mean() <= 3e-4, key  # of up to 6e-3 that six steps make
+
+
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_a_graph_gives_what_eager_gives(name):
     torch.backends.cudnn.allow_tf32 = False
@@ -87,15 +95,41 @@ def test_averages_and_distillation_are_part_of_a_graph(name):
     training = {"average": 0.75, "distil": 0.5, "moves": "encoder"}
     jobs = [job(name, training=training) for _ in range(2)]
     (eager,), (graph,) = run(Eager, jobs[:1]), run(Graph, jobs[1:])
-    same(eager, graph)
+    alike(eager, graph)
     averages = [{k: v.double().cpu().numpy() for k, v in one.averages.items()} for one in jobs]
     assert averages[0]["updates"] == averages[1]["updates"] == 6  # warming up is taken back
     for key, value in averages[0].items():
-        np.testing.assert_allclose(value, averages[1][key], atol=2e-3, rtol=1e-2, err_msg=key)
+        assert np.abs(value - averages[1][key]).mean() <= 3e-4, key
     before = {k: v.clone() for k, v in jobs[1].method.state_dict().items()}
     jobs[1].validation()
     for key, value in jobs[1].method.state_dict().items():
         assert torch.equal(value, before[key]), key
+
+
+@pytest.mark.parametrize("reuse", [0, 2])
+@pytest.mark.parametrize("name", ["vae", "rme"])
+def test_refinement_is_part_of_a_graph(name, reuse):
+    torch.backends.cudnn.allow_tf32 = False
+    jobs = [job(name, training={"refine": 2, "reuse": reuse}) for _ in range(2)]
+    (eager,), (graph,) = run(Eager, jobs[:1]), run(Graph, jobs[1:])
+    alike(eager, graph)
+
+
+@pytest.mark.parametrize("reuse", [0, 2])
+def test_a_refined_posterior_is_captured_and_climbs(reuse):
+    torch.backends.cudnn.allow_tf32 = False
+    data = recmix.data.from_arrays(images(300, size=12), seed=0)
+    made = recmix.fit("vae", data, latent=3, epochs=1, progress=False, device="cuda", reuse=reuse)
+    x = torch.rand(5, 1, 12, 12, device="cuda")
+    plain, refined = made.method.eval(), made.refined(2).method.eval()
+    form = Captured(refined)
+    form(x)
+    with torch.no_grad():
+        captured, apart = form(x), refined.infer(x)
+        assert form.failed == ""
+        torch.testing.assert_close(captured.mean, apart.mean, rtol=1e-3, atol=1e-3)
+        joint = [plain.model.log_joint(x, q.mean[None]) for q in (plain.infer(x), captured)]
+    assert (joint[1] >= joint[0] - 1e-3).all()
 
 
 def test_auto_picks_the_graph_and_says_so():

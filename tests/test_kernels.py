@@ -48,7 +48,7 @@ def close(got, expected, tolerance=1e-5):
 
 def packed(weights):
     """(K, N, C, rows, columns) as the kernel reads it."""
-    return weights.permute(0, 3, 4, 2, 1).flatten(1, 3).contiguous()
+    return kernels.split(weights.permute(0, 1, 3, 4, 2).flatten(2))
 
 
 def rand(*shape):
@@ -91,31 +91,39 @@ def test_convolutions(channels, size, out, kernel, stride, padding, slope):
 def test_linear_layers(batch, inputs, outputs):
     torch.manual_seed(0)
     weight, bias, centre = rand(3, inputs, outputs), rand(3, outputs), rand(inputs)
-    x, each = rand(batch, inputs), rand(3, batch, inputs)
+    x, each, halves = rand(batch, inputs), rand(3, batch, inputs), kernels.split(weight.mT)
 
     def expected(x):
         return x.double() @ weight.double() + bias.double()[:, None]
 
-    close(kernels.linear_stacked(x, weight, bias, centre=centre), expected(x - centre))
-    close(kernels.linear_stacked(each, weight, bias, slope=0.0), expected(each).relu())
+    close(kernels.linear_stacked(x, halves, bias, centre=centre), expected(x - centre))
+    close(kernels.linear_stacked(each, halves, bias, slope=0.0), expected(each).relu())
     limited = expected(each)
     limited[..., outputs // 2 :].clamp_(-0.5, 0.25)
-    close(kernels.linear_stacked(each, weight, bias, limits=(-0.5, 0.25)), limited)
+    close(kernels.linear_stacked(each, halves, bias, limits=(-0.5, 0.25)), limited)
+
+
+def test_a_number_is_one_of_tf32_and_a_rest():
+    x = torch.tensor([1 / 3, -1e-30, 0.0, 1e30])
+    near, rest = kernels.split(x)
+    for part in (near, rest):
+        assert (part.view(torch.int32) % 2**13 == 0).all()
+    torch.testing.assert_close(near + rest, x, rtol=2**-22, atol=0)
+    assert kernels.split(torch.tensor(torch.nan)).isnan().any()
 
 
 @runs
 def test_parts_of_rows_add_up():
     torch.manual_seed(0)
     x, centre, weight = rand(5, 60), rand(60), rand(60, 7)
-    parts = kernels.linear_stacked(
-        x, weight.view(3, 20, 7), torch.zeros(3, 7, device=DEVICE), centre=centre, parts=True
-    )
+    halves, nothing = kernels.split(weight.view(3, 20, 7).mT), torch.zeros(3, 7, device=DEVICE)
+    parts = kernels.linear_stacked(x, halves, nothing, centre=centre, parts=True)
     close(parts.sum(0), (x - centre).double() @ weight.double())
 
 
 @runs
 def test_no_images_and_what_is_not_a_number():
-    weight, bias = rand(2, 8, 4), rand(2, 4)
+    weight, bias = kernels.split(rand(2, 4, 8)), rand(2, 4)
     assert kernels.linear_stacked(rand(0, 8), weight, bias).shape == (2, 0, 4)
     x = rand(3, 8)
     x[1] = torch.nan
@@ -263,7 +271,7 @@ def test_the_kernels_compile_for_a_gpu_that_is_not_here(tile):
     from triton.compiler import ASTSource, compile
 
     window = {"OH": 7, "OW": 7, "KH": 4, "KW": 4, "SH": 2, "SW": 2, "PH": 1, "PW": 1, "N": 32}
-    shape = {"SHARED": False, "STEP": 0, "IMAGE": 6272, "C": 32, "H": 14, "W": 14}
+    shape = {"SHARED": False, "K": 5, "WIDE": 1, "STEP": 0, "IMAGE": 6272, "C": 32, "H": 14, "W": 14}
     more = {"CENTRED": False, "SLOPE": 0.01, "LIMITED": True, "LOW": -20.0, "HIGH": 20.0}
     constants = shape | window | more | dict(zip(("BM", "BN", "BK"), tile, strict=False))
     gates = {"PARTS": 7, "GATES": 4, "HIDDEN": 10, "SLOPE": 0.0, "MINIMUM": 0.001, "MAXIMUM": 0.1}

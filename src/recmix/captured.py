@@ -23,6 +23,7 @@ class _Graph(NamedTuple):
     x: Tensor  # where the images are put
     posterior: Posterior  # where the answer appears
     versions: int
+    held: list[Tensor]  # the parameters it reads: their memory stays theirs
 
 
 class Captured:
@@ -59,7 +60,11 @@ class Captured:
             if len(self._graphs) > KEPT:
                 self._graphs.popitem(last=False)
             return self.method.infer(x)
-        graph, versions = self._graphs[key], self._versions()
+        graph = self._graphs[key]
+        if graph is not None:  # it runs while the parameters are looked at
+            graph.x.copy_(x)
+            graph.replay.replay()
+        versions = self._versions()
         if graph is None or graph.versions != versions:
             try:
                 graph = self._capture(x, versions)
@@ -74,9 +79,8 @@ class Captured:
                 )
                 return self.method.infer(x)
             self._graphs[key] = graph
+            graph.replay.replay()
         self._graphs.move_to_end(key)
-        graph.x.copy_(x)
-        graph.replay.replay()
         return graph.posterior.copy()
 
     def _versions(self) -> int:
@@ -97,4 +101,4 @@ class Captured:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             posterior = self.method.infer(kept)
-        return _Graph(graph, kept, posterior, versions)
+        return _Graph(graph, kept, posterior, versions, [p.detach() for p in self._parameters])

@@ -1,8 +1,9 @@
-"""Small arithmetic that an engine may have compiled into single kernels.
+"""Fewer kernels one after the other: arithmetic compiled into single ones, and branches side by side.
 
 A step on a GPU is bound by the number of its kernels, and most of them are a few additions and
 exponentials around the networks. Functions marked `fusible` are plain functions; inside `fusing()` they
-go through `torch.compile`, which makes one or two kernels of each, forward and backward.
+go through `torch.compile`, which makes one or two kernels of each, forward and backward. What is formed
+`beside` something else becomes a branch of the CUDA graph that is captured.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
 import torch
+from torch import Tensor
 
-__all__ = ["fusible", "fusing"]
+__all__ = ["beside", "fusible", "fusing"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -56,3 +58,22 @@ def fusing() -> Iterator[None]:
             yield
     finally:
         _active = before
+
+
+@contextmanager
+def beside(x: Tensor) -> Iterator[Callable[[], None]]:
+    """In here, while a CUDA graph is captured, kernels make a branch of their own.
+
+    They see what came before, and run beside what comes next until what is yielded is called.
+
+    >>> with beside(torch.ones(1)) as joined:
+    ...     one = torch.ones(1) + 1
+    >>> joined()
+    """
+    if not (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+        yield lambda: None
+        return
+    main, side = torch.cuda.current_stream(x.device), torch.cuda.Stream(x.device)
+    side.wait_stream(main)
+    with torch.cuda.stream(side):
+        yield lambda: main.wait_stream(side)

@@ -75,6 +75,11 @@ def jacobian(model: LatentModel, z: Tensor, *, chunk: int | None = None) -> tupl
     >>> torch.equal(slope[0], decoder[0].weight)
     True
     """
+    return _jacobian(model, z, chunk, _packed(model, z))
+
+
+def _jacobian(model: LatentModel, z: Tensor, chunk: int | None, packed: Any) -> tuple[Tensor, Tensor]:
+    """`jacobian`, with the decoder as `_packed` gives it."""
     if chunk is not None and chunk < 1:
         raise ConfigError(f"chunk is the number of tangents at a time, at least 1; got {chunk}")
     batch, latent = z.shape
@@ -86,9 +91,15 @@ def jacobian(model: LatentModel, z: Tensor, *, chunk: int | None = None) -> tupl
     if chunk is None:
         values = batch * model.centre.numel()
         chunk = max(1, min(latent, TANGENT_VALUES // values))
+    if packed and _kernels(z):
+        from recmix import tangent_kernels
+
+        pushed = tangent_kernels.push(packed, z, chunk)
+        if pushed is not None:
+            return pushed
     units = torch.eye(latent, dtype=z.dtype, device=z.device)
     if layers is not None:
-        parts = [_pushed(layers, z, part) for part in units.split(chunk)]
+        parts = [push(layers, z, part) for part in units.split(chunk)]
     else:
         parts = [_forward_mode(model, z, part) for part in units.split(chunk)]
     decoded = parts[0][0]  # the same for every tangent
@@ -102,15 +113,14 @@ def _kernels(z: Tensor) -> Any:
     return None if _traceable else own_kernels(z)
 
 
-def _pushed(layers: list[torch.nn.Module], z: Tensor, tangents: Tensor) -> tuple[Tensor, Tensor]:
-    """`push`, by our own kernels where they know the layers."""
-    if _kernels(z):
-        from recmix import tangent_kernels
+def _packed(model: LatentModel, z: Tensor) -> Any:
+    """The decoder as our own kernels read it, its weights as they are now; None where they cannot."""
+    layers = chain(model.decoder) if _kernels(z) else None
+    if layers is None:
+        return None
+    from recmix import tangent_kernels
 
-        pushed = tangent_kernels.push(layers, z, tangents)
-        if pushed is not None:
-            return pushed
-    return push(layers, z, tangents)
+    return tangent_kernels.pack(layers, z)
 
 
 def _forward_mode(model: LatentModel, z: Tensor, tangents: Tensor) -> tuple[Tensor, Tensor]:
@@ -165,12 +175,32 @@ def normal_equations(
     model: LatentModel, x: Tensor, z: Tensor, *, chunk: int | None = None
 ) -> NormalEquations:
     """Value, gradient and Gauss-Newton curvature of log p(x, z) at z (B, D), for images (B, C, H, W)."""
-    decoded, slope = jacobian(model, z, chunk=chunk)
-    image = model.centred(x.to(z.dtype))
-    residual = model.likelihood.residual(image, decoded).flatten(1)  # (B, P)
-    weight = model.likelihood.precision(decoded).flatten(1)  # (B, P)
-    log_likelihood = model.likelihood.log_prob(image, decoded[None]).squeeze(0)
-    at, ours = log_likelihood + standard_normal(z), _kernels(z)
+    given = _Climb(model, model.centred(x.to(z.dtype)), _packed(model, z), chunk)
+    return _normal_equations(given, z)
+
+
+class _Climb(NamedTuple):
+    """What stays the same from step to step."""
+
+    model: LatentModel
+    image: Tensor  # (B, C, H, W), what the likelihood reads
+    packed: Any  # the decoder as our own kernels read it, or None
+    chunk: int | None
+
+
+def _normal_equations(given: _Climb, z: Tensor) -> NormalEquations:
+    """`normal_equations` at z (B, D)."""
+    likelihood, image, ours = given.model.likelihood, given.image, _kernels(z)
+    decoded, slope = _jacobian(given.model, z, given.chunk, given.packed)
+    scored: tuple[Tensor, Tensor, Tensor] | None = ours and ours.score(
+        likelihood, image, decoded[None], z[None], slopes=True
+    )
+    if scored is not None:
+        at, residual, weight = (t.squeeze(0) for t in scored)
+    else:
+        residual = likelihood.residual(image, decoded).flatten(1)  # (B, P)
+        weight = likelihood.precision(decoded).flatten(1)  # (B, P)
+        at = likelihood.log_prob(image, decoded[None]).squeeze(0) + standard_normal(z)
     made: tuple[Tensor, Tensor] | None = ours and ours.equations(slope, weight, residual, z)
     if made is not None:
         return NormalEquations(at, *made)
@@ -178,6 +208,29 @@ def normal_equations(
     identity = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)
     curvature = slope.mT @ (weight[..., None] * slope) + identity
     return NormalEquations(at, gradient, curvature)
+
+
+def _log_joint(given: _Climb, z: Tensor) -> Tensor:
+    """log p(x, z) of points z (T, B, D): (T, B)."""
+    likelihood, ours = given.model.likelihood, _kernels(z)
+    decoded = _decoded(given, z)
+    scored: tuple[Tensor, Tensor, Tensor] | None = ours and ours.score(
+        likelihood, given.image, decoded, z, slopes=False
+    )
+    if scored is not None:
+        return scored[0]
+    return likelihood.log_prob(given.image, decoded) + standard_normal(z)
+
+
+def _decoded(given: _Climb, z: Tensor) -> Tensor:
+    """The decoder's output for z (T, B, D): (T, B, C, H, W)."""
+    if given.packed:
+        from recmix import tangent_kernels
+
+        decoded = tangent_kernels.values(given.packed, z.flatten(0, 1))
+        if decoded is not None:
+            return decoded.view(*z.shape[:2], *decoded.shape[1:])
+    return given.model.decoded(z)
 
 
 def damped_step(gradient: Tensor, precision: Tensor, damping: Tensor) -> Tensor:
@@ -224,39 +277,42 @@ def climb(
         chunk: see `jacobian`.
         reuse: how often each step is followed by one with a gradient of its own but the same curvature.
     """
-    z = start.detach()
+    z = start.detach().contiguous()
     x = x.to(z.dtype)
+    image = model.centred(x)
     level = torch.full_like(z[:, 0], damping)  # λ, (B,)
     with torch.no_grad():
+        given = _Climb(model, image, _packed(model, z), chunk)
         for _ in range(steps):
-            here = normal_equations(model, x, z, chunk=chunk)
+            here = _normal_equations(given, z)
             tried = _tries(level)  # (T, B)
             wide = (len(LADDER), *here.precision.shape)
             step = damped_step(here.gradient.expand(wide[:-1]), here.precision.expand(wide), tried)
-            reached = model.log_joint(x, z + step)  # (T, B)
+            reached = _log_joint(given, z + step)  # (T, B)
             z, level = _choose(reached, here.log_joint, z, step, tried, level, damping)
             for _ in range(reuse):
-                z = _again(model, x, z, here.precision, level)
-    return z, normal_equations(model, x, z, chunk=chunk)
+                z = _again(given, x, z, here.precision, level)
+    return z, _normal_equations(given, z)
 
 
-def _again(model: LatentModel, x: Tensor, z: Tensor, precision: Tensor, level: Tensor) -> Tensor:
+def _again(given: _Climb, x: Tensor, z: Tensor, precision: Tensor, level: Tensor) -> Tensor:
     """Where a step from z with this curvature leads, at the length that is best; or z."""
-    joint, gradient = _ascent(model, x, z)
+    joint, gradient = _ascent(given, x, z)
     step = damped_step(gradient[None], precision[None], level[None])  # (1, B, D)
     tried = torch.cat([length * step for length in LENGTHS])
-    best, which = _best(model.log_joint(x, z + tried))
+    best, which = _best(_log_joint(given, z + tried))
     return torch.where((best > joint)[:, None], z + _pick(tried, which), z)
 
 
-def _ascent(model: LatentModel, x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+def _ascent(given: _Climb, x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
     """log p(x, z) and its derivative in z, (B,) and (B, D)."""
-    if _traceable or torch.is_inference_mode_enabled():  # neither goes with reverse mode
-        here = normal_equations(model, x, z)
+    unable = _traceable or torch.is_inference_mode_enabled()  # neither goes with reverse mode
+    if unable or (given.packed and _kernels(z)):  # our own kernels take less time for all of J
+        here = _normal_equations(given, z)
         return here.log_joint, here.gradient
     with torch.enable_grad():
         at = z.detach().requires_grad_()
-        joint = model.log_joint(x, at[None]).squeeze(0)
+        joint = given.model.log_joint(x, at[None]).squeeze(0)
         (gradient,) = torch.autograd.grad(joint.sum(), at)
     return joint.detach(), gradient
 

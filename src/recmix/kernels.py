@@ -6,7 +6,9 @@ column, channel). Weights are packed once in that order. Between layers activati
 (K, B, H, W, C), so what a convolution writes is contiguous in what the next layer reads; the first layer
 reads the images as they come, (B, C, H, W), and takes the centre off on its way.
 
-Products of float32 are formed from three of TF32 each, which keeps float32's accuracy on tensor cores.
+Products of float32 are formed from three of TF32 each, which keeps float32's accuracy on tensor cores:
+a number is a TF32 number and a rest, and rests are not multiplied with each other. Weights are divided
+so when they are packed, inputs where they are read.
 Block sizes follow from the shapes alone: nothing is tuned while running, nothing waits for the device,
 so everything here can be captured in a CUDA graph.
 """
@@ -27,7 +29,15 @@ try:
 except ImportError:  # it comes with torch where torch is built for GPUs; nothing is called elsewhere
     triton = None
 
-__all__ = ["Limits", "conv2d_stacked", "linear_stacked", "log_weights_of_parts", "tiles", "usable"]
+__all__ = [
+    "Limits",
+    "conv2d_stacked",
+    "linear_stacked",
+    "log_weights_of_parts",
+    "split",
+    "tiles",
+    "usable",
+]
 
 Limits = tuple[float, float]
 PROGRAMS = 200
@@ -58,14 +68,23 @@ def _active(value: tl.tensor, SLOPE: tl.constexpr) -> tl.tensor:
 
 
 @_jit
+def _nearest(value: tl.tensor) -> tl.tensor:
+    # The nearest number of TF32: tensor cores cut off the last 13 bits. Not a number may become 0.
+    bits = (value.to(tl.int32, bitcast=True) + 0x1000) & -0x2000
+    return bits.to(tl.float32, bitcast=True)
+
+
+@_jit
 def _layer(
     x: tl.tensor,  # (B, C, H, W) if SHARED, else (K, B, H, W, C)
     centre: tl.tensor,  # (C, H, W)
-    weight: tl.tensor,  # (K, KH KW C, N)
+    weight: tl.tensor,  # (2, K, N, KH KW C), as `split` gives them
     bias: tl.tensor,  # (K, N)
     out: tl.tensor,  # (K, B, OH, OW, N)
     batch: tl.tensor,
     SHARED: tl.constexpr,
+    K: tl.constexpr,  # networks
+    WIDE: tl.constexpr,  # networks whose columns go side by side: all that see the same pixels, or 1
     STEP: tl.constexpr,  # from one network's first pixel to the next's, of a shared image
     IMAGE: tl.constexpr,  # values from one image to the next
     C: tl.constexpr,
@@ -92,6 +111,8 @@ def _layer(
     net = tl.program_id(2)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
+    of = n // N if WIDE > 1 else net
+    column = n % N if WIDE > 1 else n
     steps = tl.arange(0, BK)
     rows = batch * (OH * OW)
     example = m // (OH * OW)
@@ -122,18 +143,24 @@ def _layer(
         seen = tl.load(x + image[:, None] + pixel, mask=inside, other=0.0)
         if CENTRED:
             seen -= tl.load(centre + pixel, mask=inside, other=0.0)
-        wanted = (d < KH * KW * C)[:, None] & (n < N)[None, :]
-        at = (net * (KH * KW * C) + d)[:, None] * N + n[None, :]
+        wanted = (n < WIDE * N)[:, None] & (d < KH * KW * C)[None, :]
+        at = (net * N + n)[:, None] * (KH * KW * C) + d[None, :]
         factor = tl.load(weight + at, mask=wanted, other=0.0)
-        total = tl.dot(seen, factor, total, input_precision="tf32x3")
-    total += tl.load(bias + net * N + n, mask=n < N, other=0.0)[None, :]
+        rest = tl.load(weight + K * N * KH * KW * C + at, mask=wanted, other=0.0)
+        near = _nearest(seen)
+        # What is not a number reaches the sum by what it is more than its nearest. Tensor cores round
+        # sums towards zero, so each block of the depth has a sum of its own.
+        part = tl.dot(seen - near, tl.trans(factor), input_precision="tf32")
+        part = tl.dot(near, tl.trans(rest), part, input_precision="tf32")
+        total += tl.dot(near, tl.trans(factor), part, input_precision="tf32")
+    total += tl.load(bias + net * N + n, mask=n < WIDE * N, other=0.0)[None, :]
     total = _active(total, SLOPE)
     if LIMITED:
-        last = (n >= N // 2)[None, :]
+        last = (column >= N // 2)[None, :]
         total = tl.where(last & (total < LOW), LOW, total)
         total = tl.where(last & (total > HIGH), HIGH, total)
-    to = (net.to(tl.int64) * rows + m)[:, None] * N + n[None, :]
-    tl.store(out + to, total, mask=(m < rows)[:, None] & (n < N)[None, :])
+    to = (of.to(tl.int64) * rows + m[:, None]) * N + column[None, :]
+    tl.store(out + to, total, mask=(m < rows)[:, None] & (n < WIDE * N)[None, :])
 
 
 @_jit
@@ -197,6 +224,16 @@ def _power(n: int) -> int:
     return max(16, 1 << (n - 1).bit_length())
 
 
+def split(weight: Tensor) -> Tensor:
+    """The nearest numbers of TF32, and what is left, such numbers too: float32 (...) -> (2, ...)."""
+
+    def nearest(x: Tensor) -> Tensor:
+        return ((x.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
+
+    near = nearest(weight.contiguous())
+    return torch.stack([near, nearest(weight - near)])
+
+
 def conv2d_stacked(
     x: Tensor,
     weight: Tensor,
@@ -212,7 +249,7 @@ def conv2d_stacked(
 
     Args:
         x: images for all, (B, C, H, W), or activations of each, (K, B, H, W, C); contiguous.
-        weight: (K, kernel row · kernel column · C, N).
+        weight: (2, K, N, kernel row · kernel column · C), from `split`.
         bias: (K, N).
         kernel: rows and columns.
         stride: of rows and columns.
@@ -229,7 +266,7 @@ def conv2d_stacked(
         _, batch, height, width, channels = x.shape
     sides = zip((height, width), kernel, stride, padding, strict=True)
     size = [(side + 2 * p - k) // s + 1 for side, k, s, p in sides]
-    out = x.new_empty(weight.shape[0], batch, *size, weight.shape[2])
+    out = x.new_empty(weight.shape[1], batch, *size, weight.shape[2])
     window = (*size, *kernel, *stride, *padding)
     _launch(x, centre, weight, bias, out, (channels, height, width), window, slope, None)
     return out
@@ -250,7 +287,7 @@ def linear_stacked(
     Args:
         x: rows for all, (B, I), or for each, (K, B, I); contiguous. Images (B, C, H, W) and activations
             (K, B, H, W, C) are read as such rows.
-        weight: (K, I, N); with `parts` (K, I / K, N).
+        weight: (2, K, N, I) from `split`; with `parts` (2, K, N, I / K).
         bias: (K, N).
         slope: what negative values are multiplied by: 1 for no activation, 0 for ReLU.
         centre: (I,), taken off x; only with rows for all.
@@ -262,9 +299,9 @@ def linear_stacked(
     """
     if x.dim() > 3:
         x = x.flatten(x.dim() - 3)
-    out = x.new_empty(weight.shape[0], x.shape[-2], weight.shape[2])
+    out = x.new_empty(weight.shape[1], x.shape[-2], weight.shape[2])
     window = (1, 1, 1, 1, 1, 1, 0, 0)
-    _launch(x, centre, weight, bias, out, (weight.shape[1], 1, 1), window, slope, limits, parts)
+    _launch(x, centre, weight, bias, out, (weight.shape[3], 1, 1), window, slope, limits, parts)
     return out
 
 
@@ -311,17 +348,19 @@ def _launch(
     limits: Limits | None,
     parts: bool = False,
 ) -> None:
-    networks, depth, columns = weight.shape
+    _, networks, columns, depth = weight.shape
     batch, shared = out.shape[1], x.dim() in (2, 4)
     rows = batch * window[0] * window[1]
     if not rows:
         return
-    bm, bn, bk, warps, stages = tiles(networks, rows, columns, depth, window[2] * window[3])
+    wide = networks if shared and not parts else 1  # what all see is gathered once
+    apart, across = networks // wide, wide * columns
+    bm, bn, bk, warps, stages = tiles(apart, rows, across, depth, window[2] * window[3])
     step = depth if parts else 0
     image = math.prod(shape) * (networks if parts else 1)
-    _layer[(-(-rows // bm), -(-columns // bn), networks)](
-        *(x, x if centre is None else centre, weight, bias, out, batch, shared, step, image),
-        *(*shape, *window, columns, centre is not None, slope),
+    _layer[(-(-rows // bm), -(-across // bn), apart)](
+        *(x, x if centre is None else centre, weight, bias, out, batch),
+        *(shared, networks, wide, step, image, *shape, *window, columns, centre is not None, slope),
         *(limits is not None, *(limits or (0.0, 0.0)), bm, bn, bk),
         num_warps=warps,
         num_stages=stages,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recmix.kernels import Limits, conv2d_stacked, linear_stacked, log_weights_of_parts
+from recmix.kernels import Limits, conv2d_stacked, linear_stacked, log_weights_of_parts, split
 
 __all__ = ["recursion", "sequence"]
 
@@ -106,8 +106,8 @@ def recursion(
     if firsts[0].in_features != pixels or seconds[0].out_features != 1:
         return None
     parts = max((p for p in range(1, PARTS + 1) if pixels % (16 * p) == 0), default=1)
-    weight = torch.cat([layer.weight.detach() for layer in firsts]).t().contiguous()
-    weight = weight.view(parts, pixels // parts, count * hidden)
+    weight = torch.cat([layer.weight.detach() for layer in firsts])  # (count hidden, pixels)
+    weight = split(weight.view(count * hidden, parts, pixels // parts).transpose(0, 1))
     nothing = weight.new_zeros(parts, count * hidden)
     bias, last = _biases(firsts), _biases(seconds)
     second = torch.cat([layer.weight.detach() for layer in seconds])
@@ -123,14 +123,14 @@ def recursion(
 
 
 def _packed(layers: Sequence[Any], columns: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Weights (K, depth, N) in the kernel's order, and biases (K, N).
+    """Weights (2, K, N, depth) in the kernel's order, and biases (K, N).
 
     Args:
         layers: K convolutions or linear layers.
         columns: channels, rows and columns that the inputs of one output are numbered by.
     """
     weights = [layer.weight.detach().reshape(-1, *columns) for layer in layers]
-    return torch.stack([w.permute(2, 3, 1, 0).flatten(0, 2) for w in weights]), _biases(layers)
+    return split(torch.stack([w.permute(0, 2, 3, 1).flatten(1) for w in weights])), _biases(layers)
 
 
 def _biases(layers: Sequence[Any]) -> Tensor:

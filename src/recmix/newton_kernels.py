@@ -1,7 +1,8 @@
 """The small algebra of Gauss-Newton steps on a GPU: a few Triton kernels instead of dozens of torch's.
 
-Normal equations, damped solutions, the choice among them and Cholesky factors, for matrices small enough
-for one program to hold. Everything is float32 to the last digits, nothing waits for the device.
+Densities, normal equations, damped solutions, the choice among them and Cholesky factors, for matrices
+small enough for one program to hold. Everything is float32 to the last digits, nothing waits for the
+device.
 """
 
 from __future__ import annotations
@@ -11,23 +12,26 @@ import math
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from recmix import kernels
 from recmix.kernels import _jit, _power
+from recmix.likelihoods import Bernoulli, Gaussian, Likelihood
 
 with suppress(ImportError):  # it comes with torch where that is built for GPUs
     import triton.language as tl
 
-__all__ = ["choose", "equations", "factor", "solve", "tries", "unless_broken", "usable"]
+__all__ = ["choose", "equations", "factor", "score", "solve", "tries", "unless_broken", "usable"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 LARGEST = 64
 """The most latent dimensions whose matrix one program holds."""
+PIXELS, PARTS, PROGRAMS = 32, 8, 1024
+"""Of normal equations: pixels at a time, most parts of an image, programs that need no more parts."""
 
 
 def usable(*tensors: Tensor) -> bool:
@@ -67,39 +71,120 @@ def unless_broken(function: Callable[P, R | None]) -> Callable[P, R | None]:
 
 
 @_jit
+def _score(
+    decoded: tl.tensor,  # (L, B, P)
+    image: tl.tensor,  # (B, P)
+    z: tl.tensor,  # (L, B, D)
+    log_variance: tl.tensor,  # (), if GAUSSIAN
+    joint: tl.tensor,  # (L, B)
+    residual: tl.tensor,  # (L, B, P), if SLOPES
+    weight: tl.tensor,  # as `residual`; a single one if GAUSSIAN
+    batch: tl.tensor,
+    floor: tl.tensor,  # of the log-variance
+    GAUSSIAN: tl.constexpr,
+    SLOPES: tl.constexpr,
+    D: tl.constexpr,
+    P: tl.constexpr,
+    BD: tl.constexpr,
+    BP: tl.constexpr,
+) -> None:
+    at = tl.program_id(0).to(tl.int64)
+    total = tl.zeros((BP,), tl.float32)
+    level = 0.0
+    scale = 1.0
+    if GAUSSIAN:
+        level = tl.load(log_variance)
+        level = tl.where(level < floor, 2 * floor - level, level)
+        scale = tl.exp(-level)
+    for start in range(0, P, BP):
+        p = start + tl.arange(0, BP)
+        m = tl.load(decoded + at * P + p, mask=p < P, other=0.0)
+        x = tl.load(image + at % batch * P + p, mask=p < P, other=0.0)
+        if GAUSSIAN:
+            r = x - m
+            total += 0.5 * scale * r * r
+        else:  # log(1 + eˡ) without a large power; what is not a number stays so
+            soft = tl.where(m < 0, 0.0, m) + tl.log(1 + tl.exp(-tl.abs(m)))
+            total += tl.where(p < P, soft - x * m, 0.0)
+            r = x - tl.sigmoid(m)
+        if SLOPES:
+            tl.store(residual + at * P + p, r * scale, mask=p < P)
+            if not GAUSSIAN:
+                tl.store(weight + at * P + p, tl.sigmoid(m) * tl.sigmoid(-m), mask=p < P)
+    if SLOPES and GAUSSIAN:
+        tl.store(weight, scale, mask=at == 0)
+    d = tl.arange(0, BD)
+    point = tl.load(z + at * D + d, mask=d < D, other=0.0)
+    constant = 1.8378770664093453 * D + (P * (level + 1.8378770664093453) if GAUSSIAN else 0.0)
+    tl.store(joint + at, -tl.sum(total, 0) - 0.5 * (tl.sum(point * point, 0) + constant))
+
+
+@_jit
 def _equations(
     slope: tl.tensor,  # Jᵀ, (B, D, P), the last axis contiguous
     weight: tl.tensor,  # (B, P), any strides
     residual: tl.tensor,  # (B, P)
     z: tl.tensor,  # (B, D)
-    gradient: tl.tensor,  # (B, D)
-    precision: tl.tensor,  # (B, D, D)
+    gradient: tl.tensor,  # (B, D), or (PARTS, B, D): Jᵀ r of every part of the pixels
+    precision: tl.tensor,  # (B, D, D), or (PARTS, B, D, D): Jᵀ W J
     slope_b: tl.tensor,
     slope_d: tl.tensor,
     weight_b: tl.tensor,
     weight_p: tl.tensor,
     D: tl.constexpr,
     P: tl.constexpr,
+    PARTS: tl.constexpr,
+    PART: tl.constexpr,  # pixels of one part
     BD: tl.constexpr,
     BP: tl.constexpr,
 ) -> None:
     b = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BD)
+    first = tl.program_id(1) * PART
     curvature = tl.zeros((BD, BD), tl.float32)
     pull = tl.zeros((BD, BP), tl.float32)
-    for start in range(0, P, BP):
-        p = start + tl.arange(0, BP)
+    for start in range(0, PART, BP):
+        p = first + start + tl.arange(0, BP)
         at = slope + b * slope_b + d[:, None] * slope_d + p[None, :]
         j = tl.load(at, mask=(d < D)[:, None] & (p < P)[None, :], other=0.0)
         r = tl.load(residual + b * P + p, mask=p < P, other=0.0)
         w = tl.load(weight + b * weight_b + p * weight_p, mask=p < P, other=0.0)
         pull += j * r[None, :]
         curvature = tl.dot(j * w[None, :], tl.trans(j), curvature, input_precision="tf32x3")
-    curvature += tl.where(d[:, None] == d[None, :], 1.0, 0.0)
-    g = tl.sum(pull, 1) - tl.load(z + b * D + d, mask=d < D, other=0.0)
-    tl.store(gradient + b * D + d, g, mask=d < D)
-    at = precision + (b * D + d[:, None]) * D + d[None, :]
+    g = tl.sum(pull, 1)
+    if PARTS == 1:
+        g -= tl.load(z + b * D + d, mask=d < D, other=0.0)
+        curvature += tl.where(d[:, None] == d[None, :], 1.0, 0.0)
+    to = tl.program_id(1) * tl.num_programs(0) + b
+    tl.store(gradient + to * D + d, g, mask=d < D)
+    at = precision + (to * D + d[:, None]) * D + d[None, :]
     tl.store(at, curvature, mask=(d < D)[:, None] & (d < D)[None, :])
+
+
+@_jit
+def _added(
+    gradients: tl.tensor,  # (PARTS, B, D)
+    precisions: tl.tensor,  # (PARTS, B, D, D)
+    z: tl.tensor,  # (B, D)
+    gradient: tl.tensor,  # (B, D)
+    precision: tl.tensor,  # (B, D, D)
+    D: tl.constexpr,
+    PARTS: tl.constexpr,
+    BD: tl.constexpr,
+) -> None:
+    # The sums of what `_equations` has written, less z and with the identity.
+    b, batch = tl.program_id(0).to(tl.int64), tl.num_programs(0)
+    d = tl.arange(0, BD)
+    square = (d < D)[:, None] & (d < D)[None, :]
+    g = -tl.load(z + b * D + d, mask=d < D, other=0.0)
+    curvature = tl.where(d[:, None] == d[None, :], 1.0, 0.0)
+    for part in tl.static_range(PARTS):
+        at = part * batch + b
+        g += tl.load(gradients + at * D + d, mask=d < D, other=0.0)
+        at = precisions + (at * D + d[:, None]) * D + d[None, :]
+        curvature += tl.load(at, mask=square, other=0.0)
+    tl.store(gradient + b * D + d, g, mask=d < D)
+    tl.store(precision + (b * D + d[:, None]) * D + d[None, :], curvature, mask=square)
 
 
 @_jit
@@ -219,6 +304,38 @@ def _choose(
 
 
 @unless_broken
+def score(
+    likelihood: Likelihood, image: Tensor, decoded: Tensor, z: Tensor, *, slopes: bool
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """log p(x, z) (L, B) and, if asked for, residuals and precisions (L, B, P); None where it cannot be.
+
+    Args:
+        likelihood: p(x | z).
+        image: what it reads of x, (B, C, H, W).
+        decoded: (L, B, C, H, W).
+        z: (L, B, D).
+        slopes: whether residuals and precisions are wanted.
+    """
+    kind, (levels, batch, latent) = type(likelihood), z.shape
+    if kind not in (Gaussian, Bernoulli) or decoded.shape != (levels, *image.shape):
+        return None
+    known: Any = likelihood.log_variance if kind is Gaussian else z
+    floor: Any = likelihood.floor if kind is Gaussian else 1.0
+    if not usable(z, image, decoded, known):
+        return None
+    pixels = decoded[0, 0].numel()
+    joint, residual = z.new_empty(levels, batch), z.new_empty((levels, batch, pixels) if slopes else 1)
+    weight = torch.empty_like(residual) if kind is Bernoulli else z.new_empty(1)
+    with torch.cuda.device_of(z):
+        _score[(levels * batch,)](
+            *(decoded.contiguous(), image.contiguous(), z.contiguous(), known, joint, residual, weight),
+            *(batch, math.log(floor), kind is Gaussian, slopes, latent, pixels),
+            *(_power(latent), min(1024, _power(pixels))),
+        )
+    return joint, residual, weight.expand_as(residual)
+
+
+@unless_broken
 def equations(
     slope: Tensor, weight: Tensor, residual: Tensor, z: Tensor
 ) -> tuple[Tensor, Tensor] | None:
@@ -233,14 +350,23 @@ def equations(
     batch, pixels, latent = slope.shape
     if latent > LARGEST or slope.stride(1) != 1 or not usable(slope, weight, residual, z):
         return None
-    gradient, precision = torch.empty_like(z), z.new_empty(batch, latent, latent)
-    strides = (slope.stride(0), slope.stride(2), *weight.stride())
+    parts = max(1, min(PARTS, PROGRAMS // batch, pixels // (2 * PIXELS)))
+    each = -(-pixels // (parts * PIXELS)) * PIXELS
+    parts = -(-pixels // each)
+    gradient, precision = z.new_empty(parts, batch, latent), z.new_empty(parts, batch, latent, latent)
+    strides, block, warps = (slope.stride(0), slope.stride(2)), _power(latent), 2 if latent <= 32 else 4
+    z = z.contiguous()
     with torch.cuda.device_of(z):
-        _equations[(batch,)](
-            *(slope, weight, residual.contiguous(), z.contiguous(), gradient, precision, *strides),
-            *(latent, pixels, _power(latent), 32),
+        _equations[(batch, parts)](
+            *(slope, weight, residual.contiguous(), z, gradient, precision, *strides, *weight.stride()),
+            *(latent, pixels, parts, each, block, PIXELS),
+            num_warps=warps,
         )
-    return gradient, precision
+        if parts == 1:
+            return gradient[0], precision[0]
+        found = torch.empty_like(z), z.new_empty(batch, latent, latent)
+        _added[(batch,)](gradient, precision, z, *found, latent, parts, block, num_warps=warps)
+    return found
 
 
 def tries(level: Tensor, ladder: tuple[float, ...]) -> Tensor:

@@ -7,10 +7,10 @@ import math
 import torch
 from torch import Tensor, nn
 
-from recmix.core import Component, LatentModel, Method, register, register_component
+from recmix.core import LatentModel, Method, register, register_component
 from recmix.errors import ConfigError
 from recmix.gauss_newton import DAMPING
-from recmix.methods.vae import elbo_gradient
+from recmix.methods.vae import GaussianComponent, elbo_gradient
 from recmix.posteriors.full import FullGaussian
 from recmix.refinement import check_decoder_has_jacobian, laplace
 
@@ -18,7 +18,7 @@ __all__ = ["VLAE", "LaplaceComponent"]
 
 
 @register_component
-class LaplaceComponent(Component):
+class LaplaceComponent(GaussianComponent):
     """q(z | x) = N(z*, H⁻¹): z* after Gauss-Newton steps from the encoder's mean, H the curvature there.
 
     The steps are damped and never lower log p(x, z); see `recmix.gauss_newton`. They need D forward-mode
@@ -65,7 +65,7 @@ class LaplaceComponent(Component):
     def forward(self, x: Tensor, model: LatentModel) -> FullGaussian:
         """One pass through the encoder, then the climb."""
         with torch.no_grad():
-            start = self.parameters_at(x, model).chunk(2, dim=-1)[0]
+            start = self.encoded(x.to(model.centre.dtype), model).mean
         return self.refine(x, start, model)
 
     def refine(self, x: Tensor, start: Tensor, model: LatentModel) -> FullGaussian:

@@ -21,7 +21,7 @@ from recmix.core import (
     update,
 )
 from recmix.errors import ConfigError
-from recmix.fusion import fusible
+from recmix.fusion import beside, fusible
 from recmix.methods.residual import CorrectionComponent
 from recmix.networks import Gate, bounded
 from recmix.posteriors import Mixture, recursive_log_weights
@@ -153,8 +153,10 @@ class RecursiveMixture(Method):
     def posterior(self, x: Tensor) -> Mixture:
         """The whole mixture in one feed-forward pass: stacked, where no gradient is wanted."""
         if not torch.is_grad_enabled() and not self.training and self.order > 1 and self.gaussian:
-            parts = self._encoders.gaussians(x, self.model.shift)
+            with beside(x) as joined:  # a branch that is captured first starts first: the longer one
+                parts = self._encoders.gaussians(x, self.model.shift)
             log_weights = self._gates.log_weights(x, self.model.shift)
+            joined()
             if parts is not None and log_weights is not None:
                 return Mixture.of_gaussians(parts, log_weights)
         return Mixture(self._all(x), self.log_weights(x))

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from recmix.core import LESSONS, Component, LatentModel, Method, register, register_component
+from recmix.core import LESSONS, Component, LatentModel, Method, Posterior, register, register_component
 from recmix.methods.residual import ResidualComponent
 from recmix.methods.wide import WIDTH, WideComponent
 from recmix.posteriors import Gaussian
@@ -33,8 +33,12 @@ class GaussianComponent(Component):
         super().train(mode)
         return self
 
-    def forward(self, x: Tensor, model: LatentModel) -> Gaussian:
+    def forward(self, x: Tensor, model: LatentModel) -> Posterior:
         """One pass through the encoder."""
+        return self.encoded(x, model)
+
+    def encoded(self, x: Tensor, model: LatentModel) -> Gaussian:
+        """What the encoder says of x: where no gradient is wanted, by our own kernels if they can."""
         if x.is_cuda and not torch.is_grad_enabled() and not self.training:
             alone = self._alone.gaussians(x, model.shift)
             if alone is not None:
