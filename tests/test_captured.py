@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 from test_fit import images
@@ -5,6 +7,7 @@ from test_fit import images
 import recmix
 from recmix.captured import Captured
 from recmix.core import METHODS, find_method
+from recmix.stacked import Stacked
 
 find_method("vae")
 
@@ -65,3 +68,63 @@ def test_a_training_makes_graphs_anew():
     form.method.train()
     form.method.eval()
     assert form._versions() != before
+
+
+def test_every_change_of_the_posterior_makes_graphs_anew():
+    data = recmix.data.from_arrays(images(60, size=8), seed=0)
+    model = recmix.fit(
+        "rme", data, latent=2, order=2, vae_epochs=1, epochs=1, progress=False, device="cpu"
+    )
+    method = model.method
+    form, last = Captured(method), list(method.parameters())[-1]
+    encoder = method.components[0].encoder
+
+    def in_place():
+        with torch.no_grad():
+            last.add_(1.0)
+
+    def replaced():
+        encoder.head.weight = torch.nn.Parameter(encoder.head.weight.detach().clone())
+
+    changes = {
+        "in place": in_place,
+        "data": lambda: setattr(last, "data", last.data.clone()),
+        "replaced": replaced,
+        "assigned": lambda: method.load_state_dict(copy.deepcopy(method.state_dict()), assign=True),
+        "buffer": lambda: method.model.centre.add_(0.0),
+        "refine": lambda: setattr(method, "refine", 2),
+        "widen": lambda: setattr(method, "widen", 2.0),
+    }
+    for name, change in changes.items():
+        before = form._versions()
+        assert form._versions() == before
+        change()
+        assert form._versions() != before, name
+
+
+def test_a_training_is_seen_by_models_that_share_the_weights():
+    data = recmix.data.from_arrays(images(60, size=8), seed=0)
+    model = recmix.fit("vae", data, latent=2, epochs=1, progress=False, device="cpu")
+    form = Captured(model.refined(2).method)
+    before = form._versions()
+    model.method.train()
+    model.method.eval()
+    assert form._versions() != before
+
+
+@pytest.mark.parametrize("name", ["vae", "rme", "vlae"])
+def test_a_graph_holds_all_that_it_reads(name):
+    data = recmix.data.from_arrays(images(60, size=8), seed=0)
+    model = recmix.fit(name, data, latent=2, vae_epochs=1, epochs=1, progress=False, device="cpu")
+    form = Captured(model.method)
+    made = []
+    for part in model.method.modules():
+        for value in vars(part).values():
+            if isinstance(value, Stacked):
+                value._run = lambda x, shift: x  # as if it had been built
+                made.append(value._run)
+    held = form._held()
+    assert made
+    assert all(any(one is run for one in held) for run in made)
+    addresses = {t.data_ptr() for t in held if isinstance(t, torch.Tensor)}
+    assert {t.data_ptr() for t in model.method.state_dict().values()} <= addresses

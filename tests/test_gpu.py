@@ -182,6 +182,24 @@ def test_a_captured_posterior_is_the_posterior(name):
         torch.testing.assert_close(form(x).mean, made.posterior(x).mean, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["vae", "rme", "vlae"])
+@torch.no_grad()
+def test_graphs_of_two_shapes_see_new_weights(name):
+    torch.backends.cudnn.allow_tf32 = False
+    made = job(name).method.eval()
+    form = Captured(made)
+    batches = [torch.rand(n, 1, 12, 12, device="cuda") for n in (5, 7)]
+    for x in [*batches, *batches]:
+        form(x)
+    for p in made.parameters():
+        p.mul_(1.01)
+    for x in batches:  # the second one's graph runs once more before it is made anew
+        torch.testing.assert_close(form(x).mean, made.infer(x).mean, rtol=1e-3, atol=1e-3)
+        torch.cuda.empty_cache()
+    torch.cuda.synchronize()
+    assert form.failed == ""
+
+
 def test_images_on_the_device_are_checked_there():
     data = recmix.data.from_arrays(images(300, size=12), seed=0)
     model = recmix.fit("vae", data, latent=3, epochs=1, progress=False, device="cuda")

@@ -101,6 +101,9 @@ def test_linear_layers(batch, inputs, outputs):
     limited = expected(each)
     limited[..., outputs // 2 :].clamp_(-0.5, 0.25)
     close(kernels.linear_stacked(each, halves, bias, limits=(-0.5, 0.25)), limited)
+    limited = expected(x)
+    limited[..., outputs // 2 :].clamp_(-0.5, 0.25)
+    close(kernels.linear_stacked(x, halves, bias, limits=(-0.5, 0.25)), limited)
 
 
 def test_a_number_is_one_of_tf32_and_a_rest():
@@ -109,7 +112,9 @@ def test_a_number_is_one_of_tf32_and_a_rest():
     for part in (near, rest):
         assert (part.view(torch.int32) % 2**13 == 0).all()
     torch.testing.assert_close(near + rest, x, rtol=2**-22, atol=0)
-    assert kernels.split(torch.tensor(torch.nan)).isnan().any()
+    for bits in (0x7FC00000, 0x7FFFFFFF):  # what a CPU writes, and a GPU
+        nan = torch.tensor([bits], dtype=torch.int32).view(torch.float32)
+        assert kernels.split(nan).isnan().any()
 
 
 @runs
@@ -265,14 +270,16 @@ def test_without_triton_everything_loads_and_nothing_is_usable():
 
 @there
 @pytest.mark.skipif(INTERPRETED, reason="nothing is compiled under the interpreter")
+@pytest.mark.parametrize("wide", [1, 5])
 @pytest.mark.parametrize("tile", [(128, 32, 32, 4, 3), (16, 16, 32, 2, 3)])
-def test_the_kernels_compile_for_a_gpu_that_is_not_here(tile):
+def test_the_kernels_compile_for_a_gpu_that_is_not_here(tile, wide):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 
     window = {"OH": 7, "OW": 7, "KH": 4, "KW": 4, "SH": 2, "SW": 2, "PH": 1, "PW": 1, "N": 32}
-    shape = {"SHARED": False, "K": 5, "WIDE": 1, "STEP": 0, "IMAGE": 6272, "C": 32, "H": 14, "W": 14}
-    more = {"CENTRED": False, "SLOPE": 0.01, "LIMITED": True, "LOW": -20.0, "HIGH": 20.0}
+    shape = {"K": 5, "WIDE": wide, "STEP": 0, "IMAGE": 6272, "C": 32, "H": 14, "W": 14}
+    more = dict.fromkeys(("SHARED", "CENTRED"), wide > 1)
+    more |= {"SLOPE": 0.01, "LIMITED": True, "LOW": -20.0, "HIGH": 20.0}
     constants = shape | window | more | dict(zip(("BM", "BN", "BK"), tile, strict=False))
     gates = {"PARTS": 7, "GATES": 4, "HIDDEN": 10, "SLOPE": 0.0, "MINIMUM": 0.001, "MAXIMUM": 0.1}
     gates |= {"BB": 4, "BG": 16, "BH": 16}

@@ -129,7 +129,7 @@ def first(*shape):
 OWN = {
     "at once": ([*first(5, 3, 4), nn.ConvTranspose2d(5, 2, (3, 4), (1, 2), (0, 1))], (2, 5, 8)),
     "holes": ([*first(2, 3, 3), nn.ConvTranspose2d(2, 6, 2, 3, output_padding=1)], (6, 9, 9)),
-    "activation last": ([*first(2, 2, 2), nn.ConvTranspose2d(2, 1, 4, 2, 1), nn.ReLU()], (1, 4, 4)),
+    "activation last": ([*first(2, 2, 2), nn.ConvTranspose2d(2, 3, 4, 2, 1), nn.ReLU()], (3, 4, 4)),
     "fused": (
         [
             nn.Linear(3, 7),
@@ -384,6 +384,27 @@ def test_normal_equations(batch, latent, pixels):
 
 @runs
 @torch.no_grad()
+@pytest.mark.parametrize(("programs", "parts"), [(1, 1), (6, 3), (1024, 4)])
+def test_as_many_parts_as_the_batch_needs(programs, parts, monkeypatch):
+    made = []
+    launched = newton_kernels._equations
+    monkeypatch.setattr(newton_kernels, "PROGRAMS", programs)
+
+    class Noted:
+        def __getitem__(self, grid):
+            made.append(grid)
+            return launched[grid]
+
+    monkeypatch.setattr(newton_kernels, "_equations", Noted())
+    slope = torch.randn(2, 3, 300, device=DEVICE)
+    residual, z = torch.randn(2, 300, device=DEVICE), torch.randn(2, 3, device=DEVICE)
+    gradient, _ = newton_kernels.equations(slope.mT, torch.ones_like(residual), residual, z)
+    assert made == [(2, parts)]
+    close(gradient, (slope.double() @ residual.double()[..., None]).squeeze(-1) - z, 1e-5)
+
+
+@runs
+@torch.no_grad()
 @pytest.mark.parametrize("name", ["gaussian", "below the floor", "bernoulli"])
 @pytest.mark.parametrize(("shape", "latent"), [((1, 3, 5), 1), ((3, 20, 20), 20)])
 def test_densities(name, shape, latent):
@@ -481,6 +502,32 @@ def test_a_climb_ends_where_it_does_in_float64(likelihood, ours):
     exact, there = climb(copy.deepcopy(model).double(), x.double(), start.double(), steps=2)
     close(mode, exact, 20 * TF32)
     close(at.precision, there.precision.detach(), 20 * TF32)
+
+
+@runs
+def test_a_curvature_that_serves_again_leads_where_it_does_in_float64(ours):
+    torch.manual_seed(0)
+    model = latent_model(make_decoder("dense", (1, 8, 8), 3, hidden=16), 3, (1, 8, 8))
+    x, start = torch.rand(4, 1, 8, 8, device=DEVICE), torch.randn(4, 3, device=DEVICE)
+    with torch.no_grad():
+        mode, _ = climb(model, x, start, steps=1, reuse=2)
+    assert len(ours) == 4  # Jacobians by our kernels
+    exact, _ = climb(copy.deepcopy(model).double(), x.double(), start.double(), steps=1, reuse=2)
+    close(mode, exact, 20 * TF32)
+
+
+@runs
+@torch.no_grad()
+def test_more_values_than_can_be_numbered_are_left_to_torch(monkeypatch):
+    model = latent_model(make_decoder("dense", (1, 8, 8), 3, hidden=16), 3, (1, 8, 8))
+    z = torch.randn(4, 3, device=DEVICE)
+    packed = pack(model)
+    assert tangent_kernels.push(packed, z, 3) is not None
+    monkeypatch.setattr(tangent_kernels, "INDICES", 4 * 3 * 64)
+    assert tangent_kernels.push(packed, z, 3) is None
+    assert tangent_kernels.values(packed, z) is not None
+    monkeypatch.setattr(tangent_kernels, "INDICES", 4 * 64)
+    assert tangent_kernels.values(packed, z) is None
 
 
 def test_without_triton_everything_loads():

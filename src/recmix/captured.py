@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from recmix.core import Method, Posterior
+from recmix.stacked import Stacked, places
 
 __all__ = ["Captured"]
 
@@ -22,8 +23,8 @@ class _Graph(NamedTuple):
     replay: torch.cuda.CUDAGraph
     x: Tensor  # where the images are put
     posterior: Posterior  # where the answer appears
-    versions: int
-    held: list[Tensor]  # the parameters it reads: their memory stays theirs
+    versions: list[Any]
+    held: list[Any]  # what it reads; a graph that is out of date still runs, and must find it there
 
 
 class Captured:
@@ -31,8 +32,9 @@ class Captured:
 
     These networks are small, so on a GPU a posterior is bound by the launching of its kernels; replayed
     as a graph it takes several times less. The answer is copied out of the graph and belongs to the
-    caller. A parameter that has changed makes the graph anew. On other devices, for a shape that comes
-    for the first time and for methods that cannot be captured it calls `method.infer`.
+    caller. Parameters or buffers that have changed or were replaced, another use of the method
+    (`refine`, `reuse`, `widen`) and a training since make the graph anew. On other devices, for a shape
+    that comes for the first time and for methods that cannot be captured it calls `method.infer`.
 
     Args:
         method: whose posterior.
@@ -46,7 +48,7 @@ class Captured:
     def __init__(self, method: Method) -> None:
         self.method = method
         self.failed = ""
-        self._parameters = list(method.parameters())  # finding them takes longer than a posterior
+        self._places = places([method])  # finding them takes longer than a posterior
         self._graphs: OrderedDict[tuple[object, ...], _Graph | None] = OrderedDict()
 
     @torch.no_grad()
@@ -83,15 +85,17 @@ class Captured:
         self._graphs.move_to_end(key)
         return graph.posterior.copy()
 
-    def _versions(self) -> int:
-        """A number that changes when a parameter does."""
-        versions = sum([p._version for p in self._parameters])
-        return versions + self._parameters[0].data_ptr() + self.method.trainings
+    def _versions(self) -> list[Any]:
+        """What changes when the posterior may."""
+        method, now = self.method, [place[name] for place, name in self._places]
+        used = [method.refine, method.reuse, method.widen, method.trainings]
+        return [[t._version for t in now], [t.data_ptr() for t in now], used]
 
-    def _capture(self, x: Tensor, versions: int) -> _Graph:
+    def _capture(self, x: Tensor, versions: list[Any]) -> _Graph:
         """The posterior of one shape of batch, recorded."""
         device = x.device
-        kept = x.clone()
+        with torch.inference_mode(False):  # else nothing could be put there later
+            kept = x.clone()
         aside = torch.cuda.Stream(device)
         aside.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(aside):
@@ -99,6 +103,12 @@ class Captured:
                 self.method.infer(kept)
         torch.cuda.current_stream(device).wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.device_of(x), torch.cuda.graph(graph):
             posterior = self.method.infer(kept)
-        return _Graph(graph, kept, posterior, versions, [p.detach() for p in self._parameters])
+        return _Graph(graph, kept, posterior, versions, self._held())
+
+    def _held(self) -> list[Any]:
+        """Parameters, buffers and the networks' copies that our own kernels read, as they are now."""
+        parts = [value for part in self.method.modules() for value in vars(part).values()]
+        stacks = [part.held() for part in parts if isinstance(part, Stacked)]
+        return [place[name].detach() for place, name in self._places] + stacks

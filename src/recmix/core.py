@@ -277,17 +277,21 @@ class Method(nn.Module, ABC):
     """Share of `distillation` in what the encoders move down."""
     distil_steps: int = 2
     """Gauss-Newton steps of the refinement that teaches them."""
-    trainings: int = 0
-    """How often training has begun: what was made from the weights before is of no more use."""
 
     def __init__(self, model: LatentModel, components: Iterable[Component]) -> None:
         super().__init__()
         self.model = model
         self.components = nn.ModuleList(components)
+        self._trainings = [0]  # shared with copies that share the weights
+
+    @property
+    def trainings(self) -> int:
+        """How often training has begun: what was made from the weights before is of no more use."""
+        return self._trainings[0]
 
     def train(self, mode: bool = True) -> Method:
         """As ever; a change of weights that no version tells, by a CUDA graph, begins with it."""
-        self.trainings += mode
+        self._trainings[0] += mode
         super().train(mode)
         return self
 

@@ -70,10 +70,18 @@ def beside(x: Tensor) -> Iterator[Callable[[], None]]:
     ...     one = torch.ones(1) + 1
     >>> joined()
     """
-    if not (x.is_cuda and torch.cuda.is_current_stream_capturing()):
-        yield lambda: None
-        return
-    main, side = torch.cuda.current_stream(x.device), torch.cuda.Stream(x.device)
-    side.wait_stream(main)
-    with torch.cuda.stream(side):
-        yield lambda: main.wait_stream(side)
+    with torch.cuda.device_of(x):
+        if not (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+            yield lambda: None
+            return
+        main = torch.cuda.current_stream()
+        side = next(stream for stream in _sides(x.device) if stream != main)
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            yield lambda: main.wait_stream(side)
+
+
+@functools.cache
+def _sides(device: torch.device) -> list[torch.cuda.Stream]:
+    """Two streams to branch to: a graph may be captured in one of them."""
+    return [torch.cuda.Stream(device) for _ in range(2)]

@@ -231,7 +231,8 @@ def split(weight: Tensor) -> Tensor:
         return ((x.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
 
     near = nearest(weight.contiguous())
-    return torch.stack([near, nearest(weight - near)])
+    rest = weight - near
+    return torch.stack([near, torch.where(rest.isfinite(), nearest(rest), rest)])  # or NaN were lost
 
 
 def conv2d_stacked(

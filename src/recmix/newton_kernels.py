@@ -145,7 +145,7 @@ def _equations(
     pull = tl.zeros((BD, BP), tl.float32)
     for start in range(0, PART, BP):
         p = first + start + tl.arange(0, BP)
-        at = slope + b * slope_b + d[:, None] * slope_d + p[None, :]
+        at = slope + b * slope_b + d.to(tl.int64)[:, None] * slope_d + p[None, :]
         j = tl.load(at, mask=(d < D)[:, None] & (p < P)[None, :], other=0.0)
         r = tl.load(residual + b * P + p, mask=p < P, other=0.0)
         w = tl.load(weight + b * weight_b + p * weight_p, mask=p < P, other=0.0)

@@ -20,7 +20,7 @@ from recmix.networks import Encoder, Gate, bounded
 from recmix.posteriors import Gaussian, recursive_log_weights
 from recmix.posteriors.gaussian import LOG_VARIANCE_RANGE
 
-__all__ = ["Stacked", "StackedEncoders", "StackedGates"]
+__all__ = ["Stacked", "StackedEncoders", "StackedGates", "places"]
 
 Layer = Callable[[Tensor], Tensor]
 Run = Callable[[Tensor, Tensor | None], Tensor]
@@ -75,6 +75,12 @@ class Stacked:
         """
         if not self._fixed:
             self._run, self._built = None, []
+            if self.only_kernels:  # the networks may be of another number format then
+                self.how = ""
+
+    def held(self) -> Any:
+        """What keeps the weights that a captured graph reads where they are."""
+        return self._run
 
     def fix(self, x: Tensor) -> None:
         """Build it for good from the networks as they are, for x's kind of device, to be traced."""
@@ -100,7 +106,7 @@ class Stacked:
                     stacklevel=2,
                 )
                 return None
-            self._places = _places(self.networks)
+            self._places = places(self.networks)
             # While these are held no other tensor can take their addresses, by which we know them.
             self._held = [place[name].detach() for place, name in self._places]
             self._run, self._built = self._build(x, shift), self._state(x)
@@ -222,7 +228,7 @@ class StackedGates(Stacked):
         return ours.recursion(layers, shape, *self.bounds)
 
 
-def _places(networks: Sequence[nn.Module]) -> list[tuple[dict[str, Any], str]]:
+def places(networks: Sequence[nn.Module]) -> list[tuple[dict[str, Any], str]]:
     """Where each parameter and buffer of the networks is kept."""
     return [
         (kept, name)

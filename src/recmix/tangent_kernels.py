@@ -10,8 +10,8 @@ is 1 where the value there is positive.
 
 Products of tangents are of TF32, which is enough for a Jacobian: it shapes steps and curvatures. Those
 of values are where torch's own may be, else they have the accuracy of float32. Tensor cores cut off the
-last 13 bits of what they multiply, so it is rounded to TF32 where it is written: cut numbers are too
-small by 3e-4 on average, and every layer would add to that.
+last 13 bits of what they multiply, so it is rounded to TF32 where it is written (all but z): cut numbers
+are too small by 3e-4 on average, and every layer would add to that.
 
 Block sizes follow from the shapes alone, weights are packed once for every climb and nothing waits for
 the device: it can be captured in a CUDA graph, which sees the weights as they are when it is replayed.
