@@ -207,6 +207,7 @@ TABLES = {
     "mnist20-grid": mnist20_grid,
     "gap-mnist20": lambda: gaps("mnist20_gap"),
     "gap-mnist20-refined": lambda: gaps("mnist20_gap_refined"),
+    "gap-mnist20-residual": lambda: gaps("mnist20_gap_residual"),
     "readme": short,
     "mnist20-rates": rates,
     "mnist20-fresh": fresh,

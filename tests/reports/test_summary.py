@@ -243,6 +243,18 @@ def test_validation_images_refined_as_much_choose_the_model_shown_refined(tmp_pa
     assert cells[6:] == ["RESIDUAL +2 steps: 992.0 ± 0.0", "RESIDUAL +4 steps: 994.0 ± 0.0"]
 
 
+def test_a_model_scored_after_most_steps_alone_is_not_passed_over(rows):
+    most = row(rows, "RESIDUAL +4 steps")
+    known = [r if r is not most else {**most, "validation": 1000.0} for r in rows]
+    for validation, shown in (
+        (1001.0, ["–", "BETTER: 1050.0"]),
+        (999.0, ["RESIDUAL +2", "RESIDUAL +4"]),
+    ):
+        better = {**most, "row": "BETTER", "label": "BETTER", "mean": 1050.0, "validation": validation}
+        cells = [c.strip() for c in reach_table([*known, better]).splitlines()[3].strip("|").split("|")]
+        assert all(cell.startswith(start) for cell, start in zip(cells[6:], shown, strict=True)), cells
+
+
 def test_calibrated_rows_come_before_others_of_the_same_model(rows):
     def wide(name, mean):
         calibrated = {"row": f"{name} calibrated", "calibrated": True, "mean": mean}
@@ -407,4 +419,6 @@ def test_settings_of_one_method_are_not_one_model(rows):
     four = row(rows, "RESIDUAL +4 steps")
     laplace = {**four, "label": "VLAE", "method": "vlae", "validation": 1e6, "mean": 9999.0}
     more = [{**laplace, "row": f"VLAE({n})", "setting": n, "steps": n} for n in (2, 4)]
-    assert "9999" not in reach_table([*rows, *more])
+    shown = reach_table([*rows, *more])
+    assert "– | VLAE(4): 9999.0" in shown
+    assert "VLAE(2)" not in shown

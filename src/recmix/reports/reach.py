@@ -31,8 +31,8 @@ def reach_table(rows: Iterable[Line]) -> str:
     """The paper's VAE and its best, then ours: VAE+, feed-forward and refined, as Markdown.
 
     Of all rows but the VAE's that take no steps for an image, the one with the best validation bound
-    stands as feed-forward. Refined stands one model: of those that were scored after every number of
-    Gauss-Newton steps (else after some) that which validation images, refined as much, prefer.
+    stands as feed-forward. Refined stands one model: of those that were scored after the most
+    Gauss-Newton steps that which validation images, refined as much, prefer.
     Calibrated rows come before others of the same model: they differ by a number that was fitted to
     validation images. Every cell names its row. What was not measured is a dash.
 
@@ -133,8 +133,9 @@ def _refined(rows: Sequence[Line]) -> list[str]:
         if row["inference"] == "refined" and row["method"] != "sa" and row["steps"] in STEPS:
             scored.setdefault((row["label"], row["setting"]), {})[row["steps"]] = row
 
-    def merit(found: dict[int, Line]) -> tuple[int, float]:
-        return len(found), _validation(found[max(found)])
+    def merit(found: dict[int, Line]) -> tuple[int, float, int]:
+        most = max(found)
+        return most, _validation(found[most]), len(found)
 
     shown = max(scored.values(), key=merit, default={})
     return [f"{shown[n]['row']}: {_ours(shown[n])}" if n in shown else EMPTY for n in STEPS]
