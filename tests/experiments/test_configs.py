@@ -24,9 +24,11 @@ EXPECTED = {
     "fully_connected": (2 * 2 * 2, CONTROLS + 3 * FOUR, PROTOCOL),
     "smoke": (1, CONTROLS + 4, 3 * 2),
     "gpu_mnist20": (1, CONTROLS + 7, 6),
-    "frontier": (3, CONTROLS + 2, 5),
+    "frontier": (2, CONTROLS + 2, 5),
+    "frontier_mnist10": (1, CONTROLS + 3, 5),
     "frontier_omniglot": (2, CONTROLS + 3, 5),
-    "frontier_binary": (1, CONTROLS + 2, 5),
+    "frontier_omniglot50": (1, CONTROLS + 2, 5),
+    "frontier_binary": (1, CONTROLS + 1, 5),
     "frontier_digits": (1, CONTROLS + 6, 6),
     "ablation_digits": (1, CONTROLS + 8, 6),
 }
