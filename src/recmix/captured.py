@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from recmix.core import Method, Posterior
-from recmix.stacked import Stacked, places
+from recmix.stacked import Stacked, places, state
 
 __all__ = ["Captured"]
 
@@ -87,9 +87,8 @@ class Captured:
 
     def _versions(self) -> list[Any]:
         """What changes when the posterior may."""
-        method, now = self.method, [place[name] for place, name in self._places]
-        used = [method.refine, method.reuse, method.widen, method.trainings]
-        return [[t._version for t in now], [t.data_ptr() for t in now], used]
+        method = self.method
+        return [*state(self._places), method.refine, method.reuse, method.widen, method.trainings]
 
     def _capture(self, x: Tensor, versions: list[Any]) -> _Graph:
         """The posterior of one shape of batch, recorded."""

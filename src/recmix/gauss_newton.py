@@ -279,8 +279,7 @@ def climb(
         reuse: how often each step is followed by one with a gradient of its own but the same curvature.
     """
     z = start.detach().contiguous()
-    x = x.to(z.dtype)
-    image = model.centred(x)
+    image = model.centred(x.to(z.dtype))
     level = torch.full_like(z[:, 0], damping)  # λ, (B,)
     with torch.no_grad():
         given = _Climb(model, image, _packed(model, z), chunk)
@@ -292,20 +291,20 @@ def climb(
             reached = _log_joint(given, z + step)  # (T, B)
             z, level = _choose(reached, here.log_joint, z, step, tried, level, damping)
             for _ in range(reuse):
-                z = _again(given, x, z, here.precision, level)
+                z = _again(given, z, here.precision, level)
     return z, _normal_equations(given, z)
 
 
-def _again(given: _Climb, x: Tensor, z: Tensor, precision: Tensor, level: Tensor) -> Tensor:
+def _again(given: _Climb, z: Tensor, precision: Tensor, level: Tensor) -> Tensor:
     """Where a step from z with this curvature leads, at the length that is best; or z."""
-    joint, gradient = _ascent(given, x, z)
+    joint, gradient = _ascent(given, z)
     step = damped_step(gradient[None], precision[None], level[None])  # (1, B, D)
     tried = torch.cat([length * step for length in LENGTHS])
     best, which = _best(_log_joint(given, z + tried))
     return torch.where((best > joint)[:, None], z + _pick(tried, which), z)
 
 
-def _ascent(given: _Climb, x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+def _ascent(given: _Climb, z: Tensor) -> tuple[Tensor, Tensor]:
     """log p(x, z) and its derivative in z, (B,) and (B, D)."""
     unable = _traceable or torch.is_inference_mode_enabled()  # neither goes with reverse mode
     if unable or (given.packed and _kernels(z)):  # our own kernels take less time for all of J
@@ -313,7 +312,7 @@ def _ascent(given: _Climb, x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         return here.log_joint, here.gradient
     with torch.enable_grad():
         at = z.detach().requires_grad_()
-        joint = given.model.log_joint(x, at[None]).squeeze(0)
+        joint = _log_joint(given, at[None]).squeeze(0)
         (gradient,) = torch.autograd.grad(joint.sum(), at)
     return joint.detach(), gradient
 

@@ -20,7 +20,7 @@ from recmix.networks import Encoder, Gate, bounded
 from recmix.posteriors import Gaussian, recursive_log_weights
 from recmix.posteriors.gaussian import LOG_VARIANCE_RANGE
 
-__all__ = ["Stacked", "StackedEncoders", "StackedGates", "places"]
+__all__ = ["Stacked", "StackedEncoders", "StackedGates", "places", "state"]
 
 Layer = Callable[[Tensor], Tensor]
 Run = Callable[[Tensor, Tensor | None], Tensor]
@@ -114,8 +114,7 @@ class Stacked:
 
     def _state(self, x: Tensor) -> list[Any]:
         """What the stack was built for, and numbers that change when a parameter or buffer does."""
-        now = [place[name] for place, name in self._places]
-        return [x.shape[1:], x.dtype, x.device, [t._version for t in now], [t.data_ptr() for t in now]]
+        return [x.shape[1:], x.dtype, x.device, *state(self._places)]
 
     def _build(self, x: Tensor, shift: Tensor | None) -> Run | None:
         found = [_sequence(network) for network in self.networks]
@@ -238,6 +237,12 @@ def places(networks: Sequence[nn.Module]) -> list[tuple[dict[str, Any], str]]:
         for name in kept
         if kept[name] is not None
     ]
+
+
+def state(kept: Sequence[tuple[dict[str, Any], str]]) -> list[list[int]]:
+    """Numbers that change when something in these places is changed or replaced."""
+    now = [place[name] for place, name in kept]
+    return [[t._version for t in now], [t.data_ptr() for t in now]]
 
 
 def _shifted(function: Callable[[Tensor], Tensor]) -> Run:
