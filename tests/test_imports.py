@@ -10,7 +10,7 @@ import recmix
 SOURCE = Path(recmix.__file__).parent
 # A room may import from its own and from those before it.
 ROOMS = [
-    {"errors", "_version", "files", "fusion", "adam", "transposed"},
+    {"errors", "_version", "files", "fusion", "adam", "muon", "transposed"},
     {"run"},
     {"data"},
     {"core"},

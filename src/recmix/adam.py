@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["ChunkedAdam", "adam"]
+__all__ = ["ChunkedAdam", "adam", "ready"]
 
 CHUNK = 2**13
 """Numbers that one block of the GPU moves: few enough for a small network to keep many blocks busy."""
@@ -34,29 +34,33 @@ class ChunkedAdam(torch.optim.Adam):
         if closure is not None:
             raise NotImplementedError("give the gradients before the step, not a closure")
         for group in self.param_groups:
-            lists: tuple[list[Tensor], ...] = ([], [], [], [], [], [])
-            self._init_group(group, *lists)
-            params, grads, firsts, seconds, _, steps = lists
-            if not params:
-                continue
-            torch._foreach_add_(steps, 1)
-            pieces: tuple[list[Tensor], ...] = ([], [], [], [], [])
-            for row in zip(params, grads, firsts, seconds, steps, strict=True):
-                for into, piece in zip(pieces, zip(*_pieces(*row), strict=True), strict=True):
-                    into.extend(piece)
-            beta1, beta2 = group["betas"]
-            torch._fused_adam_(  # type: ignore[call-overload]
-                *pieces[:4],
-                [],
-                pieces[4],
-                lr=group["lr"],
-                beta1=beta1,
-                beta2=beta2,
-                weight_decay=group["weight_decay"],
-                eps=group["eps"],
-                amsgrad=False,
-                maximize=False,
-            )
+            self.move(group)
+
+    def move(self, group: dict[str, Any]) -> None:
+        """Move the parameters of one group."""
+        lists: tuple[list[Tensor], ...] = ([], [], [], [], [], [])
+        self._init_group(group, *lists)
+        params, grads, firsts, seconds, _, steps = lists
+        if not params:
+            return
+        torch._foreach_add_(steps, 1)
+        pieces: tuple[list[Tensor], ...] = ([], [], [], [], [])
+        for row in zip(params, grads, firsts, seconds, steps, strict=True):
+            for into, piece in zip(pieces, zip(*_pieces(*row), strict=True), strict=True):
+                into.extend(piece)
+        beta1, beta2 = group["betas"]
+        torch._fused_adam_(  # type: ignore[call-overload]
+            *pieces[:4],
+            [],
+            pieces[4],
+            lr=group["lr"],
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            amsgrad=False,
+            maximize=False,
+        )
 
 
 def _pieces(*row: Tensor) -> Iterable[tuple[Tensor, ...]]:
@@ -73,13 +77,15 @@ def adam(groups: Iterable[dict[str, Any]], learning_rate: float) -> torch.optim.
     """Adam, fused where it can be; on a GPU ready to be captured, with its rates as tensors there."""
     groups = list(groups)
     device = groups[0]["params"][0].device
-    if device.type != "cuda":
-        plain = torch.optim.Adam(groups, lr=learning_rate, fused=device.type == "cpu")
-        for group in plain.param_groups:
-            group["initial_lr"] = float(group["lr"])
-        return plain
-    optimizer = ChunkedAdam(groups, lr=learning_rate, fused=True, capturable=True)
+    if device.type == "cuda":
+        return ready(ChunkedAdam(groups, lr=learning_rate, fused=True, capturable=True))
+    return ready(torch.optim.Adam(groups, lr=learning_rate, fused=device.type == "cpu"))
+
+
+def ready(optimizer: torch.optim.Adam) -> torch.optim.Adam:
+    """The optimiser, knowing the rates it began with; on a GPU they are tensors, for a graph to read."""
     for group in optimizer.param_groups:
         group["initial_lr"] = float(group["lr"])
-        group["lr"] = torch.tensor(group["initial_lr"], device=device)
+        if group["params"][0].is_cuda:
+            group["lr"] = torch.tensor(group["initial_lr"], device=group["params"][0].device)
     return optimizer

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from recmix.adam import adam
 from recmix.errors import ConfigError, unknown
 from recmix.fusion import fusible
+from recmix.muon import OPTIMIZERS
 from recmix.run import REUSE
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ __all__ = [
     "Method",
     "Optimizers",
     "Posterior",
-    "adam",
     "find_method",
     "make_component",
     "register",
@@ -264,6 +263,8 @@ class Method(nn.Module, ABC):
     """Multiplies the default learning rate."""
     fresh_factor: ClassVar[float] = 1.0
     """How much faster, by default, parameters move that a second stage starts at random."""
+    optimizer: str = "adam"
+    """What moves the parameters: ``adam`` or ``muon``."""
     decoder_samples: int = 0
     """If not 0, the decoder is moved up the IWAE bound of so many samples instead of the ELBO."""
     refine: int = 0
@@ -354,10 +355,10 @@ class Method(nn.Module, ABC):
     def optimizers(
         self, learning_rate: float, *, variance_rate: float = 1.0, fresh_rate: float = 1.0
     ) -> Optimizers:
-        """One optimiser per update of `step`; by default a single Adam for everything.
+        """One optimiser per update of `step`; by default a single one for everything.
 
         Args:
-            learning_rate: Adam's.
+            learning_rate: of the networks.
             variance_rate: how much faster the likelihood's variance moves.
             fresh_rate: how much faster parameters move that do not come from a trained model.
         """
@@ -365,7 +366,13 @@ class Method(nn.Module, ABC):
         own = [p for p in self.parameters() if id(p) not in shared]
         groups = self.groups(own, learning_rate, fresh_rate)
         groups += self.model.parameter_groups(learning_rate, variance_rate)
-        return {"all": adam(groups, learning_rate)}
+        return {"all": self.optimizer_of(groups, learning_rate)}
+
+    def optimizer_of(
+        self, groups: Iterable[dict[str, Any]], learning_rate: float
+    ) -> torch.optim.Optimizer:
+        """The optimiser of these parameters, of the kind that `optimizer` names."""
+        return OPTIMIZERS[self.optimizer](groups, learning_rate)
 
     def step(
         self, x: Tensor, optimizers: Optimizers, *, generator: torch.Generator | None = None

@@ -62,7 +62,16 @@ __all__ = ["Grid", "Job", "check", "digest_of", "expand", "read_grid", "told"]
 FORMAT = 1
 """Enters every digest: a change of what a definition means makes new runs of all."""
 DIGITS = 16
-YOUNGER = {"reuse": 0, "widen": 1.0, "keep": "best", "average": 0.0, "distil": 0.0, "distil_steps": 2}
+YOUNGER = {
+    "reuse": 0,
+    "widen": 1.0,
+    "keep": "best",
+    "average": 0.0,
+    "distil": 0.0,
+    "distil_steps": 2,
+    "optimizer": "adam",
+    "starts": 1,
+}
 """Training options that came after the first stores, each with the value that changes nothing."""
 
 

@@ -14,7 +14,6 @@ from recmix.core import (
     Method,
     Optimizers,
     Posterior,
-    adam,
     make_component,
     register,
     same_shapes,
@@ -191,18 +190,18 @@ class RecursiveMixture(Method):
     def optimizers(
         self, learning_rate: float, *, variance_rate: float = 1.0, fresh_rate: float = 1.0
     ) -> Optimizers:
-        """One Adam for each component, each gate, and the decoder."""
+        """One optimiser for each component, each gate, and the decoder."""
         found: Optimizers = {}
         for m, part in enumerate(self.components):
-            found[f"component_{m}"] = adam(
+            found[f"component_{m}"] = self.optimizer_of(
                 self.groups(part.parameters(), learning_rate, fresh_rate), learning_rate
             )
         for m, gate in enumerate(self.gates, start=1):
-            found[f"gate_{m}"] = adam(
+            found[f"gate_{m}"] = self.optimizer_of(
                 self.groups(gate.parameters(), learning_rate, fresh_rate), learning_rate
             )
         groups = self.model.parameter_groups(learning_rate, variance_rate)
-        found["decoder"] = adam(groups, learning_rate)
+        found["decoder"] = self.optimizer_of(groups, learning_rate)
         return found
 
     def step(

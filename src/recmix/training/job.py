@@ -107,6 +107,7 @@ class Job:
         centre = method.model.centre
         self.method = method
         method.decoder_samples = training.objective_samples if training.objective == "iwae" else 0
+        method.optimizer = training.optimizer
         method.refine, method.reuse = training.refine, training.reuse
         method.distil, method.distil_steps = training.distil, training.distil_steps
         self.training = training
