@@ -5,26 +5,31 @@ import torch
 from torch import nn
 
 import recmix
+from recmix import run
 from recmix.errors import ConfigError
-from recmix.muon import MOMENTUM, SIZE, Muon, muon, orthogonal
+from recmix.muon import MOMENTUM, OPTIMIZERS, SIZE, Muon, muon, orthogonal, together
+from recmix.training.schedule import set_rate
 
 
-def test_singular_values_come_near_one():
+def test_singular_values_come_near_one_and_vectors_stay():
     torch.manual_seed(0)
-    shapes = [(20, 50), (64, 7), (130, 130), (3, 900), (100, 256), (1, 5)]
-    matrices = [torch.randn(s, dtype=torch.float64) for s in shapes]
-    for matrix, found in zip(matrices, orthogonal(matrices), strict=True):
-        assert found.shape == matrix.shape
-        u, _, v = torch.linalg.svd(matrix, full_matrices=False)
-        inner = u.t() @ found @ v.t()  # the same singular vectors, other values
+    for rows, columns in [(20, 50), (64, 7), (130, 130), (3, 900), (1, 5)]:
+        size = min(rows, columns)
+        u = torch.linalg.qr(torch.randn(rows, size, dtype=torch.float64)).Q
+        v = torch.linalg.qr(torch.randn(columns, size, dtype=torch.float64)).Q
+        values = torch.logspace(0, -1.5, size, dtype=torch.float64)
+        found = orthogonal([u @ values.diag() @ v.t()])[0]
+        assert found.shape == (rows, columns)
+        inner = u.t() @ found @ v
         torch.testing.assert_close(inner, torch.diag(inner.diagonal()), atol=1e-9, rtol=0)
-    assert all(s.min() > 0.3 and s.max() < 1.3 for s in map(torch.linalg.svdvals, orthogonal(matrices)))
+        assert inner.diagonal().min() > 0.68
+        assert inner.diagonal().max() < 1.21
 
 
 def test_matrices_together_are_as_each_alone():
     torch.manual_seed(1)
     matrices = [torch.randn(s, dtype=torch.float64) for s in [(20, 50), (60, 7), (33, 64), (200, 90)]]
-    for matrix, found in zip(matrices, orthogonal(matrices), strict=True):
+    for matrix, found in zip(matrices, together(matrices), strict=True):
         torch.testing.assert_close(found, orthogonal([matrix])[0])
 
 
@@ -77,6 +82,40 @@ def test_a_convolution_counts_as_a_matrix():
     torch.testing.assert_close(step, 0.01 * SIZE * 48**0.5 * orthogonal([gradient])[0])
 
 
+def test_every_group_has_its_own_rate_and_a_schedule_sets_it():
+    given = [{"params": [nn.Parameter(torch.ones(3, 4))], "lr": rate} for rate in (0.1, 0.3)]
+    optimizer = muon(given, 1.0)
+    set_rate([optimizer], 0.5)
+    for group in given:
+        group["params"][0].grad = torch.eye(3, 4)
+    optimizer.step()
+    slow, fast = (1 - group["params"][0].detach() for group in given)
+    torch.testing.assert_close(3 * slow, fast)
+    torch.testing.assert_close(slow, 0.05 * SIZE * 2 * orthogonal([torch.eye(3, 4)])[0])
+
+
+def test_a_decoder_without_parameters_is_no_trouble():
+    decoder = nn.Unflatten(1, (1, 8, 8))
+    for name, options in (("vae", {}), ("rme", {"order": 2})):
+        for optimizer in OPTIMIZERS:
+            made = recmix.fit(
+                name,
+                data="digits",
+                decoder=decoder,
+                latent=64,
+                likelihood="bernoulli",
+                epochs=1,
+                vae_epochs=1,
+                optimizer=optimizer,
+                **options,
+            )
+            assert len(made.history) == 1
+
+
+def test_the_names_are_those_of_the_options():
+    assert tuple(OPTIMIZERS) == run.OPTIMIZERS
+
+
 def test_a_parameter_without_gradient_stays():
     one, two = nn.Parameter(torch.ones(3, 3)), nn.Parameter(torch.ones(3, 3))
     one.grad = torch.eye(3)
@@ -93,10 +132,10 @@ def test_a_parameter_without_gradient_stays():
 def test_every_optimiser_of_a_method_is_muon_and_a_stop_costs_nothing(tmp_path, method, options):
     start = recmix.fit("vae", data="digits", latent=3, epochs=1, seed=1, out=tmp_path / "vae")
     asked = {**options, "optimizer": "muon", "seed": 0, "learning_rate": 1e-3, "patience": 0}
-    whole = recmix.fit(method, data="digits", init=start, epochs=4, out=tmp_path / "a", **asked)
-    recmix.fit(method, data="digits", init=start, epochs=2, out=tmp_path / "b", **asked)
+    whole = recmix.fit(method, data="digits", init=start, epochs=2, out=tmp_path / "a", **asked)
+    recmix.fit(method, data="digits", init=start, epochs=1, out=tmp_path / "b", **asked)
     parts = recmix.fit(
-        method, data="digits", init=start, epochs=4, out=tmp_path / "b", resume=True, **asked
+        method, data="digits", init=start, epochs=2, out=tmp_path / "b", resume=True, **asked
     )
     assert whole.history == parts.history
     made = whole.method.optimizers(1e-3)
@@ -109,7 +148,7 @@ def test_it_learns_sooner_than_adam():
         name: recmix.fit("vae", data="digits", optimizer=name, **asked).history[-1]["val_iwae"]
         for name in ("adam", "muon")
     }
-    assert bounds["muon"] > bounds["adam"] + 4  # 31.8 and 21.9
+    assert bounds["muon"] > bounds["adam"] + 1.5  # by 3 to 10, for other seeds
 
 
 def test_an_unknown_optimiser_is_named():

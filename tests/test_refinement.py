@@ -16,7 +16,7 @@ from recmix.likelihoods import make_likelihood
 from recmix.networks import make_decoder
 from recmix.posteriors import Gaussian, Mixture
 from recmix.posteriors.full import FullGaussian
-from recmix.refinement import laplace, refined
+from recmix.refinement import laplace, refined, scales
 from recmix.run import REUSE
 
 
@@ -156,3 +156,85 @@ def test_it_works_in_inference_mode():
     with torch.inference_mode():
         q = model.posterior(data.x_val[:5])
     torch.testing.assert_close(q.mean, plain.mean, rtol=1e-4, atol=1e-5)
+
+
+def _two_hills(examples=60):
+    """A model of two dimensions whose posteriors have a second, lower hill, and images of it."""
+    torch.manual_seed(3)
+
+    class Bent(nn.Module):
+        def forward(self, z):
+            angle = 2.5 * z[:, :1]
+            shown = torch.cat([angle.sin(), 0.3 * z[:, :1], (2 * angle).sin(), z[:, 1:]], 1)
+            return shown.view(-1, 1, 2, 2)
+
+    model = recmix.core.LatentModel(
+        Bent(), make_likelihood("gaussian", variance=0.05), latent=2, shape=(1, 2, 2)
+    ).double()
+    z = torch.randn(examples, 2, dtype=torch.float64)
+    return model, model.decode(z[None])[0].detach(), z
+
+
+def test_the_first_of_several_starts_is_the_mean_and_none_is_worse():
+    model, x, z = _two_hills()
+    start = z + 0.6 * torch.randn_like(z)
+    once = laplace(model, x, start, steps=3)
+    before = _evidence(model, x, once)
+    for starts in (2, 3, 5):
+        several = laplace(model, x, start, steps=3, starts=starts)
+        now = _evidence(model, x, several)
+        assert (now >= before - 1e-9).all()  # the more starts the better, for every image
+        before = now
+    assert (now > _evidence(model, x, once) + 1).any()
+    alone = torch.stack([_evidence(model, x, laplace(model, x, f * start, steps=3)) for f in scales(5)])
+    torch.testing.assert_close(now, alone.max(0).values)
+
+
+def _evidence(model, x, q):
+    """Laplace's estimate of log p(x) but for a constant."""
+    return model.log_joint(x, q.mean[None])[0] + 0.5 * q.covariance.logdet()
+
+
+def test_starts_of_a_mixture_are_those_of_each_component():
+    model, x, z = _two_hills(20)
+    parts = [Gaussian(z + torch.randn_like(z), torch.zeros_like(z)) for _ in range(2)]
+    q = Mixture(parts, torch.randn(20, 2, dtype=torch.float64).log_softmax(-1))
+    better = refined(model, x, q, steps=2, starts=3)
+    assert torch.equal(better.weights, q.weights)
+    for before, after in zip(parts, better.components, strict=True):
+        alone = laplace(model, x, before.mean, steps=2, reuse=REUSE, starts=3)
+        torch.testing.assert_close(after.mean, alone.mean)
+        torch.testing.assert_close(after.covariance, alone.covariance)
+
+
+def test_a_decoder_learns_from_the_best_of_several_starts():
+    oracle = LinearGaussian()
+    x = oracle.images()
+    start = torch.randn(5, 3, dtype=torch.float64)
+
+    def gradients(starts):
+        oracle.model.zero_grad()
+        q = laplace(oracle.model, x, start, steps=1, starts=starts)
+        z, log_q = q.rsample_and_log_prob(2, generator=torch.Generator().manual_seed(0))
+        (oracle.model.log_joint(x, z) - log_q).sum().backward()
+        return [p.grad.clone() for p in oracle.model.parameters() if p.grad is not None]
+
+    for one, many in zip(gradients(1), gradients(3), strict=True):  # linear: every climb ends alike
+        torch.testing.assert_close(one, many)
+
+
+def test_starts_are_an_option_of_a_run_and_of_its_use(tmp_path):
+    data = recmix.data.from_arrays(images(120, size=12), seed=0)
+    model = recmix.fit(
+        "vae", data, latent=3, epochs=2, learning_rate=1e-3, starts=2, refine=1, progress=False
+    )
+    assert model.method.starts == 2
+    other = model.refined(2, starts=4, reuse=0)
+    assert (other.method.refine, other.method.starts, other.method.reuse) == (2, 4, 0)
+    assert other.refined(1).method.starts == 4  # what is not said stays
+    back = recmix.load(other.save(tmp_path / "r"))
+    assert (back.method.starts, back.method.reuse) == (4, 0)
+    torch.testing.assert_close(back.elbo(data.x_val), other.elbo(data.x_val))
+    for wrong in (0, 10):
+        with pytest.raises(ConfigError, match="1 to 9"):
+            model.refined(2, starts=wrong)

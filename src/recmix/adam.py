@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["ChunkedAdam", "adam", "ready"]
+__all__ = ["ChunkedAdam", "adam", "device_of", "with_rates"]
 
 CHUNK = 2**13
 """Numbers that one block of the GPU moves: few enough for a small network to keep many blocks busy."""
@@ -76,16 +76,23 @@ def _pieces(*row: Tensor) -> Iterable[tuple[Tensor, ...]]:
 def adam(groups: Iterable[dict[str, Any]], learning_rate: float) -> torch.optim.Adam:
     """Adam, fused where it can be; on a GPU ready to be captured, with its rates as tensors there."""
     groups = list(groups)
-    device = groups[0]["params"][0].device
+    device = device_of(groups)
     if device.type == "cuda":
-        return ready(ChunkedAdam(groups, lr=learning_rate, fused=True, capturable=True))
-    return ready(torch.optim.Adam(groups, lr=learning_rate, fused=device.type == "cpu"))
+        return with_rates(ChunkedAdam(groups, lr=learning_rate, fused=True, capturable=True))
+    return with_rates(torch.optim.Adam(groups, lr=learning_rate, fused=device.type == "cpu"))
 
 
-def ready(optimizer: torch.optim.Adam) -> torch.optim.Adam:
+def device_of(groups: Iterable[dict[str, Any]]) -> torch.device:
+    """Where the parameters are; a decoder of a user may have none."""
+    found = (p.device for group in groups for p in group["params"])
+    return next(found, torch.device("cpu"))
+
+
+def with_rates(optimizer: torch.optim.Adam) -> torch.optim.Adam:
     """The optimiser, knowing the rates it began with; on a GPU they are tensors, for a graph to read."""
+    device = device_of(optimizer.param_groups)
     for group in optimizer.param_groups:
         group["initial_lr"] = float(group["lr"])
-        if group["params"][0].is_cuda:
-            group["lr"] = torch.tensor(group["initial_lr"], device=group["params"][0].device)
+        if device.type == "cuda":
+            group["lr"] = torch.tensor(group["initial_lr"], device=device)
     return optimizer

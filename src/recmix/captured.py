@@ -33,8 +33,9 @@ class Captured:
     These networks are small, so on a GPU a posterior is bound by the launching of its kernels; replayed
     as a graph it takes several times less. The answer is copied out of the graph and belongs to the
     caller. Parameters or buffers that have changed or were replaced, another use of the method
-    (`refine`, `reuse`, `widen`) and a training since make the graph anew. On other devices, for a shape
-    that comes for the first time and for methods that cannot be captured it calls `method.infer`.
+    (`refine`, `reuse`, `starts`, `widen`) and a training since make the graph anew. On other devices,
+    for a shape that comes for the first time and for methods that cannot be captured it calls
+    `method.infer`.
 
     Args:
         method: whose posterior.
@@ -88,7 +89,8 @@ class Captured:
     def _versions(self) -> list[Any]:
         """What changes when the posterior may."""
         method = self.method
-        return [*state(self._places), method.refine, method.reuse, method.widen, method.trainings]
+        use = (method.refine, method.reuse, method.starts, method.widen)
+        return [*state(self._places), *use, method.trainings]
 
     def _capture(self, x: Tensor, versions: list[Any]) -> _Graph:
         """The posterior of one shape of batch, recorded."""

@@ -272,6 +272,8 @@ class Method(nn.Module, ABC):
     by so many Gauss-Newton steps."""
     reuse: int = REUSE
     """How often the curvature of a Gauss-Newton step serves again."""
+    starts: int = 1
+    """Climbs of each component, of which the best counts."""
     widen: float = 1.0
     """Factor of the standard deviations of the posterior that is used, see `evaluation.calibrate`."""
     distil: float = 0.0
@@ -322,7 +324,7 @@ class Method(nn.Module, ABC):
             return q
         from recmix.refinement import refined
 
-        return refined(self.model, x, q, steps=self.refine, reuse=self.reuse)
+        return refined(self.model, x, q, steps=self.refine, reuse=self.reuse, starts=self.starts)
 
     def loss(self, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         """What one step minimises: by default minus the one-sample ELBO, averaged over the batch."""
@@ -431,7 +433,8 @@ class Method(nn.Module, ABC):
         """q after `distil_steps` Gauss-Newton steps of each of its components, without gradients."""
         from recmix.refinement import refined
 
-        return refined(self.model, x, q, steps=self.distil_steps, reuse=self.reuse)
+        how = {"reuse": self.reuse, "starts": self.starts}
+        return refined(self.model, x, q, steps=self.distil_steps, **how)
 
     def decoder_loss(self, x: Tensor, q: Posterior, generator: torch.Generator | None) -> Tensor:
         """What the decoder is moved down where it has an objective of its own.

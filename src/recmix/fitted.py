@@ -75,17 +75,21 @@ class Fitted:
         self.method.to(pick_device(device))
         return self
 
-    def refined(self, steps: int) -> Fitted:
+    def refined(self, steps: int, *, starts: int | None = None, reuse: int | None = None) -> Fitted:
         """The same model with every component of its posterior refined by Gauss-Newton steps.
 
         Nothing is trained and nothing is copied: the refined model shares the weights of this one.
 
         Args:
             steps: damped Gauss-Newton steps from each component's mean; 0 takes refinement away.
+            starts: climbs of each component, from its mean and from as many points beside it, of which
+                the best counts; for latent spaces where one climb often ends on the wrong hill.
+            reuse: how often the curvature of a step serves again. Both stay as they are if not given.
         """
         if steps < 0:
             raise ConfigError(f"steps must not be negative, got {steps}: try 1, 2 or 4")
-        return self._used(refine=steps)
+        given = {"refine": steps, "starts": starts, "reuse": reuse}
+        return self._used(**{name: value for name, value in given.items() if value is not None})
 
     def widened(self, factor: float) -> Fitted:
         """The same model, its posterior's standard deviations `factor` times as large.
@@ -319,7 +323,7 @@ def build(
     )
     make: Callable[..., Method] = find_method(spec.method)
     method = make(model, encoder, **spec.options)
-    for name in ("refine", "reuse", "widen"):  # how its posterior is used
+    for name in ("refine", "reuse", "starts", "widen"):  # how its posterior is used
         setattr(method, name, getattr(spec.training, name))
     device = pick_device(spec.training.device)
     method.to(device, getattr(torch, spec.training.dtype))

@@ -1,9 +1,11 @@
 """Posteriors refined at the image in hand: a few Gauss-Newton steps from where an encoder points.
 
 Every component of q(z | x) climbs log p(x, z) from its mean and becomes N(z*, H⁻¹), with H the
-curvature where it arrives; the mixing weights stay. The refined posterior is a Gaussian, or a mixture of
-Gaussians, with full covariances, so its densities are exact and every bound of log p(x) under it is
-one. See `recmix.gauss_newton` for the steps: log p(x, z*) is never below log p(x, z).
+curvature where it arrives; the mixing weights stay. With several `starts` it climbs from as many points
+on the ray through its mean, and the end that explains most of the image counts. The refined posterior is
+a Gaussian, or a mixture of Gaussians, with full covariances, so its densities are exact and every bound
+of log p(x) under it is one. See `recmix.gauss_newton` for the steps: log p(x, z*) is never below
+log p(x, z).
 """
 
 from __future__ import annotations
@@ -18,10 +20,13 @@ from recmix.core import LatentModel, Method, Posterior
 from recmix.errors import ConfigError
 from recmix.gauss_newton import DAMPING, climb, damped_step
 from recmix.posteriors import Mixture
-from recmix.posteriors.full import FullGaussian
+from recmix.posteriors.full import FullGaussian, cholesky
 from recmix.run import REUSE
 
-__all__ = ["check_can_be_taught", "check_decoder_has_jacobian", "laplace", "refined"]
+__all__ = ["check_can_be_taught", "check_decoder_has_jacobian", "laplace", "refined", "scales"]
+
+STRIDE = 0.2
+"""How far apart the starts of one climb are on the ray through the mean, as a share of it."""
 
 
 def laplace(
@@ -32,6 +37,7 @@ def laplace(
     steps: int,
     damping: float = DAMPING,
     reuse: int = 0,
+    starts: int = 1,
 ) -> FullGaussian:
     """N(z*, H⁻¹) where `steps` damped Gauss-Newton steps from `start` (B, D) lead.
 
@@ -48,15 +54,42 @@ def laplace(
         steps: number of steps; with none it is the curvature at `start`.
         damping: λ of the first step, in units of the prior's precision.
         reuse: how often the curvature of a step serves again, see `recmix.gauss_newton.climb`.
+        starts: climbs for each example, from `start` times each of `scales`; of their ends the one is
+            kept whose Gaussian says most of log p(x), by Laplace's estimate log p(x, z*) - ½ log |H|.
     """
-    mode, at = climb(model, x, start, steps=steps, damping=damping, reuse=reuse)
+    how: dict[str, Any] = {"steps": steps, "damping": damping, "reuse": reuse}
+    if starts > 1:
+        start, how = _best_end(model, x, start, starts, how), {"steps": 0}
+    mode, at = climb(model, x, start, **how)
     if at.gradient.requires_grad:
         moved = damped_step(at.gradient, at.precision.detach(), torch.zeros_like(mode[:, 0]))
         mode = mode + (moved - moved.detach())  # the value of z*, the derivative H⁻¹ dg
     return FullGaussian.from_precision(mode, at.precision)
 
 
-def refined(model: LatentModel, x: Tensor, q: Posterior, *, steps: int, reuse: int = REUSE) -> Posterior:
+@torch.no_grad()
+def _best_end(model: LatentModel, x: Tensor, start: Tensor, starts: int, how: dict[str, Any]) -> Tensor:
+    """The best of the points (B, D) where the climbs from all starts end; they climb together."""
+    many = torch.cat([scale * start for scale in scales(starts)])  # (T·B, D)
+    ends, at = climb(model, x.repeat(starts, *(1 for _ in model.shape)), many, **how)
+    half = cholesky(at.precision).diagonal(dim1=-2, dim2=-1).log().sum(-1)  # ½ log |H|
+    told = (at.log_joint - half).view(starts, -1).nan_to_num(-torch.inf)
+    which = told.argmax(0)[None, :, None].expand(1, -1, start.shape[-1])
+    return ends.view(starts, *start.shape).gather(0, which).squeeze(0)
+
+
+def scales(starts: int) -> list[float]:
+    """What the mean is multiplied by at each start: itself first, then less and more in turn.
+
+    >>> scales(5)
+    [1.0, 0.8, 1.2, 0.6, 1.4]
+    """
+    return [round(1 + (-1) ** k * ((k + 1) // 2) * STRIDE, 6) for k in range(starts)]
+
+
+def refined(
+    model: LatentModel, x: Tensor, q: Posterior, *, steps: int, reuse: int = REUSE, starts: int = 1
+) -> Posterior:
     """q with every component refined by `steps` steps; all of them climb together.
 
     >>> from recmix.likelihoods import Gaussian as Noise
@@ -70,11 +103,11 @@ def refined(model: LatentModel, x: Tensor, q: Posterior, *, steps: int, reuse: i
     """
     check_decoder_has_jacobian(model)
     if not isinstance(q, Mixture):
-        return laplace(model, x, q.mean, steps=steps, reuse=reuse)
-    starts = torch.cat([part.mean for part in q.components])  # (K·B, D)
+        return laplace(model, x, q.mean, steps=steps, reuse=reuse, starts=starts)
+    means = torch.cat([part.mean for part in q.components])  # (K·B, D)
     count = len(q.components)
     images = x.repeat(count, *(1 for _ in model.shape))
-    whole = laplace(model, images, starts, steps=steps, reuse=reuse)
+    whole = laplace(model, images, means, steps=steps, reuse=reuse, starts=starts)
     return Mixture(whole.split(count), q.log_weights)
 
 

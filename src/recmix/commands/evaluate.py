@@ -27,6 +27,9 @@ def evaluate_command(
     refine: Annotated[
         int | None, typer.Option(help="Gauss-Newton steps for every image first (1, 2, 4).")
     ] = None,
+    starts: Annotated[
+        int | None, typer.Option(help="Climbs of each component, of which the best counts (1 to 9).")
+    ] = None,
     calibrate: Annotated[
         bool, typer.Option("--calibrate", help="Fit the posterior's width to validation images first.")
     ] = False,
@@ -58,8 +61,10 @@ def evaluate_command(
     if images is not None and not gap:
         raise ConfigError("--images is for --gap: without it every image of the split is scored")
     fitted = load(run, device=device)
-    if refine is not None:
-        fitted = fitted.refined(refine)
+    if starts is not None and not (refine or fitted.method.refine):
+        raise ConfigError("--starts is the number of climbs of a refinement: give --refine too")
+    if refine is not None or starts is not None:
+        fitted = fitted.refined(fitted.method.refine if refine is None else refine, starts=starts)
     source = _data_of(fitted, data, data_root)
     scored = _split(source, split)
     if scored.shape[1:] != fitted.spec.shape:

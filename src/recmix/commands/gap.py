@@ -66,6 +66,7 @@ def report_gap(
     content = {
         "refine": fitted.method.refine,
         "reuse": fitted.method.reuse if fitted.method.refine else 0,
+        "starts": fitted.method.starts if fitted.method.refine else 1,
         "samples": samples,
         "seed": seed,
         "device": torch.cuda.get_device_name(fitted.device) if fitted.device.type == "cuda" else "cpu",

@@ -58,6 +58,7 @@ def score(
         "seed": seed,
         "refine": method.refine,
         "reuse": method.reuse if method.refine else 0,
+        "starts": method.starts if method.refine else 1,
         "widen": method.widen,
         **_mean("elbo", torch.cat(elbo)),
         **_mean("iwae", torch.cat(iwae)),

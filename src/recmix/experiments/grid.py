@@ -168,7 +168,8 @@ def told(definition: Mapping[str, Any]) -> dict[str, Any]:
         return dict(definition)
     kept = {k: v for k, v in training.items() if k not in YOUNGER or v != YOUNGER[k]}
     if not (training.get("refine") or training.get("distil")):
-        kept.pop("reuse", None)  # no step is taken while it trains
+        for name in ("reuse", "starts"):  # no step is taken while it trains
+            kept.pop(name, None)
     return {**definition, "training": kept}
 
 
@@ -180,7 +181,7 @@ def digest_of(definition: Mapping[str, Any]) -> str:
 
     >>> digest_of({"a": 1, "b": 2}) == digest_of({"b": 2, "a": 1})
     True
-    >>> digest_of({"training": {"keep": "best"}}) == digest_of({"training": {}})
+    >>> digest_of({"training": {"keep": "best", "optimizer": "adam"}}) == digest_of({"training": {}})
     True
     """
     canonical = json.dumps(told(definition), sort_keys=True, separators=(",", ":"))

@@ -61,7 +61,10 @@ def time_again(
         for key, found in run.scores().items():
             of = ScoreKey.parse(key)
             if of is not None and of.part == "test":
-                used = model if of.refine is None else model.refined(of.refine)
+                used = model
+                if of.refine is not None:
+                    how = {"reuse": found.get("reuse"), "starts": found.get("starts")}
+                    used = model.refined(of.refine, **how)
                 used = used.widened(found.get("widen", 1.0))
                 times = pass_milliseconds(used.method, batches)
                 taken = {

@@ -158,7 +158,10 @@ def _work(store: Store, digest: str, device: str, data_root: Path | None) -> Non
             if asked_for is None or (images := parts.get(asked_for.part)) is None:
                 raise RunError(f"the data {data.name} have no images to score for {key!r}")
             since = time.monotonic()
-            used = fitted if asked_for.refine is None else fitted.refined(asked_for.refine)
+            used = fitted
+            if asked_for.refine is not None:  # as the grid says now, which need not be as it was trained
+                how = {"reuse": asked.get("reuse"), "starts": asked.get("starts")}
+                used = fitted.refined(asked_for.refine, **how)
             if asked_for.calibrated:
                 used = used.calibrated(data.x_val, asked_for.samples)
             run.add_score(key, score(used.method, images, samples=asked_for.samples))

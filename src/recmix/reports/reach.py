@@ -31,8 +31,9 @@ def reach_table(rows: Iterable[Line]) -> str:
     """The paper's VAE and its best, then ours: VAE+, feed-forward and refined, as Markdown.
 
     Of all rows but the VAE's that take no steps for an image, the one with the best validation bound
-    stands as feed-forward. Refined stands one model: of those that were scored after the most
-    Gauss-Newton steps that which validation images, refined as much, prefer.
+    stands as feed-forward; rows whose validation bound has the K of the test bound come before others.
+    Refined stands one model: of those that were scored after the most Gauss-Newton steps that which
+    validation images, refined as much, prefer.
     Calibrated rows come before others of the same model: they differ by a number that was fitted to
     validation images. Every cell names its row. What was not measured is a dash.
 
@@ -115,11 +116,14 @@ def _time(row: Line) -> str:
 def _feed_forward(rows: Sequence[Line]) -> Line | None:
     """The row without steps that validation images prefer; test images have no say."""
     found = [row for row in rows if row["inference"] != "refined" and row["label"] not in VAES]
-    return max(found, key=lambda row: (_validation(row), row["calibrated"]), default=None)
+    return max(found, key=lambda row: (*_validation(row), row["calibrated"]), default=None)
 
 
-def _validation(row: Line) -> float:
-    return -math.inf if row["validation"] is None else float(row["validation"])
+def _validation(row: Line) -> tuple[bool, float]:
+    """How much validation images like a row; one judged by the bound that is reported comes first."""
+    if row["validation"] is None:
+        return False, -math.inf
+    return row["validation_samples"] == row["samples"], float(row["validation"])
 
 
 def _named(rows: Sequence[Line], name: str) -> Line | None:
@@ -133,9 +137,9 @@ def _refined(rows: Sequence[Line]) -> list[str]:
         if row["inference"] == "refined" and row["method"] != "sa" and row["steps"] in STEPS:
             scored.setdefault((row["label"], row["setting"]), {})[row["steps"]] = row
 
-    def merit(found: dict[int, Line]) -> tuple[int, float, int]:
+    def merit(found: dict[int, Line]) -> tuple[int, bool, float, int]:
         most = max(found)
-        return most, _validation(found[most]), len(found)
+        return most, *_validation(found[most]), len(found)
 
     shown = max(scored.values(), key=merit, default={})
     return [f"{shown[n]['row']}: {_ours(shown[n])}" if n in shown else EMPTY for n in STEPS]

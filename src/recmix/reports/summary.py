@@ -127,6 +127,7 @@ def _line(cell: Cell, results: Results) -> dict[str, Any]:
         "calibrated": row.calibrated,
         "widen": _mean(run.score(key, "widen") for run in runs),
         "reuse": _same(run.scores[key].get("reuse", 0) for run in runs) if steps else None,
+        "starts": _same(run.scores[key].get("starts", 1) for run in runs) if steps else None,
         "mean": cell.mean,
         "std": cell.std,
         "splits": len(cell.values),
@@ -135,17 +136,17 @@ def _line(cell: Cell, results: Results) -> dict[str, Any]:
         "epochs": statistics.median(run.epochs for run in runs),
         "elbo": _mean(run.score(key, "elbo") for run in runs),
         "samples": results.samples,
-        "validation": _validation(runs, row),
+        **_validation(runs, row, results.samples),
         **_over_control(cell, results.cells.get((control_of(row), column))),
         **_times(runs, key),
         "gap": _gap(runs, row, key),
     }
 
 
-def _validation(runs: Sequence[Record], row: Row) -> float | None:
+def _validation(runs: Sequence[Record], row: Row, samples: int) -> dict[str, Any]:
     """The bound of the validation images, refined as the row is; None unless all the runs have it.
 
-    All with the same K, the smallest that every run was scored with.
+    All with the same K: that of the test images where every run was scored with it, else the smallest.
     """
     wanted = ("val", row.refine or None, False)
     known = []
@@ -153,9 +154,11 @@ def _validation(runs: Sequence[Record], row: Row) -> float | None:
         told = [key for name in run.scores if (key := ScoreKey.parse(name))]
         known.append({k.samples for k in told if (k.part, k.refine, k.calibrated) == wanted})
     if not (shared := set.intersection(*known)):
-        return None
-    name = str(ScoreKey("val", min(shared), row.refine or None))
-    return _mean(run.score(name, "iwae") for run in runs)
+        return {"validation": None, "validation_samples": None}
+    count = samples if samples in shared else min(shared)
+    name = str(ScoreKey("val", count, row.refine or None))
+    bound = _mean(run.score(name, "iwae") for run in runs)
+    return {"validation": bound, "validation_samples": count}
 
 
 def _same(values: Iterable[Any]) -> Any:
@@ -220,6 +223,7 @@ def _gap(runs: Sequence[Record], row: Row, key: str) -> dict[str, Any] | None:
         total, reference = part.get("total") or {}, part.get("log_evidence") or {}
         same = gap.get("refine", 0) == (row.refine or _trained(run))
         same &= gap.get("reuse", 0) == run.scores[key].get("reuse", 0)
+        same &= gap.get("starts", 1) == run.scores[key].get("starts", 1)
         if same and not row.calibrated and number(total.get("mean")) is not None:
             totals.append(float(total["mean"]))
             errors.append(number(total.get("se")) or 0.0)

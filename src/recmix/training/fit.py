@@ -378,6 +378,7 @@ def _check_init(init: Fitted, spec: Spec, method: Method) -> None:
 
 
 IGNORED_ON_RESUME = {"epochs", "device", "checkpoint_every", "tensorboard", "root", "engine"}
+HOW_TO_CLIMB = {"reuse", "starts"}
 
 
 def _nothing_left(run: Run, spec: Spec, *, write: bool) -> bool:
@@ -412,7 +413,10 @@ def _differences(stored: Spec, spec: Spec) -> Iterator[tuple[str, Any, Any]]:
         if field.name == "init":
             theirs, ours = ((i or {}).get("weights") for i in (theirs, ours))
         if isinstance(theirs, dict):
-            keys = (k for k in theirs | ours if k not in IGNORED_ON_RESUME)
+            skipped = IGNORED_ON_RESUME
+            if field.name == "training" and not (ours["refine"] or ours["distil"]):
+                skipped = skipped | HOW_TO_CLIMB  # it trains without
+            keys = (k for k in theirs | ours if k not in skipped)
             yield from ((k, theirs.get(k), ours.get(k)) for k in keys if theirs.get(k) != ours.get(k))
         elif theirs != ours:
             yield field.name, theirs, ours

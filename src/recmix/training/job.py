@@ -109,6 +109,7 @@ class Job:
         method.decoder_samples = training.objective_samples if training.objective == "iwae" else 0
         method.optimizer = training.optimizer
         method.refine, method.reuse = training.refine, training.reuse
+        method.starts = training.starts
         method.distil, method.distil_steps = training.distil, training.distil_steps
         self.training = training
         self.continued = continued
