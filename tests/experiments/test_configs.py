@@ -26,12 +26,13 @@ EXPECTED = {
     "gpu_mnist20": (1, CONTROLS + 7, 6),
     "frontier": (1, CONTROLS + 2, 5),
     "frontier_mnist10": (1, CONTROLS + 3, 5),
-    "frontier_mnist50": (1, CONTROLS + 2, 5),
-    "frontier_omniglot20": (1, CONTROLS + 3, 5),
+    "frontier_mnist50": (1, CONTROLS + 3, 5),
+    "frontier_omniglot20": (1, CONTROLS + 4, 5),
     "frontier_omniglot50": (1, CONTROLS + 4, 5),
-    "frontier_binary": (1, CONTROLS + 3, 5),
+    "frontier_binary_adam": (1, CONTROLS, 5),
+    "frontier_binary": (1, CONTROLS + 2, 5),
     "frontier_digits": (1, CONTROLS + 6, 6),
-    "ablation_digits": (1, CONTROLS + 8, 6),
+    "ablation_digits": (1, CONTROLS + 10, 6),
 }
 SETTINGS = {
     "SA": {1, 2, 4, 8},
