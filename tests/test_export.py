@@ -119,7 +119,7 @@ def test_refined_posteriors(method, network, options, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 def test_refined_mixture_and_own_decoder(tmp_path):
-    fitted = model("rme", order=2, network="dense").refined(1)
+    fitted = model("rme", order=2, network="dense").refined(1, starts=2)
     check(fitted, fitted.export(tmp_path / "x", format="torchscript"), 1e-5)
     decoder = nn.Sequential(
         nn.Linear(2, 16), nn.SiLU(), nn.Unflatten(1, (1, 4, 4)), nn.ConvTranspose2d(1, 1, 2, stride=2)

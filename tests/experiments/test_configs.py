@@ -32,7 +32,7 @@ EXPECTED = {
     "frontier_binary_adam": (1, CONTROLS, 5),
     "frontier_binary": (1, CONTROLS + 2, 5),
     "frontier_digits": (1, CONTROLS + 6, 6),
-    "ablation_digits": (1, CONTROLS + 10, 6),
+    "ablation_digits": (1, CONTROLS + 9, 6),
 }
 SETTINGS = {
     "SA": {1, 2, 4, 8},
