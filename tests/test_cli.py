@@ -46,6 +46,16 @@ def test_train_evaluate_and_continue(run, tmp_path, capsys):
     assert len(Run(tmp_path / "rme").history()) == 2
 
 
+def test_a_run_is_scored_from_several_starts(run, capsys):
+    capsys.readouterr()
+    for words, starts in (((), 1), (("--starts", "3"), 3)):
+        assert call("evaluate", run, "--samples", "3", "--refine", "1", *words, "--json") == 0
+        assert json.loads(capsys.readouterr().out)["starts"] == starts
+    for words in ((), ("--refine", "0")):
+        assert call("evaluate", run, "--starts", "3", *words) == 2
+        assert "give --refine too" in " ".join(capsys.readouterr().err.split())
+
+
 def test_flags_override_the_file(tmp_path):
     config = tmp_path / "run.toml"
     config.write_text(

@@ -229,6 +229,14 @@ def test_starts_are_an_option_of_a_run_and_of_its_use(tmp_path):
         "vae", data, latent=3, epochs=2, learning_rate=1e-3, starts=2, refine=1, progress=False
     )
     assert model.method.starts == 2
+    x = torch.from_numpy(data.x_val[:]).float()
+    several = refined(model.model, x, model.method.posterior(x), steps=1, starts=2)
+    torch.testing.assert_close(model.posterior(x).mean, several.mean)
+    far = Gaussian(10 * torch.randn(len(x), 3), torch.zeros(len(x), 3))  # a climb that does not arrive
+    model.method.distil_steps = 1
+    taught = refined(model.model, x, far, steps=1, starts=2)
+    assert not torch.allclose(taught.mean, refined(model.model, x, far, steps=1).mean)
+    torch.testing.assert_close(model.method.teacher(x, far).mean, taught.mean)
     other = model.refined(2, starts=4, reuse=0)
     assert (other.method.refine, other.method.starts, other.method.reuse) == (2, 4, 0)
     assert other.refined(1).method.starts == 4  # what is not said stays
@@ -238,3 +246,27 @@ def test_starts_are_an_option_of_a_run_and_of_its_use(tmp_path):
     for wrong in (0, 10):
         with pytest.raises(ConfigError, match="1 to 9"):
             model.refined(2, starts=wrong)
+
+
+def test_an_end_that_is_no_number_never_counts(monkeypatch):
+    model, x, z = _two_hills(6)
+    plain = laplace(model, x, z, steps=1)
+
+    def spoilt(model, x, start, **how):
+        ends, at = climb(model, x, start, **how)
+        if len(start) > 6:  # the second and the third of three starts
+            bad = torch.tensor([0.0, torch.inf, torch.nan]).double().repeat_interleave(6)
+            at = at._replace(log_joint=at.log_joint + bad)
+        return ends, at
+
+    monkeypatch.setattr("recmix.refinement.climb", spoilt)
+    torch.testing.assert_close(laplace(model, x, z, steps=1, starts=3).mean, plain.mean)
+
+
+def test_a_finished_run_takes_other_climbs_where_it_trained_without_any(tmp_path):
+    data = recmix.data.from_arrays(images(60, size=12), seed=0)
+    asked = {"latent": 2, "epochs": 1, "learning_rate": 1e-3, "progress": False, "out": tmp_path / "run"}
+    recmix.fit("vae", data, **asked)
+    recmix.fit("vae", data, **asked, starts=3, reuse=0, resume=True)
+    with pytest.raises(recmix.errors.RunError, match="starts|refine"):
+        recmix.fit("vae", data, **asked, refine=1, starts=3, resume=True)

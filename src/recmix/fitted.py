@@ -82,7 +82,7 @@ class Fitted:
 
         Args:
             steps: damped Gauss-Newton steps from each component's mean; 0 takes refinement away.
-            starts: climbs of each component, from its mean and from as many points beside it, of which
+            starts: climbs of each component, 1 to 9, from its mean and from points beside it, of which
                 the best counts; for latent spaces where one climb often ends on the wrong hill.
             reuse: how often the curvature of a step serves again. Both stay as they are if not given.
         """

@@ -27,7 +27,7 @@ SIZE = 0.6
 ITERATIONS = 5
 QUINTIC = (3.4445, -4.7750, 2.0315)
 """s -> a s + b s³ + c s⁵, five times over: singular values above 1/650 of the matrix's norm come to
-between 0.68 and 1.21, and smaller ones grow 485-fold."""
+between 0.68 and 1.21, and smaller ones grow some 450- to 485-fold."""
 SMALLEST = 64
 """Matrices with shorter sides count as if they had this one, so that they go together on a GPU."""
 

@@ -4,8 +4,8 @@ Every component of q(z | x) climbs log p(x, z) from its mean and becomes N(z*, H
 curvature where it arrives; the mixing weights stay. With several `starts` it climbs from as many points
 on the ray through its mean, and the end that explains most of the image counts. The refined posterior is
 a Gaussian, or a mixture of Gaussians, with full covariances, so its densities are exact and every bound
-of log p(x) under it is one. See `recmix.gauss_newton` for the steps: log p(x, z*) is never below
-log p(x, z).
+of log p(x) under it is one. See `recmix.gauss_newton` for the steps: where a climb ends log p(x, z) is
+never below what it was where it began.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _best_end(model: LatentModel, x: Tensor, start: Tensor, starts: int, how: di
     many = torch.cat([scale * start for scale in scales(starts)])  # (T·B, D)
     ends, at = climb(model, x.repeat(starts, *(1 for _ in model.shape)), many, **how)
     half = cholesky(at.precision).diagonal(dim1=-2, dim2=-1).log().sum(-1)  # ½ log |H|
-    told = (at.log_joint - half).view(starts, -1).nan_to_num(-torch.inf)
+    told = (at.log_joint - half).view(starts, -1).nan_to_num(-torch.inf, posinf=-torch.inf)
     which = told.argmax(0)[None, :, None].expand(1, -1, start.shape[-1])
     return ends.view(starts, *start.shape).gather(0, which).squeeze(0)
 

@@ -97,7 +97,7 @@ class Training:
             the decoder learns from (1, 2, 4); the encoders learn as they would without.
         reuse: how often the curvature of such a step, and of those of `distil_steps`, serves again.
         starts: climbs for each component, 1 to 9, from its mean and from points on the ray through it
-            (0.8, 1.2, 0.6, 1.4 … times the mean), of which the best counts.
+            (0.8, 1.2, 0.6, 1.4 … times the mean), of which the best counts; for `distil_steps` as well.
         widen: factor of the standard deviations of the posterior that is scored; `Fitted.calibrated`
             finds it on held-out images.
         moves: what is trained: ``all``, or ``encoder`` alone while the decoder stands still.

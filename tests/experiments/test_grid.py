@@ -332,10 +332,20 @@ def test_reuse_is_part_of_a_run_where_steps_are_taken_while_it_trains():
         return next(job for job in grid(methods=rows).jobs if job.label == "R")
 
     assert made(reuse=0).digest == made(reuse=2).digest == made().digest
+    assert made(starts=4).digest == made().digest
     for taken in ({"refine": 1}, {"distil": 0.5}):
         job = made(**taken)
         assert job.digest == made(**taken, reuse=2).digest != made(**taken, reuse=0).digest
+        assert job.digest == made(**taken, starts=1).digest != made(**taken, starts=4).digest
     old = {**job.definition, "training": dict(job.definition["training"])}
     old["training"].pop("reuse")  # as it was before there was such an option: plain steps
     plain = {**job.definition, "training": job.definition["training"] | {"reuse": 0}}
     assert digest_of(old) == digest_of(plain) != job.digest
+
+
+@pytest.mark.parametrize("option", [{"optimizer": "adam"}, {"starts": 1}])
+def test_an_option_that_came_later_leaves_the_names_of_earlier_runs(option):
+    (job,) = [job for job in grid().jobs if job.row == "VAE" and (job.split, job.restart) == (0, 0)]
+    earlier = dict(job.definition["training"])
+    assert all(earlier.pop(name) == value for name, value in option.items())
+    assert digest_of({**job.definition, "training": earlier}) == job.digest

@@ -101,6 +101,28 @@ def test_more_measurements_need_no_more_training(store):
     assert store.job_file(VAE.digest)["evaluate"] == ["test/3", "val/3", "test/4"]  # nothing is lost
 
 
+def test_scores_of_other_climbs_are_taken_again_without_training(tmp_path):
+    def asked(**how):
+        methods = [{"name": "vae", "label": "R", "after": "VAE", "warmup": 1, "refined": [1], **how}]
+        whole = grid(protocol={"splits": 1, "restarts": 1, "samples": [3]}, methods=methods)
+        return [job for job in whole.jobs if job.row in ("VAE", "R")]
+
+    store = do_here(tmp_path / "store", asked())
+    one, several = asked()[-1], asked(starts=3)[-1]
+    assert one.digest == several.digest
+    assert store.state(one).kind == "done"
+    assert store.state(several).reason == "not scored: test/3/refine 1, val/3/refine 1"
+    before = store.run(one.digest).scores()
+    store.prepare(several, threads=1)
+    assert work(store, several.digest, device="cpu") == "done"
+    now = store.run(one.digest).scores()
+    assert now["test/3"] == before["test/3"]
+    assert (before["test/3/refine 1"]["starts"], now["test/3/refine 1"]["starts"]) == (1, 3)
+    assert now["test/3/refine 1"]["iwae"] != before["test/3/refine 1"]["iwae"]
+    assert starts(store, one.digest) == 1
+    assert store.state(several).kind == "done"
+
+
 def test_a_run_keeps_its_number_of_threads(store):
     store.prepare(VAE, threads=7)
     assert store.job_file(VAE.digest)["threads"] == 1

@@ -95,6 +95,12 @@ def row(rows, name, dim=20):
     return next(r for r in rows if (r["row"], r["dim"]) == (name, dim))
 
 
+def judged(row, bound, k=5, splits=range(5)):
+    """The row with other validation bounds: all of them `bound`, or none."""
+    bounds = {} if bound is None else {str(k): {str(split): bound for split in splits}}
+    return {**row, "validation": bound, "validation_samples": bound and k, "validations": bounds}
+
+
 def test_kinds_of_inference(rows):
     kinds = {r["row"]: (r["inference"], r["steps"]) for r in rows if r["dim"] == 20}
     assert kinds == {
@@ -245,12 +251,12 @@ def test_validation_images_refined_as_much_choose_the_model_shown_refined(tmp_pa
 
 def test_a_model_scored_after_most_steps_alone_is_not_passed_over(rows):
     most = row(rows, "RESIDUAL +4 steps")
-    known = [r if r is not most else {**most, "validation": 1000.0} for r in rows]
+    known = [r if r is not most else judged(most, 1000.0) for r in rows]
     for validation, shown in (
         (1001.0, ["–", "BETTER: 1050.0"]),
         (999.0, ["RESIDUAL +2", "RESIDUAL +4"]),
     ):
-        better = {**most, "row": "BETTER", "label": "BETTER", "mean": 1050.0, "validation": validation}
+        better = {**judged(most, validation), "row": "BETTER", "label": "BETTER", "mean": 1050.0}
         cells = [c.strip() for c in reach_table([*known, better]).splitlines()[3].strip("|").split("|")]
         assert all(cell.startswith(start) for cell, start in zip(cells[6:], shown, strict=True)), cells
 
@@ -282,10 +288,56 @@ def test_times_taken_with_nothing_else_running_speak_alone(rows):
 
 def test_test_images_do_not_choose_the_feed_forward_row(rows):
     shown = row(rows, "RESIDUAL")
-    lucky = {**shown, "row": "LUCKY", "mean": shown["mean"] + 50, "validation": shown["validation"] - 1}
+    lucky = judged({**shown, "row": "LUCKY", "mean": shown["mean"] + 50}, shown["validation"] - 1)
     assert "1001.2" in reach_table([*rows, lucky])
-    unknown = {**lucky, "validation": None}
+    unknown = judged(lucky, None)
     assert "1001.2" in reach_table([unknown, *rows])
+
+
+def test_rows_are_compared_by_the_bound_that_is_reported_on_splits_that_all_have(rows):
+    others = [r for r in rows if r["inference"] == "refined" or r["label"] in ("VAE", "VAE+")]
+    narrow = {**row(rows, "RESIDUAL"), "row": "NARROW", "mean": 901.0}
+    broad = {**row(rows, "RESIDUAL"), "row": "BROAD", "mean": 902.0}
+    five = (judged(narrow, 10.0), judged(broad, 9.0))
+    assert "NARROW: 901.0" in reach_table([*others, *five])
+    both = [judged(r, bound, 100, [0, 1]) for r, bound in zip(five, (7.0, 8.0), strict=True)]
+    for r, known in zip(both, five, strict=True):
+        r["validations"] |= known["validations"]
+    assert "BROAD: 902.0" in reach_table([*others, *both])
+    both[0]["validations"]["100"] = {"2": 7.0}  # no split of its own with the other
+    assert "NARROW: 901.0" in reach_table([*others, *both])
+
+
+def test_validation_bounds_of_other_climbs_do_not_count(tmp_path):
+    folder = add(tmp_path, "VAE+", 0)
+    change(
+        folder / "scores.json", **{"val/5/refine 2": {"starts": 4}, "test/100/refine 4": {"starts": 4}}
+    )
+    change(folder / "scores.json", **{"val/5/refine 4": {"starts": 4}})
+    found = summary(read_store(tmp_path).records)
+    two, four = row(found, "VAE+ +2 steps"), row(found, "VAE+ +4 steps")
+    assert (two["starts"], two["validation"]) == (1, None)
+    assert four["starts"] == 4
+    assert four["validation"] is not None
+    shown = frontier_table(found)
+    assert "refined, 2 steps |" in shown
+    assert "refined, 4 steps from 4 starts |" in shown
+
+
+def test_a_gap_counts_where_the_climbs_were_the_same(tmp_path):
+    folder = add(tmp_path, "VAE+", 0)
+    part = {"total": {"mean": 12.0, "se": 3.0}, "log_evidence": {"mean": 1012.0, "se": 2.0}}
+    gap = {
+        "refine": 4,
+        "samples": 9,
+        "starts": 4,
+        "summary": {"test": part},
+        "images": {"test": [1] * 9},
+    }
+    (folder / "gap.json").write_text(json.dumps(gap))
+    assert row(summary(read_store(tmp_path).records), "VAE+ +4 steps")["gap"] is None
+    change(folder / "scores.json", **{"test/100/refine 4": {"starts": 4}})
+    assert row(summary(read_store(tmp_path).records), "VAE+ +4 steps")["gap"]["total"] == 12.0
 
 
 def test_times_of_another_device_are_named_and_not_drawn(rows):
@@ -411,13 +463,15 @@ def test_a_validation_bound_that_some_runs_lack_is_none(tmp_path):
             scores["val/5/refine 2"] = scores["test/100"]
         (folder / "scores.json").write_text(json.dumps(scores))
     rows = summary(read_store(tmp_path).records)
-    assert row(rows, "VAE+ +4 steps")["validation"] == 5.0  # the K that both have
+    four = row(rows, "VAE+ +4 steps")
+    assert (four["validation"], four["validation_samples"]) == (5.0, 5)  # the K that both have
+    assert four["validations"] == {"5": {"0": 5.0, "1": 5.0}, "100": {"1": 100.0}}
     assert row(rows, "VAE+ +2 steps")["validation"] is None
 
 
 def test_settings_of_one_method_are_not_one_model(rows):
     four = row(rows, "RESIDUAL +4 steps")
-    laplace = {**four, "label": "VLAE", "method": "vlae", "validation": 1e6, "mean": 9999.0}
+    laplace = {**judged(four, 1e6), "label": "VLAE", "method": "vlae", "mean": 9999.0}
     more = [{**laplace, "row": f"VLAE({n})", "setting": n, "steps": n} for n in (2, 4)]
     shown = reach_table([*rows, *more])
     assert "– | VLAE(4): 9999.0" in shown

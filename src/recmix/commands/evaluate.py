@@ -61,7 +61,7 @@ def evaluate_command(
     if images is not None and not gap:
         raise ConfigError("--images is for --gap: without it every image of the split is scored")
     fitted = load(run, device=device)
-    if starts is not None and not (refine or fitted.method.refine):
+    if starts is not None and not (fitted.method.refine if refine is None else refine):
         raise ConfigError("--starts is the number of climbs of a refinement: give --refine too")
     if refine is not None or starts is not None:
         fitted = fitted.refined(fitted.method.refine if refine is None else refine, starts=starts)

@@ -30,9 +30,9 @@ from typing import Any, Literal
 from recmix.errors import RunError
 from recmix.experiments.grid import FORMAT, Grid, Job, digest_of, told
 from recmix.files import read_json, write_bytes, write_json
-from recmix.run import Run
+from recmix.run import REUSE, Run, ScoreKey
 
-__all__ = ["Claim", "State", "Store"]
+__all__ = ["Claim", "State", "Store", "scored"]
 
 DIGEST = re.compile(r"[0-9a-f]{16}")
 PLAIN = re.compile(r"[A-Za-z0-9][\w.+-]*")
@@ -69,6 +69,22 @@ class Claim:
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
+
+
+def scored(key: str, scores: Mapping[str, Any], training: Mapping[str, Any]) -> bool:
+    """Whether a score is there, and if it is a refined one, of climbs like those asked for now.
+
+    >>> scores = {"test/100/refine 4": {"iwae": 1.0, "reuse": 2, "starts": 1}}
+    >>> [scored("test/100/refine 4", scores, {"reuse": 2, "starts": n}) for n in (1, 4)]
+    [True, False]
+    """
+    if not isinstance(found := scores.get(key), Mapping):
+        return False
+    of = ScoreKey.parse(key)
+    if of is None or not of.refine:
+        return True
+    here = (found.get("reuse", 0), found.get("starts", 1))
+    return here == (training.get("reuse", REUSE), training.get("starts", 1))
 
 
 class Store:
@@ -134,7 +150,8 @@ class Store:
                 path = run.folder / name
                 if problem := _problem(path) if path.exists() else "it is not there":
                     return State("damaged", f"{path}: {problem}")
-            missing = [key for key in job.evaluate if key not in scores]
+            how = job.definition["training"]
+            missing = [key for key in job.evaluate if not scored(key, scores, how)]
             return State("begun", f"not scored: {', '.join(missing)}") if missing else State("done")
         return State("begun" if run.exists else "new")
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from recmix.errors import Interrupted, RecmixError, RunError
-from recmix.experiments.store import Store
+from recmix.experiments.store import Store, scored
 from recmix.files import write_json
 from recmix.run import ScoreKey
 
@@ -153,7 +153,7 @@ def _work(store: Store, digest: str, device: str, data_root: Path | None) -> Non
         write_json(run.folder / "history.json", fitted.history)
     parts: dict[str, Any] = {"test": data.x_test, "val": data.x_val}
     for key in store.job_file(digest)["evaluate"]:
-        if key not in run.scores():
+        if not scored(key, run.scores(), asked):
             asked_for = ScoreKey.parse(key)
             if asked_for is None or (images := parts.get(asked_for.part)) is None:
                 raise RunError(f"the data {data.name} have no images to score for {key!r}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -31,7 +32,7 @@ def reach_table(rows: Iterable[Line]) -> str:
     """The paper's VAE and its best, then ours: VAE+, feed-forward and refined, as Markdown.
 
     Of all rows but the VAE's that take no steps for an image, the one with the best validation bound
-    stands as feed-forward; rows whose validation bound has the K of the test bound come before others.
+    stands as feed-forward: that of the K of the test bound on the splits that all these rows have it of.
     Refined stands one model: of those that were scored after the most Gauss-Newton steps that which
     validation images, refined as much, prefer.
     Calibrated rows come before others of the same model: they differ by a number that was fitted to
@@ -93,7 +94,7 @@ def gains(rows: Iterable[Line]) -> tuple[list[str], list[list[str]]]:
         cells = [
             row["column"],
             row["row"],
-            row["inference"] + (f", {row['steps']} steps" if row["steps"] else ""),
+            row["inference"] + _steps(row),
             _ours(row),
             "control" if row["row"] == "VAE+" else over,
             p if row["significant"] is not None or p == EMPTY else f"{p} (few)",
@@ -103,6 +104,14 @@ def gains(rows: Iterable[Line]) -> tuple[list[str], list[list[str]]]:
         ]
         lines.append(cells)
     return heads, lines
+
+
+def _steps(row: Line) -> str:
+    """How many steps are taken for an image, and from how many starts if from several."""
+    if not row["steps"]:
+        return ""
+    several = f" from {row['starts']} starts" if (row["starts"] or 1) > 1 else ""
+    return f", {row['steps']} steps{several}"
 
 
 def _time(row: Line) -> str:
@@ -116,14 +125,30 @@ def _time(row: Line) -> str:
 def _feed_forward(rows: Sequence[Line]) -> Line | None:
     """The row without steps that validation images prefer; test images have no say."""
     found = [row for row in rows if row["inference"] != "refined" and row["label"] not in VAES]
-    return max(found, key=lambda row: (*_validation(row), row["calibrated"]), default=None)
+    liked = _liked(found)
+    best = max(range(len(found)), key=lambda i: (liked[i], found[i]["calibrated"]), default=None)
+    return None if best is None else found[best]
 
 
-def _validation(row: Line) -> tuple[bool, float]:
-    """How much validation images like a row; one judged by the bound that is reported comes first."""
-    if row["validation"] is None:
-        return False, -math.inf
-    return row["validation_samples"] == row["samples"], float(row["validation"])
+def _liked(rows: Sequence[Line]) -> list[float]:
+    """How much validation images like each row: the mean bound over the splits that all rows have.
+
+    By the K of the test bound where the rows share a split with it, else by the smallest K that they do.
+    A row without any such bound is not liked at all, and takes nothing from the others.
+    """
+    bounds = [row["validations"] for row in rows]
+    known = [bound for bound in bounds if bound]
+    counts = sorted({int(k) for bound in known for k in bound})
+    reported = rows[0]["samples"] if rows else 0
+    for k in sorted(counts, key=lambda k: (k != reported, k)):
+        shared = set.intersection(*(set(bound.get(str(k), ())) for bound in known))
+        if shared:
+            means = [
+                statistics.fmean(bound[str(k)][s] for s in shared) if bound else -math.inf
+                for bound in bounds
+            ]
+            return means
+    return [-math.inf] * len(rows)
 
 
 def _named(rows: Sequence[Line], name: str) -> Line | None:
@@ -137,11 +162,11 @@ def _refined(rows: Sequence[Line]) -> list[str]:
         if row["inference"] == "refined" and row["method"] != "sa" and row["steps"] in STEPS:
             scored.setdefault((row["label"], row["setting"]), {})[row["steps"]] = row
 
-    def merit(found: dict[int, Line]) -> tuple[int, bool, float, int]:
-        most = max(found)
-        return most, *_validation(found[most]), len(found)
-
-    shown = max(scored.values(), key=merit, default={})
+    most = max((max(found) for found in scored.values()), default=0)
+    able = [found for found in scored.values() if most in found]
+    liked = _liked([found[most] for found in able])
+    best = max(range(len(able)), key=lambda i: (liked[i], len(able[i])), default=None)
+    shown = {} if best is None else able[best]
     return [f"{shown[n]['row']}: {_ours(shown[n])}" if n in shown else EMPTY for n in STEPS]
 
 

@@ -15,7 +15,7 @@ over VAE+ of the same data set and dimension, split by split.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -136,29 +136,46 @@ def _line(cell: Cell, results: Results) -> dict[str, Any]:
         "epochs": statistics.median(run.epochs for run in runs),
         "elbo": _mean(run.score(key, "elbo") for run in runs),
         "samples": results.samples,
-        **_validation(runs, row, results.samples),
+        **_validation(cell, results.samples),
         **_over_control(cell, results.cells.get((control_of(row), column))),
         **_times(runs, key),
         "gap": _gap(runs, row, key),
     }
 
 
-def _validation(runs: Sequence[Record], row: Row, samples: int) -> dict[str, Any]:
-    """The bound of the validation images, refined as the row is; None unless all the runs have it.
+def _validation(cell: Cell, samples: int) -> dict[str, Any]:
+    """Bounds of the validation images, where they were refined as the row's test images were.
 
-    All with the same K: that of the test images where every run was scored with it, else the smallest.
+    ``validations`` has them by K and split, ``validation`` is their mean for the K of the test images
+    where every run was scored with it, else for the smallest such K; None where there is none.
     """
-    wanted = ("val", row.refine or None, False)
-    known = []
-    for run in runs:
-        told = [key for name in run.scores if (key := ScoreKey.parse(name))]
-        known.append({k.samples for k in told if (k.part, k.refine, k.calibrated) == wanted})
-    if not (shared := set.intersection(*known)):
-        return {"validation": None, "validation_samples": None}
-    count = samples if samples in shared else min(shared)
-    name = str(ScoreKey("val", count, row.refine or None))
-    bound = _mean(run.score(name, "iwae") for run in runs)
-    return {"validation": bound, "validation_samples": count}
+    row, test = cell.row, str(ScoreKey("test", samples, cell.row.refine or None, cell.row.calibrated))
+    found: dict[int, dict[str, float]] = {}
+    for split in cell.values:
+        run = cell.chosen[split]
+        for name, score in run.scores.items():
+            key = ScoreKey.parse(name)
+            if key is None or (key.part, key.refine, key.calibrated) != (
+                "val",
+                row.refine or None,
+                False,
+            ):
+                continue
+            bound = run.score(name, "iwae")
+            if bound is not None and _climbs(score) == _climbs(run.scores[test]):
+                found.setdefault(key.samples, {})[str(split)] = bound
+    whole = [k for k in sorted(found) if len(found[k]) == len(cell.values)]
+    count = samples if samples in whole else next(iter(whole), None)
+    return {
+        "validation": None if count is None else statistics.fmean(found[count].values()),
+        "validation_samples": count,
+        "validations": {str(k): found[k] for k in sorted(found)},
+    }
+
+
+def _climbs(score: Mapping[str, Any]) -> tuple[Any, Any]:
+    """How a refined score was taken, but for the number of steps."""
+    return score.get("reuse", 0), score.get("starts", 1)
 
 
 def _same(values: Iterable[Any]) -> Any:
@@ -222,8 +239,7 @@ def _gap(runs: Sequence[Record], row: Row, key: str) -> dict[str, Any] | None:
         part = (gap.get("summary") or {}).get("test") or {}
         total, reference = part.get("total") or {}, part.get("log_evidence") or {}
         same = gap.get("refine", 0) == (row.refine or _trained(run))
-        same &= gap.get("reuse", 0) == run.scores[key].get("reuse", 0)
-        same &= gap.get("starts", 1) == run.scores[key].get("starts", 1)
+        same &= _climbs(gap) == _climbs(run.scores[key])
         if same and not row.calibrated and number(total.get("mean")) is not None:
             totals.append(float(total["mean"]))
             errors.append(number(total.get("se")) or 0.0)
