@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from recmix.experiments.grid import read_grid
 from recmix.experiments.schedule import Schedule
 from recmix.experiments.store import Store
 from recmix.experiments.worker import main as worker
-from recmix.experiments.worker import work
+from recmix.experiments.worker import stoppable, train_together, work
 from recmix.experiments.workers import Slot, cores, make_slots
 
 DRIVER = """
@@ -253,6 +254,28 @@ def test_places_for_workers(monkeypatch):
     assert make_slots(None, "cpu")[0].gpu is None
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-5a")
     assert [slot.gpu for slot in make_slots()] == ["3", "GPU-5a"]
+
+
+def test_a_run_that_is_broken_off_has_not_failed_whatever_is_raised(tmp_path, monkeypatch):
+    (job, *_) = grid(protocol={"splits": 1, "restarts": 1, "samples": [3]}).jobs
+    store = Store(tmp_path)
+    store.prepare(job, threads=1)
+
+    def broken(*_, stop):
+        try:
+            if stop:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(5)
+        except KeyboardInterrupt:
+            pass
+        raise RecursionError("half of a library")  # as importing one may end that was broken off
+
+    for stop, end in ((True, "interrupted"), (False, "failed")):
+        monkeypatch.setattr("recmix.experiments.worker._request", partial(broken, stop=stop))
+        with stoppable() as stopped:
+            together = train_together(store, [job.digest], stopped=stopped)
+            assert (together, work(store, job.digest, stopped=stopped)) == (end, end)
+        assert bool(store.failure(job.digest)) == (end == "failed")
 
 
 def test_a_chain_of_rows_is_trained_and_scored_refined(tmp_path):

@@ -28,7 +28,7 @@ from recmix.experiments.schedule import Schedule
 from recmix.experiments.stopping import Stop
 from recmix.experiments.store import FOLLOWS_THE_RUN, Claim, Store
 from recmix.experiments.view import Watcher, watching
-from recmix.experiments.worker import work, written_to
+from recmix.experiments.worker import stoppable, work, written_to
 
 __all__ = ["Mailbox", "run_on_ray"]
 
@@ -203,13 +203,13 @@ def do(
         if depends is not None and start is not None:
             store.unpack(depends, start)
         root = None if data_root is None else Path(data_root)
-        with written_to(store.log(digest)), _posting(store, digest, mailbox):
-            work(store, digest, device=device, data_root=root)
+        with written_to(store.log(digest)), _posting(store, digest, mailbox) as stopped:
+            work(store, digest, device=device, data_root=root, stopped=stopped)
         return store.pack(digest)
 
 
 @contextlib.contextmanager
-def _posting(store: Store, digest: str, mailbox: Any) -> Iterator[None]:
+def _posting(store: Store, digest: str, mailbox: Any) -> Iterator[threading.Event]:
     """Post the run's files now and then, and ask the run to save and stop when the mailbox says so."""
     ray, over = _ray(), threading.Event()
 
@@ -223,15 +223,14 @@ def _posting(store: Store, digest: str, mailbox: Any) -> Iterator[None]:
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
 
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    thread = threading.Thread(target=post, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-        signal.signal(signal.SIGTERM, before)
+    with stoppable() as stopped:
+        thread = threading.Thread(target=post, daemon=True)
+        thread.start()
+        try:
+            yield stopped
+        finally:
+            over.set()
+            thread.join()
 
 
 def _age(store: Store, digest: str) -> float:

@@ -23,7 +23,7 @@ from recmix.experiments.store import Store, scored
 from recmix.files import write_json
 from recmix.run import ScoreKey
 
-__all__ = ["main", "train_together", "work", "written_to"]
+__all__ = ["main", "stoppable", "train_together", "work", "written_to"]
 
 FAILED = 3
 INTERRUPTED = 130
@@ -39,8 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--driven", action="store_true", help="started by a driver")
     given = parser.parse_args(arguments)
     store = Store(given.store)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with contextlib.ExitStack() as claims:
+    with stoppable() as stopped, contextlib.ExitStack() as claims:
         if given.driven:
             pipe = sys.stdin.fileno()
             threading.Thread(target=stop_at_the_end_of, args=(pipe,), daemon=True).start()
@@ -54,17 +53,48 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ends = []
         if len(given.digests) > 1:
             with written_to(store.log(given.digests[0])):
-                if train_together(store, given.digests, given.device, given.data_root) == "interrupted":
+                end = train_together(
+                    store, given.digests, given.device, given.data_root, stopped=stopped
+                )
+                if end == "interrupted":
                     return INTERRUPTED
         for digest in given.digests:
             with written_to(store.log(digest)):
-                ends.append(work(store, digest, device=given.device, data_root=given.data_root))
+                how = {"device": given.device, "data_root": given.data_root}
+                ends.append(work(store, digest, **how, stopped=stopped))
             if ends[-1] == "interrupted":
                 return INTERRUPTED
         return FAILED if "failed" in ends else 0
 
 
-def work(store: Store, digest: str, *, device: str = "auto", data_root: Path | None = None) -> str:
+@contextlib.contextmanager
+def stoppable() -> Iterator[threading.Event]:
+    """In here SIGTERM breaks off what is done, as Ctrl-C does, and the event says that it came.
+
+    Whatever is raised afterwards comes from breaking off: a library in the middle of its import may make
+    any exception of it.
+    """
+    stopped = threading.Event()
+
+    def stop(number: int, frame: Any) -> None:
+        stopped.set()
+        signal.default_int_handler(number, frame)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield stopped
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def work(
+    store: Store,
+    digest: str,
+    *,
+    device: str = "auto",
+    data_root: Path | None = None,
+    stopped: threading.Event | None = None,
+) -> str:
     """Train and measure one run, from where it stands; its job file says what it is.
 
     Returns:
@@ -78,6 +108,8 @@ def work(store: Store, digest: str, *, device: str = "auto", data_root: Path | N
     except Exception as error:  # whatever it is, it is this run's, and the others go on
         trace = traceback.format_exc()
         print(trace, file=sys.stderr)
+        if stopped is not None and stopped.is_set():
+            return "interrupted"
         reason = str(error) if isinstance(error, RecmixError) else f"{type(error).__name__}: {error}"
         store.fail(digest, reason or type(error).__name__, trace)
         return "failed"
@@ -85,7 +117,12 @@ def work(store: Store, digest: str, *, device: str = "auto", data_root: Path | N
 
 
 def train_together(
-    store: Store, digests: Sequence[str], device: str = "auto", data_root: Path | None = None
+    store: Store,
+    digests: Sequence[str],
+    device: str = "auto",
+    data_root: Path | None = None,
+    *,
+    stopped: threading.Event | None = None,
 ) -> str:
     """Train several runs at once; what is left undone by a failure, `work` does one by one.
 
@@ -102,7 +139,7 @@ def train_together(
         return "interrupted"
     except Exception:  # one of them is at fault: alone, each will show how it stands
         print(traceback.format_exc(), file=sys.stderr)
-        return "failed"
+        return "interrupted" if stopped is not None and stopped.is_set() else "failed"
     return "done"
 
 
