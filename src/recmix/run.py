@@ -29,7 +29,7 @@ from recmix._version import __version__
 from recmix.errors import ConfigError, RunError, unknown
 from recmix.files import read_json, write_json
 
-__all__ = ["FORMAT", "PRESET", "REUSE", "Run", "ScoreKey", "Spec", "Training"]
+__all__ = ["CLIMBS", "FORMAT", "PRESET", "REUSE", "Run", "ScoreKey", "Spec", "Training"]
 
 FORMAT = 1
 """Version of the folder's layout; a folder of a newer one is refused."""
@@ -226,6 +226,8 @@ class Training:
 
 
 MOST_STARTS = 9
+CLIMBS = ("reuse", "starts")
+"""How Gauss-Newton steps are taken: of no account to a run that trains without them."""
 SCHEDULES = ("constant", "cosine", "linear")
 OPTIMIZERS = ("adam", "muon")
 OBJECTIVES = ("elbo", "iwae")

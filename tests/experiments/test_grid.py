@@ -349,3 +349,15 @@ def test_an_option_that_came_later_leaves_the_names_of_earlier_runs(option):
     earlier = dict(job.definition["training"])
     assert all(earlier.pop(name) == value for name, value in option.items())
     assert digest_of({**job.definition, "training": earlier}) == job.digest
+
+
+def test_one_training_that_is_asked_for_twice_is_measured_in_both_ways():
+    refined = {"name": "vae", "continued": True, "refined": [1], "starts": 3}
+    jobs = {job.row: job for job in grid(methods=[refined]).jobs if job.split == job.restart == 0}
+    assert jobs["VAE+"].evaluate[-2:] == ("test/3/refine 1", "val/3/refine 1")
+    assert jobs["VAE+"].definition["training"]["starts"] == 3
+    both = [{**refined, "label": "A"}, {**refined, "label": "B", "starts": 2}]
+    with pytest.raises(
+        ConfigError, match="one training, to be scored refined with different reuse or starts"
+    ):
+        grid(methods=both)

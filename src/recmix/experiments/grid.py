@@ -35,7 +35,7 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ from recmix.experiments.parts import (
     variant,
 )
 from recmix.files import read_toml
-from recmix.run import ScoreKey
+from recmix.run import CLIMBS, ScoreKey
 
 __all__ = ["Grid", "Job", "check", "digest_of", "expand", "read_grid", "told"]
 
@@ -168,7 +168,7 @@ def told(definition: Mapping[str, Any]) -> dict[str, Any]:
         return dict(definition)
     kept = {k: v for k, v in training.items() if k not in YOUNGER or v != YOUNGER[k]}
     if not (training.get("refine") or training.get("distil")):
-        for name in ("reuse", "starts"):  # no step is taken while it trains
+        for name in CLIMBS:  # no step is taken while it trains
             kept.pop(name, None)
     return {**definition, "training": kept}
 
@@ -239,8 +239,10 @@ def expand(content: Mapping[str, Any], name: str) -> Grid:
                 continue
             job = _job(row, column, split, restart, _start(row, made), protocol)
             made[job.row] = job
-            repeated += job.digest in found
-            found.setdefault(job.digest, job)
+            if (before := found.get(job.digest)) is not None:
+                repeated += 1
+                job = _both(before, job)
+            found[job.digest] = job
     if repeated:
         notes.append(f"{repeated} runs were asked for more than once and are one each")
     _distinct(found.values())
@@ -355,6 +357,20 @@ def _training(budget: Mapping[str, Mapping[str, Any]], row: Variant) -> dict[str
     found: dict[str, Any] = {**usual, **budget[stage]}
     found["learning_rate"] *= row.factor
     return asdict(Training(**{**found, **row.training}))
+
+
+def _both(one: Job, two: Job) -> Job:
+    """The first of two that are one training, with all that is to be measured of either."""
+    climbed = [j for j in (one, two) if any("refine" in key for key in j.evaluate)]
+    ways = {tuple(j.definition["training"][name] for name in CLIMBS) for j in climbed}
+    if len(ways) > 1:
+        raise ConfigError(
+            f"{one.title} and {two.title} are one training, to be scored refined with different "
+            f"{' or '.join(CLIMBS)}: a run has one such score, so use another store for the other"
+        )
+    definition = climbed[0].definition if climbed else one.definition
+    evaluate = tuple(dict.fromkeys([*one.evaluate, *two.evaluate]))
+    return replace(one, definition=definition, evaluate=evaluate)
 
 
 def _distinct(jobs: Iterable[Job]) -> None:

@@ -20,7 +20,7 @@ from recmix.files import write_json
 from recmix.fitted import Fitted, build, load
 from recmix.options import read_options, split_auto
 from recmix.refinement import check_can_be_taught
-from recmix.run import Run, Spec, Training
+from recmix.run import CLIMBS, Run, Spec, Training
 from recmix.training.job import Job
 from recmix.training.loop import train
 from recmix.training.order import choose_order
@@ -378,7 +378,6 @@ def _check_init(init: Fitted, spec: Spec, method: Method) -> None:
 
 
 IGNORED_ON_RESUME = {"epochs", "device", "checkpoint_every", "tensorboard", "root", "engine"}
-HOW_TO_CLIMB = {"reuse", "starts"}
 
 
 def _nothing_left(run: Run, spec: Spec, *, write: bool) -> bool:
@@ -415,7 +414,7 @@ def _differences(stored: Spec, spec: Spec) -> Iterator[tuple[str, Any, Any]]:
         if isinstance(theirs, dict):
             skipped = IGNORED_ON_RESUME
             if field.name == "training" and not (ours["refine"] or ours["distil"]):
-                skipped = skipped | HOW_TO_CLIMB  # it trains without
+                skipped = skipped | {*CLIMBS}  # it trains without
             keys = (k for k in theirs | ours if k not in skipped)
             yield from ((k, theirs.get(k), ours.get(k)) for k in keys if theirs.get(k) != ours.get(k))
         elif theirs != ours:
