@@ -138,16 +138,12 @@ def _liked(rows: Sequence[Line]) -> list[float]:
     """
     bounds = [row["validations"] for row in rows]
     known = [bound for bound in bounds if bound]
-    counts = sorted({int(k) for bound in known for k in bound})
     reported = rows[0]["samples"] if rows else 0
-    for k in sorted(counts, key=lambda k: (k != reported, k)):
-        shared = set.intersection(*(set(bound.get(str(k), ())) for bound in known))
-        if shared:
-            means = [
-                statistics.fmean(bound[str(k)][s] for s in shared) if bound else -math.inf
-                for bound in bounds
+    for k in sorted({k for bound in known for k in bound}, key=lambda k: (int(k) != reported, int(k))):
+        if shared := set.intersection(*(set(bound.get(k, ())) for bound in known)):
+            return [
+                statistics.fmean(bound[k][s] for s in shared) if bound else -math.inf for bound in bounds
             ]
-            return means
     return [-math.inf] * len(rows)
 
 
