@@ -73,8 +73,6 @@ def bounds(
         memory: bytes for the decoder's activations; samples are taken in as many chunks as needed.
             By default what suits the device.
     """
-    if not isinstance(samples, int) or samples < 1:
-        raise ConfigError(f"samples must be a whole number, at least 1; got {samples!r}")
     count = at_once(method.model, memory)
     found = [
         bounds_of(method.model, part, method.infer(part), samples, generator, count)
@@ -104,6 +102,8 @@ def bounds_of(
     at_once: int,
 ) -> Bounds:
     """The bounds of one batch under a given posterior, decoding at most `at_once` vectors at a time."""
+    if not isinstance(samples, int) or samples < 1:
+        raise ConfigError(f"samples must be a whole number, at least 1; got {samples!r}")
     chunk = max(1, at_once // len(x))
     total = log_sum = None
     done = 0

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from recmix.core import Method
 from recmix.data import Images
-from recmix.evaluation.bounds import bounds
+from recmix.evaluation.bounds import at_once, bounds_of
 from recmix.evaluation.timing import posterior_milliseconds
 
 __all__ = ["TIMED_BATCH", "device_name", "score"]
@@ -21,6 +21,7 @@ TIMED_BATCH = 128
 """The paper times its posteriors on batches of this size."""
 
 
+@torch.no_grad()
 def score(
     method: Method,
     images: Images,
@@ -42,14 +43,15 @@ def score(
     """
     centre = method.model.centre
     generator = torch.Generator(centre.device).manual_seed(seed)
+    count = at_once(method.model, memory)
     elbo, iwae, weights = [], [], []
     for start in range(0, len(images), AT_ONCE):
-        x = _batch(images, slice(start, start + AT_ONCE), centre)
-        found = bounds(method, x, samples=samples, generator=generator, memory=memory)
-        elbo.append(found.elbo)
-        iwae.append(found.iwae)
-        with torch.no_grad():
-            weights.append(method.infer(x).weights)
+        for x in _batch(images, slice(start, start + AT_ONCE), centre).split(count):
+            q = method.infer(x)
+            found = bounds_of(method.model, x, q, samples, generator, count)
+            elbo.append(found.elbo)
+            iwae.append(found.iwae)
+            weights.append(q.weights)
         report(min(start + AT_ONCE, len(images)))
     timed = _batch(images, slice(0, TIMED_BATCH), centre)
     return {

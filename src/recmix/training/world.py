@@ -5,7 +5,9 @@ Without ``torchrun`` the world is one process and nothing here does anything.
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
 from typing import Any
 
 import torch
@@ -107,4 +109,15 @@ def world() -> World:
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        atexit.register(_leave)
     return World(dist.get_rank(), size)
+
+
+def _leave() -> None:
+    """Part from the others, while the interpreter still runs.
+
+    Threads of the group that outlive it may abort the process. After an error that nobody caught they
+    are left alone: the others may be waiting for this process, and it would wait for them.
+    """
+    if dist.is_initialized() and getattr(sys, "last_value", None) is None:
+        dist.destroy_process_group()
