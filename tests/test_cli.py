@@ -56,6 +56,15 @@ def test_a_run_is_scored_from_several_starts(run, capsys):
         assert "give --refine too" in " ".join(capsys.readouterr().err.split())
 
 
+def test_chains_of_corrections_are_scored_from_several_starts(tmp_path, capsys):
+    words = ("train", "--data", "digits", "--method", "vae", *SHORT, "--component", "residual")
+    assert call(*words, "--corrections", "1", "--out", tmp_path / "run") == 0
+    capsys.readouterr()
+    for words, starts in (((), 1), (("--starts", "3"), 3)):
+        assert call("evaluate", tmp_path / "run", "--samples", "3", *words, "--json") == 0
+        assert json.loads(capsys.readouterr().out)["starts"] == starts
+
+
 def test_flags_override_the_file(tmp_path):
     config = tmp_path / "run.toml"
     config.write_text(

@@ -123,6 +123,35 @@ def test_muon_is_part_of_a_graph(name):
     alike(eager, graph)
 
 
+def test_chains_from_several_starts_are_captured():
+    torch.backends.cudnn.allow_tf32 = False
+    data = recmix.data.from_arrays(images(300, size=12), seed=0)
+    how = {"component": "residual", "latent": 3, "epochs": 1, "progress": False, "device": "cuda"}
+    made = recmix.fit("vae", data, starts=3, **how).widened(1.5, tilt=0.01, at=20.0)
+    form = Captured(made.method.eval())
+    x = torch.rand(5, 1, 12, 12, device="cuda")
+    form(x)
+    with torch.no_grad():
+        captured, apart = form(x), made.method.infer(x)
+    assert form.failed == ""
+    torch.testing.assert_close(captured.mean, apart.mean, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(captured.stddev, apart.stddev, rtol=1e-3, atol=1e-3)
+
+
+def test_a_refined_posterior_is_widened_in_the_graph():
+    torch.backends.cudnn.allow_tf32 = False
+    data = recmix.data.from_arrays(images(300, size=12), seed=0)
+    made = recmix.fit("vae", data, latent=3, epochs=1, progress=False, device="cuda")
+    method = made.refined(2).widened(1.5, tilt=0.01, at=20.0).method.eval()
+    form = Captured(method)
+    x = torch.rand(5, 1, 12, 12, device="cuda")
+    form(x)
+    with torch.no_grad():
+        captured, apart = form(x), method.infer(x)
+    assert form.failed == ""
+    torch.testing.assert_close(captured.covariance, apart.covariance, rtol=1e-3, atol=1e-4)
+
+
 def test_the_best_of_several_starts_is_captured():
     torch.backends.cudnn.allow_tf32 = False
     data = recmix.data.from_arrays(images(300, size=12), seed=0)

@@ -154,3 +154,71 @@ def test_wrong_numbers_are_refused():
         ResidualComponent(nn.Identity(), latent_model(), corrections=0)
     with pytest.raises(ConfigError, match="component must be one of"):
         recmix.fit("vae", images(20), component="flow")
+
+
+def _evidence(model, images, parameters):
+    """Laplace's estimate of log p(x), but for a constant."""
+    mean, log_variance = parameters.chunk(2, dim=-1)
+    return model.log_joint(images, mean[None])[0] + 0.5 * log_variance.sum(-1)
+
+
+@pytest.mark.parametrize("likelihood", ["gaussian", "bernoulli"])
+@pytest.mark.parametrize("shared", [True, False])
+@torch.no_grad()
+def test_the_best_link_of_chains_from_several_starts_is_used(likelihood, shared):
+    method = stir(chain(likelihood, shared=shared))
+    part, model = method.components[0], method.model
+    for p in [*list(part.encoder.parameters())[-2:], *part.correctors[-1].head.parameters()]:
+        p.mul_(30)  # far from 0, so that starts and links differ
+    mean, log_variance = part.encoder(model.centred(x())).chunk(2, dim=-1)
+    links = []
+    for scale in (1.0, 0.8, 1.2):  # one chain after another, as they are defined
+        now = torch.cat([scale * mean, log_variance], -1)
+        links.append(now)
+        for t in range(3):
+            now = corrected(model, part.correctors[0 if shared else t], x(), now)
+            links.append(now)
+    told = torch.stack([_evidence(model, x(), link) for link in links])  # (links, B)
+    assert (told.argmax(0) != 3).any()  # not always the last of the first chain
+    expected = torch.stack(links)[told.argmax(0), torch.arange(5)]
+    method.starts = 3
+    q = method.infer(x())
+    torch.testing.assert_close(torch.cat([q.mean, q.log_variance], -1), expected)
+    torch.testing.assert_close(method.posterior(x()).mean, links[3].chunk(2, dim=-1)[0])  # as it trains
+    method.refine = 2  # and steps may go on from there
+    before, after = (model.log_joint(x(), p.mean[None]) for p in (q, method.infer(x())))
+    assert (after > before).all()
+
+
+@torch.no_grad()
+def test_a_link_that_is_not_a_number_is_never_the_best():
+    method = chain()
+    nn.init.constant_(method.components[0].correctors[0].head.bias, torch.nan)
+    method.starts = 2
+    assert method.infer(x()).mean.isfinite().all()
+
+
+def test_starts_change_how_a_chain_is_used_and_not_how_it_is_trained(tmp_path):
+    how = {"component": "residual", "corrections": 2, "latent": 2, "epochs": 2, "progress": False}
+    runs = [
+        recmix.fit("vae", images(60), starts=n, out=tmp_path / str(n), learning_rate=1e-3, **how)
+        for n in (1, 3)
+    ]
+    assert runs[0].history == runs[1].history
+    for key, value in runs[0].method.state_dict().items():
+        torch.testing.assert_close(value, runs[1].method.state_dict()[key], atol=0, rtol=0)
+    held_out = images(30, seed=3)
+    assert not torch.equal(runs[0].posterior(held_out).mean, runs[1].posterior(held_out).mean)
+    back = recmix.load(tmp_path / "1").refined(0, starts=3)
+    torch.testing.assert_close(back.posterior(held_out).mean, runs[1].posterior(held_out).mean)
+    assert (recmix.load(tmp_path / "3").method.starts, back.method.climbs()["starts"]) == (3, 3)
+
+
+def test_only_a_chain_of_corrections_begins_from_several_points():
+    model = latent_model()
+    for name, make in METHODS.items():
+        assert not make(model, make_encoder("conv", SHAPE, 3)).several, name
+    assert chain().several
+    plain = VAE(model, make_encoder("conv", SHAPE, 3))
+    plain.starts = 4
+    assert plain.climbs() == {"refine": 0, "reuse": 0, "starts": 1}

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from recmix.core import Method, Posterior
+from recmix.run import USE
 from recmix.stacked import Stacked, places, state
 
 __all__ = ["Captured"]
@@ -33,7 +34,7 @@ class Captured:
     These networks are small, so on a GPU a posterior is bound by the launching of its kernels; replayed
     as a graph it takes several times less. The answer is copied out of the graph and belongs to the
     caller. Parameters or buffers that have changed or were replaced, another use of the method
-    (`refine`, `reuse`, `starts`, `widen`) and a training since make the graph anew. On other devices,
+    (`refine`, `widen` and the like) and a training since make the graph anew. On other devices,
     for a shape that comes for the first time and for methods that cannot be captured it calls
     `method.infer`.
 
@@ -89,7 +90,7 @@ class Captured:
     def _versions(self) -> list[Any]:
         """What changes when the posterior may."""
         method = self.method
-        use = (method.refine, method.reuse, method.starts, method.widen)
+        use = [getattr(method, name) for name in USE]
         return [*state(self._places), *use, method.trainings]
 
     def _capture(self, x: Tensor, versions: list[Any]) -> _Graph:

@@ -38,8 +38,12 @@ __all__ = [
     "register_component",
     "same_shapes",
     "standard_normal",
+    "tilted",
     "update",
 ]
+
+WIDEST = 8.0
+"""No posterior is widened by more than this, or by less than its inverse."""
 
 Optimizers = dict[str, torch.optim.Optimizer]
 
@@ -83,8 +87,14 @@ class Posterior(ABC):
         """KL(q || N(0, I)), (S, B): here the estimate from samples; exact where a closed form exists."""
         return log_q - standard_normal(z)
 
-    def widened(self, factor: float) -> Posterior:
-        """The same with every standard deviation `factor` times as large, about the same mean."""
+    def widened(self, factor: float | Tensor) -> Posterior:
+        """The same about the same mean, wider by a factor, or by one for each example (B,).
+
+        Wider means: what the precision has beyond the prior's is divided by factor². So where the image
+        says much the standard deviations are `factor` times as large, and where it says nothing the
+        prior's width stays; nothing gets wider than the prior by it. Below 1, all standard deviations
+        are multiplied by the factor.
+        """
         raise ConfigError(
             f"{type(self).__name__} has no standard deviations to widen: only Gaussians and mixtures "
             "of them can be calibrated"
@@ -115,6 +125,15 @@ def _copied(value: Any) -> Any:
     made = copy.copy(value)
     vars(made).update({name: _copied(part) for name, part in vars(value).items()})
     return made
+
+
+def tilted(factor: float, tilt: float, worse: Tensor) -> Tensor:
+    """Factors of widths (B,) for images whose log p(x, mean) is so many nats worse than usual.
+
+    >>> tilted(2.0, 0.1, torch.tensor([0.0, 1.0, -1.0, 1e9]))
+    tensor([2.0000, 2.2103, 1.8097, 8.0000])
+    """
+    return (math.log(factor) + tilt * worse).clamp(-math.log(WIDEST), math.log(WIDEST)).exp()
 
 
 class LatentModel(nn.Module):
@@ -221,6 +240,8 @@ class Component(nn.Module, ABC):
     """The option that the paper's tables vary, if any."""
     sees_before: ClassVar[bool] = False
     """Whether `forward` also takes the posterior of the component before, which it corrects."""
+    several: ClassVar[bool] = False
+    """Whether it can begin from several points, of which the best counts: then it has `best`."""
     teachable: ClassVar[bool] = True
     """Whether its density carries gradients to its encoder, so that samples can teach it."""
 
@@ -273,9 +294,13 @@ class Method(nn.Module, ABC):
     reuse: int = REUSE
     """How often the curvature of a Gauss-Newton step serves again."""
     starts: int = 1
-    """Climbs of each component, of which the best counts."""
+    """Climbs of each component, or chains of corrections, of which the best counts."""
     widen: float = 1.0
-    """Factor of the standard deviations of the posterior that is used, see `evaluation.calibrate`."""
+    """How much wider the posterior is used than it is, see `Posterior.widened`."""
+    widen_tilt: float = 0.0
+    """And by how much more where an image fits worse: e to this for each nat, see `tilted`."""
+    widen_at: float = 0.0
+    """log p(x, mean) of an image for which `widen` is meant, in nats."""
     distil: float = 0.0
     """Share of `distillation` in what the encoders move down."""
     distil_steps: int = 2
@@ -314,9 +339,31 @@ class Method(nn.Module, ABC):
         return self.component(0, x)
 
     def infer(self, x: Tensor) -> Posterior:
-        """q(z | x) as it is used: `posterior`, refined by `refine` Gauss-Newton steps and widened."""
-        q = self.refined(x, self.posterior(x))
+        """q(z | x) as it is used: `formed`, and widened."""
+        q = self.formed(x)
+        if self.widen_tilt:
+            fit = self.model.log_joint(x, q.mean[None])[0]
+            return q.widened(tilted(self.widen, self.widen_tilt, self.widen_at - fit))
         return q if self.widen == 1 else q.widened(self.widen)
+
+    def formed(self, x: Tensor) -> Posterior:
+        """q(z | x), with the best of several `starts` where it has corrections, refined by `refine`."""
+        part: Any = self.components[0] if self.several else None
+        q = part.best(x, self.model, self.starts) if part and self.starts > 1 else self.posterior(x)
+        return self.refined(x, q)
+
+    @property
+    def several(self) -> bool:
+        """Whether the posterior can begin from several points even where no step refines it."""
+        return len(self.components) == 1 and bool(self.components[0].several)
+
+    def climbs(self) -> dict[str, int]:
+        """How what is used is arrived at: Gauss-Newton steps, how, and from how many starts."""
+        return {
+            "refine": self.refine,
+            "reuse": self.reuse if self.refine else 0,
+            "starts": self.starts if self.refine or self.several else 1,
+        }
 
     def refined(self, x: Tensor, q: Posterior) -> Posterior:
         """q after `refine` Gauss-Newton steps of each of its components; q itself if that is 0."""

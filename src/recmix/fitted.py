@@ -25,7 +25,7 @@ from recmix.evaluation.gap import Gap
 from recmix.files import write_json
 from recmix.likelihoods import make_likelihood
 from recmix.networks import check_decoder, check_encoder, make_decoder, make_encoder
-from recmix.run import Run, Spec
+from recmix.run import USE, Run, Spec
 from recmix.training.checkpoint import load_weights, save_weights
 
 __all__ = ["Fitted", "build", "load", "pick_device"]
@@ -83,7 +83,8 @@ class Fitted:
         Args:
             steps: damped Gauss-Newton steps from each component's mean; 0 takes refinement away.
             starts: climbs of each component, 1 to 9, from its mean and from points beside it, of which
-                the best counts; for latent spaces where one climb often ends on the wrong hill.
+                the best counts; for latent spaces where one climb often ends on the wrong hill. A chain
+                of residual corrections begins from so many points too, even without any step.
             reuse: how often the curvature of a step serves again. Both stay as they are if not given.
         """
         if steps < 0:
@@ -91,34 +92,45 @@ class Fitted:
         given = {"refine": steps, "starts": starts, "reuse": reuse}
         return self._used(**{name: value for name, value in given.items() if value is not None})
 
-    def widened(self, factor: float) -> Fitted:
-        """The same model, its posterior's standard deviations `factor` times as large.
+    def widened(self, factor: float, *, tilt: float = 0.0, at: float = 0.0) -> Fitted:
+        """The same model with a wider posterior: standard deviations `factor` times as large.
 
-        Nothing is trained and nothing is copied, as with `refined`.
+        Where an image says little they are less so, and never larger than the prior's, see
+        `Posterior.widened`. Nothing is trained and nothing is copied, as with `refined`.
+
+        Args:
+            factor: above 1 wider, below 1 narrower.
+            tilt: if not 0, the factor grows by that of e to `tilt` for each nat by which log p(x, mean)
+                falls short of `at`.
+            at: log p(x, mean), in nats, of the images that `factor` is meant for.
         """
         if not (math.isfinite(factor) and factor > 0):
             raise ConfigError(f"factor must be a positive number, got {factor}")
-        return self._used(widen=float(factor))
+        for name, value in (("tilt", tilt), ("at", at)):
+            if not math.isfinite(value):
+                raise ConfigError(f"{name} must be a finite number, got {value}")
+        return self._used(widen=float(factor), widen_tilt=float(tilt), widen_at=float(at))
 
     def calibrated(
         self, x: Any, samples: int = 100, *, seed: int = 0, memory: int | None = None
     ) -> Fitted:
         """The same model, its posterior as wide as makes IWAE-`samples` of held-out images highest.
 
-        An encoder is surer of images it has not seen than it may be. One number, the factor of all its
-        standard deviations, is fitted here to images that it was not trained on and that nothing is
+        An encoder is surer of images it has not seen than it may be, most of all of those it explains
+        badly. Two numbers, how much wider its posterior should be and how much more so for each nat that
+        an image fits worse, are fitted here to images that it was not trained on and that nothing is
         reported on: validation images. The log-likelihood is then estimated with fewer losses; the
         ELBO, for which the encoder was trained, falls.
 
         Args:
             x: held-out images; the first thousand are used.
-            samples: K of IWAE-K that the factor is for.
+            samples: K of IWAE-K that the width is for.
             seed: of the sampling noise.
             memory: bytes for the decoder's activations at a time; by default what suits the device.
         """
         images = self._images(x[:CALIBRATED_ON])
         found = calibrate(self.method, images, samples=samples, seed=seed, memory=memory)
-        return self.widened(found.factor)
+        return self.widened(found.factor, tilt=found.tilt, at=found.at)
 
     def _used(self, **how: Any) -> Fitted:
         """This model with its posterior used in another way: the weights are shared."""
@@ -323,7 +335,7 @@ def build(
     )
     make: Callable[..., Method] = find_method(spec.method)
     method = make(model, encoder, **spec.options)
-    for name in ("refine", "reuse", "starts", "widen"):  # how its posterior is used
+    for name in USE:
         setattr(method, name, getattr(spec.training, name))
     device = pick_device(spec.training.device)
     method.to(device, getattr(torch, spec.training.dtype))

@@ -29,7 +29,7 @@ from recmix._version import __version__
 from recmix.errors import ConfigError, RunError, unknown
 from recmix.files import read_json, write_json
 
-__all__ = ["CLIMBS", "FORMAT", "PRESET", "REUSE", "Run", "ScoreKey", "Spec", "Training"]
+__all__ = ["CLIMBS", "FORMAT", "PRESET", "REUSE", "USE", "Run", "ScoreKey", "Spec", "Training"]
 
 FORMAT = 1
 """Version of the folder's layout; a folder of a newer one is refused."""
@@ -98,8 +98,11 @@ class Training:
         reuse: how often the curvature of such a step, and of those of `distil_steps`, serves again.
         starts: climbs for each component, 1 to 9, from its mean and from points on the ray through it
             (0.8, 1.2, 0.6, 1.4 … times the mean), of which the best counts; for `distil_steps` as well.
-        widen: factor of the standard deviations of the posterior that is scored; `Fitted.calibrated`
-            finds it on held-out images.
+            Chains of residual corrections begin there too, but never while they are trained.
+        widen: how much wider the posterior is scored than it is, see `Posterior.widened`;
+            `Fitted.calibrated` finds it, and the next two, on held-out images.
+        widen_tilt: and e to this times as wide for each nat that log p(x, mean) falls short of
+        widen_at: which it has where `widen` is meant.
         moves: what is trained: ``all``, or ``encoder`` alone while the decoder stands still.
         augment: share of each batch that is replaced by images turned, scaled, sheared and shifted a
             little; only where the encoder alone moves, for they are not the data.
@@ -138,6 +141,8 @@ class Training:
     reuse: int = REUSE
     starts: int = 1
     widen: float = 1.0
+    widen_tilt: float = 0.0
+    widen_at: float = 0.0
     moves: str = "all"
     augment: float = 0.0
     dreams: float = 0.0
@@ -226,6 +231,8 @@ class Training:
 
 
 MOST_STARTS = 9
+USE = ("refine", "reuse", "starts", "widen", "widen_tilt", "widen_at")
+"""How a trained method's posterior is used."""
 CLIMBS = ("reuse", "starts")
 """How Gauss-Newton steps are taken: of no account to a run that trains without them."""
 SCHEDULES = ("constant", "cosine", "linear")

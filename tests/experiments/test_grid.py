@@ -343,7 +343,7 @@ def test_reuse_is_part_of_a_run_where_steps_are_taken_while_it_trains():
     assert digest_of(old) == digest_of(plain) != job.digest
 
 
-@pytest.mark.parametrize("option", [{"optimizer": "adam"}, {"starts": 1}])
+@pytest.mark.parametrize("option", [{"optimizer": "adam"}, {"starts": 1}, {"widen_tilt": 0.0}])
 def test_an_option_that_came_later_leaves_the_names_of_earlier_runs(option):
     (job,) = [job for job in grid().jobs if job.row == "VAE" and (job.split, job.restart) == (0, 0)]
     earlier = dict(job.definition["training"])
@@ -357,7 +357,8 @@ def test_one_training_that_is_asked_for_twice_is_measured_in_both_ways():
     assert jobs["VAE+"].evaluate[-2:] == ("test/3/refine 1", "val/3/refine 1")
     assert jobs["VAE+"].definition["training"]["starts"] == 3
     both = [{**refined, "label": "A"}, {**refined, "label": "B", "starts": 2}]
-    with pytest.raises(
-        ConfigError, match="one training, to be scored refined with different reuse or starts"
-    ):
+    with pytest.raises(ConfigError, match="one training, to be scored with different reuse or starts"):
         grid(methods=both)
+    chain = {"name": "vae", "continued": True, "component": "residual", "label": "A"}
+    with pytest.raises(ConfigError, match="one training, to be scored with different reuse or starts"):
+        grid(methods=[chain, {**chain, "label": "B", "starts": 2}])

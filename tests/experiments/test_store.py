@@ -101,6 +101,30 @@ def test_more_measurements_need_no_more_training(store):
     assert store.job_file(VAE.digest)["evaluate"] == ["test/3", "val/3", "test/4"]  # nothing is lost
 
 
+def test_scores_of_other_chains_are_taken_again_without_training(tmp_path):
+    def asked(**how):
+        chain = {"name": "vae", "label": "CHAIN", "continued": True, "component": "residual", **how}
+        whole = grid(protocol={"splits": 1, "restarts": 1, "samples": [3]}, methods=[chain])
+        return whole.jobs
+
+    jobs, several = asked(calibrated=True), asked(calibrated=True, starts=3)[-1]
+    one = jobs[-1]
+    assert (one.digest, one.chained, jobs[0].chained) == (several.digest, True, False)
+    store = do_here(tmp_path / "store", jobs)
+    before = store.run(one.digest).scores()
+    assert store.state(one).kind == "done"
+    assert store.state(several).reason == "not scored: " + ", ".join(one.evaluate)
+    store.prepare(several, threads=1)
+    assert work(store, several.digest, device="cpu") == "done"
+    now = store.run(one.digest).scores()
+    assert store.state(several).kind == "done"
+    assert store.state(one).kind == "begun"
+    for key in one.evaluate:
+        assert (before[key]["starts"], now[key]["starts"]) == (1, 3)
+        assert before[key]["iwae"] != now[key]["iwae"]
+    assert starts(store, one.digest) == 1
+
+
 def test_scores_of_other_climbs_are_taken_again_without_training(tmp_path):
     def asked(**how):
         methods = [{"name": "vae", "label": "R", "after": "VAE", "warmup": 1, "refined": [1], **how}]

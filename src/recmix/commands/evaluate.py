@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,7 +29,8 @@ def evaluate_command(
         int | None, typer.Option(help="Gauss-Newton steps for every image first (1, 2, 4).")
     ] = None,
     starts: Annotated[
-        int | None, typer.Option(help="Climbs of each component, of which the best counts (1 to 9).")
+        int | None,
+        typer.Option(help="Climbs, or chains of corrections, of which the best counts (1 to 9)."),
     ] = None,
     calibrate: Annotated[
         bool, typer.Option("--calibrate", help="Fit the posterior's width to validation images first.")
@@ -61,10 +63,14 @@ def evaluate_command(
     if images is not None and not gap:
         raise ConfigError("--images is for --gap: without it every image of the split is scored")
     fitted = load(run, device=device)
-    if starts is not None and not (fitted.method.refine if refine is None else refine):
-        raise ConfigError("--starts is the number of climbs of a refinement: give --refine too")
+    climbs = fitted.method.refine if refine is None else refine
+    if starts is not None and not (climbs or fitted.method.several):
+        raise ConfigError(
+            "--starts is the number of climbs of a refinement, or of chains of corrections; "
+            "this run has no corrections: give --refine too"
+        )
     if refine is not None or starts is not None:
-        fitted = fitted.refined(fitted.method.refine if refine is None else refine, starts=starts)
+        fitted = fitted.refined(climbs, starts=starts)
     source = _data_of(fitted, data, data_root)
     scored = _split(source, split)
     if scored.shape[1:] != fitted.spec.shape:
@@ -102,9 +108,9 @@ def evaluate_command(
         return
     print_scores([(run.name, found)], title=f"{split}, {found['images']:,} images")
     if calibrate:
-        out.print(
-            f"standard deviations {found['widen']:.2f} times as large, as validation images ask for"
-        )
+        more = math.expm1(100 * found["widen_tilt"])
+        spread = f", and {more:+.0%} for every 100 nats that one fits worse" if more else ""
+        out.print(f"{found['widen']:.2f} times as wide{spread}, as validation images ask for")
 
 
 def _split(data: ImageData, name: str) -> Any:

@@ -64,9 +64,7 @@ def report_gap(
             x, train=train, name=split, samples=samples, seed=seed, memory=memory, report=report
         )
     content = {
-        "refine": fitted.method.refine,
-        "reuse": fitted.method.reuse if fitted.method.refine else 0,
-        "starts": fitted.method.starts if fitted.method.refine else 1,
+        **fitted.method.climbs(),
         "samples": samples,
         "seed": seed,
         "device": torch.cuda.get_device_name(fitted.device) if fitted.device.type == "cuda" else "cpu",

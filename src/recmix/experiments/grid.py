@@ -71,6 +71,8 @@ YOUNGER = {
     "distil_steps": 2,
     "optimizer": "adam",
     "starts": 1,
+    "widen_tilt": 0.0,
+    "widen_at": 0.0,
 }
 """Training options that came after the first stores, each with the value that changes nothing."""
 
@@ -114,6 +116,12 @@ class Job:
     def row(self) -> str:
         """Its row of the table, such as ``RME(2)``."""
         return self.label if self.option is None else f"{self.label}({self.setting})"
+
+    @property
+    def chained(self) -> bool:
+        """Whether its posterior is a chain of corrections, which may begin from several starts."""
+        of = self.definition
+        return bool(of["method"] == "vae" and of["options"].get("component") == "residual")
 
     @property
     def title(self) -> str:
@@ -361,11 +369,11 @@ def _training(budget: Mapping[str, Mapping[str, Any]], row: Variant) -> dict[str
 
 def _both(one: Job, two: Job) -> Job:
     """The first of two that are one training, with all that is to be measured of either."""
-    climbed = [j for j in (one, two) if any("refine" in key for key in j.evaluate)]
+    climbed = [j for j in (one, two) if any("refine" in key for key in j.evaluate) or j.chained]
     ways = {tuple(j.definition["training"][name] for name in CLIMBS) for j in climbed}
     if len(ways) > 1:
         raise ConfigError(
-            f"{one.title} and {two.title} are one training, to be scored refined with different "
+            f"{one.title} and {two.title} are one training, to be scored with different "
             f"{' or '.join(CLIMBS)}: a run has one such score, so use another store for the other"
         )
     definition = climbed[0].definition if climbed else one.definition

@@ -71,8 +71,16 @@ class Claim:
             self.descriptor = -1
 
 
-def scored(key: str, scores: Mapping[str, Any], training: Mapping[str, Any]) -> bool:
-    """Whether a score is there, and if it is a refined one, of climbs like those asked for now.
+def scored(
+    key: str, scores: Mapping[str, Any], training: Mapping[str, Any], *, chained: bool = False
+) -> bool:
+    """Whether a score is there, and if it is one of climbs or of chains, of such as are asked for now.
+
+    Args:
+        key: of the score.
+        scores: those of the run.
+        training: what is asked for.
+        chained: whether the run has chains of corrections, which may begin from several starts.
 
     >>> scores = {"test/100/refine 4": {"iwae": 1.0, "reuse": 2, "starts": 1}}
     >>> [scored("test/100/refine 4", scores, {"reuse": 2, "starts": n}) for n in (1, 4)]
@@ -81,10 +89,10 @@ def scored(key: str, scores: Mapping[str, Any], training: Mapping[str, Any]) -> 
     if not isinstance(found := scores.get(key), Mapping):
         return False
     of = ScoreKey.parse(key)
-    if of is None or not of.refine:
-        return True
-    here = (found.get("reuse", 0), found.get("starts", 1))
-    return here == (training.get("reuse", REUSE), training.get("starts", 1))
+    climbs = of is not None and bool(of.refine)
+    if climbs and found.get("reuse", 0) != training.get("reuse", REUSE):
+        return False
+    return not (climbs or chained) or found.get("starts", 1) == training.get("starts", 1)
 
 
 class Store:
@@ -151,7 +159,7 @@ class Store:
                 if problem := _problem(path) if path.exists() else "it is not there":
                     return State("damaged", f"{path}: {problem}")
             how = job.definition["training"]
-            missing = [key for key in job.evaluate if not scored(key, scores, how)]
+            missing = [k for k in job.evaluate if not scored(k, scores, how, chained=job.chained)]
             return State("begun", f"not scored: {', '.join(missing)}") if missing else State("done")
         return State("begun" if run.exists else "new")
 

@@ -62,10 +62,14 @@ def time_again(
             of = ScoreKey.parse(key)
             if of is not None and of.part == "test":
                 used = model
-                if of.refine is not None:
-                    how = {"reuse": found.get("reuse"), "starts": found.get("starts")}
-                    used = model.refined(of.refine, **how)
-                used = used.widened(found.get("widen", 1.0))
+                if of.refine is not None or model.method.several:
+                    how = {"reuse": found.get("reuse"), "starts": found.get("starts", 1)}
+                    used = model.refined(model.method.refine if of.refine is None else of.refine, **how)
+                used = used.widened(
+                    found.get("widen", 1.0),
+                    tilt=found.get("widen_tilt", 0.0),
+                    at=found.get("widen_at", 0.0),
+                )
                 times = pass_milliseconds(used.method, batches)
                 taken = {
                     "milliseconds": statistics.fmean(times),

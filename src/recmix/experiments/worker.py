@@ -190,15 +190,18 @@ def _work(store: Store, digest: str, device: str, data_root: Path | None) -> Non
         write_json(run.folder / "history.json", fitted.history)
     parts: dict[str, Any] = {"test": data.x_test, "val": data.x_val}
     for key in store.job_file(digest)["evaluate"]:
-        if not scored(key, run.scores(), asked):
+        if not scored(key, run.scores(), asked, chained=fitted.method.several):
             asked_for = ScoreKey.parse(key)
             if asked_for is None or (images := parts.get(asked_for.part)) is None:
                 raise RunError(f"the data {data.name} have no images to score for {key!r}")
             since = time.monotonic()
             used = fitted
-            if asked_for.refine is not None:  # as the grid says now, which need not be as it was trained
-                how = {"reuse": asked.get("reuse"), "starts": asked.get("starts")}
-                used = fitted.refined(asked_for.refine, **how)
+            if (steps := asked_for.refine) is not None or fitted.method.several:
+                how = {
+                    "reuse": asked.get("reuse"),
+                    "starts": asked.get("starts"),
+                }  # as the grid says now
+                used = fitted.refined(fitted.method.refine if steps is None else steps, **how)
             if asked_for.calibrated:
                 used = used.calibrated(data.x_val, asked_for.samples)
             run.add_score(key, score(used.method, images, samples=asked_for.samples))

@@ -15,12 +15,14 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from recmix.core import Component, LatentModel, Posterior, register_component
+from recmix.core import Component, LatentModel, Posterior, register_component, standard_normal
 from recmix.errors import ConfigError
 from recmix.likelihoods import PIXELS
 from recmix.methods.wide import WIDTH
 from recmix.networks import conv_encoder
 from recmix.posteriors import Gaussian
+from recmix.posteriors.gaussian import LOG_VARIANCE_RANGE
+from recmix.refinement import scales
 
 __all__ = ["CorrectionComponent", "Corrector", "ResidualComponent"]
 
@@ -56,10 +58,25 @@ class Corrector(nn.Module):
         return change
 
 
-def corrected(model: LatentModel, corrector: Corrector, x: Tensor, parameters: Tensor) -> Tensor:
-    """(μ, log σ²) after one correction, (B, 2 D); what the decoder shows carries no gradient."""
+def corrected(
+    model: LatentModel,
+    corrector: Corrector,
+    x: Tensor,
+    parameters: Tensor,
+    decoded: Tensor | None = None,
+) -> Tensor:
+    """(μ, log σ²) after one correction, (B, 2 D); what the decoder shows carries no gradient.
+
+    Args:
+        model: p(x, z).
+        corrector: what corrects.
+        x: images.
+        parameters: (μ, log σ²) before.
+        decoded: what the decoder shows for μ, if that is known.
+    """
     with torch.no_grad():
-        decoded = model.decoder(parameters.chunk(2, dim=-1)[0])
+        if decoded is None:
+            decoded = model.decoder(parameters.chunk(2, dim=-1)[0])
         image = model.centred(x)
         # In units of the noise: an unexplained pixel counts the same in every model.
         weight = model.likelihood.precision(decoded).mean(PIXELS, keepdim=True)
@@ -72,7 +89,8 @@ def corrected(model: LatentModel, corrector: Corrector, x: Tensor, parameters: T
 class ResidualComponent(Component):
     """A Gaussian from the encoder, corrected a few times by looking at the residual.
 
-    As it starts, q(z | x) is the encoder's own.
+    As it starts, q(z | x) is the encoder's own. Where it is used, it may begin from several points on
+    the ray through the encoder's mean; then the best link of all chains counts (`best`).
 
     Args:
         encoder: gives the first posterior.
@@ -84,6 +102,7 @@ class ResidualComponent(Component):
 
     kind = "residual"
     setting = "corrections"
+    several = True
 
     def __init__(
         self,
@@ -123,6 +142,35 @@ class ResidualComponent(Component):
     def forward(self, x: Tensor, model: LatentModel) -> Gaussian:
         """Encoder, then decoder and corrector in turn."""
         return Gaussian.from_parameters(self.chain(x, model)[-1])
+
+    @torch.no_grad()
+    def best(self, x: Tensor, model: LatentModel, starts: int) -> Gaussian:
+        """The best link, for each image, of chains from several starts, which go on together.
+
+        It is the one that says most of log p(x) by Laplace's estimate, log p(x, μ) + ½ Σ log σ². The
+        decoder has shown all links but the last ones already, and nothing is differentiated.
+
+        Args:
+            x: images (B, C, H, W).
+            model: p(x, z).
+            starts: chains for each image: from the encoder's mean times each of `scales`.
+        """
+        mean, log_variance = self.encoder(model.centred(x)).chunk(2, dim=-1)
+        now = torch.cat([torch.cat([s * mean, log_variance], -1) for s in scales(starts)])
+        images = x.repeat(starts, *(1 for _ in model.shape))
+        best, most = now, torch.full_like(now[:, 0], -torch.inf)
+        for t in range(self.corrections + 1):
+            at, width = now.chunk(2, dim=-1)
+            decoded = model.decoder(at)
+            told = model.likelihood.log_prob(model.centred(images), decoded[None])[0]
+            told = told + standard_normal(at) + 0.5 * width.clamp(*LOG_VARIANCE_RANGE).sum(-1)
+            better = told > most  # false where it is not a number
+            best, most = torch.where(better[:, None], now, best), torch.where(better, told, most)
+            if t < self.corrections:
+                corrector: Corrector = self.correctors[t % len(self.correctors)]  # type: ignore[assignment]
+                now = corrected(model, corrector, images, now, decoded)
+        which = most.view(starts, -1).argmax(0)[None, :, None].expand(1, -1, best.shape[-1])
+        return Gaussian.from_parameters(best.view(starts, len(x), -1).gather(0, which).squeeze(0))
 
 
 class CorrectionComponent(Component):

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributions import Distribution, MultivariateNormal
 
 from recmix.core import Posterior
-from recmix.posteriors.gaussian import randn
+from recmix.posteriors.gaussian import randn, shares
 
 __all__ = ["FullGaussian", "cholesky", "own_kernels"]
 
@@ -52,11 +52,14 @@ class FullGaussian(Posterior):
         made._inverted = True
         return made
 
-    def widened(self, factor: float) -> FullGaussian:
-        """N(μ, f² Σ)."""
-        made = FullGaussian(self._mean, self._factor * (1 / factor if self._inverted else factor))
-        made._inverted = self._inverted
-        return made
+    def widened(self, factor: float | Tensor) -> FullGaussian:
+        """N(μ, P⁻¹) with P = I + (Σ⁻¹ - I) / f²; (f² Σ)⁻¹ where f < 1."""
+        share, rest = shares(factor, 2)
+        identity = torch.eye(self._mean.shape[-1], dtype=self._mean.dtype, device=self._mean.device)
+        root = self._factor
+        if not self._inverted:
+            root = torch.linalg.solve_triangular(root, identity.expand_as(root), upper=False)
+        return FullGaussian.from_precision(self._mean, share * (root.mT @ root) + rest * identity)
 
     def split(self, count: int) -> list[FullGaussian]:
         """The same in `count` parts of as many examples each."""

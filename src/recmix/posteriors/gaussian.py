@@ -12,7 +12,7 @@ from torch.distributions import Distribution, Independent, Normal
 from recmix.core import Posterior
 from recmix.fusion import fusible
 
-__all__ = ["LOG_VARIANCE_RANGE", "Gaussian", "gaussian_log_prob", "randn"]
+__all__ = ["LOG_VARIANCE_RANGE", "Gaussian", "gaussian_log_prob", "randn", "shares"]
 
 
 LOG_2PI = math.log(2 * math.pi)
@@ -49,9 +49,10 @@ class Gaussian(Posterior):
         """From an encoder's output (B, 2 D): means, then log-variances."""
         return cls(*parameters.chunk(2, dim=-1))
 
-    def widened(self, factor: float) -> Gaussian:
-        """N(μ, diag (f σ)²)."""
-        return Gaussian(self._mean, self.log_variance + 2 * math.log(factor))
+    def widened(self, factor: float | Tensor) -> Gaussian:
+        """N(μ, diag 1 / p) with p = 1 + (σ⁻² - 1) / f²; (f σ)⁻² where f < 1."""
+        share, rest = shares(factor, 1)
+        return Gaussian(self._mean, -((-self.log_variance).exp() * share + rest).log())
 
     def copy(self) -> Posterior:
         """The same density in tensors of its own, copied at once."""
@@ -103,6 +104,22 @@ def _draw(mean: Tensor, log_variance: Tensor, noise: Tensor) -> tuple[Tensor, Te
 @fusible
 def _kl_to_prior(mean: Tensor, log_variance: Tensor) -> Tensor:
     return 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum(-1)[None]
+
+
+def shares(factor: float | Tensor, axes: int) -> tuple[float | Tensor, float | Tensor]:
+    """The factor of a precision, and of the prior's that is added, in `Posterior.widened`.
+
+    Args:
+        factor: one for all, or one for each example (B,).
+        axes: how many follow that of examples.
+
+    >>> shares(2.0, 1), shares(0.5, 1)
+    ((0.25, 0.75), (4.0, 0.0))
+    """
+    if not isinstance(factor, Tensor):
+        return factor**-2, max(0.0, 1 - factor**-2)
+    share = factor.view(-1, *(1 for _ in range(axes))) ** -2
+    return share, (1 - share).clamp(min=0)
 
 
 def randn(shape: Sequence[int], like: Tensor, generator: torch.Generator | None) -> Tensor:

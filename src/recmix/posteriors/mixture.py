@@ -77,7 +77,7 @@ class Mixture(Posterior):
             self._components = [Gaussian.clamped(*pair) for pair in pairs]
         return self._components
 
-    def widened(self, factor: float) -> Mixture:
+    def widened(self, factor: float | Tensor) -> Mixture:
         """Every component widened about its own mean; the weights stay."""
         if self._joined is not None:
             return self.of_gaussians(Gaussian.clamped(*self._joined).widened(factor), self.log_weights)

@@ -108,10 +108,9 @@ def gains(rows: Iterable[Line]) -> tuple[list[str], list[list[str]]]:
 
 def _steps(row: Line) -> str:
     """How many steps are taken for an image, and from how many starts if from several."""
-    if not row["steps"]:
-        return ""
+    steps = f", {row['steps']} steps" if row["steps"] else ""
     several = f" from {row['starts']} starts" if (row["starts"] or 1) > 1 else ""
-    return f", {row['steps']} steps{several}"
+    return steps + several
 
 
 def _time(row: Line) -> str:

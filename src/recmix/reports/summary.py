@@ -127,7 +127,7 @@ def _line(cell: Cell, results: Results) -> dict[str, Any]:
         "calibrated": row.calibrated,
         "widen": _mean(run.score(key, "widen") for run in runs),
         "reuse": _same(run.scores[key].get("reuse", 0) for run in runs) if steps else None,
-        "starts": _same(run.scores[key].get("starts", 1) for run in runs) if steps else None,
+        "starts": _same(run.scores[key].get("starts", 1) for run in runs),
         "mean": cell.mean,
         "std": cell.std,
         "splits": len(cell.values),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NoReturn
 
 import torch
@@ -226,7 +226,7 @@ class Job:
         if not self.world.writer:
             return torch.zeros(2)
         generator = torch.Generator(self.device).manual_seed(VALIDATION_SEED)
-        with self._judged():
+        with self._judged(), self._from_one_start():
             self.method.eval()
             parts = [
                 bounds(self.method, x, samples=self.training.validation_samples, generator=generator)
@@ -328,6 +328,15 @@ class Job:
     def _judged(self) -> AbstractContextManager[None]:
         """In here the method has the weights that are validated and kept: averages, if there are any."""
         return nullcontext() if self.average is None else self.average.in_place()
+
+    @contextmanager
+    def _from_one_start(self) -> Iterator[None]:
+        """In here chains of corrections begin once: `starts` changes how they are used, not trained."""
+        alone = not (self.training.refine or self.training.distil)
+        if alone:
+            self.method.starts = 1
+        yield
+        self.method.starts = self.training.starts
 
     def _read(self, validation: Tensor) -> dict[str, float]:
         """The bounds as numbers; the first process speaks for all."""
