@@ -147,6 +147,21 @@ def test_a_widened_posterior_loses_precision_beyond_the_priors(make, factor):
     torch.testing.assert_close(log_q, wide.log_prob(samples))
 
 
+@pytest.mark.parametrize("factor", [1.0, 2.0, torch.tensor([1.0, 3.0])])
+@pytest.mark.parametrize("inverted", [False, True])
+def test_a_sharp_dimension_takes_nothing_from_another_in_float32(factor, inverted):
+    sharp = Gaussian(torch.zeros(2, 2), torch.tensor([[1e-4, 1.0], [1e-3, 0.5]]).log() * 2)
+    scale = sharp.stddev.diag_embed()
+    full = FullGaussian(sharp.mean, scale)
+    if inverted:
+        full = FullGaussian(sharp.mean, 1 / sharp.stddev.diag_embed().clamp(min=1e-30) * torch.eye(2))
+        full._inverted = True
+    expected = sharp.widened(factor).stddev
+    got = full.widened(factor).covariance.diagonal(dim1=-2, dim2=-1).sqrt()
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=0)
+
+
 def test_nothing_gets_wider_than_the_prior():
     q = Gaussian(torch.zeros(1, 3), torch.tensor([[-6.0, 0.0, -1.0]]))
     stddev = q.widened(100.0).stddev

@@ -79,3 +79,28 @@ def test_memory_does_not_grow_with_the_number_of_samples_or_images():
     before, after = map(int, done.stdout.split())
     assert after < 2048
     assert after - before < 700
+
+
+def test_a_score_forms_every_posterior_once_in_parts_that_fit(monkeypatch):
+    from recmix.evaluation import score as module
+
+    method = recmix.fit("vae", images(), **SMALL).refined(1, starts=3).method
+    seen = []
+    infer = type(method).infer
+    monkeypatch.setattr(type(method), "infer", lambda self, x: (seen.append(len(x)), infer(self, x))[1])
+    monkeypatch.setattr(module, "posterior_milliseconds", lambda *_: 1.0)
+    memory = 12 * decode_bytes(method.model)
+    module.score(method, images(30), samples=2, memory=memory)
+    assert seen == [4] * 7 + [2]  # 12 vectors at a time, three for each image
+
+
+def test_a_posterior_of_seconds_is_timed_once(monkeypatch):
+    from recmix.evaluation import timing
+
+    method = recmix.fit("vae", images(), **SMALL).method
+    taken = []
+    for seconds, passes in ((2.0, 2), (0.01, timing.WARMUP + 20)):
+        taken.clear()
+        monkeypatch.setattr(timing, "_once", lambda *_: (taken.append(1), seconds)[1])  # noqa: B023
+        assert timing.posterior_milliseconds(method, torch.zeros(1)) == pytest.approx(1e3 * seconds)
+        assert len(taken) == passes

@@ -131,6 +131,14 @@ def test_refined_mixture_and_own_decoder(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.parametrize("format", ["pt2", "torchscript"])
+def test_chains_from_several_starts_and_tilted_widths(format, tmp_path):
+    chain = model("vae", component="residual", corrections=1)
+    fitted = chain.refined(0, starts=3).widened(2.0, tilt=0.01, at=10.0)
+    check(fitted, fitted.export(tmp_path / "x", format=format), 1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 def test_a_flow_takes_noise(tmp_path):
     fitted = model("iaf", flows=2, hidden=8)
     folder = fitted.export(tmp_path / "x", format="torchscript")

@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 WIDEST = 8.0
-"""No posterior is widened by more than this, or by less than its inverse."""
+"""What `tilted` gives is not above this, nor below its inverse."""
 
 Optimizers = dict[str, torch.optim.Optimizer]
 
@@ -92,8 +92,8 @@ class Posterior(ABC):
 
         Wider means: what the precision has beyond the prior's is divided by factor². So where the image
         says much the standard deviations are `factor` times as large, and where it says nothing the
-        prior's width stays; nothing gets wider than the prior by it. Below 1, all standard deviations
-        are multiplied by the factor.
+        prior's width stays; nothing gets wider than the prior by it, and what is wider than the prior
+        comes nearer to it. Below 1, all standard deviations are multiplied by the factor.
         """
         raise ConfigError(
             f"{type(self).__name__} has no standard deviations to widen: only Gaussians and mixtures "

@@ -17,6 +17,7 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 import re
 import shutil
@@ -98,7 +99,7 @@ class Training:
         reuse: how often the curvature of such a step, and of those of `distil_steps`, serves again.
         starts: climbs for each component, 1 to 9, from its mean and from points on the ray through it
             (0.8, 1.2, 0.6, 1.4 … times the mean), of which the best counts; for `distil_steps` as well.
-            Chains of residual corrections begin there too, but never while they are trained.
+            Chains of residual corrections begin there too where they are used, but not in training.
         widen: how much wider the posterior is scored than it is, see `Posterior.widened`;
             `Fitted.calibrated` finds it, and the next two, on held-out images.
         widen_tilt: and e to this times as wide for each nat that log p(x, mean) falls short of
@@ -183,6 +184,9 @@ class Training:
         ):
             if (getattr(self, name) or 0) < 0:
                 raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
+        for name in ("widen", "widen_tilt", "widen_at"):
+            if not math.isfinite(getattr(self, name)):
+                raise ConfigError(f"{name} must be a finite number, got {getattr(self, name)}")
         if not 1 <= self.starts <= MOST_STARTS:
             raise ConfigError(
                 f"starts is the number of climbs of each component, 1 to {MOST_STARTS}; "

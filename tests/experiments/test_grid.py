@@ -362,3 +362,7 @@ def test_one_training_that_is_asked_for_twice_is_measured_in_both_ways():
     chain = {"name": "vae", "continued": True, "component": "residual", "label": "A"}
     with pytest.raises(ConfigError, match="one training, to be scored with different reuse or starts"):
         grid(methods=[chain, {**chain, "label": "B", "starts": 2}])
+    climbed = {**chain, "label": "B", "refined": [2], "reuse": 4}  # of no account to the other
+    one = next(job for job in grid(methods=[chain, climbed]).jobs if job.row == "A")
+    assert one.evaluate[-1] == "val/3/refine 2"
+    assert one.definition["training"]["reuse"] == 4

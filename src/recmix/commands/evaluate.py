@@ -67,7 +67,7 @@ def evaluate_command(
     if starts is not None and not (climbs or fitted.method.several):
         raise ConfigError(
             "--starts is the number of climbs of a refinement, or of chains of corrections; "
-            "this run has no corrections: give --refine too"
+            "this run is no such chain: give --refine too"
         )
     if refine is not None or starts is not None:
         fitted = fitted.refined(climbs, starts=starts)
@@ -108,7 +108,7 @@ def evaluate_command(
         return
     print_scores([(run.name, found)], title=f"{split}, {found['images']:,} images")
     if calibrate:
-        more = math.expm1(100 * found["widen_tilt"])
+        more = math.expm1(min(100 * found["widen_tilt"], 100.0))
         spread = f", and {more:+.0%} for every 100 nats that one fits worse" if more else ""
         out.print(f"{found['widen']:.2f} times as wide{spread}, as validation images ask for")
 

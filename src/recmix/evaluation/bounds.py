@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from recmix.core import LatentModel, Method, Posterior
 from recmix.errors import ConfigError
 
-__all__ = ["MEMORY", "Bounds", "at_once", "bounds", "bounds_of", "decode_bytes"]
+__all__ = ["MEMORY", "Bounds", "at_once", "bounds", "bounds_of", "decode_bytes", "parts"]
 
 MEMORY = 256 * 2**20
 """Bytes that the decoder's activations may take at a time, by default."""
@@ -76,9 +76,15 @@ def bounds(
     count = at_once(method.model, memory)
     found = [
         bounds_of(method.model, part, method.infer(part), samples, generator, count)
-        for part in x.split(count)
+        for part in parts(method, x, count)
     ]
     return Bounds(*(torch.cat(column) for column in zip(*found, strict=True)))
+
+
+def parts(method: Method, x: Tensor, count: int) -> tuple[Tensor, ...]:
+    """The images in parts: as many as give `count` vectors, with all starts of each, or fewer."""
+    split: tuple[Tensor, ...] = x.split(max(1, count // method.climbs()["starts"]))
+    return split
 
 
 def at_once(model: LatentModel, memory: int | None = None) -> int:

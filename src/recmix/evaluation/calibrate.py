@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from recmix.core import WIDEST, Method, tilted
-from recmix.evaluation.bounds import at_once, bounds_of
+from recmix.evaluation.bounds import at_once, bounds_of, parts
 
 __all__ = ["IMAGES", "Calibration", "calibrate"]
 
@@ -58,7 +58,7 @@ def calibrate(
         memory: bytes for the decoder's activations at a time; by default what suits the device.
     """
     count = at_once(method.model, memory)
-    formed = [(part, method.formed(part)) for part in x.split(count)]
+    formed = [(part, method.formed(part)) for part in parts(method, x, count)]
     fits = [method.model.log_joint(part, q.mean[None])[0] for part, q in formed]
     fit = torch.cat(fits).double()
     at, spread = float(fit.mean()), float(fit.std(correction=0))

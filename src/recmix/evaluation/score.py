@@ -11,7 +11,7 @@ from torch import Tensor
 
 from recmix.core import Method
 from recmix.data import Images
-from recmix.evaluation.bounds import at_once, bounds_of
+from recmix.evaluation.bounds import at_once, bounds_of, parts
 from recmix.evaluation.timing import posterior_milliseconds
 
 __all__ = ["TIMED_BATCH", "device_name", "score"]
@@ -46,7 +46,7 @@ def score(
     count = at_once(method.model, memory)
     elbo, iwae, weights = [], [], []
     for start in range(0, len(images), AT_ONCE):
-        for x in _batch(images, slice(start, start + AT_ONCE), centre).split(count):
+        for x in parts(method, _batch(images, slice(start, start + AT_ONCE), centre), count):
             q = method.infer(x)
             found = bounds_of(method.model, x, q, samples, generator, count)
             elbo.append(found.elbo)

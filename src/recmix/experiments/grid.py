@@ -369,9 +369,9 @@ def _training(budget: Mapping[str, Mapping[str, Any]], row: Variant) -> dict[str
 
 def _both(one: Job, two: Job) -> Job:
     """The first of two that are one training, with all that is to be measured of either."""
-    climbed = [j for j in (one, two) if any("refine" in key for key in j.evaluate) or j.chained]
-    ways = {tuple(j.definition["training"][name] for name in CLIMBS) for j in climbed}
-    if len(ways) > 1:
+    climbed = [j for j in (one, two) if any("refine" in key for key in j.evaluate)]
+    told = {"reuse": climbed, "starts": [one, two] if one.chained else climbed}
+    if any(len({j.definition["training"][name] for j in told[name]}) > 1 for name in CLIMBS):
         raise ConfigError(
             f"{one.title} and {two.title} are one training, to be scored with different "
             f"{' or '.join(CLIMBS)}: a run has one such score, so use another store for the other"

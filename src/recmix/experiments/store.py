@@ -89,6 +89,8 @@ def scored(
     if not isinstance(found := scores.get(key), Mapping):
         return False
     of = ScoreKey.parse(key)
+    if of is not None and of.calibrated and "widen_tilt" not in found:
+        return False  # of an earlier calibration, by one factor of all standard deviations
     climbs = of is not None and bool(of.refine)
     if climbs and found.get("reuse", 0) != training.get("reuse", REUSE):
         return False

@@ -158,11 +158,12 @@ class ResidualComponent(Component):
         mean, log_variance = self.encoder(model.centred(x)).chunk(2, dim=-1)
         now = torch.cat([torch.cat([s * mean, log_variance], -1) for s in scales(starts)])
         images = x.repeat(starts, *(1 for _ in model.shape))
+        shown = model.centred(images)
         best, most = now, torch.full_like(now[:, 0], -torch.inf)
         for t in range(self.corrections + 1):
             at, width = now.chunk(2, dim=-1)
             decoded = model.decoder(at)
-            told = model.likelihood.log_prob(model.centred(images), decoded[None])[0]
+            told = model.likelihood.log_prob(shown, decoded[None])[0]
             told = told + standard_normal(at) + 0.5 * width.clamp(*LOG_VARIANCE_RANGE).sum(-1)
             better = told > most  # false where it is not a number
             best, most = torch.where(better[:, None], now, best), torch.where(better, told, most)
@@ -170,7 +171,7 @@ class ResidualComponent(Component):
                 corrector: Corrector = self.correctors[t % len(self.correctors)]  # type: ignore[assignment]
                 now = corrected(model, corrector, images, now, decoded)
         which = most.view(starts, -1).argmax(0)[None, :, None].expand(1, -1, best.shape[-1])
-        return Gaussian.from_parameters(best.view(starts, len(x), -1).gather(0, which).squeeze(0))
+        return Gaussian.from_parameters(best.unflatten(0, (starts, -1)).gather(0, which).squeeze(0))
 
 
 class CorrectionComponent(Component):

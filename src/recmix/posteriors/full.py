@@ -54,12 +54,19 @@ class FullGaussian(Posterior):
 
     def widened(self, factor: float | Tensor) -> FullGaussian:
         """N(μ, P⁻¹) with P = I + (Σ⁻¹ - I) / f²; (f² Σ)⁻¹ where f < 1."""
+        if not isinstance(factor, Tensor) and factor <= 1:
+            made = FullGaussian(self._mean, self._factor * (1 / factor if self._inverted else factor))
+            made._inverted = self._inverted
+            return made
         share, rest = shares(factor, 2)
-        identity = torch.eye(self._mean.shape[-1], dtype=self._mean.dtype, device=self._mean.device)
-        root = self._factor
+        # In double where it can be: beside a precision of 1e7 the prior's 1 is lost in float32.
+        root = self._factor if own_kernels(self._factor) else self._factor.double()
+        identity = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device)
         if not self._inverted:
             root = torch.linalg.solve_triangular(root, identity.expand_as(root), upper=False)
-        return FullGaussian.from_precision(self._mean, share * (root.mT @ root) + rest * identity)
+        made = FullGaussian.from_precision(self._mean, share * (root.mT @ root) + rest * identity)
+        made._factor = made._factor.to(self._factor.dtype)
+        return made
 
     def split(self, count: int) -> list[FullGaussian]:
         """The same in `count` parts of as many examples each."""

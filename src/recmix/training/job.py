@@ -331,12 +331,17 @@ class Job:
 
     @contextmanager
     def _from_one_start(self) -> Iterator[None]:
-        """In here chains of corrections begin once: `starts` changes how they are used, not trained."""
-        alone = not (self.training.refine or self.training.distil)
-        if alone:
+        """In here chains of corrections begin once, if no step refines them.
+
+        `starts` changes how they are used; how they are trained it changes through climbs alone.
+        """
+        before = self.method.starts
+        if not self.training.refine:
             self.method.starts = 1
-        yield
-        self.method.starts = self.training.starts
+        try:
+            yield
+        finally:
+            self.method.starts = before
 
     def _read(self, validation: Tensor) -> dict[str, float]:
         """The bounds as numbers; the first process speaks for all."""
