@@ -21,7 +21,7 @@ from typing import Any
 from recmix.errors import Interrupted, RecmixError, RunError
 from recmix.experiments.store import Store, scored
 from recmix.files import write_json
-from recmix.run import ScoreKey
+from recmix.run import CLIMBS, ScoreKey
 
 __all__ = ["main", "stoppable", "train_together", "work", "written_to"]
 
@@ -197,10 +197,7 @@ def _work(store: Store, digest: str, device: str, data_root: Path | None) -> Non
             since = time.monotonic()
             used = fitted
             if (steps := asked_for.refine) is not None or fitted.method.several:
-                how = {
-                    "reuse": asked.get("reuse"),
-                    "starts": asked.get("starts"),
-                }  # as the grid says now
+                how = {name: asked.get(name) for name in CLIMBS}  # as the grid says now
                 used = fitted.refined(fitted.method.refine if steps is None else steps, **how)
             if asked_for.calibrated:
                 used = used.calibrated(data.x_val, asked_for.samples)
