@@ -108,9 +108,19 @@ def evaluate_command(
         return
     print_scores([(run.name, found)], title=f"{split}, {found['images']:,} images")
     if calibrate:
-        more = math.expm1(min(100 * found["widen_tilt"], 100.0))
-        spread = f", and {more:+.0%} for every 100 nats that one fits worse" if more else ""
-        out.print(f"{found['widen']:.2f} times as wide{spread}, as validation images ask for")
+        out.print(f"{found['widen']:.2f} times as wide{_tilt(found)}, as validation images ask for")
+
+
+def _tilt(found: dict[str, Any]) -> str:
+    """How the width of a calibrated score depends on how an image fits.
+
+    >>> _tilt({"widen_tilt": 0.007}), _tilt({"widen_tilt": 0.0})
+    (', twice that for every 99 nats that one fits worse', '')
+    """
+    if not (tilt := found["widen_tilt"]):
+        return ""
+    how = "twice" if tilt > 0 else "half"
+    return f", {how} that for every {math.log(2) / abs(tilt):,.0f} nats that one fits worse"
 
 
 def _split(data: ImageData, name: str) -> Any:
