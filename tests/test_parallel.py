@@ -18,13 +18,15 @@ from recmix.training.batches import mix
 from recmix.training.job import Job
 
 SCRIPT = """
-import json, sys
+import atexit, json, sys
 import torch, recmix
 from pathlib import Path
 torch.set_num_threads(1)
 sys.path.insert(0, sys.argv[1])
 from test_fit import images
 request = json.loads(sys.argv[2])
+left = Path(request["out"]).parent / "left"
+atexit.register(lambda: left.write_text(str(torch.distributed.is_initialized())))  # the last thing done
 data = recmix.data.from_arrays(images(60))
 recmix.fit(request.pop("method"), data, progress=False, **request)
 """
@@ -39,6 +41,7 @@ def torchrun(processes, request):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
+    assert (script.parent / "left").read_text() == "False"  # its threads could abort the process
 
 
 class Joined:

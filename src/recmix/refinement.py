@@ -23,7 +23,14 @@ from recmix.posteriors import Mixture
 from recmix.posteriors.full import FullGaussian, cholesky
 from recmix.run import REUSE
 
-__all__ = ["check_can_be_taught", "check_decoder_has_jacobian", "laplace", "refined", "scales"]
+__all__ = [
+    "check_can_be_taught",
+    "check_decoder_has_jacobian",
+    "highest",
+    "laplace",
+    "refined",
+    "scales",
+]
 
 STRIDE = 0.2
 """How far apart the starts of one climb are on the ray through the mean, as a share of it."""
@@ -73,9 +80,19 @@ def _best_end(model: LatentModel, x: Tensor, start: Tensor, starts: int, how: di
     many = torch.cat([scale * start for scale in scales(starts)])  # (T·B, D)
     ends, at = climb(model, x.repeat(starts, *(1 for _ in model.shape)), many, **how)
     half = cholesky(at.precision).diagonal(dim1=-2, dim2=-1).log().sum(-1)  # ½ log |H|
-    told = (at.log_joint - half).view(starts, -1).nan_to_num(-torch.inf, posinf=-torch.inf)
-    which = told.argmax(0)[None, :, None].expand(1, -1, start.shape[-1])
-    return ends.view(starts, *start.shape).gather(0, which).squeeze(0)
+    return highest(at.log_joint - half, ends, starts)
+
+
+def highest(told: Tensor, ends: Tensor, starts: int) -> Tensor:
+    """Of what as many starts led to, (T·B, D), what is told to be best for each example, (B, D).
+
+    >>> highest(torch.tensor([1.0, 5.0, 2.0, torch.nan]), torch.arange(4.0)[:, None], 2).tolist()
+    [[2.0], [1.0]]
+    """
+    which = told.nan_to_num(-torch.inf, posinf=-torch.inf).unflatten(0, (starts, -1)).argmax(0)
+    picked = which[None, :, None].expand(1, -1, ends.shape[-1])
+    best: Tensor = ends.unflatten(0, (starts, -1)).gather(0, picked).squeeze(0)
+    return best
 
 
 def scales(starts: int) -> list[float]:

@@ -22,7 +22,7 @@ from recmix.methods.wide import WIDTH
 from recmix.networks import conv_encoder
 from recmix.posteriors import Gaussian
 from recmix.posteriors.gaussian import LOG_VARIANCE_RANGE
-from recmix.refinement import scales
+from recmix.refinement import highest, scales
 
 __all__ = ["CorrectionComponent", "Corrector", "ResidualComponent"]
 
@@ -170,8 +170,7 @@ class ResidualComponent(Component):
             if t < self.corrections:
                 corrector: Corrector = self.correctors[t % len(self.correctors)]  # type: ignore[assignment]
                 now = corrected(model, corrector, images, now, decoded)
-        which = most.view(starts, -1).argmax(0)[None, :, None].expand(1, -1, best.shape[-1])
-        return Gaussian.from_parameters(best.unflatten(0, (starts, -1)).gather(0, which).squeeze(0))
+        return Gaussian.from_parameters(highest(most, best, starts))
 
 
 class CorrectionComponent(Component):

@@ -109,8 +109,9 @@ def gains(rows: Iterable[Line]) -> tuple[list[str], list[list[str]]]:
 def _steps(row: Line) -> str:
     """How many steps are taken for an image, and from how many starts if from several."""
     steps = f", {row['steps']} steps" if row["steps"] else ""
-    several = f" from {row['starts']} starts" if (row["starts"] or 1) > 1 else ""
-    return steps + several
+    if row["starts"] is None:  # not the same in all splits
+        return f"{steps} from several starts"
+    return steps + (f" from {row['starts']} starts" if row["starts"] > 1 else "")
 
 
 def _time(row: Line) -> str:
