@@ -24,7 +24,7 @@ from recmix.run import CLIMBS, Run, Spec, Training
 from recmix.training.job import Job
 from recmix.training.loop import train
 from recmix.training.order import choose_order
-from recmix.training.world import world
+from recmix.training.world import World, world
 
 __all__ = ["fit", "fit_many"]
 
@@ -266,7 +266,7 @@ def _plan(
         there = run.exists
         we.wait()
         if resume and there:
-            if _nothing_left(run, spec, write=we.writer):
+            if _nothing_left(run, spec, we):
                 plan.finished = load(
                     run.folder, device=training.device, encoder=encoder, decoder=decoder
                 )
@@ -380,8 +380,11 @@ def _check_init(init: Fitted, spec: Spec, method: Method) -> None:
 IGNORED_ON_RESUME = {"epochs", "device", "checkpoint_every", "tensorboard", "root", "engine"}
 
 
-def _nothing_left(run: Run, spec: Spec, *, write: bool) -> bool:
-    """Whether the run in the folder is this one and complete; refuses if it is another one."""
+def _nothing_left(run: Run, spec: Spec, we: World) -> bool:
+    """Whether the run in the folder is this one and complete; refuses if it is another one.
+
+    If not, the folder now holds what is asked for, once all processes have read what was there.
+    """
     stored = run.spec()
     for name, theirs, ours in _differences(stored, spec):
         raise RunError(
@@ -393,9 +396,11 @@ def _nothing_left(run: Run, spec: Spec, *, write: bool) -> bool:
             f"{run.folder} chose its order with {stored.training.epochs} epochs at a time, not "
             f"{spec.training.epochs}: another number may lead to another order; give another folder"
         )
-    if run.status()["status"] == "done" and (stored.training.epochs or 0) >= (spec.training.epochs or 0):
+    enough = (stored.training.epochs or 0) >= (spec.training.epochs or 0)
+    if enough and run.status()["status"] == "done":
         return True
-    if write:
+    we.wait()
+    if we.writer:
         write_json(run.folder / "spec.json", spec.to_json())
     return False
 
