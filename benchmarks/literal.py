@@ -16,7 +16,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from recmix.networks import make_decoder, make_encoder
+from recmix.model.networks import make_decoder, make_encoder
 
 LOG_2PI = math.log(2 * math.pi)
 

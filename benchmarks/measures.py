@@ -14,17 +14,18 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, stack_module_state, vmap
 
-from recmix.adam import adam
+from recmix.accelerate.adam import adam
+from recmix.accelerate.captured import Captured
+from recmix.accelerate.transposed import OneChannel
 from recmix.bench import Bench, Block, Measured, clock, interleave, key, medians, middle, part, ratio
-from recmix.captured import Captured
-from recmix.core import Method
 from recmix.data import ImageData, from_arrays
 from recmix.evaluation.bounds import MEMORY, bounds
-from recmix.fitted import build
-from recmix.run import Spec, Training
+from recmix.methods.method import Method
+from recmix.runs.options import Training
+from recmix.runs.spec import Spec
+from recmix.training.build import build
 from recmix.training.engines import Eager, pick_engine
 from recmix.training.job import Job
-from recmix.transposed import OneChannel
 
 MIB = 2**20
 RATE = 1e-5

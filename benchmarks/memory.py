@@ -92,8 +92,9 @@ TASKS: dict[str, Callable[..., Callable[[], object]]] = {"iwae": iwae, "laplace"
 def _method(
     name: str, device: torch.device, latent: int, shape: tuple[int, int, int], **options: Any
 ) -> Any:
-    from recmix.fitted import build
-    from recmix.run import Spec, Training
+    from recmix.runs.options import Training
+    from recmix.runs.spec import Spec
+    from recmix.training.build import build
 
     torch.manual_seed(0)
     training = Training(device=str(device))

@@ -15,8 +15,8 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 
 from recmix.errors import RunError
-from recmix.files import write_bytes
 from recmix.reports.figures import COLOURS, STYLE
+from recmix.runs.files import write_bytes
 
 TEMPLATE = Path(__file__).parent / "performance.template.md"
 Results = dict[str, dict[str, Any]]

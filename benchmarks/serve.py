@@ -21,10 +21,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from recmix.api import Fitted
 from recmix.bench import Bench, Block, Measured, interleave, key, medians, ratio
 from recmix.explore.serve import model_threads
-from recmix.fitted import Fitted, build
-from recmix.run import Spec, Training
+from recmix.runs.options import Training
+from recmix.runs.spec import Spec
+from recmix.training.build import build
 
 CLIENTS = (1, 8, 32)
 BODIES = ("json", "npy")

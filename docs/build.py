@@ -12,7 +12,7 @@ import statistics
 import sys
 from pathlib import Path
 
-from recmix.compare import markdown
+from recmix.commands.comparison import markdown
 from recmix.evaluation.gap import QUANTITIES
 from recmix.reports.forms import to_markdown
 from recmix.reports.frontier import frontiers

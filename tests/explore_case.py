@@ -8,10 +8,12 @@ import numpy as np
 import torch
 
 import recmix
+from recmix.api import Fitted
 from recmix.explore.app import make_app
 from recmix.explore.shelf import Shelf
-from recmix.fitted import Fitted, build
-from recmix.run import Spec, Training
+from recmix.runs.options import Training
+from recmix.runs.spec import Spec
+from recmix.training.build import build
 
 NPY = "application/x-npy"
 

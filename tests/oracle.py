@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import MultivariateNormal
 
-from recmix.core import LatentModel
-from recmix.likelihoods import Gaussian as GaussianLikelihood
+from recmix.model.latent import LatentModel
+from recmix.model.likelihoods import Gaussian as GaussianLikelihood
 
 SHAPE = (1, 2, 3)
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from recmix.adam import CHUNK, ChunkedAdam, adam
+from recmix.accelerate.adam import CHUNK, ChunkedAdam, adam
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

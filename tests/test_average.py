@@ -10,7 +10,8 @@ from torch import nn
 
 import recmix
 from recmix.errors import ConfigError, RunError
-from recmix.run import Run, Training
+from recmix.runs.folder import Run
+from recmix.runs.options import Training
 from recmix.training.average import Average
 from recmix.training.engines import _restore, _snapshot
 from recmix.training.job import Job

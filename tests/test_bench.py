@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from recmix import bench
-from recmix.core import LatentModel
 from recmix.errors import ConfigError, RunError
-from recmix.likelihoods import Gaussian
 from recmix.methods.recursive import RecursiveMixture
-from recmix.networks import make_decoder, make_encoder
+from recmix.model.latent import LatentModel
+from recmix.model.likelihoods import Gaussian
+from recmix.model.networks import make_decoder, make_encoder
 
 SHAPE, LATENT, BATCH = (1, 8, 8), 3, 4
 MEASURES = bench.part("measures")
@@ -266,7 +266,7 @@ class VAE(torch.nn.Module):
     def get_nll(self, data, n_samples, batch_size):
         from recmix.core import LatentModel
         from recmix.evaluation.bounds import bounds
-        from recmix.likelihoods import Gaussian
+        from recmix.model.likelihoods import Gaussian
         from recmix.methods.vae import VAE as Ours
         model = LatentModel(self.decoder.net, Gaussian(), latent=3, shape=(1, 8, 8))
         return bounds(Ours(model, self.encoder.net), data, samples=n_samples).iwae.mean()

@@ -8,15 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributions import Independent, Normal, kl_divergence
 
-from recmix.core import LatentModel, Posterior, find_method
 from recmix.errors import ConfigError
-from recmix.likelihoods import Bernoulli
-from recmix.likelihoods import Gaussian as GaussianLikelihood
 from recmix.methods.blind_mixture import BlindMixture, collapse_report
 from recmix.methods.recursive import RecursiveMixture
+from recmix.methods.registry import find_method
 from recmix.methods.vae import VAE
-from recmix.networks import make_decoder, make_encoder
+from recmix.model.latent import LatentModel
+from recmix.model.likelihoods import Bernoulli
+from recmix.model.likelihoods import Gaussian as GaussianLikelihood
+from recmix.model.networks import make_decoder, make_encoder
 from recmix.posteriors import Gaussian, Mixture
+from recmix.posteriors.posterior import Posterior
 
 SHAPE = (1, 8, 8)
 LATENT = 3

@@ -6,15 +6,16 @@ import math
 import pytest
 import torch
 
-from recmix.core import LatentModel, find_method
 from recmix.errors import ConfigError
-from recmix.likelihoods import Gaussian as GaussianLikelihood
 from recmix.methods.boosted import BoostedER1, BoostedER2
 from recmix.methods.recursive import RecursiveMixture
+from recmix.methods.registry import find_method
 from recmix.methods.vae import VAE
-from recmix.networks import make_decoder, make_encoder
-from recmix.options import method_options
+from recmix.model.latent import LatentModel
+from recmix.model.likelihoods import Gaussian as GaussianLikelihood
+from recmix.model.networks import make_decoder, make_encoder
 from recmix.posteriors import Gaussian
+from recmix.training.options import method_options
 
 SHAPE = (1, 8, 8)
 LATENT = 3

@@ -9,10 +9,11 @@ from test_cli import call
 from test_fit import SMALL, images
 
 import recmix
-from recmix.core import Component, Method
 from recmix.errors import ConfigError
 from recmix.evaluation.bounds import bounds
 from recmix.evaluation.calibrate import WIDEST, calibrate
+from recmix.methods.component import Component
+from recmix.methods.method import Method
 from recmix.posteriors import Gaussian, Mixture
 from recmix.posteriors.flow import Reflected
 from recmix.posteriors.full import FullGaussian
@@ -214,13 +215,13 @@ def test_the_command_calibrates_on_validation_images(tmp_path, capsys):
     assert call("evaluate", run, "--samples", 5, "--calibrate") == 0
     assert "times as wide" in (said := capsys.readouterr().out)
     assert "as validation images ask for" in said
-    scores = recmix.run.Run(run).scores()
+    scores = recmix.runs.folder.Run(run).scores()
     data = recmix.data.load("digits")
     expected = recmix.load(run).calibrated(data.x_val, 5).spec.training
     for name in ("widen", "widen_tilt", "widen_at"):
         assert scores["test/5/calibrated"][name] == getattr(expected, name)
     assert call("evaluate", run, "--samples", 5, "--calibrate", "--refine", 1) == 0
-    assert recmix.run.Run(run).scores()["test/5/refine 1/calibrated"]["refine"] == 1
+    assert recmix.runs.folder.Run(run).scores()["test/5/refine 1/calibrated"]["refine"] == 1
     assert call("evaluate", run, "--calibrate", "--gap") != 0
     assert "--calibrate is for IWAE bounds and --gap about the ELBO" in capsys.readouterr().err
     assert call("evaluate", run, "--calibrate", "--split", "val") != 0

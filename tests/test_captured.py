@@ -5,9 +5,9 @@ import torch
 from test_fit import images
 
 import recmix
-from recmix.captured import Captured
-from recmix.core import METHODS, find_method
-from recmix.stacked import Stacked
+from recmix.accelerate.captured import Captured
+from recmix.accelerate.stacked import Stacked
+from recmix.methods.registry import METHODS, find_method
 
 find_method("vae")
 

@@ -9,7 +9,7 @@ import pytest
 from test_fit import images
 
 from recmix.cli import main
-from recmix.run import Run
+from recmix.runs.folder import Run
 
 SHORT = ["--epochs", "1", "--latent", "2", "--device", "cpu"]
 
@@ -233,7 +233,7 @@ def test_compare_trains_every_method_from_one_vae(tmp_path, capsys):
     words = ("compare", "--data", "digits", "--latent", "3", "--vae-epochs", "2", "--epochs", "1")
     assert call(*words, "--samples", "3", "--out", tmp_path / "all") == 0
     shown = capsys.readouterr().out
-    from recmix.core import METHODS
+    from recmix.methods.registry import METHODS
 
     for name in METHODS:
         assert name.upper() in shown

@@ -10,13 +10,14 @@ from oracle import LinearGaussian
 from torch import nn
 
 import recmix
-from recmix.core import COMPONENTS, METHODS, LatentModel, find_method
 from recmix.evaluation.bounds import bounds_of
-from recmix.likelihoods import Bernoulli
-from recmix.likelihoods import Gaussian as GaussianLikelihood
+from recmix.methods.registry import COMPONENTS, METHODS, find_method
 from recmix.methods.vae import VAE
-from recmix.networks import make_decoder, make_encoder
-from recmix.options import method_options
+from recmix.model.latent import LatentModel
+from recmix.model.likelihoods import Bernoulli
+from recmix.model.likelihoods import Gaussian as GaussianLikelihood
+from recmix.model.networks import make_decoder, make_encoder
+from recmix.training.options import method_options
 
 find_method("vae")  # fills the registry
 SHAPE, LATENT, BATCH = (1, 8, 8), 4, 6

@@ -13,13 +13,14 @@ from torch import nn
 from torch.distributions import kl_divergence
 
 import recmix
-from recmix.core import LESSONS, METHODS
 from recmix.errors import ConfigError
+from recmix.inference.refinement import refined
+from recmix.methods.method import LESSONS
+from recmix.methods.registry import METHODS
 from recmix.methods.residual import ResidualComponent
 from recmix.methods.vae import VAE
 from recmix.posteriors import Gaussian
 from recmix.posteriors.full import FullGaussian
-from recmix.refinement import refined
 
 TEACHABLE = [name for name in ALL if name != "vlae"]
 

@@ -61,7 +61,7 @@ PEAK = """
 import resource, torch, numpy as np
 torch.set_num_threads(1)
 import recmix
-from recmix.networks import make_decoder
+from recmix.model.networks import make_decoder
 x = np.random.default_rng(0).random((60, 1, 28, 28), np.float32)
 model = recmix.fit("vae", x, latent=20, epochs=1, progress=False)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

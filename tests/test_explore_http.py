@@ -12,7 +12,7 @@ from explore_case import NPY, app_of, ask, digits, npy, save
 
 import recmix
 from recmix.evaluation.bounds import bounds_of
-from recmix.gauss_newton import climb
+from recmix.inference.gauss_newton import climb
 from recmix.posteriors.full import FullGaussian
 
 CLOSE = {"rtol": 1e-6, "atol": 1e-6}

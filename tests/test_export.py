@@ -11,10 +11,11 @@ from test_cli import call
 from torch import nn
 
 import recmix
+from recmix.api import Fitted
 from recmix.errors import ConfigError, RunError
 from recmix.exports.elementary import cholesky_ex, convolution_backward, qr, solve_triangular
-from recmix.fitted import Fitted, build
-from recmix.run import Spec
+from recmix.runs.spec import Spec
+from recmix.training.build import build
 
 SHAPE = (1, 8, 8)
 BATCHES = (1, 7)

@@ -9,11 +9,11 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import recmix
+from recmix.api import Fitted
 from recmix.errors import ConfigError, DataError, NonFiniteError, RunError
-from recmix.fitted import Fitted
 from recmix.methods.vae import VAE
-from recmix.networks import make_encoder
-from recmix.run import Training
+from recmix.model.networks import make_encoder
+from recmix.runs.options import Training
 from recmix.training.job import Job
 from recmix.training.loop import train
 from recmix.training.schedule import rate_factor
@@ -257,7 +257,7 @@ def test_a_non_finite_loss_names_the_batch_the_quantity_and_the_checkpoint(tmp_p
             progress=False,
         )
     assert str(tmp_path / "bad" / "checkpoint.safetensors") in str(caught.value)
-    assert recmix.run.Run(tmp_path / "bad").status()["status"] == "failed"
+    assert recmix.runs.folder.Run(tmp_path / "bad").status()["status"] == "failed"
 
 
 def test_gradient_norm_guard_limits_each_update():

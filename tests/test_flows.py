@@ -12,16 +12,18 @@ from torch import nn
 from torch.distributions import MultivariateNormal
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from recmix.core import LatentModel, find_method, make_component, standard_normal, update
 from recmix.errors import ConfigError
-from recmix.likelihoods import Bernoulli
-from recmix.likelihoods import Gaussian as GaussianLikelihood
 from recmix.methods.householder import HouseholderFlow
 from recmix.methods.inverse_autoregressive import GATE_RANGE, InverseAutoregressiveFlow
-from recmix.networks import Encoder, make_decoder, make_encoder, reset
-from recmix.options import method_options
+from recmix.methods.method import update
+from recmix.methods.registry import find_method, make_component
+from recmix.model.latent import LatentModel, standard_normal
+from recmix.model.likelihoods import Bernoulli
+from recmix.model.likelihoods import Gaussian as GaussianLikelihood
+from recmix.model.networks import Encoder, make_decoder, make_encoder, reset
 from recmix.posteriors import Gaussian, Mixture
 from recmix.posteriors.flow import Flow, Reflected, Reflections, unit
+from recmix.training.options import method_options
 
 SHAPE = (1, 8, 8)
 S, B, D = 3, 5, 4

@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from recmix.core import LatentModel, make_component, standard_normal
-from recmix.likelihoods import Bernoulli
 from recmix.methods.full_gaussian import FullComponent, FullGaussianVAE
+from recmix.methods.registry import make_component
 from recmix.methods.vae import VAE
-from recmix.networks import make_decoder, make_encoder, reset
+from recmix.model.latent import LatentModel, standard_normal
+from recmix.model.likelihoods import Bernoulli
+from recmix.model.networks import make_decoder, make_encoder, reset
 from recmix.posteriors.full import FullGaussian, cholesky
 from recmix.posteriors.gaussian import Gaussian
 

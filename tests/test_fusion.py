@@ -2,8 +2,8 @@
 
 import torch
 
-from recmix import fusion
-from recmix.fusion import fusible, fusing
+from recmix.accelerate import fusion
+from recmix.accelerate.fusion import fusible, fusing
 from recmix.methods.recursive import _mixture_elbo
 from recmix.posteriors.gaussian import gaussian_log_prob
 

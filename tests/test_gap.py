@@ -13,7 +13,6 @@ from torch import nn
 from torch.distributions import MultivariateNormal, kl_divergence
 
 import recmix
-from recmix.core import Method
 from recmix.errors import ConfigError, NonFiniteError
 from recmix.evaluation import optimum
 from recmix.evaluation.annealing import annealed
@@ -22,6 +21,7 @@ from recmix.evaluation.decompose import decompose
 from recmix.evaluation.evidence import evidence_of, importance
 from recmix.evaluation.gap import QUANTITIES, Gap
 from recmix.evaluation.optimum import ascend, balanced_noise, modes, starts_of
+from recmix.methods.method import Method
 from recmix.methods.vae import VAE
 from recmix.posteriors import Gaussian, Mixture
 from recmix.posteriors.full import FullGaussian

@@ -8,10 +8,11 @@ import torch
 from test_fit import images
 
 import recmix
-from recmix.captured import Captured
-from recmix.core import METHODS, find_method
-from recmix.fitted import build
-from recmix.run import Spec, Training
+from recmix.accelerate.captured import Captured
+from recmix.methods.registry import METHODS, find_method
+from recmix.runs.options import Training
+from recmix.runs.spec import Spec
+from recmix.training.build import build
 from recmix.training.engines import Compiled, Eager, Graph, pick_engine
 from recmix.training.fit import _new
 from recmix.training.job import Job

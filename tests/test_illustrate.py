@@ -6,8 +6,8 @@ import torch
 from test_fit import images
 
 import recmix
+from recmix.commands.figure_one import figure_one, true_posterior
 from recmix.errors import ConfigError
-from recmix.illustrate import figure_one, true_posterior
 
 
 @pytest.fixture(scope="module")

@@ -7,18 +7,19 @@ import torch
 from torch import nn
 from torch.distributions import MultivariateNormal
 
-from recmix.core import LatentModel, find_method
 from recmix.errors import ConfigError
-from recmix.likelihoods import Bernoulli
-from recmix.likelihoods import Gaussian as GaussianLikelihood
 from recmix.methods.importance_weighted import (
     ImportanceWeighted,
     _doubly_log_weights,
     _log_mean,
     iwae_objective,
 )
+from recmix.methods.registry import find_method
 from recmix.methods.vae import VAE
-from recmix.networks import make_decoder, make_encoder
+from recmix.model.latent import LatentModel
+from recmix.model.likelihoods import Bernoulli
+from recmix.model.likelihoods import Gaussian as GaussianLikelihood
+from recmix.model.networks import make_decoder, make_encoder
 from recmix.posteriors import Gaussian, Mixture
 
 SHAPE = (1, 8, 8)

@@ -11,12 +11,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from recmix import kernels, layers
-from recmix.core import METHODS, LatentModel, find_method
-from recmix.likelihoods import Gaussian as GaussianLikelihood
-from recmix.networks import Gate, bounded, make_decoder, make_encoder
+from recmix.accelerate import kernels, layers
+from recmix.accelerate.stacked import Stacked, StackedEncoders, _sequence
+from recmix.methods.registry import METHODS, find_method
+from recmix.model.latent import LatentModel
+from recmix.model.likelihoods import Gaussian as GaussianLikelihood
+from recmix.model.networks import Gate, bounded, make_decoder, make_encoder
 from recmix.posteriors import recursive_log_weights
-from recmix.stacked import Stacked, StackedEncoders, _sequence
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -262,7 +263,7 @@ def test_alone_only_the_kernels_are_a_gain():
 def test_without_triton_everything_loads_and_nothing_is_usable():
     code = (
         "import sys; sys.modules['triton'] = None\n"
-        "import torch, recmix.layers, recmix.kernels as k\n"
+        "import torch, recmix.accelerate.layers, recmix.accelerate.kernels as k\n"
         "assert not k.usable(torch.zeros(2))"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

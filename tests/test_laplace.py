@@ -8,15 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from recmix.core import LatentModel, make_component
 from recmix.errors import ConfigError
-from recmix.gauss_newton import climb, damped_step, jacobian, normal_equations
-from recmix.likelihoods import Bernoulli
-from recmix.likelihoods import Gaussian as GaussianLikelihood
+from recmix.inference.gauss_newton import climb, damped_step, jacobian, normal_equations
 from recmix.methods.laplace import VLAE, LaplaceComponent
 from recmix.methods.recursive import RecursiveMixture
+from recmix.methods.registry import make_component
 from recmix.methods.vae import VAE
-from recmix.networks import make_decoder, make_encoder
+from recmix.model.latent import LatentModel
+from recmix.model.likelihoods import Bernoulli
+from recmix.model.likelihoods import Gaussian as GaussianLikelihood
+from recmix.model.networks import make_decoder, make_encoder
 
 SHAPE = (1, 8, 8)
 LATENT = 3

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import distributions, nn
 
 from recmix.errors import ConfigError
-from recmix.likelihoods import LIKELIHOODS, Bernoulli, Gaussian, Likelihood, make_likelihood
-from recmix.networks import reset
+from recmix.model.likelihoods import LIKELIHOODS, Bernoulli, Gaussian, Likelihood, make_likelihood
+from recmix.model.networks import reset
 
 few = settings(max_examples=30, deadline=None, derandomize=True)
 

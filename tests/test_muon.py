@@ -6,8 +6,8 @@ from torch import nn
 
 import recmix
 from recmix import run
+from recmix.accelerate.muon import MOMENTUM, OPTIMIZERS, SIZE, Muon, muon, orthogonal, together
 from recmix.errors import ConfigError
-from recmix.muon import MOMENTUM, OPTIMIZERS, SIZE, Muon, muon, orthogonal, together
 from recmix.training.schedule import set_rate
 
 

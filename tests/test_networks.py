@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from recmix.errors import ConfigError
-from recmix.networks import (
+from recmix.model.networks import (
     Decoder,
     Encoder,
     Gate,

@@ -3,9 +3,9 @@
 import torch
 from oracle import LinearGaussian
 
-from recmix.core import Posterior
 from recmix.evaluation.bounds import bounds_of
 from recmix.posteriors import Gaussian
+from recmix.posteriors.posterior import Posterior
 
 
 class Exact(Posterior):

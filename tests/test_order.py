@@ -9,10 +9,12 @@ import torch
 from torch import nn
 
 import recmix
+from recmix.api import Fitted
 from recmix.data import ArrayImages, ImageData
 from recmix.errors import ConfigError
-from recmix.fitted import Fitted, build
-from recmix.run import Spec, Training
+from recmix.runs.options import Training
+from recmix.runs.spec import Spec
+from recmix.training.build import build
 from recmix.training.order import gains, halves, judge
 
 # --- the decision ---------------------------------------------------------------------------------

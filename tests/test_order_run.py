@@ -11,12 +11,12 @@ from torch import nn
 
 import recmix
 from recmix.cli import main
-from recmix.compare import parse_entry
+from recmix.commands.comparison import parse_entry
 from recmix.data import ImageData
 from recmix.errors import ConfigError, Interrupted, NonFiniteError, RunError
 from recmix.experiments.grid import check, expand
 from recmix.methods.recursive import RecursiveMixture
-from recmix.run import Run
+from recmix.runs.folder import Run
 from recmix.training.job import Job
 from recmix.training.order import judge
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from test_fit import images
 
 import recmix
-from recmix.run import Run
+from recmix.runs.folder import Run
 from recmix.training.batches import mix
 from recmix.training.job import Job
 

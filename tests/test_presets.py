@@ -12,9 +12,9 @@ from test_fit import images
 
 import recmix
 from recmix.errors import ConfigError, RunError
-from recmix.presets import fit_preset, presets, read_preset
-from recmix.presets.read import parse
-from recmix.run import Run
+from recmix.runs.folder import Run
+from recmix.training.presets import fit_preset, presets, read_preset
+from recmix.training.presets.read import parse
 
 SHORT = {"latent": 2, "vae_epochs": 1, "device": "cpu"}
 TWO = """\

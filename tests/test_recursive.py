@@ -7,13 +7,13 @@ import torch
 from literal import LiteralRecursion
 from torch import nn
 
-from recmix.core import LatentModel
 from recmix.errors import ConfigError
-from recmix.likelihoods import Bernoulli
-from recmix.likelihoods import Gaussian as GaussianLikelihood
 from recmix.methods.recursive import RecursiveMixture
 from recmix.methods.vae import VAE
-from recmix.networks import make_decoder, make_encoder
+from recmix.model.latent import LatentModel
+from recmix.model.likelihoods import Bernoulli
+from recmix.model.likelihoods import Gaussian as GaussianLikelihood
+from recmix.model.networks import make_decoder, make_encoder
 
 SHAPE, LATENT, BATCH = (1, 8, 8), 3, 6
 

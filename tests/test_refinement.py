@@ -11,13 +11,13 @@ from torch import nn
 import recmix
 from recmix.errors import ConfigError
 from recmix.evaluation import bounds
-from recmix.gauss_newton import climb
-from recmix.likelihoods import make_likelihood
-from recmix.networks import make_decoder
+from recmix.inference.gauss_newton import climb
+from recmix.inference.refinement import laplace, refined, scales
+from recmix.model.likelihoods import make_likelihood
+from recmix.model.networks import make_decoder
 from recmix.posteriors import Gaussian, Mixture
 from recmix.posteriors.full import FullGaussian
-from recmix.refinement import laplace, refined, scales
-from recmix.run import REUSE
+from recmix.runs.options import REUSE
 
 
 def test_one_step_is_exact_where_everything_is_linear():
@@ -40,7 +40,7 @@ def test_the_joint_never_falls_for_any_component(likelihood, steps):
     decoder = make_decoder("conv", (1, 12, 12), 3)
     for p in decoder.parameters():
         p.data *= 3
-    model = recmix.core.LatentModel(
+    model = recmix.model.latent.LatentModel(
         decoder, make_likelihood(likelihood), latent=3, shape=(1, 12, 12)
     ).double()
     x = torch.rand(4, 1, 12, 12, dtype=torch.float64)
@@ -64,7 +64,7 @@ def test_a_curvature_that_serves_again_leads_further(likelihood):
     decoder = make_decoder("conv", (1, 12, 12), 4)
     for p in decoder.parameters():
         p.data *= 2
-    model = recmix.core.LatentModel(
+    model = recmix.model.latent.LatentModel(
         decoder, make_likelihood(likelihood), latent=4, shape=(1, 12, 12)
     ).double()
     x = model.decode(torch.randn(40, 4).double()).detach().clamp(0, 1)
@@ -141,7 +141,9 @@ def test_encoders_learn_as_they_would_without():
 
 def test_what_cannot_be_refined_is_refused():
     decoder = nn.Sequential(nn.Linear(2, 64), nn.BatchNorm1d(64), nn.Unflatten(1, (1, 8, 8)))
-    model = recmix.core.LatentModel(decoder, make_likelihood("gaussian"), latent=2, shape=(1, 8, 8))
+    model = recmix.model.latent.LatentModel(
+        decoder, make_likelihood("gaussian"), latent=2, shape=(1, 8, 8)
+    )
     q = Gaussian(torch.zeros(3, 2), torch.zeros(3, 2))
     with pytest.raises(ConfigError, match="GroupNorm"):
         refined(model, torch.rand(3, 1, 8, 8), q, steps=1)
@@ -168,7 +170,7 @@ def _two_hills(examples=60):
             shown = torch.cat([angle.sin(), 0.3 * z[:, :1], (2 * angle).sin(), z[:, 1:]], 1)
             return shown.view(-1, 1, 2, 2)
 
-    model = recmix.core.LatentModel(
+    model = recmix.model.latent.LatentModel(
         Bent(), make_likelihood("gaussian", variance=0.05), latent=2, shape=(1, 2, 2)
     ).double()
     z = torch.randn(examples, 2, dtype=torch.float64)
@@ -259,7 +261,7 @@ def test_an_end_that_is_no_number_never_counts(monkeypatch):
             at = at._replace(log_joint=at.log_joint + bad)
         return ends, at
 
-    monkeypatch.setattr("recmix.refinement.climb", spoilt)
+    monkeypatch.setattr("recmix.inference.refinement.climb", spoilt)
     torch.testing.assert_close(laplace(model, x, z, steps=1, starts=3).mean, plain.mean)
 
 

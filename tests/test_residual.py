@@ -6,13 +6,14 @@ from test_fit import images
 from torch import nn
 
 import recmix
-from recmix.core import METHODS, LatentModel
 from recmix.errors import ConfigError
-from recmix.likelihoods import make_likelihood
 from recmix.methods.recursive import RecursiveMixture
+from recmix.methods.registry import METHODS
 from recmix.methods.residual import Corrector, ResidualComponent, corrected
 from recmix.methods.vae import VAE
-from recmix.networks import make_decoder, make_encoder
+from recmix.model.latent import LatentModel
+from recmix.model.likelihoods import make_likelihood
+from recmix.model.networks import make_decoder, make_encoder
 
 SHAPE = (1, 12, 12)
 

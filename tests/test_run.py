@@ -19,8 +19,10 @@ from test_fit import SMALL, images
 
 import recmix
 from recmix.errors import ConfigError, Interrupted, RunError
-from recmix.files import write_bytes
-from recmix.run import FORMAT, Run, Spec, Training
+from recmix.runs.files import write_bytes
+from recmix.runs.folder import Run
+from recmix.runs.options import Training
+from recmix.runs.spec import FORMAT, Spec
 
 TRAIN = [sys.executable, "-m", "recmix.cli", "train", "--data", "digits", "--device", "cpu"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}

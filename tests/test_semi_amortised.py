@@ -7,14 +7,15 @@ import pytest
 import torch
 from torch import nn
 
-from recmix.core import LatentModel, make_component
 from recmix.errors import ConfigError
-from recmix.likelihoods import Bernoulli
-from recmix.likelihoods import Gaussian as GaussianLikelihood
 from recmix.methods.recursive import RecursiveMixture
+from recmix.methods.registry import make_component
 from recmix.methods.semi_amortised import SemiAmortised, SemiAmortisedComponent, tune_step_size
 from recmix.methods.vae import VAE
-from recmix.networks import make_decoder, make_encoder
+from recmix.model.latent import LatentModel
+from recmix.model.likelihoods import Bernoulli
+from recmix.model.likelihoods import Gaussian as GaussianLikelihood
+from recmix.model.networks import make_decoder, make_encoder
 
 SHAPE = (1, 8, 8)
 LATENT = 3

@@ -4,11 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from recmix.core import METHODS, LatentModel, find_method
-from recmix.likelihoods import Gaussian as GaussianLikelihood
-from recmix.networks import make_decoder, make_encoder
+from recmix.accelerate.stacked import Stacked
+from recmix.methods.registry import METHODS, find_method
+from recmix.model.latent import LatentModel
+from recmix.model.likelihoods import Gaussian as GaussianLikelihood
+from recmix.model.networks import make_decoder, make_encoder
 from recmix.posteriors import Mixture
-from recmix.stacked import Stacked
 
 find_method("rme")
 

@@ -12,13 +12,14 @@ import torch
 from torch import nn
 from torch.func import jacfwd, vmap
 
-from recmix import gauss_newton, newton_kernels, tangent_kernels
-from recmix.core import LatentModel, standard_normal
-from recmix.gauss_newton import LADDER, climb, jacobian, normal_equations
-from recmix.likelihoods import Gaussian, make_likelihood
-from recmix.networks import make_decoder
+from recmix.accelerate import newton_kernels, tangent_kernels
+from recmix.accelerate.tangents import chain
+from recmix.inference import gauss_newton
+from recmix.inference.gauss_newton import LADDER, climb, jacobian, normal_equations
+from recmix.model.latent import LatentModel, standard_normal
+from recmix.model.likelihoods import Gaussian, make_likelihood
+from recmix.model.networks import make_decoder
 from recmix.posteriors.full import cholesky
-from recmix.tangents import chain
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -533,7 +534,7 @@ def test_more_values_than_can_be_numbered_are_left_to_torch(monkeypatch):
 def test_without_triton_everything_loads():
     code = (
         "import sys; sys.modules['triton'] = None\n"
-        "import torch, recmix.tangent_kernels, recmix.newton_kernels as n\n"
+        "import torch, recmix.accelerate.tangent_kernels, recmix.accelerate.newton_kernels as n\n"
         "torch.set_grad_enabled(False); assert not n.usable(torch.zeros(2))"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -2,11 +2,11 @@ import pytest
 import torch
 from torch import nn
 
-from recmix.core import LatentModel
-from recmix.gauss_newton import _forward_mode, jacobian
-from recmix.likelihoods import make_likelihood
-from recmix.networks import make_decoder
-from recmix.tangents import chain, push
+from recmix.accelerate.tangents import chain, push
+from recmix.inference.gauss_newton import _forward_mode, jacobian
+from recmix.model.latent import LatentModel
+from recmix.model.likelihoods import make_likelihood
+from recmix.model.networks import make_decoder
 
 OWN = nn.Sequential(
     nn.Linear(3, 12),

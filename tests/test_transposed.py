@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from recmix.networks import conv_decoder
-from recmix.transposed import OneChannel
+from recmix.accelerate.transposed import OneChannel
+from recmix.model.networks import conv_decoder
 
 KINDS = [
     {"kernel_size": 4, "stride": 2, "padding": 1},

@@ -52,7 +52,7 @@ def test_only_an_encoder_learns_from_what_is_not_data():
         recmix.fit("vae", images(20), moves="encoder", dreams=1.5)
 
 
-@pytest.mark.parametrize("name", sorted(recmix.core.METHODS) or ["vae"])
+@pytest.mark.parametrize("name", sorted(recmix.methods.registry.METHODS) or ["vae"])
 def test_the_decoder_stands_still(model, name):
     data = recmix.data.from_arrays(images(100, size=12), seed=0)
     told = {"moves": "encoder", "epochs": 2, "learning_rate": 1e-3, "patience": 0, "progress": False}

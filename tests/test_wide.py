@@ -7,7 +7,7 @@ from torch import nn
 
 import recmix
 from recmix.methods.vae import VAE
-from recmix.networks import make_encoder
+from recmix.model.networks import make_encoder
 
 
 def wide(**options):

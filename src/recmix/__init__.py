@@ -12,12 +12,15 @@ from recmix._version import __version__
 
 if TYPE_CHECKING:
     from recmix import data
-    from recmix.core import LatentModel, Method, Posterior, register
+    from recmix.api import Fitted, load
     from recmix.errors import RecmixError
     from recmix.exports import export
-    from recmix.fitted import Fitted, load
-    from recmix.presets import fit_preset
+    from recmix.methods.method import Method
+    from recmix.methods.registry import register
+    from recmix.model.latent import LatentModel
+    from recmix.posteriors.posterior import Posterior
     from recmix.training.fit import fit, fit_many
+    from recmix.training.presets import fit_preset
 
 __all__ = [
     "Fitted",
@@ -36,17 +39,17 @@ __all__ = [
 ]
 
 _HOME = {
-    "Fitted": "recmix.fitted",
-    "LatentModel": "recmix.core",
-    "Method": "recmix.core",
-    "Posterior": "recmix.core",
+    "Fitted": "recmix.api",
+    "LatentModel": "recmix.model.latent",
+    "Method": "recmix.methods.method",
+    "Posterior": "recmix.posteriors.posterior",
     "RecmixError": "recmix.errors",
     "export": "recmix.exports",
     "fit": "recmix.training.fit",
     "fit_many": "recmix.training.fit",
-    "fit_preset": "recmix.presets",
-    "load": "recmix.fitted",
-    "register": "recmix.core",
+    "fit_preset": "recmix.training.presets",
+    "load": "recmix.api",
+    "register": "recmix.methods.registry",
 }
 
 

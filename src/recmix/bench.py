@@ -31,7 +31,7 @@ from rich.table import Table
 
 from recmix._version import __version__
 from recmix.errors import ConfigError, RunError, unknown
-from recmix.files import read_json, write_json
+from recmix.runs.files import read_json, write_json
 
 if TYPE_CHECKING:
     import torch
@@ -308,7 +308,7 @@ def run(
     Raises:
         RunError: if a measurement failed; it is raised when the others are done.
     """
-    from recmix.fitted import pick_device
+    from recmix.training.build import pick_device
 
     known = keys()
     wanted = list(dict.fromkeys(only)) or list(known)

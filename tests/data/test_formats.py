@@ -9,15 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from recmix.data.formats import (
-    read_amat,
-    read_bytes,
-    read_cifar,
-    read_idx,
-    read_mat,
-    read_npy,
-    read_npz,
-)
+from recmix.data.formats import read_amat, read_bytes, read_cifar, read_idx, read_mat, read_npy, read_npz
 from recmix.errors import DataError
 
 SHARED = settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -7,7 +7,7 @@ import numpy as np
 from recmix.experiments.grid import expand
 from recmix.experiments.store import Store
 from recmix.experiments.worker import work
-from recmix.run import Run
+from recmix.runs.folder import Run
 
 TOML = """
 title = "Small"

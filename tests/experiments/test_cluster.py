@@ -19,8 +19,8 @@ from recmix.experiments.cluster import SMALL, Mailbox
 from recmix.experiments.driver import run_grid
 from recmix.experiments.grid import read_grid
 from recmix.experiments.store import FOLLOWS_THE_RUN, Store
-from recmix.files import write_bytes
-from recmix.run import Run
+from recmix.runs.files import write_bytes
+from recmix.runs.folder import Run
 
 RAY = """
 import sys

@@ -12,7 +12,7 @@ from recmix.errors import RunError
 from recmix.experiments.schedule import RETRIES, Schedule
 from recmix.experiments.store import Store
 from recmix.experiments.worker import work
-from recmix.files import write_json
+from recmix.runs.files import write_json
 
 JOBS = grid().jobs
 VAE, PLUS, RME = JOBS

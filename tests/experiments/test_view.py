@@ -14,7 +14,7 @@ from recmix.experiments.grid import expand, read_grid
 from recmix.experiments.schedule import Schedule
 from recmix.experiments.store import Store
 from recmix.experiments.view import progress, watching
-from recmix.files import write_json
+from recmix.runs.files import write_json
 
 JOBS = grid().jobs
 

@@ -7,7 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from recmix.reports.published import published
-from recmix.run import Spec, Training
+from recmix.runs.options import Training
+from recmix.runs.spec import Spec
 
 SETTINGS = {
     "VAE": ("vae", None, [None]),

@@ -11,7 +11,7 @@ from synthetic_store import add_run, fill, write
 from recmix.errors import RunError
 from recmix.reports.records import Column, Row
 from recmix.reports.store import CURVE_POINTS, LOG_HEAD, LOG_TAIL, read_store
-from recmix.run import FORMAT
+from recmix.runs.spec import FORMAT
 
 
 def messages(store):

@@ -15,14 +15,7 @@ from recmix.reports.latex import latex_document, to_latex
 from recmix.reports.records import Column, Row
 from recmix.reports.statistics import CONTROL, summarise
 from recmix.reports.store import read_store
-from recmix.reports.tables import (
-    LEVELS,
-    all_tables,
-    gain_table,
-    level_of,
-    likelihood_table,
-    time_table,
-)
+from recmix.reports.tables import LEVELS, all_tables, gain_table, level_of, likelihood_table, time_table
 
 NASTY = r"<script>alert(1)</script> & $x_1^2$ 50% #{~} \input{/etc/passwd} | `*[a](b)* 中文 é"
 MNIST = Column(data="mnist", latent=20)

@@ -21,7 +21,7 @@ def demo_command(
     quick: Annotated[bool, typer.Option(help="A few epochs only, to see that it works.")] = False,
 ) -> None:
     """Train a VAE, its continuation VAE+ and a recursive mixture on scikit-learn's digits."""
-    from recmix.demo import demo
+    from recmix.commands.demonstration import demo
 
     rows, figures = demo(folder, overwrite=overwrite, quick=quick)
     print_scores(rows, title="scikit-learn's handwritten digits, test images")
@@ -48,7 +48,7 @@ def compare_command(
     data_root: Root = None,
 ) -> None:
     """Train every method from one VAE under one schedule and print one table, VAE+ in it."""
-    from recmix.compare import compare
+    from recmix.commands.comparison import compare
     from recmix.data import load
 
     both = {"seed": seed, "device": device}

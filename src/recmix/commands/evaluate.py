@@ -13,8 +13,8 @@ from recmix.commands.terminal import Json, Root, out, print_scores
 from recmix.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
+    from recmix.api import Fitted
     from recmix.data import ImageData
-    from recmix.fitted import Fitted
 
 __all__ = ["evaluate_command"]
 
@@ -49,9 +49,10 @@ def evaluate_command(
     as_json: Json = False,
 ) -> None:
     """Score a trained run: ELBO, IWAE with standard errors, mixing weights, time."""
+    from recmix.api import load
     from recmix.evaluation.score import score
-    from recmix.fitted import load
-    from recmix.run import Run, ScoreKey
+    from recmix.runs.folder import Run
+    from recmix.runs.scores import ScoreKey
 
     for name, value in (("samples", samples), ("memory", memory)):
         if value is not None and value < 1:

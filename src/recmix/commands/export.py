@@ -29,7 +29,7 @@ def export_command(
 ) -> None:
     """Write posterior and decoder as graphs that run without recmix, and export.json about them."""
     from recmix.exports import export
-    from recmix.run import Run
+    from recmix.runs.folder import Run
 
     spec = Run(run).spec()
     if "own" in (spec.network, spec.decoder_network):

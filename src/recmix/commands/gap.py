@@ -10,11 +10,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from recmix.api import Fitted
 from recmix.data import ImageData, Images
 from recmix.errors import ConfigError
 from recmix.evaluation.gap import QUANTITIES, Gap
-from recmix.files import write_json
-from recmix.fitted import Fitted
+from recmix.runs.files import write_json
 from recmix.training.progress import count
 
 __all__ = ["report_gap", "table_of"]

@@ -36,8 +36,8 @@ def data_command(data_root: Root = None, as_json: Json = False) -> None:
 
 def methods_command(as_json: Json = False) -> None:
     """List the methods and their options."""
-    from recmix.core import METHODS, find_method
-    from recmix.options import growth_options, method_options
+    from recmix.methods.registry import METHODS, find_method
+    from recmix.training.options import growth_options, method_options
 
     find_method("vae")  # fills the registry
     found = [

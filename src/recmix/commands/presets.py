@@ -19,7 +19,7 @@ def presets_command(
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
 ) -> None:
     """List the presets: trainings of several stages that `recmix train --preset` does."""
-    from recmix.presets import preset_file, presets, read_preset
+    from recmix.training.presets import preset_file, presets, read_preset
 
     if name is not None and not as_json:
         read_preset(name)  # says what is wrong with it

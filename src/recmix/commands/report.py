@@ -24,9 +24,9 @@ def figure_one_command(
     data_root: Root = None,
 ) -> None:
     """Draw the paper's Figure 1: a second component learned in a two-dimensional latent space."""
+    from recmix.api import load
+    from recmix.commands.figure_one import figure_one
     from recmix.data import load as load_data
-    from recmix.fitted import load
-    from recmix.illustrate import figure_one
 
     made = figure_one(
         load_data(data, root=data_root),

@@ -23,12 +23,12 @@ def summary_command(
     samples: Annotated[int, typer.Option(help="K of IWAE-K.")] = 100,
 ) -> None:
     """Write every run of a store, what they amount to, and what accuracy costs, as small files."""
-    from recmix.files import write_bytes
     from recmix.reports.frontier import frontiers
     from recmix.reports.reach import gains
     from recmix.reports.runs import read_runs, write_runs
     from recmix.reports.store import read_store
     from recmix.reports.summary import panels, summary, to_json
+    from recmix.runs.files import write_bytes
 
     if samples < 1:
         raise ConfigError(f"samples must be positive, got {samples}")

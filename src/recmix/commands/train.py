@@ -12,7 +12,7 @@ import typer
 
 from recmix.commands.terminal import err, out, plain
 from recmix.errors import ConfigError, RunError, unknown
-from recmix.files import read_toml
+from recmix.runs.files import read_toml
 
 __all__ = ["add_train"]
 
@@ -101,7 +101,7 @@ def _train(**given: Any) -> None:
 
 def _run_training(wanted: dict[str, Any], *, resume: bool, overwrite: bool) -> None:
     from recmix.data import load, rebuild
-    from recmix.run import Run
+    from recmix.runs.folder import Run
     from recmix.training.fit import fit
     from recmix.training.world import world
 
@@ -116,7 +116,7 @@ def _run_training(wanted: dict[str, Any], *, resume: bool, overwrite: bool) -> N
         err.print(f"{data.name}: " + ", ".join(f"{n} {part}" for part, n in data.counts.items() if n))
     both: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "progress": True}
     if "preset" in wanted:
-        from recmix.presets import fit_preset
+        from recmix.training.presets import fit_preset
 
         fitted = fit_preset(wanted.pop("preset"), data, **both, **wanted)
     else:
@@ -137,10 +137,10 @@ def _run_training(wanted: dict[str, Any], *, resume: bool, overwrite: bool) -> N
 
 def _stored(folder: Path) -> dict[str, Any]:
     """The options of the run in a folder, to continue it."""
-    from recmix.run import PRESET, Run
+    from recmix.runs.folder import PRESET, Run
 
     if (folder / PRESET).exists():
-        from recmix.presets import stored
+        from recmix.training.presets import stored
 
         return stored(folder)
     run = Run(folder)
@@ -197,8 +197,8 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 def _train_with_options() -> Callable[..., None]:
     """`_train` with one flag for each option there is, typed and described."""
-    from recmix.core import METHODS, find_method
-    from recmix.options import Option, growth_options, method_options, training_options
+    from recmix.methods.registry import METHODS, find_method
+    from recmix.training.options import Option, growth_options, method_options, training_options
 
     def flag(name: str, kind: Any, about: str, panel: str, default: Any = None) -> inspect.Parameter:
         if default is not None and not isinstance(default, bool):

@@ -10,15 +10,7 @@ from typing import Any
 import numpy as np
 
 from recmix.data.checks import check_images, check_size, is_tensor, to_numpy
-from recmix.data.files import (
-    SUFFIXES,
-    Crop,
-    FileImages,
-    Pictures,
-    check_cut,
-    picture_array,
-    settle,
-)
+from recmix.data.files import SUFFIXES, Crop, FileImages, Pictures, check_cut, picture_array, settle
 from recmix.data.formats import read_npy, read_npz
 from recmix.data.images import Array, ArrayImages, Images, is_binary
 from recmix.data.splits import ImageData, divide

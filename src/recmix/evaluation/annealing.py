@@ -16,8 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from recmix.core import LatentModel, standard_normal
 from recmix.evaluation.evidence import Evidence, evidence_of
+from recmix.model.latent import LatentModel, standard_normal
 from recmix.posteriors.full import FullGaussian
 from recmix.posteriors.gaussian import randn
 

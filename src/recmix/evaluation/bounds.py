@@ -12,8 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from recmix.core import LatentModel, Method, Posterior
 from recmix.errors import ConfigError
+from recmix.methods.method import Method
+from recmix.model.latent import LatentModel
+from recmix.posteriors.posterior import Posterior
 
 __all__ = ["MEMORY", "Bounds", "at_once", "bounds", "bounds_of", "decode_bytes", "parts"]
 

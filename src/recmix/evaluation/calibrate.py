@@ -15,8 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from recmix.core import WIDEST, Method, tilted
 from recmix.evaluation.bounds import at_once, bounds_of, parts
+from recmix.methods.method import Method
+from recmix.posteriors.posterior import WIDEST, tilted
 
 __all__ = ["IMAGES", "Calibration", "calibrate"]
 

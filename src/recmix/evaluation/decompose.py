@@ -7,16 +7,17 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from recmix.core import Method, Posterior
 from recmix.errors import ConfigError, NonFiniteError
 from recmix.evaluation.annealing import annealed
 from recmix.evaluation.bounds import at_once, bounds_of
 from recmix.evaluation.evidence import importance
 from recmix.evaluation.gap import Gap
 from recmix.evaluation.optimum import as_full, ascend, modes, noise_pairs, starts_of
+from recmix.methods.method import Method
 from recmix.posteriors.full import FullGaussian
 from recmix.posteriors.gaussian import Gaussian
 from recmix.posteriors.mixture import Mixture
+from recmix.posteriors.posterior import Posterior
 
 __all__ = ["decompose"]
 

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from recmix.core import LatentModel, Posterior
+from recmix.model.latent import LatentModel
+from recmix.posteriors.posterior import Posterior
 
 __all__ = ["Evidence", "evidence_of", "importance"]
 

@@ -14,12 +14,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from recmix.core import LatentModel, Posterior
+from recmix.inference.refinement import laplace
+from recmix.model.latent import LatentModel
 from recmix.posteriors.flow import Reflected
 from recmix.posteriors.full import FullGaussian
 from recmix.posteriors.gaussian import Gaussian
 from recmix.posteriors.mixture import Mixture
-from recmix.refinement import laplace
+from recmix.posteriors.posterior import Posterior
 
 __all__ = ["as_full", "ascend", "balanced_noise", "modes", "noise_pairs", "starts_of"]
 

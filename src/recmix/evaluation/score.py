@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recmix.core import Method
 from recmix.data import Images
 from recmix.evaluation.bounds import at_once, bounds_of, parts
 from recmix.evaluation.timing import posterior_milliseconds
+from recmix.methods.method import Method
 
 __all__ = ["TIMED_BATCH", "device_name", "score"]
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from recmix.captured import Captured
-from recmix.core import Method
+from recmix.accelerate.captured import Captured
+from recmix.methods.method import Method
 
 __all__ = ["PASSES", "pass_milliseconds", "posterior_milliseconds"]
 
@@ -24,7 +24,7 @@ PASSES = 5
 def posterior_milliseconds(method: Method, x: Tensor, *, repeats: int = 20) -> float:
     """Median milliseconds to form q(z | x) for the batch x and draw one sample from it.
 
-    On a GPU the posterior is formed as a trained model forms it, see `recmix.captured`.
+    On a GPU the posterior is formed as a trained model forms it, see `recmix.accelerate.captured`.
     """
     form = _warm(method, x)
     first = _once(form, x)

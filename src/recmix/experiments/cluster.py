@@ -90,7 +90,7 @@ def run_on_ray(
         schedule: the runs.
         address: of the cluster, or ``local`` for one on this machine.
         workers: how many runs at a time, if not as many as there are GPUs or cores.
-        device: as in `recmix.run.Training`.
+        device: as in `recmix.runs.options.Training`.
         data_root: folder of the data sets on every machine; by default RECMIX_DATA there.
         console: for the view.
         stop: when to stop.

@@ -8,7 +8,7 @@
     restarts = 3           # seeds 0 to 2 of the weights, best by validation, or a list of seeds
     samples = [100]        # K of the IWAE-K bounds of the test images
     choose_by = 100        # K of the bound of the validation images (default: the first of `samples`)
-    [budget]               # training options of the two stages, as in `recmix.run.Training`
+    [budget]               # training options of the two stages, as in `recmix.runs.options.Training`
     first = { epochs = 2000, patience = 50 }
     second = { epochs = 20, learning_rate = 1e-5 }
     [[columns]]            # a list is an axis
@@ -54,8 +54,9 @@ from recmix.experiments.parts import (
     tables,
     variant,
 )
-from recmix.files import read_toml
-from recmix.run import CLIMBS, ScoreKey
+from recmix.runs.files import read_toml
+from recmix.runs.options import CLIMBS
+from recmix.runs.scores import ScoreKey
 
 __all__ = ["Grid", "Job", "check", "digest_of", "expand", "read_grid", "told"]
 
@@ -90,7 +91,7 @@ class Job:
         split: seed of the validation split.
         restart: seed of the weights.
         depends: digest of the run it starts from, or None.
-        evaluate: what is measured, see `recmix.run.ScoreKey`.
+        evaluate: what is measured, see `recmix.runs.scores.ScoreKey`.
         apart: training options that are not part of the definition.
     """
 
@@ -279,9 +280,10 @@ def check(jobs: Iterable[Job]) -> None:
     import torch
 
     from recmix.data import SETS
-    from recmix.fitted import build
-    from recmix.options import split_auto
-    from recmix.run import Spec, Training
+    from recmix.runs.options import Training
+    from recmix.runs.spec import Spec
+    from recmix.training.build import build
+    from recmix.training.options import split_auto
 
     seen = set()
     with torch.random.fork_rng():
@@ -358,7 +360,7 @@ def _training(budget: Mapping[str, Mapping[str, Any]], row: Variant) -> dict[str
 
     A method that asks for a share of the usual learning rate gets that share of the budget's too.
     """
-    from recmix.run import Training
+    from recmix.runs.options import Training
     from recmix.training.fit import FIRST_STAGE, SECOND_STAGE
 
     stage, usual = ("second", SECOND_STAGE) if row.second else ("first", FIRST_STAGE)

@@ -90,8 +90,8 @@ def variant(
         label: of the row; by default the method's name.
         axes: options that tell rows of one method apart and so go into the label.
     """
-    from recmix.core import find_method
-    from recmix.options import read_options
+    from recmix.methods.registry import find_method
+    from recmix.training.options import read_options
 
     cls = find_method(name)
     options, training = read_options(cls, given, OWN)
@@ -116,8 +116,8 @@ def read_protocol(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_budget(given: Mapping[str, Any], where: str) -> dict[str, dict[str, Any]]:
     """Training options by stage, checked."""
-    from recmix.options import training_options
-    from recmix.run import Training
+    from recmix.runs.options import Training
+    from recmix.training.options import training_options
 
     only(given, STAGES, f"key in {where}")
     options = training_options()

@@ -29,8 +29,10 @@ from typing import Any, Literal
 
 from recmix.errors import RunError
 from recmix.experiments.grid import FORMAT, Grid, Job, digest_of, told
-from recmix.files import read_json, write_bytes, write_json
-from recmix.run import REUSE, Run, ScoreKey
+from recmix.runs.files import read_json, write_bytes, write_json
+from recmix.runs.folder import Run
+from recmix.runs.options import REUSE
+from recmix.runs.scores import ScoreKey
 
 __all__ = ["Claim", "State", "Store", "scored"]
 

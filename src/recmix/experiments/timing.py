@@ -17,7 +17,7 @@ from rich.progress import track
 
 from recmix.experiments.grid import Job
 from recmix.experiments.store import Store
-from recmix.run import ScoreKey
+from recmix.runs.scores import ScoreKey
 
 __all__ = ["time_again"]
 
@@ -41,10 +41,10 @@ def time_again(
     """
     import torch
 
+    from recmix.api import load
     from recmix.data import load as load_data
     from recmix.evaluation.score import TIMED_BATCH, device_name
     from recmix.evaluation.timing import pass_milliseconds
-    from recmix.fitted import load
 
     images: dict[str, Any] = {}  # the test images do not depend on the split
     for job in track(jobs, "timing", console=console):

@@ -20,7 +20,7 @@ from recmix.experiments.estimate import Clock, in_words
 from recmix.experiments.grid import Grid
 from recmix.experiments.schedule import Entry, Schedule
 from recmix.experiments.store import Store
-from recmix.run import Run
+from recmix.runs.folder import Run
 
 __all__ = ["Watcher", "print_plan", "print_status", "print_summary", "watching"]
 

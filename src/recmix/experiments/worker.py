@@ -20,8 +20,9 @@ from typing import Any
 
 from recmix.errors import Interrupted, RecmixError, RunError
 from recmix.experiments.store import Store, scored
-from recmix.files import write_json
-from recmix.run import CLIMBS, ScoreKey
+from recmix.runs.files import write_json
+from recmix.runs.options import CLIMBS
+from recmix.runs.scores import ScoreKey
 
 __all__ = ["main", "stoppable", "train_together", "work", "written_to"]
 

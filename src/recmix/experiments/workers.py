@@ -50,7 +50,7 @@ def make_slots(workers: int | None = None, device: str = "auto") -> list[Slot]:
 
     Args:
         workers: how many, if not as many as by default.
-        device: as in `recmix.run.Training`.
+        device: as in `recmix.runs.options.Training`.
     """
     if workers is not None and workers < 1:
         raise ConfigError(f"workers must be positive, got {workers}")
@@ -189,7 +189,7 @@ def _gpus(device: str) -> list[str]:
         return []
     import torch
 
-    from recmix.fitted import pick_device
+    from recmix.training.build import pick_device
 
     wanted = pick_device(device)
     if wanted.type != "cuda":

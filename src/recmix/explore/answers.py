@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recmix.core import Posterior
+from recmix.api import Fitted
 from recmix.errors import ConfigError
 from recmix.explore.wire import Array
-from recmix.fitted import Fitted
 from recmix.posteriors import Gaussian, Mixture
+from recmix.posteriors.posterior import Posterior
 
 __all__ = ["Moments", "decode", "moments", "plain", "posterior", "prior", "reconstruct", "score"]
 

@@ -9,13 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recmix.core import LatentModel, Posterior
+from recmix.api import Fitted
 from recmix.evaluation.bounds import at_once, bounds_of
 from recmix.explore.answers import Moments, moments, plain
 from recmix.explore.wire import Array
-from recmix.fitted import Fitted
-from recmix.gauss_newton import climb
+from recmix.inference.gauss_newton import climb
+from recmix.model.latent import LatentModel
 from recmix.posteriors.full import FullGaussian
+from recmix.posteriors.posterior import Posterior
 
 __all__ = ["explain", "interpolate"]
 

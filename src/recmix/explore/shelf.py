@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from recmix.core import find_method
+from recmix.api import Fitted, load
 from recmix.data import Images, check_images, rebuild
 from recmix.data.images import to_unit
 from recmix.errors import DataError, RecmixError, unknown
 from recmix.explore.wire import Array, Refused
-from recmix.fitted import Fitted, load
+from recmix.methods.registry import find_method
 
 __all__ = ["FARTHEST", "Shelf", "Shown"]
 

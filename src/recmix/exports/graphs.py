@@ -8,15 +8,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from recmix.core import LatentModel, Method, Posterior
+from recmix.accelerate.stacked import Stacked
+from recmix.accelerate.tangents import chain
 from recmix.errors import ConfigError
 from recmix.methods.laplace import LaplaceComponent
+from recmix.methods.method import Method
 from recmix.methods.semi_amortised import SemiAmortisedComponent
+from recmix.model.latent import LatentModel
 from recmix.posteriors import Gaussian, Mixture
 from recmix.posteriors.flow import Flow, Reflected
 from recmix.posteriors.full import FullGaussian
-from recmix.stacked import Stacked
-from recmix.tangents import chain
+from recmix.posteriors.posterior import Posterior
 
 __all__ = ["DecoderGraph", "Graph", "frozen", "posterior_graph"]
 

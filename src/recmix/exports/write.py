@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from recmix._version import __version__
+from recmix.api import Fitted, load
 from recmix.errors import ConfigError, RunError, unknown
 from recmix.exports.elementary import BACKWARD, ELEMENTARY
 from recmix.exports.graphs import DecoderGraph, Graph, frozen, posterior_graph
-from recmix.files import write_bytes, write_json
-from recmix.fitted import Fitted, load
-from recmix.gauss_newton import traceable
+from recmix.inference.gauss_newton import traceable
+from recmix.runs.files import write_bytes, write_json
 
 __all__ = ["SUFFIX", "export"]
 

@@ -8,19 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recmix.core import (
-    LatentModel,
-    Method,
-    Optimizers,
-    make_component,
-    register,
-    same_shapes,
-)
+from recmix.accelerate.stacked import StackedEncoders
 from recmix.errors import ConfigError
+from recmix.methods.method import Method, Optimizers, same_shapes
 from recmix.methods.recursive import MAX_ORDER
-from recmix.networks import WeightNet, reset
+from recmix.methods.registry import make_component, register
+from recmix.model.latent import LatentModel
+from recmix.model.networks import WeightNet, reset
 from recmix.posteriors import Gaussian, Mixture
-from recmix.stacked import StackedEncoders
 
 __all__ = ["BlindMixture", "collapse_report"]
 

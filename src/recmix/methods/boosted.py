@@ -9,10 +9,13 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from recmix.core import LatentModel, Method, Optimizers, Posterior, register, same_shapes
 from recmix.errors import ConfigError, unknown
+from recmix.methods.method import Method, Optimizers, same_shapes
 from recmix.methods.recursive import RecursiveMixture
+from recmix.methods.registry import register
+from recmix.model.latent import LatentModel
 from recmix.posteriors import Gaussian
+from recmix.posteriors.posterior import Posterior
 
 __all__ = ["BoostedER1", "BoostedER2"]
 

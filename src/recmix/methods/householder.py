@@ -5,8 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from recmix.core import Component, LatentModel, Method, register, register_component
-from recmix.networks import encode_with_features, feature_size
+from recmix.methods.component import Component
+from recmix.methods.method import Method
+from recmix.methods.registry import register, register_component
+from recmix.model.latent import LatentModel
+from recmix.model.networks import encode_with_features, feature_size
 from recmix.posteriors import Gaussian
 from recmix.posteriors.flow import Reflected, Reflections, check_flows, unit
 

@@ -7,10 +7,13 @@ import math
 import torch
 from torch import Tensor, nn
 
-from recmix.core import LatentModel, Method, Optimizers, Posterior, register
 from recmix.errors import ConfigError
+from recmix.methods.method import Method, Optimizers
+from recmix.methods.registry import register
 from recmix.methods.vae import GaussianComponent
+from recmix.model.latent import LatentModel
 from recmix.posteriors import Gaussian
+from recmix.posteriors.posterior import Posterior
 
 __all__ = ["ImportanceWeighted", "iwae_objective"]
 
@@ -88,7 +91,7 @@ def iwae_objective(
         samples: K.
         generator: the random stream.
 
-    >>> from recmix.likelihoods import Bernoulli
+    >>> from recmix.model.likelihoods import Bernoulli
     >>> decoder = nn.Sequential(nn.Linear(2, 6), nn.Unflatten(1, (1, 2, 3)))
     >>> model = LatentModel(decoder, Bernoulli(), latent=2, shape=(1, 2, 3))
     >>> q = Gaussian(torch.zeros(4, 2), torch.zeros(4, 2))

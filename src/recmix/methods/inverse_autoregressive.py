@@ -10,9 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from zuko.nn import MaskedLinear, MaskedMLP
 
-from recmix.core import Component, LatentModel, Method, register, register_component
 from recmix.errors import ConfigError
-from recmix.networks import encode_with_features, feature_size
+from recmix.methods.component import Component
+from recmix.methods.method import Method
+from recmix.methods.registry import register, register_component
+from recmix.model.latent import LatentModel
+from recmix.model.networks import encode_with_features, feature_size
 from recmix.posteriors import Gaussian
 from recmix.posteriors.flow import Flow, Transform, check_flows
 

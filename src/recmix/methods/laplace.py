@@ -7,12 +7,14 @@ import math
 import torch
 from torch import Tensor, nn
 
-from recmix.core import LatentModel, Method, register, register_component
 from recmix.errors import ConfigError
-from recmix.gauss_newton import DAMPING
+from recmix.inference.gauss_newton import DAMPING
+from recmix.inference.refinement import check_decoder_has_jacobian, laplace
+from recmix.methods.method import Method
+from recmix.methods.registry import register, register_component
 from recmix.methods.vae import GaussianComponent, elbo_gradient
+from recmix.model.latent import LatentModel
 from recmix.posteriors.full import FullGaussian
-from recmix.refinement import check_decoder_has_jacobian, laplace
 
 __all__ = ["VLAE", "LaplaceComponent"]
 
@@ -21,10 +23,10 @@ __all__ = ["VLAE", "LaplaceComponent"]
 class LaplaceComponent(GaussianComponent):
     """q(z | x) = N(z*, H⁻¹): z* after Gauss-Newton steps from the encoder's mean, H the curvature there.
 
-    The steps are damped and never lower log p(x, z); see `recmix.gauss_newton`. They need D forward-mode
-    tangents of the decoder, so any decoder will do, a convolutional one included.
+    The steps are damped and never lower log p(x, z); see `recmix.inference.gauss_newton`. They need D
+    forward-mode tangents of the decoder, so any decoder will do, a convolutional one included.
 
-    The decoder's parameters receive gradients, see `recmix.refinement.laplace`.
+    The decoder's parameters receive gradients, see `recmix.inference.refinement.laplace`.
 
     The encoder receives none: where the climb ends does not depend on where it begins, except by not
     yet having arrived. A gradient taken through the steps, or straight through as if they were the

@@ -8,23 +8,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from recmix.core import (
-    LESSONS,
-    LatentModel,
-    Method,
-    Optimizers,
-    Posterior,
-    make_component,
-    register,
-    same_shapes,
-    update,
-)
+from recmix.accelerate.fusion import beside, fusible
+from recmix.accelerate.stacked import StackedEncoders, StackedGates
 from recmix.errors import ConfigError
-from recmix.fusion import beside, fusible
+from recmix.methods.method import LESSONS, Method, Optimizers, same_shapes, update
+from recmix.methods.registry import make_component, register
 from recmix.methods.residual import CorrectionComponent
-from recmix.networks import Gate, bounded
+from recmix.model.latent import LatentModel
+from recmix.model.networks import Gate, bounded
 from recmix.posteriors import Mixture, recursive_log_weights
-from recmix.stacked import StackedEncoders, StackedGates
+from recmix.posteriors.posterior import Posterior
 
 __all__ = ["RecursiveMixture"]
 

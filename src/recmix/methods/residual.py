@@ -15,14 +15,17 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from recmix.core import Component, LatentModel, Posterior, register_component, standard_normal
 from recmix.errors import ConfigError
-from recmix.likelihoods import PIXELS
+from recmix.inference.refinement import highest, scales
+from recmix.methods.component import Component
+from recmix.methods.registry import register_component
 from recmix.methods.wide import WIDTH
-from recmix.networks import conv_encoder
+from recmix.model.latent import LatentModel, standard_normal
+from recmix.model.likelihoods import PIXELS
+from recmix.model.networks import conv_encoder
 from recmix.posteriors import Gaussian
 from recmix.posteriors.gaussian import LOG_VARIANCE_RANGE
-from recmix.refinement import highest, scales
+from recmix.posteriors.posterior import Posterior
 
 __all__ = ["CorrectionComponent", "Corrector", "ResidualComponent"]
 

@@ -9,8 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recmix.core import Component, LatentModel, Method, register, register_component
 from recmix.errors import ConfigError
+from recmix.methods.component import Component
+from recmix.methods.method import Method
+from recmix.methods.registry import register, register_component
+from recmix.model.latent import LatentModel
 from recmix.posteriors.gaussian import Gaussian
 
 __all__ = ["SemiAmortised", "SemiAmortisedComponent", "tune_step_size"]

@@ -7,11 +7,15 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from recmix.core import LESSONS, Component, LatentModel, Method, Posterior, register, register_component
+from recmix.accelerate.stacked import StackedEncoders
+from recmix.methods.component import Component
+from recmix.methods.method import LESSONS, Method
+from recmix.methods.registry import register, register_component
 from recmix.methods.residual import ResidualComponent
 from recmix.methods.wide import WIDTH, WideComponent
+from recmix.model.latent import LatentModel
 from recmix.posteriors import Gaussian
-from recmix.stacked import StackedEncoders
+from recmix.posteriors.posterior import Posterior
 
 __all__ = ["VAE", "GaussianComponent", "elbo_gradient"]
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from recmix.core import Component, LatentModel, register_component
-from recmix.networks import conv_encoder
+from recmix.methods.component import Component
+from recmix.methods.registry import register_component
+from recmix.model.latent import LatentModel
+from recmix.model.networks import conv_encoder
 from recmix.posteriors import Gaussian
 
 __all__ = ["WIDTH", "WideComponent"]

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, MultivariateNormal
 
-from recmix.core import Posterior
 from recmix.errors import ConfigError
 from recmix.posteriors.gaussian import Gaussian
+from recmix.posteriors.posterior import Posterior
 
 __all__ = ["Flow", "Reflected", "Reflections", "Transform", "check_flows", "unit"]
 

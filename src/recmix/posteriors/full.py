@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, MultivariateNormal
 
-from recmix.core import Posterior
 from recmix.posteriors.gaussian import randn, shares
+from recmix.posteriors.posterior import Posterior
 
 __all__ = ["FullGaussian", "cholesky", "own_kernels"]
 
@@ -167,7 +167,7 @@ def own_kernels(like: Tensor) -> Any:
     traced = torch.compiler.is_compiling() or torch._C._get_tracing_state()
     if not there or like.dtype != torch.float32 or torch.is_grad_enabled() or traced:
         return None
-    from recmix import newton_kernels
+    from recmix.accelerate import newton_kernels
 
     return newton_kernels
 

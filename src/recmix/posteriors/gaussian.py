@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent, Normal
 
-from recmix.core import Posterior
-from recmix.fusion import fusible
+from recmix.accelerate.fusion import fusible
+from recmix.posteriors.posterior import Posterior
 
 __all__ = ["LOG_VARIANCE_RANGE", "Gaussian", "gaussian_log_prob", "randn", "shares"]
 

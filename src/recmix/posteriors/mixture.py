@@ -17,10 +17,10 @@ from torch.distributions import (
     Normal,
 )
 
-from recmix.core import Posterior
+from recmix.accelerate.fusion import fusible
 from recmix.errors import ConfigError
-from recmix.fusion import fusible
 from recmix.posteriors.gaussian import Gaussian, gaussian_log_prob, randn
+from recmix.posteriors.posterior import Posterior
 
 __all__ = ["Mixture", "recursive_log_weights"]
 

@@ -16,13 +16,13 @@ from markupsafe import Markup
 
 from recmix._version import __version__
 from recmix.errors import RunError
-from recmix.files import write_bytes
 from recmix.reports.published import CITATION, best_printed
 from recmix.reports.records import Column, Log, Problem, Record, Row, Store, set_title
 from recmix.reports.statistics import CONTROL, Results, summarise
 from recmix.reports.store import printable, read_store
 from recmix.reports.tables import LEVELS, all_tables, fixed, p_text, signed
 from recmix.reports.template import environment, source
+from recmix.runs.files import write_bytes
 
 __all__ = ["Written", "page", "report"]
 

@@ -15,9 +15,10 @@ from typing import Any
 
 from recmix._version import __version__
 from recmix.errors import RunError
-from recmix.files import read_json, write_bytes
 from recmix.reports.records import Column, Record, Row
-from recmix.run import Training, check_format
+from recmix.runs.files import read_json, write_bytes
+from recmix.runs.options import Training
+from recmix.runs.spec import check_format
 
 __all__ = ["FORMAT", "one_per_line", "read_runs", "write_runs"]
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from recmix.reports.records import Column, Record, Row
-from recmix.run import ScoreKey
+from recmix.runs.scores import ScoreKey
 
 __all__ = [
     "CONTROL",

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from recmix.errors import RunError
 from recmix.reports.records import Column, Curve, Log, Problem, Record, Row, Store, number
-from recmix.run import Spec
+from recmix.runs.spec import Spec
 
 __all__ = ["FIGURES", "printable", "read_store"]
 

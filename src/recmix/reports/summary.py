@@ -30,7 +30,7 @@ from recmix.reports.statistics import (
     signed_rank_p,
     summarise,
 )
-from recmix.run import ScoreKey
+from recmix.runs.scores import ScoreKey
 
 __all__ = ["SIGNIFICANT", "elsewhere", "inference", "panels", "summary", "to_json"]
 

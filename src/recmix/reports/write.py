@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.text import Text
 
 from recmix.errors import ConfigError, RunError, unknown
-from recmix.files import write_bytes
 from recmix.reports.forms import to_markdown, to_terminal
 from recmix.reports.latex import latex_document
 from recmix.reports.page import report
@@ -19,6 +18,7 @@ from recmix.reports.records import Problem
 from recmix.reports.statistics import Results, summarise
 from recmix.reports.store import read_store
 from recmix.reports.tables import all_tables
+from recmix.runs.files import write_bytes
 
 __all__ = ["FORMS", "write_report"]
 

@@ -18,10 +18,10 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
-from recmix.core import Method, Optimizers
 from recmix.errors import RunError
-from recmix.files import write_bytes
-from recmix.run import FORMAT, check_format
+from recmix.methods.method import Method, Optimizers
+from recmix.runs.files import write_bytes
+from recmix.runs.spec import FORMAT, check_format
 
 __all__ = ["State", "load_checkpoint", "load_weights", "save_checkpoint", "save_weights"]
 

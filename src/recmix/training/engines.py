@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recmix.fusion import fusing
+from recmix.accelerate.fusion import fusing
 from recmix.training.job import Job
 
 __all__ = ["Compiled", "Eager", "Engine", "Graph", "pick_engine"]

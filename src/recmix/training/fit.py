@@ -13,16 +13,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from recmix.core import Method, find_method, same_shapes
+from recmix.api import Fitted, load
 from recmix.data import ImageData, Images, as_data
 from recmix.errors import ConfigError, Interrupted, NonFiniteError, RunError
-from recmix.files import write_json
-from recmix.fitted import Fitted, build, load
-from recmix.options import read_options, split_auto
-from recmix.refinement import check_can_be_taught
-from recmix.run import CLIMBS, Run, Spec, Training
+from recmix.inference.refinement import check_can_be_taught
+from recmix.methods.method import Method, same_shapes
+from recmix.methods.registry import find_method
+from recmix.runs.files import write_json
+from recmix.runs.folder import Run
+from recmix.runs.options import CLIMBS, Training
+from recmix.runs.spec import Spec
+from recmix.training.build import build
 from recmix.training.job import Job
 from recmix.training.loop import train
+from recmix.training.options import read_options, split_auto
 from recmix.training.order import choose_order
 from recmix.training.world import World, world
 
@@ -69,7 +73,7 @@ def fit(
         overwrite: replace what is in `out`.
         vae_epochs: epochs of that first VAE, if it is trained here.
         progress: True shows progress, False never, None if there is a terminal.
-        **options: those of the method and of training, see `recmix.run.Training`.
+        **options: those of the method and of training, see `recmix.runs.options.Training`.
     """
     asked = {k: v for k, v in locals().items() if k not in ("options", "progress")}
     return fit_many([asked | options], progress=progress)[0]

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from recmix.core import Method, Optimizers
 from recmix.data import ImageData
 from recmix.errors import Interrupted, NonFiniteError
 from recmix.evaluation import bounds
-from recmix.files import write_json
-from recmix.run import Run, Training
+from recmix.methods.method import Method, Optimizers
+from recmix.runs.files import write_json
+from recmix.runs.folder import Run
+from recmix.runs.options import Training
 from recmix.training.average import Average
 from recmix.training.batches import Batches, mix
 from recmix.training.checkpoint import State, load_checkpoint, save_checkpoint, save_weights

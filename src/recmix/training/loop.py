@@ -12,7 +12,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from recmix.errors import ConfigError, NonFiniteError
-from recmix.run import Run, Training
+from recmix.runs.folder import Run
+from recmix.runs.options import Training
 from recmix.training.engines import Engine, pick_engine
 from recmix.training.job import Job, stop_all
 from recmix.training.progress import Report, watch

@@ -29,13 +29,14 @@ import torch
 from numpy.typing import NDArray
 from scipy.special import stdtr
 
-from recmix.core import Method
+from recmix.api import Fitted
 from recmix.data import ImageData, Images
 from recmix.errors import ConfigError, Interrupted, NonFiniteError
 from recmix.evaluation import bounds
-from recmix.files import write_json
-from recmix.fitted import Fitted
-from recmix.run import Run, Spec
+from recmix.methods.method import Method
+from recmix.runs.files import write_json
+from recmix.runs.folder import Run
+from recmix.runs.spec import Spec
 from recmix.training.batches import mix
 from recmix.training.checkpoint import save_weights
 from recmix.training.world import world

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from torch import Tensor
 from torch.optim import Optimizer
 
-from recmix.run import Training
+from recmix.runs.options import Training
 
 __all__ = ["rate_factor", "set_rate"]
 

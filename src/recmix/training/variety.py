@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recmix.core import Method
+from recmix.methods.method import Method
 
 __all__ = ["Variety"]
 

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from recmix.core import Optimizers
 from recmix.errors import ConfigError
+from recmix.methods.method import Optimizers
 
 __all__ = ["World", "world"]
 

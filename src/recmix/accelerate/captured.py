@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from recmix.core import Method, Posterior
-from recmix.run import USE
-from recmix.stacked import Stacked, places, state
+from recmix.accelerate.stacked import Stacked, places, state
+from recmix.methods.method import Method
+from recmix.posteriors.posterior import Posterior
+from recmix.runs.options import USE
 
 __all__ = ["Captured"]
 

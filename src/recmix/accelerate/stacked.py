@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn import functional as F
 
-from recmix.networks import Encoder, Gate, bounded
+from recmix.model.networks import Encoder, Gate, bounded
 from recmix.posteriors import Gaussian, recursive_log_weights
 from recmix.posteriors.gaussian import LOG_VARIANCE_RANGE
 
@@ -30,8 +30,8 @@ class Stacked:
     """K networks of one shape as one function: x (B, ...) -> (K, B, F), without gradients.
 
     Built on first use and built anew when a parameter has changed. Networks of convolutions, linear
-    layers and pointwise activations go through our own kernels (`recmix.kernels`) where Triton is there
-    and knows them, or become grouped convolutions and batched products; others go through
+    layers and pointwise activations go through Triton kernels (`recmix.accelerate.kernels`) where there
+    are any, or become grouped convolutions and batched products; others go through
     `torch.func.stack_module_state` where it can stack them. Where nothing works the answer is None, and
     a warning says so once.
 
@@ -151,7 +151,7 @@ class Stacked:
             return None
         if shift is not None and shift.shape != x.shape[1:]:
             return None
-        from recmix import kernels
+        from recmix.accelerate import kernels
 
         if not kernels.usable(x):
             return None
@@ -170,7 +170,7 @@ class Stacked:
         return run
 
     def _kernels(self, layers: list[list[nn.Module]], shape: Sequence[int]) -> Run | None:
-        from recmix import layers as ours
+        from recmix.accelerate import layers as ours
 
         return ours.sequence(layers, shape)
 
@@ -193,7 +193,7 @@ class StackedEncoders(Stacked):
         return Gaussian.from_parameters(parameters)
 
     def _kernels(self, layers: list[list[nn.Module]], shape: Sequence[int]) -> Run | None:
-        from recmix import layers as ours
+        from recmix.accelerate import layers as ours
 
         return ours.sequence(layers, shape, LOG_VARIANCE_RANGE)
 
@@ -222,7 +222,7 @@ class StackedGates(Stacked):
         return recursive_log_weights(*bounded(out.squeeze(-1).t(), *self.bounds))
 
     def _kernels(self, layers: list[list[nn.Module]], shape: Sequence[int]) -> Run | None:
-        from recmix import layers as ours
+        from recmix.accelerate import layers as ours
 
         return ours.recursion(layers, shape, *self.bounds)
 

@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from recmix.core import METHODS, find_method
+from recmix.api import Fitted, load
 from recmix.data import ImageData
 from recmix.errors import ConfigError, NonFiniteError
 from recmix.evaluation.score import score
-from recmix.files import write_bytes, write_json
-from recmix.fitted import Fitted, load
-from recmix.options import read_options
-from recmix.run import Run, Training
+from recmix.methods.registry import METHODS, find_method
+from recmix.runs.files import write_bytes, write_json
+from recmix.runs.folder import Run
+from recmix.runs.options import Training
 from recmix.training.fit import fit
+from recmix.training.options import read_options
 
 __all__ = ["compare", "markdown", "parse_entry"]
 

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recmix.adam import ChunkedAdam, adam, device_of, with_rates
+from recmix.accelerate.adam import ChunkedAdam, adam, device_of, with_rates
 
 __all__ = ["OPTIMIZERS", "Muon", "muon", "orthogonal", "together"]
 

@@ -6,7 +6,7 @@
     [[stages]]
     name = "vae"           # its folder in the run's; the last stage is the run itself
     method = "vae"
-    epochs = 300           # options of the method, or of training as in `recmix.run.Training`
+    epochs = 300           # options of the method, or of training as in `recmix.runs.options.Training`
     [[stages]]
     name = "mixture"
     method = "rme"
@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recmix.core import find_method
 from recmix.errors import ConfigError, unknown
-from recmix.files import read_toml
-from recmix.options import read_options, split_auto
-from recmix.run import Training
+from recmix.methods.registry import find_method
+from recmix.runs.files import read_toml
+from recmix.runs.options import Training
+from recmix.training.options import read_options, split_auto
 
 __all__ = ["Preset", "Stage", "parse", "preset_file", "presets", "read_preset"]
 

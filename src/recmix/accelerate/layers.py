@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recmix.kernels import Limits, conv2d_stacked, linear_stacked, log_weights_of_parts, split
+from recmix.accelerate.kernels import Limits, conv2d_stacked, linear_stacked, log_weights_of_parts, split
 
 __all__ = ["recursion", "sequence"]
 

@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from recmix.accelerate.fusion import fusible
 from recmix.errors import ConfigError, unknown
-from recmix.fusion import fusible
 
 __all__ = ["LIKELIHOODS", "Bernoulli", "Gaussian", "Likelihood", "make_likelihood"]
 

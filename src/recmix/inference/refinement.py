@@ -4,8 +4,8 @@ Every component of q(z | x) climbs log p(x, z) from its mean and becomes N(z*, H
 curvature where it arrives; the mixing weights stay. With several `starts` it climbs from as many points
 on the ray through its mean, and the end that explains most of the image counts. The refined posterior is
 a Gaussian, or a mixture of Gaussians, with full covariances, so its densities are exact and every bound
-of log p(x) under it is one. See `recmix.gauss_newton` for the steps: where a climb ends log p(x, z) is
-never below what it was where it began.
+of log p(x) under it is one. See `recmix.inference.gauss_newton` for the steps: log p(x, z)
+never falls.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from recmix.core import LatentModel, Method, Posterior
 from recmix.errors import ConfigError
-from recmix.gauss_newton import DAMPING, climb, damped_step
+from recmix.inference.gauss_newton import DAMPING, climb, damped_step
+from recmix.methods.method import Method
+from recmix.model.latent import LatentModel
 from recmix.posteriors import Mixture
 from recmix.posteriors.full import FullGaussian, cholesky
-from recmix.run import REUSE
+from recmix.posteriors.posterior import Posterior
+from recmix.runs.options import REUSE
 
 __all__ = [
     "check_can_be_taught",
@@ -60,7 +62,7 @@ def laplace(
         start: latent points.
         steps: number of steps; with none it is the curvature at `start`.
         damping: λ of the first step, in units of the prior's precision.
-        reuse: how often the curvature of a step serves again, see `recmix.gauss_newton.climb`.
+        reuse: how often the curvature of a step serves again, see `recmix.inference.gauss_newton.climb`.
         starts: climbs for each example, from `start` times each of `scales`; of their ends the one is
             kept whose Gaussian says most of log p(x), by Laplace's estimate log p(x, z*) - ½ log |H|.
     """
@@ -109,7 +111,7 @@ def refined(
 ) -> Posterior:
     """q with every component refined by `steps` steps; all of them climb together.
 
-    >>> from recmix.likelihoods import Gaussian as Noise
+    >>> from recmix.model.likelihoods import Gaussian as Noise
     >>> from recmix.posteriors import Gaussian
     >>> decoder = torch.nn.Sequential(torch.nn.Linear(2, 64), torch.nn.Unflatten(1, (1, 8, 8)))
     >>> model = LatentModel(decoder, Noise(), latent=2, shape=(1, 8, 8))

@@ -1,4 +1,4 @@
-"""A decoder's values and its tangents on a GPU, one Triton kernel for each layer: see `recmix.tangents`.
+"""A decoder's values and tangents on a GPU, one Triton kernel for each layer.
 
 Everything between layers lies channels-last, (N, H, W, C), the T tangents of an example one after the
 other. A transposed convolution is a matrix product whose left factor is gathered while it is read: with
@@ -28,9 +28,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from recmix.kernels import _active, _jit, _nearest, _power
-from recmix.layers import _slope
-from recmix.newton_kernels import unless_broken, usable
+from recmix.accelerate.kernels import _active, _jit, _nearest, _power
+from recmix.accelerate.layers import _slope
+from recmix.accelerate.newton_kernels import unless_broken, usable
 
 with suppress(ImportError):  # it comes with torch where that is built for GPUs
     import triton.language as tl

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from recmix.api import Fitted
 from recmix.data import load
 from recmix.errors import RunError
 from recmix.evaluation.score import score
-from recmix.fitted import Fitted
 from recmix.reports import figures
-from recmix.run import Run
+from recmix.runs.folder import Run
 from recmix.training.fit import fit
 
 __all__ = ["demo"]

@@ -15,14 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recmix.core import Method, Optimizers, standard_normal
+from recmix.api import Fitted
 from recmix.data import ImageData
 from recmix.errors import ConfigError
-from recmix.fitted import Fitted, build
+from recmix.methods.method import Method, Optimizers
+from recmix.model.latent import standard_normal
 from recmix.posteriors import Gaussian, Mixture
 from recmix.reports.posterior_figure import Instance, Stage, posterior_animation, posterior_stages
-from recmix.run import Spec
+from recmix.runs.spec import Spec
 from recmix.training.batches import Batches
+from recmix.training.build import build
 from recmix.training.fit import fit
 from recmix.training.progress import count
 

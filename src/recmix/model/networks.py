@@ -19,9 +19,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from recmix.accelerate.fusion import fusible
+from recmix.accelerate.transposed import OneChannel
 from recmix.errors import ConfigError, unknown
-from recmix.fusion import fusible
-from recmix.transposed import OneChannel
 
 __all__ = [
     "DECODERS",

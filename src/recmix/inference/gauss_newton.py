@@ -7,9 +7,9 @@ candidates by the joint they reach (Levenberg-Marquardt), and an example that no
 where it is. So log p(x, z) never falls, for any example. Nothing is read back to the host.
 
 J has D columns, and forward-mode differentiation gives each for about the price of one decoding,
-whatever the decoder is made of (`recmix.tangents` knows the usual ones); no pixels-by-pixels matrix is
-ever formed. On a GPU, where no gradient is wanted, all of it goes through kernels of our own
-(`recmix.tangent_kernels`, `recmix.newton_kernels`).
+whatever the decoder is made of; no pixels-by-pixels matrix
+is ever formed. On a GPU, where no gradient is wanted, all of it goes through kernels of our own
+(`recmix.accelerate.tangent_kernels`, `recmix.accelerate.newton_kernels`).
 
 The Jacobian is the dear part, so the curvature of a step may serve again: a fresh gradient, which one
 pass forward and one back give, and the same H (`reuse`). Our own kernels form J faster than torch goes
@@ -29,10 +29,10 @@ import torch
 from torch import Tensor
 from torch.func import jvp, vmap
 
-from recmix.core import LatentModel, standard_normal
+from recmix.accelerate.tangents import chain, push
 from recmix.errors import ConfigError
+from recmix.model.latent import LatentModel, standard_normal
 from recmix.posteriors.full import cholesky, own_kernels
-from recmix.tangents import chain, push
 
 __all__ = ["NormalEquations", "climb", "damped_step", "jacobian", "normal_equations", "traceable"]
 
@@ -69,7 +69,7 @@ def jacobian(model: LatentModel, z: Tensor, *, chunk: int | None = None) -> tupl
         z: latent points.
         chunk: tangents at a time; by default as many as keep the memory moderate.
 
-    >>> from recmix.likelihoods import Gaussian
+    >>> from recmix.model.likelihoods import Gaussian
     >>> decoder = torch.nn.Sequential(torch.nn.Linear(2, 64), torch.nn.Unflatten(1, (1, 8, 8)))
     >>> model = LatentModel(decoder, Gaussian(), latent=2, shape=(1, 8, 8))
     >>> decoded, slope = jacobian(model, torch.zeros(3, 2))
@@ -93,7 +93,7 @@ def _jacobian(model: LatentModel, z: Tensor, chunk: int | None, packed: Any) -> 
         values = max(1, batch * model.centre.numel())
         chunk = max(1, min(latent, TANGENT_VALUES // values))
     if packed and _kernels(z):
-        from recmix import tangent_kernels
+        from recmix.accelerate import tangent_kernels
 
         pushed = tangent_kernels.push(packed, z, chunk)
         if pushed is not None:
@@ -119,7 +119,7 @@ def _packed(model: LatentModel, z: Tensor) -> Any:
     layers = chain(model.decoder) if _kernels(z) else None
     if layers is None:
         return None
-    from recmix import tangent_kernels
+    from recmix.accelerate import tangent_kernels
 
     return tangent_kernels.pack(layers, z)
 
@@ -226,7 +226,7 @@ def _log_joint(given: _Climb, z: Tensor) -> Tensor:
 def _decoded(given: _Climb, z: Tensor) -> Tensor:
     """The decoder's output for z (T, B, D): (T, B, C, H, W)."""
     if given.packed:
-        from recmix import tangent_kernels
+        from recmix.accelerate import tangent_kernels
 
         decoded = tangent_kernels.values(given.packed, z.flatten(0, 1))
         if decoded is not None:

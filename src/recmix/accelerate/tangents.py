@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from recmix.networks import Decoder
-from recmix.transposed import OneChannel
+from recmix.accelerate.transposed import OneChannel
+from recmix.model.networks import Decoder
 
 __all__ = ["chain", "push"]
 

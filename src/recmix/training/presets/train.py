@@ -18,15 +18,18 @@ import torch
 from torch import nn
 
 from recmix._version import __version__
-from recmix.core import find_method
+from recmix.api import Fitted
 from recmix.data import ImageData, as_data
 from recmix.errors import ConfigError, Interrupted, RecmixError, RunError
-from recmix.files import read_json, write_json
-from recmix.fitted import Fitted, build
-from recmix.options import read_options, split_auto
-from recmix.presets.read import Preset, Stage, check_options, parse, read_preset
-from recmix.run import FORMAT, PRESET, Run, Spec, Training, check_format
+from recmix.methods.registry import find_method
+from recmix.runs.files import read_json, write_json
+from recmix.runs.folder import PRESET, Run
+from recmix.runs.options import Training
+from recmix.runs.spec import FORMAT, Spec, check_format
+from recmix.training.build import build
 from recmix.training.fit import fit
+from recmix.training.options import read_options, split_auto
+from recmix.training.presets.read import Preset, Stage, check_options, parse, read_preset
 from recmix.training.world import world
 
 __all__ = ["EVERYWHERE", "fit_preset", "stored"]

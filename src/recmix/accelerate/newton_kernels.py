@@ -17,9 +17,9 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from recmix import kernels
-from recmix.kernels import _jit, _power
-from recmix.likelihoods import Bernoulli, Gaussian, Likelihood
+from recmix.accelerate import kernels
+from recmix.accelerate.kernels import _jit, _power
+from recmix.model.likelihoods import Bernoulli, Gaussian, Likelihood
 
 with suppress(ImportError):  # it comes with torch where that is built for GPUs
     import triton.language as tl

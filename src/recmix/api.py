@@ -13,22 +13,25 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from recmix.captured import Captured
-from recmix.core import LatentModel, Method, Posterior, find_method
+from recmix.accelerate.captured import Captured
 from recmix.data import Images, check_images
-from recmix.errors import ConfigError, RunError
+from recmix.errors import ConfigError
 from recmix.evaluation.bounds import bounds
 from recmix.evaluation.calibrate import IMAGES as CALIBRATED_ON
 from recmix.evaluation.calibrate import calibrate
 from recmix.evaluation.decompose import decompose
 from recmix.evaluation.gap import Gap
-from recmix.files import write_json
-from recmix.likelihoods import make_likelihood
-from recmix.networks import check_decoder, check_encoder, make_decoder, make_encoder
-from recmix.run import USE, Run, Spec
+from recmix.methods.method import Method
+from recmix.model.latent import LatentModel
+from recmix.posteriors.posterior import Posterior
+from recmix.runs.files import write_json
+from recmix.runs.folder import Run
+from recmix.runs.spec import Spec
+from recmix.training.build import build, pick_device
 from recmix.training.checkpoint import load_weights, save_weights
 
-__all__ = ["Fitted", "build", "load", "pick_device"]
+__all__ = ["AT_ONCE", "Fitted", "load"]
+
 
 AT_ONCE = 512
 """Images that pass through a network at a time."""
@@ -291,65 +294,6 @@ def _good(x: Tensor, shape: tuple[int, int, int]) -> bool:
         return False
     low, high = torch.stack(x.aminmax()).tolist()
     return bool(low >= 0 and high <= 1)
-
-
-def pick_device(name: str) -> torch.device:
-    """The device of this name; ``auto`` takes a GPU if there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"device {name!r} does not exist: try auto, cpu, cuda or cuda:0") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device {name!r} was asked for, but torch sees no CUDA device: try cpu")
-    return device
-
-
-def build(
-    spec: Spec,
-    *,
-    encoder: nn.Module | None = None,
-    decoder: nn.Module | None = None,
-    centre: np.ndarray | None = None,
-    variance: float = 1.0,
-) -> Method:
-    """A new method as the spec says, with fresh weights (from torch's global random stream)."""
-    if spec.latent < 1:
-        raise ConfigError(f"latent is the dimension of z, at least 1; got {spec.latent}")
-    if encoder is None:
-        encoder = make_encoder(_paper(spec.network, "encoder"), spec.shape, spec.latent)
-    else:
-        check_encoder(encoder, spec.shape, spec.latent)
-    if decoder is None:
-        decoder = make_decoder(_paper(spec.decoder_network, "decoder"), spec.shape, spec.latent)
-    else:
-        check_decoder(decoder, spec.shape, spec.latent)
-    given = {"variance": max(variance, 1e-6)} if spec.likelihood == "gaussian" else {}
-    model = LatentModel(
-        decoder,
-        make_likelihood(spec.likelihood, **given),
-        latent=spec.latent,
-        shape=spec.shape,
-        centre=None if centre is None else torch.from_numpy(centre),
-    )
-    make: Callable[..., Method] = find_method(spec.method)
-    method = make(model, encoder, **spec.options)
-    for name in USE:
-        setattr(method, name, getattr(spec.training, name))
-    device = pick_device(spec.training.device)
-    method.to(device, getattr(torch, spec.training.dtype))
-    if device.type == "cpu":  # there convolutions are faster in this layout
-        method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return method
-
-
-def _paper(kind: str, what: str) -> str:
-    if kind == "own":
-        raise RunError(
-            f"this run has its user's own {what}, which is code and not stored: pass {what}=…"
-        )
-    return kind
 
 
 def load(

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any, NamedTuple
 
-from recmix.core import Method
 from recmix.errors import ConfigError, unknown
+from recmix.methods.method import Method
 from recmix.methods.recursive import MAX_ORDER, RecursiveMixture
-from recmix.run import Training
+from recmix.runs.options import Training
 
 __all__ = [
     "AUTO",

@@ -1,218 +1,28 @@
-"""The central objects: a latent model p(x, z), a posterior q(z | x), a method that learns both.
-
-Shapes: the sample axis comes first. ``z`` is (S, B, D), ``log_q`` is (S, B), images ``x`` are
-(B, C, H, W) with values in [0, 1]. ``elbo`` and ``log_*`` are higher-is-better, in nats per example;
-``loss`` is what is minimised.
-"""
+"""The central objects: a latent model p(x, z), a posterior q(z | x), a method that learns both."""
 
 from __future__ import annotations
 
-import copy
 import math
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from recmix.errors import ConfigError, unknown
-from recmix.fusion import fusible
-from recmix.muon import OPTIMIZERS
-from recmix.run import REUSE
+from recmix.accelerate.muon import OPTIMIZERS
+from recmix.methods.component import Component
+from recmix.model.latent import LatentModel
+from recmix.posteriors.posterior import Posterior, tilted
+from recmix.runs.options import REUSE
 
-if TYPE_CHECKING:
-    from recmix.likelihoods import Likelihood
+__all__ = ["LESSONS", "Method", "Optimizers", "same_shapes", "update"]
 
-__all__ = [
-    "COMPONENTS",
-    "METHODS",
-    "Component",
-    "LatentModel",
-    "Method",
-    "Optimizers",
-    "Posterior",
-    "find_method",
-    "make_component",
-    "register",
-    "register_component",
-    "same_shapes",
-    "standard_normal",
-    "tilted",
-    "update",
-]
-
-WIDEST = 8.0
-"""What `tilted` gives is not above this, nor below its inverse."""
 
 Optimizers = dict[str, torch.optim.Optimizer]
 
 LESSONS = 8
 """Samples of the refined posterior that teach an encoder in one step; they need no decoder."""
-
-
-@fusible
-def standard_normal(z: Tensor) -> Tensor:
-    """log N(z; 0, I) summed over the last axis: (..., D) -> (...)."""
-    return -0.5 * (z.square().sum(-1) + z.shape[-1] * math.log(2 * math.pi))
-
-
-class Posterior(ABC):
-    """q(z | x) for one batch of B examples: it can sample and score.
-
-    A subclass is a plain object around tensors that carry gradients to the networks that made them.
-    """
-
-    @abstractmethod
-    def rsample_and_log_prob(
-        self, samples: int = 1, *, generator: torch.Generator | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Reparameterised samples z (S, B, D) and their log-densities log_q (S, B)."""
-
-    @abstractmethod
-    def log_prob(self, z: Tensor) -> Tensor:
-        """log q(z | x): (S, B, D) -> (S, B)."""
-
-    @property
-    @abstractmethod
-    def mean(self) -> Tensor:
-        """The posterior mean, (B, D)."""
-
-    @property
-    def weights(self) -> Tensor:
-        """Mixing weights (B, K), rows sum to 1; a posterior that is no mixture has K = 1."""
-        return torch.ones_like(self.mean[:, :1])
-
-    def kl_to_prior(self, z: Tensor, log_q: Tensor) -> Tensor:
-        """KL(q || N(0, I)), (S, B): here the estimate from samples; exact where a closed form exists."""
-        return log_q - standard_normal(z)
-
-    def widened(self, factor: float | Tensor) -> Posterior:
-        """The same about the same mean, wider by a factor, or by one for each example (B,).
-
-        Wider means: what the precision has beyond the prior's is divided by factor². So where the image
-        says much the standard deviations are `factor` times as large, and where it says nothing the
-        prior's width stays; nothing gets wider than the prior by it, and what is wider than the prior
-        comes nearer to it. Below 1, all standard deviations are multiplied by the factor.
-        """
-        raise ConfigError(
-            f"{type(self).__name__} has no standard deviations to widen: only Gaussians and mixtures "
-            "of them can be calibrated"
-        )
-
-    def copy(self) -> Posterior:
-        """The same density in tensors of its own."""
-        copied: Posterior = _copied(self)
-        return copied
-
-    def as_distribution(self) -> torch.distributions.Distribution:
-        """The same density as a `torch.distributions` object: batch_shape (B,), event_shape (D,)."""
-        raise ConfigError(
-            f"{type(self).__name__} is not a plain torch distribution: "
-            "use rsample_and_log_prob and log_prob instead"
-        )
-
-
-def _copied(value: Any) -> Any:
-    """A posterior, or a part of one, with its tensors copied; networks are shared."""
-    if isinstance(value, Tensor):
-        return value.clone()
-    if isinstance(value, list | tuple):
-        parts = [_copied(part) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    if isinstance(value, nn.Module) or not hasattr(value, "__dict__") or callable(value):
-        return value
-    made = copy.copy(value)
-    vars(made).update({name: _copied(part) for name, part in vars(value).items()})
-    return made
-
-
-def tilted(factor: float, tilt: float, worse: Tensor) -> Tensor:
-    """Factors of widths (B,) for images whose log p(x, mean) is so many nats worse than usual.
-
-    >>> tilted(2.0, 0.1, torch.tensor([0.0, 1.0, -1.0, 1e9]))
-    tensor([2.0000, 2.2103, 1.8097, 8.0000])
-    """
-    return (math.log(factor) + tilt * worse).clamp(-math.log(WIDEST), math.log(WIDEST)).exp()
-
-
-class LatentModel(nn.Module):
-    """p(x, z) = p(z) p(x | z) with p(z) = N(0, I).
-
-    Images come and go in [0, 1]. For a centred likelihood the training mean is subtracted before an
-    encoder sees an image and added back to what the decoder makes; nobody outside has to know.
-
-    Args:
-        decoder: (N, D) -> (N, C, H, W).
-        likelihood: p(x | decoder's output).
-        latent: D, the dimension of z.
-        shape: (C, H, W).
-        centre: the training mean (C, H, W); ignored unless the likelihood is centred.
-    """
-
-    centre: Tensor
-
-    def __init__(
-        self,
-        decoder: nn.Module,
-        likelihood: Likelihood,
-        *,
-        latent: int,
-        shape: tuple[int, int, int],
-        centre: Tensor | None = None,
-    ) -> None:
-        super().__init__()
-        self.decoder = decoder
-        self.likelihood = likelihood
-        self.latent = latent
-        self.shape = shape
-        if not self.likelihood.centred or centre is None:
-            centre = torch.zeros(shape)
-        self.register_buffer("centre", centre.detach().clone())
-
-    @property
-    def shift(self) -> Tensor | None:
-        """What is taken off images before an encoder sees them, (C, H, W), if anything is."""
-        return self.centre if self.likelihood.centred else None
-
-    def centred(self, x: Tensor) -> Tensor:
-        """What an encoder sees of x (B, C, H, W)."""
-        return x - self.centre if self.likelihood.centred else x
-
-    def decoded(self, z: Tensor) -> Tensor:
-        """The decoder's raw output for z (S, B, D): (S, B, C, H, W)."""
-        out: Tensor = self.decoder(z.flatten(0, -2))
-        return out.view(*z.shape[:-1], *out.shape[1:])
-
-    def decode(self, z: Tensor) -> Tensor:
-        """Mean images of z: (..., D) -> (..., C, H, W), in the data's own range."""
-        mean = self.likelihood.mean(self.decoded(z))
-        return mean + self.centre if self.likelihood.centred else mean
-
-    def log_conditional(self, x: Tensor, z: Tensor) -> Tensor:
-        """log p(x | z): x (B, C, H, W), z (S, B, D) -> (S, B)."""
-        return self.likelihood.log_prob(self.centred(x), self.decoded(z))
-
-    def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
-        """log p(x, z): x (B, C, H, W), z (S, B, D) -> (S, B)."""
-        return self.log_conditional(x, z) + standard_normal(z)
-
-    def sample(self, n: int, *, generator: torch.Generator | None = None) -> Tensor:
-        """Mean images of n draws from the prior, (n, C, H, W)."""
-        z = torch.randn(
-            n, self.latent, generator=generator, device=self.centre.device, dtype=self.centre.dtype
-        )
-        return self.decode(z)
-
-    def parameter_groups(self, learning_rate: float, variance_rate: float) -> list[dict[str, Any]]:
-        """Groups for the decoder's optimiser: the likelihood's own parameters move faster.
-
-        Adam moves a scalar by at most the learning rate per step, and the noise variance has far to go.
-        """
-        groups: list[dict[str, Any]] = [{"params": list(self.decoder.parameters()), "lr": learning_rate}]
-        if own := list(self.likelihood.parameters()):
-            groups.append({"params": own, "lr": learning_rate * variance_rate})
-        return groups
 
 
 def update(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
@@ -222,36 +32,6 @@ def update(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
     if moving:  # otherwise all of it stands still, and there is nothing to do
         loss.backward(inputs=moving)
         optimizer.step()
-
-
-class Component(nn.Module, ABC):
-    """One amortised posterior: an encoder, and what turns its output into a density.
-
-    Methods are made of components: the VAE of one Gaussian, a flow of one with its flow, a mixture of
-    several of any kind. Keyword-only constructor arguments are its options.
-
-    Args:
-        encoder: (B, C, H, W) -> (B, 2 D).
-        model: for the shapes of what is built on top; not kept.
-    """
-
-    kind: ClassVar[str]
-    setting: ClassVar[str | None] = None
-    """The option that the paper's tables vary, if any."""
-    sees_before: ClassVar[bool] = False
-    """Whether `forward` also takes the posterior of the component before, which it corrects."""
-    several: ClassVar[bool] = False
-    """Whether it can begin from several points, of which the best counts: then it has `best`."""
-    teachable: ClassVar[bool] = True
-    """Whether its density carries gradients to its encoder, so that samples can teach it."""
-
-    def __init__(self, encoder: nn.Module, model: LatentModel) -> None:
-        super().__init__()
-        self.encoder = encoder
-
-    @abstractmethod
-    def forward(self, x: Tensor, model: LatentModel) -> Posterior:
-        """q(z | x) for images x (B, C, H, W) in [0, 1]."""
 
 
 class Method(nn.Module, ABC):
@@ -369,7 +149,7 @@ class Method(nn.Module, ABC):
         """q after `refine` Gauss-Newton steps of each of its components; q itself if that is 0."""
         if not self.refine:
             return q
-        from recmix.refinement import refined
+        from recmix.inference.refinement import refined
 
         return refined(self.model, x, q, steps=self.refine, reuse=self.reuse, starts=self.starts)
 
@@ -478,7 +258,7 @@ class Method(nn.Module, ABC):
     @torch.no_grad()
     def teacher(self, x: Tensor, q: Posterior) -> Posterior:
         """q after `distil_steps` Gauss-Newton steps of each of its components, without gradients."""
-        from recmix.refinement import refined
+        from recmix.inference.refinement import refined
 
         how = {"reuse": self.reuse, "starts": self.starts}
         return refined(self.model, x, q, steps=self.distil_steps, **how)
@@ -516,55 +296,3 @@ def same_shapes(a: nn.Module, b: nn.Module) -> bool:
     """Whether the weights of one fit the other."""
     one, two = a.state_dict(), b.state_dict()
     return one.keys() == two.keys() and all(one[k].shape == two[k].shape for k in one)
-
-
-METHODS: dict[str, Any] = {}
-"""Method classes by name; each is called as (model, encoder, *, options)."""
-COMPONENTS: dict[str, Any] = {}
-"""Component classes by kind; each is called as (encoder, model, *, options)."""
-_M = TypeVar("_M", bound=type[Method])
-_C = TypeVar("_C", bound=type[Component])
-
-
-def register(cls: _M) -> _M:
-    """Make a method known under its name."""
-    if cls.name in METHODS:
-        raise ConfigError(f"two methods are called {cls.name!r}: {METHODS[cls.name]} and {cls}")
-    METHODS[cls.name] = cls
-    return cls
-
-
-def register_component(cls: _C) -> _C:
-    """Make a component known under its kind, for mixtures to be made of."""
-    if cls.kind in COMPONENTS:
-        raise ConfigError(f"two components are called {cls.kind!r}: {COMPONENTS[cls.kind]} and {cls}")
-    COMPONENTS[cls.kind] = cls
-    return cls
-
-
-def make_component(
-    kind: str, encoder: nn.Module, model: LatentModel, setting: int | None = None
-) -> Component:
-    """A component of this kind; `setting` is the option that its tables vary (steps, flows)."""
-    import recmix.methods  # noqa: F401  (fills the registry)
-
-    if kind not in COMPONENTS:
-        raise ConfigError(unknown("component", kind, COMPONENTS))
-    cls = COMPONENTS[kind]
-    if setting is None:
-        made: Component = cls(encoder, model)
-        return made
-    if cls.setting is None:
-        raise ConfigError(f"component {kind!r} has no setting, got component_setting={setting}")
-    made = cls(encoder, model, **{cls.setting: setting})
-    return made
-
-
-def find_method(name: str) -> type[Method]:
-    """The method class of this name."""
-    import recmix.methods  # noqa: F401  (fills the registry)
-
-    if name not in METHODS:
-        raise ConfigError(unknown("method", name, METHODS))
-    found: type[Method] = METHODS[name]
-    return found

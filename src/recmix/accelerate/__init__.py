@@ -1,0 +1,1 @@
+"""Fast paths: CUDA graphs, Triton kernels, stacked networks and capturable optimisers."""

@@ -1,0 +1,109 @@
+"""`Inference`: how a posterior is improved when it is used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from recmix.errors import ConfigError
+from recmix.model.options import Options, option, options_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from recmix.model.latent import LatentModel
+    from recmix.posteriors.posterior import Posterior
+
+__all__ = ["Inference"]
+
+REFINEMENT = ("how", "refine", "reuse", "restarts")
+CALIBRATION = ("scale", "slope", "reference")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inference(Options):
+    """Refinement and calibration of a posterior, applied in this order each time it is used.
+
+    Refinement moves each component's mean to a higher log p(x, z) by Gauss-Newton steps and replaces the
+    component by a Gaussian with the curvature found there. Calibration then multiplies the standard
+    deviations by a factor chosen on validation data. The default does nothing.
+
+    Calling it gives the improved posterior: ``inference(model, x, q)``.
+
+    >>> Inference(refine=2)
+    Inference(how='gauss-newton', refine=2, reuse=2, restarts=1, scale=1.0, slope=0.0, reference=0.0)
+    >>> Inference(refine=2).key, Inference(reuse=5).key
+    ('gauss-newton,refine=2,reuse=2,restarts=1', '')
+    """
+
+    how: str = option("gauss-newton", "Kind of refinement.", choices=["gauss-newton"])
+    refine: int = option(0, "Gauss-Newton steps for each example, such as 1, 2 or 4.", at_least=0)
+    reuse: int = option(
+        2, "Extra steps after each Gauss-Newton step that use the same curvature.", at_least=0
+    )
+    restarts: int = option(
+        1,
+        "Starting points for each example: the encoder's mean times 1, 0.8, 1.2, 0.6, 1.4 and so on. "
+        "The result with the highest estimate of log p(x) is used. Also for residual corrections.",
+        at_least=1,
+        at_most=9,
+    )
+    scale: float = option(1.0, "Factor of the posterior's standard deviations.", above=0)
+    slope: float = option(
+        0.0, "Log-scale added per nat that log p(x, mean) lies below the reference."
+    )
+    reference: float = option(0.0, "The log p(x, mean), in nats, at which `scale` applies.")
+
+    def __call__(self, model: LatentModel, x: Tensor, q: Posterior) -> Posterior:
+        """q(z | x), refined and calibrated.
+
+        Args:
+            model: p(x, z).
+            x: examples (B, ...).
+            q: the posterior of the encoder for x.
+        """
+        from recmix.inference.improve import improve
+
+        return improve(self, model, x, q)
+
+    @property
+    def uncalibrated(self) -> Inference:
+        """The same refinement without calibration."""
+        return replace(self, scale=1.0, slope=0.0, reference=0.0)
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether standard deviations are changed."""
+        return self.scale != 1 or self.slope != 0
+
+    @property
+    def key(self) -> str:
+        """The whole inference as text, for the names of scores; empty if it does nothing.
+
+        Options without effect are left out, so two inferences that do the same have the same key.
+        """
+        shown: list[str] = []
+        if self.refine:
+            shown += [self.how, *(f"{name}={getattr(self, name)}" for name in REFINEMENT[1:])]
+        elif self.restarts > 1:
+            shown.append(f"restarts={self.restarts}")
+        if self.calibrated:
+            shown += [f"{name}={getattr(self, name)!r}" for name in CALIBRATION]
+        return ",".join(shown)
+
+    @classmethod
+    def from_key(cls, key: str) -> Inference:
+        """The inverse of `key`.
+
+        >>> Inference.from_key("gauss-newton,refine=4,reuse=0,restarts=3").refine
+        4
+        """
+        known, found = options_of(cls), {}
+        for part in filter(None, key.split(",")):
+            name, equals, value = part.partition("=")
+            if not equals:
+                name, value = "how", part
+            if name not in known:
+                raise ConfigError(f"{key!r} does not name an inference: {part!r} is not an option of it")
+            found[name] = known[name].read(value)
+        return cls(**found)

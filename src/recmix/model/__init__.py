@@ -1,0 +1,1 @@
+"""The model p(x, z): priors, likelihoods and networks."""

@@ -1,0 +1,191 @@
+"""Options: each is defined once, as a field with a default, a help text and its valid values.
+
+A group of options is a frozen dataclass whose fields are made by `option`. Python arguments, the command
+line, TOML files, grids, the documentation and the run folder all read the fields. To add an option, add
+a field and the line that uses it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, NamedTuple
+
+from recmix.errors import ConfigError, unknown
+
+__all__ = ["ModelOptions", "Option", "Options", "option", "options_of"]
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    choices: Iterable[str] = (),
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+) -> Any:
+    """A dataclass field that is an option.
+
+    Args:
+        default: the value if none is given; None means that the code chooses.
+        help: one or two sentences in plain words.
+        choices: all valid values of a text option.
+        at_least: smallest valid number.
+        above: valid numbers are larger than this.
+        at_most: largest valid number.
+        below: valid numbers are smaller than this.
+    """
+    limits = {"at least": at_least, "above": above, "at most": at_most, "below": below}
+    about = {"help": help, "choices": tuple(choices), "limits": limits}
+    return field(default=default, metadata=about)
+
+
+_HOLDS: dict[str, Callable[[float, float], bool]] = {
+    "at least": lambda value, limit: value >= limit,
+    "above": lambda value, limit: value > limit,
+    "at most": lambda value, limit: value <= limit,
+    "below": lambda value, limit: value < limit,
+}
+
+
+class Option(NamedTuple):
+    """One option: its name, type, default, help text and valid values."""
+
+    name: str
+    kind: Any
+    default: Any
+    help: str
+    choices: tuple[str, ...] = ()
+    limits: Mapping[str, float | None] = types.MappingProxyType({})
+
+    def read(self, value: Any) -> Any:
+        """`value` as this option's type, checked. Text from a command line is converted.
+
+        >>> Option("order", int, 5, "").read("3")
+        3
+        """
+        kinds = [k for k in _kinds(self.kind) if k is not type(None)]
+        if value is None and type(None) in _kinds(self.kind):
+            return None
+        for kind in kinds:
+            found = _convert(kind, value)
+            if found is not None:
+                self.check(found)
+                return found
+        expected = " or ".join(_name(kind) for kind in kinds)
+        raise ConfigError(f"{self.name} must be {expected}, got {value!r}")
+
+    def check(self, value: Any) -> None:
+        """Refuse a value outside the valid ones."""
+        if self.choices and value not in self.choices:
+            raise ConfigError(unknown(f"value of {self.name}", value, self.choices))
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return
+        if not math.isfinite(value) and not math.isfinite(self.default or 0.0):
+            return
+        valid = [(words, limit) for words, limit in self.limits.items() if limit is not None]
+        if not math.isfinite(value) or any(not _HOLDS[words](value, limit) for words, limit in valid):
+            expected = " and ".join(f"{words} {limit:g}" for words, limit in valid) or "finite"
+            raise ConfigError(f"{self.name} must be {expected}, got {value}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """A group of options. A subclass is a frozen dataclass whose fields are made by `option`."""
+
+    def __post_init__(self) -> None:
+        for one in options_of(type(self)).values():
+            value = one.read(getattr(self, one.name))
+            object.__setattr__(self, one.name, value)
+
+    def to_json(self) -> dict[str, Any]:
+        """All options by name."""
+        return dataclasses.asdict(self)
+
+    def changed(self) -> dict[str, Any]:
+        """The options that differ from their defaults.
+
+        Digests and summaries use these. So a new option with a default that changes nothing leaves them
+        as they were.
+        """
+        return {k: v for k, v in vars(self).items() if v != options_of(type(self))[k].default}
+
+
+def options_of(group: type) -> dict[str, Option]:
+    """The options of a group, by name.
+
+    >>> options_of(ModelOptions)["latent"].default
+    20
+    """
+    hints = typing.get_type_hints(group)
+    return {
+        f.name: Option(
+            f.name,
+            hints[f.name],
+            f.default,
+            f.metadata.get("help", ""),
+            f.metadata.get("choices", ()),
+            f.metadata.get("limits", {}),
+        )
+        for f in fields(group)
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(Options):
+    """What the model p(x, z) and the encoder are.
+
+    >>> ModelOptions(latent=0)
+    Traceback (most recent call last):
+    recmix.errors.ConfigError: latent must be at least 1, got 0
+    """
+
+    latent: int = option(20, "Dimension of z.", at_least=1)
+    likelihood: str | None = option(
+        None, "gaussian or bernoulli. Default: bernoulli for binary data, gaussian for other data."
+    )
+    network: str = option("conv", "Networks: conv (the paper's), or dense (fully connected).")
+    decoder_network: str | None = option(
+        None, "The decoder's network, if it differs from the encoder's."
+    )
+
+
+def _kinds(kind: Any) -> tuple[Any, ...]:
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return typing.get_args(kind)
+    return (kind,)
+
+
+def _convert(kind: Any, value: Any) -> Any:  # noqa: PLR0911  (one return per type)
+    if typing.get_origin(kind) is Literal:
+        choices = typing.get_args(kind)
+        return next((c for c in choices if value == c or value == str(c)), None)
+    if kind is bool:
+        if isinstance(value, bool):
+            return value
+        return {"true": True, "false": False, "yes": True, "no": False}.get(str(value).lower())
+    if isinstance(value, bool):
+        return None
+    if kind is str:
+        return value if isinstance(value, str) else None
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    if kind is int:
+        whole = math.isfinite(number) and number == int(number)
+        return (value if isinstance(value, int) else int(number)) if whole else None
+    return number
+
+
+def _name(kind: Any) -> str:
+    if typing.get_origin(kind) is Literal:
+        choices = ", ".join(map(repr, typing.get_args(kind)))
+        return f"one of {choices}" if len(typing.get_args(kind)) > 1 else choices
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[kind]

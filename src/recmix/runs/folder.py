@@ -1,0 +1,126 @@
+"""A run is a folder: what was asked, what happened, what was learned. Reading it needs no torch."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from recmix.errors import RunError
+from recmix.runs.files import read_json, write_json
+from recmix.runs.spec import Spec
+
+__all__ = ["PRESET", "Run"]
+
+
+PRESET = "preset.json"
+"""Written before the run itself: the stages before it are in folders inside."""
+
+
+class Run:
+    """The folder of one run.
+
+    >>> import tempfile
+    >>> run = Run(Path(tempfile.mkdtemp()) / "vae")
+    >>> run.exists
+    False
+    """
+
+    FILES = (
+        "spec.json",
+        "history.json",
+        "status.json",
+        "scores.json",
+        "gap.json",
+        "log.jsonl",
+        "order.json",
+        "weights.safetensors",
+        "checkpoint.safetensors",
+    )
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+
+    @property
+    def exists(self) -> bool:
+        """Whether the folder holds a run."""
+        return (self.folder / "spec.json").exists()
+
+    @property
+    def weights(self) -> Path:
+        """The best weights."""
+        return self.folder / "weights.safetensors"
+
+    @property
+    def checkpoint(self) -> Path:
+        """The last state of training."""
+        return self.folder / "checkpoint.safetensors"
+
+    def create(self, spec: Spec, *, overwrite: bool = False) -> None:
+        """Make the folder for a new run; refuses one that already holds something."""
+        if self.folder.exists() and not self.folder.is_dir():
+            raise RunError(f"{self.folder} is a file: give the name of a folder")
+        if self.exists:
+            if not overwrite:
+                raise RunError(
+                    f"{self.folder} already holds a run: continue it with --resume (resume=True), "
+                    "replace it with --overwrite (overwrite=True), or give another folder"
+                )
+            self.clear()
+        elif self.folder.exists() and any(p.name in self.FILES for p in self.folder.iterdir()):
+            raise RunError(f"{self.folder} holds part of a run without its spec: give another folder")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"could not make the folder {self.folder}: {error.strerror}") from error
+        write_json(self.folder / "spec.json", spec.to_json())
+
+    def clear(self) -> None:
+        """Remove the files of a run, and nothing else."""
+        for name in (*self.FILES, PRESET):
+            (self.folder / name).unlink(missing_ok=True)
+        shutil.rmtree(self.folder / "tensorboard", ignore_errors=True)
+
+    def spec(self) -> Spec:
+        """What was asked."""
+        if not self.exists:
+            raise RunError(f"{self.folder} does not hold a run (no spec.json in it)")
+        path = self.folder / "spec.json"
+        return Spec.from_json(read_json(path), str(path))
+
+    def history(self) -> list[dict[str, float]]:
+        """One row per epoch so far."""
+        path = self.folder / "history.json"
+        rows: list[dict[str, float]] = read_json(path) if path.exists() else []
+        return rows
+
+    def status(self) -> dict[str, Any]:
+        """How far it is, and why it stopped."""
+        path = self.folder / "status.json"
+        state: dict[str, Any] = read_json(path) if path.exists() else {"status": "new"}
+        return state
+
+    def set_status(self, status: str, **more: Any) -> None:
+        """Record how the run stands."""
+        write_json(self.folder / "status.json", {"status": status, **more})
+
+    def scores(self) -> dict[str, Any]:
+        """What was measured, by ``split/samples``."""
+        path = self.folder / "scores.json"
+        found: dict[str, Any] = read_json(path) if path.exists() else {}
+        return found
+
+    def add_score(self, key: str, score: dict[str, Any]) -> None:
+        """Add one measurement to the scores."""
+        write_json(self.folder / "scores.json", {**self.scores(), key: score})
+
+    def log(self, event: str, **more: Any) -> None:
+        """Append one line to the log: what happened when, on which machine."""
+        line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "event": event, **more}
+        if event == "start":
+            line["host"] = {"python": platform.python_version(), "machine": platform.machine()}
+        with (self.folder / "log.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")

@@ -1,0 +1,128 @@
+"""The options of training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from recmix.errors import ConfigError
+from recmix.model.options import Options, option
+
+__all__ = ["Training"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training(Options):
+    """How parameters are trained. `None` means: the paper's value for the stage.
+
+    The first stage (no `init`) is the paper's: Adam, 5e-4, up to 2000 epochs. The second stage (`init`
+    given) is short and slow: 1e-6, up to 20 epochs.
+    """
+
+    epochs: int | None = option(None, "Passes over the training data (2000, then 20).", at_least=1)
+    batch_size: int = option(128, "Examples per update.", at_least=1)
+    optimizer: str = option(
+        "adam",
+        "adam, or muon (orthogonalised momentum for matrices; needs fewer epochs, at a learning rate "
+        "near 1e-3, and overfits sooner).",
+        choices=["adam", "muon"],
+    )
+    learning_rate: float | None = option(None, "Learning rate (5e-4, then 1e-6).", above=0)
+    schedule: str = option(
+        "constant",
+        "Learning rate over time: constant, or cosine or linear decay to final_rate.",
+        choices=["constant", "cosine", "linear"],
+    )
+    final_rate: float = option(
+        0.01, "Learning rate at the end of the decay, as a share of the first.", at_least=0, at_most=1
+    )
+    warmup: int = option(0, "Epochs over which the learning rate rises to its value.", at_least=0)
+    patience: int = option(
+        50, "Stop after this many epochs without a better validation bound; 0 never stops.", at_least=0
+    )
+    validation_samples: int = option(
+        5, "K of the validation bound (IWAE-K) that selects the best epoch.", at_least=1
+    )
+    keep_weights: str = option(
+        "best",
+        "Weights to keep: of the epoch with the best validation bound, or of the last epoch (then "
+        "nothing stops early).",
+        choices=["best", "last"],
+    )
+    variance_rate: float = option(
+        20.0, "Learning rate of the likelihood's variance, relative to the networks'.", at_least=0
+    )
+    fresh_rate: float | None = option(
+        None,
+        "In the second stage: learning rate of parameters that do not come from init, relative to the "
+        "others' (500 for the random components of me, 1 otherwise).",
+        at_least=0,
+    )
+    objective: str = option(
+        "elbo",
+        "What the decoder maximises: elbo, or iwae under the method's posterior.",
+        choices=["elbo", "iwae"],
+    )
+    objective_samples: int = option(5, "K of the iwae objective.", at_least=1)
+    train: str = option(
+        "all",
+        "What is trained: all, or encoder (the decoder stays as it is).",
+        choices=["all", "encoder"],
+    )
+    augment: float = option(
+        0.0,
+        "Share of each batch that is replaced by rotated, scaled, sheared and shifted images. Needs "
+        "train = encoder.",
+        at_least=0,
+        at_most=1,
+    )
+    decoder_samples: float = option(
+        0.0,
+        "Share of each batch that is replaced by decoder outputs for points near the data's posterior "
+        "means. Needs train = encoder.",
+        at_least=0,
+        at_most=1,
+    )
+    distil: float = option(
+        0.0,
+        "Share of distillation in the encoders' loss: they are fitted to samples of their own refined "
+        "posterior. The decoder is trained as without.",
+        at_least=0,
+        at_most=1,
+    )
+    distil_steps: int = option(2, "Gauss-Newton steps of the refinement for distil.", at_least=1)
+    weight_average: float = option(
+        0.0,
+        "Decay of a moving average of the weights, such as 0.999; the averages are validated and kept. "
+        "0 means no average.",
+        at_least=0,
+        below=1,
+    )
+    max_gradient_norm: float = option(
+        0.0, "Clip the norm of each update's gradient to this; 0 does not clip.", at_least=0
+    )
+    seed: int = option(
+        0, "Seed of the initial weights, the order of the data and the noise.", at_least=0, below=2**63
+    )
+    device: str = option("auto", "auto, cpu, cuda, cuda:1 and so on.")
+    dtype: str = option("float32", "float32 or float64.", choices=["float32", "float64"])
+    engine: str = option(
+        "auto",
+        "How updates run: auto, eager, graph (one CUDA graph) or compile (a graph of fewer kernels; "
+        "slower to start).",
+        choices=["auto", "eager", "graph", "compile"],
+    )
+    checkpoint_every: int = option(1, "Epochs between checkpoints.", at_least=1)
+    tensorboard: bool = option(False, "Also write TensorBoard event files into the run folder.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.augment + self.decoder_samples > 1:
+            raise ConfigError(
+                "augment and decoder_samples are shares of one batch, at most 1 together; "
+                f"got {self.augment} and {self.decoder_samples}"
+            )
+        if (self.augment or self.decoder_samples) and self.train != "encoder":
+            raise ConfigError(
+                "augment and decoder_samples add examples that are not data: give train = 'encoder', so "
+                "that the decoder does not learn them"
+            )
