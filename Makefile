@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 RECMIX_DATA ?= $(abspath $(wildcard ../shared/data))
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint types clean
+.PHONY: demo test lint types bench clean
 
 demo: $(VENV)/.run
 	$(BIN)/recmix demo --out runs/demo --overwrite
@@ -20,6 +20,9 @@ lint: $(VENV)/.dev
 
 types: $(VENV)/.dev
 	$(BIN)/mypy
+
+bench: $(VENV)/.dev
+	$(BIN)/python -m benchmarks $(ARGS)
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -1,9 +1,9 @@
-"""The paper's pseudocode in plain PyTorch, as a researcher would type it in: `recmix bench`'s baseline.
+"""The paper's pseudocode in plain PyTorch, as a researcher would write it: the baseline of training.
 
-Names follow the pseudocode. Every update forms what it needs afresh, with fresh noise; one ordinary Adam
-holds all the parameters, and `enable_grad` says which of them an update moves. Nothing is slow on
-purpose: components are evaluated once per forward, and images come already centred, on the device.
-It shares only the networks with the library.
+Names follow the pseudocode. Each update computes everything it needs again, with new noise. One ordinary
+Adam has all parameters, and `enable_grad` selects those that an update changes. Nothing is slow on
+purpose: components are evaluated once per forward pass, and images are already centred and on the
+device. It shares only the networks with the library.
 
 Reference: Kim & Pavlovic, Recursive Inference for Variational Autoencoders, NeurIPS 2020, supplement,
 "Pseudo Codes".
@@ -22,7 +22,7 @@ LOG_2PI = math.log(2 * math.pi)
 
 
 class DiagonalGaussian:
-    """n diagonal Gaussians, one for each image."""
+    """Diagonal Gaussians, one for each image: mu and logvar are (n, z_dim)."""
 
     def __init__(self, mu: Tensor, logvar: Tensor) -> None:
         self.mu = mu
@@ -39,7 +39,7 @@ class DiagonalGaussian:
 
 
 class Mixture:
-    """n mixtures, one for each image."""
+    """Mixtures of Gaussians, one for each image; each of logalphas is (n,)."""
 
     def __init__(self, comps: list[DiagonalGaussian], logalphas: list[Tensor]) -> None:
         self.comps = comps
@@ -61,7 +61,7 @@ class ConvEncoder(nn.Module):
 
 
 class ConvDecoder(nn.Module):
-    """p(x|z): a Gaussian around the network's output, with one learned variance."""
+    """p(x|z): a Gaussian whose mean is the network's output, with one learned variance."""
 
     def __init__(self, z_dim: int, x_dim: tuple[int, int, int], variance: float) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class ConvDecoder(nn.Module):
 
 
 class BaseBoundedRegressor(nn.Module):
-    """ε(x), eps_min < ε < eps_max."""
+    """ε(x) with eps_min < ε < eps_max, (n,)."""
 
     def __init__(
         self, x_dim: tuple[int, int, int], eps_min: float, eps_max: float, hidden: int = 10
@@ -113,7 +113,7 @@ class RecMixVAE(nn.Module):
         )
 
     def encoder_upto_kth(self, x: Tensor, k: int) -> Mixture:
-        """Q_k(.|x)."""
+        """Q_k(.|x), the mixture of components 0, ..., k."""
         comps = [self.encoder_kth_comp(x, m) for m in range(k + 1)]
         eps = [torch.ones(len(x), dtype=x.dtype, device=x.device)]
         eps += [self.eps_regrs[m - 1](x) for m in range(1, k + 1)]
@@ -126,7 +126,7 @@ class RecMixVAE(nn.Module):
         return Mixture(comps, logalphas)
 
     def encoder_kth_comp(self, x: Tensor, k: int) -> DiagonalGaussian:
-        """q_k(.|x)."""
+        """q_k(.|x), component k."""
         comp: DiagonalGaussian = self.comps[k](x)
         return comp
 
@@ -154,7 +154,7 @@ class RecMixVAE(nn.Module):
         return elbo, (q.log_prob(z) - mixture.log_prob(z)).mean()
 
     def enable_grad(self, module: nn.Module) -> None:
-        """Disable the autograd for all parameters except those of `module`."""
+        """Require gradients of the parameters of `module` only."""
         for p in self.parameters():
             p.requires_grad_(False)
         for p in module.parameters():
@@ -162,7 +162,7 @@ class RecMixVAE(nn.Module):
 
 
 class Literal:
-    """The main algorithm: `step` is one batch of it."""
+    """The main algorithm: each call of `step` trains on one batch."""
 
     def __init__(self, model: RecMixVAE, *, learning_rate: float = 1e-6, kl_max: float = 500.0) -> None:
         self.model = model
@@ -175,7 +175,7 @@ class Literal:
         self.optimizer.step()
 
     def step(self, batch: Tensor) -> Tensor:
-        """One batch; gives the last ELBO, on the device."""
+        """Train on one batch. Returns the last ELBO, on the device."""
         model = self.model
 
         # update q_0

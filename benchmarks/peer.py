@@ -1,8 +1,8 @@
-"""pythae, the peer of `recmix bench`: found, imported, and given the library's own networks.
+"""pythae, the library that recmix is compared with, around the same networks.
 
-It is never a dependency: its source lies in a folder of its own. What it imports and a machine does not
-have is stood in for by a few lines here, none of which runs inside what is timed, except a progress bar
-that shows nothing.
+It is not a dependency: its source is in a separate folder. If a package that pythae imports is missing,
+a few lines here replace it. None of them runs while pythae is timed, except a progress bar that shows
+nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 PACKAGES = ("pythae", "imageio")
@@ -29,7 +28,7 @@ INSTALL_SECONDS = 120
 
 
 def install(folder: Path) -> str:
-    """Put pythae's source into a folder; gives the reason if that could not be done."""
+    """Install pythae's source into a folder. Returns why that failed; empty if it worked."""
     if os.environ.get("RECMIX_OFFLINE", "") not in ("", "0"):
         return "RECMIX_OFFLINE is set and no --peer folder was given"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
@@ -37,23 +36,25 @@ def install(folder: Path) -> str:
     try:
         done = subprocess.run(pip, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        return f"pip took longer than {INSTALL_SECONDS} s to fetch pythae: give --peer a folder with it"
+        return (
+            f"pip needed more than {INSTALL_SECONDS} s for pythae: give --peer a folder with its source"
+        )
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        return f"pip could not fetch pythae ({last}): give --peer a folder with its source"
+        return f"pip could not install pythae ({last}): give --peer a folder with its source"
     return ""
 
 
 def has(folder: Path) -> bool:
-    """Whether pythae's source lies in the folder."""
+    """Whether the folder contains pythae's source."""
     return (folder / "pythae" / "__init__.py").exists()
 
 
 class Peer:
-    """pythae from a folder.
+    """pythae, imported from a folder.
 
     Args:
-        folder: holds the package ``pythae``.
+        folder: contains the package ``pythae``.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -61,7 +62,7 @@ class Peer:
             del sys.modules[name]
         sys.path.insert(0, str(folder))
         try:
-            with _stand_ins(), quiet():
+            with _replacements(), _quiet():
                 self.models = importlib.import_module("pythae.models")
                 self.trainers = importlib.import_module("pythae.trainers")
                 self.networks = importlib.import_module("pythae.models.nn")
@@ -72,13 +73,13 @@ class Peer:
         self.version = _version(folder)
 
     def vae(self, encoder: nn.Module, decoder: nn.Module, *, latent: int, shape: tuple[int, ...]) -> Any:
-        """Its VAE around these networks: a unit-variance Gaussian likelihood."""
+        """pythae's VAE around these networks, with a Gaussian likelihood of unit variance."""
         output = self.outputs.ModelOutput
 
         class Encoder(self.networks.BaseEncoder):  # type: ignore[name-defined, misc]
             def __init__(self) -> None:
                 super().__init__()
-                self.net = encoder.to(memory_format=torch.contiguous_format)  # as torch makes it
+                self.net = encoder
 
             def forward(self, x: Tensor) -> Any:
                 mean, log_variance = self.net(x).chunk(2, -1)
@@ -87,7 +88,7 @@ class Peer:
         class Decoder(self.networks.BaseDecoder):  # type: ignore[name-defined, misc]
             def __init__(self) -> None:
                 super().__init__()
-                self.net = decoder.to(memory_format=torch.contiguous_format)
+                self.net = decoder
 
             def forward(self, z: Tensor) -> Any:
                 return output(reconstruction=self.net(z))
@@ -101,9 +102,9 @@ class Peer:
     def training(
         self, model: Any, images: Tensor, *, batch: int, learning_rate: float, cuda: bool
     ) -> Iterator[Callable[[], None]]:
-        """A function that trains one epoch by its own trainer, with its data loader as it comes."""
-        kept = dict(os.environ)  # its configuration writes MASTER_ADDR and MASTER_PORT there
-        with tempfile.TemporaryDirectory(prefix="recmix-peer-") as folder, quiet():
+        """A function that trains one epoch with pythae's own trainer and data loader."""
+        before = dict(os.environ)  # pythae's configuration adds MASTER_ADDR and MASTER_PORT
+        with tempfile.TemporaryDirectory(prefix="recmix-peer-") as folder, _quiet():
             try:
                 trainer = self.trainers.BaseTrainer(
                     model=model,
@@ -118,17 +119,17 @@ class Peer:
                 trainer.prepare_training()
                 yield lambda: trainer.train_step(1)
             finally:
-                for name in os.environ.keys() - kept.keys():
+                for name in os.environ.keys() - before.keys():
                     del os.environ[name]
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """No log lines and no progress bars."""
+def _quiet() -> Iterator[None]:
+    """Show no log lines and no progress bars."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stderr(nowhere):
+        with open(os.devnull, "w", encoding="utf-8") as null, contextlib.redirect_stderr(null):
             yield
     finally:
         logging.disable(before)
@@ -141,10 +142,10 @@ def _version(folder: Path) -> str:
 
 
 @contextlib.contextmanager
-def _stand_ins() -> Iterator[None]:
-    """Modules that pythae imports and this machine does not have, while it is imported."""
+def _replacements() -> Iterator[None]:
+    """While pythae is imported, replace modules that it imports and that are not installed."""
     added = []
-    for name, make in STAND_INS.items():
+    for name, make in REPLACEMENTS.items():
         if importlib.util.find_spec(name) is None:
             for part, module in make().items():
                 sys.modules[part] = module
@@ -157,9 +158,9 @@ def _stand_ins() -> Iterator[None]:
 
 
 def _module(name: str, **content: Any) -> ModuleType:
-    made = ModuleType(name)
-    vars(made).update(content)
-    return made
+    module = ModuleType(name)
+    vars(module).update(content)
+    return module
 
 
 def _imageio() -> dict[str, ModuleType]:
@@ -170,7 +171,7 @@ def _imageio() -> dict[str, ModuleType]:
 
 
 def _cloudpickle() -> dict[str, ModuleType]:
-    return {"cloudpickle": _module("cloudpickle")}  # only saves models
+    return {"cloudpickle": _module("cloudpickle")}  # pythae only saves models with it
 
 
 def _tqdm() -> dict[str, ModuleType]:
@@ -194,7 +195,7 @@ def _pydantic() -> dict[str, ModuleType]:
     return {"pydantic": outer, "pydantic.dataclasses": inner}
 
 
-STAND_INS: dict[str, Callable[[], dict[str, ModuleType]]] = {
+REPLACEMENTS: dict[str, Callable[[], dict[str, ModuleType]]] = {
     "imageio": _imageio,
     "cloudpickle": _cloudpickle,
     "tqdm": _tqdm,

@@ -1,4 +1,4 @@
-"""The page `docs/performance.md` and its pictures, from the JSON files of `recmix bench`."""
+"""The page ``docs/performance.md`` and its plots, from the JSON files in ``benchmarks/results/``."""
 
 from __future__ import annotations
 
@@ -19,103 +19,102 @@ from recmix.reports.figures import COLOURS, STYLE
 from recmix.runs.files import write_bytes
 
 TEMPLATE = Path(__file__).parent / "performance.template.md"
-Results = dict[str, dict[str, Any]]
-"""The content of one file: figures by key."""
-
-
-def plot(results: Path, docs: Path) -> list[Path]:
-    """Write the page and its pictures; gives the files written."""
-    found = read(results)
-    pictures = docs / "images"
-    pictures.mkdir(parents=True, exist_ok=True)
-    drawn = {
-        "order": _draw(found, "growth_in_order", against_order, pictures / "time-against-order.png"),
-        "replicas": _draw(
-            found,
-            "replicas_throughput",
-            against_replicas,
-            pictures / "throughput-against-replicas.png",
-        ),
-    }
-    page = docs / "performance.md"
-    text = TEMPLATE.read_text(encoding="utf-8")
-    text = text.replace("{{tables}}", "\n\n".join(table(one) for one in found.values()))
-    for name, path in drawn.items():
-        shown = f"![{CAPTIONS[name]}](images/{path.name})" if path else NOT_YET[name]
-        text = text.replace("{{" + name + "}}", shown)
-    write_bytes(page, text.encode())
-    return [page, *(path for path in drawn.values() if path)]
-
-
-def read(results: Path) -> dict[str, Results]:
-    """All files of results, by name."""
-    found = {}
-    for path in sorted(results.glob("*.json")):
-        try:
-            found[path.stem] = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise RunError(f"{path} is not readable JSON ({error}): measure again") from error
-    if not found:
-        raise RunError(f"no results in {results}: run `recmix bench` first")
-    # Graphics cards first: most of the figures are theirs.
-    return dict(sorted(found.items(), key=lambda item: item[0].startswith("cpu")))
-
-
 CAPTIONS = {
     "order": "Time of a training step against the order of the recursion",
     "replicas": "Images per second against the number of replicas",
 }
-NOT_YET = {
+MISSING = {
     "order": "*`growth_in_order` has not been measured yet.*",
     "replicas": "*`replicas_throughput` has not been measured yet.*",
 }
+Results = dict[str, dict[str, Any]]
+"""The content of one file: results by benchmark."""
+
+
+def write_page(folder: Path, docs: Path) -> list[Path]:
+    """Write the page and its plots from the results in a folder. Returns the files written."""
+    results = read(folder)
+    images = docs / "images"
+    images.mkdir(parents=True, exist_ok=True)
+    plots = {
+        "order": _plot(results, "growth_in_order", plot_orders, images / "time-against-order.png"),
+        "replicas": _plot(
+            results,
+            "replicas_throughput",
+            plot_replicas,
+            images / "throughput-against-replicas.png",
+        ),
+    }
+    page = docs / "performance.md"
+    text = TEMPLATE.read_text(encoding="utf-8")
+    text = text.replace("{{tables}}", "\n\n".join(table(one) for one in results.values()))
+    for name, path in plots.items():
+        image = f"![{CAPTIONS[name]}](images/{path.name})" if path else MISSING[name]
+        text = text.replace("{{" + name + "}}", image)
+    write_bytes(page, text.encode())
+    return [page, *(path for path in plots.values() if path)]
+
+
+def read(folder: Path) -> dict[str, Results]:
+    """All results files of a folder by name, those of GPUs first."""
+    results = {}
+    for path in sorted(folder.glob("*.json")):
+        try:
+            results[path.stem] = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise RunError(
+                f"{path} is not readable JSON ({error}): delete it and run `python -m benchmarks` again"
+            ) from error
+    if not results:
+        raise RunError(f"there are no results in {folder}: run `python -m benchmarks` first")
+    return dict(sorted(results.items(), key=lambda item: item[0].startswith("cpu")))
 
 
 def table(results: Results) -> str:
-    """The figures of one device as Markdown."""
+    """The results of one device as a Markdown table."""
     first = next(iter(results.values()))
     lines = [
         f"### {first['device']}",
         "",
-        "| figure | value | spread | reach | met | measured times |",
+        "| benchmark | value | spread | target | reached | measured times |",
         "|---|---|---|---|---|---|",
     ]
     for name, entry in results.items():
-        met = {True: "yes", False: "**no**", None: "-"}[entry["reached"]]
         cells = (
             f"{entry['about']}<br>`{name}`",
             f"**{_number(entry['value'])}** {entry['unit']}",
             f"± {_number(entry['spread'])}" if entry["spread"] else "-",
             entry["reach"] or "-",
-            met,
+            {True: "yes", False: "**no**", None: "-"}[entry["reached"]],
             _times(entry["detail"]),
         )
         lines.append("| " + " | ".join(cells) + " |")
     versions = sorted({(e["torch"], e["python"], e["date"][:10]) for e in results.values()})
-    told = "; ".join(f"torch {t}, Python {p}, {d}" for t, p, d in versions)
+    listed = "; ".join(f"torch {t}, Python {p}, {d}" for t, p, d in versions)
     quick = [name for name, entry in results.items() if entry.get("quick")]
-    lines += ["", f"Measured with {told}."]
+    lines += ["", f"Measured with {listed}."]
     if quick:
-        lines += [f"With `--quick`, so only roughly: {', '.join(f'`{n}`' for n in quick)}."]
+        names = ", ".join(f"`{name}`" for name in quick)
+        lines += [f"Measured with `--quick`, so less precise: {names}."]
     return "\n".join(lines)
 
 
 def _times(detail: Mapping[str, Any]) -> str:
-    """The medians behind a ratio, and the same ratio by other ways of calling."""
-    said = [f"{name} {_number(ms)} ms" for name, ms in detail.get("ms", {}).items()]
-    for way in ("eager", "streamed"):
-        found = detail.get(way)
-        if isinstance(found, dict) and "value" in found:
-            said.append(f"{way}: {_number(found['value'])}")
-    return ", ".join(said) or "-"
+    """The medians behind a ratio, and the same ratio without CUDA graphs."""
+    words = [f"{name} {_number(ms)} ms" for name, ms in detail.get("ms", {}).items()]
+    for how in ("eager", "streamed"):
+        other = detail.get(how)
+        if isinstance(other, dict) and "value" in other:
+            words.append(f"{how}: {_number(other['value'])}")
+    return ", ".join(words) or "-"
 
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def against_order(axes: Any, device: str, detail: Mapping[str, Any], colour: str) -> None:
-    """Times of the library's engine and of the pseudocode."""
+def plot_orders(axes: Any, device: str, detail: Mapping[str, Any], colour: str) -> None:
+    """Time of a training step of the library's engine and of the pseudocode, for each order."""
     sides = (
         (f"recmix, {detail['engine']} engine", "orders", "o-"),
         ("literal", "literal_orders", "s--"),
@@ -126,12 +125,12 @@ def against_order(axes: Any, device: str, detail: Mapping[str, Any], colour: str
     axes.set(xlabel="order (components)", ylabel="ms per training step", yscale="log")
     axes.set_xscale("log", base=2)  # a power is a straight line, and its exponent the slope
     axes.set_xticks(points[0], [str(n) for n in points[0]])
-    axes.set_title("A training step against the order of the recursion, batch 128")
+    axes.set_title("Time of a training step against the order of the recursion, batch 128")
 
 
-def against_replicas(axes: Any, device: str, detail: Mapping[str, Any], colour: str) -> None:
-    """Images per second, a line for each method."""
-    methods = [name for name, found in detail.items() if isinstance(found, dict)]
+def plot_replicas(axes: Any, device: str, detail: Mapping[str, Any], colour: str) -> None:
+    """Images per second for each number of replicas, a line for each method."""
+    methods = [name for name, rates in detail.items() if isinstance(rates, dict)]
     for name, style in zip(methods, ("o-", "s--", "^:"), strict=False):
         points = _points(detail[name])
         axes.plot(*points, style, color=colour, label=f"{name} ({device})", lw=1.6, ms=4)
@@ -146,14 +145,16 @@ def _points(values: Mapping[str, float]) -> tuple[list[int], list[float]]:
     return [n for n, _ in pairs], [value for _, value in pairs]
 
 
-def _draw(found: Mapping[str, Results], key: str, draw: Callable[..., None], path: Path) -> Path | None:
-    """One picture with a colour for each device that has this key; None if none has."""
-    having = [one[key] for one in found.values() if key in one]
-    if not having:
+def _plot(
+    results: Mapping[str, Results], name: str, draw: Callable[..., None], path: Path
+) -> Path | None:
+    """A plot with a colour for each device that has results of this benchmark; None if none has."""
+    entries = [one[name] for one in results.values() if name in one]
+    if not entries:
         return None
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-        for entry, colour in zip(having, itertools.cycle(COLOURS), strict=False):
+        for entry, colour in zip(entries, itertools.cycle(COLOURS), strict=False):
             draw(axes, entry["device"], entry["detail"], colour)
         axes.legend(frameon=False, fontsize=8)
         figure.savefig(path, metadata={"Software": None})

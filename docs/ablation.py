@@ -1,6 +1,6 @@
-"""What each part of the residual recursion is worth, on validation images.
+"""The gain from each part of the residual corrections, on validation images.
 
-python docs/ablation.py RUN OUT, where RUN is a trained VAE (MNIST, 20 dimensions in docs/results.md).
+python docs/ablation.py RUN OUT, where RUN is a trained VAE (MNIST, 20 dimensions, in docs/ablations.md).
 The variants start from it and are trained together on a GPU. Writes JSON for docs/results.
 """
 
@@ -12,18 +12,18 @@ from pathlib import Path
 
 import recmix
 
-CHAIN = {"component": "residual", "corrections": 3, "width": 2.0}
-NEAR = {"augment": 0.3, "dreams": 0.3}
+RESIDUAL = {"method": "residual", "corrections": 3, "width": 2.0}
+NEAR = {"augment": 0.3, "decoder_samples": 0.3}
 ENCODERS = {
     "one pass, data alone": {},
     "one pass": NEAR,
-    "1 correction": {**CHAIN, **NEAR, "corrections": 1},
-    "3 corrections, one corrector": {**CHAIN, **NEAR},
-    "3 corrections, dreams only": {**CHAIN, "dreams": 0.6},
-    "3 corrections, augmented only": {**CHAIN, "augment": 0.6},
-    "3 corrections, a corrector each": {**CHAIN, **NEAR, "shared": False},
-    "3 corrections, no data as they are": {**CHAIN, "augment": 0.5, "dreams": 0.5},
-    "3 corrections, one corrector, rate 1e-3": {**CHAIN, **NEAR, "learning_rate": 1e-3},
+    "1 correction": {**RESIDUAL, **NEAR, "corrections": 1},
+    "3 corrections, one corrector": {**RESIDUAL, **NEAR},
+    "3 corrections, decoder samples only": {**RESIDUAL, "decoder_samples": 0.6},
+    "3 corrections, augmented only": {**RESIDUAL, "augment": 0.6},
+    "3 corrections, a corrector each": {**RESIDUAL, **NEAR, "shared": False},
+    "3 corrections, no data as they are": {**RESIDUAL, "augment": 0.5, "decoder_samples": 0.5},
+    "3 corrections, one corrector, rate 1e-3": {**RESIDUAL, **NEAR, "learning_rate": 1e-3},
 }
 DECODERS = {
     "refine 2, rate 1e-5": {"learning_rate": 1e-5, "schedule": "constant"},
@@ -35,8 +35,8 @@ DECODERS = {
 REFINED = "3 corrections, one corrector"
 
 
-def by_steps(model: recmix.Fitted, data: recmix.data.ImageData) -> dict[str, float]:
-    """IWAE-100 of the first 1,000 validation images, refined by so many steps."""
+def by_steps(model: recmix.Model, data: recmix.data.ImageData) -> dict[str, float]:
+    """IWAE-100 of the first 1,000 validation images, by the number of refinement steps."""
     images = data.x_val[:1000]
     return {str(n): float(model.refined(n).log_likelihood(images).mean()) for n in (0, 1, 2, 4)}
 
@@ -45,20 +45,19 @@ def main(run: str, out: str) -> None:
     vae = recmix.load(run)
     data = recmix.data.rebuild(vae.spec.data)
     common = {"method": "vae", "data": data, "init": vae, "schedule": "cosine", "patience": 0}
-    alone = common | {"moves": "encoder", "epochs": 8, "learning_rate": 5e-4, "fresh_rate": 1.0}
-    against = common | {"refine": 2, "epochs": 4}
-    rows = []
-    for kind, variants in ((alone, ENCODERS), (against, DECODERS)):
-        models = recmix.fit_many([kind | variant for variant in variants.values()])
+    encoders = common | {"train": "encoder", "epochs": 8, "learning_rate": 5e-4, "fresh_rate": 1.0}
+    decoders = common | {"refine": 2, "epochs": 4}
+    rows, refined = [], {}
+    for request, variants in ((encoders, ENCODERS), (decoders, DECODERS)):
+        models = recmix.fit_many([request | variant for variant in variants.values()])
         for name, model in zip(variants, models, strict=True):
             best = max(model.history, key=lambda row: row["val_iwae"])
             rows.append({"variant": name, "iwae": best["val_iwae"], "elbo": best["val_elbo"]})
             print(f"{name}: {best['val_iwae']:.2f}")
             if name == REFINED:
                 refined = {title: by_steps(m, data) for title, m in (("VAE", vae), (name, model))}
-    Path(out).write_text(
-        json.dumps({"run": vae.spec.to_json(), "rows": rows, "refined": refined}, indent=1) + "\n"
-    )
+    content = {"run": vae.spec.to_json(), "rows": rows, "refined": refined}
+    Path(out).write_text(json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

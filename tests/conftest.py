@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-torch.set_num_threads(1)  # tests run side by side
+torch.set_num_threads(1)  # several tests run at the same time
 
 
 @pytest.fixture
 def real_data() -> Path:
-    """The folder with the published data sets; tests that want it skip where it is missing."""
+    """The folder with the published data sets; tests that need it are skipped if it is missing."""
     root = os.environ.get("RECMIX_DATA")
     if not root or not Path(root).is_dir():
         pytest.skip("RECMIX_DATA names no folder with the published data sets")
@@ -21,7 +21,7 @@ def real_data() -> Path:
 
 @pytest.fixture(scope="module")
 def browser():
-    """Debian's Chromium, which asks nobody for anything by itself."""
+    """Debian's Chromium, without requests of its own to the network."""
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:

@@ -11,51 +11,50 @@ from typing import TYPE_CHECKING, Any
 from recmix._version import __version__
 
 if TYPE_CHECKING:
-    from recmix import data
-    from recmix.api import Fitted, load
+    from recmix import data, objectives
+    from recmix.api import Model, fit, fit_many, fit_preset, load
     from recmix.errors import RecmixError
-    from recmix.exports import export
+    from recmix.inference import Inference
     from recmix.methods.method import Method
     from recmix.methods.registry import register
     from recmix.model.latent import LatentModel
-    from recmix.posteriors.posterior import Posterior
-    from recmix.training.fit import fit, fit_many
-    from recmix.training.presets import fit_preset
+    from recmix.posteriors import Posterior
 
 __all__ = [
-    "Fitted",
+    "Inference",
     "LatentModel",
     "Method",
+    "Model",
     "Posterior",
     "RecmixError",
     "__version__",
     "data",
-    "export",
     "fit",
     "fit_many",
     "fit_preset",
     "load",
+    "objectives",
     "register",
 ]
 
 _HOME = {
-    "Fitted": "recmix.api",
+    "Inference": "recmix.inference",
     "LatentModel": "recmix.model.latent",
     "Method": "recmix.methods.method",
-    "Posterior": "recmix.posteriors.posterior",
+    "Model": "recmix.api",
+    "Posterior": "recmix.posteriors",
     "RecmixError": "recmix.errors",
-    "export": "recmix.exports",
-    "fit": "recmix.training.fit",
-    "fit_many": "recmix.training.fit",
-    "fit_preset": "recmix.training.presets",
+    "fit": "recmix.api",
+    "fit_many": "recmix.api",
+    "fit_preset": "recmix.api",
     "load": "recmix.api",
     "register": "recmix.methods.registry",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name == "data":
-        return importlib.import_module("recmix.data")
+    if name in ("data", "objectives"):
+        return importlib.import_module(f"recmix.{name}")
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
     raise AttributeError(f"module 'recmix' has no attribute {name!r}")

@@ -1,9 +1,7 @@
-"""A trained model as a user holds it: numpy or torch in, answers in nats and pixels out."""
+"""What a user calls: `fit`, `fit_many`, `fit_preset` and `load`, which give a `Model`."""
 
 from __future__ import annotations
 
-import copy
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,39 +11,42 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from recmix.accelerate.captured import Captured
 from recmix.data import Images, check_images
 from recmix.errors import ConfigError
 from recmix.evaluation.bounds import bounds
-from recmix.evaluation.calibrate import IMAGES as CALIBRATED_ON
-from recmix.evaluation.calibrate import calibrate
+from recmix.evaluation.calibrate import EXAMPLES, calibrate
 from recmix.evaluation.decompose import decompose
 from recmix.evaluation.gap import Gap
-from recmix.methods.method import Method
+from recmix.exports.serialise import export
+from recmix.inference import Inference
+from recmix.methods.method import Method, infer, infer_no_grad
 from recmix.model.latent import LatentModel
-from recmix.posteriors.posterior import Posterior
+from recmix.posteriors import Posterior
 from recmix.runs.files import write_json
 from recmix.runs.folder import Run
 from recmix.runs.spec import Spec
-from recmix.training.build import build, pick_device
-from recmix.training.checkpoint import load_weights, save_weights
+from recmix.training.build import Trained, load_trained
+from recmix.training.checkpoint import save_weights
+from recmix.training.fit import train_models
+from recmix.training.job import Callback
+from recmix.training.presets import Preset, train_preset
 
-__all__ = ["AT_ONCE", "Fitted", "load"]
+__all__ = ["Model", "fit", "fit_many", "fit_preset", "load"]
+
+CHUNK = 512
+"""Examples that pass through a network at a time."""
 
 
-AT_ONCE = 512
-"""Images that pass through a network at a time."""
+class Model(nn.Module):
+    """A trained model: a method, and the inference with which its posterior is used.
 
-
-class Fitted:
-    """A trained method with its spec and history.
-
-    Images are numpy arrays or tensors (B, C, H, W) in [0, 1] (uint8 counts as value / 255); results are
-    tensors on the CPU or the model's device, without gradients. For gradients use `method` itself.
+    It is an `nn.Module`: ``model(x)`` is the posterior of a batch, with gradients, and `state_dict`,
+    `to`, `eval`, hooks and `torch.compile` work. The other methods take numpy arrays or tensors
+    (B, C, H, W) in [0, 1] (uint8 counts as value / 255) and return tensors without gradients.
 
     Args:
         method: the trained method.
-        spec: what it was asked to be.
+        spec: what defines the run.
         history: one row per epoch.
         folder: where it is stored, if it is.
     """
@@ -57,112 +58,99 @@ class Fitted:
         history: Sequence[dict[str, float]] = (),
         folder: Path | None = None,
     ) -> None:
-        self.method = method.eval()
-        self._form = Captured(self.method)
+        super().__init__()
+        self.method = method
         self.spec = spec
         self.history = list(history)
         self.folder = folder
+        self.eval()
 
     @property
-    def model(self) -> LatentModel:
+    def inference(self) -> Inference:
+        """How the posterior is improved when it is used."""
+        return self.spec.inference
+
+    @property
+    def latent_model(self) -> LatentModel:
         """p(x, z)."""
         return self.method.model
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters are."""
-        return self.model.centre.device
+        """The device of the parameters."""
+        return self.latent_model.centre.device
 
-    def to(self, device: str) -> Fitted:
-        """Move to a device."""
-        self.method.to(pick_device(device))
-        return self
+    def forward(self, x: Tensor) -> Posterior:
+        """q(z | x) of a batch x (B, C, H, W) in [0, 1] on the model's device, with gradients."""
+        return infer(self.method, x, self.inference)
 
-    def refined(self, steps: int, *, starts: int | None = None, reuse: int | None = None) -> Fitted:
+    def refined(self, steps: int, *, restarts: int | None = None, reuse: int | None = None) -> Model:
         """The same model with every component of its posterior refined by Gauss-Newton steps.
 
-        Nothing is trained and nothing is copied: the refined model shares the weights of this one.
+        Nothing is trained and nothing is copied: the new model shares the weights of this one.
 
         Args:
-            steps: damped Gauss-Newton steps from each component's mean; 0 takes refinement away.
-            starts: climbs of each component, 1 to 9, from its mean and from points beside it, of which
-                the best counts; for latent spaces where one climb often ends on the wrong hill. A chain
-                of residual corrections begins from so many points too, even without any step.
-            reuse: how often the curvature of a step serves again. Both stay as they are if not given.
+            steps: damped Gauss-Newton steps from each component's mean; 0 removes the refinement.
+            restarts: starting points for each example, 1 to 9. The result with the highest estimate of
+                log p(x) is used. Residual corrections use restarts also without steps.
+            reuse: extra steps after each step that use the same curvature. Both stay as they are if not
+                given.
         """
         if steps < 0:
             raise ConfigError(f"steps must not be negative, got {steps}: try 1, 2 or 4")
-        given = {"refine": steps, "starts": starts, "reuse": reuse}
-        return self._used(**{name: value for name, value in given.items() if value is not None})
-
-    def widened(self, factor: float, *, tilt: float = 0.0, at: float = 0.0) -> Fitted:
-        """The same model with a wider posterior: standard deviations `factor` times as large.
-
-        Where an image says little they are less so, and never larger than the prior's, see
-        `Posterior.widened`. Nothing is trained and nothing is copied, as with `refined`.
-
-        Args:
-            factor: above 1 wider, below 1 narrower.
-            tilt: if not 0, the factor grows by that of e to `tilt` for each nat by which log p(x, mean)
-                falls short of `at`.
-            at: log p(x, mean), in nats, of the images that `factor` is meant for.
-        """
-        if not (math.isfinite(factor) and factor > 0):
-            raise ConfigError(f"factor must be a positive number, got {factor}")
-        for name, value in (("tilt", tilt), ("at", at)):
-            if not math.isfinite(value):
-                raise ConfigError(f"{name} must be a finite number, got {value}")
-        return self._used(widen=float(factor), widen_tilt=float(tilt), widen_at=float(at))
+        given = {"refine": steps, "restarts": restarts, "reuse": reuse}
+        return self.using(**{name: value for name, value in given.items() if value is not None})
 
     def calibrated(
         self, x: Any, samples: int = 100, *, seed: int = 0, memory: int | None = None
-    ) -> Fitted:
-        """The same model, its posterior as wide as makes IWAE-`samples` of held-out images highest.
+    ) -> Model:
+        """The same model with the scale of its posterior chosen on held-out examples.
 
-        An encoder is surer of images it has not seen than it may be, most of all of those it explains
-        badly. Two numbers, how much wider its posterior should be and how much more so for each nat that
-        an image fits worse, are fitted here to images that it was not trained on and that nothing is
-        reported on: validation images. The log-likelihood is then estimated with fewer losses; the
-        ELBO, for which the encoder was trained, falls.
+        Encoders are overconfident on examples that they were not trained on. Two numbers are fitted to
+        validation examples: a scale of the standard deviations, and how much it grows for examples that
+        fit worse. The estimate of the log-likelihood improves; the ELBO, for which the encoder was
+        trained, falls.
 
         Args:
-            x: held-out images; the first thousand are used.
-            samples: K of IWAE-K that the width is for.
+            x: held-out examples, which nothing is reported on; the first thousand are used.
+            samples: K of the IWAE-K bound that is maximised.
             seed: of the sampling noise.
             memory: bytes for the decoder's activations at a time; by default what suits the device.
         """
-        images = self._images(x[:CALIBRATED_ON])
-        found = calibrate(self.method, images, samples=samples, seed=seed, memory=memory)
-        return self.widened(found.factor, tilt=found.tilt, at=found.at)
+        examples = self._examples(x[:EXAMPLES])
+        found = calibrate(
+            self.method, examples, self.inference, samples=samples, seed=seed, memory=memory
+        )
+        return self.using(**vars(found.inference))
 
-    def _used(self, **how: Any) -> Fitted:
-        """This model with its posterior used in another way: the weights are shared."""
-        method = copy.copy(self.method)
-        for name, value in how.items():
-            setattr(method, name, value)
-        spec = replace(self.spec, training=replace(self.spec.training, **how))
-        return Fitted(method, spec, self.history, None)
+    def using(self, **options: Any) -> Model:
+        """The same model with other options of `Inference`; the weights are shared.
 
-    @torch.no_grad()
+        >>> import numpy as np
+        >>> model = fit("vae", np.random.default_rng(0).random((30, 1, 8, 8), np.float32), epochs=1)
+        >>> model.using(refine=2, scale=1.2).inference.key
+        'gauss-newton,refine=2,reuse=2,restarts=1,scale=1.2,slope=0.0,reference=0.0'
+        """
+        inference = replace(self.inference, **options)
+        return Model(self.method, replace(self.spec, inference=inference), self.history, None)
+
     def posterior(self, x: Any) -> Posterior:
-        """q(z | x)."""
-        return self._form(self._images(x))
+        """q(z | x), without gradients."""
+        return infer_no_grad(self.method, self._examples(x), self.inference)
 
     @torch.no_grad()
     def log_joint(self, x: Any, z: Any) -> Tensor:
-        """log p(x, z) for z (S, B, D): (S, B), the quantity every bound is made of."""
-        x = self._images(x)
-        z = torch.as_tensor(z, dtype=self.model.centre.dtype, device=self.device)
-        if z.ndim != 3 or z.shape[1:] != (len(x), self.model.latent):
-            raise ConfigError(
-                f"z must be (samples, {len(x)}, {self.model.latent}), got {tuple(z.shape)}"
-            )
-        return self.model.log_joint(x, z)
+        """log p(x, z) for z (S, B, D): (S, B)."""
+        x, z = self._examples(x), self._latents(z)
+        if z.ndim != 3 or z.shape[1] != len(x):
+            latent = self.latent_model.latent
+            raise ConfigError(f"z must be (samples, {len(x)}, {latent}), got {tuple(z.shape)}")
+        return self.latent_model.log_joint(x, z)
 
     def log_likelihood(
         self, x: Any, samples: int = 100, *, seed: int = 0, memory: int | None = None
     ) -> Tensor:
-        """IWAE-`samples` lower bound of log p(x), (B,) in nats."""
+        """IWAE-`samples`, a lower bound of log p(x), (B,) in nats."""
         return self.bounds(x, samples, seed=seed, memory=memory)[1]
 
     def elbo(self, x: Any, samples: int = 100, *, seed: int = 0, memory: int | None = None) -> Tensor:
@@ -174,10 +162,8 @@ class Fitted:
     ) -> tuple[Tensor, Tensor]:
         """ELBO and IWAE-`samples` from the same samples, (B,) each."""
         generator = torch.Generator(self.device).manual_seed(seed)
-        parts = [
-            bounds(self.method, part, samples=samples, generator=generator, memory=memory)
-            for part in self._parts(x)
-        ]
+        how: dict[str, Any] = {"samples": samples, "generator": generator, "memory": memory}
+        parts = [bounds(self.method, part, self.inference, **how) for part in self._chunks(x)]
         elbo, iwae = (torch.cat(column) for column in zip(*parts, strict=True))
         return elbo, iwae
 
@@ -193,57 +179,55 @@ class Fitted:
         memory: int | None = None,
         report: Callable[[int], None] = lambda done: None,
     ) -> Gap:
-        """How much inference loses on images x, and where: see `Gap`.
+        """What inference loses on examples x, and where: see `Gap`.
 
         Args:
-            x: images.
-            train: training images to compare with, if any.
-            name: what x is called in the result.
+            x: examples.
+            train: training examples to compare with, if any.
+            name: name of x in the result.
             samples: importance samples for log p(x).
-            check: images whose log p(x) is checked by annealed importance sampling, at most.
+            check: most examples whose log p(x) is checked by annealed importance sampling.
             seed: of all noise.
             memory: bytes for the decoder's activations at a time; by default what suits the device.
-            report: called with the number of images done, training images among them.
+            report: called with the number of examples done, training examples included.
         """
         settings: dict[str, Any] = {"samples": samples, "check": check, "seed": seed, "memory": memory}
-        images = self._images(x)
-        found = decompose(self.method, images, name=name, report=report, **settings)
+        examples = self._examples(x)
+        found = decompose(self.method, examples, self.inference, name=name, report=report, **settings)
         if train is None:
             return found
         other = decompose(
             self.method,
-            self._images(train),
+            self._examples(train),
+            self.inference,
             name="train",
-            report=lambda done: report(len(images) + done),
+            report=lambda done: report(len(examples) + done),
             **settings,
         )
         return replace(found, train=other)
 
     @torch.no_grad()
     def reconstruct(self, x: Any) -> Tensor:
-        """The mean image of the posterior mean, (B, C, H, W)."""
-        parts = [self.model.decode(self._form(part).mean) for part in self._parts(x)]
-        return torch.cat(parts)
+        """E[x | z] at the posterior mean, (B, C, H, W)."""
+        means = [infer_no_grad(self.method, part, self.inference).mean for part in self._chunks(x)]
+        return torch.cat([self.latent_model.decode(mean) for mean in means])
 
     @torch.no_grad()
     def sample(self, n: int = 64, *, seed: int | None = None) -> Tensor:
-        """Mean images of n draws from the prior, (n, C, H, W)."""
+        """E[x | z] for n draws of z from the prior, (n, C, H, W)."""
         if n < 1:
-            raise ConfigError(f"sample needs a positive number of images, got {n}")
+            raise ConfigError(f"sample needs a positive number of examples, got {n}")
         generator = torch.Generator(self.device)
         if seed is None:
             generator.seed()
         else:
             generator.manual_seed(seed)
-        return self.model.sample(n, generator=generator)
+        return self.latent_model.sample(n, generator=generator)
 
     @torch.no_grad()
     def decode(self, z: Any) -> Tensor:
-        """Mean images of z: (..., D) -> (..., C, H, W)."""
-        z = torch.as_tensor(z, dtype=self.model.centre.dtype, device=self.device)
-        if z.ndim < 2 or z.shape[-1] != self.model.latent:
-            raise ConfigError(f"z must be (..., {self.model.latent}), got {tuple(z.shape)}")
-        return self.model.decode(z)
+        """E[x | z]: (..., D) -> (..., C, H, W)."""
+        return self.latent_model.decode(self._latents(z))
 
     def export(
         self,
@@ -253,10 +237,8 @@ class Fitted:
         fuse: bool = True,
         overwrite: bool = False,
     ) -> Path:
-        """Write posterior and decoder as files that run without recmix; see `recmix.export`."""
-        from recmix.exports import export
-
-        return export(self, folder, format=format, fuse=fuse, overwrite=overwrite)
+        """Write posterior and decoder as files that run without recmix; see `recmix.exports`."""
+        return export(self._trained(), folder, format=format, fuse=fuse, overwrite=overwrite)
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Write spec, weights and history into a folder that `recmix.load` reads."""
@@ -270,30 +252,117 @@ class Fitted:
         return run.folder
 
     def __repr__(self) -> str:
-        options = ", ".join(f"{k}={v}" for k, v in self.spec.options.items())
-        return f"<recmix {self.spec.method}({options}) latent={self.spec.latent} {self.spec.likelihood}>"
+        options = "".join(f", {k}={v}" for k, v in self.spec.options.items())
+        model = self.spec.model
+        used = f", inference: {self.inference.key}" if self.inference.key else ""
+        return f"<recmix {self.spec.method}{options}, latent={model.latent}, {model.likelihood}{used}>"
 
-    def _images(self, x: Any) -> Tensor:
+    def _trained(self) -> Trained:
+        return Trained(self.method, self.spec, self.history, self.folder)
+
+    def _latents(self, z: Any) -> Tensor:
+        z = torch.as_tensor(z, dtype=self.latent_model.centre.dtype, device=self.device)
+        if z.ndim < 2 or z.shape[-1] != self.latent_model.latent:
+            raise ConfigError(f"z must be (..., {self.latent_model.latent}), got {tuple(z.shape)}")
+        return z
+
+    def _examples(self, x: Any) -> Tensor:
+        like = self.latent_model.centre
         if isinstance(x, Tensor) and x.is_floating_point() and x.ndim == 4:
             x = x.detach()
-            if x.is_cuda and _good(x, self.spec.shape):
-                return torch.as_tensor(x, dtype=self.model.centre.dtype, device=self.device)
+            if x.is_cuda and _valid(x, self.spec.shape):
+                return torch.as_tensor(x, dtype=like.dtype, device=like.device)
         checked = check_images(x, what="x", shape=self.spec.shape)
-        images = torch.as_tensor(checked, device=self.device).to(self.model.centre.dtype)
-        return images / 255 if checked.dtype == np.uint8 else images
+        examples = torch.as_tensor(checked, device=like.device).to(like.dtype)
+        return examples / 255 if checked.dtype == np.uint8 else examples
 
-    def _parts(self, x: Any) -> list[Tensor]:
+    def _chunks(self, x: Any) -> list[Tensor]:
         if isinstance(x, Images):
-            return [self._images(x[i : i + AT_ONCE]) for i in range(0, len(x), AT_ONCE)]
-        return list(self._images(x).split(AT_ONCE))
+            return [self._examples(x[i : i + CHUNK]) for i in range(0, len(x), CHUNK)]
+        return list(self._examples(x).split(CHUNK))
 
 
-def _good(x: Tensor, shape: tuple[int, int, int]) -> bool:
-    """Whether a tensor on a GPU holds images of this shape."""
+def _valid(x: Tensor, shape: tuple[int, int, int]) -> bool:
+    """Whether a tensor on a GPU holds examples of this shape in [0, 1]."""
     if tuple(x.shape[1:]) != shape or not len(x):
         return False
     low, high = torch.stack(x.aminmax()).tolist()
     return bool(low >= 0 and high <= 1)
+
+
+def fit(
+    method: str | type[Method] | Method,
+    data: Any,
+    *,
+    init: Model | str | Path | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    encoder: nn.Module | None = None,
+    decoder: nn.Module | None = None,
+    vae_epochs: int | None = None,
+    callbacks: Sequence[Callback] = (),
+    progress: bool | None = None,
+    **options: Any,
+) -> Model:
+    """Train a method and return the model of its best validation epoch.
+
+    Args:
+        method: a name from ``recmix methods``, a `Method` class, or an instance.
+        data: data, a name, a path, arrays, tensors, a torch Dataset or a DataLoader; see
+            `recmix.data.as_data`.
+        init: a trained model, or its folder, to start from: the second stage. Methods that need one
+            train a VAE first, in the folder ``vae`` of `out`, if none is given.
+        out: folder of the run; without it nothing is written.
+        resume: continue the run in `out`, if there is one.
+        overwrite: replace the run in `out`.
+        encoder: your own module (B, C, H, W) -> (B, 2 latent); changed in place.
+        decoder: your own module (N, latent) -> (N, C, H, W); changed in place.
+        vae_epochs: epochs of the first VAE, if it is trained here.
+        callbacks: functions called with (epoch, metrics) after each epoch.
+        progress: True shows progress, False never, None if there is a terminal.
+        **options: options of the method, of the model (`recmix.model.options.ModelOptions`), of training
+            (`recmix.runs.training_options.Training`) and of inference (`recmix.Inference`).
+    """
+    request = {k: v for k, v in locals().items() if k not in ("options", "progress")}
+    return fit_many([request | options], progress=progress)[0]
+
+
+def fit_many(requests: Sequence[dict[str, Any]], *, progress: bool | None = None) -> list[Model]:
+    """Train many models: on a GPU all at once in one process, elsewhere one after the other.
+
+    Each has its own data, order of data and random stream, and gives the same result as alone. Splits,
+    seeds, learning rates, orders and methods may differ.
+
+    Args:
+        requests: the keyword arguments of `fit` for each, ``method`` and ``data`` included.
+        progress: as in `fit`.
+
+    Raises:
+        NonFiniteError: if a training failed; raised when the others are done.
+
+    >>> import numpy as np
+    >>> x = np.random.default_rng(0).random((30, 1, 8, 8), np.float32)
+    >>> models = fit_many([{"method": "vae", "data": x, "epochs": 1, "seed": s} for s in range(2)])
+    >>> len(models)
+    2
+    """
+    return [_model(trained) for trained in train_models(requests, progress=progress)]
+
+
+def fit_preset(
+    preset: str | Path | Preset, data: Any, *, progress: bool | None = None, **arguments: Any
+) -> Model:
+    """Train the stages of a preset and return the model of the last stage.
+
+    Args:
+        preset: its name (``best``, ``paper``), or the path of a TOML file of your own.
+        data: as in `fit`.
+        progress: as in `fit`.
+        **arguments: those of `fit`. Options of the method, of training and of inference apply to the
+            last stage; seed, device, dtype, engine, checkpoint_every and tensorboard to all stages.
+    """
+    return _model(train_preset(preset, data, progress=progress, **arguments))
 
 
 def load(
@@ -302,19 +371,20 @@ def load(
     device: str = "auto",
     encoder: nn.Module | None = None,
     decoder: nn.Module | None = None,
-) -> Fitted:
-    """A trained run from its folder. Nothing in the folder is executed.
+    method: type[Method] | None = None,
+) -> Model:
+    """A trained model from its folder. Nothing in the folder is executed.
 
     Args:
-        folder: written by `fit`, `Fitted.save` or ``recmix train``.
+        folder: written by `fit`, `Model.save` or ``recmix train``.
         device: where to put it.
         encoder: a module of the class it was trained with, if that was the user's own.
         decoder: the same for the decoder.
+        method: the class of the method, if it is not registered.
     """
-    run = Run(folder)
-    spec = run.spec()
-    spec = Spec.from_json(spec.to_json() | {"training": {**vars(spec.training), "device": device}})
-    with torch.random.fork_rng():  # the weights drawn here are replaced at once
-        method = build(spec, encoder=encoder, decoder=decoder)
-    load_weights(run.weights, method)
-    return Fitted(method, spec, run.history(), run.folder)
+    how: dict[str, Any] = {"device": device, "encoder": encoder, "decoder": decoder, "method": method}
+    return _model(load_trained(folder, **how))
+
+
+def _model(trained: Trained) -> Model:
+    return Model(trained.method, trained.spec, trained.history, trained.folder)

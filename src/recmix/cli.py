@@ -1,20 +1,22 @@
 """The command line: the app and its commands, which are in `recmix.commands`.
 
-Commands import what they need when they run, so that help comes at once.
+Commands import what they need when they run, so that help appears at once.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
 from recmix._version import __version__
-from recmix.commands.bench import bench_command
-from recmix.commands.compare import compare_command, demo_command
+from recmix.commands.compare import compare_command
+from recmix.commands.demo import demo_command
 from recmix.commands.evaluate import evaluate_command
+from recmix.commands.explore import explore_command
 from recmix.commands.export import export_command
 from recmix.commands.grid import grid_command
 from recmix.commands.lists import data_command, methods_command
@@ -24,7 +26,6 @@ from recmix.commands.summary import summary_command
 from recmix.commands.terminal import err, out, plain
 from recmix.commands.train import add_train
 from recmix.errors import Interrupted, RecmixError
-from recmix.explore.serve import explore_command
 
 __all__ = ["main"]
 
@@ -36,12 +37,12 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Accurate posterior inference for variational autoencoders, at the speed of one forward pass.",
-    epilog="Bad input ends with status 2 and one message; [bold]--debug[/] anywhere adds the traceback.",
+    epilog="Bad input ends with status 2 and one message; [bold]--debug[/] adds the traceback.",
 )
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run a command; errors a user can act on end with status 2 and one message."""
+    """Run a command; errors that a user can fix end with status 2 and one message."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
@@ -60,7 +61,7 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         err.print(f"[red]error:[/] {plain(error)}")
         sys.exit(2)
-    except BrokenPipeError:  # the reader of our output went away
+    except BrokenPipeError:  # the reader of our output closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
 
@@ -80,35 +81,25 @@ def _root(
     pass
 
 
-app.command("data", epilog="Example: [bold]recmix data --data-root ~/data[/]")(data_command)
-app.command("methods", epilog="Example: [bold]recmix methods --json[/]")(methods_command)
-app.command("presets", epilog="Example: [bold]recmix presets best > mine.toml[/]")(presets_command)
-app.command("evaluate", epilog="Example: [bold]recmix evaluate runs/rme --samples 5000 --json[/]")(
-    evaluate_command
-)
-app.command("demo", epilog="Example: [bold]recmix demo --out runs/demo --overwrite[/]")(demo_command)
-app.command(
-    "compare",
-    epilog="Examples:\n\n[bold]recmix compare --data digits --out runs/compare[/]\n\n"
-    "[bold]recmix compare --data mnist --init runs/vae --epochs 5 --out runs/all rme:order=2 rme iaf[/]",
-)(compare_command)
-app.command("grid", epilog="Example: [bold]recmix grid configs/smoke.toml --store runs/smoke[/]")(
-    grid_command
-)
-app.command("bench", epilog="Example: [bold]recmix bench --only growth_in_order --quick[/]")(
-    bench_command
-)
-app.command("figure1", epilog="Example: [bold]recmix figure1 --data mnist --out figures[/]")(
-    figure_one_command
-)
-app.command("report", epilog="Example: [bold]recmix report runs/grid --out report.html[/]")(
-    report_command
-)
-app.command("summary", epilog="Example: [bold]recmix summary runs/frontier --out docs/results[/]")(
-    summary_command
-)
-app.command("export", epilog="Example: [bold]recmix export runs/rme --format onnx[/]")(export_command)
-app.command("explore", epilog="Example: [bold]recmix explore runs/vae runs/rme[/]")(explore_command)
+COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
+    "data": (data_command, "recmix data --data-root ~/data"),
+    "methods": (methods_command, "recmix methods --json"),
+    "presets": (presets_command, "recmix presets best > mine.toml"),
+    "evaluate": (evaluate_command, "recmix evaluate runs/rme --samples 5000 --json"),
+    "demo": (demo_command, "recmix demo --out runs/demo --overwrite"),
+    "compare": (
+        compare_command,
+        "recmix compare --data mnist --init runs/vae --epochs 5 --out runs/all rme:order=2 rme iaf",
+    ),
+    "grid": (grid_command, "recmix grid configs/smoke.toml --store runs/smoke"),
+    "figure1": (figure_one_command, "recmix figure1 --data mnist --out figures"),
+    "report": (report_command, "recmix report runs/grid --out report.html"),
+    "summary": (summary_command, "recmix summary runs/frontier --out docs/results"),
+    "export": (export_command, "recmix export runs/rme --format onnx"),
+    "explore": (explore_command, "recmix explore runs/vae runs/rme"),
+}
+for _name, (_command, _example) in COMMANDS.items():
+    app.command(_name, epilog=f"Example: [bold]{_example}[/]")(_command)
 
 if __name__ == "__main__":
     main()

@@ -1,4 +1,4 @@
-"""Small files in the published layouts, a local server, and the real data where there are any."""
+"""Small files in the published formats, a local web server, and access to the real data."""
 
 import functools
 import gzip
@@ -14,7 +14,7 @@ from PIL import Image
 
 @pytest.fixture
 def need(real_data):
-    """Skip unless the real files of a set are there; gives the root."""
+    """Return the data root, or skip the test if one of the given real files is missing."""
 
     def check(*files):
         for file in files:
@@ -39,33 +39,32 @@ def grey(rng):
 @pytest.fixture
 def write_idx():
     def write(path, array, zipped=False):
-        blob = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
-        blob += array.astype(np.uint8).tobytes()
+        content = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
+        content += array.astype(np.uint8).tobytes()
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(gzip.compress(blob) if zipped else blob)
-        return blob
+        path.write_bytes(gzip.compress(content) if zipped else content)
+        return content
 
     return write
 
 
 @pytest.fixture
-def write_pictures(rng):
-    """Random pictures in a folder; names may have subfolders."""
+def write_image_files(rng):
+    """Write random image files into a folder; names may contain subfolders."""
 
-    def write(folder, names, size=(16, 16), mode="RGB", **options):
+    def write(folder, names, size=(16, 16), mode="RGB"):
         for name in names:
             path = Path(folder) / name
             path.parent.mkdir(parents=True, exist_ok=True)
             shape = (*size, 3) if mode == "RGB" else size
-            pixels = rng.integers(0, 256, shape, dtype=np.uint8)
-            Image.fromarray(pixels).save(path, **options)
+            Image.fromarray(rng.integers(0, 256, shape, dtype=np.uint8)).save(path)
         return Path(folder)
 
     return write
 
 
-class _Files(http.server.SimpleHTTPRequestHandler):
-    """Serves a folder; a file called *.half breaks off half-way, *.page comes as a web page."""
+class _Handler(http.server.SimpleHTTPRequestHandler):
+    """Serves a folder. A *.half file stops half-way; a *.page file is sent as a web page."""
 
     def log_message(self, *args):
         pass
@@ -74,22 +73,23 @@ class _Files(http.server.SimpleHTTPRequestHandler):
         if not self.path.endswith((".half", ".page")):
             super().do_GET()
             return
-        blob = Path(self.translate_path(self.path)).read_bytes()
+        content = Path(self.translate_path(self.path)).read_bytes()
+        page = self.path.endswith(".page")
         self.send_response(200)
-        self.send_header("Content-Type", "text/html" if self.path.endswith(".page") else "data")
-        self.send_header("Content-Length", str(len(blob)))
+        self.send_header("Content-Type", "text/html" if page else "data")
+        self.send_header("Content-Length", str(len(content)))
         self.end_headers()
-        self.wfile.write(blob if self.path.endswith(".page") else blob[: len(blob) // 2])
+        self.wfile.write(content if page else content[: len(content) // 2])
 
 
 @pytest.fixture
 def server(tmp_path, monkeypatch):
-    """A folder and the address under which it is served on this machine."""
+    """A folder and the local URL under which it is served."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.delenv("RECMIX_OFFLINE", raising=False)
     folder = tmp_path / "served"
     folder.mkdir()
-    handler = functools.partial(_Files, directory=str(folder))
+    handler = functools.partial(_Handler, directory=str(folder))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as running:
         thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()

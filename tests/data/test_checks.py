@@ -21,31 +21,29 @@ OK = np.zeros((4, 1, 28, 28), np.float32)
         ([[[0.0] * 8] * 8] * 4, np.float32),
     ],
 )
-def test_what_is_accepted(x, dtype):
+def test_accepted_types_become_native_writable_4d_arrays(x, dtype):
     array = check_images(x)
-    assert array.dtype == dtype
+    assert (array.dtype, array.ndim, len(array)) == (dtype, 4, 4)
     assert array.dtype.isnative
-    assert array.ndim == 4
-    assert len(array) == 4
     assert array.flags.writeable
     assert array.flags.c_contiguous
 
 
-def test_nothing_is_copied_without_need():
+def test_valid_array_is_returned_without_copy():
     assert check_images(OK) is OK
 
 
-def test_a_read_only_array_becomes_writable():
+def test_read_only_array_becomes_writable():
     x = OK.copy()
     x.flags.writeable = False
-    torch.from_numpy(check_images(x))  # would warn, and warnings are errors
+    torch.from_numpy(check_images(x))  # warns about a read-only array; warnings are errors
 
 
-def test_booleans_are_black_and_white():
-    np.testing.assert_array_equal(check_images(np.eye(8, dtype=bool)[None]).max(), 255)
+def test_booleans_become_0_and_255():
+    assert check_images(np.eye(8, dtype=bool)[None]).max() == 255
 
 
-def test_rounding_above_one_in_double_precision_is_accepted():
+def test_float64_rounding_error_above_one_is_accepted():
     assert check_images(np.full((2, 8, 8), 1 + 1e-12)).max() == 1
 
 
@@ -73,41 +71,41 @@ def test_rounding_above_one_in_double_precision_is_accepted():
         (np.zeros((4, 28, 28), complex), "complex128.*expected numbers"),
         (np.zeros((4, 28, 28), object), "Python objects.*numpy.stack"),
         (np.ones((4, 28, 28), np.uint8), r"only 0 and 1.*astype\(bool\)"),
-        ([np.zeros((8, 8)), np.zeros((9, 9))], "does not become one array.*one size"),
-        (torch.zeros(4, 28, 28).to_sparse(), "does not become one array"),
+        ([np.zeros((8, 8)), np.zeros((9, 9))], "cannot be converted to one array.*one size"),
+        (torch.zeros(4, 28, 28).to_sparse(), "cannot be converted to one array"),
         ("mnist", "is a str.*numpy array or a torch tensor"),
         (None, "is a NoneType"),
         ({"x": OK}, "is a dict"),
     ],
 )
-def test_what_is_refused(x, message):
+def test_invalid_images_are_rejected(x, message):
     with pytest.raises(DataError, match=message) as caught:
         check_images(x)
     assert str(caught.value).startswith("x")
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_values_that_are_not_finite(value, monkeypatch):
-    monkeypatch.setattr("recmix.data.checks._CHUNK", 1000)
+def test_error_names_first_image_with_non_finite_value(value, monkeypatch):
+    monkeypatch.setattr("recmix.data.images._CHUNK_VALUES", 1000)
     x = np.zeros((9, 1, 28, 28))
     x[7, 0, 3, 3] = value
     with pytest.raises(DataError, match=r"x_val is float64 .*NaN or infinite.* image 7"):
         check_images(x, what="x_val")
 
 
-def test_the_range_is_taken_over_all_chunks(monkeypatch):
-    monkeypatch.setattr("recmix.data.checks._CHUNK", 1000)
+def test_error_gives_range_over_all_chunks(monkeypatch):
+    monkeypatch.setattr("recmix.data.images._CHUNK_VALUES", 1000)
     x = np.zeros((9, 1, 28, 28))
     x[0, 0, 0, 0], x[8, 0, 0, 0] = -0.25, 7
     with pytest.raises(DataError, match=r"from -0\.25 to 7"):
         check_images(x)
 
 
-def test_another_shape_than_the_other_parts():
+def test_wrong_image_shape_is_rejected():
     with pytest.raises(DataError, match="1x28x28, expected 3x32x32"):
         check_images(OK, shape=(3, 32, 32))
 
 
-def test_too_few():
-    with pytest.raises(DataError, match="1 image.s. where at least 2"):
+def test_too_few_images_are_rejected():
+    with pytest.raises(DataError, match="1 image.s., expected at least 2"):
         check_images(OK[:1], at_least=2)

@@ -3,6 +3,7 @@ import gzip
 import hashlib
 import io
 import os
+import socket
 import tarfile
 from pathlib import Path
 
@@ -16,8 +17,15 @@ CONTENT = np.random.default_rng(0).bytes(600_000)
 MD5 = hashlib.md5(CONTENT).hexdigest()
 
 
-def left_in(folder):
+def files_in(folder):
     return sorted(path.name for path in Path(folder).rglob("*") if path.is_file())
+
+
+def raiser(error):
+    def fail(*_, **__):
+        raise error
+
+    return fail
 
 
 @pytest.fixture
@@ -25,42 +33,43 @@ def target(tmp_path):
     return tmp_path / "root" / "set" / "file"
 
 
-@pytest.mark.parametrize("zipped", [False, True])
-def test_a_file_is_fetched_checked_and_put_in_place(server, target, zipped, capsys):
+@pytest.fixture
+def serve(server):
+    """Serve content under a name and return its URL."""
     folder, address = server
+
+    def write(name="file", content=CONTENT):
+        (folder / name).write_bytes(content)
+        return f"{address}/{name}"
+
+    return write
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_download_checks_and_writes_file(serve, target, zipped, capsys):
     name = "file.gz" if zipped else "file"
-    (folder / name).write_bytes(gzip.compress(CONTENT) if zipped else CONTENT)
-    place = fetch.download([f"{address}/{name}"], target, md5=MD5)
-    assert place.name == name
-    assert fetch.md5_of(place) == MD5
-    assert left_in(target.parent) == [name]
+    path = fetch.download([serve(name, gzip.compress(CONTENT) if zipped else CONTENT)], target, md5=MD5)
+    assert path.name == name
+    assert fetch.md5_of(path) == MD5
+    assert files_in(target.parent) == [name]
     printed = capsys.readouterr()
     assert printed.out == ""
     assert name in printed.err
-    assert place.stat().st_mode & 0o777 == 0o666 & ~_umask()
-
-
-def _umask():
     mask = os.umask(0)
     os.umask(mask)
-    return mask
+    assert path.stat().st_mode & 0o777 == 0o666 & ~mask
 
 
-def test_the_sum_may_be_of_the_file_itself(server, target):
-    folder, address = server
-    blob = gzip.compress(CONTENT)
-    (folder / "file.gz").write_bytes(blob)
-    right = hashlib.md5(blob).hexdigest()
-    fetch.download([f"{address}/file.gz"], target, md5=right, of_content=False)
-    with pytest.raises(fetch.Unreachable, match="MD5"):
-        fetch.download([f"{address}/file.gz"], target, md5=MD5, of_content=False)
+def test_md5_can_be_that_of_the_compressed_file(serve, target):
+    content = gzip.compress(CONTENT)
+    url = serve("file.gz", content)
+    fetch.download([url], target, md5=hashlib.md5(content).hexdigest(), decompress=False)
+    with pytest.raises(fetch.DownloadError, match="MD5"):
+        fetch.download([url], target, md5=MD5, decompress=False)
 
 
-def test_the_next_address_is_tried(server, target):
-    folder, address = server
-    (folder / "wrong").write_bytes(b"another content")
-    (folder / "file").write_bytes(CONTENT)
-    urls = [f"{address}/none", f"{address}/wrong", f"{address}/file"]
+def test_next_url_is_tried_after_a_failure(server, serve, target):
+    urls = [f"{server[1]}/none", serve("wrong", b"another content"), serve()]
     assert fetch.download(urls, target, md5=MD5).read_bytes() == CONTENT
 
 
@@ -68,143 +77,121 @@ def test_the_next_address_is_tried(server, target):
     ("name", "content", "reason"),
     [
         ("none", None, "the server answered 404"),
-        ("wrong", b"another content", f"its content has MD5 .*, expected {MD5}"),
-        ("wrong.gz", gzip.compress(CONTENT)[:1000], "its content has MD5 None"),
-        ("file.half", CONTENT, "broke off after"),
-        ("file.page", b"<html>sign in</html>", "a web page, not with the file"),
+        ("wrong", b"another content", f"its content has MD5 sum .*, expected {MD5}"),
+        ("wrong.gz", gzip.compress(CONTENT)[:1000], "its content has MD5 sum None"),
+        ("file.half", CONTENT, "stopped after"),
+        ("file.page", b"<html>sign in</html>", "a web page instead of the file"),
     ],
 )
-def test_failures_say_why_and_leave_nothing(server, target, name, content, reason):
-    folder, address = server
-    if content is not None:
-        (folder / name).write_bytes(content)
-    with pytest.raises(fetch.Unreachable, match=rf"{address}/{name}: .*{reason}"):
-        fetch.download([f"{address}/{name}"], target, md5=MD5)
-    assert left_in(target.parent) == []
+def test_failed_download_gives_reason_and_leaves_no_file(server, serve, target, name, content, reason):
+    url = f"{server[1]}/{name}" if content is None else serve(name, content)
+    with pytest.raises(fetch.DownloadError, match=rf"{url}: .*{reason}"):
+        fetch.download([url], target, md5=MD5)
+    assert files_in(target.parent) == []
 
 
-def test_a_failure_leaves_the_old_file_alone(server, target):
-    folder, address = server
-    (folder / "file.half").write_bytes(CONTENT)
+def test_failed_download_keeps_old_file(serve, target):
     target.parent.mkdir(parents=True)
     target.write_bytes(b"old")
-    with pytest.raises(fetch.Unreachable):
-        fetch.download([f"{address}/file.half"], target)
+    with pytest.raises(fetch.DownloadError):
+        fetch.download([serve("file.half")], target)
     assert target.read_bytes() == b"old"
-    assert left_in(target.parent) == ["file"]
+    assert files_in(target.parent) == ["file"]
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9/file", "nonsense", "http://[bad/file"])
-def test_addresses_that_cannot_be_reached(target, url, monkeypatch):
+def test_unreachable_or_invalid_url_is_reported(target, url, monkeypatch):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    with pytest.raises(fetch.Unreachable, match="cannot be reached"):
+    with pytest.raises(fetch.DownloadError, match="cannot be reached"):
         fetch.download([url], target, timeout=5)
-    assert left_in(target.parent) == []
+    assert files_in(target.parent) == []
 
 
-def test_a_silent_server_is_given_up(target, monkeypatch):
-    import socket
-
+def test_silent_server_times_out(target, monkeypatch):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/file"
-        with pytest.raises(fetch.Unreachable, match="timed out"):
+        with pytest.raises(fetch.DownloadError, match="timed out"):
             fetch.download([url], target, timeout=0.2)
 
 
-def test_a_full_disk(server, target, monkeypatch):
-    folder, address = server
-    (folder / "file").write_bytes(CONTENT)
-
-    def full(_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
+def test_full_disk_is_reported(serve, target, monkeypatch):
+    monkeypatch.setattr("os.fsync", raiser(OSError(errno.ENOSPC, "No space left on device")))
     with pytest.raises(DataError, match=r"cannot write file into .*disk is full.*RECMIX_DATA"):
-        fetch.download([f"{address}/file"], target)
-    assert left_in(target.parent) == []
+        fetch.download([serve()], target)
+    assert files_in(target.parent) == []
 
 
-def test_a_disk_that_will_be_full_is_noticed_at_once(server, target, monkeypatch):
-    folder, address = server
-    (folder / "file").write_bytes(CONTENT)
+def test_too_little_disk_space_is_reported_before_the_download(serve, target, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 1000}))
     with pytest.raises(DataError, match="disk is full"):
-        fetch.download([f"{address}/file"], target)
+        fetch.download([serve()], target)
 
 
-def test_a_root_that_cannot_be_written(server, tmp_path, target, monkeypatch):
-    folder, address = server
-    (folder / "file").write_bytes(CONTENT)
+def test_folder_that_cannot_be_written_is_reported(serve, tmp_path, target, monkeypatch):
+    url = serve()
     (tmp_path / "blocked").write_text("a file where a folder should be")
     with pytest.raises(DataError, match=r"cannot write file into .*blocked.*root="):
-        fetch.download([f"{address}/file"], tmp_path / "blocked" / "file")
-
-    def refuse(*_, **__):
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    monkeypatch.setattr(Path, "open", refuse)
+        fetch.download([url], tmp_path / "blocked" / "file")
+    monkeypatch.setattr(Path, "open", raiser(PermissionError(errno.EACCES, "Permission denied")))
     with pytest.raises(DataError, match=r"Permission denied: make the folder writable"):
-        fetch.download([f"{address}/file"], target)
+        fetch.download([url], target)
 
 
-def test_an_interrupt_leaves_nothing(server, target, monkeypatch):
-    folder, address = server
-    (folder / "file").write_bytes(CONTENT)
-
-    def interrupt(_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("os.fsync", interrupt)
+def test_interrupted_download_leaves_no_file(serve, target, monkeypatch):
+    monkeypatch.setattr("os.fsync", raiser(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
-        fetch.download([f"{address}/file"], target)
-    assert left_in(target.parent) == []
+        fetch.download([serve()], target)
+    assert files_in(target.parent) == []
 
 
 @pytest.mark.parametrize(("value", "expected"), [("1", True), ("yes", True), ("0", False), ("", False)])
-def test_offline(monkeypatch, value, expected):
+def test_recmix_offline_values(monkeypatch, value, expected):
     monkeypatch.setenv("RECMIX_OFFLINE", value)
     assert fetch.offline() is expected
 
 
-def tar_of(path, members):
-    with tarfile.open(path, "w:gz") as tar:
-        for name, content in members.items():
-            info = tarfile.TarInfo(name)
-            if content is None:
-                info.type, info.linkname = tarfile.SYMTYPE, "/etc/passwd"
-                tar.addfile(info)
-            else:
-                info.size = len(content)
-                tar.addfile(info, io.BytesIO(content))
-    return path
+@pytest.fixture
+def write_tar(tmp_path):
+    def write(**members):
+        path = tmp_path / "a.tar.gz"
+        with tarfile.open(path, "w:gz") as tar:
+            for name, content in members.items():
+                info = tarfile.TarInfo(name)
+                if content is None:
+                    info.type, info.linkname = tarfile.SYMTYPE, "/etc/passwd"
+                    tar.addfile(info)
+                else:
+                    info.size = len(content)
+                    tar.addfile(info, io.BytesIO(content))
+        return path
+
+    return write
 
 
-def test_unpack_takes_regular_files_asked_for(tmp_path):
-    archive = tar_of(
-        tmp_path / "a.tar.gz", {"in/one.bin": b"1", "in/two.bin": b"2", "in/link.bin": None}
-    )
+def test_unpack_writes_only_named_regular_files(tmp_path, write_tar):
+    archive = write_tar(**{"in/one.bin": b"1", "in/two.bin": b"2", "in/link.bin": None})
     fetch.unpack(archive, tmp_path / "out", ["one.bin", "link.bin", "three.bin"])
-    assert left_in(tmp_path / "out") == ["one.bin"]
+    assert files_in(tmp_path / "out") == ["one.bin"]
 
 
 @pytest.mark.parametrize("name", ["../one.bin", "/tmp/one.bin", "in/../../one.bin"])
-def test_unpack_refuses_names_that_lead_out(tmp_path, name):
-    archive = tar_of(tmp_path / "a.tar.gz", {"in/two.bin": b"2", name: b"1"})
+def test_unpack_rejects_paths_outside_the_archive(tmp_path, write_tar, name):
+    archive = write_tar(**{"in/two.bin": b"2", name: b"1"})
     with pytest.raises(DataError, match="not safe to unpack"):
         fetch.unpack(archive, tmp_path / "out", ["one.bin", "two.bin"])
     assert not (tmp_path / "out").exists()
 
 
-def test_unpack_refuses_damage(tmp_path, monkeypatch):
-    archive = tar_of(tmp_path / "a.tar.gz", {"in/one.bin": CONTENT})
-    blob = archive.read_bytes()
-    for length in (0, 50, 1000, len(blob) // 2):
-        archive.write_bytes(blob[:length])
-        with pytest.raises(DataError, match=r"a\.tar\.gz is not a whole tar archive"):
+def test_unpack_rejects_damaged_archives_and_large_members(tmp_path, write_tar, monkeypatch):
+    archive = write_tar(**{"in/one.bin": CONTENT})
+    content = archive.read_bytes()
+    for length in (0, 50, 1000, len(content) // 2):
+        archive.write_bytes(content[:length])
+        with pytest.raises(DataError, match=r"a\.tar\.gz is not a complete tar archive"):
             fetch.unpack(archive, tmp_path / "out", ["one.bin"])
-    assert left_in(tmp_path / "out") == []
-    archive.write_bytes(blob)
-    monkeypatch.setattr(fetch, "_LARGEST", 1000)
-    with pytest.raises(DataError, match="claims 600000 bytes"):
+    archive.write_bytes(content)
+    monkeypatch.setattr(fetch, "_MAX_MEMBER_BYTES", 1000)
+    with pytest.raises(DataError, match="has 600000 bytes, expected at most 1000"):
         fetch.unpack(archive, tmp_path / "out", ["one.bin"])
+    assert files_in(tmp_path / "out") == []

@@ -1,3 +1,4 @@
+import functools
 import gzip
 import hashlib
 import pickle
@@ -12,41 +13,45 @@ from hypothesis.extra import numpy as hnp
 from recmix.data.formats import read_amat, read_bytes, read_cifar, read_idx, read_mat, read_npy, read_npz
 from recmix.errors import DataError
 
-SHARED = settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SHARED_FOLDER = settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-@SHARED
+def assert_rejected(read, path, content, message):
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        read(path)
+
+
+def read_x(path):
+    return read_mat(path, "X")
+
+
+@SHARED_FOLDER
 @given(hnp.arrays(np.uint8, hnp.array_shapes(max_dims=4, max_side=6)), st.booleans())
 def test_idx_round_trip(tmp_path, write_idx, array, zipped):
-    path = tmp_path / "a-idx"
-    write_idx(path, array, zipped)
-    read = read_idx(path)
+    write_idx(tmp_path / "a-idx", array, zipped)
+    read = read_idx(tmp_path / "a-idx")
     np.testing.assert_array_equal(read, array)
     assert read.flags.writeable
 
 
-@SHARED
+@SHARED_FOLDER
 @given(st.data())
-def test_a_truncated_idx_is_never_read(tmp_path, write_idx, data):
+def test_truncated_idx_is_rejected(tmp_path, write_idx, data):
     path = tmp_path / "a-idx"
-    blob = write_idx(path, np.arange(24, dtype=np.uint8).reshape(2, 3, 4))
-    path.write_bytes(blob[: data.draw(st.integers(0, len(blob) - 1))])
-    with pytest.raises(DataError, match="a-idx"):
-        read_idx(path)
+    content = write_idx(path, np.arange(24, dtype=np.uint8).reshape(2, 3, 4))
+    assert_rejected(read_idx, path, content[: data.draw(st.integers(0, len(content) - 1))], "a-idx")
 
 
-def test_idx_that_is_too_long_or_of_another_type(tmp_path, write_idx):
+def test_idx_of_wrong_length_or_type_is_rejected(tmp_path, write_idx):
     path = tmp_path / "a-idx"
-    blob = write_idx(path, np.zeros((2, 3), np.uint8))
-    path.write_bytes(blob + b"x")
-    with pytest.raises(DataError, match=r"promises 6 bytes.*holds 7"):
-        read_idx(path)
-    path.write_bytes(b"\0\0\x0d" + blob[3:])
-    with pytest.raises(DataError, match="not an IDX file of bytes: it begins with 00 00 0d 02"):
-        read_idx(path)
+    content = write_idx(path, np.zeros((2, 3), np.uint8))
+    assert_rejected(read_idx, path, content + b"x", r"has 7 values, expected 6 of shape \(2, 3\)")
+    message = "not an IDX file of bytes: it begins with 00 00 0d 02"
+    assert_rejected(read_idx, path, b"\0\0\x0d" + content[3:], message)
 
 
-def test_md5_is_of_the_content(tmp_path):
+def test_md5_is_that_of_the_decompressed_content(tmp_path):
     path = tmp_path / "a.gz"
     path.write_bytes(gzip.compress(b"abc"))
     right = hashlib.md5(b"abc").hexdigest()
@@ -56,21 +61,18 @@ def test_md5_is_of_the_content(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "header"])
-def test_damaged_gzip(tmp_path, damage):
-    path = tmp_path / "a.gz"
-    blob = bytearray(gzip.compress(np.random.default_rng(0).bytes(5000)))
+def test_damaged_gzip_is_rejected(tmp_path, damage):
+    content = bytearray(gzip.compress(np.random.default_rng(0).bytes(5000)))
     if damage == "cut":
-        del blob[2000:]
+        del content[2000:]
     elif damage == "flipped":
-        blob[-6] ^= 255
+        content[-6] ^= 255
     else:
-        blob[2] = 99
-    path.write_bytes(blob)
-    with pytest.raises(DataError, match=r"a\.gz is not a whole gzip file"):
-        read_bytes(path)
+        content[2] = 99
+    assert_rejected(read_bytes, tmp_path / "a.gz", content, r"a\.gz is not a complete gzip file")
 
 
-def test_a_file_that_cannot_be_opened(tmp_path):
+def test_unreadable_path_is_reported(tmp_path):
     with pytest.raises(DataError, match=r"cannot read .*No such file"):
         read_bytes(tmp_path / "none")
     with pytest.raises(DataError, match=r"cannot read .*directory"):
@@ -82,10 +84,9 @@ def test_amat_round_trip(tmp_path, rng, line):
     values = rng.integers(0, 2, (7, 784), dtype=np.uint8)
     path = tmp_path / "a.amat"
     text = "".join(line.format(" ".join(map(str, row))) for row in values)
-    path.write_bytes(text.encode())
-    np.testing.assert_array_equal(read_amat(path), values)
-    path.write_bytes(gzip.compress(text.rstrip().encode()))
-    np.testing.assert_array_equal(read_amat(path), values)
+    for content in (text.encode(), gzip.compress(text.rstrip().encode())):
+        path.write_bytes(content)
+        np.testing.assert_array_equal(read_amat(path), values)
 
 
 @pytest.mark.parametrize(
@@ -99,11 +100,9 @@ def test_amat_round_trip(tmp_path, rng, line):
         ("\n", "is empty"),
     ],
 )
-def test_damaged_amat(tmp_path, text, message):
-    path = tmp_path / "a.amat"
-    path.write_bytes(text.encode())
-    with pytest.raises(DataError, match=rf"a\.amat,? {message}"):
-        read_amat(path, columns=2)
+def test_damaged_amat_is_rejected(tmp_path, text, message):
+    read = functools.partial(read_amat, columns=2)
+    assert_rejected(read, tmp_path / "a.amat", text.encode(), rf"a\.amat,? {message}")
 
 
 def test_cifar_round_trip_and_damage(tmp_path, rng):
@@ -113,20 +112,15 @@ def test_cifar_round_trip_and_damage(tmp_path, rng):
     path = tmp_path / "data_batch_1.bin"
     path.write_bytes(records.tobytes())
     np.testing.assert_array_equal(read_cifar(path), images)
-    path.write_bytes(records.tobytes()[:-1])
-    with pytest.raises(DataError, match=r"data_batch_1\.bin has 9218 bytes.*multiple of 3073"):
-        read_cifar(path)
-    path.write_bytes(b"")
-    with pytest.raises(DataError, match="has 0 bytes"):
-        read_cifar(path)
+    message = r"data_batch_1\.bin has 9218 bytes.*multiple of 3073"
+    assert_rejected(read_cifar, path, records.tobytes()[:-1], message)
+    assert_rejected(read_cifar, path, b"", "has 0 bytes")
     records[1, 0] = 10
-    path.write_bytes(records.tobytes())
-    with pytest.raises(DataError, match="label of 10"):
-        read_cifar(path)
+    assert_rejected(read_cifar, path, records.tobytes(), "label 10")
 
 
 @pytest.mark.parametrize("compressed", [False, True])
-def test_mat_by_key(tmp_path, compressed):
+def test_mat_arrays_are_read_by_name(tmp_path, compressed):
     path = tmp_path / "a.mat"
     scipy.io.savemat(path, {"data": np.eye(3), "X": np.eye(2)}, do_compression=compressed)
     x, data = read_mat(path, "X", "data")
@@ -135,54 +129,41 @@ def test_mat_by_key(tmp_path, compressed):
     assert read_mat(path, "X")[0].shape == (2, 2)
 
 
-@pytest.mark.parametrize("blob", [b"", b"garbage", b"garbage" * 100, bytes(1000)])
-def test_a_mat_that_is_garbage(tmp_path, blob):
-    path = tmp_path / "a.mat"
-    path.write_bytes(blob)
-    with pytest.raises(DataError, match=r"a\.mat"):
-        read_mat(path, "X")
+@pytest.mark.parametrize("content", [b"", b"garbage", b"garbage" * 100, bytes(1000)])
+def test_garbage_mat_is_rejected(tmp_path, content):
+    assert_rejected(read_x, tmp_path / "a.mat", content, r"a\.mat")
 
 
 @pytest.mark.parametrize("compressed", [False, True])
-def test_a_mat_that_is_cut_short(tmp_path, rng, compressed):
+def test_truncated_mat_is_rejected(tmp_path, rng, compressed):
     path = tmp_path / "a.mat"
     scipy.io.savemat(path, {"X": rng.random((50, 50))}, do_compression=compressed)
-    blob = path.read_bytes()
-    for length in (100, 130, 200, len(blob) // 2):
-        path.write_bytes(blob[:length])
-        with pytest.raises(DataError, match=r"a\.mat"):
-            read_mat(path, "X")
+    content = path.read_bytes()
+    for length in (100, 130, 200, len(content) // 2):
+        assert_rejected(read_x, path, content[:length], r"a\.mat")
 
 
 @pytest.mark.parametrize("head", [b"MATLAB 7.3 MAT-file, Platform: GLNXA64", b"\x89HDF\r\n\x1a\n"])
-def test_a_mat_of_version_7_3(tmp_path, head):
-    path = tmp_path / "a.mat"
-    path.write_bytes(head.ljust(600))
-    with pytest.raises(DataError, match=r"7\.3 \(HDF5\).*-v7"):
-        read_mat(path, "X")
+def test_mat_of_version_7_3_is_rejected(tmp_path, head):
+    assert_rejected(read_x, tmp_path / "a.mat", head.ljust(600), r"7\.3 \(HDF5\).*-v7")
 
 
 @pytest.mark.parametrize("value", [None, "text", {"a": 1}, [[np.eye(2)]]])
-def test_a_mat_without_the_array(tmp_path, value):
+def test_mat_without_the_array_is_rejected(tmp_path, value):
     path = tmp_path / "a.mat"
-    content = {"Y": np.eye(2)} if value is None else {"X": np.array(value, object)}
-    scipy.io.savemat(path, content)
+    scipy.io.savemat(path, {"Y": np.eye(2)} if value is None else {"X": np.array(value, object)})
     with pytest.raises(DataError, match="no array of numbers named 'X'"):
-        read_mat(path, "X")
+        read_x(path)
 
 
-def test_npy(tmp_path, rng):
+def test_npy_is_read_and_damage_is_rejected(tmp_path, rng):
     path = tmp_path / "a.npy"
     np.save(path, rng.random((5, 8, 8)))
     assert read_npy(path).shape == (5, 8, 8)
-    blob = path.read_bytes()
-    for length in (0, 5, 60, len(blob) - 1):
-        path.write_bytes(blob[:length])
-        with pytest.raises(DataError, match=r"a\.npy is not a readable \.npy"):
-            read_npy(path)
-    path.write_bytes(b"garbage" * 100)
-    with pytest.raises(DataError, match=r"a\.npy is not a readable \.npy"):
-        read_npy(path)
+    content = path.read_bytes()
+    cuts = [content[:length] for length in (0, 5, 60, len(content) - 1)]
+    for damaged in (*cuts, b"garbage" * 100):
+        assert_rejected(read_npy, path, damaged, r"a\.npy is not a readable \.npy")
 
 
 def test_nothing_is_unpickled(tmp_path):
@@ -199,7 +180,7 @@ def test_nothing_is_unpickled(tmp_path):
             read(tmp_path / name)
 
 
-def test_npz(tmp_path, rng):
+def test_npz_is_read_and_damage_is_rejected(tmp_path, rng):
     x = rng.random((5, 8, 8))
     path = tmp_path / "a.npz"
     np.savez_compressed(path, x_train=x, x_test=x[:2], y_train=np.zeros(5))
@@ -209,21 +190,16 @@ def test_npz(tmp_path, rng):
     np.savez(path, a=x, b=x)
     with pytest.raises(DataError, match="holds a, b; expected x_train"):
         read_npz(path)
-    blob = path.read_bytes()
-    for length in (0, 100, len(blob) - 10):
-        path.write_bytes(blob[:length])
-        with pytest.raises(DataError, match=r"a\.npz is not a readable"):
-            read_npz(path)
-    damaged = bytearray(blob)
-    damaged[300] ^= 255
-    path.write_bytes(damaged)
-    with pytest.raises(DataError, match=r"a\.npz"):
-        read_npz(path)
+    content = bytearray(path.read_bytes())
+    for length in (0, 100, len(content) - 10):
+        assert_rejected(read_npz, path, content[:length], r"a\.npz is not a readable")
+    content[300] ^= 255
+    assert_rejected(read_npz, path, content, r"a\.npz")
     with pytest.raises(DataError, match="cannot read"):
         read_npz(tmp_path / "none.npz")
 
 
-def test_an_npz_called_npy(tmp_path, rng):
+def test_npz_with_npy_suffix_is_rejected(tmp_path, rng):
     np.savez(tmp_path / "a.npz", rng.random((5, 8, 8)))
     (tmp_path / "a.npz").rename(tmp_path / "a.npy")
     with pytest.raises(DataError, match=r"rename it to \.npz"):

@@ -18,7 +18,7 @@ def images(request, rng):
     return ArrayImages(array)
 
 
-def test_every_index_reads_the_same_images(images):
+def test_every_kind_of_index_reads_the_right_images(images):
     whole = np.asarray(images)
     assert whole.dtype == np.float32
     assert whole.shape == images.shape == (len(images), 2, 9, 8)
@@ -26,13 +26,11 @@ def test_every_index_reads_the_same_images(images):
     for index in (3, np.int64(3), -1, slice(2, 7), slice(None, None, -1), [4, 1, 4], mask, []):
         read = images[index]
         assert read.dtype == np.float32
-        np.testing.assert_array_equal(
-            read, whole[index if not isinstance(index, list) else np.array(index, int)]
-        )
+        np.testing.assert_array_equal(read, whole[index])
     np.testing.assert_array_equal(np.stack(list(images)), whole)
 
 
-def test_reading_never_gives_the_store_away(images):
+def test_changing_what_was_read_does_not_change_the_store(images):
     before = np.array(images)
     for index in (0, slice(0, 5), [1, 2]):
         images[index][...] = 0.5
@@ -41,13 +39,13 @@ def test_reading_never_gives_the_store_away(images):
 
 
 @pytest.mark.parametrize("index", [30, -31, [0, 30], [0.5], [[0]], np.zeros(5, bool), "a"])
-def test_index_errors(index, rng):
+def test_invalid_index_raises_index_error(index, rng):
     images = ArrayImages(rng.random((30, 1, 8, 8), np.float32))
     with pytest.raises(IndexError):
         images[index]
 
 
-def test_array_protocol(images):
+def test_numpy_array_protocol(images):
     assert np.asarray(images, np.float64).dtype == np.float64
     assert images.__array__(copy=True).dtype == np.float32
     with pytest.raises(ValueError, match="without a copy"):
@@ -60,7 +58,7 @@ def test_uint8_is_divided_by_255_exactly():
     np.testing.assert_array_equal(to_unit(values), expected)
 
 
-def test_splits_share_one_array_until_raw_is_asked_for(rng):
+def test_subsets_share_one_array_until_raw_is_read(rng):
     array = rng.integers(0, 256, (20, 1, 8, 8), dtype=np.uint8)
     whole = ArrayImages(array)
     part = whole.subset([3, 5, 8]).subset([2, 0])
@@ -73,16 +71,16 @@ def test_splits_share_one_array_until_raw_is_asked_for(rng):
     np.testing.assert_array_equal(part[:], before)
 
 
-def test_a_pickle_holds_only_its_own_images(rng):
+def test_pickle_holds_only_the_selected_images(rng):
     array = rng.integers(0, 256, (1000, 1, 8, 8), dtype=np.uint8)
     part = ArrayImages(array, [1, 2])
-    blob = pickle.dumps(part)
-    assert len(blob) < 1000
-    np.testing.assert_array_equal(pickle.loads(blob)[:], part[:])
+    pickled = pickle.dumps(part)
+    assert len(pickled) < 1000
+    np.testing.assert_array_equal(pickle.loads(pickled)[:], part[:])
 
 
-def test_mean_and_variance_against_numpy(images, monkeypatch):
-    monkeypatch.setattr("recmix.data.images._CHUNK", 500)  # several chunks
+def test_mean_and_variance_equal_those_of_numpy(images, monkeypatch):
+    monkeypatch.setattr("recmix.data.images._CHUNK_VALUES", 500)  # several chunks
     whole = np.asarray(images, np.float64)
     mean = images.mean()
     assert mean.dtype == np.float32
@@ -90,11 +88,11 @@ def test_mean_and_variance_against_numpy(images, monkeypatch):
     np.testing.assert_allclose(images.variance(mean), ((whole - mean) ** 2).mean(), rtol=1e-6)
 
 
-def test_fingerprint_knows_values_order_and_type(images, monkeypatch):
+def test_fingerprint_depends_on_values_and_order_but_not_on_chunks(images, monkeypatch):
     same = ArrayImages(images.raw.copy())
     first = images.fingerprint()
     assert first == same.fingerprint()
-    monkeypatch.setattr("recmix.data.images._CHUNK", 500)
+    monkeypatch.setattr("recmix.data.images._CHUNK_VALUES", 500)
     assert first == same.fingerprint()
     assert first != images.subset(slice(None, None, -1)).fingerprint()
     changed = images.raw.copy()
@@ -106,21 +104,21 @@ def test_fingerprint_knows_values_order_and_type(images, monkeypatch):
     ("value", "dtype", "expected"),
     [(255, np.uint8, True), (254, np.uint8, False), (1, np.float32, True), (0.5, np.float32, False)],
 )
-def test_binary(value, dtype, expected):
+def test_is_binary(value, dtype, expected):
     array = np.zeros((3, 1, 8, 8), dtype)
     array[2, 0, 7, 7] = value
     assert is_binary(ArrayImages(array)) is expected
 
 
 @pytest.mark.parametrize("array", [np.zeros((3, 8, 8), np.uint8), np.zeros((3, 1, 8, 8))])
-def test_other_arrays_are_refused(array):
+def test_wrong_shape_or_type_is_rejected(array):
     with pytest.raises(DataError, match="check_images"):
         ArrayImages(array)
 
 
-def test_rows_of_a_mask():
+def test_mask_gives_row_numbers():
     np.testing.assert_array_equal(rows(np.array([True, False, True]), 3), [0, 2])
 
 
-def test_repr_names_the_shape(images):
+def test_repr_gives_the_shape(images):
     assert repr(images) == f"ArrayImages(shape={images.shape})"

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recmix.data import ArrayImages, ImageData, split
-from recmix.data.splits import divide, held_out
+from recmix.data.splits import complete_parts, holdout_size
 from recmix.errors import ConfigError, DataError
 
 names = st.sampled_from(["mnist", "omniglot", "arrays", "ä"])
@@ -14,44 +14,44 @@ seeds = st.integers(0, 2**40)
 
 
 @given(st.integers(3, 3000), names, seeds, st.integers(0, 2))
-def test_parts_are_disjoint_sorted_and_cover_everything(count, name, seed, parts):
+def test_parts_are_sorted_disjoint_and_complete(count, name, seed, parts):
     indices = split(count, name=name, seed=seed, parts=parts)
     assert len(indices) == parts + 1
     for index in indices:
         assert len(index) > 0
         assert (np.diff(index) > 0).all()
     np.testing.assert_array_equal(np.sort(np.concatenate(indices)), np.arange(count))
-    assert all(len(index) == held_out(count) for index in indices[1:])
+    assert all(len(index) == holdout_size(count) for index in indices[1:])
 
 
 @given(st.integers(3, 3000), names, seeds)
-def test_a_split_is_a_pure_function_of_its_arguments(count, name, seed):
-    first = split(count, name=name, seed=seed)
-    for one, other in zip(first, split(count, name=name, seed=seed), strict=True):
+def test_same_arguments_give_the_same_split(count, name, seed):
+    first, second = (split(count, name=name, seed=seed) for _ in range(2))
+    for one, other in zip(first, second, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
-def test_seed_and_name_each_matter():
+def test_split_depends_on_seed_and_name():
     base = split(1000, name="a", seed=0)[1]
     assert not np.array_equal(base, split(1000, name="a", seed=1)[1])
     assert not np.array_equal(base, split(1000, name="b", seed=0)[1])
 
 
-def test_the_split_stays_what_it_is():
-    """Figures of old runs are comparable only while this holds."""
+def test_split_of_mnist_never_changes():
+    """Results of earlier runs stay comparable only with the same split."""
     val = split(60_000, name="mnist", seed=0)[1]
     assert len(val) == 6000
     np.testing.assert_array_equal(val[:5], [13, 15, 17, 20, 21])
 
 
 @pytest.mark.parametrize("seed", [-1, 0.5, "0", None])
-def test_a_seed_is_a_natural_number(seed):
+def test_invalid_seed_is_rejected(seed):
     with pytest.raises(ConfigError, match="seed"):
         split(100, name="a", seed=seed)
 
 
 @pytest.mark.parametrize(("count", "parts"), [(1, 1), (2, 2), (0, 1)])
-def test_too_few_images_to_split(count, parts):
+def test_too_few_images_are_rejected(count, parts):
     with pytest.raises(DataError, match=f"{count} image.*at least {parts + 1}"):
         split(count, name="a", parts=parts)
 
@@ -72,33 +72,25 @@ def images(rng):
     ],
 )
 def test_only_missing_parts_are_held_out(images, val, test, need_test, counts):
-    parts = divide(
-        images,
-        images if val else None,
-        images if test else None,
-        name="a",
-        seed=0,
-        need_test=need_test,
-    )
+    given = (images, images if val else None, images if test else None)
+    parts = complete_parts(*given, name="a", seed=0, need_test=need_test)
     assert tuple(None if part is None else len(part) for part in parts) == counts
     if not val and not test and need_test:
         together = np.concatenate([part.raw for part in parts])
-        key = lambda array: sorted(image.tobytes() for image in array)  # noqa: E731
-        assert key(together) == key(images.raw)
+        assert sorted(map(bytes, together)) == sorted(map(bytes, images.raw))
 
 
-def test_describe_is_json(images):
+def test_description_is_json_and_fingerprint_depends_on_images(images):
     data = ImageData("a", images, images, None, seed=3)
     description = json.loads(json.dumps(data.describe()))
     assert description["counts"] == {"train": 50, "val": 50, "test": None}
-    assert description["shape"] == [1, 8, 8]
-    assert description["seed"] == 3
+    assert (description["shape"], description["seed"]) == ([1, 8, 8], 3)
     assert len(description["fingerprint"]) == 64
     other = ImageData("a", images.subset(slice(49)), images, None, seed=3)
     assert other.fingerprint != data.fingerprint
 
 
-def test_parts_of_different_shapes(images):
+def test_parts_of_different_shapes_are_rejected(images):
     other = ArrayImages(np.zeros((5, 1, 8, 9), np.uint8))
     with pytest.raises(DataError, match=r"x_test.*\(1, 8, 9\).*\(1, 8, 8\)"):
         ImageData("a", images, images, other)

@@ -1,4 +1,4 @@
-"""Ray: the same runs, done elsewhere."""
+"""Grids on a Ray cluster."""
 
 import contextlib
 import importlib.util
@@ -11,14 +11,14 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from small_grid import do_here, same_stores, starts, write_grid
-from test_workers import ENVIRONMENT, held_by, wait_for
+from cases.grids import assert_same_results, run_jobs, training_starts, write_grid
+from cases.workers import ENVIRONMENT, wait_for, worker_pids
 
 from recmix.errors import ConfigError
 from recmix.experiments.cluster import SMALL, Mailbox
 from recmix.experiments.driver import run_grid
 from recmix.experiments.grid import read_grid
-from recmix.experiments.store import FOLLOWS_THE_RUN, Store
+from recmix.experiments.store import RUN_FILES, Store
 from recmix.runs.files import write_bytes
 from recmix.runs.folder import Run
 
@@ -28,10 +28,10 @@ from pathlib import Path
 from recmix.experiments.driver import run_grid
 sys.exit(run_grid(Path(sys.argv[1]), Path(sys.argv[2]), device="cpu", workers=2, ray="local"))
 """
-HURRIED = f"""
+FAST = f"""
 from recmix.experiments import cluster
 
-def do(*given):  # in Ray's worker: what __main__ defines is sent there as it is
+def do(*given):  # Ray sends functions of __main__ to its workers as they are
     from recmix.experiments import cluster
     cluster.POST_SMALL = cluster.POST_ALL = 0.1
     return cluster.do(*given)
@@ -40,21 +40,21 @@ cluster.do, cluster.POLL = do, 0.1
 {RAY}"""
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
-needs_proc = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="looks for processes in /proc")
+needs_proc = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc")
 
 
 @needs_ray
-def test_a_grid_on_ray_gives_what_local_workers_give(tmp_path):
-    """In a process of its own, for Ray changes signal handlers and leaves threads behind."""
+def test_ray_gives_the_same_results_as_local_workers(tmp_path):
+    """In a process of its own, because Ray changes signal handlers and leaves threads."""
     file = write_grid(tmp_path, method='name = "hf"\nlearning_rate = [1e-4, 1e30]')
     jobs = read_grid(file).jobs
     good = [job for job in jobs if "1e+30" not in job.label]
-    whole = do_here(tmp_path / "whole", good)
+    whole = run_jobs(tmp_path / "whole", good)
     command = [sys.executable, "-c", RAY, str(file), str(tmp_path / "ray")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 1, done.stderr
     store = Store(tmp_path / "ray")
-    same_stores(whole, store, good)
+    assert_same_results(whole, store, good)
     assert "4 runs: 3 done, 1 failed" in done.stdout
     (bad,) = [job for job in jobs if job not in good]
     assert "not a finite number" in store.state(bad).reason
@@ -67,20 +67,20 @@ def test_a_grid_on_ray_gives_what_local_workers_give(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    """A grid of two runs of some seconds, one after the other, and the store that it should give."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    file = write_grid(folder, method='name = "vae"', epochs=40, second=40)
+def reference(tmp_path_factory):
+    """A grid of two runs that take seconds, and the store that it should give."""
+    folder = tmp_path_factory.mktemp("reference")
+    file = write_grid(folder, method='name = "vae"', epochs=80, second="150, patience = 0")
     jobs = read_grid(file).jobs
-    return file, jobs, do_here(folder / "whole", jobs)
+    return file, jobs, run_jobs(folder / "whole", jobs)
 
 
 @contextlib.contextmanager
 def driver(file, folder):
-    """A driver of Ray workers that post in haste, and train in `folder`/scratch."""
+    """A driver of Ray workers that send files often and train in `folder`/scratch."""
     (folder / "scratch").mkdir(exist_ok=True)
     places = {"TMPDIR": str(folder / "scratch"), "RAY_TMPDIR": tempfile.gettempdir()}
-    command = [sys.executable, "-c", HURRIED, str(file), str(folder / "store")]
+    command = [sys.executable, "-c", FAST, str(file), str(folder / "store")]
     with (folder / "said.txt").open("w") as said:
         process = subprocess.Popen(
             command, env={**ENVIRONMENT, **places}, stdout=said, stderr=subprocess.STDOUT
@@ -93,13 +93,13 @@ def driver(file, folder):
 
 
 def ended(process, folder):
-    """What a driver has said when it has come to its end."""
+    """The output of a driver that has ended."""
     process.wait(timeout=120)
     return (folder / "said.txt").read_text()
 
 
 def trainers(folder):
-    """The processes that do a run in `folder`/scratch: their output goes to its log there."""
+    """Ids of the processes that train in `folder`/scratch: their output goes to a log there."""
     found = []
     for output in Path("/proc").glob("[0-9]*/fd/1"):
         with contextlib.suppress(OSError):
@@ -110,8 +110,8 @@ def trainers(folder):
 
 @needs_ray
 @needs_proc
-def test_a_ray_worker_is_killed_and_its_run_goes_on_from_the_last_checkpoint(tmp_path, undisturbed):
-    file, jobs, whole = undisturbed
+def test_a_run_continues_from_its_checkpoint_after_its_ray_worker_is_killed(tmp_path, reference):
+    file, jobs, whole = reference
     store = Store(tmp_path / "store")
     run = store.run(jobs[0].digest)
     with driver(file, tmp_path) as process:
@@ -122,16 +122,16 @@ def test_a_ray_worker_is_killed_and_its_run_goes_on_from_the_last_checkpoint(tmp
     assert process.returncode == 0, said
     assert f"not done: {jobs[0].title}: its Ray worker was lost" in said
     assert "2 runs: 2 done" in said
-    same_stores(whole, store, jobs)
-    assert [starts(store, job.digest) for job in jobs] == [2, 1]
+    assert_same_results(whole, store, jobs)
+    assert [training_starts(store, job.digest) for job in jobs] == [2, 1]
     events = map(json.loads, (run.folder / "log.jsonl").read_text().splitlines())
     assert [event["epoch"] > 0 for event in events if event["event"] == "start"] == [False, True]
 
 
 @needs_ray
 @needs_proc
-def test_the_driver_is_killed_and_another_completes_what_it_began(tmp_path, undisturbed):
-    file, jobs, whole = undisturbed
+def test_another_driver_completes_a_grid_after_the_first_is_killed(tmp_path, reference):
+    file, jobs, whole = reference
     store = Store(tmp_path / "store")
     second = store.run(jobs[1].digest)
     with driver(file, tmp_path) as process:
@@ -139,7 +139,7 @@ def test_the_driver_is_killed_and_another_completes_what_it_began(tmp_path, undi
         assert trainers(tmp_path)
         process.kill()
         process.wait()
-    assert not held_by(store, jobs)
+    assert not worker_pids(store, jobs)
     left = {path: path.read_bytes() for path in store.root.rglob("*.*")}
     wait_for(lambda: not trainers(tmp_path))
     assert {path: path.read_bytes() for path in store.root.rglob("*.*")} == left
@@ -147,45 +147,45 @@ def test_the_driver_is_killed_and_another_completes_what_it_began(tmp_path, undi
         said = ended(process, tmp_path)
     assert process.returncode == 0, said
     assert f"begun: {jobs[0].title}" not in said
-    same_stores(whole, store, jobs)
-    assert [starts(store, job.digest) for job in jobs] == [1, 2]
+    assert_same_results(whole, store, jobs)
+    assert [training_starts(store, job.digest) for job in jobs] == [1, 2]
 
 
 class Lost(BaseException):
-    """Power failure: nothing catches it."""
+    """A power failure: nothing catches it."""
 
 
-def test_whatever_had_arrived_when_all_was_lost_the_run_ends_the_same(tmp_path, monkeypatch):
-    """The store has an early checkpoint; then any number of the files of the trained run are written."""
+def test_a_run_gives_the_same_result_whichever_files_were_received(tmp_path, monkeypatch):
+    """The store has an early checkpoint; then some of the files of the trained run are written."""
     job = read_grid(write_grid(tmp_path, epochs=4)).jobs[0]
-    whole = do_here(tmp_path / "whole", [job])
+    whole = run_jobs(tmp_path / "whole", [job])
     kept, log = Store(tmp_path / "early"), Run.log
 
-    def lost_early(run, event, **more):
+    def fail_early(run, event, **more):
         log(run, event, **more)
         if event == "epoch":
             raise Lost
 
     with monkeypatch.context() as patch, pytest.raises(Lost):
-        patch.setattr(Run, "log", lost_early)
-        do_here(kept.root, [job])
+        patch.setattr(Run, "log", fail_early)
+        run_jobs(kept.root, [job])
     early = kept.pack(job.digest)
     assert early["weights.safetensors"] != whole.run(job.digest).weights.read_bytes()
-    for names in (SMALL, FOLLOWS_THE_RUN):
+    for names in (SMALL, RUN_FILES):
         files = whole.pack(job.digest, names)
         for number in range(1, len(files) + 1):
             store = Store(tmp_path / f"{len(files)}-{number}")
             store.unpack(job.digest, early)
             with monkeypatch.context() as patch, contextlib.suppress(Lost):
-                patch.setattr("recmix.experiments.store.write_bytes", written(number))
+                patch.setattr("recmix.experiments.store.write_bytes", write_only(number))
                 store.unpack(job.digest, files)
             if store.state(job).kind != "done":
-                do_here(store.root, [job])
-            same_stores(whole, store, [job])
+                run_jobs(store.root, [job])
+            assert_same_results(whole, store, [job])
 
 
-def written(number):
-    """`write_bytes` so many times, and no more."""
+def write_only(number):
+    """`write_bytes` that works this many times."""
     left = iter(range(number))
 
     def write(path, content):
@@ -196,13 +196,13 @@ def written(number):
     return write
 
 
-def test_without_ray(tmp_path, monkeypatch):
+def test_an_error_says_that_ray_is_not_installed(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"ray is not installed: pip install 'recmix\[cluster\]'"):
         run_grid(write_grid(tmp_path), tmp_path / "store", device="cpu", ray="local")
 
 
-def test_the_mailbox_keeps_the_latest_and_passes_on_the_wish_to_stop():
+def test_the_mailbox_keeps_the_latest_files_and_stops_runs():
     box = Mailbox()
     assert box.post("a", {"history.json": b"1", "log.txt": b"x"}) is False
     box.post("a", {"history.json": b"2"})

@@ -1,4 +1,4 @@
-"""The files in configs/: each is the protocol of one table of the paper."""
+"""The files in configs/: the protocols of the paper's tables and of our own."""
 
 from collections import Counter
 from pathlib import Path
@@ -8,17 +8,13 @@ import pytest
 from recmix.experiments.grid import check, read_grid
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-FOUR = 4  # settings of every method but the VAE
+FOUR = 4  # settings of every method except the VAE
 PROTOCOL = 10 * 3  # splits times restarts
 CONTROLS = 2  # VAE and VAE+
 # name: (columns, rows, splits times restarts)
 EXPECTED = {
     "table1": (4 * 2, CONTROLS + 5 * FOUR, PROTOCOL),
-    "mnist": (4, CONTROLS + 7 * FOUR, PROTOCOL),
-    "omniglot": (4, CONTROLS + 7 * FOUR, PROTOCOL),
-    "cifar10": (4, CONTROLS + 7 * FOUR, PROTOCOL),
-    "svhn": (4, CONTROLS + 7 * FOUR, PROTOCOL),
-    "celeba": (4, CONTROLS + 7 * FOUR, PROTOCOL),
+    "supplement": (5 * 4, CONTROLS + 7 * FOUR, PROTOCOL),
     "bvi": (4 * 2, CONTROLS + 2 * FOUR, PROTOCOL),
     "binary_mnist": (2, CONTROLS + 6 * FOUR, PROTOCOL),
     "fully_connected": (2 * 2 * 2, CONTROLS + 3 * FOUR, PROTOCOL),
@@ -55,12 +51,12 @@ def test_every_file_is_expected():
 
 
 @pytest.mark.parametrize("name", sorted(EXPECTED))
-def test_the_counts_are_the_papers(name):
+def test_number_of_runs_of_each_file(name):
     grid = read_grid(CONFIGS / f"{name}.toml")
     count, rows, repeats = EXPECTED[name]
     assert len(columns(grid)) == count
     assert len(grid.jobs) == count * rows * repeats
-    assert not grid.notes  # the controls are written out, nothing is there twice
+    assert not grid.notes  # the file has the controls and no run twice
     each = Counter((job.row, tuple(job.column.items())) for job in grid.jobs)
     assert set(each.values()) == {repeats}
     if repeats == PROTOCOL:
@@ -71,7 +67,7 @@ def test_the_counts_are_the_papers(name):
     check(job for job in grid.jobs if (job.split, job.restart) == (0, 0))
 
 
-def test_inference_time():
+def test_rows_and_columns_of_inference_time():
     grid = read_grid(CONFIGS / "inference_time.toml")
     rows = Counter((job.label, job.column["decoder_network"]) for job in grid.jobs)
     assert rows["SA", "conv"] == rows["IAF", "conv"] == 5 * FOUR
@@ -81,12 +77,8 @@ def test_inference_time():
     check(grid.jobs)
 
 
-def test_the_tables_share_their_runs():
-    """One store serves all tables: the main one is a part of those per data set."""
-    large = {
-        job.digest
-        for name in ("mnist", "omniglot", "svhn", "celeba")
-        for job in read_grid(CONFIGS / f"{name}.toml").jobs
-    }
+def test_tables_share_runs():
+    """One store serves all tables: the runs of the main tables are in the supplement."""
+    large = {job.digest for job in read_grid(CONFIGS / "supplement.toml").jobs}
     for name in ("table1", "bvi"):
         assert {job.digest for job in read_grid(CONFIGS / f"{name}.toml").jobs} < large

@@ -1,18 +1,25 @@
-"""From a file to runs: what is run, what it is called, what is refused."""
+"""From a file to runs: which runs, their names, and what is refused."""
 
 import copy
+import dataclasses
 import json
 import random
 import subprocess
 import sys
 
 import pytest
+from cases.grids import content, grid, write_grid
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_grid import content, grid, write_grid
 
 from recmix.errors import ConfigError
 from recmix.experiments.grid import check, digest_of, expand, read_grid
+from recmix.methods.importance_weighted import ImportanceWeighted
+from recmix.methods.recursive import RecursiveMixture
+from recmix.methods.registry import METHODS
+from recmix.model.options import option
+from recmix.runs.training_options import Training
+from recmix.training.arguments import GROUPS
 
 FULL = {
     "title": "everything",
@@ -38,7 +45,12 @@ def digests(found):
     return [job.digest for job in found.jobs]
 
 
-def test_what_a_file_asks_for():
+def by_row(**changes):
+    """The jobs of the first split and restart of the small grid."""
+    return {job.row: job for job in grid(**changes).jobs if job.split == job.restart == 0}
+
+
+def test_jobs_of_a_grid():
     found = expand(FULL, "full")
     rows = {job.row for job in found.jobs}
     assert rows == {"VAE", "VAE+", "SA(1)", "SA(2)", "RME(2)", "RME(3)"}
@@ -53,17 +65,16 @@ def test_what_a_file_asks_for():
         "decoder_network": "dense",
     }
     assert job.evaluate == ("test/100", "test/500", "val/50")
-    assert job.definition["options"]["step_size"] == 0.01
-    assert job.definition["options"]["momentum"] == 0.0  # defaults are part of it
-    training = job.definition["training"]
-    assert (training["epochs"], training["learning_rate"], training["seed"]) == (2, 1e-5, job.restart)
+    assert job.definition["options"] == {"steps": 2, "step_size": 0.01}  # no defaults
+    assert job.definition["training"] == {"epochs": 2, "learning_rate": 1e-5}
+    assert (job.definition["split"], job.definition["restart"]) == (job.split, job.restart)
     base = next(j for j in found.jobs if j.digest == job.depends)
     assert (base.row, base.column, base.split) == ("VAE", job.column, job.split)
     assert base.definition["training"]["schedule"] == "cosine"
-    assert base.definition["training"]["learning_rate"] == 5e-4  # the first stage's own
+    assert base.definition["training"]["learning_rate"] == 5e-4  # the default of the first stage
 
 
-def test_each_vae_is_trained_once_and_comes_before_what_starts_from_it():
+def test_each_vae_is_trained_once_and_before_runs_that_start_from_it():
     found = expand(FULL, "full")
     place = {job.digest: i for i, job in enumerate(found.jobs)}
     bases = [job for job in found.jobs if job.depends is None]
@@ -73,7 +84,7 @@ def test_each_vae_is_trained_once_and_comes_before_what_starts_from_it():
         assert job.depends is None or place[job.depends] < place[job.digest]
 
 
-def test_the_control_is_in_every_grid():
+def test_every_grid_has_the_control():
     found = grid()
     assert [job.row for job in found.jobs] == ["VAE", "VAE+", "RME(2)"]
     assert any("VAE+ is not in the file and was added" in note for note in found.notes)
@@ -84,7 +95,34 @@ def test_the_control_is_in_every_grid():
     assert digests(only) == digests(found)
 
 
-def test_what_is_asked_for_twice_is_one_run():
+def test_a_grid_has_the_first_stages_that_its_methods_name(monkeypatch):
+    """Methods that start from another method than the VAE: it is added, with its control."""
+
+    class Other(RecursiveMixture):
+        name = "other"
+        starts_from = "iwae"
+
+    class Third(RecursiveMixture):
+        name = "third"
+        starts_from = "other"
+
+    for cls in (Other, Third):
+        monkeypatch.setitem(METHODS, cls.name, cls)
+    found = by_row(methods=[{"name": "third", "order": 2}, {"name": "rme", "order": 2}])
+    rows = {job.digest: row for row, job in found.items()}
+    assert {row: rows.get(job.depends) for row, job in found.items()} == {
+        "IWAE(5)": None,
+        "IWAE+(5)": "IWAE(5)",
+        "OTHER(5)": "IWAE(5)",
+        "OTHER+(5)": "OTHER(5)",
+        "VAE": None,
+        "VAE+": "VAE",
+        "THIRD(2)": "OTHER(5)",
+        "RME(2)": "VAE",
+    }
+
+
+def test_a_run_that_appears_twice_is_done_once():
     found = grid(
         methods=[{"name": "rme", "order": [2, 2, 3]}, {"name": "rme", "order": 2}],
         columns=[{"data": "digits", "latent": [2, 3]}, {"data": "digits", "latent": 2}],
@@ -93,7 +131,7 @@ def test_what_is_asked_for_twice_is_one_run():
     assert any("more than once" in note for note in found.notes)
 
 
-def test_the_same_run_in_two_grids_has_one_name():
+def test_the_same_run_in_two_grids_has_one_digest():
     small = grid()
     large = grid(
         title="Large",
@@ -125,7 +163,7 @@ def test_the_order_of_keys_does_not_matter(seed):
     ).filter(bool),
     st.data(),
 )
-def test_every_value_of_a_definition_is_in_its_digest(definition, data):
+def test_every_value_of_a_definition_changes_its_digest(definition, data):
     key = data.draw(st.sampled_from(sorted(definition)))
     other = data.draw(st.integers(-5, 5).filter(lambda n: json.dumps(n) != json.dumps(definition[key])))
     assert digest_of(definition) != digest_of({**definition, key: other})
@@ -145,14 +183,16 @@ def test_every_value_of_a_definition_is_in_its_digest(definition, data):
         (("columns", 0, "decoder_network"), "dense"),
         (("columns", 0, "likelihood"), "bernoulli"),
         (("columns", 0, "first"), {"patience": 5}),
+        (("columns", 0, "size"), 6),
         (("protocol", "splits"), [3]),
         (("protocol", "restarts"), [3]),
         (("methods", 0, "order"), 3),
         (("methods", 0, "bound"), 100.0),
         (("methods", 0, "learning_rate"), 1e-6),
+        (("methods", 0, "refine"), 1),
     ],
 )
-def test_a_change_of_what_defines_a_run_changes_its_name(where, value):
+def test_changing_what_defines_a_result_changes_the_digest(where, value):
     changed = copy.deepcopy(content())
     inner = changed
     for step in where[:-1]:
@@ -171,6 +211,11 @@ def test_a_change_of_what_defines_a_run_changes_its_name(where, value):
         {"protocol": {"splits": 1, "restarts": 1, "samples": [9, 5], "choose_by": 2}},
         {"methods": [{"name": "rme", "order": 2, "label": "mine"}]},
         {
+            "methods": [{"name": "rme", "order": 2, "bound": 500, "jitter": 0.0, "train": "all"}]
+        },  # defaults
+        {"methods": [{"name": "rme", "order": 2, "refined": [2], "reuse": 0, "restarts": 3}]},
+        {"columns": [{"data": "digits", "latent": 2, "network": "conv", "likelihood": "gaussian"}]},
+        {
             "budget": {
                 "first": {"epochs": 1, "batch_size": 64, "checkpoint_every": 5, "tensorboard": True},
                 "second": {"epochs": 1, "batch_size": 64, "learning_rate": 0.0001},
@@ -178,11 +223,53 @@ def test_a_change_of_what_defines_a_run_changes_its_name(where, value):
         },
     ],
 )
-def test_what_does_not_define_a_result_is_not_in_its_name(change):
+def test_changing_anything_else_leaves_the_digest(change):
     assert digests(grid(**change)) == digests(grid())
 
 
-def test_a_method_keeps_its_share_of_the_learning_rate():
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LaterTraining(Training):
+    """The options of training in a later version."""
+
+    clip_value: float = option(0.0, "Clip each value of the gradient to this; 0 does not clip.")
+
+
+class LaterMixture(RecursiveMixture):
+    """A method in a later version."""
+
+    def __init__(self, model, encoder, *, order: int = 5, bound: float = 500.0, eps_max: float = 0.1,
+                 clip_value: float = 0.0) -> None:  # fmt: skip
+        super().__init__(model, encoder, order=order, bound=bound, eps_max=eps_max)
+
+
+@pytest.mark.parametrize("group", ["training", "method"])
+def test_a_new_option_leaves_all_digests(group, monkeypatch):
+    """Options are defined in one place: nothing but the option is added here."""
+    before = digests(expand(FULL, "full")), digests(grid())
+    with pytest.raises(ConfigError, match="unknown option for rme 'clip_value'"):
+        grid(methods=[{"name": "rme", "order": 2, "clip_value": 0.0}])
+    if group == "training":
+        monkeypatch.setitem(GROUPS, "training", LaterTraining)
+        monkeypatch.setattr("recmix.experiments.parts.Training", LaterTraining)
+    else:
+        monkeypatch.setitem(METHODS, "rme", LaterMixture)
+    assert (digests(expand(FULL, "full")), digests(grid())) == before
+    same = grid(methods=[{"name": "rme", "order": 2, "clip_value": 0.0}])
+    assert digests(same) == before[1]
+    other = grid(methods=[{"name": "rme", "order": 2, "clip_value": 0.5}])
+    assert digests(other)[:2] == before[1][:2]
+    assert digests(other)[2] != before[1][2]
+    group = "options" if group == "method" else group
+    assert other.jobs[2].definition[group]["clip_value"] == 0.5
+
+
+def test_the_format_is_part_of_the_digest(monkeypatch):
+    before = digests(grid())
+    monkeypatch.setattr("recmix.experiments.grid.FORMAT", 3)
+    assert not set(digests(grid())) & set(before)
+
+
+def test_a_method_keeps_its_factor_of_the_learning_rate():
     found = grid(methods=[{"name": "bvi-er1"}, {"name": "bvi-er2", "learning_rate": 1e-3}])
     rates = {job.label: job.definition["training"]["learning_rate"] for job in found.jobs}
     assert rates["VAE+"] == 1e-4
@@ -190,27 +277,44 @@ def test_a_method_keeps_its_share_of_the_learning_rate():
     assert rates["BVI-ER2"] == 1e-3
 
 
-def test_methods_of_the_first_stage_start_from_nothing_unless_told():
-    found = grid(methods=[{"name": "iwae", "samples": 5}, {"name": "iwae", "continued": True}])
-    by_row = {job.row: job for job in found.jobs}
-    assert by_row["IWAE(5)"].depends is None
-    assert by_row["IWAE(5)"].definition["training"]["learning_rate"] == 5e-4
-    assert by_row["IWAE+(5)"].depends == by_row["VAE"].digest
+def test_methods_without_a_first_stage_start_from_random_weights_unless_continued():
+    assert ImportanceWeighted.starts_from is None
+    found = by_row(methods=[{"name": "iwae", "samples": 5}, {"name": "iwae", "continued": True}])
+    assert found["IWAE(5)"].depends is None
+    assert found["IWAE(5)"].definition["training"]["learning_rate"] == 5e-4
+    assert found["IWAE from VAE(5)"].depends == found["VAE"].digest
 
 
-def test_labels_tell_axes_apart():
+def test_labels_show_options_that_are_lists():
     found = grid(methods=[{"name": "rme", "order": [2, 3], "bound": [10, 500]}])
     rows = {job.row for job in found.jobs} - {"VAE", "VAE+"}
     assert rows == {f"RME bound={b}({o})" for b in (10, 500) for o in (2, 3)}
     with pytest.raises(ConfigError, match=r"2 different runs are all RME\(2\).*its own label"):
         grid(methods=[{"name": "rme", "order": 2}, {"name": "rme", "order": 2, "bound": 10}])
+    shares = {"name": "vae", "continued": True, "train": "encoder", "augment": [0.1, 0.2]}
+    rows = {job.row for job in grid(methods=[shares]).jobs} - {"VAE", "VAE+"}
+    assert rows == {"VAE+ train=encoder augment=0.1", "VAE+ train=encoder augment=0.2"}
+    rows = {job.row for job in grid(methods=[{**shares, "label": "MINE"}]).jobs} - {"VAE", "VAE+"}
+    assert rows == {"MINE augment=0.1", "MINE augment=0.2"}
 
 
-def test_your_own_images(tmp_path):
+def test_default_labels_say_what_a_run_is():
+    methods = [
+        {"name": "vae", "continued": True, "refine": 2},
+        {"name": "vae", "label": "LONG", "after": "VAE", "keep_weights": "last"},
+        {"name": "residual", "after": "LONG"},
+        {"name": "rme", "order": 2},
+        {"name": "rme", "order": 3, "after": "RME(2)"},
+    ]
+    rows = ["VAE", "VAE+", "VAE+ refine=2", "LONG", "RESIDUAL from LONG(3)", "RME(2)", "RME+(3)"]
+    assert list(by_row(methods=methods)) == rows
+
+
+def test_own_images(tmp_path):
     found = grid(columns=[{"data": str(tmp_path / "mine.npy"), "latent": 2, "size": 28}])
     assert found.jobs[0].column["data"] == str((tmp_path / "mine.npy").resolve())
     assert found.jobs[0].column["size"] == 28
-    assert found.jobs[0].definition["likelihood"] is None  # by the images, once they are read
+    assert "likelihood" not in found.jobs[0].definition["model"]  # known when the images are read
     check(found.jobs)
 
 
@@ -225,7 +329,7 @@ def test_your_own_images(tmp_path):
         ({"protocol": {"restarts": True}}, "restarts must be"),
         ({"budget": {"frist": {}}}, "did you mean 'first'"),
         ({"budget": {"first": {"epoch": 3}}}, "did you mean 'epochs'"),
-        ({"budget": {"first": {"epochs": -3}}}, "epochs must be positive"),
+        ({"budget": {"first": {"epochs": -3}}}, "epochs must be at least 1"),
         ({"budget": {"first": {"epochs": "many"}}}, "epochs must be a whole number"),
         ({"budget": {"first": {"seed": 3}}}, "unknown training option in first"),
         ({"budget": {"second": {"schedule": "cosin"}}}, "did you mean 'cosine'"),
@@ -233,8 +337,9 @@ def test_your_own_images(tmp_path):
         ({"columns": [{"latent": 3}]}, "has no data"),
         ({"columns": [{"data": "mnits"}]}, "did you mean 'mnist'"),
         ({"columns": [{"data": "digits", "latnet": 3}]}, "did you mean 'latent'"),
-        ({"columns": [{"data": "digits", "latent": 0}]}, "latent must be whole numbers of 1"),
+        ({"columns": [{"data": "digits", "latent": 0}]}, "latent must be at least 1"),
         ({"columns": [{"data": "digits", "latent": []}]}, "empty list"),
+        ({"columns": [{"data": "digits", "size": 0}]}, "size must be whole numbers of 1"),
         ({"columns": [{"data": 3}]}, "data must be"),
         ({"columns": [{"data": "digits", "methods": ["rmee"]}]}, "did you mean 'rme'"),
         ({"columns": [{"data": "digits", "methods": "rme"}]}, "must be a list"),
@@ -244,14 +349,22 @@ def test_your_own_images(tmp_path):
         ({"methods": [{"name": "rme", "ordr": 3}]}, "did you mean 'order'"),
         ({"methods": [{"name": "rme", "order": "three"}]}, "order must be a whole number"),
         ({"methods": [{"name": "rme", "continued": 1}]}, "continued must be true or false"),
+        ({"methods": [{"name": "rme", "calibrated": 2}]}, "calibrated must be true or false, got 2"),
         ({"methods": [{"name": "rme", "label": 1}]}, "label must be text"),
+        ({"methods": [{"name": "rme", "after": 3}]}, "after must be text"),
+        ({"methods": [{"name": "rme", "after": "X"}]}, r"'X', but .* no such row .* VAE, VAE\+"),
+        ({"methods": [{"name": "rme", "refined": [0]}]}, "refined must be whole numbers of 1 or more"),
+        ({"methods": [{"name": "rme", "restarts": 10}]}, "restarts must be at least 1 and at most 9"),
         ({"methods": [{"name": "rme", "seed": 1}]}, "restarts in .protocol. chooses it"),
+        ({"methods": [{"name": "rme", "latent": 1}]}, "it belongs to ..columns.."),
+        ({"methods": [{"name": "rme", "scale": 1.5}]}, "calibrated = true chooses it on validation"),
         ({"methods": [{"name": "vae", "epochs": 3}]}, "takes no options of its own .epochs"),
+        ({"methods": [{"name": "vae", "refine": 3}]}, "takes no options of its own .refine"),
         ({"title": 3}, "title must be text"),
         ({"protocol": 3}, "protocol must be a table"),
     ],
 )
-def test_what_is_refused(change, message):
+def test_invalid_content_is_refused(change, message):
     with pytest.raises(ConfigError, match=message):
         grid(**change)
 
@@ -262,6 +375,10 @@ def test_what_is_refused(change, message):
         ({"methods": [{"name": "rme", "order": [2, 99]}]}, r"RME\(99\) digits 2.*1 to 16"),
         ({"columns": [{"data": "digits", "network": "convv"}]}, "did you mean 'conv'"),
         ({"columns": [{"data": "digits", "likelihood": "gausian"}]}, "did you mean 'gaussian'"),
+        (
+            {"methods": [{"name": "iaf", "calibrated": True}]},
+            "IAF.*only Gaussians and mixtures of Gaussians can be calibrated",
+        ),
     ],
 )
 def test_impossible_options_are_found_before_the_first_run(change, message):
@@ -270,7 +387,11 @@ def test_impossible_options_are_found_before_the_first_run(change, message):
         check(found.jobs)
 
 
-def test_files(tmp_path):
+def test_possible_options_pass_the_check():
+    check(grid(methods=[{"name": "rme", "calibrated": True}, {"name": "iaf"}]).jobs)
+
+
+def test_grid_files(tmp_path):
     assert digests(read_grid(write_grid(tmp_path, data="digits"))) == digests(grid())
     assert read_grid(tmp_path / "small.toml").name == "small"
     (tmp_path / "bad.toml").write_text("= 3")
@@ -283,86 +404,80 @@ def test_files(tmp_path):
         read_grid(tmp_path / "bad.toml")
 
 
-def test_nothing_loads_torch_before_it_is_needed():
+def test_importing_does_not_load_torch():
     names = ["driver", "cluster", "worker", "view", "store"]
     code = "import sys, " + ", ".join(f"recmix.experiments.{name}" for name in names)
     code += "; assert 'torch' not in sys.modules and 'ray' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_a_row_may_start_from_another_and_be_scored_refined():
+def test_a_row_can_start_from_another_row():
     methods = [
         {"name": "vae", "label": "DECODER", "after": "VAE", "refine": 2},
-        {
-            "name": "vae",
-            "label": "CHAIN",
-            "after": "DECODER",
-            "component": "residual",
-            "refined": [2, 4],
-        },
+        {"name": "residual", "label": "CHAIN", "after": "DECODER"},
     ]
-    jobs = {job.row: job for job in grid(methods=methods).jobs[:4]}
-    assert list(jobs) == ["VAE", "VAE+", "DECODER", "CHAIN"]
-    assert jobs["DECODER"].depends == jobs["VAE"].digest
-    assert jobs["CHAIN"].depends == jobs["DECODER"].digest
-    assert jobs["CHAIN"].definition["options"]["component"] == "residual"
-    assert [key for key in jobs["CHAIN"].evaluate if "refine" in key] == [
-        f"{key}/refine {steps}" for key in jobs["VAE"].evaluate for steps in (2, 4)
+    found = by_row(methods=methods)
+    assert list(found) == ["VAE", "VAE+", "DECODER", "CHAIN(3)"]
+    assert found["DECODER"].depends == found["VAE"].digest
+    assert found["CHAIN(3)"].depends == found["DECODER"].digest
+
+
+def test_score_names_hold_the_whole_inference():
+    methods = [
+        {"name": "vae", "continued": True, "refined": [2, 4], "reuse": 0, "calibrated": True},
+        {"name": "vae", "label": "R", "after": "VAE", "refine": 2, "refined": [1], "restarts": 3},
+        {"name": "residual", "restarts": 4},
     ]
-    with pytest.raises(ConfigError, match="'NOBODY', which is no row before it: there are VAE, VAE"):
-        grid(methods=[{"name": "rme", "after": "NOBODY"}])
-    with pytest.raises(ConfigError, match="refined must be whole numbers of 1 or more"):
-        grid(methods=[{"name": "rme", "refined": [0]}])
-    with pytest.raises(ConfigError, match="calibrated must be true or false, got 2"):
-        grid(methods=[{"name": "rme", "calibrated": 2}])
-    with pytest.raises(ConfigError, match="after must be text"):
-        grid(methods=[{"name": "rme", "after": 3}])
+    found = by_row(methods=methods)
+    plus = ["", *(f"/gauss-newton,refine={steps},reuse=0,restarts=1" for steps in (2, 4))]
+    assert found["VAE+"].evaluate == (
+        *(f"test/3{how}" for how in plus),
+        *(f"test/3{how}/calibrated" for how in plus),
+        *(f"val/3{how}" for how in plus),
+    )
+    refined = [f"gauss-newton,refine={steps},reuse=2,restarts=3" for steps in (2, 1)]
+    keys = tuple(f"{part}/3/{how}" for part in ("test", "val") for how in refined)
+    assert found["R"].evaluate == keys
+    assert found["RESIDUAL(3)"].evaluate == ("test/3/restarts=4", "val/3/restarts=4")
 
 
-def test_a_flow_cannot_be_calibrated_and_a_grid_says_so_before_it_begins():
-    wide = grid(methods=[{"name": "iaf", "calibrated": True}])
-    with pytest.raises(ConfigError, match=r"IAF.*only Gaussians and mixtures of them can be calibrated"):
-        check(wide.jobs)
-    check(grid(methods=[{"name": "rme", "calibrated": True}, {"name": "iaf"}]).jobs)
+def test_restarts_without_effect_are_not_in_score_names():
+    methods = [{"name": "vae", "continued": True, "refined": [1], "restarts": 3}]
+    refined = "gauss-newton,refine=1,reuse=2,restarts=3"
+    plus = by_row(methods=methods)["VAE+"]
+    assert plus.evaluate == ("test/3", f"test/3/{refined}", "val/3", f"val/3/{refined}")
+    assert plus.extra == {}
 
 
-def test_reuse_is_part_of_a_run_where_steps_are_taken_while_it_trains():
-    def made(**options):
-        rows = [{"name": "vae", "label": "R", "after": "VAE", "warmup": 1, **options}]
+def test_inference_is_part_of_the_digest_only_if_it_is_used_in_training():
+    def made(name="vae", **options):
+        rows = [{"name": name, "label": "R", "after": "VAE", "warmup": 1, **options}]
         return next(job for job in grid(methods=rows).jobs if job.label == "R")
 
-    assert made(reuse=0).digest == made(reuse=2).digest == made().digest
-    assert made(starts=4).digest == made().digest
-    for taken in ({"refine": 1}, {"distil": 0.5}):
-        job = made(**taken)
-        assert job.digest == made(**taken, reuse=2).digest != made(**taken, reuse=0).digest
-        assert job.digest == made(**taken, starts=1).digest != made(**taken, starts=4).digest
-    old = {**job.definition, "training": dict(job.definition["training"])}
-    old["training"].pop("reuse")  # as it was before there was such an option: plain steps
-    plain = {**job.definition, "training": job.definition["training"] | {"reuse": 0}}
-    assert digest_of(old) == digest_of(plain) != job.digest
+    for name in ("vae", "residual"):
+        assert made(name, reuse=0).digest == made(name, restarts=4).digest == made(name).digest
+        assert made(name, refined=[2], reuse=1, restarts=2).digest == made(name).digest
+    assert made("residual", restarts=4).extra == {"restarts": 4}  # not in the digest, but applied
+    for used in ({"refine": 1}, {"distil": 0.5}):
+        job = made(**used)
+        assert job.digest == made(**used, reuse=2).digest != made(**used, reuse=0).digest
+        assert job.digest == made(**used, restarts=1).digest != made(**used, restarts=4).digest
 
 
-@pytest.mark.parametrize("option", [{"optimizer": "adam"}, {"starts": 1}, {"widen_tilt": 0.0}])
-def test_an_option_that_came_later_leaves_the_names_of_earlier_runs(option):
-    (job,) = [job for job in grid().jobs if job.row == "VAE" and (job.split, job.restart) == (0, 0)]
-    earlier = dict(job.definition["training"])
-    assert all(earlier.pop(name) == value for name, value in option.items())
-    assert digest_of({**job.definition, "training": earlier}) == job.digest
-
-
-def test_one_training_that_is_asked_for_twice_is_measured_in_both_ways():
-    refined = {"name": "vae", "continued": True, "refined": [1], "starts": 3}
-    jobs = {job.row: job for job in grid(methods=[refined]).jobs if job.split == job.restart == 0}
-    assert jobs["VAE+"].evaluate[-2:] == ("test/3/refine 1", "val/3/refine 1")
-    assert jobs["VAE+"].definition["training"]["starts"] == 3
-    both = [{**refined, "label": "A"}, {**refined, "label": "B", "starts": 2}]
-    with pytest.raises(ConfigError, match="one training, to be scored with different reuse or starts"):
-        grid(methods=both)
-    chain = {"name": "vae", "continued": True, "component": "residual", "label": "A"}
-    with pytest.raises(ConfigError, match="one training, to be scored with different reuse or starts"):
-        grid(methods=[chain, {**chain, "label": "B", "starts": 2}])
-    climbed = {**chain, "label": "B", "refined": [2], "reuse": 4}  # of no account to the other
-    one = next(job for job in grid(methods=[chain, climbed]).jobs if job.row == "A")
-    assert one.evaluate[-1] == "val/3/refine 2"
-    assert one.definition["training"]["reuse"] == 4
+def test_one_training_with_two_inferences_has_the_scores_of_both():
+    first = {"name": "residual", "label": "A", "refined": [1], "restarts": 3}
+    second = {"name": "residual", "label": "B", "refined": [2], "reuse": 4}
+    found = grid(methods=[first, second])
+    rows = {job.row: job for job in found.jobs}
+    assert list(rows) == ["VAE", "VAE+", "A(3)"]
+    assert rows["A(3)"].evaluate == (
+        "test/3/restarts=3",
+        "test/3/gauss-newton,refine=1,reuse=2,restarts=3",
+        "val/3/restarts=3",
+        "val/3/gauss-newton,refine=1,reuse=2,restarts=3",
+        "test/3",
+        "test/3/gauss-newton,refine=2,reuse=4,restarts=1",
+        "val/3",
+        "val/3/gauss-newton,refine=2,reuse=4,restarts=1",
+    )
+    assert any("are done once (repeated: 1)" in note for note in found.notes)

@@ -1,27 +1,22 @@
-"""What a person sees: plans, the state of things, lines, a live table, time left."""
+"""What the terminal shows: plan, status, lines, live table, time left."""
 
 import io
 import json
 
 import pytest
+from cases.grids import content, grid, write_grid
 from rich.console import Console
-from small_grid import content, do_here, grid, write_grid
 
 from recmix.errors import RunError
 from recmix.experiments.driver import run_grid
 from recmix.experiments.estimate import Clock, in_words
 from recmix.experiments.grid import expand, read_grid
-from recmix.experiments.schedule import Schedule
+from recmix.experiments.job_queue import JobQueue
 from recmix.experiments.store import Store
 from recmix.experiments.view import progress, watching
 from recmix.runs.files import write_json
 
 JOBS = grid().jobs
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    return do_here(tmp_path_factory.mktemp("store"), JOBS)
 
 
 @pytest.fixture
@@ -33,7 +28,7 @@ def store(tmp_path, finished):
     return store
 
 
-def said(capsys):
+def printed(capsys):
     return " ".join(capsys.readouterr().out.split())
 
 
@@ -43,27 +38,27 @@ def rows(text):
     return {line[0]: line[1:] for line in lines if line}
 
 
-def test_a_dry_run_says_what_would_be_done_and_does_nothing(tmp_path, capsys):
+def test_a_dry_run_prints_the_plan_and_writes_nothing(tmp_path, capsys):
     file = write_grid(tmp_path, data="digits")
     assert run_grid(file, tmp_path / "store", dry_run=True, device="cpu", workers=2) == 0
     shown = capsys.readouterr().out
     assert rows(shown) == {name: ["1", "", "", "1", "", ""] for name in ("VAE", "VAE+", "RME(2)")}
     shown = " ".join(shown.split())
     assert "runs: 3; columns: 1, splits: 1, restarts: 1" in shown
-    assert "scored by IWAE-3 of the test images" in shown
+    assert "validation bound: IWAE-3; test bounds: IWAE-3" in shown
     assert "VAE+ is not in the file and was added" in shown
     assert "data: digits is present" in shown
-    assert "time left with 2 at a time: unknown until the first run of its kind" in shown
+    assert "time left with 2 runs at a time: unknown until the first epoch of a run is done" in shown
     assert not (tmp_path / "store").exists()
 
 
 def test_a_dry_run_names_missing_data(tmp_path, capsys):
     file = write_grid(tmp_path, data="mnist")
     assert run_grid(file, tmp_path, dry_run=True, device="cpu", data_root=tmp_path / "none") == 0
-    assert "data: mnist is missing (not there: train-images-idx3-ubyte" in said(capsys)
+    assert "data: mnist is missing (missing files: train-images-idx3-ubyte" in printed(capsys)
 
 
-def test_a_dry_run_of_a_store_that_has_something(tmp_path, store, capsys):
+def test_a_dry_run_counts_finished_runs(tmp_path, store, capsys):
     file = write_grid(tmp_path, data="digits")
     assert run_grid(file, store.root, dry_run=True, device="cpu", workers=1) == 0
     shown = capsys.readouterr().out
@@ -72,11 +67,11 @@ def test_a_dry_run_of_a_store_that_has_something(tmp_path, store, capsys):
     assert "(from 2 finished runs)" in " ".join(shown.split())
 
 
-def test_status_shows_who_does_what_and_what_failed(tmp_path, store, capsys):
+def test_status_shows_workers_and_failures(tmp_path, store, capsys):
     file = write_grid(tmp_path, data="digits")
     rme = JOBS[2]
     assert run_grid(file, store.root, status=True) == 0
-    assert "3 runs: 2 done, 1 waiting" in said(capsys)
+    assert "3 runs: 2 done, 1 waiting" in printed(capsys)
     claim = store.claim(rme.digest)
     claim.note(pid=4711)
     store.unpack(
@@ -88,56 +83,56 @@ def test_status_shows_who_does_what_and_what_failed(tmp_path, store, capsys):
         },
     )
     assert run_grid(file, store.root, status=True) == 0
-    shown = said(capsys)
+    shown = printed(capsys)
     assert "3 runs: 2 done, 1 running" in shown
     assert rme.digest in shown
-    schedule = Schedule(store, JOBS)
-    schedule.see_others()
-    entry = schedule.entries[rme.digest]
+    queue = JobQueue(store, JOBS)
+    queue.find_others()
+    entry = queue.entries[rme.digest]
     assert "process 4711" in entry.reason
     assert progress(store, entry) == "epoch 3 of at most 1, validation -4.50, best -3.25"
     claim.release()
     store.fail(rme.digest, "it was [too] hard")
     assert run_grid(file, store.root, status=True) == 0
-    shown = said(capsys)
+    shown = printed(capsys)
     assert "3 runs: 2 done, 1 failed" in shown
     assert "failed: RME(2) digits 2 split 0 restart 0: it was [too] hard" in shown
     assert str(store.log(rme.digest)) in shown.replace(" ", "")
 
 
-def test_damage_is_reported(tmp_path, store, capsys):
+def test_a_dry_run_reports_damage(tmp_path, store, capsys):
     file = write_grid(tmp_path, data="digits")
     (store.folder(JOBS[1].digest) / "scores.json").write_text("{")
     assert run_grid(file, store.root, dry_run=True, device="cpu") == 0
-    assert "VAE+ digits 2 split 0 restart 0 is damaged, will be mended" in said(capsys)
+    assert "VAE+ digits 2 split 0 restart 0 is damaged and will be repaired" in printed(capsys)
     for broken in (b"{", b"[]", b'[{"x": 1}]'):
         (store.folder(JOBS[1].digest) / "history.json").write_bytes(broken)
         write_json(store.folder(JOBS[1].digest) / "status.json", {"status": "running"})
-        assert progress(store, Schedule(store, JOBS).entries[JOBS[1].digest])
+        assert progress(store, JobQueue(store, JOBS).entries[JOBS[1].digest])
 
 
-def test_a_file_whose_name_is_no_name(tmp_path):
+def test_a_grid_file_without_a_name_is_refused(tmp_path):
     file = write_grid(tmp_path, data="digits").rename(tmp_path / ".toml")
     with pytest.raises(RunError, match="not the name of a grid"):
         run_grid(file, tmp_path / "store", dry_run=True, device="cpu")
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_what_is_seen_while_it_runs(terminal, store, finished):
+def test_events_are_shown_while_a_grid_runs(terminal, store, finished):
     text = io.StringIO()
     console = Console(file=text, force_terminal=terminal, width=150)
     found = expand({**content(), "title": "With [brackets]"}, "small")
-    schedule = Schedule(store, found.jobs)
-    with watching(found, schedule, 1, console) as watcher:
-        job, claim = schedule.take(threads=1)
-        entry = schedule.entries[job.digest]
+    queue = JobQueue(store, found.jobs)
+    with watching(found, queue, 1, console) as watcher:
+        job, claim = queue.take(threads=1)
+        entry = queue.entries[job.digest]
         watcher.began(entry)
         watcher.tick()
         store.fail(job.digest, "not [finite]")
-        watcher.ended(schedule.ended(job, ""))
+        watcher.ended(queue.ended(job, ""))
         store.forget_failure(job.digest)
         store.unpack(job.digest, finished.pack(job.digest))
-        watcher.ended(schedule.ended(job, ""))
+        watcher.ended(queue.ended(job, ""))
         claim.release()
     shown = text.getvalue()
     assert "not [finite]" in shown
@@ -152,14 +147,14 @@ def test_what_is_seen_while_it_runs(terminal, store, finished):
         assert "3 runs: 3 done; time left: none" in shown
 
 
-def test_time_left_is_taken_from_what_is_most_alike(tmp_path):
+def test_time_left_is_estimated_from_the_most_similar_runs(tmp_path):
     protocol = {"splits": 2, "restarts": 1, "samples": [3]}
     columns = [{"data": "digits", "latent": [2, 3]}]
     methods = [{"name": "rme", "order": [2, 3]}]
     found = grid(protocol=protocol, columns=columns, methods=methods)
     store = Store(tmp_path)
-    assert str(Clock(Schedule(store, found.jobs), 2).left()) == (
-        "unknown until the first run of its kind is under way"
+    assert str(Clock(JobQueue(store, found.jobs), 2).left()) == (
+        "unknown until the first epoch of a run is done"
     )
 
     def took(row, latent, split, seconds):
@@ -168,31 +163,31 @@ def test_time_left_is_taken_from_what_is_most_alike(tmp_path):
         write_json(
             store.folder(job.digest) / "job.json", store.job_file(job.digest) | {"seconds": seconds}
         )
-        schedule.entries[job.digest].kind = "done"
+        queue.entries[job.digest].kind = "done"
 
-    schedule = Schedule(store, found.jobs)
+    queue = JobQueue(store, found.jobs)
     took("VAE", 2, 0, 100.0)
-    left = Clock(schedule, 1).left()
+    left = Clock(queue, 1).left()
     assert (left.seconds, left.known, left.unknown, left.measured) == (100.0, 1, 14, 1)
-    assert "14 runs of a kind not seen yet" in str(left)
-    took("RME(2)", 2, 0, 10.0)  # stands for all of the second stage in this column
-    assert Clock(schedule, 1).left().seconds == 100 + 5 * 10 + 0
+    assert "14 runs without an estimate" in str(left)
+    took("RME(2)", 2, 0, 10.0)  # the estimate for the whole second stage of this column
+    assert Clock(queue, 1).left().seconds == 100 + 5 * 10 + 0
     took("VAE+", 2, 0, 2.0)
-    left = Clock(schedule, 1).left()
+    left = Clock(queue, 1).left()
     assert left.seconds == 100 + 2 + 3 * 10  # VAE, VAE+, RME(2), RME(3) twice
-    assert Clock(schedule, 4).left().seconds == left.seconds / 4
-    # In the other column nothing has ended, but a run of at most one epoch, as all here, is under way.
+    assert Clock(queue, 4).left().seconds == left.seconds / 4
+    # In the other column no run is finished, but one is running. All runs have at most one epoch.
     vae = next(j for j in found.jobs if (j.row, j.column["latent"]) == ("VAE", 3))
     store.prepare(vae, threads=1)
     store.run(vae.digest).log("epoch", epoch=0, seconds=7.0)
-    schedule.entries[vae.digest].kind = "running"
-    assert Clock(schedule, 1).left().seconds == left.seconds + 2 * 7
-    assert str(Clock(schedule, 1).left()).startswith("at most about")
+    queue.entries[vae.digest].kind = "running"
+    assert Clock(queue, 1).left().seconds == left.seconds + 2 * 7
+    assert str(Clock(queue, 1).left()).startswith("at most about")
     assert in_words(59.6) == "60 s"
     assert in_words(61) == "1 min 1 s"
 
 
-def test_the_runs_of_a_grid_are_listed_in_the_store(tmp_path):
+def test_the_store_lists_the_runs_of_a_grid(tmp_path):
     file = write_grid(tmp_path)
     assert run_grid(file, tmp_path / "store", device="cpu", limit_hours=1e-9) == 130
     listed = json.loads((tmp_path / "store" / "grid-small.json").read_text())

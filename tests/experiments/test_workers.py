@@ -1,10 +1,9 @@
-"""Worker processes: killed at any moment, and the grid is completed with the same results."""
+"""Worker processes: killed at any moment, a grid is completed with the same results."""
 
 import contextlib
 import errno
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -13,17 +12,17 @@ from functools import partial
 
 import pytest
 import torch
-from small_grid import content, do_here, grid, same_stores, starts, write_grid
+from cases.grids import assert_same_results, content, grid, run_jobs, training_starts, write_grid
+from cases.workers import ENVIRONMENT, wait_for, worker_pids
 
-import recmix
 from recmix.errors import ConfigError, RunError
 from recmix.experiments.driver import run_grid
 from recmix.experiments.grid import read_grid
-from recmix.experiments.schedule import Schedule
+from recmix.experiments.job_queue import JobQueue
+from recmix.experiments.local_workers import Slot, cores, make_slots
 from recmix.experiments.store import Store
 from recmix.experiments.worker import main as worker
-from recmix.experiments.worker import stoppable, train_together, work
-from recmix.experiments.workers import Slot, cores, make_slots
+from recmix.experiments.worker import sigterm_interrupts, train_together, work
 
 DRIVER = """
 import sys
@@ -31,28 +30,14 @@ from pathlib import Path
 from recmix.experiments.driver import run_grid
 sys.exit(run_grid(Path(sys.argv[1]), Path(sys.argv[2]), device="cpu", workers=2))
 """
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def driver(file, folder):
-    """`run_grid` in a process of its own; with one thread per worker whatever the machine."""
+    """`run_grid` in a process of its own, with one thread per worker on any machine."""
     command = [sys.executable, "-c", DRIVER, str(file), str(folder)]
     return subprocess.Popen(
         command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-
-
-def wait_for(condition, seconds=60):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)
-
-
-def held_by(store, jobs):
-    """Processes of the workers on these runs."""
-    said = [re.search(r"process (\d+)", store.holder(job.digest)) for job in jobs]
-    return [int(found[1]) for found in said if found]
 
 
 def alive(pid):
@@ -64,46 +49,46 @@ def alive(pid):
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="looks for processes in /proc")
-def test_killed_at_random_moments_and_completed_with_the_same_results(tmp_path):
-    """SIGKILL of the workers and then of the driver, SIGTERM of the driver, an undisturbed end."""
+def test_a_grid_killed_at_random_moments_gives_the_same_results(tmp_path):
+    """SIGKILL of the workers, then of the driver; SIGTERM of the driver; then no interruption."""
     file = write_grid(tmp_path, epochs=100, second=40)
     jobs = read_grid(file).jobs
-    whole = do_here(tmp_path / "whole", jobs)
+    whole = run_jobs(tmp_path / "whole", jobs)
     store = Store(tmp_path / "killed")
     choose = random.Random(20201206)
 
     process = driver(file, store.root)
     wait_for(lambda: store.run(jobs[0].digest).history())
-    workers = held_by(store, jobs)
+    workers = worker_pids(store, jobs)
     assert workers
     for pid in workers:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: set(held_by(store, jobs)) - set(workers))  # tried again
+    wait_for(lambda: set(worker_pids(store, jobs)) - set(workers))  # they are started again
     time.sleep(choose.uniform(0.0, 2.0))
-    workers = held_by(store, jobs)
+    workers = worker_pids(store, jobs)
     process.kill()
     process.communicate(timeout=60)
-    wait_for(lambda: not any(map(alive, workers)) and not held_by(store, jobs))  # none is left behind
+    wait_for(lambda: not any(map(alive, workers)) and not worker_pids(store, jobs))  # no process is left
 
     process = driver(file, store.root)
-    wait_for(lambda: held_by(store, jobs) or process.poll() is not None)
+    wait_for(lambda: worker_pids(store, jobs) or process.poll() is not None)
     time.sleep(choose.uniform(0.0, 1.0))
     process.send_signal(signal.SIGTERM)
     said = process.communicate(timeout=60)[0]
     assert process.returncode == 130, said
     assert "saved. Continue with: recmix grid" in " ".join(said.split())
-    assert not held_by(store, jobs)
+    assert not worker_pids(store, jobs)
     assert not all(store.state(job).kind == "done" for job in jobs)
 
     process = driver(file, store.root)
     said = process.communicate(timeout=120)[0]
     assert process.returncode == 0, said
     assert "3 runs: 3 done" in said
-    same_stores(whole, store, jobs)
+    assert_same_results(whole, store, jobs)
 
 
-def test_two_drivers_share_the_work(tmp_path):
+def test_two_drivers_share_the_runs(tmp_path):
     file = write_grid(tmp_path, method='name = "vae"')
     jobs = read_grid(file).jobs
     both = [driver(file, tmp_path / "store") for _ in range(2)]
@@ -113,11 +98,11 @@ def test_two_drivers_share_the_work(tmp_path):
     store = Store(tmp_path / "store")
     for job in jobs:
         assert store.state(job).kind == "done"
-        assert starts(store, job.digest) == 1
+        assert training_starts(store, job.digest) == 1
 
 
-def test_a_failed_run_stops_only_what_starts_from_it(tmp_path, capsys):
-    """A learning rate that no training survives, in one of two columns."""
+def test_a_failed_run_blocks_only_runs_that_start_from_it(tmp_path, capsys):
+    """The learning rate is too large in one of two columns."""
     small = write_grid(tmp_path, method='name = "vae"')
     file = tmp_path / "failing.toml"
     column = f'data = "{tmp_path}/mine.npy"\nlatent = 3\nfirst = {{ learning_rate = 1e30 }}\n'
@@ -141,13 +126,13 @@ def test_a_failed_run_stops_only_what_starts_from_it(tmp_path, capsys):
     failed = next(job for job in read_grid(file).jobs if store.state(job).kind == "failed")
     assert str(store.log(failed.digest)) in shown.out.replace("\n", "")
     assert "NonFiniteError" in store.log(failed.digest).read_text()
-    # another start tries nothing again, and so takes no time
+    # the second time nothing is tried again
     before = {path: path.stat().st_mtime for path in store.root.glob("*/*.json")}
     assert run_grid(file, tmp_path / "store", device="cpu", workers=2) == 1
     assert {path: path.stat().st_mtime for path in store.root.glob("*/*.json")} == before
 
 
-def test_a_limit_of_hours_stops_before_it_begins(tmp_path, capsys):
+def test_the_time_limit_stops_a_grid(tmp_path, capsys):
     file = write_grid(tmp_path)
     assert run_grid(file, tmp_path / "store", device="cpu", limit_hours=1e-9) == 130
     said = " ".join(capsys.readouterr().out.split())
@@ -157,7 +142,7 @@ def test_a_limit_of_hours_stops_before_it_begins(tmp_path, capsys):
         run_grid(file, tmp_path / "store", limit_hours=0)
 
 
-def test_a_worker_that_cannot_be_started_is_a_failed_run(tmp_path, capsys, monkeypatch):
+def test_a_run_fails_if_its_worker_cannot_start(tmp_path, capsys, monkeypatch):
     def full(*args, **kwargs):
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
@@ -168,17 +153,17 @@ def test_a_worker_that_cannot_be_started_is_a_failed_run(tmp_path, capsys, monke
     assert "3 runs: 0 done, 1 failed, 2 blocked" in said
 
 
-def test_runs_whose_data_cannot_be_had_are_left_out(tmp_path, capsys, monkeypatch):
+def test_runs_without_data_are_blocked(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("RECMIX_OFFLINE", "1")
     file = write_grid(tmp_path, data="celeba")
     assert run_grid(file, tmp_path / "store", device="cpu", data_root=tmp_path) == 1
     said = " ".join(capsys.readouterr().out.split())
     assert "3 runs: 0 done, 3 blocked" in said
-    assert "its data cannot be had" in said
-    assert not list((tmp_path / "store").glob("*/failed.json"))  # once they are there, it goes on
+    assert "its data are not available" in said
+    assert not list((tmp_path / "store").glob("*/failed.json"))  # with the data, they can start
 
 
-def test_a_worker_by_hand_takes_a_list(tmp_path):
+def test_a_worker_does_a_list_of_runs(tmp_path):
     jobs = grid().jobs
     store = Store(tmp_path)
     store.prepare(jobs[0], threads=1)
@@ -189,15 +174,15 @@ def test_a_worker_by_hand_takes_a_list(tmp_path):
         assert worker(arguments) == 0
         assert [store.state(job).kind for job in jobs] == ["done", "done", "new"]
         claim = store.claim(jobs[0].digest)
-        with pytest.raises(RunError, match="somebody works on"):
+        with pytest.raises(RunError, match="another process works on"):
             worker(arguments)
         claim.release()
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def test_a_worker_that_is_asked_to_stop_saves(tmp_path):
-    """The pipe from its driver closes while it trains."""
+def test_a_stopped_worker_saves(tmp_path):
+    """The pipe from its driver is closed during training."""
     job = grid(**{**content(), "budget": {"first": {"epochs": 5000, "patience": 0}}}).jobs[0]
     store = Store(tmp_path)
     store.prepare(job, threads=1)
@@ -212,25 +197,25 @@ def test_a_worker_that_is_asked_to_stop_saves(tmp_path):
     assert store.state(job).kind == "begun"
 
 
-def test_runs_of_one_kind_are_taken_and_trained_together(tmp_path):
-    """What a worker on a GPU does; without one they are trained in turn, and failures stay apart."""
+def test_runs_of_one_kind_are_trained_together(tmp_path):
+    """As on a GPU; on a CPU the runs of one worker are trained one after the other."""
     methods = [{"name": "rme", "order": [2, 3]}]
     jobs = grid(protocol={"splits": 2, "restarts": 1, "samples": [3]}, methods=methods).jobs
     store = Store(tmp_path)
-    schedule = Schedule(store, jobs)
+    queue = JobQueue(store, jobs)
     rounds = []
     before = signal.getsignal(signal.SIGTERM)
     try:
-        while taken := schedule.take(1):
+        while taken := queue.take(1):
             together = [taken]
-            while more := schedule.take(1, like=taken[0]):
+            while more := queue.take(1, like=taken[0]):
                 together.append(more)
             for _, claim in together:
                 claim.release()
             rounds.append(sorted(job.row for job, _ in together))
             worker([str(tmp_path), *(job.digest for job, _ in together), "--device", "cpu"])
             for job, _ in together:
-                schedule.ended(job, "")
+                queue.ended(job, "")
     finally:
         signal.signal(signal.SIGTERM, before)
     assert ["VAE", "VAE"] in rounds
@@ -239,7 +224,7 @@ def test_runs_of_one_kind_are_taken_and_trained_together(tmp_path):
     assert kinds["VAE"] == kinds["RME(2)"] == kinds["RME(3)"] == "done"
 
 
-def test_places_for_workers(monkeypatch):
+def test_slots_for_workers(monkeypatch):
     assert make_slots(None, "cpu") == [Slot(1)] * cores()
     assert make_slots(1, "cpu") == [Slot(cores())]
     assert make_slots(100 * cores(), "cpu") == [Slot(1)] * (100 * cores())
@@ -256,7 +241,7 @@ def test_places_for_workers(monkeypatch):
     assert [slot.gpu for slot in make_slots()] == ["3", "GPU-5a"]
 
 
-def test_a_run_that_is_broken_off_has_not_failed_whatever_is_raised(tmp_path, monkeypatch):
+def test_any_exception_after_sigterm_is_an_interruption(tmp_path, monkeypatch):
     (job, *_) = grid(protocol={"splits": 1, "restarts": 1, "samples": [3]}).jobs
     store = Store(tmp_path)
     store.prepare(job, threads=1)
@@ -268,42 +253,17 @@ def test_a_run_that_is_broken_off_has_not_failed_whatever_is_raised(tmp_path, mo
                 time.sleep(5)
         except KeyboardInterrupt:
             pass
-        raise RecursionError("half of a library")  # as importing one may end that was broken off
+        raise RecursionError("half of a library")  # an interrupted import may raise anything
 
     for stop, end in ((True, "interrupted"), (False, "failed")):
         monkeypatch.setattr("recmix.experiments.worker._request", partial(broken, stop=stop))
-        with stoppable() as stopped:
+        with sigterm_interrupts() as stopped:
             together = train_together(store, [job.digest], stopped=stopped)
             assert (together, work(store, job.digest, stopped=stopped)) == (end, end)
         assert bool(store.failure(job.digest)) == (end == "failed")
 
 
-def test_a_chain_of_rows_is_trained_and_scored_refined(tmp_path):
-    methods = [
-        {"name": "vae", "label": "DECODER", "after": "VAE", "refine": 1},
-        {"name": "vae", "label": "CHAIN", "after": "DECODER", "moves": "encoder", "refined": [2]},
-        {"name": "vae", "continued": True, "refined": [2], "calibrated": True},
-    ]
-    jobs = grid(protocol={"splits": 1, "restarts": 1, "samples": [3]}, methods=methods).jobs
-    store = Store(tmp_path)
-    schedule = Schedule(store, jobs)
-    while taken := schedule.take(1):
-        job, claim = taken
-        claim.release()
-        assert work(store, job.digest, device="cpu") == "done"
-        schedule.ended(job, "")
-    scores = {job.row: store.run(job.digest).scores() for job in jobs}
-    assert {"test/3", "test/3/refine 2"} <= scores["CHAIN"].keys()
-    assert scores["CHAIN"]["test/3/refine 2"]["elbo"] > scores["CHAIN"]["test/3"]["elbo"]
-    assert {"test/3/calibrated", "test/3/refine 2/calibrated"} <= scores["VAE+"].keys()
-    assert scores["VAE+"]["test/3"]["widen"] == 1.0
-    data = recmix.data.load("digits", None, 0)
-    (plus,) = [store.folder(job.digest) for job in jobs if job.row == "VAE+"]
-    expected = recmix.load(plus).calibrated(data.x_val, 3).spec.training.widen
-    assert scores["VAE+"]["test/3/calibrated"]["widen"] == expected
-
-
-def test_finished_runs_are_timed_again_one_after_the_other(tmp_path, capsys):
+def test_times_of_finished_runs_are_measured_again(tmp_path, capsys):
     method = 'name = "vae"\nrefined = [1]\ncalibrated = true\ncontinued = true'
     file, folder = (
         write_grid(tmp_path, method=f'name = "vae"\n[[methods]]\n{method}'),

@@ -1,23 +1,23 @@
-"""The summary of a store: kinds of inference, gains over VAE+, the same from the file of runs."""
+"""The summary of a store: kinds of inference, gains over VAE+, and the file of runs."""
 
 import json
 import subprocess
 import sys
 
 import pytest
+from cases.commands import call
+from cases.reports import add_run, add_scores
 from PIL import Image
-from synthetic_store import add_run
 
-from recmix.cli import main
 from recmix.errors import RunError
 from recmix.reports.forms import to_html, to_markdown
 from recmix.reports.latex import latex_document
 from recmix.reports.page import report
 from recmix.reports.reach import frontier_table, reach_table
+from recmix.reports.read_store import read_store
 from recmix.reports.records import Row
 from recmix.reports.runs import read_runs, write_runs
 from recmix.reports.statistics import control_of, summarise
-from recmix.reports.store import read_store
 from recmix.reports.summary import panels, summary, to_json
 from recmix.reports.tables import all_tables
 
@@ -25,27 +25,14 @@ GAINS = {"VAE": -10.0, "VAE+": 0.0, "RME": 1.0, "REFINED": 90.0, "RESIDUAL": 60.
 MORE = {"VAE+": {2: 30.0, 4: 35.0}, "RESIDUAL": {2: 100.0, 4: 105.0}}
 
 
-def call(*words):
-    with pytest.raises(SystemExit) as stop:
-        main([str(word) for word in words])
-    return stop.value.code or 0
-
-
-def change(path, **values):
-    content = json.loads(path.read_text())
-    for key, value in values.items():
-        content[key] = {**content[key], **value} if isinstance(content.get(key), dict) else value
-    path.write_text(json.dumps(content))
-
-
 def add(store, label, split, *, data="mnist", latent=20, base=940.0):
-    """A run of the frontier's grid, with the scores that such a run has."""
+    """A run with the scores that a run of the frontier's grid has."""
     value = base + 0.5 * split + GAINS[label] + 0.01 * split * len(label)
-    setting = {"RME": 5, "SA": 4}.get(label)
+    inference = {"refine": 2} if label == "REFINED" else {}
     folder = add_run(
         store,
         label,
-        setting,
+        {"RME": 5, "SA": 4}.get(label),
         data=data,
         latent=latent,
         split=split,
@@ -53,21 +40,31 @@ def add(store, label, split, *, data="mnist", latent=20, base=940.0):
         milliseconds=0.3 + 0.01 * split,
         epochs=7,
         name=f"{label.lower()}-{data}-{latent}-{split}",
+        method="vae" if label == "REFINED" else None,
+        inference=inference,
     )
-    if label in ("REFINED", "RESIDUAL"):
-        change(folder / "spec.json", method="vae", setting=None, options={})
-    if label == "REFINED":
-        change(folder / "spec.json", training={"refine": 2})
-    if label == "RESIDUAL":
-        change(folder / "spec.json", options={"component": "residual", "corrections": 3})
-    scores = json.loads((folder / "scores.json").read_text())
-    scores["val/5"] = {**scores["test/100"], "iwae": value - 10}
+    add_scores(folder, part="val", samples=5, inference=inference, iwae=value - 10)
     for steps, gain in MORE.get(label, {}).items():
-        more = {"iwae": base + 0.5 * split + gain, "milliseconds": 3.0 * steps}
-        scores[f"test/100/refine {steps}"] = {**scores["test/100"], **more}
-        scores[f"val/5/refine {steps}"] = {**scores["test/100"], "iwae": more["iwae"] - 10}
-    (folder / "scores.json").write_text(json.dumps(scores))
+        refined, bound = {"refine": steps}, base + 0.5 * split + gain
+        add_scores(folder, inference=refined, iwae=bound, milliseconds=3.0 * steps)
+        add_scores(folder, part="val", samples=5, inference=refined, iwae=bound - 10)
     return folder
+
+
+def add_gap(folder, total=12.0, **inference):
+    """Write the gap of a run, measured with this inference."""
+    part = {"total": {"mean": total, "se": 3.0}, "log_evidence": {"mean": 1012.0, "se": 2.0}}
+    gap = {"inference": inference, "samples": 9, "summary": {"test": part}, "images": {"test": [1] * 9}}
+    (folder / "gap.json").write_text(json.dumps(gap))
+
+
+def summarised(store):
+    return summary(read_store(store).records)
+
+
+def cells(table, line):
+    """The cells of a line of a Markdown table."""
+    return [cell.strip() for cell in table.splitlines()[line].strip("|").split("|")]
 
 
 @pytest.fixture(scope="module")
@@ -77,18 +74,14 @@ def store(tmp_path_factory):
         for label in GAINS:
             add(root, label, split)
         add(root, "VAE+", split, latent=50, base=1190.0)
-    part = {"total": {"mean": 12.0, "se": 3.0}, "log_evidence": {"mean": 1012.0, "se": 2.0}}
-    content = {"refine": 0, "samples": 9, "summary": {"test": part}, "images": {"test": [1] * 9}}
-    for split, total in ((0, 12.0), (1, 14.0)):
-        part["total"]["mean"] = total
-        folder = root / f"residual-mnist-20-{split}"
-        (folder / "gap.json").write_text(json.dumps(content))
+    add_gap(root / "residual-mnist-20-0", 12.0, refine=0)
+    add_gap(root / "residual-mnist-20-1", 14.0, refine=0)
     return root
 
 
 @pytest.fixture(scope="module")
 def rows(store):
-    return summary(read_store(store).records)
+    return summarised(store)
 
 
 def row(rows, name, dim=20):
@@ -101,8 +94,8 @@ def judged(row, bound, k=5, splits=range(5)):
     return {**row, "validation": bound, "validation_samples": bound and k, "validations": bounds}
 
 
-def test_kinds_of_inference(rows):
-    kinds = {r["row"]: (r["inference"], r["steps"]) for r in rows if r["dim"] == 20}
+def test_kind_and_steps_come_from_the_score(rows):
+    kinds = {r["row"]: (r["kind"], r["steps"]) for r in rows if r["dim"] == 20}
     assert kinds == {
         "VAE": ("encoder", 0),
         "VAE+": ("encoder", 0),
@@ -117,13 +110,13 @@ def test_kinds_of_inference(rows):
     }
 
 
-def test_a_row_s_figures(rows):
+def test_numbers_of_a_row(rows):
     found = row(rows, "RESIDUAL")
     values = [1000.0 + 0.5 * s + 0.08 * s for s in range(5)]
     assert found["values"] == {str(s): pytest.approx(v) for s, v in enumerate(values)}
     assert found["mean"] == pytest.approx(sum(values) / 5)
     assert found["std"] == pytest.approx(0.58 * (10 / 4) ** 0.5)
-    assert (found["dataset"], found["dim"], found["method"]) == ("mnist", 20, "vae")
+    assert (found["dataset"], found["dim"], found["method"]) == ("mnist", 20, "residual")
     assert (found["splits"], found["seeds"], found["epochs"], found["samples"]) == (5, [0], 7, 100)
     assert found["elbo"] == pytest.approx(found["mean"] - 20)
     assert found["milliseconds"] == pytest.approx(0.32)  # the median
@@ -141,7 +134,7 @@ def test_a_row_s_figures(rows):
     assert refined["difference"] == pytest.approx(100 - 0.04 * 2)
 
 
-def test_five_splits_give_an_exact_p_and_no_significance(rows):
+def test_five_splits_give_exact_p_without_significance(rows):
     found = row(rows, "RESIDUAL")
     assert found["p_vae_plus"] == 1 / 32
     assert found["significant"] is None
@@ -156,32 +149,32 @@ def test_six_splits_can_be_significant(tmp_path):
     for split in range(6):
         for label in ("VAE", "VAE+", "RESIDUAL"):
             add(tmp_path, label, split)
-    found = summary(read_store(tmp_path).records)
+    found = summarised(tmp_path)
     assert row(found, "RESIDUAL")["significant"] is True
     assert row(found, "RESIDUAL")["p_vae_plus"] == 1 / 64
     assert row(found, "VAE")["significant"] is False
 
 
-def test_without_a_control_there_is_no_gain(tmp_path):
+def test_no_gain_without_control(tmp_path):
     add(tmp_path, "RESIDUAL", 0)
-    (found,) = [r for r in summary(read_store(tmp_path).records) if r["row"] == "RESIDUAL"]
+    (found,) = [r for r in summarised(tmp_path) if r["row"] == "RESIDUAL"]
     assert (found["difference"], found["p_vae_plus"], found["std"]) == (None, None, None)
-    assert found["reason"] == "no VAE+ to compare with"
+    assert found["reason"] == "no score of VAE+"
     assert panels([found]) == {}
     assert "–" in frontier_table([found])
 
 
-def test_a_run_that_is_not_done_takes_no_part(tmp_path):
+def test_unfinished_run_is_left_out(tmp_path):
     for split in range(2):
         add(tmp_path, "VAE+", split)
     add_run(tmp_path, "VAE+", None, split=2, status="running", name="running")
-    assert row(summary(read_store(tmp_path).records), "VAE+")["splits"] == 2
+    assert row(summarised(tmp_path), "VAE+")["splits"] == 2
 
 
 # --- the file of runs --------------------------------------------------------------------------------
 
 
-def test_the_same_again_from_the_file_of_runs(store, rows, tmp_path):
+def test_file_of_runs_gives_the_same_summary(store, rows, tmp_path):
     write_runs(read_store(store).records, tmp_path / "runs.json")
     again = read_runs(tmp_path / "runs.json")
     assert to_json(summary(again)) == to_json(rows)
@@ -190,17 +183,25 @@ def test_the_same_again_from_the_file_of_runs(store, rows, tmp_path):
     content = json.loads((tmp_path / "runs.json").read_text())
     assert len(content["runs"]) == 35
     run = next(r for r in content["runs"] if r["folder"] == "refined-mnist-20-3")
-    assert run["training"] == {"epochs": 7, "learning_rate": 1e-5, "refine": 2}
+    assert run["training"] == {"epochs": 7, "learning_rate": 1e-5}
+    assert run["inference"] == {"refine": 2}
     assert (run["split"], run["restart"], run["best_epoch"]) == (3, 0, 7)
     assert run["environment"]["torch"] == "2.13.0"
-    assert (tmp_path / "runs.json").stat().st_size < 1500 * 35
+    assert (tmp_path / "runs.json").stat().st_size < 1700 * 35
 
 
 @pytest.mark.parametrize(
     "content",
-    ["{}", "[]", '{"format": 99, "runs": []}', '{"format": 1, "runs": [{"label": "VAE"}]}', "{"],
+    [
+        "{}",
+        "[]",
+        '{"format": 99, "runs": []}',
+        '{"format": 1, "runs": []}',
+        '{"format": 2, "runs": [{"label": "VAE"}]}',
+        "{",
+    ],
 )
-def test_a_file_that_holds_no_runs(content, tmp_path):
+def test_file_without_runs_is_refused(content, tmp_path):
     (tmp_path / "runs.json").write_text(content)
     with pytest.raises(RunError, match=r"runs\.json"):
         read_runs(tmp_path / "runs.json")
@@ -209,47 +210,48 @@ def test_a_file_that_holds_no_runs(content, tmp_path):
 # --- tables, figure, command -------------------------------------------------------------------------
 
 
-def test_the_reach_table_leaves_dashes_where_nothing_was_measured(rows):
-    lines = reach_table(rows).splitlines()
+def test_reach_table_has_dashes_for_what_was_not_measured(rows):
+    table = reach_table(rows)
+    lines = table.splitlines()
     assert len(lines) == 8
-    cells = [cell.strip() for cell in lines[3].strip("|").split("|")]
-    assert cells[0] == "MNIST, dim 20"
-    assert cells[1:3] == ["930.7 ± 3.9", "RME(4): 945.2 ± 1.6"]
-    assert cells[3] == "941.1 ± 0.9"
-    assert cells[4:6] == ["–", "RESIDUAL: 1001.2 ± 0.9"]
-    assert cells[6:] == ["RESIDUAL +2 steps: 1041.0 ± 0.8", "RESIDUAL +4 steps: 1046.0 ± 0.8"]
-    fifty = [cell.strip() for cell in lines[4].strip("|").split("|")]
+    found = cells(table, 3)
+    assert found[0] == "MNIST, dim 20"
+    assert found[1:3] == ["930.7 ± 3.9", "RME(4): 945.2 ± 1.6"]
+    assert found[3] == "941.1 ± 0.9"
+    assert found[4:6] == ["–", "RESIDUAL: 1001.2 ± 0.9"]
+    assert found[6:] == ["RESIDUAL +2 steps: 1041.0 ± 0.8", "RESIDUAL +4 steps: 1046.0 ± 0.8"]
+    fifty = cells(table, 4)
     assert fifty[3].startswith("1191.1")
     assert fifty[5] == "–"
     assert lines[7].count("–") == 5
     assert len(reach_table([]).splitlines()) == 8
 
 
-def test_the_model_that_validation_images_prefer_is_shown_refined(rows):
+def test_reach_table_shows_the_refined_model_with_the_best_validation_bound(rows):
     four = {**row(rows, "RESIDUAL +4 steps"), "label": "REFINED", "row": "REFINED", "mean": 999.0}
     assert "REFINED: 999.0" in reach_table([*rows, four])
 
 
-def test_validation_images_refined_as_much_choose_the_model_shown_refined(tmp_path):
+def test_refined_model_is_chosen_by_validation_bounds_after_as_many_steps(tmp_path):
     def scored(label, test, val):
         for split in range(2):
             folder = add(tmp_path, label, split)
-            scores = json.loads((folder / "scores.json").read_text())
             for steps in (2, 4):
-                scores[f"test/100/refine {steps}"] = scores["test/100"] | {"iwae": test + steps}
-                scores[f"val/5/refine {steps}"] = scores["test/100"] | {"iwae": val + steps}
-            (folder / "scores.json").write_text(json.dumps(scores))
+                add_scores(folder, inference={"refine": steps}, iwae=test + steps)
+                add_scores(folder, part="val", samples=5, inference={"refine": steps}, iwae=val + steps)
 
     scored("VAE+", 1000.0, 900.0)
     scored("RESIDUAL", 990.0, 950.0)
-    rows = summary(read_store(tmp_path).records)
+    rows = summarised(tmp_path)
     assert row(rows, "RESIDUAL +4 steps")["validation"] == 954.0
     assert row(rows, "RESIDUAL")["validation"] != 954.0
-    cells = [cell.strip() for cell in reach_table(rows).splitlines()[3].strip("|").split("|")]
-    assert cells[6:] == ["RESIDUAL +2 steps: 992.0 ± 0.0", "RESIDUAL +4 steps: 994.0 ± 0.0"]
+    assert cells(reach_table(rows), 3)[6:] == [
+        "RESIDUAL +2 steps: 992.0 ± 0.0",
+        "RESIDUAL +4 steps: 994.0 ± 0.0",
+    ]
 
 
-def test_a_model_scored_after_most_steps_alone_is_not_passed_over(rows):
+def test_model_scored_after_the_most_steps_only_can_be_shown(rows):
     most = row(rows, "RESIDUAL +4 steps")
     known = [r if r is not most else judged(most, 1000.0) for r in rows]
     for validation, shown in (
@@ -257,36 +259,36 @@ def test_a_model_scored_after_most_steps_alone_is_not_passed_over(rows):
         (999.0, ["RESIDUAL +2", "RESIDUAL +4"]),
     ):
         better = {**judged(most, validation), "row": "BETTER", "label": "BETTER", "mean": 1050.0}
-        cells = [c.strip() for c in reach_table([*known, better]).splitlines()[3].strip("|").split("|")]
-        assert all(cell.startswith(start) for cell, start in zip(cells[6:], shown, strict=True)), cells
+        found = cells(reach_table([*known, better]), 3)[6:]
+        assert all(cell.startswith(start) for cell, start in zip(found, shown, strict=True)), found
 
 
-def test_calibrated_rows_come_before_others_of_the_same_model(rows):
+def test_calibrated_row_replaces_the_uncalibrated_one_of_the_same_model(rows):
     def wide(name, mean):
         calibrated = {"row": f"{name} calibrated", "calibrated": True, "mean": mean}
         return {**row(rows, name), **calibrated}
 
     more = [wide("VAE+", 950.0), wide("RESIDUAL", 1010.0), wide("RESIDUAL +2 steps", 1042.0)]
-    for found in ([*rows, *more], [*more, *rows]):
-        cells = [cell.strip() for cell in reach_table(found).splitlines()[3].strip("|").split("|")]
-        assert cells[3].startswith("941.1")
-        assert cells[4].startswith("950.0")
-        assert cells[5].startswith("RESIDUAL calibrated: 1010.0")
-        assert cells[6].startswith("RESIDUAL +2 steps calibrated: 1042.0")
-        assert cells[7].startswith("RESIDUAL +4 steps: 1046.0")
+    for some in ([*rows, *more], [*more, *rows]):
+        found = cells(reach_table(some), 3)
+        assert found[3].startswith("941.1")
+        assert found[4].startswith("950.0")
+        assert found[5].startswith("RESIDUAL calibrated: 1010.0")
+        assert found[6].startswith("RESIDUAL +2 steps calibrated: 1042.0")
+        assert found[7].startswith("RESIDUAL +4 steps: 1046.0")
 
 
-def test_times_taken_with_nothing_else_running_speak_alone(rows):
+def test_times_measured_alone_replace_the_others(rows):
     shared = row(rows, "VAE+")
     assert not shared["timed_alone"]
     assert f"({shared['milliseconds']:.2f})" in frontier_table([shared])
     alone = {**shared, "row": "ALONE", "timed_alone": True}
     assert f"| {shared['milliseconds']:.2f} |" in frontier_table([alone])
     assert len(panels(rows)[shared["column"] + ", machine shared"]) > 1
-    assert [name for name, *_ in panels([*rows, alone])[shared["column"]]] == ["ALONE"]
+    assert [point.name for point in panels([*rows, alone])[shared["column"]]] == ["ALONE"]
 
 
-def test_test_images_do_not_choose_the_feed_forward_row(rows):
+def test_feed_forward_row_is_not_chosen_by_test_scores(rows):
     shown = row(rows, "RESIDUAL")
     lucky = judged({**shown, "row": "LUCKY", "mean": shown["mean"] + 50}, shown["validation"] - 1)
     assert "1001.2" in reach_table([*rows, lucky])
@@ -294,8 +296,8 @@ def test_test_images_do_not_choose_the_feed_forward_row(rows):
     assert "1001.2" in reach_table([unknown, *rows])
 
 
-def test_rows_are_compared_by_the_bound_that_is_reported_on_splits_that_all_have(rows):
-    others = [r for r in rows if r["inference"] == "refined" or r["label"] in ("VAE", "VAE+")]
+def test_feed_forward_row_is_chosen_by_the_reported_k_on_shared_splits(rows):
+    others = [r for r in rows if r["kind"] == "refined" or r["label"] in ("VAE", "VAE+")]
     narrow = {**row(rows, "RESIDUAL"), "row": "NARROW", "mean": 901.0}
     broad = {**row(rows, "RESIDUAL"), "row": "BROAD", "mean": 902.0}
     five = (judged(narrow, 10.0), judged(broad, 9.0))
@@ -304,45 +306,52 @@ def test_rows_are_compared_by_the_bound_that_is_reported_on_splits_that_all_have
     for r, known in zip(both, five, strict=True):
         r["validations"] |= known["validations"]
     assert "BROAD: 902.0" in reach_table([*others, *both])
-    both[0]["validations"]["100"] = {"2": 7.0}  # no split of its own with the other
+    both[0]["validations"]["100"] = {"2": 7.0}  # no split in common with the other
     assert "NARROW: 901.0" in reach_table([*others, *both])
 
 
-def test_validation_bounds_of_other_climbs_do_not_count(tmp_path):
+def test_row_without_a_split_in_common_is_not_compared(rows):
+    others = [r for r in rows if r["kind"] == "refined" or r["label"] in ("VAE", "VAE+")]
+    residual = row(rows, "RESIDUAL")
+    most = judged({**residual, "row": "MOST", "mean": 901.0}, 1.0, splits=range(5))
+    better = judged({**residual, "row": "BETTER", "mean": 902.0, "splits": 4}, 2.0, splits=range(1, 5))
+    alone = judged({**residual, "row": "ALONE", "mean": 903.0, "splits": 1}, 3.0, splits=[0])
+    assert "BETTER: 902.0 ± 0.9 (4 splits)" in reach_table([*others, alone, most, better])
+
+
+def test_validation_bounds_of_another_inference_do_not_count(tmp_path):
     folder = add(tmp_path, "VAE+", 0)
-    change(
-        folder / "scores.json", **{"val/5/refine 2": {"starts": 4}, "test/100/refine 4": {"starts": 4}}
-    )
-    change(folder / "scores.json", **{"val/5/refine 4": {"starts": 4}})
-    found = summary(read_store(tmp_path).records)
-    two, four = row(found, "VAE+ +2 steps"), row(found, "VAE+ +4 steps")
-    assert (two["starts"], two["validation"]) == (1, None)
-    assert four["starts"] == 4
-    assert four["validation"] is not None
+    for part, samples in (("test", 100), ("val", 5)):
+        add_scores(folder, part=part, samples=samples, inference={"refine": 4, "restarts": 4}, iwae=7.0)
+    add_scores(folder, inference={"refine": 2, "restarts": 4}, iwae=8.0)
+    found = summarised(tmp_path)
+    assert row(found, "VAE+ +4 steps, 4 restarts")["validation"] == 7.0
+    assert row(found, "VAE+ +4 steps")["validation"] == 965.0
+    assert row(found, "VAE+ +2 steps, 4 restarts")["validation"] is None
     shown = frontier_table(found)
-    assert "refined, 2 steps |" in shown
-    assert "refined, 4 steps from 4 starts |" in shown
+    assert "| VAE+ +2 steps | refined, 2 steps |" in shown
+    assert "| VAE+ +4 steps, 4 restarts | refined, 4 steps, 4 restarts |" in shown
 
 
-def test_a_gap_counts_where_the_climbs_were_the_same(tmp_path):
+def test_gap_counts_only_for_the_inference_it_was_measured_with(tmp_path):
     folder = add(tmp_path, "VAE+", 0)
-    part = {"total": {"mean": 12.0, "se": 3.0}, "log_evidence": {"mean": 1012.0, "se": 2.0}}
-    gap = {
-        "refine": 4,
-        "samples": 9,
-        "starts": 4,
-        "summary": {"test": part},
-        "images": {"test": [1] * 9},
-    }
-    (folder / "gap.json").write_text(json.dumps(gap))
-    assert row(summary(read_store(tmp_path).records), "VAE+ +4 steps")["gap"] is None
-    change(folder / "scores.json", **{"test/100/refine 4": {"starts": 4}})
-    assert row(summary(read_store(tmp_path).records), "VAE+ +4 steps")["gap"]["total"] == 12.0
+    add_gap(folder, refine=4, restarts=4)
+    assert row(summarised(tmp_path), "VAE+ +4 steps")["gap"] is None
+    add_gap(folder, refine=4)
+    assert row(summarised(tmp_path), "VAE+ +4 steps")["gap"]["total"] == 12.0
+    assert row(summarised(tmp_path), "VAE+")["gap"] is None
 
 
-def test_times_of_another_device_are_named_and_not_drawn(rows):
+@pytest.mark.parametrize("inference", [[1], {"refine": -1}, {"unknown": 1}, 3])
+def test_damaged_gap_is_left_out(tmp_path, inference):
+    folder = add(tmp_path, "VAE+", 0)
+    (folder / "gap.json").write_text(json.dumps({"inference": inference, "summary": {}}))
+    assert row(summarised(tmp_path), "VAE+")["gap"] is None
+
+
+def test_times_of_another_device_are_listed_but_not_drawn(rows):
     there = {**row(rows, "RESIDUAL"), "row": "THERE", "devices": ["cpu"]}
-    names = [name for points in panels([*rows, there]).values() for name, *_ in points]
+    names = [point.name for points in panels([*rows, there]).values() for point in points]
     assert "RESIDUAL" in names
     assert "THERE" not in names
     (line,) = [line for line in frontier_table([*rows, there]).splitlines() if "THERE" in line]
@@ -350,7 +359,7 @@ def test_times_of_another_device_are_named_and_not_drawn(rows):
     assert frontier_table([*rows, there]).count(" on cpu") == 1
 
 
-def test_every_row_is_in_the_frontier_s_table(rows):
+def test_frontier_table_has_every_row(rows):
     lines = frontier_table(rows).splitlines()
     assert len(lines) == 2 + len(rows)
     (line,) = [line for line in lines if "RESIDUAL +2 steps" in line]
@@ -359,14 +368,15 @@ def test_every_row_is_in_the_frontier_s_table(rows):
     assert "0.031 (few)" in line
 
 
-def test_reports_show_refined_rows_as_rows_of_their_own(store, tmp_path):
+def test_tables_have_a_row_for_each_inference(store, tmp_path):
     results = summarise(read_store(store).records)
-    assert Row("RESIDUAL", None, 4) in results.rows
-    assert results.best(results.columns[0]).row == Row("RESIDUAL", None, 4)
+    best = Row("RESIDUAL", inference="+4 steps")
+    assert best in results.rows
+    assert results.best(results.columns[0]).row == best
     for table in all_tables(results):
         names = [str(line.row) for line in table.lines]
         assert names.index("VAE+ +2 steps") == names.index("VAE+") + 1
-        assert all(not line.entries[0].paper for line in table.lines if line.row.refine)
+        assert all(not line.entries[0].paper for line in table.lines if line.row.inference)
         assert "RESIDUAL +2 steps" in to_markdown(table)
         assert "+2 steps" in to_html(table)
     assert "RESIDUAL +2 steps" in latex_document(all_tables(results))
@@ -374,13 +384,15 @@ def test_reports_show_refined_rows_as_rows_of_their_own(store, tmp_path):
     assert "+4 steps" in written.path.read_text()
 
 
-def test_score_keys_that_mean_nothing_are_left_alone(tmp_path):
+def test_unknown_score_names_are_ignored(tmp_path):
     folder = add(tmp_path, "VAE+", 0)
     scores = json.loads((folder / "scores.json").read_text())
     for key in (
         "test/100/refine x",
-        "test/100/refine 0",
-        "test/100/refine " + "9" * 5000,
+        "test/100/refine=0",
+        "test/100/restarts=1",
+        "test/100/gauss-newton,refine=2",
+        "test/100/refine=" + "9" * 5000,
         "test/100/a/b",
     ):
         scores[key] = scores["test/100"]
@@ -392,7 +404,7 @@ def test_score_keys_that_mean_nothing_are_left_alone(tmp_path):
     ]
 
 
-def test_the_command_writes_runs_summary_and_figure(store, rows, tmp_path, capsys):
+def test_command_writes_runs_summary_and_figure(store, rows, tmp_path, capsys):
     out = tmp_path / "results"
     assert call("summary", store, "--out", out) == 0
     assert "RESIDUAL" in capsys.readouterr().out
@@ -410,7 +422,7 @@ def test_the_command_writes_runs_summary_and_figure(store, rows, tmp_path, capsy
         assert (again / name).read_bytes() == (out / name).read_bytes()
 
 
-def test_what_the_command_says_when_there_is_nothing(store, tmp_path, capsys):
+def test_command_says_what_is_missing(store, tmp_path, capsys):
     assert call("summary", tmp_path / "nowhere", "--out", tmp_path) == 2
     assert "does not exist" in capsys.readouterr().err
     assert call("summary", store, "--samples", "7", "--out", tmp_path / "x") == 2
@@ -419,7 +431,7 @@ def test_what_the_command_says_when_there_is_nothing(store, tmp_path, capsys):
     assert not (tmp_path / "x").exists()
 
 
-def test_a_summary_needs_no_torch():
+def test_summary_needs_no_torch():
     code = (
         "import sys, recmix.reports.summary, recmix.reports.reach, recmix.reports.frontier;"
         "assert 'torch' not in sys.modules"
@@ -430,21 +442,19 @@ def test_a_summary_needs_no_torch():
 def test_calibrated_rows_are_compared_with_the_calibrated_control(tmp_path):
     def scored(label, split, gain):
         folder = add(tmp_path, label, split)
-        scores = json.loads((folder / "scores.json").read_text())
-        before = scores["test/100"]
-        scores["test/100/calibrated"] = before | {"iwae": before["iwae"] + gain, "widen": 2.0}
-        (folder / "scores.json").write_text(json.dumps(scores))
+        before = json.loads((folder / "scores.json").read_text())["test/100"]["iwae"]
+        add_scores(folder, calibrated=True, inference={"scale": 2.0}, iwae=before + gain)
 
     for split in range(6):
         scored("VAE+", split, 20.0)
         scored("RESIDUAL", split, 5.0)
-    rows = summary(read_store(tmp_path).records)
+    rows = summarised(tmp_path)
     plain, wide = row(rows, "RESIDUAL"), row(rows, "RESIDUAL calibrated")
     assert wide["difference"] == pytest.approx(plain["difference"] - 15)
-    assert (wide["widen"], wide["calibrated"], wide["p_vae_plus"]) == (2.0, True, 1 / 64)
+    assert (wide["scale"], wide["calibrated"], wide["p_vae_plus"]) == (2.0, True, 1 / 64)
     assert row(rows, "VAE+ calibrated")["difference"] == pytest.approx(20)
-    assert control_of(Row("VAE+", None, 2, calibrated=True)) == Row("VAE+", calibrated=True)
-    names = [name for points in panels(rows).values() for name, *_ in points]
+    assert control_of(Row("VAE+", inference="+2 steps", calibrated=True)) == Row("VAE+", calibrated=True)
+    names = [point.name for points in panels(rows).values() for point in points]
     assert "RESIDUAL" in names
     assert not any("calibrated" in name for name in names)
     results = summarise(read_store(tmp_path).records)
@@ -452,24 +462,23 @@ def test_calibrated_rows_are_compared_with_the_calibrated_control(tmp_path):
     assert cell.versus_control.difference == pytest.approx(wide["difference"])
 
 
-def test_a_validation_bound_that_some_runs_lack_is_none(tmp_path):
+def test_validation_bound_is_none_if_some_runs_lack_it(tmp_path):
     for split in range(2):
         folder = add(tmp_path, "VAE+", split)
-        scores = json.loads((folder / "scores.json").read_text())
-        del scores["val/5/refine 2"]
         for k in (5, 100) if split else (5,):
-            scores[f"val/{k}/refine 4"] = scores["test/100"] | {"iwae": float(k)}
-        if split:
-            scores["val/5/refine 2"] = scores["test/100"]
-        (folder / "scores.json").write_text(json.dumps(scores))
-    rows = summary(read_store(tmp_path).records)
+            add_scores(folder, part="val", samples=k, inference={"refine": 4}, iwae=float(k))
+        if not split:
+            scores = json.loads((folder / "scores.json").read_text())
+            del scores["val/5/gauss-newton,refine=2,reuse=2,restarts=1"]
+            (folder / "scores.json").write_text(json.dumps(scores))
+    rows = summarised(tmp_path)
     four = row(rows, "VAE+ +4 steps")
     assert (four["validation"], four["validation_samples"]) == (5.0, 5)  # the K that both have
     assert four["validations"] == {"5": {"0": 5.0, "1": 5.0}, "100": {"1": 100.0}}
     assert row(rows, "VAE+ +2 steps")["validation"] is None
 
 
-def test_settings_of_one_method_are_not_one_model(rows):
+def test_settings_of_one_method_are_different_models(rows):
     four = row(rows, "RESIDUAL +4 steps")
     laplace = {**judged(four, 1e6), "label": "VLAE", "method": "vlae", "mean": 9999.0}
     more = [{**laplace, "row": f"VLAE({n})", "setting": n, "steps": n} for n in (2, 4)]

@@ -1,4 +1,4 @@
-"""Adam, fused where it can be, and busy on the whole of a GPU."""
+"""Fused Adam that uses more of a GPU."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["ChunkedAdam", "adam", "device_of", "with_rates"]
+from recmix.methods.optimizers import adam, device_of
+
+__all__ = ["ChunkedAdam", "capturable_adam", "with_tensor_rates"]
 
 CHUNK = 2**13
-"""Numbers that one block of the GPU moves: few enough for a small network to keep many blocks busy."""
+"""Parameters per block of the GPU: small enough that a small network keeps many blocks busy."""
 
 
 class ChunkedAdam(torch.optim.Adam):
-    """torch's fused Adam with its tensors handed over in small pieces; the same numbers, sooner.
+    """torch's fused Adam on small pieces of the tensors: the same numbers in less time.
 
-    The fused kernel gives one block of threads 65,536 numbers at a time, so a network of a few hundred
-    thousand weights occupies a handful of the GPU's processors. In pieces of 8,192 they are spread over
-    many of them.
+    The fused kernel gives one block of threads 65,536 numbers, so a network of a few hundred thousand
+    weights occupies only a few of the GPU's processors. Pieces of 8,192 are spread over many of them.
 
     >>> weight = torch.nn.Parameter(torch.zeros(3))
     >>> weight.grad = torch.ones(3)
@@ -30,14 +31,14 @@ class ChunkedAdam(torch.optim.Adam):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Move every parameter that has a gradient."""
+        """Update every parameter that has a gradient."""
         if closure is not None:
-            raise NotImplementedError("give the gradients before the step, not a closure")
+            raise NotImplementedError("closures are not supported: compute gradients before the step")
         for group in self.param_groups:
-            self.move(group)
+            self.update_group(group)
 
-    def move(self, group: dict[str, Any]) -> None:
-        """Move the parameters of one group."""
+    def update_group(self, group: dict[str, Any]) -> None:
+        """Update the parameters of one group."""
         lists: tuple[list[Tensor], ...] = ([], [], [], [], [], [])
         self._init_group(group, *lists)
         params, grads, firsts, seconds, _, steps = lists
@@ -64,7 +65,7 @@ class ChunkedAdam(torch.optim.Adam):
 
 
 def _pieces(*row: Tensor) -> Iterable[tuple[Tensor, ...]]:
-    """A parameter, its gradient and its two moments cut alike, each piece with the step."""
+    """Equal pieces of a parameter, its gradient and its two moments, each with the step count."""
     *tensors, step = row
     if tensors[0].numel() <= CHUNK or not all(t.is_contiguous() for t in tensors):
         yield row
@@ -73,23 +74,16 @@ def _pieces(*row: Tensor) -> Iterable[tuple[Tensor, ...]]:
         yield (*cut, step)
 
 
-def adam(groups: Iterable[dict[str, Any]], learning_rate: float) -> torch.optim.Adam:
-    """Adam, fused where it can be; on a GPU ready to be captured, with its rates as tensors there."""
-    groups = list(groups)
-    device = device_of(groups)
-    if device.type == "cuda":
-        return with_rates(ChunkedAdam(groups, lr=learning_rate, fused=True, capturable=True))
-    return with_rates(torch.optim.Adam(groups, lr=learning_rate, fused=device.type == "cpu"))
+@adam.register
+def capturable_adam(groups: list[dict[str, Any]], learning_rate: float) -> torch.optim.Adam:
+    """On a GPU: Adam that a CUDA graph can capture."""
+    if device_of(groups).type != "cuda":
+        return NotImplemented
+    return with_tensor_rates(ChunkedAdam(groups, lr=learning_rate, fused=True, capturable=True))
 
 
-def device_of(groups: Iterable[dict[str, Any]]) -> torch.device:
-    """Where the parameters are; a decoder of a user may have none."""
-    found = (p.device for group in groups for p in group["params"])
-    return next(found, torch.device("cpu"))
-
-
-def with_rates(optimizer: torch.optim.Adam) -> torch.optim.Adam:
-    """The optimiser, knowing the rates it began with; on a GPU they are tensors, for a graph to read."""
+def with_tensor_rates(optimizer: torch.optim.Adam) -> torch.optim.Adam:
+    """The optimiser with its first rates stored; on a GPU rates are tensors, which a graph can read."""
     device = device_of(optimizer.param_groups)
     for group in optimizer.param_groups:
         group["initial_lr"] = float(group["lr"])

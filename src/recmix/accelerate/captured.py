@@ -1,117 +1,118 @@
-"""A method's posterior as a CUDA graph: the host says "again" instead of launching every kernel."""
+"""A posterior as a CUDA graph: one replay instead of launching every kernel."""
 
 from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from recmix.accelerate.stacked import Stacked, places, state
-from recmix.methods.method import Method
-from recmix.posteriors.posterior import Posterior
-from recmix.runs.options import USE
+from recmix.accelerate.stacked import places, state
+from recmix.accelerate.stacked_posteriors import stacks_of
+from recmix.inference import Inference
+from recmix.methods.method import Method, infer, infer_no_grad
+from recmix.posteriors import Posterior
 
-__all__ = ["Captured"]
+__all__ = ["Captured", "replay"]
 
 KEPT = 4
-"""Shapes of batches whose graphs are kept, each with the memory that its tensors take."""
+"""Graphs that are kept per method; each holds the memory of its tensors."""
 WARMUP = 3
 
 
 class _Graph(NamedTuple):
     replay: torch.cuda.CUDAGraph
-    x: Tensor  # where the images are put
-    posterior: Posterior  # where the answer appears
+    x: Tensor  # input
+    posterior: Posterior  # output
     versions: list[Any]
-    held: list[Any]  # what it reads; a graph that is out of date still runs, and must find it there
+    held: list[Any]  # tensors that the graph reads; an outdated graph still runs and must find them
 
 
 class Captured:
-    """q(z | x) without gradients; on a GPU captured for each shape of batch that comes twice.
+    """q(z | x) without gradients; on a GPU captured for each batch shape that occurs twice.
 
-    These networks are small, so on a GPU a posterior is bound by the launching of its kernels; replayed
-    as a graph it takes several times less. The answer is copied out of the graph and belongs to the
-    caller. Parameters or buffers that have changed or were replaced, another use of the method
-    (`refine`, `widen` and the like) and a training since make the graph anew. On other devices,
-    for a shape that comes for the first time and for methods that cannot be captured it calls
-    `method.infer`.
+    These networks are small, so on a GPU a posterior is bound by launching its kernels. Replayed as a
+    graph it takes several times less. The result is copied out of the graph and belongs to the caller.
+    A graph is captured anew when a parameter or buffer has changed or was replaced, or after training.
+    Otherwise, for a shape that occurs for the first time and for methods that cannot be captured, it
+    calls `recmix.methods.method.infer`.
 
     Args:
         method: whose posterior.
-
-    >>> from recmix import fit
-    >>> model = fit("vae", torch.rand(16, 1, 8, 8), latent=2, epochs=1)
-    >>> Captured(model.method)(torch.rand(3, 1, 8, 8)).mean.shape
-    torch.Size([3, 2])
     """
 
     def __init__(self, method: Method) -> None:
-        self.method = method
         self.failed = ""
         self._places = places([method])  # finding them takes longer than a posterior
         self._graphs: OrderedDict[tuple[object, ...], _Graph | None] = OrderedDict()
 
     @torch.no_grad()
-    def __call__(self, x: Tensor) -> Posterior:
-        """q(z | x) for images x (B, C, H, W) on the method's device."""
-        if not x.is_cuda or self.failed or self.method.training:
-            return self.method.infer(x)
-        key = (*x.shape, x.dtype, x.device)
+    def __call__(self, method: Method, x: Tensor, inference: Inference) -> Posterior:
+        """q(z | x) for x (B, C, H, W) on the method's device."""
+        if not x.is_cuda or self.failed or method.training:
+            return infer(method, x, inference)
+        key = (*x.shape, x.dtype, x.device, inference)
         if key not in self._graphs:  # once is not often
             self._graphs[key] = None
             if len(self._graphs) > KEPT:
                 self._graphs.popitem(last=False)
-            return self.method.infer(x)
+            return infer(method, x, inference)
         graph = self._graphs[key]
-        if graph is not None:  # it runs while the parameters are looked at
+        if graph is not None:  # it runs while the parameters are checked
             graph.x.copy_(x)
             graph.replay.replay()
-        versions = self._versions()
+        versions = [*state(self._places), method.trainings]
         if graph is None or graph.versions != versions:
             try:
-                graph = self._capture(x, versions)
+                graph = self._capture(method, x, inference, versions)
             except RuntimeError as error:
                 self.failed = str(error).splitlines()[0]
                 self._graphs.clear()
                 torch.cuda.synchronize(x.device)
                 warnings.warn(
-                    f"the posterior of {self.method.name} cannot be captured as a CUDA graph "
-                    f"({self.failed}): it is formed step by step",
+                    f"the posterior of {method.name} cannot be captured as a CUDA graph "
+                    f"({self.failed}): it is computed without one",
                     stacklevel=2,
                 )
-                return self.method.infer(x)
+                return infer(method, x, inference)
             self._graphs[key] = graph
             graph.replay.replay()
         self._graphs.move_to_end(key)
         return graph.posterior.copy()
 
-    def _versions(self) -> list[Any]:
-        """What changes when the posterior may."""
-        method = self.method
-        use = [getattr(method, name) for name in USE]
-        return [*state(self._places), *use, method.trainings]
-
-    def _capture(self, x: Tensor, versions: list[Any]) -> _Graph:
-        """The posterior of one shape of batch, recorded."""
+    def _capture(self, method: Method, x: Tensor, inference: Inference, versions: list[Any]) -> _Graph:
+        """Record the posterior of one batch shape."""
         device = x.device
-        with torch.inference_mode(False):  # else nothing could be put there later
+        with torch.inference_mode(False):  # an inference tensor could not be written later
             kept = x.clone()
-        aside = torch.cuda.Stream(device)
-        aside.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(aside):
+        side = torch.cuda.Stream(device)
+        side.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(side):
             for _ in range(WARMUP):
-                self.method.infer(kept)
-        torch.cuda.current_stream(device).wait_stream(aside)
+                infer(method, kept, inference)
+        torch.cuda.current_stream(device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device_of(x), torch.cuda.graph(graph):
-            posterior = self.method.infer(kept)
-        return _Graph(graph, kept, posterior, versions, self._held())
+            posterior = infer(method, kept, inference)
+        return _Graph(graph, kept, posterior, versions, self._held(method))
 
-    def _held(self) -> list[Any]:
-        """Parameters, buffers and the networks' copies that our own kernels read, as they are now."""
-        parts = [value for part in self.method.modules() for value in vars(part).values()]
-        stacks = [part.held() for part in parts if isinstance(part, Stacked)]
+    def _held(self, method: Method) -> list[Any]:
+        """Parameters, buffers and the kernels' copies of networks, as they are now."""
+        stacks = [stack.held() for part in method.modules() for stack in stacks_of(part)]
         return [place[name].detach() for place, name in self._places] + stacks
+
+
+_captured: WeakKeyDictionary[Method, Captured] = WeakKeyDictionary()
+
+
+@infer_no_grad.register
+def replay(method: Method, x: Tensor, inference: Inference) -> Posterior:
+    """On a GPU: replay the posterior as a CUDA graph."""
+    if not x.is_cuda:
+        return NotImplemented
+    if method not in _captured:
+        _captured[method] = Captured(method)
+    return _captured[method](method, x, inference)

@@ -1,9 +1,9 @@
-"""Fewer kernels one after the other: arithmetic compiled into single ones, and branches side by side.
+"""Fewer kernels: elementwise arithmetic compiled into single kernels, and parallel branches.
 
-A step on a GPU is bound by the number of its kernels, and most of them are a few additions and
-exponentials around the networks. Functions marked `fusible` are plain functions; inside `fusing()` they
-go through `torch.compile`, which makes one or two kernels of each, forward and backward. What is formed
-`beside` something else becomes a branch of the CUDA graph that is captured.
+On a GPU a training step is bound by the number of its kernels, and most of them are a few additions and
+exponentials around the networks. Inside `fusing()` the functions marked `fusable` go through
+`torch.compile`, which makes one or two kernels of each, forward and backward. Work inside `branch`
+becomes a parallel branch of the CUDA graph that is being captured.
 """
 
 from __future__ import annotations
@@ -11,77 +11,67 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import ParamSpec, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["beside", "fusible", "fusing"]
+from recmix.model.replaceable import FUSABLE, Replaceable
 
-P = ParamSpec("P")
-R = TypeVar("R")
-_active = False
-
-
-def fusible(function: Callable[P, R]) -> Callable[P, R]:
-    """Mark a pure function of tensors and numbers.
-
-    >>> @fusible
-    ... def twice(x):
-    ...     return x + x
-    >>> twice(torch.ones(2))
-    tensor([2., 2.])
-    """
-    compiled: list[Callable[P, R]] = []
-
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        if not _active or torch.compiler.is_compiling():
-            return function(*args, **kwargs)
-        if not compiled:
-            compiled.append(torch.compile(function))
-        return compiled[0](*args, **kwargs)
-
-    return call
+__all__ = ["branch", "fusing"]
 
 
 @contextmanager
 def fusing() -> Iterator[None]:
-    """In here, fusible functions are compiled."""
-    global _active  # noqa: PLW0603  (one switch for the process, read at every call)
+    """In this context, fusable functions are compiled."""
     import torch._dynamo
 
-    before, _active = _active, True
+    fused = [(function, _fused(function)) for function in FUSABLE]
+    for function, alternative in fused:
+        function.alternatives.insert(0, alternative)
     try:
         # The shapes of a step are few and fixed; each combination is compiled once.
         with torch._dynamo.config.patch(recompile_limit=64):
             yield
     finally:
-        _active = before
+        for function, alternative in fused:
+            function.alternatives.remove(alternative)
+
+
+@functools.cache
+def _fused(function: Replaceable[..., Any]) -> Callable[..., Any]:
+    """The compiled form of a function; inside compiled code it is part of that."""
+    compiled = torch.compile(function.plain)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return NotImplemented if torch.compiler.is_compiling() else compiled(*args, **kwargs)
+
+    return call
 
 
 @contextmanager
-def beside(x: Tensor) -> Iterator[Callable[[], None]]:
-    """In here, while a CUDA graph is captured, kernels make a branch of their own.
+def branch(x: Tensor) -> Iterator[Callable[[], None]]:
+    """While a CUDA graph is captured, kernels in this context form a parallel branch.
 
-    They see what came before, and run beside what comes next until what is yielded is called.
+    They see everything before them. They run in parallel with what follows, until the yielded function
+    is called, which joins the branch.
 
-    >>> with beside(torch.ones(1)) as joined:
+    >>> with branch(torch.ones(1)) as join:
     ...     one = torch.ones(1) + 1
-    >>> joined()
+    >>> join()
     """
     with torch.cuda.device_of(x):
         if not (x.is_cuda and torch.cuda.is_current_stream_capturing()):
             yield lambda: None
             return
         main = torch.cuda.current_stream()
-        side = next(stream for stream in _sides(x.device) if stream != main)
+        side = next(stream for stream in _side_streams(x.device) if stream != main)
         side.wait_stream(main)
         with torch.cuda.stream(side):
             yield lambda: main.wait_stream(side)
 
 
 @functools.cache
-def _sides(device: torch.device) -> list[torch.cuda.Stream]:
-    """Two streams to branch to: a graph may be captured in one of them."""
+def _side_streams(device: torch.device) -> list[torch.cuda.Stream]:
+    """Two streams for branches: one of them may be the stream of the capture."""
     return [torch.cuda.Stream(device) for _ in range(2)]

@@ -1,16 +1,16 @@
-"""Layers of K networks of one shape in one Triton kernel each: product, bias and activation together.
+"""One Triton kernel for one layer of K networks of the same shape: product, bias and activation.
 
-A convolution is computed as a matrix product whose left factor is gathered from the image while it is
-read: row m is one place of the output in one example, and the depth runs over (kernel row, kernel
-column, channel). Weights are packed once in that order. Between layers activations lie channels-last,
-(K, B, H, W, C), so what a convolution writes is contiguous in what the next layer reads; the first layer
-reads the images as they come, (B, C, H, W), and takes the centre off on its way.
+A convolution is a matrix product. Its left factor is gathered from the image while it is read: row m is
+one position of the output in one example, and the depth runs over (kernel row, kernel column, channel).
+Weights are packed once in that order. Activations between layers are channels-last, (K, B, H, W, C), so
+a layer reads contiguous memory. The first layer reads images (B, C, H, W) and subtracts the centre.
 
-Products of float32 are formed from three of TF32 each, which keeps float32's accuracy on tensor cores:
-a number is a TF32 number and a rest, and rests are not multiplied with each other. Weights are divided
-so when they are packed, inputs where they are read.
-Block sizes follow from the shapes alone: nothing is tuned while running, nothing waits for the device,
-so everything here can be captured in a CUDA graph.
+A product of float32 numbers is the sum of three TF32 products, which has the accuracy of float32 on
+tensor cores. Each number is the sum of a TF32 number and a rest; products of two rests are left out.
+Weights are split when they are packed, inputs when they are read.
+
+Block sizes depend on the shapes alone. Nothing is tuned at run time and nothing waits for the device, so
+a CUDA graph can capture everything here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch import Tensor
 try:
     import triton
     import triton.language as tl
-except ImportError:  # it comes with torch where torch is built for GPUs; nothing is called elsewhere
+except ImportError:  # torch without GPU support has no Triton; then nothing here is called
     triton = None
 
 __all__ = [
@@ -41,11 +41,11 @@ __all__ = [
 
 Limits = tuple[float, float]
 PROGRAMS = 200
-"""As many programs as a layer should have, to keep a GPU of a hundred or so multiprocessors busy."""
+"""Programs per layer that keep a GPU with about a hundred multiprocessors busy."""
 
 
 def usable(x: Tensor) -> bool:
-    """Whether these kernels can run where x is, on what it holds."""
+    """Whether these kernels can run on the device and dtype of x."""
     if triton is None or x.dtype != torch.float32:
         return False
     if x.is_cuda:
@@ -58,8 +58,8 @@ def _jit(function: Any) -> Any:
 
 
 @_jit
-def _active(value: tl.tensor, SLOPE: tl.constexpr) -> tl.tensor:
-    # Comparisons are written so that what is not a number stays so.
+def _activation(value: tl.tensor, SLOPE: tl.constexpr) -> tl.tensor:
+    # These comparisons keep NaN.
     if SLOPE == 0:
         value = tl.where(value < 0, 0.0, value)
     elif SLOPE != 1:
@@ -68,8 +68,8 @@ def _active(value: tl.tensor, SLOPE: tl.constexpr) -> tl.tensor:
 
 
 @_jit
-def _nearest(value: tl.tensor) -> tl.tensor:
-    # The nearest number of TF32: tensor cores cut off the last 13 bits. Not a number may become 0.
+def _nearest_tf32(value: tl.tensor) -> tl.tensor:
+    # The nearest TF32 number: tensor cores drop the last 13 bits. NaN may become 0.
     bits = (value.to(tl.int32, bitcast=True) + 0x1000) & -0x2000
     return bits.to(tl.float32, bitcast=True)
 
@@ -78,15 +78,15 @@ def _nearest(value: tl.tensor) -> tl.tensor:
 def _layer(
     x: tl.tensor,  # (B, C, H, W) if SHARED, else (K, B, H, W, C)
     centre: tl.tensor,  # (C, H, W)
-    weight: tl.tensor,  # (2, K, N, KH KW C), as `split` gives them
+    weight: tl.tensor,  # (2, K, N, KH KW C), from `split`
     bias: tl.tensor,  # (K, N)
     out: tl.tensor,  # (K, B, OH, OW, N)
     batch: tl.tensor,
     SHARED: tl.constexpr,
     K: tl.constexpr,  # networks
-    WIDE: tl.constexpr,  # networks whose columns go side by side: all that see the same pixels, or 1
-    STEP: tl.constexpr,  # from one network's first pixel to the next's, of a shared image
-    IMAGE: tl.constexpr,  # values from one image to the next
+    WIDE: tl.constexpr,  # networks whose columns form one product: all with the same input, or 1
+    STEP: tl.constexpr,  # distance between the first pixels of two networks in a shared image
+    IMAGE: tl.constexpr,  # values per image
     C: tl.constexpr,
     H: tl.constexpr,
     W: tl.constexpr,
@@ -122,7 +122,7 @@ def _layer(
     total = tl.zeros((BM, BN), tl.float32)
     for start in range(0, KH * KW * C, BK):
         d = start + steps
-        # Where a block of the depth stays within one place of the kernel, that place is a scalar.
+        # If a block of the depth has one position of the kernel, that position is a scalar.
         if KH * KW == 1:
             place = 0
             c = d
@@ -147,14 +147,14 @@ def _layer(
         at = (net * N + n)[:, None] * (KH * KW * C) + d[None, :]
         factor = tl.load(weight + at, mask=wanted, other=0.0)
         rest = tl.load(weight + K * N * KH * KW * C + at, mask=wanted, other=0.0)
-        near = _nearest(seen)
-        # What is not a number reaches the sum by what it is more than its nearest. Tensor cores round
-        # sums towards zero, so each block of the depth has a sum of its own.
+        near = _nearest_tf32(seen)
+        # NaN reaches the sum through the rest. Tensor cores round sums towards zero, so each block of
+        # the depth has its own sum.
         part = tl.dot(seen - near, tl.trans(factor), input_precision="tf32")
         part = tl.dot(near, tl.trans(rest), part, input_precision="tf32")
         total += tl.dot(near, tl.trans(factor), part, input_precision="tf32")
     total += tl.load(bias + net * N + n, mask=n < WIDE * N, other=0.0)[None, :]
-    total = _active(total, SLOPE)
+    total = _activation(total, SLOPE)
     if LIMITED:
         last = (column >= N // 2)[None, :]
         total = tl.where(last & (total < LOW), LOW, total)
@@ -165,7 +165,7 @@ def _layer(
 
 @_jit
 def _log_weights(
-    sums: tl.tensor,  # (PARTS, B, GATES HIDDEN): parts of the hidden layers' sums
+    sums: tl.tensor,  # (PARTS, B, GATES HIDDEN): partial sums of the hidden layers
     bias: tl.tensor,  # (GATES HIDDEN)
     weight: tl.tensor,  # (GATES HIDDEN), of the last layers
     last: tl.tensor,  # (GATES), their biases
@@ -193,7 +193,7 @@ def _log_weights(
         at = (part * batch + b).to(tl.int64)[:, None, None] * (GATES * HIDDEN) + unit[None, :, :]
         hidden += tl.load(sums + at, mask=there, other=0.0)
     hidden += tl.load(bias + unit, mask=unit_there, other=0.0)[None, :, :]
-    hidden = _active(hidden, SLOPE)
+    hidden = _activation(hidden, SLOPE)
     factor = tl.load(weight + unit, mask=unit_there, other=0.0)
     score = tl.sum(hidden * factor[None, :, :], 2)
     score += tl.load(last + g - 1, mask=gated, other=0.0)[None, :]
@@ -201,38 +201,45 @@ def _log_weights(
     log_eps = tl.log(MINIMUM + (MAXIMUM - MINIMUM) * tl.sigmoid(score))
     log_rest = tl.log((1 - MAXIMUM) + (MAXIMUM - MINIMUM) * tl.sigmoid(-score))
     log_eps = tl.where(gated[None, :], log_eps, 0.0)
-    after = (g[None, :] > g[:, None]) & gated[None, :]  # (component, gates of later ones)
+    after = (g[None, :] > g[:, None]) & gated[None, :]  # (component, gates of later components)
     later = tl.sum(tl.where(after[None, :, :], log_rest[:, None, :], 0.0), 2)
     there = (b < batch)[:, None] & (g <= GATES)[None, :]
     tl.store(out + b[:, None] * (GATES + 1) + g[None, :], log_eps + later, mask=there)
 
 
 def tiles(networks: int, rows: int, columns: int, depth: int, taps: int) -> tuple[int, ...]:
-    """How a product is divided: rows, columns and depth of a block, warps, stages of its loop.
+    """Block sizes of a product: rows, columns and depth of a block, warps, stages of its loop.
 
-    The largest block that still makes enough programs; small ones step through a longer depth at once.
+    The largest block that gives enough programs.
+
+    Args:
+        networks: products of this shape.
+        rows: of each product.
+        columns: of each product.
+        depth: of each product.
+        taps: positions of the convolution kernel; 1 for a linear layer.
     """
     for bm, bn in ((128, 64), (128, 32), (64, 64), (64, 32), (32, 32), (16, 32), (16, 16)):
         if bn < 2 * columns and networks * -(-rows // bm) * -(-columns // bn) >= PROGRAMS:
             break
-    bk = min(_power(depth), 32 if taps > 1 else 64)
+    bk = min(_power_of_two(depth), 32 if taps > 1 else 64)
     return bm, bn, bk, 4 if bm * bn > 1024 else 2, 3
 
 
-def _power(n: int) -> int:
-    """The power of two that holds n, at least 16: the least a block may have."""
+def _power_of_two(n: int) -> int:
+    """The smallest power of two that is at least n and at least 16, the smallest side of a block."""
     return max(16, 1 << (n - 1).bit_length())
 
 
 def split(weight: Tensor) -> Tensor:
-    """The nearest numbers of TF32, and what is left, such numbers too: float32 (...) -> (2, ...)."""
+    """The nearest TF32 numbers and the rests, also as TF32 numbers: float32 (...) -> (2, ...)."""
 
     def nearest(x: Tensor) -> Tensor:
         return ((x.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
 
     near = nearest(weight.contiguous())
     rest = weight - near
-    return torch.stack([near, torch.where(rest.isfinite(), nearest(rest), rest)])  # or NaN were lost
+    return torch.stack([near, torch.where(rest.isfinite(), nearest(rest), rest)])  # keeps NaN
 
 
 def conv2d_stacked(
@@ -249,14 +256,14 @@ def conv2d_stacked(
     """K convolutions, their biases and activations.
 
     Args:
-        x: images for all, (B, C, H, W), or activations of each, (K, B, H, W, C); contiguous.
+        x: images for all networks, (B, C, H, W), or activations of each, (K, B, H, W, C); contiguous.
         weight: (2, K, N, kernel row · kernel column · C), from `split`.
         bias: (K, N).
         kernel: rows and columns.
         stride: of rows and columns.
         padding: of rows and columns, with zeros.
-        slope: what negative values are multiplied by: 1 for no activation, 0 for ReLU.
-        centre: (C, H, W), taken off x before it is padded; only with images for all.
+        slope: factor of negative values: 1 for no activation, 0 for ReLU.
+        centre: (C, H, W), subtracted from x before padding; only for images for all networks.
 
     Returns:
         (K, B, H', W', N).
@@ -286,14 +293,14 @@ def linear_stacked(
     """K linear layers, their biases and activations.
 
     Args:
-        x: rows for all, (B, I), or for each, (K, B, I); contiguous. Images (B, C, H, W) and activations
-            (K, B, H, W, C) are read as such rows.
+        x: rows for all networks, (B, I), or for each, (K, B, I); contiguous. Images (B, C, H, W) and
+            activations (K, B, H, W, C) are read as such rows.
         weight: (2, K, N, I) from `split`; with `parts` (2, K, N, I / K).
         bias: (K, N).
-        slope: what negative values are multiplied by: 1 for no activation, 0 for ReLU.
-        centre: (I,), taken off x; only with rows for all.
-        limits: keep the second half of the columns between these.
-        parts: layer k sees only the k-th part of each row of x (B, I).
+        slope: factor of negative values: 1 for no activation, 0 for ReLU.
+        centre: (I,), subtracted from x; only for rows for all networks.
+        limits: the second half of the columns is clamped to these.
+        parts: layer k reads only the k-th part of each row of x (B, I).
 
     Returns:
         (K, B, N).
@@ -316,14 +323,14 @@ def log_weights_of_parts(
     minimum: float,
     maximum: float,
 ) -> Tensor:
-    """log α (B, M + 1) of a recursive mixture with M gates of one hidden layer of F units each.
+    """log α (B, M + 1) of a recursive mixture with M gates, each with one hidden layer of F units.
 
     Args:
-        sums: (parts, B, M F), which add up to the hidden layers before bias and activation.
+        sums: (parts, B, M F); their sum over parts is the hidden layers before bias and activation.
         bias: of the hidden layers, (M, F).
         weight: of the last layers, (M, F).
         last: their biases, (M, 1).
-        slope: what the hidden layers multiply negative values by.
+        slope: factor of negative values in the hidden layers.
         minimum: the smallest ε.
         maximum: the largest ε.
     """
@@ -331,7 +338,7 @@ def log_weights_of_parts(
     gates, hidden = bias.shape
     out = sums.new_empty(batch, gates + 1)
     if batch:
-        bb, bg, bh = 4, _power(gates + 1), _power(hidden)
+        bb, bg, bh = 4, _power_of_two(gates + 1), _power_of_two(hidden)
         sizes = (parts, gates, hidden, slope, minimum, maximum, bb, bg, bh)
         _log_weights[(-(-batch // bb),)](sums, bias, weight, last, out, batch, *sizes)
     return out
@@ -354,12 +361,12 @@ def _launch(
     rows = batch * window[0] * window[1]
     if not rows:
         return
-    wide = networks if shared and not parts else 1  # what all see is gathered once
-    apart, across = networks // wide, wide * columns
-    bm, bn, bk, warps, stages = tiles(apart, rows, across, depth, window[2] * window[3])
+    wide = networks if shared and not parts else 1  # a shared input is gathered once
+    products, across = networks // wide, wide * columns
+    bm, bn, bk, warps, stages = tiles(products, rows, across, depth, window[2] * window[3])
     step = depth if parts else 0
     image = math.prod(shape) * (networks if parts else 1)
-    _layer[(-(-rows // bm), -(-across // bn), apart)](
+    _layer[(-(-rows // bm), -(-across // bn), products)](
         *(x, x if centre is None else centre, weight, bias, out, batch),
         *(shared, networks, wide, step, image, *shape, *window, columns, centre is not None, slope),
         *(limits is not None, *(limits or (0.0, 0.0)), bm, bn, bk),

@@ -1,4 +1,4 @@
-"""Networks of torch layers put together from our own kernels."""
+"""Sequences of torch layers as functions that use the Triton kernels."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ __all__ = ["recursion", "sequence"]
 
 Run = Callable[[Tensor, Tensor | None], Tensor]
 PARTS = 16
-"""Into how many parts at most the sum over all pixels of an image is divided."""
+"""Most parts into which the sum over the pixels of an image is divided."""
 
 
 def sequence(
     networks: Sequence[Sequence[nn.Module]], shape: Sequence[int], limits: Limits | None = None
 ) -> Run | None:
-    """K sequences of layers as one function of x (B, ...) and its centre; None where it cannot be done.
+    """K sequences of layers as one function of x (B, ...) and its centre.
 
     Args:
         networks: convolutions, then linear layers, with activations after any of them.
         shape: of one example, (C, H, W) or (I,).
-        limits: keep the second half of the last layer's outputs between these.
+        limits: the second half of the last layer's outputs is clamped to these.
 
     Returns:
-        A function to (K, B, N).
+        A function that gives (K, B, N), or None if the kernels do not support a layer.
     """
     made: list[tuple[Any, tuple[Tensor, Tensor], dict[str, Any]]] = []
     size = tuple(shape)
-    # How a linear layer's inputs are numbered: by channels, then the rows and columns of each.
-    lie: tuple[int, ...] = (math.prod(size), 1, 1)
+    # The order of a linear layer's inputs: channels, then rows, then columns.
+    layout: tuple[int, ...] = (math.prod(size), 1, 1)
     for layers in zip(*networks, strict=True):
         first: Any = layers[0]
         slope = _slope(first)
@@ -42,7 +42,7 @@ def sequence(
             continue
         if slope is not None and made and "slope" not in made[-1][2]:
             made[-1][2]["slope"] = slope
-        elif isinstance(first, nn.Conv2d) and len(size) == 3 and _plain(first):
+        elif isinstance(first, nn.Conv2d) and len(size) == 3 and _supported(first):
             window: dict[str, Any] = {"kernel": first.kernel_size, "stride": first.stride}
             window["padding"] = first.padding
             sides = zip(size[1:], *window.values(), strict=True)
@@ -50,12 +50,12 @@ def sequence(
             if min(size) < 1:
                 return None
             made.append((conv2d_stacked, _packed(layers, first.weight.shape[1:]), window))
-            lie = size
+            layout = size
         elif isinstance(first, nn.Flatten) and (first.start_dim, first.end_dim) == (1, -1):
             size = (math.prod(size),)
         elif isinstance(first, nn.Linear) and size == (first.in_features,):
-            made.append((linear_stacked, _packed(layers, lie), {}))
-            size, lie = (first.out_features,), (first.out_features, 1, 1)
+            made.append((linear_stacked, _packed(layers, layout), {}))
+            size, layout = (first.out_features,), (first.out_features, 1, 1)
         else:
             return None
     if not made or made[-1][0] is not linear_stacked:
@@ -81,17 +81,17 @@ def recursion(
 ) -> Run | None:
     """The gates of a recursive mixture as one function of x (B, ...) and its centre.
 
-    The first layers of all gates are one product, its long sum over the pixels divided into parts that
-    run side by side; a second kernel adds them up and does all the rest.
+    The first layers of all gates are one product. Its long sum over the pixels is divided into parts
+    that run in parallel. A second kernel adds the parts and computes the rest.
 
     Args:
-        gates: of each gate its layers: linear, activation, linear to one score.
+        gates: the layers of each gate: linear, activation, linear to one score.
         shape: of one example.
         minimum: the smallest ε.
         maximum: the largest ε.
 
     Returns:
-        A function to log α (B, order), or None where it cannot be done.
+        A function that gives log α (B, order), or None if the kernels do not support a layer.
     """
     pixels = math.prod(shape)
     kinds = [[layer for layer in gate if type(layer) is not nn.Flatten] for gate in gates]
@@ -127,7 +127,7 @@ def _packed(layers: Sequence[Any], columns: Sequence[int]) -> tuple[Tensor, Tens
 
     Args:
         layers: K convolutions or linear layers.
-        columns: channels, rows and columns that the inputs of one output are numbered by.
+        columns: numbers of channels, rows and columns of the inputs of one output, in this order.
     """
     weights = [layer.weight.detach().reshape(-1, *columns) for layer in layers]
     return split(torch.stack([w.permute(0, 2, 3, 1).flatten(1) for w in weights])), _biases(layers)
@@ -139,13 +139,13 @@ def _biases(layers: Sequence[Any]) -> Tensor:
 
 
 def _slope(layer: nn.Module) -> float | None:
-    """What an activation multiplies negative values by, if it does nothing else."""
+    """The factor of an activation for negative values; None if it is not of this kind."""
     if type(layer) is nn.LeakyReLU:
         return float(layer.negative_slope)
     return {nn.ReLU: 0.0, nn.Identity: 1.0}.get(type(layer))
 
 
-def _plain(layer: nn.Conv2d) -> bool:
-    """Whether a convolution is of the kind the kernel knows."""
+def _supported(layer: nn.Conv2d) -> bool:
+    """Whether the kernel supports this convolution."""
     zeros = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
     return zeros and layer.groups == 1 and layer.dilation == (1, 1)

@@ -1,10 +1,11 @@
-"""Muon: matrices move by the orthogonal part of their averaged gradient, all the rest by Adam.
+"""Muon: matrices are updated by the orthogonal part of their momentum, everything else by Adam.
 
-A gradient is dominated by few directions. U Vᵀ, for the momentum's singular value decomposition U S Vᵀ,
-moves a layer about as far in the others, and the networks here need fewer epochs than with Adam.
+A few directions dominate a gradient. With the singular value decomposition U S Vᵀ of the momentum, the
+step U Vᵀ moves a layer about equally far in all directions. The networks here need fewer epochs with it
+than with Adam.
 
-Reference: Jordan et al., Muon: An optimizer for hidden layers in neural networks, 2024; that a step's
-length follows the longer side as in Liu et al., Muon is scalable for LLM training, 2025.
+References: Jordan et al., Muon: An optimizer for hidden layers in neural networks, 2024; Liu et al.,
+Muon is scalable for LLM training, 2025 (the step's length depends on the longer side).
 """
 
 from __future__ import annotations
@@ -17,26 +18,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recmix.accelerate.adam import ChunkedAdam, adam, device_of, with_rates
+from recmix.accelerate.adam import ChunkedAdam, with_tensor_rates
+from recmix.methods.optimizers import OPTIMIZERS, device_of
 
-__all__ = ["OPTIMIZERS", "Muon", "muon", "orthogonal", "together"]
+__all__ = ["Muon", "muon", "orthogonal", "orthogonal_batch"]
 
 MOMENTUM = 0.95
 SIZE = 0.6
-"""Root mean square of a weight's move, in learning rates, if all singular values were 1."""
+"""Root mean square change of a weight, in learning rates, if all singular values were 1."""
 ITERATIONS = 5
 QUINTIC = (3.4445, -4.7750, 2.0315)
-"""s -> a s + b s³ + c s⁵, five times over: singular values above 1/650 of the matrix's norm come to
-between 0.68 and 1.21, and smaller ones grow some 450- to 485-fold."""
+"""s -> a s + b s³ + c s⁵, applied five times: singular values above 1/650 of the matrix's norm end
+between 0.68 and 1.21; smaller ones grow by a factor of about 450 to 485."""
 SMALLEST = 64
-"""Matrices with shorter sides count as if they had this one, so that they go together on a GPU."""
+"""Matrices with a shorter side are padded to this, so that they form one batch on a GPU."""
 
 
 class Muon(ChunkedAdam):
     """Muon for the groups marked ``orthogonal``, Adam for the others.
 
-    A convolution, transposed or not, counts as the matrix of its weight's first axis by all others.
-    Nothing waits for the device, so that it can be part of a captured graph.
+    The weight of a convolution is treated as a matrix: its first axis by all others. Nothing waits for
+    the device, so a CUDA graph can capture it.
 
     >>> layer = torch.nn.Linear(3, 2)
     >>> optimizer = muon([{"params": list(layer.parameters())}], 0.1)
@@ -44,10 +46,10 @@ class Muon(ChunkedAdam):
     [(True, 1), (False, 1)]
     """
 
-    def move(self, group: dict[str, Any]) -> None:
-        """Move the parameters of one group."""
+    def update_group(self, group: dict[str, Any]) -> None:
+        """Update the parameters of one group."""
         if not group.get("orthogonal", False):
-            super().move(group)
+            super().update_group(group)
             return
         moved = [p for p in group["params"] if p.grad is not None]
         if not moved:
@@ -55,7 +57,7 @@ class Muon(ChunkedAdam):
         for p in moved:
             if not self.state[p]:
                 self.state[p] = {
-                    "step": torch.zeros((), device=p.device),  # torch's Adam looks for it on loading
+                    "step": torch.zeros((), device=p.device),  # torch's Adam expects it when loading
                     "momentum": torch.zeros_like(p, memory_format=torch.preserve_format),
                 }
         momenta = [self.state[p]["momentum"] for p in moved]
@@ -68,7 +70,7 @@ class Muon(ChunkedAdam):
 
 
 def muon(groups: Iterable[dict[str, Any]], learning_rate: float) -> torch.optim.Adam:
-    """Muon for whatever has two axes or more, Adam for biases and the like."""
+    """Muon for parameters with two or more axes, Adam for the others."""
     divided = []
     for group in groups:
         for matrices in (True, False):
@@ -77,39 +79,39 @@ def muon(groups: Iterable[dict[str, Any]], learning_rate: float) -> torch.optim.
                 divided.append({**group, "params": params, "orthogonal": matrices})
     on_gpu = device_of(divided).type == "cuda"
     given = divided or [{"params": []}]
-    return with_rates(Muon(given, lr=learning_rate, fused=True, capturable=on_gpu))
+    return with_tensor_rates(Muon(given, lr=learning_rate, fused=True, capturable=on_gpu))
 
 
 def orthogonal(matrices: Sequence[Tensor]) -> list[Tensor]:
-    """About U Vᵀ for each matrix U S Vᵀ: of its shape, with singular values as `QUINTIC` makes them.
+    """Approximately U Vᵀ for each matrix U S Vᵀ; singular values become as `QUINTIC` says.
 
-    On a GPU, where many small products would each take their time to start, matrices with shorter sides
-    of like size go together, filled up with zeros, which stay zeros.
+    On a GPU, where starting many small products takes time, matrices whose shorter sides have similar
+    lengths are padded with zeros and computed together. The zeros stay zeros.
 
     >>> near = orthogonal([torch.diag(torch.tensor([3.0, 1.0, 2.0]))])[0]
     >>> bool((near.diag() - 1).abs().max() < 0.35)
     True
     """
     if not matrices[0].is_cuda:
-        return [step for matrix in matrices for step in together([matrix])]
+        return [step for matrix in matrices for step in orthogonal_batch([matrix])]
     alike: dict[int, list[int]] = defaultdict(list)
     for i, matrix in enumerate(matrices):
         alike[max(SMALLEST, 1 << (min(matrix.shape) - 1).bit_length())].append(i)
     found: list[Tensor] = [matrices[0]] * len(matrices)
     for members in alike.values():
-        for i, step in zip(members, together([matrices[i] for i in members]), strict=True):
+        for i, step in zip(members, orthogonal_batch([matrices[i] for i in members]), strict=True):
             found[i] = step
     return found
 
 
-def together(matrices: Sequence[Tensor]) -> list[Tensor]:
+def orthogonal_batch(matrices: Sequence[Tensor]) -> list[Tensor]:
     """`orthogonal` of a few matrices as one batch."""
     flat = [m.t() if m.shape[0] > m.shape[1] else m for m in matrices]
     rows, columns = (max(m.shape[axis] for m in flat) for axis in (0, 1))
     x = torch.stack([F.pad(m, (0, columns - m.shape[1], 0, rows - m.shape[0])) for m in flat])
     x = x / torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True).clamp_min(1e-12)
     if x.is_cuda and x.dtype == torch.float32:
-        x = x.bfloat16()  # it need not be exact
+        x = x.bfloat16()  # no more precision is needed
     a, b, c = QUINTIC
     for _ in range(ITERATIONS):
         gram = x @ x.mT
@@ -120,5 +122,4 @@ def together(matrices: Sequence[Tensor]) -> list[Tensor]:
     return [step.t() if m.shape[0] > m.shape[1] else step for step, m in zip(cut, matrices, strict=True)]
 
 
-OPTIMIZERS = {"adam": adam, "muon": muon}
-"""Makers of optimisers by name."""
+OPTIMIZERS["muon"] = muon

@@ -1,7 +1,7 @@
-"""The small algebra of Gauss-Newton steps on a GPU: a few Triton kernels instead of dozens of torch's.
+"""The small matrices of Gauss-Newton steps on a GPU: a few Triton kernels instead of dozens of torch's.
 
-Densities, normal equations, damped solutions, the choice among them and Cholesky factors, for matrices
-small enough for one program to hold. Everything is float32 to the last digits, nothing waits for the
+They compute log densities, normal equations, damped steps, the choice among them and Cholesky factors,
+for matrices that one program can hold. Everything has the accuracy of float32, and nothing waits for the
 device.
 """
 
@@ -18,24 +18,33 @@ import torch
 from torch import Tensor
 
 from recmix.accelerate import kernels
-from recmix.accelerate.kernels import _jit, _power
+from recmix.accelerate.kernels import _jit, _power_of_two
 from recmix.model.likelihoods import Bernoulli, Gaussian, Likelihood
 
-with suppress(ImportError):  # it comes with torch where that is built for GPUs
+with suppress(ImportError):  # torch without GPU support has no Triton
     import triton.language as tl
 
-__all__ = ["choose", "equations", "factor", "score", "solve", "tries", "unless_broken", "usable"]
+__all__ = [
+    "candidate_dampings",
+    "choose",
+    "equations",
+    "factor",
+    "score",
+    "solve",
+    "unless_broken",
+    "usable",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 LARGEST = 64
-"""The most latent dimensions whose matrix one program holds."""
+"""Largest latent dimension whose matrix one program can hold."""
 PIXELS, PARTS, PROGRAMS = 32, 8, 1024
-"""Of normal equations: pixels at a time, most parts of an image, programs that need no more parts."""
+"""For normal equations: pixels per block, most parts of an image, and enough programs for a GPU."""
 
 
 def usable(*tensors: Tensor) -> bool:
-    """Whether our kernels can run on these tensors, and no gradient is asked for."""
+    """Whether the kernels can run on these tensors. They give no gradients."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
         return False
     device = tensors[0].device
@@ -46,7 +55,7 @@ _broken: set[str] = set()
 
 
 def unless_broken(function: Callable[P, R | None]) -> Callable[P, R | None]:
-    """None, and once a warning, where a kernel cannot be compiled or launched."""
+    """Return None if a kernel cannot be compiled or launched, and warn once."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R | None:
@@ -57,12 +66,12 @@ def unless_broken(function: Callable[P, R | None]) -> Callable[P, R | None]:
             return function(*args, **kwargs)
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # a compiler's errors have no common kind
+        except Exception as error:  # compilers raise errors of any kind
             _broken.add(name)
             why = (str(error).splitlines() or [type(error).__name__])[0]
             warnings.warn(
                 f"the Triton kernels of Gauss-Newton's {name} cannot be used ({why}): "
-                "torch's own are used instead, which are slower",
+                "slower operations of torch are used instead",
                 stacklevel=2,
             )
             return None
@@ -78,7 +87,7 @@ def _score(
     log_variance: tl.tensor,  # (), if GAUSSIAN
     joint: tl.tensor,  # (L, B)
     residual: tl.tensor,  # (L, B, P), if SLOPES
-    weight: tl.tensor,  # as `residual`; a single one if GAUSSIAN
+    weight: tl.tensor,  # like `residual`; a single number if GAUSSIAN
     batch: tl.tensor,
     floor: tl.tensor,  # of the log-variance
     GAUSSIAN: tl.constexpr,
@@ -103,7 +112,7 @@ def _score(
         if GAUSSIAN:
             r = x - m
             total += 0.5 * scale * r * r
-        else:  # log(1 + eˡ) without a large power; what is not a number stays so
+        else:  # log(1 + eᵐ) without overflow; keeps NaN
             soft = tl.where(m < 0, 0.0, m) + tl.log(1 + tl.exp(-tl.abs(m)))
             total += tl.where(p < P, soft - x * m, 0.0)
             r = x - tl.sigmoid(m)
@@ -121,11 +130,11 @@ def _score(
 
 @_jit
 def _equations(
-    slope: tl.tensor,  # Jᵀ, (B, D, P), the last axis contiguous
+    slope: tl.tensor,  # Jᵀ, (B, D, P); the last axis is contiguous
     weight: tl.tensor,  # (B, P), any strides
     residual: tl.tensor,  # (B, P)
     z: tl.tensor,  # (B, D)
-    gradient: tl.tensor,  # (B, D), or (PARTS, B, D): Jᵀ r of every part of the pixels
+    gradient: tl.tensor,  # (B, D), or (PARTS, B, D): Jᵀ r of each part of the pixels
     precision: tl.tensor,  # (B, D, D), or (PARTS, B, D, D): Jᵀ W J
     slope_b: tl.tensor,
     slope_d: tl.tensor,
@@ -162,7 +171,7 @@ def _equations(
 
 
 @_jit
-def _added(
+def _sum_parts(
     gradients: tl.tensor,  # (PARTS, B, D)
     precisions: tl.tensor,  # (PARTS, B, D, D)
     z: tl.tensor,  # (B, D)
@@ -172,7 +181,7 @@ def _added(
     PARTS: tl.constexpr,
     BD: tl.constexpr,
 ) -> None:
-    # The sums of what `_equations` has written, less z and with the identity.
+    # Sum the parts that `_equations` wrote, subtract z and add the identity.
     b, batch = tl.program_id(0).to(tl.int64), tl.num_programs(0)
     d = tl.arange(0, BD)
     square = (d < D)[:, None] & (d < D)[None, :]
@@ -188,8 +197,8 @@ def _added(
 
 
 @_jit
-def _ridged(matrix: tl.tensor, same: tl.tensor) -> tl.tensor:
-    # As in `posteriors.full.cholesky`: its diagonal, and the matrix with a little more on it.
+def _add_ridge(matrix: tl.tensor, same: tl.tensor) -> tl.tensor:
+    # As in `posteriors.full.cholesky`: the diagonal, and the matrix with a small ridge.
     diagonal = tl.sum(tl.where(same, matrix, 0.0), 1)
     ridge = 4 * 1.1920929e-07 * tl.sum(diagonal, 0)
     return diagonal, matrix + tl.where(same, ridge, 0.0)
@@ -202,7 +211,7 @@ def _solve(
     damping: tl.tensor,  # (L, B)
     out: tl.tensor,  # (L, B, D)
     batch: tl.tensor,
-    gradient_l: tl.tensor,  # strides of L: 0 where all are the same
+    gradient_l: tl.tensor,  # strides of L; 0 if all matrices are the same
     precision_l: tl.tensor,
     D: tl.constexpr,
     BD: tl.constexpr,
@@ -216,10 +225,10 @@ def _solve(
     matrix = tl.load(precision + l * precision_l + (b * D + i[:, None]) * D + k, mask=held, other=0.0)
     matrix += tl.where(same & held, tl.load(damping + at), 0.0)
     g = tl.load(gradient + l * gradient_l + b * D + i, mask=i < D, other=0.0)
-    diagonal, matrix = _ridged(matrix, same)
+    diagonal, matrix = _add_ridge(matrix, same)
     alone = g / tl.where(i < D, diagonal, 1.0)
     definite = D > 0
-    for j in range(D):  # the matrix stays symmetric: row j is column j
+    for j in range(D):  # the matrix stays symmetric: row j equals column j
         row = tl.sum(tl.where(i[:, None] == j, matrix, 0.0), 0)
         pivot = tl.sum(tl.where(i == j, row, 0.0), 0)
         definite = definite & (pivot > 0)
@@ -248,7 +257,7 @@ def _factor(
     same = i[:, None] == k
     held = (i < D)[:, None] & (k < D)
     at = precision + b * step_b + i[:, None] * step_i + k * step_k
-    diagonal, matrix = _ridged(tl.load(at, mask=held, other=0.0), same)
+    diagonal, matrix = _add_ridge(tl.load(at, mask=held, other=0.0), same)
     lower = tl.zeros((BD, BD), tl.float32)
     definite = D > 0
     for j in range(D):
@@ -291,7 +300,7 @@ def _choose(
     move = tl.zeros((BB, BD), tl.float32)
     for l in tl.static_range(L):  # noqa: E741
         value = tl.load(reached + l * batch + b, mask=there, other=0.0)
-        better = (value > best) & (value < float("inf"))  # no number is neither
+        better = (value > best) & (value < float("inf"))  # false for NaN
         best = tl.where(better, value, best)
         taken = tl.where(better, tl.load(tried + l * batch + b, mask=there, other=0.0), taken)
         move = tl.where(better[:, None], tl.load(step + l * batch * D + at, mask=held, other=0.0), move)
@@ -307,14 +316,14 @@ def _choose(
 def score(
     likelihood: Likelihood, image: Tensor, decoded: Tensor, z: Tensor, *, slopes: bool
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """log p(x, z) (L, B) and, if asked for, residuals and precisions (L, B, P); None where it cannot be.
+    """log p(x, z) (L, B), and residuals and precisions (L, B, P); None if the kernel does not apply.
 
     Args:
         likelihood: p(x | z).
-        image: what it reads of x, (B, C, H, W).
+        image: x as the likelihood reads it, (B, C, H, W).
         decoded: (L, B, C, H, W).
         z: (L, B, D).
-        slopes: whether residuals and precisions are wanted.
+        slopes: whether to compute residuals and precisions.
     """
     kind, (levels, batch, latent) = type(likelihood), z.shape
     if kind not in (Gaussian, Bernoulli) or decoded.shape != (levels, *image.shape):
@@ -330,7 +339,7 @@ def score(
         _score[(levels * batch,)](
             *(decoded.contiguous(), image.contiguous(), z.contiguous(), known, joint, residual, weight),
             *(batch, math.log(floor), kind is Gaussian, slopes, latent, pixels),
-            *(_power(latent), min(1024, _power(pixels))),
+            *(_power_of_two(latent), min(1024, _power_of_two(pixels))),
         )
     return joint, residual, weight.expand_as(residual)
 
@@ -339,7 +348,7 @@ def score(
 def equations(
     slope: Tensor, weight: Tensor, residual: Tensor, z: Tensor
 ) -> tuple[Tensor, Tensor] | None:
-    """Jᵀ r - z (B, D) and Jᵀ W J + I (B, D, D), or None where it cannot be done here.
+    """Jᵀ r - z (B, D) and Jᵀ W J + I (B, D, D), or None if the kernel does not apply.
 
     Args:
         slope: J, (B, P, D).
@@ -354,7 +363,11 @@ def equations(
     each = -(-pixels // (parts * PIXELS)) * PIXELS
     parts = -(-pixels // each)
     gradient, precision = z.new_empty(parts, batch, latent), z.new_empty(parts, batch, latent, latent)
-    strides, block, warps = (slope.stride(0), slope.stride(2)), _power(latent), 2 if latent <= 32 else 4
+    strides, block, warps = (
+        (slope.stride(0), slope.stride(2)),
+        _power_of_two(latent),
+        2 if latent <= 32 else 4,
+    )
     z = z.contiguous()
     with torch.cuda.device_of(z):
         _equations[(batch, parts)](
@@ -365,27 +378,27 @@ def equations(
         if parts == 1:
             return gradient[0], precision[0]
         found = torch.empty_like(z), z.new_empty(batch, latent, latent)
-        _added[(batch,)](gradient, precision, z, *found, latent, parts, block, num_warps=warps)
+        _sum_parts[(batch,)](gradient, precision, z, *found, latent, parts, block, num_warps=warps)
     return found
 
 
-def tries(level: Tensor, ladder: tuple[float, ...]) -> Tensor:
-    """Every rung of a ladder times λ (B,): (L, B)."""
-    return _rungs(ladder, level.device) * level
+def candidate_dampings(level: Tensor, multiples: tuple[float, ...]) -> Tensor:
+    """Each multiple of λ (B,): (L, B)."""
+    return _on_device(multiples, level.device) * level
 
 
 @functools.cache
-def _rungs(ladder: tuple[float, ...], device: torch.device) -> Tensor:
-    """A ladder on a device, to which nothing can be sent while a CUDA graph is captured."""
-    return torch.tensor(ladder, dtype=torch.float32, device=device)[:, None]
+def _on_device(multiples: tuple[float, ...], device: torch.device) -> Tensor:
+    """The multiples (L, 1) on a device; while a CUDA graph is captured nothing can be copied there."""
+    return torch.tensor(multiples, dtype=torch.float32, device=device)[:, None]
 
 
 @unless_broken
 def solve(gradient: Tensor, precision: Tensor, damping: Tensor) -> Tensor | None:
-    """(H + λ I)⁻¹ g (L, B, D) of g (L, B, D), H (L, B, D, D), λ (L, B), or None.
+    """(H + λ I)⁻¹ g (L, B, D) for g (L, B, D), H (L, B, D, D), λ (L, B); None if it does not apply.
 
-    By sweeping, Gauss-Jordan elimination that keeps the matrix symmetric: for positive definite ones it
-    is about as accurate as Cholesky's factor (Peters and Wilkinson 1975), and it ends with the solution.
+    Gauss-Jordan elimination that keeps the matrix symmetric. For positive definite matrices it is about
+    as accurate as a Cholesky factor (Peters and Wilkinson 1975), and it gives the solution directly.
     """
     latent = gradient.shape[-1]
     if latent > LARGEST or gradient.dim() != 3 or not usable(gradient, precision, damping):
@@ -398,7 +411,16 @@ def solve(gradient: Tensor, precision: Tensor, damping: Tensor) -> Tensor | None
     strides = (gradient.stride(0), precision.stride(0))
     with torch.cuda.device_of(out):
         _solve[(levels * batch,)](
-            *(gradient, precision, damping.contiguous(), out, batch, *strides, latent, _power(latent)),
+            *(
+                gradient,
+                precision,
+                damping.contiguous(),
+                out,
+                batch,
+                *strides,
+                latent,
+                _power_of_two(latent),
+            ),
             num_warps=_warps(latent),
         )
     return out
@@ -406,14 +428,14 @@ def solve(gradient: Tensor, precision: Tensor, damping: Tensor) -> Tensor | None
 
 @unless_broken
 def factor(matrix: Tensor) -> Tensor | None:
-    """What `recmix.posteriors.full.cholesky` gives for (B, D, D), or None."""
+    """The same as `recmix.posteriors.full.cholesky` for (B, D, D), or None if it does not apply."""
     batch, latent, _ = matrix.shape
     if latent > LARGEST or not usable(matrix):
         return None
     out = matrix.new_empty(matrix.shape)
     with torch.cuda.device_of(out):
         _factor[(batch,)](
-            *(matrix, out, *matrix.stride(), latent, _power(latent)), num_warps=_warps(latent)
+            *(matrix, out, *matrix.stride(), latent, _power_of_two(latent)), num_warps=_warps(latent)
         )
     return out
 
@@ -434,7 +456,7 @@ def choose(
     beyond: float,
     limits: tuple[float, float],
 ) -> tuple[Tensor, Tensor] | None:
-    """Where each example goes, (B, D), and its next λ, (B,): the end of a step of `climb`; or None.
+    """The next z (B, D) and λ (B,) of each example, as in `LogJoint.choose`; None if it does not apply.
 
     Args:
         reached: log p(x, z + step), (L, B).
@@ -442,8 +464,8 @@ def choose(
         z: latent points (B, D).
         step: (L, B, D).
         tried: the dampings λ of these steps, (L, B).
-        level: the λ of which they are multiples, (B,).
-        beyond: what λ is multiplied by where no step was good.
+        level: the present λ, (B,).
+        beyond: factor of λ if no step was good.
         limits: of the next λ.
     """
     given = (reached, joint, z, step, tried, level)

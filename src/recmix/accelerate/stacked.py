@@ -1,7 +1,7 @@
-"""Several networks of one shape in one pass: one kernel for each layer of them all.
+"""Several networks of the same shape in one pass: one kernel for each layer of them all.
 
-A mixture's posterior asks K encoders about the same images. On a GPU they are bound by the number of
-kernels, so one stacked network of the same depth costs little more than one of them.
+The posterior of a mixture evaluates K encoders for the same images. On a GPU their time is bound by the
+number of kernels. So one stacked network of the same depth takes little longer than one of them.
 """
 
 from __future__ import annotations
@@ -27,24 +27,23 @@ Run = Callable[[Tensor, Tensor | None], Tensor]
 
 
 class Stacked:
-    """K networks of one shape as one function: x (B, ...) -> (K, B, F), without gradients.
+    """K networks of the same shape as one function: x (B, ...) -> (K, B, F), without gradients.
 
-    Built on first use and built anew when a parameter has changed. Networks of convolutions, linear
-    layers and pointwise activations go through Triton kernels (`recmix.accelerate.kernels`) where there
-    are any, or become grouped convolutions and batched products; others go through
-    `torch.func.stack_module_state` where it can stack them. Where nothing works the answer is None, and
-    a warning says so once.
+    It is built at its first use, and again when a parameter has changed. Networks of convolutions,
+    linear layers and pointwise activations use Triton kernels (`recmix.accelerate.kernels`) if possible,
+    else grouped convolutions and batched products. Other networks use `torch.func.stack_module_state` if
+    possible. If nothing is possible the result is None, and there is one warning.
 
-    On a CPU, which is bound by the arithmetic, grouped convolutions are slower than the networks one
-    by one; so it answers only for the kinds of device it is told.
+    On a CPU grouped convolutions are slower than the networks one by one. So networks are stacked only
+    on the given kinds of device.
 
     Args:
         networks: of one architecture.
-        devices: kinds of device on which to stack; on others the answer is None.
-        only_kernels: answer only where our own kernels can; for one network nothing else is a gain.
+        devices: kinds of device on which to stack; on others the result is None.
+        only_kernels: use Triton kernels or nothing; for one network nothing else is faster.
 
     Attributes:
-        how: ``triton``, ``layers``, ``vmap``, or ``apart`` where they are not stacked.
+        how: ``triton``, ``layers``, ``vmap``, or ``separate`` if they are not stacked.
 
     >>> nets = [nn.Sequential(nn.Flatten(), nn.Linear(4, 3)) for _ in range(2)]
     >>> Stacked(nets, devices=("cpu",))(torch.zeros(5, 1, 2, 2)).shape
@@ -69,51 +68,52 @@ class Stacked:
         self._held: list[Tensor] = []
 
     def drop(self) -> None:
-        """Forget the stack: the next use builds it from the networks as they are then.
+        """Forget the stack; the next use builds it again.
 
-        Needed where parameters change unseen: by the replay of a CUDA graph, or as whole modules.
+        Call this where changes of parameters cannot be detected: after replays of a CUDA graph, or when
+        modules were replaced.
         """
         if not self._fixed:
             self._run, self._built = None, []
-            if self.only_kernels:  # the networks may be of another number format then
+            if self.only_kernels:  # the networks may have another dtype then
                 self.how = ""
 
     def held(self) -> Any:
-        """What keeps the weights that a captured graph reads where they are."""
+        """An object that keeps the weights in memory which a captured graph reads."""
         return self._run
 
     def fix(self, x: Tensor) -> None:
-        """Build it for good from the networks as they are, for x's kind of device, to be traced."""
+        """Build it once and for all for the device of x, so that it can be traced."""
         self.devices = (x.device.type,)
         self(x)
         self._fixed = True
 
     @torch.no_grad()
     def __call__(self, x: Tensor, shift: Tensor | None = None) -> Tensor | None:
-        """One pass: x (B, ...) -> (K, B, F), or None if these networks cannot be stacked.
+        """All networks in one pass: x (B, ...) -> (K, B, F), or None if they cannot be stacked.
 
         Args:
             x: the input of all networks.
-            shift: what is taken off x before they see it.
+            shift: subtracted from x first.
         """
-        if self.how == "apart" or x.device.type not in self.devices:
+        if self.how == "separate" or x.device.type not in self.devices:
             return None
         if not self._fixed and self._state(x) != self._built:
             if x.is_cuda and torch.cuda.is_current_stream_capturing():
                 warnings.warn(
-                    f"a CUDA graph is captured before {type(self.networks[0]).__name__} was used: its "
-                    "networks are evaluated one by one in it; ask for one posterior before the capture",
+                    f"a CUDA graph is captured before {type(self.networks[0]).__name__} was used: the "
+                    "graph evaluates the networks one by one; compute a posterior before the capture",
                     stacklevel=2,
                 )
                 return None
             self._places = places(self.networks)
-            # While these are held no other tensor can take their addresses, by which we know them.
+            # While these are kept, no other tensor can have their addresses, which identify them.
             self._held = [place[name].detach() for place, name in self._places]
             self._run, self._built = self._build(x, shift), self._state(x)
         return None if self._run is None else self._run(x, shift)
 
     def _state(self, x: Tensor) -> list[Any]:
-        """What the stack was built for, and numbers that change when a parameter or buffer does."""
+        """What the stack was built for, and numbers that change with any parameter or buffer."""
         return [x.shape[1:], x.dtype, x.device, *state(self._places)]
 
     def _build(self, x: Tensor, shift: Tensor | None) -> Run | None:
@@ -129,13 +129,13 @@ class Stacked:
                 self.how = "layers"
                 return _shifted(stacked)
         if self.only_kernels:
-            self.how = "apart"
+            self.how = "separate"
             return None
         try:
             made = _stack_state(self.networks)
             made(x[:1])
         except (RuntimeError, ValueError, TypeError) as error:
-            self.how = "apart"
+            self.how = "separate"
             name, why = type(self.networks[0]).__name__, str(error).splitlines()[0]
             warnings.warn(
                 f"{name} cannot be stacked ({why}): components are evaluated one by one", stacklevel=3
@@ -145,7 +145,7 @@ class Stacked:
         return _shifted(made)
 
     def _try_kernels(self, layers: list[list[nn.Module]], x: Tensor, shift: Tensor | None) -> Run | None:
-        """These layers by our own kernels, tried once on x; None where they are not for them."""
+        """These layers by Triton kernels, tried once on x; None if the kernels do not support them."""
         given = self._held if shift is None else [*self._held, shift]
         if any(one.dtype != x.dtype or one.device != x.device for one in given):
             return None
@@ -159,20 +159,20 @@ class Stacked:
             run = self._kernels(layers, x.shape[1:])
             if run is not None:
                 run(x, shift)
-        except Exception as error:  # a compiler's errors have no common kind
+        except Exception as error:  # compilers raise errors of any kind
             why = (str(error).splitlines() or [type(error).__name__])[0]
             warnings.warn(
                 f"the Triton kernels for {type(self.networks[0]).__name__} cannot be used ({why}): "
-                "torch's own are used instead, which are slower",
+                "slower operations of torch are used instead",
                 stacklevel=4,
             )
             return None
         return run
 
     def _kernels(self, layers: list[list[nn.Module]], shape: Sequence[int]) -> Run | None:
-        from recmix.accelerate import layers as ours
+        from recmix.accelerate import layers as kernel_layers
 
-        return ours.sequence(layers, shape)
+        return kernel_layers.sequence(layers, shape)
 
 
 class StackedEncoders(Stacked):
@@ -184,18 +184,18 @@ class StackedEncoders(Stacked):
     """
 
     def gaussians(self, x: Tensor, shift: Tensor | None = None) -> Gaussian | None:
-        """What all K encoders say of x - shift, (K, B, D), or None if they cannot be stacked."""
+        """The Gaussians of all K encoders for x - shift, (K, B, D); None if they cannot be stacked."""
         parameters = self(x, shift)
         if parameters is None:
             return None
-        if self.how == "triton":  # the last kernel has clamped
-            return Gaussian.clamped(*parameters.chunk(2, dim=-1))
+        if self.how == "triton":  # the last kernel clamps
+            return Gaussian.from_clamped(*parameters.chunk(2, dim=-1))
         return Gaussian.from_parameters(parameters)
 
     def _kernels(self, layers: list[list[nn.Module]], shape: Sequence[int]) -> Run | None:
-        from recmix.accelerate import layers as ours
+        from recmix.accelerate import layers as kernel_layers
 
-        return ours.sequence(layers, shape, LOG_VARIANCE_RANGE)
+        return kernel_layers.sequence(layers, shape, LOG_VARIANCE_RANGE)
 
 
 class StackedGates(Stacked):
@@ -222,13 +222,13 @@ class StackedGates(Stacked):
         return recursive_log_weights(*bounded(out.squeeze(-1).t(), *self.bounds))
 
     def _kernels(self, layers: list[list[nn.Module]], shape: Sequence[int]) -> Run | None:
-        from recmix.accelerate import layers as ours
+        from recmix.accelerate import layers as kernel_layers
 
-        return ours.recursion(layers, shape, *self.bounds)
+        return kernel_layers.recursion(layers, shape, *self.bounds)
 
 
 def places(networks: Sequence[nn.Module]) -> list[tuple[dict[str, Any], str]]:
-    """Where each parameter and buffer of the networks is kept."""
+    """The dictionary and name of each parameter and buffer of the networks."""
     return [
         (kept, name)
         for network in networks
@@ -240,7 +240,7 @@ def places(networks: Sequence[nn.Module]) -> list[tuple[dict[str, Any], str]]:
 
 
 def state(kept: Sequence[tuple[dict[str, Any], str]]) -> list[list[int]]:
-    """Numbers that change when something in these places is changed or replaced."""
+    """Numbers that change when a tensor in these places is changed or replaced."""
     now = [place[name] for place, name in kept]
     return [[t._version for t in now], [t.data_ptr() for t in now]]
 
@@ -250,7 +250,7 @@ def _shifted(function: Callable[[Tensor], Tensor]) -> Run:
 
 
 def _sequence(network: nn.Module) -> list[nn.Module] | None:
-    """A network's layers in order, if it is nothing but a sequence of them."""
+    """The layers of a network in order; None if it is not a plain sequence of layers."""
     if isinstance(network, Encoder):
         features = _sequence(network.features)
         return None if features is None else [*features, network.head]
@@ -266,7 +266,7 @@ POINTWISE = (nn.ReLU, nn.LeakyReLU, nn.Tanh, nn.SiLU, nn.GELU, nn.ELU, nn.Sigmoi
 
 
 def _stack_layers(networks: list[list[nn.Module]]) -> Callable[[Tensor], Tensor] | None:
-    """Layer by layer: shared input, then K groups of channels, then K batches of rows."""
+    """One function for each layer: shared input, then K groups of channels, then K batches of rows."""
     count = len(networks)
     made: list[Layer] = []
     state = "shared"
@@ -324,10 +324,10 @@ def _linear(layers: Sequence[Any], shared: bool) -> Layer:
 
 def _stack_state(networks: list[nn.Module]) -> Callable[[Tensor], Tensor]:
     parameters, buffers = stack_module_state(networks)  # type: ignore[arg-type]
-    frame = copy.deepcopy(networks[0]).to("meta")
+    template = copy.deepcopy(networks[0]).to("meta")
 
     def one(p: Any, b: Any, x: Tensor) -> Tensor:
-        out: Tensor = functional_call(frame, (p, b), (x,))
+        out: Tensor = functional_call(template, (p, b), (x,))
         return out
 
     def run(x: Tensor) -> Tensor:

@@ -1,8 +1,7 @@
-"""Tangents through chains of simple layers: what forward-mode differentiation gives, in fewer kernels.
+"""Jacobians of chains of simple layers: like forward-mode differentiation, with fewer kernels.
 
-A tangent passes a linear layer as its input would, without the bias, and an activation by its slope
-at the input. For the usual decoders that is all there is to it; `torch.func.jvp` also makes and adds
-products with tangents of the weights, which are zero.
+A tangent passes a linear layer like an input without the bias, and an activation by multiplication with
+the slope. `torch.func.jvp` would also compute products with tangents of the weights, which are zero.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from recmix.accelerate.transposed import OneChannel
+from recmix.inference.gauss_newton import decoder_jacobian, jacobian_needs_autograd
 from recmix.model.networks import Decoder
 
-__all__ = ["chain", "push"]
+__all__ = ["chain_jacobian", "layer_chain", "push"]
 
 Slope = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
@@ -37,21 +36,21 @@ SLOPES: dict[type[nn.Module], Slope] = {
 SHAPES = (nn.Flatten, nn.Unflatten, nn.Identity)
 
 
-def chain(network: nn.Module) -> list[nn.Module] | None:
-    """The layers of a network that is nothing but a chain of ones that tangents pass simply, or None.
+def layer_chain(network: nn.Module) -> list[nn.Module] | None:
+    """The layers of a network that is a chain of simple layers, or None.
 
-    >>> [type(part).__name__ for part in chain(nn.Sequential(nn.Linear(2, 3), nn.Tanh()))]
+    >>> [type(part).__name__ for part in layer_chain(nn.Sequential(nn.Linear(2, 3), nn.Tanh()))]
     ['Linear', 'Tanh']
-    >>> chain(nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3)))
+    >>> layer_chain(nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3)))
     """
     if isinstance(network, Decoder):
-        return chain(network.layers)
+        return layer_chain(network.layers)
     if type(network) is nn.Sequential:
-        parts = [chain(part) for part in network]
+        parts = [layer_chain(part) for part in network]
         return None if None in parts else [layer for part in parts for layer in part or []]
     if isinstance(network, nn.Conv2d | nn.ConvTranspose2d) and network.padding_mode != "zeros":
         return None
-    simple = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d, OneChannel, *SLOPES, *SHAPES)
+    simple = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d, *SLOPES, *SHAPES)
     hooked = network._forward_hooks or network._forward_pre_hooks
     return [network] if type(network) in simple and not hooked else None
 
@@ -64,7 +63,7 @@ def push(layers: list[nn.Module], z: Tensor, tangents: Tensor) -> tuple[Tensor, 
     >>> torch.equal(moved[:, 0], layer.weight.T)
     True
     """
-    at, moved = z, tangents.unsqueeze(1)  # (T, 1, D): one row for all examples as long as they agree
+    at, moved = z, tangents.unsqueeze(1)  # (T, 1, D): one row for all examples while they are equal
     for layer in layers:
         before, at = at, layer(at)
         rows = moved.flatten(0, 1)
@@ -78,8 +77,6 @@ def push(layers: list[nn.Module], z: Tensor, tangents: Tensor) -> tuple[Tensor, 
 def _without_bias(layer: Any, rows: Tensor) -> Tensor:
     if isinstance(layer, nn.Linear):
         return F.linear(rows, layer.weight)
-    if isinstance(layer, OneChannel):
-        return layer.without_bias(rows)
     if isinstance(layer, nn.ConvTranspose2d):
         return F.conv_transpose2d(
             rows,
@@ -97,3 +94,22 @@ def _without_bias(layer: Any, rows: Tensor) -> Tensor:
         )
     reshaped: Tensor = layer(rows)
     return reshaped
+
+
+@decoder_jacobian.register
+def chain_jacobian(decoder: nn.Module, z: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
+    """The Jacobian of a chain of simple layers."""
+    layers = layer_chain(decoder)
+    if layers is None:
+        return NotImplemented
+    units = torch.eye(z.shape[1], dtype=z.dtype, device=z.device)
+    parts = [push(layers, z, part) for part in units.split(chunk)]
+    moved = [part[1] for part in parts]
+    columns = torch.cat(moved) if len(moved) > 1 else moved[0]  # (D, B, C, H, W)
+    return parts[0][0], columns.flatten(2).permute(1, 2, 0)
+
+
+@jacobian_needs_autograd.register
+def chain_needs_autograd(decoder: nn.Module) -> bool:
+    """The Jacobian of a chain of simple layers consists of plain operations."""
+    return NotImplemented if layer_chain(decoder) is None else False

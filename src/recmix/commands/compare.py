@@ -1,31 +1,25 @@
-"""`recmix demo` and `recmix compare`: several methods and one table."""
+"""`recmix compare`: every method from one VAE under one schedule, in one table."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
-from recmix.commands.terminal import Root, out, plain, print_scores
+from recmix.commands.terminal import Root, out, plain
+from recmix.errors import ConfigError, NonFiniteError
+from recmix.runs.files import write_bytes, write_json
 
-__all__ = ["compare_command", "demo_command"]
+if TYPE_CHECKING:
+    from recmix.api import Model
+    from recmix.data import ImageData
 
+__all__ = ["compare", "compare_command", "markdown", "parse_entry"]
 
-def demo_command(
-    folder: Annotated[Path, typer.Option("--out", help="Folder for the runs and figures.")] = Path(
-        "runs/demo"
-    ),
-    overwrite: Annotated[bool, typer.Option(help="Replace what is there.")] = False,
-    quick: Annotated[bool, typer.Option(help="A few epochs only, to see that it works.")] = False,
-) -> None:
-    """Train a VAE, its continuation VAE+ and a recursive mixture on scikit-learn's digits."""
-    from recmix.commands.demonstration import demo
-
-    rows, figures = demo(folder, overwrite=overwrite, quick=quick)
-    print_scores(rows, title="scikit-learn's handwritten digits, test images")
-    out.print(f"runs and figures in {folder}:", ", ".join(path.name for path in figures))
+Row = dict[str, Any]
 
 
 def compare_command(
@@ -47,8 +41,7 @@ def compare_command(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda ...")] = "auto",
     data_root: Root = None,
 ) -> None:
-    """Train every method from one VAE under one schedule and print one table, VAE+ in it."""
-    from recmix.commands.comparison import compare
+    """Train every method from one VAE under one schedule; print one table with the control VAE+."""
     from recmix.data import load
 
     both = {"seed": seed, "device": device}
@@ -66,14 +59,155 @@ def compare_command(
     for row in rows:
         if "iwae" not in row:
             table.add_row(row["model"], f"[red]failed[/]: {plain(row['reason'])}")
-            continue
-        table.add_row(
-            row["model"],
-            f"{row['elbo']:.2f} ± {row['elbo_se']:.2f}",
-            f"{row['iwae']:.2f} ± {row['iwae_se']:.2f}",
-            "" if row["gain"] is None else f"{row['gain']:+.2f}",
-            f"{row['milliseconds']:.2f}",
-            str(row["best_epoch"]),
-        )
+        else:
+            table.add_row(row["model"], *_cells(row))
     out.print(table)
     out.print(f"runs, compare.json and compare.md in {folder}", highlight=False)
+
+
+def parse_entry(text: str) -> tuple[str, dict[str, Any]]:
+    """A method and its options from ``name`` or ``name:option=value,option=value``.
+
+    >>> parse_entry("rme:order=2,eps_max=0.2")
+    ('rme', {'order': 2, 'eps_max': 0.2})
+    """
+    from recmix.methods.registry import find_method
+    from recmix.training.arguments import read_options
+
+    name, _, rest = text.partition(":")
+    given = {}
+    for part in filter(None, rest.split(",")):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise ConfigError(f"{text!r}: expected option=value after the colon, got {part!r}")
+        given[key.strip()] = value.strip()
+    read = read_options(find_method(name), given)
+    own = {k: read.method[k] for k in given if k in read.method}
+    return name, own | read.model | read.training | read.inference
+
+
+def compare(
+    data: ImageData,
+    folder: Path,
+    entries: Sequence[str] = (),
+    *,
+    init: str | Path | None = None,
+    vae: dict[str, Any] | None = None,
+    second: dict[str, Any] | None = None,
+    samples: int = 100,
+    progress: bool | None = None,
+) -> list[Row]:
+    """Train a VAE, continue it (VAE+), start every method from it, and score all on the test data.
+
+    Finished runs in the folder are not repeated and interrupted ones are continued.
+
+    Args:
+        data: the data.
+        folder: for the runs, ``compare.json`` and ``compare.md``.
+        entries: methods, as `parse_entry` reads them; by default every method with its defaults.
+        init: a trained VAE to start from instead of training one here.
+        vae: options of `recmix.fit` for the VAE.
+        second: options of `recmix.fit` for everything that starts from it.
+        samples: K of IWAE-K.
+        progress: as in `recmix.fit`.
+
+    Returns:
+        A row per model: scores, the gain over VAE+, and the reason where a training failed.
+    """
+    from recmix.api import fit, load
+    from recmix.methods.registry import METHODS, find_method
+    from recmix.methods.vae import VAE
+    from recmix.runs.folder import Run
+    from recmix.runs.training_options import Training
+    from recmix.training.arguments import read_options
+
+    if data.x_test is None:
+        raise ConfigError(f"the data {data.name} have no test part to compare on")
+    if samples < 1:
+        raise ConfigError(f"samples must be at least 1, got {samples}")
+    Training(**read_options(VAE, second or {}).training)  # errors come before hours of training
+    if init is not None:
+        spec = Run(init).spec()
+        if spec.method != VAE.name or spec.shape != data.shape:
+            raise ConfigError(
+                f"init must be a VAE of examples of shape {data.shape}; "
+                f"{init} is {spec.method} of examples of shape {spec.shape}"
+            )
+    chosen = [parse_entry(text) for text in entries or sorted(set(METHODS) - {VAE.name})]
+    both: dict[str, Any] = {"resume": True, "progress": progress}
+    first = load(init) if init else fit(VAE, data, out=folder / "vae", **(vae or {}), **both)
+    rows = [_row(VAE.label(), first, data, samples)]
+    plus: tuple[str, str, dict[str, Any]] = (f"{VAE.label()}+", VAE.name, {})
+    for label, name, options in [plus, *((_label(n, o), n, o) for n, o in chosen)]:
+        request = (second or {}) | options
+        if "learning_rate" in (second or {}) and "learning_rate" not in options:
+            request["learning_rate"] *= find_method(name).rate_factor
+        try:
+            model = fit(name, data, init=first, out=folder / _folder(label), **request, **both)
+            shown = label.replace("(auto)", f"(auto: {model.spec.options.get('order')})")
+            rows.append(_row(shown, model, data, samples))
+        except NonFiniteError as error:
+            rows.append({"model": label, "reason": str(error)})
+        control = rows[1].get("iwae")
+        for row in rows:
+            row["gain"] = row["iwae"] - control if control is not None and "iwae" in row else None
+        write_json(folder / "compare.json", {"data": data.describe(), "rows": rows})
+        write_bytes(folder / "compare.md", markdown(rows).encode())
+    return rows
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """The rows as a Markdown table."""
+    samples, batch = rows[0]["samples"], rows[0]["batch"]
+    lines = [
+        f"| model | ELBO | IWAE-{samples} | over VAE+ | ms per batch of {batch} | best epoch |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for row in rows:
+        cells = _cells(row) if "iwae" in row else [f"failed: {row['reason']}", "", "", "", ""]
+        lines.append(f"| {' | '.join([row['model'], *cells])} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cells(row: Row) -> list[str]:
+    return [
+        f"{row['elbo']:.2f} ± {row['elbo_se']:.2f}",
+        f"{row['iwae']:.2f} ± {row['iwae_se']:.2f}",
+        "" if row["gain"] is None else f"{row['gain']:+.2f}",
+        f"{row['milliseconds']:.2f}",
+        str(row["best_epoch"]),
+    ]
+
+
+def _row(label: str, model: Model, data: ImageData, samples: int) -> Row:
+    from recmix.evaluation.score import score
+    from recmix.runs.folder import Run
+    from recmix.runs.scores import ScoreKey
+
+    assert data.x_test is not None
+    found = score(model.method, data.x_test, model.inference, samples=samples)
+    status: dict[str, Any] = {}
+    if model.folder is not None:
+        run = Run(model.folder)
+        run.add_score(str(ScoreKey("test", samples, model.inference)), found)
+        status = run.status()
+    kept = {key: status.get(key) for key in ("best_epoch", "best_validation")}
+    return {"model": label, **kept, **found}
+
+
+def _label(name: str, options: dict[str, Any]) -> str:
+    from recmix.methods.registry import find_method
+    from recmix.training.arguments import read_options
+
+    cls = find_method(name)
+    shown = dict(options)
+    label = cls.label()
+    if cls.setting:
+        default = read_options(cls, {}).method[cls.setting]
+        label += f"({shown.pop(cls.setting, default)})"
+    return label + "".join(f" {key}={option}" for key, option in shown.items())
+
+
+def _folder(label: str) -> str:
+    """A folder name for a row: letters, digits and a few signs."""
+    return "".join(c if c.isalnum() or c in "+-_." else "-" for c in label.lower()).strip("-")

@@ -13,7 +13,7 @@ from recmix.commands.terminal import Json, Root, out, print_scores
 from recmix.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
-    from recmix.api import Fitted
+    from recmix.api import Model
     from recmix.data import ImageData
 
 __all__ = ["evaluate_command"]
@@ -26,18 +26,24 @@ def evaluate_command(
     ] = None,
     split: Annotated[str, typer.Option(help="train, val or test.")] = "test",
     refine: Annotated[
-        int | None, typer.Option(help="Gauss-Newton steps for every image first (1, 2, 4).")
+        int | None, typer.Option(help="Gauss-Newton steps for each example first (1, 2, 4).")
     ] = None,
-    starts: Annotated[
+    restarts: Annotated[
         int | None,
-        typer.Option(help="Climbs, or chains of corrections, of which the best counts (1 to 9)."),
+        typer.Option(help="Starting points for each example; the best result is used (1 to 9)."),
+    ] = None,
+    reuse: Annotated[
+        int | None, typer.Option(help="Extra steps that use the same curvature (default 2).")
     ] = None,
     calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="Fit the posterior's width to validation images first.")
+        bool, typer.Option("--calibrate", help="Calibrate the posterior on validation data first.")
     ] = False,
-    gap: Annotated[bool, typer.Option("--gap", help="Say how much is lost where, and advise.")] = False,
+    gap: Annotated[
+        bool, typer.Option("--gap", help="Measure what inference loses, and where; gives advice.")
+    ] = False,
     images: Annotated[
-        int | None, typer.Option(help="Images for --gap, and as many training images (default 200).")
+        int | None,
+        typer.Option(help="Examples for --gap, and as many training examples (default 200)."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the sampling noise.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda ...")] = "auto",
@@ -54,42 +60,28 @@ def evaluate_command(
     from recmix.runs.folder import Run
     from recmix.runs.scores import ScoreKey
 
-    for name, value in (("samples", samples), ("memory", memory)):
-        if value is not None and value < 1:
-            raise ConfigError(f"{name} must be positive, got {value}")
-    if calibrate and gap:
-        raise ConfigError("--calibrate is for IWAE bounds and --gap about the ELBO: give one of them")
-    if calibrate and split in ("val", "validation"):
-        raise ConfigError("--calibrate fits the width to the validation images: score others")
-    if images is not None and not gap:
-        raise ConfigError("--images is for --gap: without it every image of the split is scored")
-    fitted = load(run, device=device)
-    climbs = fitted.method.refine if refine is None else refine
-    if starts is not None and not (climbs or fitted.method.several):
+    _check(samples, memory, split, images, calibrate=calibrate, gap=gap)
+    model = load(run, device=device)
+    model = _refined(model, refine, restarts, reuse)
+    source = _data_of(model, data, data_root)
+    scored = _part(source, split)
+    if scored.shape[1:] != model.spec.shape:
         raise ConfigError(
-            "--starts is the number of climbs of a refinement, or of chains of corrections; "
-            "this run is no such chain: give --refine too"
-        )
-    if refine is not None or starts is not None:
-        fitted = fitted.refined(climbs, starts=starts)
-    source = _data_of(fitted, data, data_root)
-    scored = _split(source, split)
-    if scored.shape[1:] != fitted.spec.shape:
-        raise ConfigError(
-            f"{run} was trained on images of shape {fitted.spec.shape}, "
-            f"the images of {data} have shape {scored.shape[1:]}"
+            f"{run} was trained on examples of shape {model.spec.shape}, "
+            f"those of {data} have shape {scored.shape[1:]}"
         )
     limit = None if memory is None else memory * 2**20
     if gap:
         from recmix.commands.gap import report_gap
 
         report_gap(
-            fitted,
+            model,
             source,
             scored,
             split=split,
             own=data is None,
-            images=200 if images is None else images,
+            folder=run,
+            count=200 if images is None else images,
             samples=1000 if samples is None else samples,
             seed=seed,
             memory=limit,
@@ -98,47 +90,91 @@ def evaluate_command(
         )
         return
     samples = 100 if samples is None else samples
+    key = ScoreKey(split, samples, model.inference, calibrate)
     if calibrate:
-        fitted = fitted.calibrated(_split(source, "val"), samples, seed=seed, memory=limit)
+        model = model.calibrated(_part(source, "val"), samples, memory=limit)
     with _progress(f"evaluating {split}", len(scored), as_json) as report:
-        found = score(fitted.method, scored, samples=samples, seed=seed, memory=limit, report=report)
+        found = score(
+            model.method,
+            scored,
+            model.inference,
+            samples=samples,
+            seed=seed,
+            memory=limit,
+            report=report,
+        )
     if data is None:
-        Run(run).add_score(str(ScoreKey(split, samples, refine, calibrate)), found)
+        Run(run).add_score(str(key), found)
     if as_json:
         out.print_json(json.dumps({"run": str(run), "split": split, **found}))
         return
-    print_scores([(run.name, found)], title=f"{split}, {found['images']:,} images")
+    print_scores([(model.spec.label, found)], title=f"{split}, {found['images']:,} examples")
     if calibrate:
-        out.print(f"{found['widen']:.2f} times as wide{_tilt(found)}, as validation images ask for")
+        out.print(_calibration(found["inference"]))
 
 
-def _tilt(found: dict[str, Any]) -> str:
-    """How the width of a calibrated score depends on how an image fits.
+def _check(
+    samples: int | None,
+    memory: int | None,
+    split: str,
+    images: int | None,
+    *,
+    calibrate: bool,
+    gap: bool,
+) -> None:
+    for name, value in (("samples", samples), ("memory", memory)):
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} must be positive, got {value}")
+    if calibrate and gap:
+        raise ConfigError("--calibrate improves IWAE bounds and --gap is about the ELBO: give only one")
+    if calibrate and split in ("val", "validation"):
+        raise ConfigError("--calibrate uses the validation data, so it cannot score them: try test")
+    if images is not None and not gap:
+        raise ConfigError("--images is for --gap: without it all examples of the split are scored")
 
-    >>> _tilt({"widen_tilt": 0.007}), _tilt({"widen_tilt": 0.0})
-    (', twice that for every 99 nats that one fits worse', '')
+
+def _refined(model: Model, refine: int | None, restarts: int | None, reuse: int | None) -> Model:
+    """The model with the given options of refinement."""
+    steps = model.inference.refine if refine is None else refine
+    if restarts is not None and not (steps or model.method.can_restart):
+        raise ConfigError(
+            "--restarts needs steps to restart: give --refine too (only residual corrections have "
+            "restarts without it)"
+        )
+    if reuse is not None and not steps:
+        raise ConfigError("--reuse is for refinement: give --refine too")
+    return model.refined(steps, restarts=restarts, reuse=reuse)
+
+
+def _calibration(inference: dict[str, Any]) -> str:
+    """What a calibration found.
+
+    >>> _calibration({"scale": 1.5, "slope": 0.007})
+    'calibrated on validation data: scale 1.50, doubled for every 99 nats that an example fits worse'
     """
-    if not (tilt := found["widen_tilt"]):
-        return ""
-    how = "twice" if tilt > 0 else "half"
-    return f", {how} that for every {math.log(2) / abs(tilt):,.0f} nats that one fits worse"
+    text = f"calibrated on validation data: scale {inference['scale']:.2f}"
+    if not (slope := inference["slope"]):
+        return text
+    how = "doubled" if slope > 0 else "halved"
+    nats = math.log(2) / abs(slope)
+    return f"{text}, {how} for every {nats:,.0f} nats that an example fits worse"
 
 
-def _split(data: ImageData, name: str) -> Any:
+def _part(data: ImageData, name: str) -> Any:
     parts = {"train": data.x_train, "val": data.x_val, "validation": data.x_val, "test": data.x_test}
     if name not in parts:
         raise ConfigError(unknown("split", name, parts))
     if parts[name] is None:
-        raise ConfigError(f"the data {data.name} have no {name} images: try --split val")
+        raise ConfigError(f"the data {data.name} have no {name} part: try --split val")
     return parts[name]
 
 
-def _data_of(fitted: Fitted, data: str | None, root: Path | None) -> ImageData:
+def _data_of(model: Model, data: str | None, root: Path | None) -> ImageData:
     from recmix.data import load, rebuild
 
     if data is not None:
-        return load(data, root=root, seed=fitted.spec.data.get("seed", 0))
-    return rebuild(fitted.spec.data, root=root)
+        return load(data, root=root, seed=model.spec.data.get("seed", 0))
+    return rebuild(model.spec.data, root=root)
 
 
 def _progress(title: str, total: int, quiet: bool) -> Any:

@@ -23,18 +23,18 @@ def export_command(
         ),
     ] = None,
     fuse: Annotated[
-        bool, typer.Option(help="Evaluate the networks of a mixture as one, where that can be.")
+        bool, typer.Option(help="Evaluate the networks of a mixture as one, where possible.")
     ] = True,
-    overwrite: Annotated[bool, typer.Option(help="Replace an export that is there.")] = False,
+    overwrite: Annotated[bool, typer.Option(help="Replace an existing export.")] = False,
 ) -> None:
-    """Write posterior and decoder as graphs that run without recmix, and export.json about them."""
+    """Write posterior and decoder as graphs that run without recmix; export.json describes them."""
     from recmix.exports import export
     from recmix.runs.folder import Run
 
     spec = Run(run).spec()
-    if "own" in (spec.network, spec.decoder_network):
+    if "own" in (spec.model.network, spec.model.decoder_network):
         raise RunError(
-            f"{run} has its user's own networks, which are code and not stored: export it from Python, "
+            f"{run} has its user's own networks, which are not stored: export it from Python with "
             "recmix.load(run, encoder=…, decoder=…).export(…)"
         )
     made = export(run, folder, format=form, fuse=fuse, overwrite=overwrite)

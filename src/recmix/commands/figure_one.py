@@ -1,8 +1,9 @@
-"""The paper's Figure 1: how a second component is learned in a two-dimensional latent space.
+"""`recmix figure1`: how a second component is learned in a two-dimensional latent space.
 
-Decoder and first component stay as the VAE left them. Above, the recursion trains q_1 alone, from q_0;
-below, a blind mixture trains both components at once, the second from a random start. The contours are
-the true posterior p(z | x), by quadrature on a grid.
+This is the paper's Figure 1. Decoder and first component stay as the VAE left them. In the upper row
+the recursion trains q_1 alone, starting from q_0. In the lower row a mixture trains both components
+together, the second from random weights. The contours are the true posterior p(z | x), by quadrature on
+a grid.
 """
 
 from __future__ import annotations
@@ -15,17 +16,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recmix.api import Fitted
+from recmix.api import Model, fit
 from recmix.data import ImageData
 from recmix.errors import ConfigError
+from recmix.methods.blind_mixture import BlindMixture
 from recmix.methods.method import Method, Optimizers
+from recmix.methods.recursive import RecursiveMixture
 from recmix.model.latent import standard_normal
 from recmix.posteriors import Gaussian, Mixture
-from recmix.reports.posterior_figure import Instance, Stage, posterior_animation, posterior_stages
+from recmix.reports.posterior_figure import FigureStage, Instance, posterior_animation, posterior_stages
 from recmix.runs.spec import Spec
 from recmix.training.batches import Batches
 from recmix.training.build import build
-from recmix.training.fit import fit
 from recmix.training.progress import count
 
 __all__ = ["figure_one", "true_posterior"]
@@ -47,13 +49,13 @@ def figure_one(
     learning_rate: float = 5e-4,
     bound: float = 5.0,
     seed: int = 0,
-    init: Fitted | None = None,
+    init: Model | None = None,
     progress: bool | None = None,
 ) -> list[Path]:
-    """Train, look, and draw: PNG, SVG and an animation.
+    """Train and draw: PNG, SVG and an animation.
 
-    The two images shown are those, among the first test images, whose true posterior is the least like a
-    Gaussian: they are chosen to be looked at, not to measure anything.
+    The two images shown are those of the first test images whose true posterior is least like a
+    Gaussian. They are chosen for the picture; nothing is measured on them.
 
     Args:
         data: images with a test part.
@@ -61,26 +63,29 @@ def figure_one(
         vae_epochs: epochs of the VAE, unless `init` is given.
         epochs: epochs in which the second component is learned.
         learning_rate: of the second component.
-        bound: C of the recursion; at the paper's 500 the second component leaves the posterior and the
-            picture.
+        bound: C of the recursion; with the paper's 500 the second component leaves the picture.
         seed: of everything.
         init: a trained VAE with two latent dimensions.
         progress: as in `fit`.
     """
     if data.x_test is None:
-        raise ConfigError(f"the data {data.name} have no test images to look at")
+        raise ConfigError(f"the data {data.name} have no test images")
     vae = init or fit("vae", data, latent=2, epochs=vae_epochs, seed=seed, progress=progress)
-    if vae.spec.latent != 2:
-        raise ConfigError(f"Figure 1 needs two latent dimensions, init has {vae.spec.latent}")
+    if vae.spec.model.latent != 2:
+        raise ConfigError(f"Figure 1 needs two latent dimensions, init has {vae.spec.model.latent}")
     x = _least_gaussian(vae, data)
-    stages = {}
+    stages: dict[type[Method], list[Seen]] = {}
     with count("learning the second component", 2 * epochs, show=progress) as report:
-        for number, (name, options) in enumerate((("rme", {"bound": bound}), ("me", {}))):
-            stages[name] = _learn(
+        both: list[tuple[type[Method], dict[str, Any]]] = [
+            (RecursiveMixture, {"bound": bound}),
+            (BlindMixture, {}),
+        ]
+        for number, (kind, options) in enumerate(both):
+            stages[kind] = _learn(
                 vae,
                 data,
                 x,
-                name,
+                kind,
                 options,
                 epochs,
                 learning_rate,
@@ -97,8 +102,8 @@ def figure_one(
                 x=spot[0],
                 y=spot[1],
                 density=density,
-                recursive=[_stage(s, i) for s in stages["rme"]],
-                blind=[_stage(s, i) for s in stages["me"]],
+                recursive=[_stage(s, i) for s in stages[RecursiveMixture]],
+                blind=[_stage(s, i) for s in stages[BlindMixture]],
             )
         )
     out.mkdir(parents=True, exist_ok=True)
@@ -111,7 +116,7 @@ def figure_one(
 
 @torch.no_grad()
 def true_posterior(
-    vae: Fitted, x: Tensor, low: np.ndarray, high: np.ndarray, grid: int = GRID
+    vae: Model, x: Tensor, low: np.ndarray, high: np.ndarray, grid: int = GRID
 ) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
     """p(z | x) of one image on a grid between two corners, integrating to 1 on it.
 
@@ -120,8 +125,8 @@ def true_posterior(
     """
     first, second = (np.linspace(low[d], high[d], grid) for d in range(2))
     across, up = np.meshgrid(first, second)
-    z = torch.from_numpy(np.stack([across.ravel(), up.ravel()], -1)).to(vae.model.centre)
-    parts = [vae.model.log_joint(x, part[:, None]).squeeze(1) for part in z.split(4096)]
+    z = torch.from_numpy(np.stack([across.ravel(), up.ravel()], -1)).to(vae.latent_model.centre)
+    parts = [vae.latent_model.log_joint(x, part[:, None]).squeeze(1) for part in z.split(4096)]
     log_joint = torch.cat(parts).double().cpu().numpy()
     density = np.exp(log_joint - log_joint.max()).reshape(grid, grid)
     cell = (first[1] - first[0]) * (second[1] - second[0])
@@ -129,14 +134,14 @@ def true_posterior(
 
 
 @torch.no_grad()
-def _least_gaussian(vae: Fitted, data: ImageData) -> Tensor:
+def _least_gaussian(vae: Model, data: ImageData) -> Tensor:
     """Two images whose true posteriors are the least like one Gaussian.
 
     By KL(p(z | x) || the Gaussian of the same mean and covariance), on one grid for all images: large
     where there are two modes, small where the encoder is merely wrong.
     """
     assert data.x_test is not None
-    model = vae.model
+    model = vae.latent_model
     shown = torch.from_numpy(data.x_test[:CANDIDATES]).to(model.centre)
     side = torch.linspace(-WIDE, WIDE, COARSE).to(shown)
     z = torch.cartesian_prod(side, side)  # (G, 2)
@@ -162,10 +167,10 @@ Seen = tuple[str, np.ndarray, np.ndarray, np.ndarray]
 
 
 def _learn(
-    vae: Fitted,
+    vae: Model,
     data: ImageData,
     x: Tensor,
-    name: str,
+    kind: type[Method],
     options: dict[str, Any],
     epochs: int,
     learning_rate: float,
@@ -174,12 +179,9 @@ def _learn(
 ) -> list[Seen]:
     """The components at the start and after every epoch, for images x."""
     spec = Spec(
-        method=name,
-        latent=2,
-        likelihood=vae.spec.likelihood,
+        method=kind.name,
         shape=vae.spec.shape,
-        network=vae.spec.network,
-        decoder_network=vae.spec.decoder_network,
+        model=vae.spec.model,
         options={"order": 2, **options},
         training=vae.spec.training,
     )
@@ -188,8 +190,8 @@ def _learn(
         method = build(spec)
         method.start_from(vae.method)
     optimizers = method.optimizers(learning_rate)
-    _freeze(method, optimizers, also_first=name == "rme")
-    centre = vae.model.centre
+    _freeze(method, optimizers, also_first=kind is RecursiveMixture)
+    centre = vae.latent_model.centre
     batches = Batches(data.x_train, device=centre.device, dtype=centre.dtype, binarise=data.dynamic)
     generator = torch.Generator(centre.device).manual_seed(seed)
     seen = [_look(method, x, 0)]
@@ -224,7 +226,7 @@ def _look(method: Method, x: Tensor, epoch: int) -> Seen:
     return f"epoch {epoch}", means, variances, q.weights.double().cpu().numpy()
 
 
-def _window(seen: list[Seen], i: int, vae: Fitted, x: Tensor) -> tuple[np.ndarray, np.ndarray]:
+def _window(seen: list[Seen], i: int, vae: Model, x: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Corners that show the first component generously and the others where they are near."""
     q = vae.posterior(x[i : i + 1])
     assert isinstance(q, Gaussian)
@@ -235,9 +237,9 @@ def _window(seen: list[Seen], i: int, vae: Fitted, x: Tensor) -> tuple[np.ndarra
     return centre - reach, centre + reach
 
 
-def _stage(seen: Seen, i: int) -> Stage:
+def _stage(seen: Seen, i: int) -> FigureStage:
     name, means, variances, weights = seen
-    return Stage(name=name, means=means[:, i], covariances=variances[:, i], weights=weights[i])
+    return FigureStage(name=name, means=means[:, i], covariances=variances[:, i], weights=weights[i])
 
 
 def _only(instance: Instance, epochs: list[int]) -> Instance:

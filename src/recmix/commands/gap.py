@@ -1,21 +1,22 @@
-"""The gap of a stored run: measured on its own images, printed and kept in its folder."""
+"""The gap of a stored run: measured, printed and stored in its folder."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from rich.console import Console
 from rich.table import Table
 
-from recmix.api import Fitted
+from recmix.api import Model
 from recmix.data import ImageData, Images
 from recmix.errors import ConfigError
 from recmix.evaluation.gap import QUANTITIES, Gap
+from recmix.evaluation.score import device_name
 from recmix.runs.files import write_json
-from recmix.training.progress import count
+from recmix.training.progress import count as progress
 
 __all__ = ["report_gap", "table_of"]
 
@@ -23,59 +24,61 @@ FILE = "gap.json"
 
 
 def report_gap(
-    fitted: Fitted,
+    model: Model,
     data: ImageData,
     measured: Images,
     *,
     split: str,
     own: bool,
-    images: int,
+    folder: Path | None,
+    count: int,
     samples: int,
     seed: int,
     memory: int | None,
     console: Console,
     as_json: bool,
 ) -> None:
-    """Measure a run's gap on some images and, for comparison, on as many training images.
+    """Measure a run's gap on some examples and, for comparison, on as many training examples.
 
     Args:
-        fitted: the run.
-        data: where the images are from.
-        measured: those to measure on.
-        split: what these are called.
-        own: whether the run was trained on `data`: only then training images are looked at, and the
-            result is written to the run's folder.
-        images: how many, at most.
+        model: the run.
+        data: the data that contain the examples.
+        measured: the part to measure on.
+        split: name of this part.
+        own: whether the run was trained on `data`. Only then training examples are measured too, and
+            the result is stored in the run's folder.
+        folder: the run's folder.
+        count: largest number of examples.
         samples: importance samples for log p(x).
         seed: which images, and of all noise.
         memory: bytes for the decoder's activations.
         console: where to print.
         as_json: print JSON.
     """
-    if images < 2:
-        raise ConfigError(f"images is the number of images to measure, at least 2; got {images}")
-    x = _some(measured, images, seed, binarise=data.dynamic and measured is data.x_train)
+    if count < 2:
+        raise ConfigError(f"images is the number of examples to measure, at least 2; got {count}")
+    x = _some(measured, count, seed, binarise=data.dynamic and measured is data.x_train)
     train = None
     if own and measured is not data.x_train:
-        train = _some(data.x_train, images, seed, binarise=data.dynamic)
+        train = _some(data.x_train, count, seed, binarise=data.dynamic)
     total = len(x) + (0 if train is None else len(train))
-    with count(f"gap of {split}", total, show=False if as_json else None) as report:
-        found = fitted.gap(
+    with progress(f"gap of {split}", total, show=False if as_json else None) as report:
+        found = model.gap(
             x, train=train, name=split, samples=samples, seed=seed, memory=memory, report=report
         )
     content = {
-        **fitted.method.climbs(),
+        "inference": model.inference.to_json(),
         "samples": samples,
         "seed": seed,
-        "device": torch.cuda.get_device_name(fitted.device) if fitted.device.type == "cuda" else "cpu",
+        "device": device_name(model.device),
         **found.to_json(),
     }
-    if own and fitted.folder is not None:
-        write_json(fitted.folder / FILE, content)
+    if own and folder is not None:
+        write_json(folder / FILE, content)
     if as_json:
         console.print_json(json.dumps(content))
         return
-    console.print(table_of(found, title=f"{split}, {len(x):,} images"))
+    console.print(table_of(found, title=f"{split}, {len(x):,} examples"))
     for line in (*found.notes(), f"[bold]{found.advice}[/]"):
         console.print(line, highlight=False)
 
@@ -84,7 +87,7 @@ def table_of(found: Gap, title: str) -> Table:
     """The means with their standard errors."""
     parts = found.summary()
     minus = f"{found.name} - train" if found.train is not None else ""
-    table = Table("nats per image", title=title)
+    table = Table("nats per example", title=title)
     for name in parts:
         table.add_column(minus if name == "difference" else name, justify="right")
     for key, words in QUANTITIES.items():
@@ -94,7 +97,7 @@ def table_of(found: Gap, title: str) -> Table:
 
 
 def _some(images: Images, most: int, seed: int, *, binarise: bool) -> np.ndarray[Any, Any]:
-    """At most so many of the images, drawn by a seed; grey ones binarised where a run trains so."""
+    """At most `most` examples, selected by the seed; binarised if the run trains on binarised data."""
     random = np.random.default_rng(seed)
     rows = np.sort(random.choice(len(images), size=min(most, len(images)), replace=False))
     x = images[rows]

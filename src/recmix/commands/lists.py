@@ -1,4 +1,4 @@
-"""`recmix data` and `recmix methods`: what there is."""
+"""`recmix data` and `recmix methods`: list the data sets and the methods."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["data_command", "methods_command"]
 
 
 def data_command(data_root: Root = None, as_json: Json = False) -> None:
-    """List the data sets: what is there, what is missing, where it looked."""
+    """List the data sets: which files are present, which are missing, which folders were searched."""
     from dataclasses import asdict
 
     from recmix.data import inventory
@@ -36,17 +36,16 @@ def data_command(data_root: Root = None, as_json: Json = False) -> None:
 
 def methods_command(as_json: Json = False) -> None:
     """List the methods and their options."""
-    from recmix.methods.registry import METHODS, find_method
-    from recmix.training.options import growth_options, method_options
+    from recmix.methods.registry import METHODS
+    from recmix.training.arguments import growth_options, method_options
 
-    find_method("vae")  # fills the registry
     found = [
         {
             "name": name,
             "title": cls.title,
             "setting": cls.setting,
             "tried": list(cls.tried),
-            "second_stage": cls.second_stage,
+            "starts_from": cls.starts_from,
             "reference": cls.reference,
             "options": {
                 o.name: {"default": o.default, "help": o.help}

@@ -1,4 +1,4 @@
-"""`recmix presets`: what `recmix train --preset` offers."""
+"""`recmix presets`: the presets of `recmix train --preset`."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["presets_command"]
 
 def presets_command(
     name: Annotated[
-        str | None, typer.Argument(help="Print the file of this one, to copy and change.")
+        str | None, typer.Argument(help="Print the file of this preset, to copy and change.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
 ) -> None:
-    """List the presets: trainings of several stages that `recmix train --preset` does."""
+    """List the presets: trainings in several stages for `recmix train --preset`."""
     from recmix.training.presets import preset_file, presets, read_preset
 
     if name is not None and not as_json:
-        read_preset(name)  # says what is wrong with it
+        read_preset(name)  # checks it
         typer.echo(preset_file(name).read_text(encoding="utf-8"), nl=False)
         return
     found = [read_preset(each) for each in ([name] if name else presets())]
@@ -35,4 +35,6 @@ def presets_command(
         stages = ", ".join(f"{stage.name} ({stage.method})" for stage in preset.stages)
         table.add_row(preset.name, preset.title, stages)
     out.print(table)
-    out.print("Their files: recmix presets NAME. Copy one, change it: recmix train --preset ./mine.toml")
+    out.print(
+        "Print one: recmix presets NAME. Copy and change it, then: recmix train --preset ./mine.toml"
+    )

@@ -18,12 +18,12 @@ def figure_one_command(
     init: Annotated[Path | None, typer.Option(help="A trained VAE with --latent 2.")] = None,
     vae_epochs: Annotated[int, typer.Option(help="Epochs of the VAE, if it is trained here.")] = 100,
     epochs: Annotated[int, typer.Option(help="Epochs of the second component.")] = 16,
-    learning_rate: Annotated[float, typer.Option(help="Of the second component.")] = 5e-4,
+    learning_rate: Annotated[float, typer.Option(help="Learning rate of the second component.")] = 5e-4,
     bound: Annotated[float, typer.Option(help="C of the recursion.")] = 5.0,
-    seed: Annotated[int, typer.Option(help="Of everything.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of everything.")] = 0,
     data_root: Root = None,
 ) -> None:
-    """Draw the paper's Figure 1: a second component learned in a two-dimensional latent space."""
+    """Draw the paper's Figure 1: a second component is learned in a two-dimensional latent space."""
     from recmix.api import load
     from recmix.commands.figure_one import figure_one
     from recmix.data import load as load_data
@@ -50,9 +50,11 @@ def report_command(
     ] = None,
     form: Annotated[str, typer.Option("--format", help="html, markdown, latex or terminal.")] = "html",
     samples: Annotated[int, typer.Option(help="K of IWAE-K.")] = 100,
-    holm: Annotated[bool, typer.Option(help="Correct p-values within a column (Holm).")] = False,
+    holm: Annotated[
+        bool, typer.Option(help="Correct p-values for their number within a column (Holm).")
+    ] = False,
 ) -> None:
-    """Tables, frontier, curves and every run of a store as one page."""
-    from recmix.reports.write import write_report
+    """Write tables, figures, learning curves and all runs of a store as one page."""
+    from recmix.reports.write_report import write_report
 
     write_report(store, out=file, form=form, samples=samples, holm=holm, console=out, errors=err)

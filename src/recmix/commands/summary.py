@@ -1,4 +1,4 @@
-"""`recmix summary`: the figures of a store as files that can be kept."""
+"""`recmix summary`: the results of a store as small files that can be committed."""
 
 from __future__ import annotations
 
@@ -7,38 +7,36 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from recmix.commands.terminal import err, out, plain
 from recmix.errors import ConfigError, RunError
 
 __all__ = ["summary_command"]
 
 
 def summary_command(
-    source: Annotated[Path, typer.Argument(help="Store of runs, or a file of runs it was made into.")],
+    source: Annotated[Path, typer.Argument(help="Store of runs, or a frontier_runs.json of one.")],
     folder: Annotated[
         Path, typer.Option("--out", help="Folder for frontier_runs.json, summary.json, frontier.png.")
     ] = Path("docs/results"),
     samples: Annotated[int, typer.Option(help="K of IWAE-K.")] = 100,
 ) -> None:
-    """Write every run of a store, what they amount to, and what accuracy costs, as small files."""
+    """Write all runs of a store, their results, and a figure of accuracy against time."""
     from recmix.reports.frontier import frontiers
     from recmix.reports.reach import gains
+    from recmix.reports.read_store import read_store
     from recmix.reports.runs import read_runs, write_runs
-    from recmix.reports.store import read_store
     from recmix.reports.summary import panels, summary, to_json
     from recmix.runs.files import write_bytes
 
     if samples < 1:
         raise ConfigError(f"samples must be positive, got {samples}")
-    out, err = Console(soft_wrap=True), Console(stderr=True, soft_wrap=True)
-    made = []
     if source.is_dir():
         store = read_store(source)
+        records = store.records
         for problem in store.problems:
             err.print(f"note: {problem}", style="yellow", markup=False)
-        records = store.records
     else:
         records = read_runs(source)
     rows = summary(records, samples=samples)
@@ -48,17 +46,18 @@ def summary_command(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(f"could not make the folder {folder}: {error.strerror}") from error
+    written = []
     if source.is_dir():
-        made.append(folder / "frontier_runs.json")
-        write_runs(records, made[-1])
-    made.append(folder / "summary.json")
-    write_bytes(made[-1], to_json(rows, samples=samples).encode())
+        written.append(folder / "frontier_runs.json")
+        write_runs(records, written[-1])
+    written.append(folder / "summary.json")
+    write_bytes(written[-1], to_json(rows, samples=samples).encode())
     if points := panels(rows):
-        made.append(frontiers(points, folder / "frontier.png", samples=samples))
+        written.append(frontiers(points, folder / "frontier.png", samples=samples))
     heads, lines = gains(rows)
     for column, some in groupby(lines, key=lambda line: line[0]):
-        table = Table(*heads[1:6], "ms", title=column)
-        for _, model, kind, *figures, _, milliseconds, _ in some:
-            table.add_row(model, kind.partition(",")[0], *figures, milliseconds)
+        table = Table(*heads[1:6], "ms", title=plain(column))
+        for _, model, kind, *numbers, _, milliseconds, _ in some:
+            table.add_row(plain(model), kind.partition(",")[0], *numbers, milliseconds)
         out.print(table)
-    out.print("wrote", ", ".join(map(str, made)), highlight=False)
+    out.print("wrote", ", ".join(map(str, written)), highlight=False)

@@ -1,4 +1,4 @@
-"""Images to learn from: named sets, your own files, arrays; split, checked, in [0, 1].
+"""Image data: named sets, a user's files and arrays; checked, split, with values in [0, 1].
 
 >>> import recmix.data
 >>> data = recmix.data.load("digits")
@@ -7,13 +7,13 @@
 """
 
 from recmix.data.checks import check_images
-from recmix.data.files import FileImages
+from recmix.data.file_images import FileImages
 from recmix.data.images import ArrayImages, Images
-from recmix.data.own import from_arrays
+from recmix.data.set_files import Entry, NamedSet, data_root
 from recmix.data.sets import SETS, inventory
-from recmix.data.shelf import Entry, NamedSet, data_root
 from recmix.data.sources import as_data, load, rebuild
 from recmix.data.splits import ImageData, split
+from recmix.data.user_data import from_arrays
 
 __all__ = [
     "SETS",

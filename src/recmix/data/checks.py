@@ -1,4 +1,4 @@
-"""Is this array a set of images? If not, say what was given, what was expected and what to do."""
+"""Check that an array holds images. An error says what was given, what was expected, what to do."""
 
 from __future__ import annotations
 
@@ -8,28 +8,23 @@ from typing import Any
 
 import numpy as np
 
-from recmix.data.images import Array
+from recmix.data.images import Array, chunk_slices
 from recmix.errors import DataError
 
 __all__ = ["SIDES", "check_images", "check_size", "is_tensor", "to_numpy"]
 
-SIDES = (8, 128)  # the networks know images whose sides lie between these, both included
+SIDES = (8, 128)  # smallest and largest image side that the networks accept
 
-_CHUNK = 1 << 22  # values looked at together
-_WANTED = "expected images of shape (N, C, H, W) or (N, H, W)"
+_EXPECTED = "expected images of shape (N, C, H, W) or (N, H, W)"
 
 
 def check_images(
-    x: Any,
-    *,
-    what: str = "x",
-    shape: tuple[int, int, int] | None = None,
-    at_least: int = 1,
+    x: Any, *, what: str = "x", shape: tuple[int, int, int] | None = None, at_least: int = 1
 ) -> Array:
-    """Images as an array of shape (N, C, H, W), uint8 or float32 in [0, 1].
+    """Check images and return them as an array (N, C, H, W), uint8 or float32 in [0, 1].
 
-    uint8 stands for value / 255; booleans are 0 and 1; other floats become float32. The array given
-    is returned itself where nothing has to change.
+    uint8 means value / 255. Booleans mean 0 and 1. Other floats become float32. If nothing has to
+    change, the given array itself is returned.
 
     >>> check_images(np.zeros((5, 28, 28))).shape
     (5, 1, 28, 28)
@@ -41,93 +36,73 @@ expected images of shape (N, C, H, W) or (N, H, W): use x_train.transpose(0, 3, 
 
     Args:
         x: A numpy array, a torch tensor, or nested lists of numbers.
-        what: How the messages name it.
-        shape: The (C, H, W) that it must have.
-        at_least: The fewest images that make sense.
+        what: Name of `x` in error messages.
+        shape: Required (C, H, W).
+        at_least: Required number of images.
 
     Raises:
-        DataError: If these are not images.
+        DataError: If `x` does not hold such images.
     """
     array = to_numpy(x, what)
     given = f"{what} is {array.dtype} of shape {array.shape}"
     _check_type(array, given, what)
     if array.ndim == 3 and array.shape[-1] in (1, 3, 4) and min(array.shape[:2]) >= SIDES[0]:
         raise DataError(
-            f"{given}, which looks like one channels-last image; {_WANTED}: "
-            f"use {what}.transpose(2, 0, 1)[None], and more than one image"
+            f"{given}, which looks like one channels-last image; {_EXPECTED}: "
+            f"use {what}.transpose(2, 0, 1)[None], and give more than one image"
         )
     if array.ndim == 3:
         array = array[:, None]
     _check_shape(array, given, what)
     if shape is not None and array.shape[1:] != shape:
+        found, expected = ("x".join(map(str, size)) for size in (array.shape[1:], shape))
         raise DataError(
-            f"{given}: its images are {_size(array.shape[1:])}, expected {_size(shape)}: all images "
-            "of a data set, and those given to a model trained on it, have one shape (C, H, W)"
+            f"{given}: its images are {found}, expected {expected}: all images of a data set, and "
+            "those given to a model trained on it, must have one shape (C, H, W)"
         )
     if len(array) < at_least:
-        raise DataError(
-            f"{given}: {len(array)} image(s) where at least {at_least} are needed; give more images"
-        )
+        raise DataError(f"{given}: it has {len(array)} image(s), expected at least {at_least}")
     if array.dtype == np.bool_:
         return array.astype(np.uint8) * np.uint8(255)
     _check_values(array, given, what)
-    kind = np.uint8 if array.dtype == np.uint8 else np.float32
-    # Writable and contiguous: torch.from_numpy then takes it as it is and without a warning.
-    return np.require(array, kind, ["C_CONTIGUOUS", "WRITEABLE", "ALIGNED"])
+    dtype = np.uint8 if array.dtype == np.uint8 else np.float32
+    # torch.from_numpy takes a writable, contiguous array without a copy or a warning.
+    return np.require(array, dtype, ["C_CONTIGUOUS", "WRITEABLE", "ALIGNED"])
 
 
 def check_size(height: int, width: int, given: str) -> None:
-    """Raise a DataError unless both sides lie in the range that the networks know.
-
-    >>> check_size(200, 28, "photo.png is 200x28")
-    Traceback (most recent call last):
-    ...
-    recmix.errors.DataError: photo.png is 200x28; each side must have 8 to 128 pixels: resize the \
-images (image files are resized by size=..., for example size=64)
-    """
+    """Raise a DataError that begins with `given` unless the networks accept images of this size."""
     low, high = SIDES
     if not (low <= height <= high and low <= width <= high):
         raise DataError(
             f"{given}; each side must have {low} to {high} pixels: resize the images "
-            "(image files are resized by size=..., for example size=64)"
+            "(for image files, give size=..., for example size=64)"
         )
 
 
 def is_tensor(x: Any) -> bool:
-    """Whether it is a torch tensor; torch is not imported to find out.
-
-    >>> is_tensor(np.zeros(3))
-    False
-    """
+    """Whether `x` is a torch tensor; does not import torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(x, torch.Tensor)
 
 
 def to_numpy(x: Any, what: str = "x") -> Array:
-    """A numpy array of a torch tensor (from any device), of nested lists, or of an array.
-
-    >>> to_numpy([[0.0, 1.0]]).shape
-    (1, 2)
-    """
+    """Convert a torch tensor (on any device), nested lists or an array to a numpy array."""
     if isinstance(x, np.ndarray):
         return x
     try:
         if is_tensor(x):
             tensor = x.detach().cpu()
-            known = str(tensor.dtype) not in ("torch.bfloat16", "torch.float16")
-            return np.asarray((tensor if known else tensor.float()).numpy())
+            half = str(tensor.dtype) in ("torch.bfloat16", "torch.float16")
+            return np.asarray((tensor.float() if half else tensor).numpy())
         if isinstance(x, list | tuple) or hasattr(x, "__array__"):
             return np.asarray(x)
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(
-            f"{what}, a {type(x).__name__}, does not become one array ({error}); {_WANTED}, "
+            f"{what}, a {type(x).__name__}, cannot be converted to one array ({error}); {_EXPECTED}, "
             "all images of one size"
         ) from error
-    raise DataError(f"{what} is a {type(x).__name__}; {_WANTED}, as a numpy array or a torch tensor")
-
-
-def _size(shape: tuple[int, ...]) -> str:
-    return "x".join(map(str, shape))
+    raise DataError(f"{what} is a {type(x).__name__}; {_EXPECTED}, as a numpy array or a torch tensor")
 
 
 def _check_type(array: Array, given: str, what: str) -> None:
@@ -140,7 +115,7 @@ def _check_type(array: Array, given: str, what: str) -> None:
         )
     if array.dtype == np.object_:
         raise DataError(
-            f"{given}: an array of Python objects, perhaps of images of different sizes; expected "
+            f"{given}: an array of Python objects, perhaps images of different sizes; expected "
             "numbers, uint8 or float: resize the images to one size and use numpy.stack"
         )
     raise DataError(f"{given}; expected numbers, uint8 or float in [0, 1]")
@@ -148,66 +123,62 @@ def _check_type(array: Array, given: str, what: str) -> None:
 
 def _check_shape(array: Array, given: str, what: str) -> None:
     if array.size == 0:
-        raise DataError(f"{given}: it has no images; {_WANTED} with N of 1 or more")
+        raise DataError(f"{given}: it has no images; {_EXPECTED} with N of 1 or more")
     if array.ndim == 2:
         raise DataError(
-            f"{given}, which looks like flat vectors; {_WANTED}: "
-            f"use {what}.reshape({_reshape(array.shape[1])})"
+            f"{given}, which looks like flat vectors; {_EXPECTED}: "
+            f"use {what}.reshape({_image_shape(array.shape[1])})"
         )
     if array.ndim != 4:
-        raise DataError(f"{given}, {array.ndim} dimensions; {_WANTED}")
+        raise DataError(f"{given}, {array.ndim} dimensions; {_EXPECTED}")
     _, channels, height, width = array.shape
     if width < SIDES[0] <= min(channels, height):
         raise DataError(
-            f"{given}, which looks channels-last; {_WANTED}: use {what}.transpose(0, 3, 1, 2)"
+            f"{given}, which looks channels-last; {_EXPECTED}: use {what}.transpose(0, 3, 1, 2)"
         )
     check_size(height, width, f"{given}: its images are {height}x{width}")
 
 
-def _reshape(pixels: int) -> str:
+def _image_shape(values: int) -> str:
+    """The likely image shape of flat vectors, for an error message."""
     for channels in (1, 3):
-        side = math.isqrt(pixels // channels)
-        if channels * side * side == pixels and side > 1:
+        side = math.isqrt(values // channels)
+        if channels * side * side == values and side > 1:
             return f"-1, {channels}, {side}, {side}"
     return "N, C, H, W"
 
 
 def _check_values(array: Array, given: str, what: str) -> None:
     low, high = math.inf, -math.inf
-    step = max(1, _CHUNK // max(1, array[0].size))
-    for start in range(0, len(array), step):
-        chunk = array[start : start + step]
+    for part in chunk_slices(array.shape):
+        chunk = array[part]
         chunk_low, chunk_high = float(chunk.min()), float(chunk.max())
         if not (math.isfinite(chunk_low) and math.isfinite(chunk_high)):
-            bad = ~np.isfinite(chunk)
-            image = start + int(np.argmax(bad.any(axis=(1, 2, 3))))
+            image = part.start + int(np.argmax(~np.isfinite(chunk).all(axis=(1, 2, 3))))
             raise DataError(
                 f"{given} and has values that are NaN or infinite, the first in image {image}; "
-                f"expected finite values in [0, 1]: drop those images or use numpy.nan_to_num"
+                "expected finite values in [0, 1]: remove such images or use numpy.nan_to_num"
             )
         low, high = min(low, chunk_low), max(high, chunk_high)
     if array.dtype == np.uint8:
         if high == 1:
             raise DataError(
-                f"{given} and its values are only 0 and 1, but uint8 stands for value / 255; "
+                f"{given} and its values are only 0 and 1, but uint8 means value / 255; "
                 f"for black and white images use {what}.astype(bool)"
             )
-        return
-    if np.float32(low) < 0 or np.float32(high) > 1:
-        raise DataError(
-            f"{given} with values from {low:.6g} to {high:.6g}; expected [0, 1]: "
-            f"{_rescue(low, high, what)}"
-        )
+    elif np.float32(low) < 0 or np.float32(high) > 1:
+        advice = _range_advice(low, high, what)
+        raise DataError(f"{given} with values from {low:.6g} to {high:.6g}; expected [0, 1]: {advice}")
 
 
-def _rescue(low: float, high: float, what: str) -> str:
+def _range_advice(low: float, high: float, what: str) -> str:
     if low >= -0.01 and high <= 1.01:
         return f"use {what}.clip(0, 1)"
     if low >= -1 and high <= 1:
-        return f"if they were scaled to [-1, 1] use ({what} + 1) / 2"
+        return f"if the values were scaled to [-1, 1], use ({what} + 1) / 2"
     if low >= 0 and high <= 255:
         return f"give grey values from 0 to 255 as uint8, or divide by 255: {what} / 255"
     return (
         f"rescale them, for example ({what} - {what}.min()) / ({what}.max() - {what}.min()); "
-        "grey values from 0 to 255 can be given as uint8, or divide by 255"
+        "give grey values from 0 to 255 as uint8, or divide by 255"
     )

@@ -1,6 +1,6 @@
-"""Readers by file format: each gives arrays or a DataError that names the file and what is wrong.
+"""Readers of file formats. Each returns arrays or raises a DataError that names the file.
 
-Nothing is ever unpickled.
+No reader unpickles anything.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import contextlib
 import gzip
 import hashlib
 import io
+import math
 import struct
 import zipfile
 import zlib
@@ -22,222 +23,172 @@ from numpy.typing import NDArray
 from recmix.data.images import Array
 from recmix.errors import DataError
 
-__all__ = ["read_amat", "read_bytes", "read_cifar", "read_idx", "read_mat", "read_npy", "read_npz"]
+__all__ = [
+    "open_decompressed",
+    "read_amat",
+    "read_cifar",
+    "read_idx",
+    "read_mat",
+    "read_npy",
+    "read_npz",
+]
 
-_AGAIN = "delete it and fetch it again"
+_REPLACE = "replace it with an intact copy"
 
 
 @contextlib.contextmanager
-def _reading(path: Path, what: str) -> Iterator[None]:
-    """Whatever a library raises on a damaged file becomes a DataError that names the file."""
+def _as_data_error(path: Path, what: str) -> Iterator[None]:
+    """Turn every error that a library raises on a damaged file into a DataError with the path."""
     try:
         yield
     except DataError:
         raise
     except MemoryError as error:
-        raise DataError(f"{path} needs more memory than there is, or its header is damaged") from error
+        raise DataError(f"{path} needs too much memory, or its header is damaged: {_REPLACE}") from error
     except (PermissionError, IsADirectoryError, FileNotFoundError) as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
-    except Exception as error:  # scipy, numpy and zipfile raise a dozen different types
-        why = str(error)
-        if "allow_pickle" in why:  # numpy's advice is to load it unsafely, which is never done here
-            why = "it holds Python objects, or is no such file at all"
-        raise DataError(f"{path} is not a readable {what} ({why}): {_AGAIN}") from error
+    except Exception as error:  # scipy, numpy and zipfile raise many different types
+        reason = str(error)
+        if "allow_pickle" in reason:  # numpy recommends unsafe loading; recmix never does that
+            reason = "it holds Python objects, or has another format"
+        raise DataError(f"{path} is not a readable {what} ({reason}): {_REPLACE}") from error
+
+
+def open_decompressed(path: Path) -> io.BufferedIOBase:
+    """Open a file for reading; a gzip file is decompressed."""
+    with path.open("rb") as stream:
+        zipped = stream.read(2) == b"\x1f\x8b"
+    return gzip.open(path) if zipped else path.open("rb")
 
 
 def read_bytes(path: Path, md5: str | None = None) -> bytes:
-    """The bytes of a file, decompressed if it is gzipped.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = Path(folder) / "a.gz"
-    ...     _ = path.write_bytes(gzip.compress(b"abc"))
-    ...     read_bytes(path)
-    b'abc'
-
-    Args:
-        path: The file.
-        md5: What the MD5 sum of the decompressed bytes must be.
-    """
-    with _reading(path, "file"):
-        with path.open("rb") as stream:
-            packed = stream.read(2) == b"\x1f\x8b"
+    """Read the bytes of a file, decompressed if it is a gzip file, and check their MD5 sum if given."""
+    with _as_data_error(path, "file"):
         try:
-            with gzip.open(path) if packed else path.open("rb") as stream:
-                blob = stream.read()
+            with open_decompressed(path) as stream:
+                content = stream.read()
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise DataError(f"{path} is not a whole gzip file ({error}): {_AGAIN}") from error
+            raise DataError(f"{path} is not a complete gzip file ({error}): {_REPLACE}") from error
     if md5 is not None:
-        found = hashlib.md5(blob, usedforsecurity=False).hexdigest()
+        found = hashlib.md5(content, usedforsecurity=False).hexdigest()
         if found != md5:
             raise DataError(
-                f"{path} is not the published file: MD5 of its (decompressed) content is {found}, "
-                f"expected {md5}: {_AGAIN}; images of your own are loaded by their path"
+                f"{path} is not the published file: the MD5 sum of its (decompressed) content is "
+                f"{found}, expected {md5}: {_REPLACE}; to load your own images, give their path"
             )
-    return bytes(blob)
+    return content
 
 
 def read_idx(path: Path, md5: str | None = None) -> NDArray[np.uint8]:
-    """An IDX file of bytes, as MNIST's: two zeros, type 8, rank, big-endian sizes, values.
+    """Read an IDX file of bytes, the format of MNIST.
 
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = Path(folder) / "a-idx1-ubyte"
-    ...     _ = path.write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 2, 7, 9]))
-    ...     read_idx(path)
-    array([7, 9], dtype=uint8)
+    The file holds two zeros, the type (8 for bytes), the rank, big-endian sizes, then the values.
     """
-    blob = read_bytes(path, md5)
-    if len(blob) < 4 or blob[:3] != b"\0\0\x08":
+    content = read_bytes(path, md5)
+    if len(content) < 4 or content[:3] != b"\0\0\x08":
         raise DataError(
-            f"{path} is not an IDX file of bytes: it begins with {blob[:4].hex(' ') or 'nothing'}, "
-            f"expected 00 00 08 and the rank: {_AGAIN}"
+            f"{path} is not an IDX file of bytes: it begins with {content[:4].hex(' ') or 'nothing'}, "
+            f"expected 00 00 08 and the rank: {_REPLACE}"
         )
-    rank = blob[3]
+    rank = content[3]
     start = 4 + 4 * rank
-    if len(blob) < start:
-        raise DataError(f"{path} ends inside its IDX header, after {len(blob)} bytes: {_AGAIN}")
-    shape = struct.unpack(f">{rank}I", blob[4:start])
-    promised = 1
-    for side in shape:
-        promised *= side
-    if len(blob) - start != promised:
-        raise DataError(
-            f"{path} promises {promised} bytes of shape {shape} but holds {len(blob) - start}: {_AGAIN}"
-        )
-    return np.frombuffer(blob, np.uint8, offset=start).reshape(shape).copy()  # a writable array
+    if len(content) < start:
+        raise DataError(f"{path} ends inside its IDX header, after {len(content)} bytes: {_REPLACE}")
+    shape = struct.unpack(f">{rank}I", content[4:start])
+    expected, found = math.prod(shape), len(content) - start
+    if found != expected:
+        raise DataError(f"{path} has {found} values, expected {expected} of shape {shape}: {_REPLACE}")
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape).copy()  # copy: writable
 
 
 def read_amat(path: Path, columns: int = 784) -> NDArray[np.uint8]:
-    r"""A text file of zeros and ones, `columns` to a line, as Larochelle's binarised MNIST.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = Path(folder) / "a.amat"
-    ...     _ = path.write_text("0 1 \n1 1 \n")
-    ...     read_amat(path, columns=2)
-    array([[0, 1],
-           [1, 1]], dtype=uint8)
-    """
+    """Read a text file of zeros and ones, `columns` per line, the format of static binary MNIST."""
     text = np.frombuffer(read_bytes(path), np.uint8)
     digit = (text == ord("0")) | (text == ord("1"))
     space = (text == ord(" ")) | (text == ord("\n")) | (text == ord("\r")) | (text == ord("\t"))
-    strange = ~(digit | space)
-    strange[1:] |= digit[1:] & digit[:-1]  # "10" is not two values
-    if strange.any():
-        line = 1 + int((text[: int(np.argmax(strange))] == ord("\n")).sum())
-        raise DataError(f"{path}, line {line}: expected zeros and ones apart by spaces: {_AGAIN}")
+    wrong = ~(digit | space)
+    wrong[1:] |= digit[1:] & digit[:-1]  # two digits without a space between them
+    if wrong.any():
+        line = 1 + int((text[: int(np.argmax(wrong))] == ord("\n")).sum())
+        raise DataError(f"{path}, line {line}: expected zeros and ones, separated by spaces: {_REPLACE}")
     if not digit.any():
-        raise DataError(f"{path} is empty: {_AGAIN}")
+        raise DataError(f"{path} is empty: {_REPLACE}")
     starts = np.concatenate([[0], 1 + np.flatnonzero(text[:-1] == ord("\n"))])
     widths = np.add.reduceat(digit, starts, dtype=np.int64)
-    wrong = (widths != columns) & (widths != 0)
-    if wrong.any():
-        line = int(np.argmax(wrong))
+    short = (widths != columns) & (widths != 0)
+    if short.any():
+        line = int(np.argmax(short))
         raise DataError(
             f"{path}, line {line + 1}: {widths[line]} values, expected {columns}; "
-            f"the file may be cut short: {_AGAIN}"
+            f"the file may be incomplete: {_REPLACE}"
         )
     values: NDArray[np.uint8] = text[digit] - np.uint8(ord("0"))
     return values.reshape(-1, columns)
 
 
 def read_cifar(path: Path) -> NDArray[np.uint8]:
-    """The images of a CIFAR-10 binary batch, (N, 3, 32, 32): records of a label and 3072 bytes.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = Path(folder) / "data_batch_1.bin"
-    ...     _ = path.write_bytes(bytes(2 * 3073))
-    ...     read_cifar(path).shape
-    (2, 3, 32, 32)
-    """
-    blob = read_bytes(path)
-    if not blob or len(blob) % 3073:
+    """Read the images of a CIFAR-10 binary batch, (N, 3, 32, 32): records of a label and 3072 bytes."""
+    content = read_bytes(path)
+    if not content or len(content) % 3073:
         raise DataError(
-            f"{path} has {len(blob)} bytes, expected a multiple of 3073 (a label and 3x32x32 values): "
-            f"{_AGAIN}"
+            f"{path} has {len(content)} bytes, expected a multiple of 3073 (a label and 3x32x32 "
+            f"values): {_REPLACE}"
         )
-    records = np.frombuffer(blob, np.uint8).reshape(-1, 3073)
-    if records[:, 0].max() > 9:
+    records = np.frombuffer(content, np.uint8).reshape(-1, 3073)
+    if (label := records[:, 0].max()) > 9:
         raise DataError(
-            f"{path} has a label of {records[:, 0].max()}, expected 0 to 9: it is not a binary batch of "
-            f"CIFAR-10: {_AGAIN}"
+            f"{path} is not a CIFAR-10 binary batch: it has label {label}, expected 0 to 9: {_REPLACE}"
         )
     return records[:, 1:].reshape(-1, 3, 32, 32).copy()
 
 
 def read_mat(path: Path, *keys: str) -> list[Array]:
-    """Arrays from a MATLAB file of version 5, by their names.
-
-    >>> import tempfile, scipy.io
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = Path(folder) / "a.mat"
-    ...     scipy.io.savemat(path, {"X": np.eye(2)})
-    ...     read_mat(path, "X")[0].shape
-    (2, 2)
-    """
+    """Read arrays from a MATLAB file of version 5, by their names."""
     from scipy.io import loadmat
 
-    blob = read_bytes(path)
-    if blob[:8] == b"\x89HDF\r\n\x1a\n" or blob[:10] == b"MATLAB 7.3":
+    content = read_bytes(path)
+    if content[:8] == b"\x89HDF\r\n\x1a\n" or content[:10] == b"MATLAB 7.3":
         raise DataError(
-            f"{path} is a MATLAB 7.3 (HDF5) file; version 5 is read: "
+            f"{path} is a MATLAB 7.3 (HDF5) file; expected version 5: "
             "save it from MATLAB with -v7, or from Python with scipy.io.savemat"
         )
-    with _reading(path, "MATLAB 5 file"):
-        stream: Any = io.BytesIO(blob)  # its types know of paths only
+    with _as_data_error(path, "MATLAB 5 file"):
+        stream: Any = io.BytesIO(content)  # loadmat's type annotations allow paths only
         found = loadmat(stream, variable_names=list(keys))
-    arrays = [found.get(key) for key in keys]
-    for key, array in zip(keys, arrays, strict=True):
-        if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
+    for key in keys:
+        if not isinstance(found.get(key), np.ndarray) or found[key].dtype.kind not in "biuf":
             raise DataError(
-                f"{path} has no array of numbers named {key!r}; expected {', '.join(keys)}: {_AGAIN}"
+                f"{path} has no array of numbers named {key!r}; expected {', '.join(keys)}: {_REPLACE}"
             )
-    return [array for array in arrays if array is not None]
+    return [found[key] for key in keys]
 
 
 def read_npy(path: Path) -> Array:
-    """The array of a .npy file.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     np.save(Path(folder) / "a.npy", np.zeros((3, 8, 8)))
-    ...     read_npy(Path(folder) / "a.npy").shape
-    (3, 8, 8)
-    """
-    with _reading(path, ".npy file of numbers"):
+    """Read the array of a .npy file."""
+    with _as_data_error(path, ".npy file of numbers"):
         array = np.load(path, allow_pickle=False)
     if not isinstance(array, np.ndarray):
         array.close()
-        raise DataError(f"{path} is an .npz archive under another name: rename it to .npz")
+        raise DataError(f"{path} is an .npz archive with the wrong suffix: rename it to .npz")
     return array
 
 
 def read_npz(path: Path) -> dict[str, Array]:
-    """The images of an .npz file: x_train, x_val and x_test, or the only array under "x_train".
+    """Read x_train, x_val and x_test from an .npz file. A single array of any name is x_train.
 
-    Other arrays beside x_train, such as labels, are left unread.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     np.savez(Path(folder) / "a.npz", x_train=np.zeros((3, 8, 8)), y_train=np.zeros(3))
-    ...     list(read_npz(Path(folder) / "a.npz"))
-    ['x_train']
+    If there is an x_train, arrays of other names, such as labels, are not read.
     """
     if not zipfile.is_zipfile(path):
-        with _reading(path, ".npz file"):
+        with _as_data_error(path, ".npz file"):
             path.open("rb").close()
-        raise DataError(f"{path} is not a readable .npz file (it is not a whole zip): {_AGAIN}")
-    with _reading(path, ".npz file of numbers"), np.load(path, allow_pickle=False) as archive:
+        raise DataError(f"{path} is not a readable .npz file (not a complete zip file): {_REPLACE}")
+    with _as_data_error(path, ".npz file of numbers"), np.load(path, allow_pickle=False) as archive:
         keys = archive.files
         if "x_train" in keys:
-            wanted = {key: key for key in ("x_train", "x_val", "x_test") if key in keys}
-        elif len(keys) == 1:
-            wanted = {"x_train": keys[0]}
-        else:
-            raise DataError(
-                f"{path} holds {', '.join(keys) or 'nothing'}; expected x_train, and x_val and x_test "
-                "if there are any, or a single array: save it with numpy.savez(path, x_train=...)"
-            )
-        return {part: archive[key] for part, key in wanted.items()}
+            return {key: archive[key] for key in ("x_train", "x_val", "x_test") if key in keys}
+        if len(keys) == 1:
+            return {"x_train": archive[keys[0]]}
+        raise DataError(
+            f"{path} holds {', '.join(keys) or 'nothing'}; expected x_train (x_val and x_test are "
+            "optional), or a single array: save it with numpy.savez(path, x_train=...)"
+        )

@@ -1,7 +1,8 @@
-"""The named data sets: their files, how they are read, what to cite."""
+"""The named data sets: their files, readers and citations."""
 
 from __future__ import annotations
 
+import dataclasses
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,55 +11,32 @@ from typing import Any
 import numpy as np
 
 from recmix.data.checks import check_images
-from recmix.data.files import FileImages, Pictures, check_cut, settle
+from recmix.data.file_images import FileImages, ImageFolder, check_resize
 from recmix.data.formats import read_amat, read_cifar, read_idx, read_mat
 from recmix.data.images import Array, ArrayImages, Images
-from recmix.data.shelf import Archive, DataFile, Entry, NamedSet, Parts, data_root, entry, obtain
-from recmix.data.splits import ImageData, divide
+from recmix.data.set_files import DataFile, Entry, NamedSet, Parts, data_root, entry_of, find_or_download
+from recmix.data.splits import ImageData, complete_parts
 from recmix.errors import ConfigError, DataError
 
 __all__ = ["SETS", "inventory", "load_named"]
 
-_MNIST = (
-    DataFile(
-        "train-images-idx3-ubyte",
-        (
-            "https://ossci-datasets.s3.amazonaws.com/mnist/train-images-idx3-ubyte.gz",
-            "https://storage.googleapis.com/cvdf-datasets/mnist/train-images-idx3-ubyte.gz",
-        ),
-        md5="6bbc9ace898e44ae57da46a324031adb",
-    ),
-    DataFile(
-        "t10k-images-idx3-ubyte",
-        (
-            "https://ossci-datasets.s3.amazonaws.com/mnist/t10k-images-idx3-ubyte.gz",
-            "https://storage.googleapis.com/cvdf-datasets/mnist/t10k-images-idx3-ubyte.gz",
-        ),
-        md5="2646ac647ad5339dbf082846283269ea",
-    ),
-)
-_STATIC = "http://www.cs.toronto.edu/~larocheh/public/datasets/binarized_mnist"
-_CELEBA_SIZE = (64, 64)
-_CELEBA_CROP = 108
 
-
-def _images(array: Array, shape: tuple[int, int, int], where: str | Path) -> ArrayImages:
+def _images(array: Array, shape: tuple[int, int, int], source: str | Path) -> ArrayImages:
     try:
         return ArrayImages(check_images(array, shape=shape))
     except DataError as error:
-        raise DataError(f"{where}: {error}") from error
+        raise DataError(f"{source}: {error}") from error
 
 
 def _read_digits(found: Mapping[str, Path]) -> Parts:
     from sklearn.datasets import load_digits
 
     grey = (load_digits().images / 16).astype(np.float32)
-    train, test = grey[:1500], grey[1500:]
-    return _images(train, (1, 8, 8), "digits"), None, _images(test, (1, 8, 8), "digits")
+    return _images(grey[:1500], (1, 8, 8), "digits"), None, _images(grey[1500:], (1, 8, 8), "digits")
 
 
 def _read_mnist(found: Mapping[str, Path]) -> Parts:
-    # The files are always checked against the published ones: MNIST is small and never a slice.
+    # The MD5 sums are always checked: MNIST is small, and there are no partial copies of it.
     sums = {file.name: file.md5 for file in SETS["mnist"].files}
     train, test = (_images(read_idx(found[name], sums[name]), (1, 28, 28), found[name]) for name in sums)
     return train, None, test
@@ -78,10 +56,10 @@ def _read_omniglot(found: Mapping[str, Path]) -> Parts:
     def part(columns: Array) -> Images:
         if columns.ndim != 2 or columns.shape[0] != 784:
             raise DataError(
-                f"{path} holds an array of shape {columns.shape}, expected (784, N), an image in each "
-                "column: fetch the file again"
+                f"{path} holds an array of shape {columns.shape}, expected (784, N), one image per "
+                "column: download the file again"
             )
-        # A column is a 28x28 picture in MATLAB's order, down the first column of pixels first.
+        # Each column is a 28x28 image in MATLAB's column-major order.
         upright = columns.T.reshape(-1, 28, 28).transpose(0, 2, 1).astype(np.float32)
         return _images(upright, (1, 28, 28), path)
 
@@ -103,7 +81,7 @@ def _read_svhn(found: Mapping[str, Path]) -> Parts:
         if x.shape[:-1] != (32, 32, 3) or x.ndim != 4 or x.dtype != np.uint8:
             raise DataError(
                 f"{path}: X is {x.dtype} of shape {x.shape}, expected uint8 of shape (32, 32, 3, N): "
-                "fetch the file again"
+                "download the file again"
             )
         return _images(x.transpose(3, 2, 0, 1), (3, 32, 32), path)
 
@@ -111,19 +89,41 @@ def _read_svhn(found: Mapping[str, Path]) -> Parts:
 
 
 def _read_celeba(found: Mapping[str, Path]) -> Parts:
-    pictures = Pictures(found["img_align_celeba.zip"])
-    names = pictures.names()
-    if not names:
-        raise DataError(f"{pictures.root} has no images; expected the aligned CelebA JPEGs")
-    _, height, width = pictures.header(names[0])
+    folder = ImageFolder(found["img_align_celeba.zip"])
+    names = folder.names()
+    _, height, width = folder.header(names[0])
     if (height, width) != (218, 178):
         raise DataError(
-            f"{pictures.where(names[0])} is {height}x{width} (height x width), expected 218x178: "
-            "take the aligned and cropped images, img_align_celeba.zip"
+            f"{folder.location(names[0])} is {height}x{width} (height x width), expected 218x178: "
+            "use the aligned and cropped images, img_align_celeba.zip"
         )
-    images = FileImages(pictures, names, size=_CELEBA_SIZE, channels=3, crop=_CELEBA_CROP)
-    return images, None, None
+    return FileImages(folder, names, size=(64, 64), channels=3, crop=108), None, None
 
+
+_MNIST_URLS = (
+    "https://ossci-datasets.s3.amazonaws.com/mnist",
+    "https://storage.googleapis.com/cvdf-datasets/mnist",
+)
+_MNIST = NamedSet(
+    name="mnist",
+    shape=(1, 28, 28),
+    published_counts=(60_000, None, 10_000),
+    read=_read_mnist,
+    files=tuple(
+        DataFile(name, tuple(f"{url}/{name}.gz" for url in _MNIST_URLS), md5)
+        for name, md5 in (
+            ("train-images-idx3-ubyte", "6bbc9ace898e44ae57da46a324031adb"),
+            ("t10k-images-idx3-ubyte", "2646ac647ad5339dbf082846283269ea"),
+        )
+    ),
+    folders=("mnist", "MNIST/raw", "."),
+    page="http://yann.lecun.com/exdb/mnist/",
+    citation="LeCun, Bottou, Bengio, Haffner: Gradient-based learning applied to document "
+    "recognition. Proceedings of the IEEE 86(11), 1998",
+    note="grey values",
+)
+_STATIC_MNIST_URL = "http://www.cs.toronto.edu/~larocheh/public/datasets/binarized_mnist"
+_SVHN_URL = "http://ufldl.stanford.edu/housenumbers/"
 
 SETS: dict[str, NamedSet] = {
     spec.name: spec
@@ -131,59 +131,43 @@ SETS: dict[str, NamedSet] = {
         NamedSet(
             name="digits",
             shape=(1, 8, 8),
-            published=(1500, None, 297),
+            published_counts=(1500, None, 297),
             read=_read_digits,
             page="https://archive.ics.uci.edu/dataset/80",
             citation="Alpaydin, Kaynak: Optical Recognition of Handwritten Digits. UCI, 1998",
-            note="comes with scikit-learn; the last 297 of its 1797 images are the test part",
+            note="part of scikit-learn; the last 297 of its 1797 images are the test part",
         ),
-        NamedSet(
-            name="mnist",
-            shape=(1, 28, 28),
-            published=(60_000, None, 10_000),
-            read=_read_mnist,
-            files=_MNIST,
-            folders=("mnist", "MNIST/raw", "."),
-            page="http://yann.lecun.com/exdb/mnist/",
-            citation="LeCun, Bottou, Bengio, Haffner: Gradient-based learning applied to document "
-            "recognition. Proceedings of the IEEE 86(11), 1998",
-            note="grey values",
-        ),
-        NamedSet(
+        _MNIST,
+        dataclasses.replace(
+            _MNIST,
             name="binary-mnist",
-            shape=(1, 28, 28),
-            published=(60_000, None, 10_000),
-            read=_read_mnist,
-            files=_MNIST,
-            folders=("mnist", "MNIST/raw", "."),
             dynamic=True,
             binary=True,
-            page="http://yann.lecun.com/exdb/mnist/",
             citation="Salakhutdinov, Murray: On the quantitative analysis of deep belief networks. "
             "ICML, 2008; Burda, Grosse, Salakhutdinov: Importance weighted autoencoders. ICLR, 2016",
-            note="MNIST's files; binarised afresh in each training batch, once and for all for "
-            "validation and test. static-mnist is the set with a fixed training part",
+            note="MNIST's files. Training images are binarised anew in each batch, validation and "
+            "test images once. static-mnist has fixed training images",
         ),
         NamedSet(
             name="static-mnist",
             shape=(1, 28, 28),
-            published=(50_000, 10_000, 10_000),
+            published_counts=(50_000, 10_000, 10_000),
             read=_read_static_mnist,
             files=tuple(
-                DataFile(name, (f"{_STATIC}/{name}",))
+                DataFile(name, (f"{_STATIC_MNIST_URL}/{name}",))
                 for name in (f"binarized_mnist_{part}.amat" for part in ("train", "valid", "test"))
             ),
             folders=("static-mnist", "binarized_mnist", "mnist", "."),
             binary=True,
-            page=_STATIC,
+            page=_STATIC_MNIST_URL,
             citation="Larochelle, Murray: The neural autoregressive distribution estimator. "
             "AISTATS, 2011",
-            note="binarised once; its own validation part. binary-mnist is binarised afresh",
+            note="binarised once, with a validation part. binary-mnist is binarised in each batch",
         ),
         NamedSet(
             name="omniglot",
             shape=(1, 28, 28),
-            published=(24_345, None, 8_070),
+            published_counts=(24_345, None, 8_070),
             read=_read_omniglot,
             files=(
                 DataFile(
@@ -200,57 +184,51 @@ SETS: dict[str, NamedSet] = {
         NamedSet(
             name="cifar10",
             shape=(3, 32, 32),
-            published=(50_000, None, 10_000),
+            published_counts=(50_000, None, 10_000),
             read=_read_cifar10,
             files=(
                 *(DataFile(f"data_batch_{batch}.bin", required=batch == 1) for batch in range(1, 6)),
                 DataFile("test_batch.bin"),
             ),
             folders=("cifar10/cifar-10-batches-bin", "cifar-10-batches-bin"),
-            archive=Archive(
+            archive=DataFile(
                 "cifar-10-binary.tar.gz",
-                "cifar10",
                 ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),
                 md5="c32a1d4ab5d03f1284b67883e8d87530",
             ),
             page="https://www.cs.toronto.edu/~kriz/cifar.html",
             citation="Krizhevsky: Learning multiple layers of features from tiny images. 2009",
-            note="the binary version; as many training batches as are there",
+            note="the binary version; all training batches that exist are used",
         ),
         NamedSet(
             name="svhn",
             shape=(3, 32, 32),
-            published=(73_257, None, 26_032),
+            published_counts=(73_257, None, 26_032),
             read=_read_svhn,
-            files=(
-                DataFile(
-                    "train_32x32.mat",
-                    ("http://ufldl.stanford.edu/housenumbers/train_32x32.mat",),
-                    md5="e26dedcc434d2e4c54c9b2d4a06d8373",
-                ),
-                DataFile(
-                    "test_32x32.mat",
-                    ("http://ufldl.stanford.edu/housenumbers/test_32x32.mat",),
-                    md5="eb5a983be6a315427106f1b164d9cef3",
-                ),
+            files=tuple(
+                DataFile(name, (_SVHN_URL + name,), md5)
+                for name, md5 in (
+                    ("train_32x32.mat", "e26dedcc434d2e4c54c9b2d4a06d8373"),
+                    ("test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3"),
+                )
             ),
             folders=("svhn", "."),
-            page="http://ufldl.stanford.edu/housenumbers/",
+            page=_SVHN_URL,
             citation="Netzer, Wang, Coates, Bissacco, Wu, Ng: Reading digits in natural images with "
             "unsupervised feature learning. NIPS workshop, 2011",
             note="cropped digits, without the extra part",
         ),
         NamedSet(
             name="celeba",
-            shape=(3, *_CELEBA_SIZE),
-            published=(202_599, None, None),
+            shape=(3, 64, 64),
+            published_counts=(202_599, None, None),
             read=_read_celeba,
-            files=(DataFile("img_align_celeba.zip", also=("img_align_celeba",)),),
+            files=(DataFile("img_align_celeba.zip", other_names=("img_align_celeba",)),),
             folders=("celeba",),
             page="https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html",
             citation="Liu, Luo, Wang, Tang: Deep learning face attributes in the wild. ICCV, 2015",
-            note="aligned images, the tight centred 108x108 pixels resized to 64x64 (crop=148 for the "
-            "looser cut); 80/10/10 by seed; downloaded by hand",
+            note="aligned images, the centred 108x108 pixels resized to 64x64 (crop=148 for a wider "
+            "crop); split 80/10/10 by seed; must be downloaded by hand",
         ),
     )
 }
@@ -258,55 +236,44 @@ SETS: dict[str, NamedSet] = {
 
 def load_named(
     name: str,
-    *,
-    root: str | Path | None = None,
-    seed: int = 0,
-    download: bool = True,
-    size: int | None = None,
-    crop: int | None = None,
-    stream: bool | str = "auto",
+    root: str | Path | None,
+    seed: int,
+    download: bool,
+    size: int | None,
+    crop: int | None,
+    stream: bool | str,
 ) -> ImageData:
-    """A named set; see `recmix.data.load`."""
+    """Load a named set; see `recmix.data.load`."""
     spec = SETS[name]
-    found = obtain(spec, data_root(root), download)
-    train, val, test = spec.read(found)
+    train, val, test = spec.read(find_or_download(spec, data_root(root), download))
     options: dict[str, Any] = {"size": size, "crop": crop}
     if isinstance(train, FileImages):
-        check_cut(size, crop)
-        train = settle(train.resized(size, crop), stream)
+        check_resize(size, crop)
+        train = train.resized(size, crop).loaded(stream)
         options["stream"] = not train.in_memory
     elif size is not None or crop is not None:
         raise ConfigError(f"size and crop are for image files; {name} has images of {spec.shape}")
-    x_train, x_val, x_test = divide(train, val, test, name=name, seed=seed, need_test=True)
+    x_train, x_val, x_test = complete_parts(train, val, test, name=name, seed=seed, need_test=True)
     if spec.dynamic:
-        x_val = _drawn(x_val, seed, f"{name} validation")
-        x_test = None if x_test is None else _drawn(x_test, 0, f"{name} test")
+        x_val = _binarise_once(x_val, seed, f"{name} validation")
+        x_test = None if x_test is None else _binarise_once(x_test, 0, f"{name} test")
     source: dict[str, Any] = {"kind": "named", "options": options}
     if root is not None:
         source["root"] = str(Path(root).expanduser().resolve())
-    return ImageData(
-        name,
-        x_train,
-        x_val,
-        x_test,
-        seed=seed,
-        dynamic=spec.dynamic,
-        binary=spec.binary,
-        source=source,
-    )
+    return ImageData(name, x_train, x_val, x_test, seed, spec.dynamic, spec.binary, source)
 
 
 def inventory(root: str | Path | None = None) -> list[Entry]:
-    """What is there of each named set.
+    """Which files of each named set exist under the data root.
 
     >>> [entry.state for entry in inventory("/nowhere") if entry.name in ("digits", "mnist")]
     ['present', 'missing']
     """
-    return [entry(spec, data_root(root)) for spec in SETS.values()]
+    return [entry_of(spec, data_root(root)) for spec in SETS.values()]
 
 
-def _drawn(images: Images, seed: int, what: str) -> ArrayImages:
-    """Grey values binarised once: each pixel is 1 with its grey value as probability."""
+def _binarise_once(images: Images, seed: int, what: str) -> ArrayImages:
+    """Draw each pixel once: 1 with its grey value as probability, else 0."""
     random = np.random.default_rng([seed, zlib.crc32(what.encode())])
     grey = np.asarray(images)
     return ArrayImages((random.random(grey.shape) < grey).astype(np.uint8) * np.uint8(255))

@@ -1,4 +1,4 @@
-"""Which images are for training, which for choosing, which for scoring."""
+"""Split images into training, validation and test parts."""
 
 from __future__ import annotations
 
@@ -15,71 +15,59 @@ from numpy.typing import NDArray
 from recmix.data.images import Images
 from recmix.errors import ConfigError, DataError
 
-__all__ = ["ImageData", "divide", "held_out", "split"]
+__all__ = ["ImageData", "complete_parts", "holdout_size", "split"]
 
 
-def held_out(count: int) -> int:
-    """How many of `count` images one held-out part takes: a tenth, at least one.
+def holdout_size(count: int) -> int:
+    """Number of images in one held-out part: a tenth of `count`, at least one.
 
-    >>> held_out(60_000), held_out(4)
+    >>> holdout_size(60_000), holdout_size(4)
     (6000, 1)
     """
     return max(1, count // 10)
 
 
 def split(count: int, *, name: str, seed: int = 0, parts: int = 1) -> list[NDArray[np.int64]]:
-    """Sorted, disjoint indices that cover `count` images: the rest, then `parts` held-out tenths.
+    """Split `count` images at random: sorted indices of the rest, then of `parts` held-out tenths.
 
-    A pure function of (name, count, seed): the images with the smallest of `count` seeded uniform
-    draws are held out.
+    The result depends on (name, count, seed) only: each image gets a seeded uniform number, and
+    the images with the smallest numbers are held out.
 
     >>> train, val = split(20, name="mnist")
     >>> len(train), len(val)
     (18, 2)
 
     Args:
-        count: How many images there are.
-        name: The data set's name; different sets are split differently under one seed.
-        seed: Which split.
-        parts: How many tenths to hold out: 1 for validation, 2 for validation and test.
+        count: Number of images.
+        name: Name of the data set. Different sets are split differently with the same seed.
+        seed: Seed of the split.
+        parts: Number of held-out tenths: 1 for validation, 2 for validation and test.
     """
     if not isinstance(seed, int | np.integer) or seed < 0:
         raise ConfigError(f"seed is {seed!r}; expected an integer of 0 or more")
-    size = held_out(count)
+    size = holdout_size(count)
     if count <= parts * size:
         raise DataError(
             f"{name}: {count} image(s) cannot be split into {parts + 1} parts; "
-            f"give at least {parts + 1} images, or the parts themselves"
+            f"give at least {parts + 1} images, or give each part"
         )
-    draws = np.random.default_rng([int(seed), zlib.crc32(name.encode())]).random(count)
-    order = np.argsort(draws, kind="stable")
-    held = [np.sort(order[part * size : (part + 1) * size]) for part in range(parts)]
-    return [np.sort(order[parts * size :]), *held]
+    numbers = np.random.default_rng([int(seed), zlib.crc32(name.encode())]).random(count)
+    order = np.argsort(numbers, kind="stable")
+    held_out = [np.sort(order[part * size : (part + 1) * size]) for part in range(parts)]
+    return [np.sort(order[parts * size :]), *held_out]
 
 
-def divide(
-    train: Images,
-    val: Images | None,
-    test: Images | None,
-    *,
-    name: str,
-    seed: int,
-    need_test: bool,
+def complete_parts(
+    train: Images, val: Images | None, test: Images | None, *, name: str, seed: int, need_test: bool
 ) -> tuple[Images, Images, Images | None]:
-    """The three parts, the missing ones held out of the training images by seed.
+    """Training, validation and test images; missing parts are held out of the training images.
 
-    Args:
-        train: The training images, or all images.
-        val: The validation images, if the set brings its own.
-        test: The test images, if the set brings its own.
-        name: The data set's name.
-        seed: Which split.
-        need_test: Whether a missing test part is held out too.
+    A missing test part is held out only with `need_test`. See `split` for `name` and `seed`.
     """
-    wanted = int(val is None) + int(test is None and need_test)
-    rest, *held = split(len(train), name=name, seed=seed, parts=wanted)
-    parts = iter([train.subset(index) for index in held])
-    x_train = train.subset(rest) if wanted else train
+    missing = int(val is None) + int(test is None and need_test)
+    rest, *held_out = split(len(train), name=name, seed=seed, parts=missing)
+    parts = iter([train.subset(index) for index in held_out])
+    x_train = train.subset(rest) if missing else train
     x_val = val if val is not None else next(parts)
     x_test = test if test is not None else next(parts, None)
     return x_train, x_val, x_test
@@ -95,13 +83,13 @@ class ImageData:
     ImageData('blank', train=10, val=10, test=None, shape=(1, 8, 8))
 
     Attributes:
-        name: What the set is called.
+        name: Name of the data set.
         x_train: Training images.
-        x_val: Images to choose by: early stopping, hyperparameters.
-        x_test: Images to score on; None only for arrays that came without.
-        seed: The seed of the split.
-        dynamic: Training batches are grey values, to be binarised afresh each time they are used.
-        binary: Values are 0 and 1 (after binarising, where `dynamic`): a Bernoulli likelihood fits.
+        x_val: Validation images, for early stopping and the choice of hyperparameters.
+        x_test: Test images; None only for arrays without a test part.
+        seed: Seed of the split.
+        dynamic: Training images are grey and are binarised anew each time they are used.
+        binary: Values are 0 and 1 (if `dynamic`, after binarisation). A Bernoulli likelihood fits.
         source: Where the images come from, for `describe`.
     """
 
@@ -125,12 +113,11 @@ class ImageData:
     @property
     def shape(self) -> tuple[int, int, int]:
         """(C, H, W) of one image."""
-        _, channels, height, width = self.x_train.shape
-        return channels, height, width
+        return self.x_train.shape[1:]
 
     @property
     def counts(self) -> dict[str, int | None]:
-        """How many images each part has; None for a missing test part."""
+        """Number of images in each part; None for a missing test part."""
         test = None if self.x_test is None else len(self.x_test)
         return {"train": len(self.x_train), "val": len(self.x_val), "test": test}
 
@@ -138,14 +125,14 @@ class ImageData:
     def fingerprint(self) -> str:
         """SHA-256 over the three parts: equal for equal images in equal splits.
 
-        Streamed images are known by their files' names and sizes, not by their pixels.
+        For images that stay in their files it depends on file names and sizes, not on pixels.
         """
         parts = (self.x_train, self.x_val, self.x_test)
         digests = ["none" if part is None else part.fingerprint() for part in parts]
         return hashlib.sha256(" ".join(digests).encode()).hexdigest()
 
     def describe(self) -> dict[str, Any]:
-        """What `recmix.data.rebuild` needs to load the same images again and to check that they are."""
+        """Description (for JSON) with which `recmix.data.rebuild` loads and checks the same images."""
         return {
             "name": self.name,
             **self.source,

@@ -1,9 +1,9 @@
 """Annealed importance sampling: log p(x) along a path from a Gaussian to the posterior.
 
-The path is q(z)^(1-β) p(x, z)^β, β from 0 to 1. A chain begins with a draw from q, and at every β
-takes a Hamiltonian step that keeps the density of that β; the weights it gathers on the way,
-Σ_t (β_t - β_{t-1}) (log p(x, z_t) - log q(z_t)), are those of an importance sample of p(x), however
-short the path is. It corrects where q is poor, which plain importance sampling from q cannot.
+The path is q(z)^(1-β) p(x, z)^β, β from 0 to 1. A chain starts with a sample of q and takes, at every β,
+a Hamiltonian step that leaves the density of that β invariant. Its log-weight
+Σ_t (β_t - β_{t-1}) (log p(x, z_t) - log q(z_t)) is that of an importance sample of p(x), for a path of
+any length. The chain corrects a poor q, which plain importance sampling from q cannot.
 
 References: Neal, Annealed importance sampling, 2001; Wu et al., On the quantitative analysis of
 decoder-based generative models, 2017.
@@ -18,21 +18,21 @@ from torch import Tensor
 
 from recmix.evaluation.evidence import Evidence, evidence_of
 from recmix.model.latent import LatentModel, standard_normal
-from recmix.posteriors.full import FullGaussian
-from recmix.posteriors.gaussian import randn
+from recmix.posteriors import FullGaussian
+from recmix.posteriors.posterior import randn
 
 __all__ = ["annealed"]
 
 LEAPFROGS = 4
 """Gradients in one Hamiltonian step."""
 ACCEPTED = 0.65
-"""Share of steps to be accepted, to which step sizes are adapted before anything is counted."""
+"""Target acceptance rate. Step sizes are adapted to it in a first run that is not used."""
 FIRST_STEP = 0.5
-"""Step size in standard deviations of q, at first."""
+"""Initial step size, in standard deviations of q."""
 
 
-class _Place(NamedTuple):
-    """Points u with z = μ + L u, and the joint there."""
+class _State(NamedTuple):
+    """Points u with z = μ + L u, and the log joint there."""
 
     u: Tensor  # (S, B, D)
     log_joint: Tensor  # (S, B), of u: with log det L
@@ -49,31 +49,31 @@ def annealed(
     generator: torch.Generator,
     at_once: int,
 ) -> Evidence:
-    """log p(x) of images x (B, C, H, W) by chains from q, with its standard error over the chains.
+    """log p(x) of x (B, C, H, W) by chains from q, with its standard error over chains.
 
-    A first journey of a few chains along the path only adapts the step size of each image; the second
-    one counts, with step sizes that are fixed.
+    A first run of a few chains only adapts the step size of each example. The second run, with fixed
+    step sizes, gives the result.
 
     Args:
         model: p(x, z).
-        x: images.
-        q: where the path begins.
-        chains: importance samples of each image.
-        temperatures: β's on the path.
+        x: examples.
+        q: the start of the path.
+        chains: importance samples per example.
+        temperatures: number of β on the path.
         generator: of the noise, on the model's device.
         at_once: latent vectors decoded at a time.
     """
     size = torch.full_like(q.mean[:, 0], FIRST_STEP)
-    size = _journey(model, x, q, min(chains, 4), temperatures, size, generator, adapt=True)[1]
+    size = _run_chains(model, x, q, min(chains, 4), temperatures, size, generator, adapt=True)[1]
     parts, done = [], 0
     while done < chains:
         now = min(max(1, at_once // len(x)), chains - done)
-        parts.append(_journey(model, x, q, now, temperatures, size, generator, adapt=False)[0])
+        parts.append(_run_chains(model, x, q, now, temperatures, size, generator, adapt=False)[0])
         done += now
     return evidence_of(torch.cat(parts))
 
 
-def _journey(
+def _run_chains(
     model: LatentModel,
     x: Tensor,
     q: FullGaussian,
@@ -84,22 +84,22 @@ def _journey(
     *,
     adapt: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Log-weights (S, B) of chains along the path, and step sizes (B,), adapted or as they were."""
+    """Log-weights (S, B) of chains along the path, and step sizes (B,), adapted or as given."""
     factor = q.scale_tril
     volume = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
-    def look(u: Tensor) -> _Place:
+    def evaluate(u: Tensor) -> _State:
         with torch.enable_grad():
             leaf = u.detach().requires_grad_()
             z = q.mean + torch.einsum("bij,sbj->sbi", factor, leaf)
             log_joint = model.log_joint(x, z) + volume
             (slope,) = torch.autograd.grad(log_joint.sum(), leaf)
-        return _Place(u, log_joint.detach(), slope)
+        return _State(u, log_joint.detach(), slope)
 
-    here = look(randn((chains, *q.mean.shape), q.mean, generator))
+    here = evaluate(randn((chains, *q.mean.shape), q.mean, generator))
     log_weight = torch.zeros_like(here.log_joint)
     sizes = []
-    # Small steps at both ends, where the density changes most: a cosine.
+    # A cosine: small steps at both ends, where the density changes most.
     betas = (
         0.5 - 0.5 * torch.linspace(0, torch.pi, temperatures + 1, dtype=torch.float64).cos()
     ).tolist()
@@ -112,13 +112,13 @@ def _journey(
         step = size[:, None]
         for _ in range(LEAPFROGS):
             momentum = momentum + 0.5 * step * _force(there, betas[t])
-            there = look(there.u + step * momentum)
+            there = evaluate(there.u + step * momentum)
             momentum = momentum + 0.5 * step * _force(there, betas[t])
         gain = _energy(there, betas[t], momentum) - _energy(here, betas[t], kick)
-        gain = gain.nan_to_num(-torch.inf)  # a step that left the numbers is refused
+        gain = gain.nan_to_num(-torch.inf)  # reject steps that are not finite
         toss = torch.rand(gain.shape, generator=generator, device=gain.device, dtype=gain.dtype).log()
         taken = toss < gain
-        here = _Place(
+        here = _State(
             torch.where(taken[..., None], there.u, here.u),
             torch.where(taken, there.log_joint, here.log_joint),
             torch.where(taken[..., None], there.slope, here.slope),
@@ -132,12 +132,12 @@ def _journey(
     return log_weight, size
 
 
-def _force(place: _Place, beta: float) -> Tensor:
-    """Gradient of the density of β."""
+def _force(place: _State, beta: float) -> Tensor:
+    """Gradient of the log density of β."""
     return beta * place.slope - (1 - beta) * place.u
 
 
-def _energy(place: _Place, beta: float, momentum: Tensor) -> Tensor:
-    """Log-density of a place and its momentum, (S, B)."""
+def _energy(place: _State, beta: float, momentum: Tensor) -> Tensor:
+    """Log density of a state and its momentum, (S, B)."""
     here = beta * place.log_joint + (1 - beta) * standard_normal(place.u)
     return here - 0.5 * momentum.square().sum(-1)

@@ -13,16 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from recmix.errors import ConfigError
-from recmix.methods.method import Method
+from recmix.inference import Inference
+from recmix.methods.method import Method, infer
 from recmix.model.latent import LatentModel
-from recmix.posteriors.posterior import Posterior
+from recmix.posteriors import Posterior
 
-__all__ = ["MEMORY", "Bounds", "at_once", "bounds", "bounds_of", "decode_bytes", "parts"]
+__all__ = ["MEMORY", "Bounds", "at_once", "bounds", "bounds_of", "chunks", "decode_bytes"]
 
 MEMORY = 256 * 2**20
-"""Bytes that the decoder's activations may take at a time, by default."""
+"""Most bytes of the decoder's activations at a time, by default."""
 CPU_MEMORY = 32 * 2**20
-"""The same on a CPU, where smaller pieces stay near its caches and are faster."""
+"""The same on a CPU, where smaller chunks fit its caches and are faster."""
 
 
 class Bounds(NamedTuple):
@@ -48,49 +49,51 @@ def decode_bytes(model: LatentModel) -> int:
         model.eval()
         with torch.no_grad():
             z = torch.zeros(1, 1, model.latent, device=model.centre.device, dtype=model.centre.dtype)
-            decoded = model.decoded(z)
+            decoded = model.decoder_output(z)
     finally:
         model.train(training)
         for hook in hooks:
             hook.remove()
-    return total + 4 * decoded.numel() * decoded.element_size()  # the likelihood works on it too
+    return total + 4 * decoded.numel() * decoded.element_size()  # for the likelihood
 
 
 @torch.no_grad()
 def bounds(
     method: Method,
     x: Tensor,
+    inference: Inference | None = None,
     *,
     samples: int = 100,
     generator: torch.Generator | None = None,
     memory: int | None = None,
 ) -> Bounds:
-    """ELBO and IWAE-`samples` of images x (B, C, H, W) under a method's own posterior.
+    """ELBO and IWAE-`samples` of x (B, C, H, W) under a method's posterior.
 
     Args:
         method: gives the posterior and the joint.
-        x: images in [0, 1].
+        x: examples in [0, 1].
+        inference: how the posterior is improved first; by default not at all.
         samples: K.
         generator: the random stream.
-        memory: bytes for the decoder's activations; samples are taken in as many chunks as needed.
-            By default what suits the device.
+        memory: bytes for the decoder's activations; samples are drawn in as many chunks as needed. By
+            default what suits the device.
     """
+    used = inference or Inference()
     count = at_once(method.model, memory)
     found = [
-        bounds_of(method.model, part, method.infer(part), samples, generator, count)
-        for part in parts(method, x, count)
+        bounds_of(method.model, part, infer(method, part, used), samples, generator, count)
+        for part in chunks(x, used, count)
     ]
     return Bounds(*(torch.cat(column) for column in zip(*found, strict=True)))
 
 
-def parts(method: Method, x: Tensor, count: int) -> tuple[Tensor, ...]:
-    """The images in parts: as many as give `count` vectors, with all starts of each, or fewer."""
-    split: tuple[Tensor, ...] = x.split(max(1, count // method.climbs()["starts"]))
-    return split
+def chunks(x: Tensor, inference: Inference, count: int) -> tuple[Tensor, ...]:
+    """x in parts, such that all restarts of a part together decode at most `count` latent vectors."""
+    return x.split(max(1, count // inference.restarts))
 
 
 def at_once(model: LatentModel, memory: int | None = None) -> int:
-    """How many latent vectors may be decoded at a time.
+    """The number of latent vectors to decode at a time.
 
     Args:
         model: whose decoder.
@@ -109,7 +112,7 @@ def bounds_of(
     generator: torch.Generator | None,
     at_once: int,
 ) -> Bounds:
-    """The bounds of one batch under a given posterior, decoding at most `at_once` vectors at a time."""
+    """The bounds of one batch under a posterior, decoding at most `at_once` vectors at a time."""
     if not isinstance(samples, int) or samples < 1:
         raise ConfigError(f"samples must be a whole number, at least 1; got {samples!r}")
     chunk = max(1, at_once // len(x))

@@ -1,4 +1,4 @@
-"""Measure what is lost where: the ELBO, the best Gaussians and log p(x) of each image."""
+"""Measure a `Gap`: the ELBO, the best Gaussians and log p(x) of each example."""
 
 from __future__ import annotations
 
@@ -12,24 +12,23 @@ from recmix.evaluation.annealing import annealed
 from recmix.evaluation.bounds import at_once, bounds_of
 from recmix.evaluation.evidence import importance
 from recmix.evaluation.gap import Gap
-from recmix.evaluation.optimum import as_full, ascend, modes, noise_pairs, starts_of
-from recmix.methods.method import Method
-from recmix.posteriors.full import FullGaussian
-from recmix.posteriors.gaussian import Gaussian
-from recmix.posteriors.mixture import Mixture
-from recmix.posteriors.posterior import Posterior
+from recmix.evaluation.optimum import as_full, maximise_elbo, modes, noise_pairs, starts_of
+from recmix.inference import Inference
+from recmix.methods.method import Method, infer
+from recmix.posteriors import FullGaussian, Gaussian, Mixture, Posterior
 
 __all__ = ["decompose"]
 
 ELBO_SAMPLES = 100
-"""Of every ELBO."""
+"""Samples for every ELBO."""
 BEST_SHARE = 0.8
-"""Of the samples for log p(x) that come from the best Gaussian; the rest are Laplace's at every mode."""
+"""Share of the samples for log p(x) from the best Gaussian; the rest come from all modes."""
 
 
 def decompose(
     method: Method,
     x: Tensor,
+    inference: Inference | None = None,
     *,
     name: str = "test",
     samples: int = 1000,
@@ -38,27 +37,28 @@ def decompose(
     memory: int | None = None,
     report: Callable[[int], None] = lambda done: None,
 ) -> Gap:
-    """The gaps of a method on images x (B, C, H, W) in [0, 1], on the model's device.
+    """The gaps of a method on x (B, C, H, W) in [0, 1], on the model's device.
 
-    log p(x) is estimated by IWAE-`samples` under a mixture of the best full Gaussian and Laplace's at
-    the modes that were found. A subset of images, evenly spread, is checked by annealed importance
+    log p(x) is estimated by IWAE-`samples` under a mixture of the best full Gaussian and the Laplace
+    approximations at all modes found. Some examples, evenly spread, are checked by annealed importance
     sampling.
 
     Args:
         method: a trained method, in evaluation mode.
-        x: images.
-        name: what they are called.
+        x: examples.
+        inference: how the posterior is improved first; by default not at all.
+        name: their name.
         samples: importance samples for log p(x).
-        check: images whose log p(x) is checked, at most.
+        check: largest number of examples whose log p(x) is checked.
         seed: of all noise.
         memory: bytes for the decoder's activations at a time; by default what suits the device.
-        report: called with the number of images done.
+        report: called with the number of examples done.
     """
     for word, value, least in (("samples", samples, 2), ("check", check, 0)):
         if not isinstance(value, int) or value < least:
             raise ConfigError(f"{word} must be a whole number, at least {least}; got {value!r}")
     if not len(x):
-        raise ConfigError("there are no images to measure a gap on: give at least one")
+        raise ConfigError("there are no examples to measure a gap on: give at least one")
     model = method.model
     x = x.to(model.centre)
     count = at_once(model, memory)
@@ -72,15 +72,17 @@ def decompose(
     for start in range(0, len(x), rows):
         part, here = x[start : start + rows], picked[start : start + rows]
         with torch.no_grad():
-            q = method.infer(part)
+            q = infer(method, part, inference or Inference())
         family, exact = family_of(q)
         own = as_full(q)
         mode, every_mode = modes(model, part, starts_of(q))
-        # The same noise for every part: what an image gets does not depend on how they are divided.
+        # The same noise for every part, so that results do not depend on the division into parts.
         steps = torch.Generator(x.device).manual_seed(seed + 1)
         begin = [mode] if own is None else [mode, own]
-        diagonal = ascend(model, part, begin, diagonal=True, generator=steps, at_once=count)
-        full = ascend(model, part, [*begin, diagonal], diagonal=False, generator=steps, at_once=count)
+        diagonal = maximise_elbo(model, part, begin, diagonal=True, generator=steps, at_once=count)
+        full = maximise_elbo(
+            model, part, [*begin, diagonal], diagonal=False, generator=steps, at_once=count
+        )
         with torch.no_grad():
             elbos = [
                 bounds_of(model, part, one, ELBO_SAMPLES, generator, count).elbo
@@ -105,7 +107,7 @@ def decompose(
     for what, values in (("the ELBO", elbo), ("log p(x)", log_evidence)):
         if bad := int((~values.isfinite()).sum()):
             raise NonFiniteError(
-                f"{what} is not a finite number for {bad} of {len(x)} {name} images: "
+                f"{what} is not a finite number for {bad} of {len(x)} {name} examples: "
                 "the gap needs a trained model whose weights are finite"
             )
     return Gap(
@@ -122,15 +124,15 @@ def decompose(
 
 
 def family_of(q: Posterior) -> tuple[str, bool]:
-    """The Gaussians that a posterior is compared with, and whether it is one of them."""
-    parts = q.components if isinstance(q, Mixture) else [q]
+    """The family of Gaussians to compare a posterior with, and whether it belongs to it."""
+    parts = q.components
     family = "full" if all(isinstance(part, FullGaussian) for part in parts) else "diagonal"
     exact = len(parts) == 1 and isinstance(parts[0], FullGaussian | Gaussian)
     return family, exact
 
 
 def _proposal(best: FullGaussian, others: list[FullGaussian]) -> Mixture:
-    """Mostly the best Gaussian; Laplace's at other modes, so that none of them is missed."""
+    """Mostly the best Gaussian, and the Laplace approximations, so that no mode is missed."""
     rest = [(1 - BEST_SHARE) / len(others)] * len(others)
     shares = torch.tensor([BEST_SHARE, *rest], dtype=torch.float64)
     log_weights = shares.log().to(best.mean).expand(len(best.mean), -1)

@@ -1,4 +1,4 @@
-"""Estimates of log p(x) that know how uncertain they are."""
+"""Estimates of log p(x) with standard errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from recmix.model.latent import LatentModel
-from recmix.posteriors.posterior import Posterior
+from recmix.posteriors import Posterior
 
 __all__ = ["Evidence", "evidence_of", "importance"]
 
@@ -22,9 +22,9 @@ class Evidence(NamedTuple):
 
 
 def evidence_of(log_weights: Tensor) -> Evidence:
-    """The log of the mean of importance weights, given as logs (K, B): in expectation below log p(x).
+    """The log of the mean of importance weights, from log-weights (K, B). It underestimates log p(x).
 
-    The standard error is that of the weights' mean as a share of it. One weight alone has none.
+    The standard error is that of the mean weight, relative to the mean weight. One weight has none.
 
     >>> evidence_of(torch.tensor([[1.0], [3.0]]).log())
     Evidence(log=tensor([0.6931]), error=tensor([0.5000]))
@@ -45,13 +45,13 @@ def importance(
     generator: torch.Generator,
     at_once: int,
 ) -> Evidence:
-    """log p(x) of images x (B, C, H, W) by samples of q: IWAE-`samples`.
+    """log p(x) of x (B, C, H, W) by samples of q: IWAE-`samples`.
 
     Args:
         model: p(x, z).
-        x: images.
-        q: where samples come from.
-        samples: of each image.
+        x: examples.
+        q: the proposal.
+        samples: per example.
         generator: of the noise, on the model's device.
         at_once: latent vectors decoded at a time.
     """

@@ -1,10 +1,10 @@
-"""What is lost where between a posterior's ELBO and log p(x).
+"""`Gap`: what inference loses between a posterior's ELBO and log p(x), and where.
 
     log p(x) - L_q  =  (log p(x) - L*)     +  (L* - L_q)
     total              approximation gap      amortisation gap
 
-L_q is the ELBO of the method's own posterior and L* that of the best member of its family, found for
-each image alone. Reference: Cremer, Li & Duvenaud, Inference suboptimality in variational
+L_q is the ELBO of the method's posterior. L* is the ELBO of the best member of its family, optimised for
+each example. Reference: Cremer, Li & Duvenaud, Inference suboptimality in variational
 autoencoders, ICML 2018.
 """
 
@@ -19,13 +19,13 @@ from torch import Tensor
 __all__ = ["QUANTITIES", "Gap"]
 
 SMALL_TOTAL = 1.0
-"""Nats of the total gap below which nothing will pay."""
+"""Total gaps below this, in nats, are not worth reducing."""
 SIGNIFICANT = 3.0
-"""Standard errors from which on a difference counts."""
+"""A difference counts if it is more than this many standard errors."""
 NEGLIGIBLE = 0.05
-"""Nats between the two estimates of log p(x) that do not count, however small their error."""
+"""Differences between two estimates of log p(x) below this, in nats, do not count."""
 
-REFINEMENT = "refinement (--refine, vlae, sa, or more of their steps)"
+REFINEMENT = "refinement (--refine, or more steps of it)"
 
 QUANTITIES = {
     "log_evidence": "log p(x)",
@@ -37,26 +37,26 @@ QUANTITIES = {
     "amortisation": "amortisation gap",
     "total": "total gap",
 }
-"""What a summary holds, with its name in tables."""
+"""The quantities of a summary, with their names in tables."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Gap:
-    """What inference loses on N images, and where; all in nats per image.
+    """What inference loses on N examples, and where; all in nats per example.
 
     Args:
-        name: of the images: test, train …
-        family: of Gaussians that L* is the best of, ``diagonal`` or ``full``.
+        name: name of the examples: test, train …
+        family: the Gaussians that L* is optimised over, ``diagonal`` or ``full``.
         exact: whether the posterior is a Gaussian of that family. If not (mixtures, flows), its own
-            family contains these Gaussians: its approximation gap is at most the one given, and its
-            amortisation gap at least the one given, which can be negative.
+            family contains these Gaussians. Then its approximation gap is at most the given one, and its
+            amortisation gap at least the given one, which can be negative.
         elbo: L_q, (N,).
         diagonal: the ELBO of the best diagonal Gaussian, (N,).
-        full: that of the best full Gaussian, (N,).
+        full: the ELBO of the best full Gaussian, (N,).
         log_evidence: log p(x) by importance sampling from the best Gaussian, (N,).
-        checked: which of the images were checked, (n,).
+        checked: indices of the examples whose log p(x) was checked, (n,).
         annealed: log p(x) of these by annealed importance sampling, (n,).
-        train: the same of training images, to compare with.
+        train: the same for training examples, to compare with.
 
     >>> import torch
     >>> one = torch.ones(3)
@@ -86,7 +86,7 @@ class Gap:
 
     @property
     def approximation(self) -> Tensor:
-        """log p(x) - L*, (N,): what the best member of the family cannot reach."""
+        """log p(x) - L*, (N,): the loss of the best member of the family."""
         return self.log_evidence - self.best
 
     @property
@@ -96,7 +96,7 @@ class Gap:
 
     @property
     def amortisation(self) -> Tensor:
-        """L* - L_q, (N,): what the network's one guess loses."""
+        """L* - L_q, (N,): the loss of the network against the best member."""
         return self.best - self.elbo
 
     @property
@@ -105,9 +105,9 @@ class Gap:
         return self.log_evidence - self.elbo
 
     def summary(self) -> dict[str, Any]:
-        """Means over images with their standard errors, by images' name and quantity.
+        """Means over examples with their standard errors, by name of the examples and quantity.
 
-        With training images also their own, and ``difference``: these images minus training images.
+        With training examples it also holds theirs, and the ``difference``: these minus training.
         """
         found: dict[str, Any] = {self.name: self._means()}
         if self.train is not None:
@@ -123,9 +123,9 @@ class Gap:
         return found
 
     def check(self) -> dict[str, Any] | None:
-        """How log p(x) compares with annealed importance sampling; nothing if no image was checked.
+        """Compare log p(x) with annealed importance sampling; None if nothing was checked.
 
-        They disagree if the mean difference is more than 3 of its standard errors, and 0.05 nats.
+        They disagree if the mean difference is more than 3 of its standard errors and 0.05 nats.
         """
         if not len(self.checked):
             return None
@@ -142,52 +142,54 @@ class Gap:
 
     @property
     def advice(self) -> str:
-        """One sentence: what will pay, by these rules, tried in this order.
+        """One or two sentences of advice. The first rule that applies decides.
 
-        1. A total below 1 nat: nothing.
-        2. The approximation gap is the larger: a richer posterior; a full Gaussian if that closes at
-           least half of it, else a mixture or a flow.
-        3. The amortisation gap is the larger, and training images are known: if it is at least half as
-           large again as theirs, by more than 3 standard errors, the encoder does not generalise.
-        4. Otherwise the encoder is at fault on all images.
+        1. The total is below 1 nat: nothing is worth doing.
+        2. The approximation gap is the larger one: use a richer posterior; a full Gaussian if that
+           closes at least half of the gap, else a mixture or a flow.
+        3. The amortisation gap is the larger one, and at least 1.5 times that of training examples, by
+           more than 3 standard errors: the encoder does not generalise.
+        4. Otherwise the encoder is too weak on all examples.
         """
         mine = {key: value["mean"] for key, value in self._means().items()}
         total, lost, left = mine["total"], mine["amortisation"], mine["approximation"]
         if total < SMALL_TOTAL:
-            return f"Nothing will pay: only {total:.2f} nats are lost in all."
+            return f"Nothing is worth doing: only {total:.2f} nats are lost in total."
         if left >= lost:
-            left = min(left, total)  # a mixture may be better than every single Gaussian
+            left = min(left, total)  # a mixture may be better than every Gaussian
             closed = left - mine["approximation_full"]
             if closed >= 0.5 * left:
-                kind = f"a full covariance (full, hf, vlae) closes {closed:.1f} nats of it"
+                kind = f"a full covariance gains {closed:.1f} nats of it"
             else:
-                kind = "a mixture or a flow (rme, iaf) may do better"
-            start = f"{left:.1f} of {total:.1f} nats are lost because no {self.family} Gaussian fits"
+                kind = "a mixture or a flow may do better"
+            start = (
+                f"{left:.1f} of {total:.1f} nats are lost because no {self.family} Gaussian fits better"
+            )
             if not self.exact:
-                start = f"up to {left:.1f} of {total:.1f} nats are lost because its family is too narrow"
-            return f"A richer posterior will pay: {start}, and {kind}."
+                start = f"up to {left:.1f} of {total:.1f} nats are lost because the family is too small"
+            return f"Use a richer posterior: {start}; {kind}."
         least = "" if self.exact else "at least "
-        start = f"{least}{lost:.1f} of {total:.1f} nats are lost by the encoder's guess"
+        start = f"{least}{lost:.1f} of {total:.1f} nats are lost by the encoder"
         if self.train is None:
             return (
-                f"A better encoder or {REFINEMENT} will pay: {start}; "
-                "training images beside these would tell whether it generalises."
+                f"Use a better encoder or {REFINEMENT}: {start}. "
+                "Give training examples too to see whether it generalises."
             )
         between = self.summary()["difference"]["amortisation"]
         theirs = self.train._means()["amortisation"]["mean"]
         if lost >= 1.5 * theirs and between["mean"] > SIGNIFICANT * between["se"]:
             return (
-                f"The encoder does not generalise: {start}, against {theirs:.1f} on training images, so "
-                f"{REFINEMENT}, residual corrections or augmented training images will pay, "
-                "and a richer posterior will not."
+                f"The encoder does not generalise: {start}, against {theirs:.1f} on training examples. "
+                f"Use {REFINEMENT}, residual corrections or augmented training data; "
+                "a richer posterior will not help."
             )
         return (
-            f"A wider encoder, longer training or {REFINEMENT} will pay: {start}, "
-            f"and {theirs:.1f} on training images too."
+            f"Use a wider encoder, longer training or {REFINEMENT}: {start}, "
+            f"and {theirs:.1f} on training examples."
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON values: the summary, the checks, the advice and every image's figures."""
+        """As plain JSON values: the summary, the checks, the advice and the values of every example."""
         return {
             "family": self.family,
             "exact": self.exact,
@@ -200,7 +202,7 @@ class Gap:
     def __str__(self) -> str:
         """A table and the advice."""
         parts = self.summary()
-        lines = [["nats per image", *parts]]
+        lines = [["nats per example", *parts]]
         for key, words in QUANTITIES.items():
             cells = [f"{part[key]['mean']:.2f} ± {part[key]['se']:.2f}" for part in parts.values()]
             lines.append([words, *cells])
@@ -212,21 +214,21 @@ class Gap:
         return "\n".join([*rows, *self.notes(), self.advice])
 
     def notes(self) -> list[str]:
-        """What has to be known to read the table: the family, and how log p(x) was checked."""
-        lines = [f"Approximation and amortisation gap are those of the {self.family} Gaussians."]
+        """Notes to the table: the family, and how log p(x) was checked."""
+        lines = [f"Approximation and amortisation gap refer to {self.family} Gaussians."]
         if not self.exact:
             lines[0] += (
-                " The posterior's own family contains them: "
-                "its approximation gap is at most, its amortisation gap at least this."
+                " The posterior's own family is larger: its approximation gap is at most, and its "
+                "amortisation gap at least, the value given."
             )
         for part in self._parts():
             if (found := part.check()) is None:
                 continue
             by, error = found["difference"]["mean"], found["difference"]["se"]
-            verdict = "they agree" if found["agrees"] else "they DISAGREE, so do not trust log p(x)"
+            verdict = "they agree" if found["agrees"] else "they DISAGREE: do not trust log p(x)"
             lines.append(
-                f"Annealed importance sampling of {found['images']} {part.name} images puts log p(x) "
-                f"{by:+.3f} ± {error:.3f} nats from the estimate above: {verdict}."
+                f"Annealed importance sampling on {found['images']} {part.name} examples differs by "
+                f"{by:+.3f} ± {error:.3f} nats from this estimate of log p(x): {verdict}."
             )
         return lines
 
@@ -242,7 +244,7 @@ class Gap:
 
 
 def _mean(values: Tensor) -> dict[str, float]:
-    """Mean over images and its standard error, which one image alone has not."""
+    """Mean over examples and its standard error (not a number for one example)."""
     values = values.double()
     error = float(values.std()) / math.sqrt(len(values)) if len(values) > 1 else math.nan
     return {"mean": float(values.mean()), "se": error}

@@ -1,4 +1,4 @@
-"""Scores of a trained method on a set of images: what tables are made of."""
+"""Scores of a trained method on a set of examples."""
 
 from __future__ import annotations
 
@@ -10,44 +10,47 @@ import torch
 from torch import Tensor
 
 from recmix.data import Images
-from recmix.evaluation.bounds import at_once, bounds_of, parts
+from recmix.evaluation.bounds import at_once, bounds_of, chunks
 from recmix.evaluation.timing import posterior_milliseconds
-from recmix.methods.method import Method
+from recmix.inference import Inference
+from recmix.methods.method import Method, infer
 
 __all__ = ["TIMED_BATCH", "device_name", "score"]
 
 AT_ONCE = 500
 TIMED_BATCH = 128
-"""The paper times its posteriors on batches of this size."""
+"""Batch size of the paper's inference times."""
 
 
 @torch.no_grad()
 def score(
     method: Method,
     images: Images,
+    inference: Inference | None = None,
     *,
     samples: int = 100,
     seed: int = 0,
     memory: int | None = None,
     report: Callable[[int], None] = lambda done: None,
 ) -> dict[str, Any]:
-    """ELBO and IWAE with standard errors, mean mixing weights and the posterior's time.
+    """ELBO and IWAE with standard errors, mean mixing weights and the time of a posterior.
 
     Args:
         method: a trained method.
         images: what to score it on.
+        inference: how the posterior is improved first; by default not at all.
         samples: K of IWAE-K; the ELBO is averaged over the same samples.
         seed: of the sampling noise.
         memory: bytes for the decoder's activations at a time; by default what suits the device.
-        report: called with the number of images done.
+        report: called with the number of examples done.
     """
-    centre = method.model.centre
+    used, centre = inference or Inference(), method.model.centre
     generator = torch.Generator(centre.device).manual_seed(seed)
     count = at_once(method.model, memory)
     elbo, iwae, weights = [], [], []
     for start in range(0, len(images), AT_ONCE):
-        for x in parts(method, _batch(images, slice(start, start + AT_ONCE), centre), count):
-            q = method.infer(x)
+        for x in chunks(_batch(images, slice(start, start + AT_ONCE), centre), used, count):
+            q = infer(method, x, used)
             found = bounds_of(method.model, x, q, samples, generator, count)
             elbo.append(found.elbo)
             iwae.append(found.iwae)
@@ -58,21 +61,30 @@ def score(
         "images": len(images),
         "samples": samples,
         "seed": seed,
-        **method.climbs(),
-        "widen": method.widen,
-        "widen_tilt": method.widen_tilt,
-        "widen_at": method.widen_at,
+        "inference": used.to_json(),
+        **kind_of_inference(method, used),
         **_mean("elbo", torch.cat(elbo)),
         **_mean("iwae", torch.cat(iwae)),
         "weights": torch.cat(weights).double().mean(0).tolist(),
-        "milliseconds": posterior_milliseconds(method, timed),
+        "milliseconds": posterior_milliseconds(method, timed, used),
         "batch": len(timed),
         "device": device_name(centre.device),
     }
 
 
+def kind_of_inference(method: Method, inference: Inference) -> dict[str, Any]:
+    """What is done for each example: ``kind``, and ``steps`` of optimisation.
+
+    ``encoder``: one pass through the encoders. ``feed-forward``: several passes through encoder and
+    decoder. ``refined``: optimisation steps for each example.
+    """
+    steps = method.steps_per_example + inference.refine
+    usual = "feed-forward" if method.feed_forward else "encoder"
+    return {"kind": "refined" if steps else usual, "steps": steps}
+
+
 def device_name(device: torch.device) -> str:
-    """What a measurement says it was made on."""
+    """The name of a device in measurements."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 

@@ -10,12 +10,12 @@ from rich.console import Console
 
 from recmix.errors import ConfigError, DataError
 from recmix.experiments.grid import Grid, check, read_grid
-from recmix.experiments.schedule import Schedule
+from recmix.experiments.job_queue import JobQueue
+from recmix.experiments.local_workers import make_slots, run_here
 from recmix.experiments.stopping import stopping
 from recmix.experiments.store import Store
-from recmix.experiments.timing import time_again
+from recmix.experiments.time_runs import time_runs
 from recmix.experiments.view import print_plan, print_status, print_summary, watching
-from recmix.experiments.workers import make_slots, run_here
 
 __all__ = ["run_grid"]
 
@@ -39,54 +39,55 @@ def run_grid(
     """Do the runs of a grid that are not done yet.
 
     Args:
-        file: the grid, see `recmix.experiments.grid`.
-        store: folder of the runs; made if it is not there.
-        dry_run: only say what would be done.
-        workers: how many runs at a time; by default one per GPU, or one per core.
-        limit_hours: save and stop after so long.
-        ray: ``local`` or the address of a Ray cluster to do the runs on.
-        status: only say how the runs stand.
+        file: of the grid, see `recmix.experiments.grid`.
+        store: folder of the runs; it is made if it does not exist.
+        dry_run: only print what would be done.
+        workers: runs at a time; by default one per GPU, or one per core without a GPU.
+        limit_hours: save and stop after this time.
+        ray: ``local`` or the address of a Ray cluster that does the runs.
+        status: only print the states of the runs.
         data_root: folder of the data sets.
-        device: ``auto``, ``cpu``, ``cuda`` …
-        retry_failed: try those again that failed before.
-        timing: only time the finished runs again, one after the other.
+        device: ``auto``, ``cpu``, ``cuda`` and so on.
+        retry_failed: try runs again that failed before.
+        timing: only measure the inference times of finished runs, one after the other.
 
     Returns:
-        The exit status: 0 if all runs are done, 1 if some failed, 130 if it was stopped before.
+        The exit status: 0 if all runs are done, 1 if some failed, 130 if it was stopped.
     """
     if limit_hours is not None and not limit_hours > 0:
         raise ConfigError(f"limit_hours must be positive, got {limit_hours}")
     out, err = Console(), Console(stderr=True)
     place = Store(store)
     grid = read_grid(Path(file))
-    place.grid_file(grid.name)  # refuses a name that is none
-    schedule = Schedule(place, grid.jobs, retry_failed=retry_failed)
+    place.grid_file(grid.name)  # refuses a name that cannot be a file name
+    place.check_format()
+    queue = JobQueue(place, grid.jobs, retry_failed=retry_failed)
     if status:
-        print_status(grid, schedule, out)
+        print_status(grid, queue, out)
         return COMPLETE
     if timing:
-        finished = [entry.job for entry in schedule.of_kind("done")]
-        time_again(place, finished, device=device, data_root=data_root, console=err)
+        finished = [entry.job for entry in queue.of_kind("done")]
+        time_runs(place, finished, device=device, data_root=data_root, console=err)
         out.print(f"timed {len(finished)} finished runs, one after the other", highlight=False)
         return COMPLETE
-    check(entry.job for entry in schedule.of_kind("waiting"))
+    check(entry.job for entry in queue.of_kind("waiting"))
     slots = make_slots(workers, device) if ray is None else []
     if dry_run:
-        print_plan(grid, schedule, workers or len(slots) or 1, out, data_root)
+        print_plan(grid, queue, workers or len(slots) or 1, out, data_root)
         return COMPLETE
     place.keep(grid)
     began = time.monotonic()
     with stopping(limit_hours) as stop:
         if ray is None:
-            _fetch(grid, schedule, data_root, err)
-            with watching(grid, schedule, len(slots), err) as watcher:
-                run_here(schedule, slots, device=device, data_root=data_root, watcher=watcher, stop=stop)
+            _fetch(grid, queue, data_root, err)
+            with watching(grid, queue, len(slots), err) as watcher:
+                run_here(queue, slots, device=device, data_root=data_root, watcher=watcher, stop=stop)
         else:
             from recmix.experiments.cluster import run_on_ray
 
             run_on_ray(
                 grid,
-                schedule,
+                queue,
                 address=ray,
                 workers=workers,
                 device=device,
@@ -94,29 +95,28 @@ def run_grid(
                 console=err,
                 stop=stop,
             )
-    complete = not schedule.open and not schedule.counts["running"]
+    counts = queue.counts
+    complete = not queue.open and not counts["running"]
     given = {"workers": workers, "ray": ray, "data-root": data_root, "limit-hours": limit_hours}
     given |= {"device": None if device == "auto" else device}
-    asked = [f"--{k}={v}" for k, v in given.items() if v is not None]
-    command = shlex.join(["recmix", "grid", str(file), "--store", str(store), *asked])
+    options = [f"--{name}={value}" for name, value in given.items() if value is not None]
     print_summary(
-        schedule,
+        queue,
         out,
         stopped="" if complete else stop.why,
         seconds=time.monotonic() - began,
-        command=command,
+        command=shlex.join(["recmix", "grid", str(file), "--store", str(store), *options]),
     )
     if not complete:
         return INTERRUPTED
-    counts = schedule.counts
     return SOME_FAILED if counts["failed"] or counts["blocked"] else COMPLETE
 
 
-def _fetch(grid: Grid, schedule: Schedule, root: Path | None, console: Console) -> None:
-    """Have the data there before several workers want them; leave out runs that cannot have them."""
+def _fetch(grid: Grid, queue: JobQueue, root: Path | None, console: Console) -> None:
+    """Download missing data before the workers start; block runs whose data are not available."""
     from recmix.data import inventory, load
 
-    wanted = {entry.job.column["data"] for entry in schedule.of_kind("waiting")}
+    wanted = {entry.job.column["data"] for entry in queue.of_kind("waiting")}
     for entry in inventory(root):
         if entry.name in wanted and not entry.usable:
             console.print(f"fetching {entry.name}", highlight=False)
@@ -124,4 +124,4 @@ def _fetch(grid: Grid, schedule: Schedule, root: Path | None, console: Console) 
                 load(entry.name, root)
             except DataError as error:
                 jobs = [job for job in grid.jobs if job.column["data"] == entry.name]
-                schedule.block(jobs, f"its data cannot be had: {error}")
+                queue.block(jobs, f"its data are not available: {error}")

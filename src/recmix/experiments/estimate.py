@@ -1,4 +1,4 @@
-"""How long the rest will take, from the runs that are done."""
+"""How long the remaining runs will take, estimated from finished runs."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from recmix.experiments.grid import Job
-from recmix.experiments.schedule import Schedule
+from recmix.experiments.grid import GridJob
+from recmix.experiments.job_queue import JobQueue
 
-__all__ = ["Clock", "Left", "in_words"]
+__all__ = ["Clock", "TimeLeft", "in_words"]
 
 
 @dataclass(frozen=True)
-class Left:
-    """What is known of the time left.
+class TimeLeft:
+    """An estimate of the remaining time.
 
     Attributes:
-        seconds: for the runs of which something is known, shared among the workers.
-        known: how many those are.
-        unknown: runs of which nothing is known yet.
-        measured: how many finished runs it is taken from.
-        at_most: it counts with all epochs of some runs, for none of their kind has ended yet.
+        seconds: for the runs with an estimate, divided by the number of workers.
+        known: number of runs with an estimate.
+        unknown: number of runs without one.
+        measured: number of finished runs that the estimate uses.
+        at_most: whether some runs count with their largest number of epochs, because no run of their
+            kind is finished.
     """
 
     seconds: float
@@ -35,56 +36,51 @@ class Left:
         if not self.known and not self.unknown:
             return "none"
         if not self.known:
-            return "unknown until the first run of its kind is under way"
+            return "unknown until the first epoch of a run is done"
         how = "at most about" if self.at_most else "about"
-        more = f", and {self.unknown} runs of a kind not seen yet" if self.unknown else ""
+        more = f", and {self.unknown} runs without an estimate" if self.unknown else ""
         return f"{how} {in_words(self.seconds)} (from {self.measured} finished runs){more}"
 
 
 class Clock:
-    """Estimates from finished runs of the same row and column, or at least of the same column and stage.
+    """Estimates from finished runs of the same row and column, or of the same column and stage.
 
-    Where none has finished, those that are running give the time of an epoch.
-
-    Args:
-        schedule: the runs.
-        workers: how many are done at a time.
+    If none is finished, running runs give the time of an epoch. `workers` runs are done at a time.
     """
 
-    def __init__(self, schedule: Schedule, workers: int) -> None:
-        self.schedule = schedule
+    def __init__(self, queue: JobQueue, workers: int) -> None:
+        self.queue = queue
         self.workers = workers
-        self._kinds = {digest: _kinds(entry.job) for digest, entry in schedule.entries.items()}
+        self._kinds = {digest: _kinds(entry.job) for digest, entry in queue.entries.items()}
         self._seconds: dict[str, float] = {}
 
-    def left(self) -> Left:
+    def left(self) -> TimeLeft:
         """The time left now."""
-        whole, epoch = self._finished(), self._running()
+        per_run, per_epoch = self._finished(), self._running()
         total, known, unknown, at_most = 0.0, 0, 0, False
-        for entry in self.schedule.of_kind("waiting", "running", "elsewhere"):
+        for entry in self.queue.of_kind("waiting", "running", "elsewhere"):
             kinds = self._kinds[entry.job.digest]
-            if (seconds := _first(whole, kinds)) is not None:
+            if (seconds := _first(per_run, kinds)) is not None:
                 spent = time.monotonic() - entry.since if entry.kind == "running" else 0.0
                 total += max(0.0, seconds - spent)
-            elif (seconds := _first(epoch, kinds)) is not None:
-                done, _ = self.schedule.store.last_epoch(entry.job.digest)
+            elif (seconds := _first(per_epoch, kinds)) is not None:
+                done, _ = self.queue.store.last_epoch(entry.job.digest)
                 total += seconds * max(0, entry.job.definition["training"]["epochs"] - done)
                 at_most = True
             else:
                 unknown += 1
                 continue
             known += 1
-        shared = total / max(1, min(self.workers, known))
         measured = sum(1 for seconds in self._seconds.values() if seconds)
-        return Left(shared, known, unknown, measured, at_most)
+        return TimeLeft(total / max(1, min(self.workers, known)), known, unknown, measured, at_most)
 
     def _finished(self) -> dict[tuple[str, ...], float]:
-        """Mean seconds of finished runs, by kind; each is read once."""
+        """Mean seconds of finished runs, by kind; each job file is read once."""
         found: dict[tuple[str, ...], list[float]] = {}
-        for entry in self.schedule.of_kind("done"):
+        for entry in self.queue.of_kind("done"):
             digest = entry.job.digest
             if digest not in self._seconds:
-                self._seconds[digest] = self.schedule.store.job_file(digest).get("seconds") or 0.0
+                self._seconds[digest] = self.queue.store.job_file(digest).get("seconds") or 0.0
             for kind in self._kinds[digest] if self._seconds[digest] else ():
                 found.setdefault(kind, []).append(self._seconds[digest])
         return {kind: sum(times) / len(times) for kind, times in found.items()}
@@ -92,8 +88,8 @@ class Clock:
     def _running(self) -> dict[tuple[str, ...], float]:
         """Seconds of an epoch of a running run, by kind."""
         found: dict[tuple[str, ...], float] = {}
-        for entry in self.schedule.of_kind("running"):
-            _, seconds = self.schedule.store.last_epoch(entry.job.digest)
+        for entry in self.queue.of_kind("running"):
+            _, seconds = self.queue.store.last_epoch(entry.job.digest)
             for kind in self._kinds[entry.job.digest] if seconds else ():
                 found[kind] = seconds
         return found
@@ -117,8 +113,8 @@ def in_words(seconds: float) -> str:
     return f"{int(minutes)} min {int(seconds) % 60} s" if minutes >= 1 else f"{seconds:.0f} s"
 
 
-def _kinds(job: Job) -> list[tuple[str, ...]]:
-    """What a run is like, the nearest first."""
+def _kinds(job: GridJob) -> list[tuple[str, ...]]:
+    """Groups of similar runs, the most similar first."""
     column = json.dumps(job.column, sort_keys=True)
     stage = "second" if job.depends else "first"
     return [(job.row, column), (job.label, column), (stage, column)]

@@ -1,31 +1,37 @@
-"""A grid: a TOML file that names data, methods and a protocol, and the runs that follow from it.
+"""A grid: the runs that a TOML file describes.
 
 .. code-block:: toml
 
     title = "Table 1"
     [protocol]
     splits = 10            # seeds 0 to 9 of the validation split, or a list of seeds
-    restarts = 3           # seeds 0 to 2 of the weights, best by validation, or a list of seeds
-    samples = [100]        # K of the IWAE-K bounds of the test images
-    choose_by = 100        # K of the bound of the validation images (default: the first of `samples`)
-    [budget]               # training options of the two stages, as in `recmix.runs.options.Training`
+    restarts = 3           # seeds 0 to 2 of the initial weights, or a list of seeds
+    samples = [100]        # K of the IWAE-K bounds on test data
+    choose_by = 100        # K of the IWAE-K bound on validation data (default: the first of `samples`)
+    [budget]               # training options of the two stages
     first = { epochs = 2000, patience = 50 }
     second = { epochs = 20, learning_rate = 1e-5 }
-    [[columns]]            # a list is an axis
+    [[columns]]            # a list gives one column for each of its values
     data = ["mnist", "omniglot"]
-    latent = [20, 50]      # also: likelihood, network, decoder_network, size, crop,
-    methods = ["vae", "rme"]   # which of the methods (default all), first, second (over the budget)
-    [[methods]]
+    latent = [20, 50]      # also: likelihood, network, decoder_network, size, crop
+    methods = ["rme"]      # the methods of these columns (default: all)
+    first = { epochs = 50 }  # replaces values of the budget; also: second
+    [[methods]]            # a list gives one row for each of its values
     name = "rme"
-    order = [2, 3]         # options of the method or of training; also: continued, label,
-    after = "VAE+"         # the row whose runs it starts from (default: the VAE),
-    refined = [2, 4]       # scored again with so many Gauss-Newton steps for every image
-    calibrated = true      # and each of these again, as wide as validation images ask for
+    order = [2, 3]         # options of the method, of training or of inference
+    continued = true       # start from a trained model even if the method does not need one
+    after = "VAE+"         # the row whose model it starts from (default: the first stage)
+    label = "MINE"         # name of the row (default: `recmix.training.labels.row_label`)
+    refined = [2, 4]       # also scored with this many Gauss-Newton steps
+    calibrated = true      # each of these also scored with calibration on validation data
 
-A run's name is a digest of everything that defines its result and of nothing else, so that the same
-run in two grids, or in one grid twice, is one run. Methods of the second stage start from the VAE of
-their column, split and restart, which is trained once. VAE+ (that VAE, continued under the same
-schedule) is in every grid: a gain is a gain over it.
+The name of a run is a digest of its definition: everything that defines its result, and nothing else. So
+a run that several grids contain is done once. A definition holds only options that differ from their
+defaults. So a new option whose default changes nothing leaves all digests as they were.
+
+A method starts from the model of its first stage (`Method.starts_from`) for the same column, split and
+restart, which is trained once. Every grid contains the first stage (VAE) and the first stage continued
+with the schedule of the second (VAE+). The latter is the control: gains are differences from it.
 """
 
 from __future__ import annotations
@@ -35,114 +41,78 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from recmix._version import __version__
 from recmix.errors import ConfigError
-from recmix.experiments.parts import (
-    AXES,
-    Column,
-    Variant,
-    only,
-    read_budget,
-    read_columns,
-    read_protocol,
-    read_variants,
-    table,
-    tables,
-    variant,
-)
+from recmix.experiments.parts import GridColumn, GridRow, read_parts, read_rows, stage_training
+from recmix.inference import Inference
 from recmix.runs.files import read_toml
-from recmix.runs.options import CLIMBS
 from recmix.runs.scores import ScoreKey
+from recmix.runs.spec import FORMAT, Spec
+from recmix.runs.training_options import Training
 
-__all__ = ["Grid", "Job", "check", "digest_of", "expand", "read_grid", "told"]
+if TYPE_CHECKING:
+    from recmix.methods.method import Method
 
-FORMAT = 1
-"""Enters every digest: a change of what a definition means makes new runs of all."""
+__all__ = ["Grid", "GridJob", "check", "digest_of", "expand", "read_grid"]
+
 DIGITS = 16
-YOUNGER = {
-    "reuse": 0,
-    "widen": 1.0,
-    "keep": "best",
-    "average": 0.0,
-    "distil": 0.0,
-    "distil_steps": 2,
-    "optimizer": "adam",
-    "starts": 1,
-    "widen_tilt": 0.0,
-    "widen_at": 0.0,
-}
-"""Training options that came after the first stores, each with the value that changes nothing."""
+"""Hexadecimal digits of a digest."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class GridJob:
     """One run of a grid.
 
     Attributes:
-        digest: its name, from `definition`.
+        digest: name of the run, from `definition`.
         definition: everything that defines the result, as plain JSON values.
-        label: the row of the table it belongs to: VAE, VAE+, SA, RME …
+        column: data, latent dimension, likelihood and networks.
+        label: name of its row in the table, such as ``RME``.
         setting: value of the option that the table varies, if there is one.
-        option: the name of that option.
+        option: name of that option.
         split: seed of the validation split.
-        restart: seed of the weights.
+        restart: seed of the initial weights.
         depends: digest of the run it starts from, or None.
-        evaluate: what is measured, see `recmix.runs.scores.ScoreKey`.
-        apart: training options that are not part of the definition.
+        evaluate: names of its scores, see `recmix.runs.scores.ScoreKey`.
+        extra: options that are not part of the definition.
     """
 
-    digest: str
+    digest: str = ""
     definition: dict[str, Any]
+    column: dict[str, Any]
     label: str
     setting: Any
     option: str | None
-    split: int
-    restart: int
-    depends: str | None
+    split: int = 0
+    restart: int = 0
+    depends: str | None = None
     evaluate: tuple[str, ...]
-    apart: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def column(self) -> dict[str, Any]:
-        """What its column of the table is: data, dimension, likelihood and networks."""
-        of = self.definition
-        found = {"data": of["data"]["name"], **{k: of[k] for k in AXES if k in of and k != "data"}}
-        return found | {k: of["data"][k] for k in ("size", "crop") if of["data"].get(k) is not None}
+    extra: dict[str, Any]
 
     @property
     def row(self) -> str:
-        """Its row of the table, such as ``RME(2)``."""
+        """Its row in the table, such as ``RME(2)``."""
         return self.label if self.option is None else f"{self.label}({self.setting})"
 
     @property
-    def chained(self) -> bool:
-        """Whether its posterior is a chain of corrections, which may begin from several starts."""
-        of = self.definition
-        return bool(of["method"] == "vae" and of["options"].get("component") == "residual")
-
-    @property
     def title(self) -> str:
-        """What a person calls it."""
+        """Row, data, dimension, networks if they are unusual, split and restart."""
         of = self.column
-        nets = {of["network"], of["decoder_network"]} - {"conv"}
-        kind = f" {of['network']}/{of['decoder_network']}" if nets else ""
-        where = f"{Path(of['data']).name} {of['latent']}{kind}"
+        unusual = {of["network"], of["decoder_network"]} - {"conv"}
+        networks = f" {of['network']}/{of['decoder_network']}" if unusual else ""
+        where = f"{Path(of['data']).name} {of['latent']}{networks}"
         return f"{self.row} {where} split {self.split} restart {self.restart}"
 
     def to_json(self) -> dict[str, Any]:
-        """For the grid's file and, with the definition, the run's."""
+        """Its entry in the grid's file of the store."""
+        names = ("digest", "label", "setting", "option", "split", "restart")
         return {
-            "digest": self.digest,
-            "label": self.label,
-            "setting": self.setting,
-            "option": self.option,
+            **{name: getattr(self, name) for name in names},
             **self.column,
-            "split": self.split,
-            "restart": self.restart,
             "continued": self.depends is not None,
             "dependency": self.depends,
             "evaluate": list(self.evaluate),
@@ -151,49 +121,28 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """The runs of one file, in the order in which they are wanted, and what there is to say of them."""
+    """The runs of one file, in the order in which they are done, and notes for the user."""
 
     name: str
     title: str
-    jobs: tuple[Job, ...]
+    jobs: tuple[GridJob, ...]
     protocol: dict[str, Any]
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """For the store."""
-        return {
-            "format": FORMAT,
-            "recmix": __version__,
-            "name": self.name,
-            "title": self.title,
-            "protocol": self.protocol,
-            "jobs": [job.to_json() for job in self.jobs],
-        }
-
-
-def told(definition: Mapping[str, Any]) -> dict[str, Any]:
-    """A definition without the younger options that change nothing."""
-    if not isinstance(training := definition.get("training"), Mapping):
-        return dict(definition)
-    kept = {k: v for k, v in training.items() if k not in YOUNGER or v != YOUNGER[k]}
-    if not (training.get("refine") or training.get("distil")):
-        for name in CLIMBS:  # no step is taken while it trains
-            kept.pop(name, None)
-    return {**definition, "training": kept}
+        about = {"name": self.name, "title": self.title, "protocol": self.protocol}
+        jobs = [job.to_json() for job in self.jobs]
+        return {"format": FORMAT, "recmix": __version__, **about, "jobs": jobs}
 
 
 def digest_of(definition: Mapping[str, Any]) -> str:
-    """The name of a run: the SHA-256 of its definition, whatever the order of the keys.
-
-    A training option that is younger than the first stores counts only where it changes something, so
-    that what was done before is still known.
+    """The name of a run: the SHA-256 of its definition. The order of keys has no effect.
 
     >>> digest_of({"a": 1, "b": 2}) == digest_of({"b": 2, "a": 1})
     True
-    >>> digest_of({"training": {"keep": "best", "optimizer": "adam"}}) == digest_of({"training": {}})
-    True
     """
-    canonical = json.dumps(told(definition), sort_keys=True, separators=(",", ":"))
+    canonical = json.dumps(definition, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:DIGITS]
 
 
@@ -216,175 +165,193 @@ def expand(content: Mapping[str, Any], name: str) -> Grid:
     ['VAE', 'VAE+', 'RME(2)', 'RME(3)']
 
     Args:
-        content: what TOML gave.
-        name: what the grid is called.
+        content: of the TOML file.
+        name: of the grid.
     """
-    only(content, ("title", "protocol", "budget", "columns", "methods"), "table")
-    protocol = read_protocol(table(content, "protocol"))
-    budget = read_budget(table(content, "budget"), "[budget]")
-    methods = [row for entry in tables(content, "methods") for row in read_variants(entry)]
-    names = sorted({row.name for row in methods})
-    columns = [
-        column for entry in tables(content, "columns") for column in read_columns(entry, budget, names)
-    ]
-    notes = []
-    rows = []
-    for control, why in (
-        (variant("vae", {}, continued=False), "the others start from it"),
-        (variant("vae", {}, continued=True), "a gain is a gain over it"),
-    ):
-        own = next((m for m in methods if m.same(control)), None)
-        rows.append(own or control)
-        if own is None:
-            notes.append(f"{control.label} is not in the file and was added: {why}")
-    rows += [m for m in methods if not any(m.same(row) for row in rows[:2])]
-
-    found: dict[str, Job] = {}
+    title, protocol, columns, entries = read_parts(content, name)
+    rows, notes = _with_controls(entries)
+    templates = [_templates(rows, column, protocol) for column in columns]
+    found: dict[str, GridJob] = {}
     repeated = 0
-    for split, restart, column in itertools.product(protocol["splits"], protocol["restarts"], columns):
-        made: dict[str, Job] = {}
-        for row in rows:
-            if row.name not in ("vae", *column.methods):
-                continue
-            job = _job(row, column, split, restart, _start(row, made), protocol)
-            made[job.row] = job
-            if (before := found.get(job.digest)) is not None:
+    seeds = itertools.product(protocol["splits"], protocol["restarts"])
+    for (split, restart), of_column in itertools.product(seeds, templates):
+        here: list[GridJob] = []
+        for template, start in of_column:
+            own = {"split": split, "restart": restart}
+            depends = None if start is None else here[start].digest
+            definition = {**template.definition, **own, "init": depends}
+            digest = digest_of(definition)
+            job = replace(template, digest=digest, definition=definition, depends=depends, **own)
+            here.append(job)
+            if before := found.get(job.digest):
                 repeated += 1
-                job = _both(before, job)
+                job = replace(before, evaluate=tuple(dict.fromkeys([*before.evaluate, *job.evaluate])))
             found[job.digest] = job
     if repeated:
-        notes.append(f"{repeated} runs were asked for more than once and are one each")
-    _distinct(found.values())
-    title = content.get("title", name)
-    if not isinstance(title, str):
-        raise ConfigError(f"title must be text, got {title!r}")
+        notes.append(f"runs that are in the file more than once are done once (repeated: {repeated})")
+    _check_rows_differ(found.values())
     return Grid(
         name=name, title=title, jobs=tuple(found.values()), protocol=protocol, notes=tuple(notes)
     )
 
 
-def _start(row: Variant, made: Mapping[str, Job]) -> Job | None:
-    """The run that a row starts from, among those of the rows before it; the VAE is the first."""
-    if not row.after:
-        return next(iter(made.values()), None)
-    if row.after not in made:
-        raise ConfigError(
-            f"{row.label} is to start after {row.after!r}, which is no row before it: "
-            f"there are {', '.join(made)}"
-        )
-    return made[row.after]
+def _with_controls(entries: list[GridRow]) -> tuple[list[GridRow], list[str]]:
+    """The rows with the first stages and the controls in front, and a note for each added row."""
+    rows: list[GridRow] = []
+    notes: list[str] = []
+
+    def add(first: type[Method]) -> None:
+        (plain,) = read_rows({"name": first.name})
+        (control,) = read_rows({"name": first.name, "continued": True})
+        if plain.second:  # this first stage has a first stage itself
+            add(plain.first)
+        for row, name, why in (
+            (plain, first.label(), "other rows start from it"),
+            (replace(control, first=first), f"{first.label()}+", "it is the control"),
+        ):
+            given = next((entry for entry in entries if entry.same_training(row)), row)
+            if given not in rows:
+                rows.append(given)
+                if given is row:
+                    notes.append(f"{name} is not in the file and was added: {why}")
+
+    for first in dict.fromkeys(row.first for row in entries):
+        add(first)
+        for row in entries:
+            own = [*row.training, *(["refine"] if row.inference.refine else [])]
+            if row.method is first and not row.second and own:
+                raise ConfigError(
+                    f"{first.name}, which other rows start from, takes no options of its own "
+                    f"({', '.join(own)}): put training options into first of [budget], or give a row "
+                    "that continues it (continued = true)"
+                )
+    return rows + [row for row in entries if row not in rows], notes
 
 
-def check(jobs: Iterable[Job]) -> None:
-    """Make the networks of each kind of run once, so that an impossible option is found before hours."""
+def _templates(
+    rows: list[GridRow], column: GridColumn, protocol: Mapping[str, Any]
+) -> list[tuple[GridJob, int | None]]:
+    """The jobs of a column without split and restart, each with the place of the job it starts from."""
+    names = {*column.methods, *(row.first.name for row in rows)}
+    found: list[tuple[GridJob, int | None]] = []
+    places: dict[str, int] = {}  # by row
+    first_stages: dict[str, int] = {}  # by method
+    for row in rows:
+        if row.method.name not in names:
+            continue
+        start = None
+        if row.after and row.after not in places:
+            raise ConfigError(
+                f"{row.label or row.method.label()} starts after {row.after!r}, but there is no such "
+                f"row before it: there are {', '.join(places)}"
+            )
+        if row.second:
+            start = places[row.after] if row.after else first_stages[row.first.name]
+        first_stages.setdefault(row.method.name, len(found))
+        job = _template(row, column, protocol, None if start is None else found[start][0])
+        places.setdefault(job.row, len(found))
+        found.append((job, start))
+    return found
+
+
+def _template(
+    row: GridRow, column: GridColumn, protocol: Mapping[str, Any], start: GridJob | None
+) -> GridJob:
+    from recmix.training.arguments import method_options
+    from recmix.training.fit import IGNORED_ON_RESUME
+
+    training = stage_training(column.budget, row)
+    inference = _default_inference(row, training)
+    trained_with = inference.changed() if inference.refine or training.distil else {}
+    defaults = {name: one.default for name, one in method_options(row.method).items()}
+    changed = training.changed()
+    ignored = {k: v for k, v in changed.items() if k in IGNORED_ON_RESUME and k != "epochs"}
+    return GridJob(
+        definition={
+            "format": FORMAT,
+            "method": row.method.name,
+            "options": {k: v for k, v in row.options.items() if k not in defaults or v != defaults[k]},
+            "training": {k: v for k, v in changed.items() if k not in ignored},
+            "inference": trained_with,
+            "model": column.model.changed(),
+            "data": column.data,
+        },
+        column=column.to_json(),
+        label=_label(row, training, inference, start),
+        setting=row.options[row.method.setting] if row.method.setting else None,
+        option=row.method.setting,
+        evaluate=tuple(_score_keys(row, inference, protocol)),
+        extra=ignored | ({} if trained_with else inference.changed()),
+    )
+
+
+def _default_inference(row: GridRow, training: Training) -> Inference:
+    """The inference of the run's training and of its first score, without options without effect."""
+    if row.inference.refine or training.distil:
+        return row.inference
+    return Inference(restarts=row.inference.restarts if row.method.can_restart else 1)
+
+
+def _score_keys(row: GridRow, default: Inference, protocol: Mapping[str, Any]) -> list[str]:
+    """Names of the scores: on test data all, on validation data those without calibration."""
+    used = [default, *(replace(row.inference, refine=steps) for steps in row.refined)]
+    keys = [ScoreKey("test", samples, how) for samples in protocol["samples"] for how in used]
+    if row.calibrated:
+        keys += [key._replace(calibrated=True) for key in keys]
+    keys += [ScoreKey("val", protocol["choose_by"], how) for how in used]
+    return list(dict.fromkeys(map(str, keys)))
+
+
+def _label(row: GridRow, training: Training, inference: Inference, start: GridJob | None) -> str:
+    """The entry's own label or the default, then the options of its lists that it does not show yet."""
+    from recmix.training.labels import row_label
+
+    init = None
+    if start:
+        init = Spec(method=start.definition["method"], label=start.label, shape=(1, 1, 1))
+    label = row.label or row_label(row.method, training, inference, init)
+    shown = {word.partition("=")[0] for word in label.split()}
+    return " ".join([label, *(word for word in row.varied if word.partition("=")[0] not in shown)])
+
+
+def check(jobs: Iterable[GridJob]) -> None:
+    """Build the networks of each kind of run once, so that invalid options are found before training."""
     import torch
 
     from recmix.data import SETS
-    from recmix.runs.options import Training
-    from recmix.runs.spec import Spec
+    from recmix.model.options import ModelOptions
+    from recmix.training.arguments import split_auto
     from recmix.training.build import build
-    from recmix.training.options import split_auto
 
     seen = set()
     with torch.random.fork_rng():
         for job in jobs:
-            of = job.definition
-            if of["data"]["name"] not in SETS:
+            of, data = job.definition, job.definition["data"]
+            if data["name"] not in SETS:
                 continue  # its shape is known when it is loaded
-            channels, height, width = SETS[of["data"]["name"]].shape
-            side = of["data"]["size"]
+            channels, height, width = SETS[data["name"]].shape
             spec = Spec(
                 method=of["method"],
                 options=split_auto(of["options"])[0],
-                latent=of["latent"],
-                likelihood=of["likelihood"],
-                network=of["network"],
-                decoder_network=of["decoder_network"],
-                shape=(channels, side or height, side or width),
+                model=ModelOptions(**of["model"]),
+                shape=(channels, data.get("size", height), data.get("size", width)),
                 training=Training(device="cpu"),
             )
-            calibrated = any("calibrated" in key for key in job.evaluate)
+            calibrated = any(key.endswith("/calibrated") for key in job.evaluate)
             kind = digest_of({**spec.to_json(), "calibrated": calibrated})
-            if kind not in seen:
-                seen.add(kind)
-                try:
-                    method = build(spec).eval()
-                    if calibrated:  # a posterior without a width says so here
-                        method.posterior(torch.zeros(1, *spec.shape)).widened(1.0)
-                except ConfigError as error:
-                    raise ConfigError(f"{job.title}: {error}") from error
+            if kind in seen:
+                continue
+            seen.add(kind)
+            try:
+                method = build(spec).eval()
+                if calibrated:
+                    method.posterior(torch.zeros(1, *spec.shape)).scaled(1.0)
+            except ConfigError as error:
+                raise ConfigError(f"{job.title}: {error}") from error
 
 
-def _job(
-    row: Variant,
-    column: Column,
-    split: int,
-    restart: int,
-    base: Job | None,
-    protocol: Mapping[str, Any],
-) -> Job:
-    from recmix.training.fit import IGNORED_ON_RESUME
-
-    training = _training(column.budget, row) | {"seed": restart}
-    apart = {k: training.pop(k) for k in list(training) if k in IGNORED_ON_RESUME and k != "epochs"}
-    depends = base.digest if row.second and base else None
-    definition = {
-        "format": FORMAT,
-        "method": row.name,
-        "options": row.options,
-        "training": training,
-        "split": split,
-        "init": depends,
-        **column.definition,
-    }
-    tested = [ScoreKey("test", samples) for samples in protocol["samples"]]
-    tested += [key._replace(refine=steps) for key in list(tested) for steps in row.refined]
-    tested += [key._replace(calibrated=True) for key in list(tested) if row.calibrated]
-    validated = [ScoreKey("val", protocol["choose_by"], steps) for steps in (None, *row.refined)]
-    return Job(
-        digest=digest_of(definition),
-        definition=definition,
-        label=row.label,
-        setting=row.options[row.option] if row.option else None,
-        option=row.option,
-        split=split,
-        restart=restart,
-        depends=depends,
-        evaluate=tuple(map(str, tested + validated)),
-        apart={k: v for k, v in apart.items() if k != "device"},
-    )
-
-
-def _training(budget: Mapping[str, Mapping[str, Any]], row: Variant) -> dict[str, Any]:
-    """All training options: the stage's usual ones, the budget's, then the method's own.
-
-    A method that asks for a share of the usual learning rate gets that share of the budget's too.
-    """
-    from recmix.runs.options import Training
-    from recmix.training.fit import FIRST_STAGE, SECOND_STAGE
-
-    stage, usual = ("second", SECOND_STAGE) if row.second else ("first", FIRST_STAGE)
-    found: dict[str, Any] = {**usual, **budget[stage]}
-    found["learning_rate"] *= row.factor
-    return asdict(Training(**{**found, **row.training}))
-
-
-def _both(one: Job, two: Job) -> Job:
-    """The first of two that are one training, with all that is to be measured of either."""
-    climbed = [j for j in (one, two) if any("refine" in key for key in j.evaluate)]
-    told = {"reuse": climbed, "starts": [one, two] if one.chained else climbed}
-    if any(len({j.definition["training"][name] for j in told[name]}) > 1 for name in CLIMBS):
-        raise ConfigError(
-            f"{one.title} and {two.title} are one training, to be scored with different "
-            f"{' or '.join(CLIMBS)}: a run has one such score, so use another store for the other"
-        )
-    definition = climbed[0].definition if climbed else one.definition
-    evaluate = tuple(dict.fromkeys([*one.evaluate, *two.evaluate]))
-    return replace(one, definition=definition, evaluate=evaluate)
-
-
-def _distinct(jobs: Iterable[Job]) -> None:
-    """Refuse two runs that a table could not tell apart."""
+def _check_rows_differ(jobs: Iterable[GridJob]) -> None:
+    """Refuse two runs with the same place in the table."""
     names = Counter(json.dumps([j.row, j.column, j.split, j.restart], sort_keys=True) for j in jobs)
     name, count = names.most_common(1)[0]
     if count > 1:

@@ -1,4 +1,4 @@
-"""The parts of a grid's file, checked: its protocol, budget, columns and methods."""
+"""The parts of a grid's file, read and checked: protocol, budget, columns and methods."""
 
 from __future__ import annotations
 
@@ -6,104 +6,157 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from recmix.errors import ConfigError, unknown
+from recmix.inference import Inference
+from recmix.model.options import ModelOptions, options_of
+from recmix.runs.training_options import Training
 
-__all__ = [
-    "AXES",
-    "STAGES",
-    "Column",
-    "Variant",
-    "only",
-    "read_budget",
-    "read_columns",
-    "read_protocol",
-    "read_variants",
-    "table",
-    "tables",
-    "variant",
-]
+if TYPE_CHECKING:
+    from recmix.methods.method import Method
+
+__all__ = ["GridColumn", "GridRow", "Parts", "read_parts", "read_rows", "stage_training"]
 
 PROTOCOL = ("splits", "restarts", "samples", "choose_by")
 STAGES = ("first", "second")
-AXES = ("data", "latent", "likelihood", "network", "decoder_network", "size", "crop")
-COLUMN = (*AXES, "methods", *STAGES)
-OWN = ("name", "continued", "label", "after", "refined", "calibrated")
+SIZES = ("size", "crop")
+ENTRY = ("name", "continued", "label", "after", "refined", "calibrated")
+"""Keys of a [[methods]] entry besides options."""
+CHOSEN_ELSEWHERE = {
+    "seed": "restarts in [protocol] chooses it",
+    "device": "--device chooses it",
+    **dict.fromkeys(options_of(ModelOptions), "it belongs to [[columns]]"),
+    **dict.fromkeys(("scale", "slope", "reference"), "calibrated = true chooses it on validation data"),
+}
+"""Options that a [[methods]] entry cannot have, and why."""
 
 
-@dataclass(frozen=True)
-class Column:
-    """One column of the table: its definition, its methods and its budget."""
+@dataclass(frozen=True, kw_only=True)
+class GridColumn:
+    """One column of the table.
 
-    definition: dict[str, Any]
+    Attributes:
+        data: name of the data set or path, and size and crop if given.
+        model: latent dimension, likelihood and networks.
+        methods: names of the methods in this column.
+        budget: training options by stage.
+    """
+
+    data: dict[str, Any]
+    model: ModelOptions
     methods: tuple[str, ...]
-    budget: dict[str, dict[str, Any]]
+    budget: Mapping[str, Mapping[str, Any]]
+
+    def to_json(self) -> dict[str, Any]:
+        """Data and model as plain values."""
+        return {"data": self.data["name"], **self.model.to_json()} | {
+            key: self.data[key] for key in SIZES if key in self.data
+        }
 
 
-@dataclass(frozen=True)
-class Variant:
+@dataclass(frozen=True, kw_only=True)
+class GridRow:
     """One row of the table: a method with its options.
 
     Attributes:
-        name: of the method.
-        second: whether it starts from the VAE, under the second stage's budget.
-        options: the method's own, complete.
-        training: those of training that the file gives to this method.
-        label: of the row.
-        option: which of the options the table varies.
-        factor: the method's share of the usual learning rate.
-        after: the row whose runs it starts from; the VAE's if empty.
-        refined: numbers of Gauss-Newton steps by which its posterior is refined, and scored again.
-        calibrated: whether each of these is scored again with its width fitted to validation images.
+        method: its class.
+        first: the method of the first stage that it starts from, if it is of the second stage.
+        second: whether it is of the second stage: it starts from a trained model.
+        after: the row that it starts from instead of the first stage, or empty.
+        options: the method's own options, complete.
+        training: the training options of the entry.
+        inference: the inference options of the entry.
+        refined: further numbers of Gauss-Newton steps that it is scored with.
+        calibrated: whether it is also scored with calibration.
+        label: name of the row, or empty for the default.
+        varied: options that the entry gives as lists, as words for the label.
     """
 
-    name: str
+    method: type[Method]
+    first: type[Method]
     second: bool
+    after: str
     options: dict[str, Any]
     training: dict[str, Any]
+    inference: Inference
+    refined: tuple[int, ...]
+    calibrated: bool
     label: str
-    option: str | None
-    factor: float
-    after: str = ""
-    refined: tuple[int, ...] = ()
-    calibrated: bool = False
+    varied: tuple[str, ...]
 
-    def same(self, other: Variant) -> bool:
-        """Whether it is the same run, under whatever label."""
-
-        def of(row: Variant) -> tuple[Any, ...]:
-            return row.name, row.second, row.options, row.training, row.after
-
-        return of(self) == of(other)
+    def same_training(self, other: GridRow) -> bool:
+        """Whether the two rows are trained in the same way."""
+        names = ("method", "first", "second", "after", "options", "training")
+        return self.inference.refine == other.inference.refine and all(
+            getattr(self, name) == getattr(other, name) for name in names
+        )
 
 
-def variant(
-    name: str, given: Mapping[str, Any], *, continued: bool, label: str = "", axes: Iterable[str] = ()
-) -> Variant:
-    """A row of the table.
+class Parts(NamedTuple):
+    """The content of a grid's file."""
 
-    Args:
-        name: of the method.
-        given: options of the method and of training.
-        continued: start from the VAE even if the method does not need it.
-        label: of the row; by default the method's name.
-        axes: options that tell rows of one method apart and so go into the label.
-    """
+    title: str
+    protocol: dict[str, Any]
+    columns: list[GridColumn]
+    rows: list[GridRow]
+
+
+def read_parts(content: Mapping[str, Any], name: str) -> Parts:
+    """The parts of a file's content. The name of the grid is the default of its title."""
+    _check_keys(content, ("title", "protocol", "budget", "columns", "methods"), "table")
+    title = content.get("title", name)
+    if not isinstance(title, str):
+        raise ConfigError(f"title must be text, got {title!r}")
+    protocol = _protocol(_table(content, "protocol"))
+    budget = _budget(_table(content, "budget"), "[budget]")
+    rows = [row for entry in _tables(content, "methods") for row in read_rows(entry)]
+    names = sorted({row.method.name for row in rows})
+    columns = [c for entry in _tables(content, "columns") for c in _columns(entry, budget, names)]
+    return Parts(title, protocol, columns, rows)
+
+
+def read_rows(entry: Mapping[str, Any]) -> Iterator[GridRow]:
+    """The rows of one [[methods]] entry: one for each combination of values in lists."""
+    from recmix.methods.method import Method
     from recmix.methods.registry import find_method
-    from recmix.training.options import read_options
+    from recmix.training.arguments import read_options
 
-    cls = find_method(name)
-    options, training = read_options(cls, given, OWN)
-    second = continued or cls.second_stage
-    label = label or name.upper() + ("+" if second and not cls.second_stage else "")
-    label = " ".join([label, *(f"{k}={given[k]}" for k in axes if k != cls.setting)])
-    return Variant(name, second, options, training, label, cls.setting, cls.rate_factor)
+    if not isinstance(entry.get("name"), str):
+        raise ConfigError("an entry of [[methods]] has no name: `recmix methods` lists them")
+    method = find_method(entry["name"])
+    given: dict[str, Any] = {}
+    for key, kind in (("continued", bool), ("calibrated", bool), ("label", str), ("after", str)):
+        given[key] = entry.get(key, kind())
+        if not isinstance(given[key], kind):
+            words = "text" if kind is str else "true or false"
+            raise ConfigError(f"{key} must be {words}, got {given[key]!r}")
+    refined = _numbers(entry["refined"], "refined", least=1) if "refined" in entry else []
+    options = {key: value for key, value in entry.items() if key not in ENTRY}
+    for key in options:
+        if key in CHOSEN_ELSEWHERE:
+            raise ConfigError(f"{key} is not an option of a method in a grid: {CHOSEN_ELSEWHERE[key]}")
+    lists = [key for key, value in options.items() if isinstance(value, list) and key != method.setting]
+    for values in _product(options):
+        own = read_options(method, values, ENTRY)
+        yield GridRow(
+            method=method,
+            first=find_method(method.starts_from or str(Method.starts_from)),
+            second=given["continued"] or bool(given["after"]) or method.starts_from is not None,
+            after=given["after"],
+            options=own.method,
+            training=own.training,
+            inference=Inference(**own.inference),
+            refined=tuple(refined),
+            calibrated=given["calibrated"],
+            label=given["label"],
+            varied=tuple(f"{key}={values[key]}" for key in lists),
+        )
 
 
-def read_protocol(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Seeds of the splits and restarts, and what is measured."""
-    only(given, PROTOCOL, "key in [protocol]")
+def _protocol(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Seeds of splits and restarts, and the numbers of samples of the scores."""
+    _check_keys(given, PROTOCOL, "key in [protocol]")
     samples = _numbers(given.get("samples", [100]), "samples", least=1)
     chosen = given.get("choose_by", samples[0])
     return {
@@ -114,41 +167,55 @@ def read_protocol(given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def read_budget(given: Mapping[str, Any], where: str) -> dict[str, dict[str, Any]]:
-    """Training options by stage, checked."""
-    from recmix.runs.options import Training
-    from recmix.training.options import training_options
-
-    only(given, STAGES, f"key in {where}")
-    options = training_options()
-    valid = [name for name in options if name not in ("seed", "device")]
+def _budget(given: Mapping[str, Any], where: str) -> dict[str, dict[str, Any]]:
+    """Training options by stage."""
+    _check_keys(given, STAGES, f"key in {where}")
+    known = {name: one for name, one in options_of(Training).items() if name not in CHOSEN_ELSEWHERE}
     found: dict[str, dict[str, Any]] = {}
     for stage in STAGES:
-        asked = table(given, stage)
-        only(asked, valid, f"training option in {stage} of {where}")
-        found[stage] = {name: options[name].read(value) for name, value in asked.items()}
+        options = _table(given, stage)
+        _check_keys(options, known, f"training option in {stage} of {where}")
+        found[stage] = {name: known[name].read(value) for name, value in options.items()}
         Training(**found[stage])
     return found
 
 
-def read_columns(
+def stage_training(budget: Mapping[str, Mapping[str, Any]], row: GridRow) -> Training:
+    """The training of a row: the defaults of its stage, then the budget, then its own options.
+
+    A method with a factor of the default learning rate applies it to the budget's rate too.
+    """
+    from recmix.training.fit import FIRST_STAGE, SECOND_STAGE
+
+    stage, defaults = ("second", SECOND_STAGE) if row.second else ("first", FIRST_STAGE)
+    found: dict[str, Any] = {**defaults, **budget[stage]}
+    found["learning_rate"] *= row.method.rate_factor
+    return Training(**{**found, **row.training})
+
+
+def _columns(
     entry: Mapping[str, Any], budget: Mapping[str, Mapping[str, Any]], names: list[str]
-) -> Iterator[Column]:
-    """The columns of one entry: a list is an axis."""
-    only(entry, COLUMN, "key in [[columns]]")
-    wanted = entry.get("methods", names)
-    if not isinstance(wanted, list):
-        raise ConfigError(f"methods in [[columns]] must be a list of names, got {wanted!r}")
-    for name in wanted:
+) -> Iterator[GridColumn]:
+    """The columns of one [[columns]] entry: one for each combination of values in lists.
+
+    `budget` holds training options by stage, `names` the names of the grid's methods.
+    """
+    axes = ("data", *options_of(ModelOptions), *SIZES)
+    _check_keys(entry, (*axes, "methods", *STAGES), "key in [[columns]]")
+    methods = entry.get("methods", names)
+    if not isinstance(methods, list):
+        raise ConfigError(f"methods in [[columns]] must be a list of names, got {methods!r}")
+    for name in methods:
         if name not in names:
             raise ConfigError(unknown("method in [[columns]]", str(name), names))
-    over = read_budget({k: entry[k] for k in STAGES if k in entry}, "[[columns]]")
-    merged = {stage: {**budget[stage], **over[stage]} for stage in STAGES}
-    for values in _product({k: entry[k] for k in AXES if k in entry}):
-        yield Column(_column(values), tuple(wanted), merged)
+    own = _budget({key: entry[key] for key in STAGES if key in entry}, "[[columns]]")
+    merged = {stage: {**budget[stage], **own[stage]} for stage in STAGES}
+    for values in _product({key: entry[key] for key in axes if key in entry}):
+        data, model = _data_and_model(values)
+        yield GridColumn(data=data, model=model, methods=tuple(methods), budget=merged)
 
 
-def _column(values: Mapping[str, Any]) -> dict[str, Any]:
+def _data_and_model(values: Mapping[str, Any]) -> tuple[dict[str, Any], ModelOptions]:
     from recmix.data import SETS
 
     if "data" not in values:
@@ -156,60 +223,22 @@ def _column(values: Mapping[str, Any]) -> dict[str, Any]:
     name = values["data"]
     if not isinstance(name, str):
         raise ConfigError(f"data must be the name of a set or a path, got {name!r}")
-    likelihood = values.get("likelihood")
+    model = {key: values[key] for key in options_of(ModelOptions) if key in values}
     if name in SETS:
-        likelihood = likelihood or ("bernoulli" if SETS[name].binary else "gaussian")
+        model.setdefault("likelihood", "bernoulli" if SETS[name].binary else "gaussian")
     else:
         path = Path(name).expanduser()
         if not (path.exists() or "/" in name or path.suffix):
             raise ConfigError(unknown("data set", name, SETS))
-        name = str(path.resolve())  # nothing else tells two sets without a name apart
-    network = values.get("network", "conv")
-    sizes = {k: values.get(k) for k in ("size", "crop")}
-    for key, size in sizes.items():
-        if size is not None:
-            _numbers([size], key, least=1)
-    return {
-        "data": {"name": name, **sizes},
-        "latent": _numbers([values.get("latent", 20)], "latent", least=1)[0],
-        "likelihood": likelihood,
-        "network": network,
-        "decoder_network": values.get("decoder_network", network),
-    }
-
-
-def read_variants(entry: Mapping[str, Any]) -> Iterator[Variant]:
-    """The rows of one entry: a list is an axis."""
-    name, continued, label = entry.get("name"), entry.get("continued", False), entry.get("label", "")
-    if not isinstance(name, str):
-        raise ConfigError("an entry of [[methods]] has no name: `recmix methods` lists them")
-    calibrated = entry.get("calibrated", False)
-    for key, choice in (("continued", continued), ("calibrated", calibrated)):
-        if not isinstance(choice, bool):
-            raise ConfigError(f"{key} must be true or false, got {choice!r}")
-    after = entry.get("after", "")
-    for key, text in (("label", label), ("after", after)):
-        if not isinstance(text, str):
-            raise ConfigError(f"{key} must be text, got {text!r}")
-    refined = _numbers(entry["refined"], "refined", least=1) if "refined" in entry else []
-    given = {k: v for k, v in entry.items() if k not in OWN}
-    for key, why in (("seed", "restarts in [protocol]"), ("device", "--device")):
-        if key in given:
-            raise ConfigError(f"{key} is no option of a method in a grid: {why} chooses it")
-    axes = [k for k, v in given.items() if isinstance(v, list)]
-    for values in _product(given):
-        row = variant(name, values, continued=continued or bool(after), label=label, axes=axes)
-        row = replace(row, after=after, refined=tuple(refined), calibrated=calibrated)
-        if row.name == "vae" and not row.second and row.training:
-            raise ConfigError(
-                f"the VAE that the others start from takes no options of its own "
-                f"({', '.join(row.training)}): put them into first of [budget]"
-            )
-        yield row
+        name = str(path.resolve())  # the path is the identity of a user's own data
+    made = ModelOptions(**model)
+    sizes = {key: _numbers([values[key]], key, least=1)[0] for key in SIZES if key in values}
+    made = replace(made, decoder_network=made.decoder_network or made.network)
+    return {"name": name, **sizes}, made
 
 
 def _product(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Every combination of the values, where a list is a choice.
+    """Every combination of the values in lists.
 
     >>> list(_product({"a": [1, 2], "b": 3}))
     [{'a': 1, 'b': 3}, {'a': 2, 'b': 3}]
@@ -237,23 +266,23 @@ def _numbers(given: Any, what: str, *, least: int) -> list[int]:
     return list(given)
 
 
-def only(given: Mapping[str, Any], valid: Iterable[str], what: str) -> None:
-    """Refuse keys that mean nothing, naming the nearest that do."""
+def _check_keys(given: Mapping[str, Any], valid: Iterable[str], what: str) -> None:
+    """Refuse unknown keys; the error names similar valid keys."""
     for key in given:
         if key not in valid:
             raise ConfigError(unknown(what, key, valid))
 
 
-def table(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """The table of this name, or an empty one."""
+def _table(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The table with this name, or an empty one."""
     found = content.get(name, {})
     if not isinstance(found, Mapping):
         raise ConfigError(f"{name} must be a table, got {found!r}")
     return found
 
 
-def tables(content: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    """The tables of this name, at least one."""
+def _tables(content: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    """The tables with this name, at least one."""
     found = content.get(name)
     if not isinstance(found, list) or not found or not all(isinstance(x, Mapping) for x in found):
         raise ConfigError(f"a grid needs at least one [[{name}]] table")

@@ -1,4 +1,4 @@
-"""When a driver is to stop: Ctrl-C, SIGTERM, or a limit of hours."""
+"""When a driver stops: Ctrl-C, SIGTERM, or a time limit."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["Stop", "stopping"]
 
 
 class Stop:
-    """Whether and why to stop.
+    """Whether to stop, and why. It is true as soon as there is a reason.
 
     Attributes:
-        why: empty until then.
-        at_once: it was asked for twice.
+        why: the reason; empty until there is one.
+        at_once: whether a second request came: stop without saving.
     """
 
     def __init__(self, hours: float | None = None) -> None:
@@ -33,14 +33,14 @@ class Stop:
         return bool(self.why)
 
     def ask(self, why: str) -> None:
-        """Stop as soon as everything is saved; at once if asked again."""
+        """Request to stop when everything is saved; a second request means at once."""
         self.at_once = bool(self.why)
         self.why = self.why or why
 
 
 @contextmanager
 def stopping(hours: float | None = None) -> Iterator[Stop]:
-    """A `Stop` that listens to SIGINT and SIGTERM."""
+    """A `Stop` that SIGINT, SIGTERM and the time limit set."""
     stop = Stop(hours)
     if threading.current_thread() is not threading.main_thread():
         yield stop

@@ -1,16 +1,15 @@
-"""The store: a folder of run folders, named by digest, that several drivers may use at once.
+"""The store: a folder of run folders that several drivers can use at the same time.
 
 =====================  =============================================================================
 ``grid-NAME.json``     the runs of a grid, with their rows and columns
-``DIGEST/``            an ordinary run folder (see `recmix.run`), and in it
-``DIGEST/job.json``    what the run is: row, setting, column, split, restart, its whole definition
-``DIGEST/log.txt``     what its worker wrote
-``DIGEST/failed.json`` why it failed, with the traceback, if it did
-``DIGEST/lock``        locked for as long as somebody works on it; who that is or was
+``DIGEST/``            a run folder (see `recmix.runs.folder`), and in it
+``DIGEST/job.json``    row, setting, column, split and restart of the run, and its definition
+``DIGEST/log.txt``     output of the worker
+``DIGEST/failed.json`` why the run failed, with the traceback, if it failed
+``DIGEST/lock``        locked while somebody works on the run; its text says who that is or was
 =====================  =============================================================================
 
-The checkpoint of a run is removed once the run is done and scored: only its weights are wanted then.
-Reading a store needs no torch.
+The checkpoint of a run is removed when the run is trained and scored. Reading a store needs no torch.
 """
 
 from __future__ import annotations
@@ -22,81 +21,54 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from recmix.errors import RunError
-from recmix.experiments.grid import FORMAT, Grid, Job, digest_of, told
+from recmix.experiments.grid import Grid, GridJob, digest_of
 from recmix.runs.files import read_json, write_bytes, write_json
 from recmix.runs.folder import Run
-from recmix.runs.options import REUSE
-from recmix.runs.scores import ScoreKey
+from recmix.runs.spec import FORMAT, check_format
 
-__all__ = ["Claim", "State", "Store", "scored"]
+__all__ = ["Claim", "Store", "StoredState"]
 
 DIGEST = re.compile(r"[0-9a-f]{16}")
-PLAIN = re.compile(r"[A-Za-z0-9][\w.+-]*")
+GRID_NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")
 STATUS = "status.json"
-FOLLOWS_THE_RUN = (*Run.FILES, "job.json", "failed.json", "log.txt")
-"""The files that travel when a run is done elsewhere."""
+RUN_FILES = (*Run.FILES, "job.json", "failed.json", "log.txt")
+"""The files that are sent when a run is done on another machine."""
 
 
 @dataclass(frozen=True)
-class State:
-    """How a run stands in the store, and why."""
+class StoredState:
+    """The state of a run in the store, and the reason."""
 
     kind: Literal["done", "failed", "damaged", "begun", "new"]
     reason: str = ""
 
 
 class Claim:
-    """The right to work on a run, held while its file is open in this process or in a child.
+    """The right to work on a run: a lock on a file that is open in this process or in a child.
 
-    The kernel gives it back when the last process that holds it ends, however it ends.
+    The kernel releases the lock when the last process that holds it ends, also if it is killed.
     """
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
 
     def note(self, **more: Any) -> None:
-        """Write down who holds it, for people."""
-        about = {"host": socket.gethostname(), "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **more}
+        """Write down who holds it."""
+        about = {"host": socket.gethostname(), "time": _now(), **more}
         os.ftruncate(self.descriptor, 0)
         os.pwrite(self.descriptor, json.dumps(about).encode(), 0)
 
     def release(self) -> None:
-        """Give it back, as far as this process is concerned."""
+        """Close the file in this process; a child may still hold the lock."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
-
-
-def scored(
-    key: str, scores: Mapping[str, Any], training: Mapping[str, Any], *, chained: bool = False
-) -> bool:
-    """Whether a score is there, and if it is one of climbs or of chains, of such as are asked for now.
-
-    Args:
-        key: of the score.
-        scores: those of the run.
-        training: what is asked for.
-        chained: whether the run has chains of corrections, which may begin from several starts.
-
-    >>> scores = {"test/100/refine 4": {"iwae": 1.0, "reuse": 2, "starts": 1}}
-    >>> [scored("test/100/refine 4", scores, {"reuse": 2, "starts": n}) for n in (1, 4)]
-    [True, False]
-    """
-    if not isinstance(found := scores.get(key), Mapping):
-        return False
-    of = ScoreKey.parse(key)
-    if of is not None and of.calibrated and "widen_tilt" not in found:
-        return False  # of an earlier calibration, by one factor of all standard deviations
-    climbs = of is not None and bool(of.refine)
-    if climbs and found.get("reuse", 0) != training.get("reuse", REUSE):
-        return False
-    return not (climbs or chained) or found.get("starts", 1) == training.get("starts", 1)
 
 
 class Store:
@@ -112,8 +84,6 @@ class Store:
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
 
-    # --- names --------------------------------------------------------------------------------
-
     def folder(self, digest: str) -> Path:
         """The folder of a run."""
         if not DIGEST.fullmatch(digest):
@@ -125,8 +95,8 @@ class Store:
         return Run(self.folder(digest))
 
     def grid_file(self, name: str) -> Path:
-        """Where the runs of a grid are listed."""
-        if not PLAIN.fullmatch(name):
+        """The file that lists the runs of a grid."""
+        if not GRID_NAME.fullmatch(name):
             raise RunError(
                 f"{name!r} is not the name of a grid: expected letters, digits, dots, + and -, "
                 "starting with a letter or digit; rename the file"
@@ -134,10 +104,16 @@ class Store:
         return self.root / f"grid-{name}.json"
 
     def log(self, digest: str) -> Path:
-        """What the worker of a run wrote."""
+        """The file with the output of a run's worker."""
         return self.folder(digest) / "log.txt"
 
-    # --- grids --------------------------------------------------------------------------------
+    def check_format(self) -> None:
+        """Refuse a store that a version of recmix with another format wrote."""
+        for path in sorted(self.root.glob("grid-*.json")):
+            found = FORMAT
+            with contextlib.suppress(RunError):  # a damaged list of runs is replaced
+                found = _mapping(path).get("format", 0)
+            check_format(found, f"the store {self.root} ({path.name})")
 
     def keep(self, grid: Grid) -> Path:
         """List the runs of a grid in the store."""
@@ -146,113 +122,99 @@ class Store:
         write_json(path, grid.to_json())
         return path
 
-    # --- runs ---------------------------------------------------------------------------------
-
-    def state(self, job: Job) -> State:
-        """How a run stands; it is done when it is trained and all that is asked of it is measured."""
+    def state(self, job: GridJob) -> StoredState:
+        """The state of a run. It is done when it is trained and has all scores of the job."""
         run = self.run(job.digest)
         if failure := self.failure(job.digest):
-            return State("failed", str(failure.get("reason", "unknown")))
+            return StoredState("failed", str(failure.get("reason", "unknown")))
         try:
-            status, scores = _mapping(run, "status.json"), _mapping(run, "scores.json")
+            status, scores = _mapping(run.folder / STATUS), _mapping(run.folder / "scores.json")
         except RunError as error:
-            return State("damaged", str(error))
-        if status.get("status") == "done" and run.weights.exists():
-            for name in ("weights.safetensors", "spec.json", "history.json"):
-                path = run.folder / name
-                if problem := _problem(path) if path.exists() else "it is not there":
-                    return State("damaged", f"{path}: {problem}")
-            how = job.definition["training"]
-            missing = [k for k in job.evaluate if not scored(k, scores, how, chained=job.chained)]
-            return State("begun", f"not scored: {', '.join(missing)}") if missing else State("done")
-        return State("begun" if run.exists else "new")
+            return StoredState("damaged", str(error))
+        if status.get("status") != "done" or not run.weights.exists():
+            return StoredState("begun" if run.exists else "new")
+        for name in ("weights.safetensors", "spec.json", "history.json"):
+            path = run.folder / name
+            if problem := _problem(path) if path.exists() else "the file is missing":
+                return StoredState("damaged", f"{path}: {problem}")
+        missing = [key for key in job.evaluate if key not in scores]
+        return (
+            StoredState("begun", f"not scored: {', '.join(missing)}") if missing else StoredState("done")
+        )
 
-    def prepare(self, job: Job, threads: int) -> None:
-        """Write down what a run is, for its worker and its readers; needs the claim.
+    def prepare(self, job: GridJob, threads: int) -> None:
+        """Write the job file for the worker; needs the claim.
 
-        A run that was begun keeps its number of threads: sums are rounded differently by another.
+        A run that was begun keeps its number of threads: another number changes rounding.
         """
         old = self.job_file(job.digest)
-        if old and told(old.get("definition") or {}) != told(job.definition):
-            raise RunError(
-                f"{self.folder(job.digest)} is the folder of another run with the same digest: "
-                "use another store"
-            )
-        evaluate = dict.fromkeys([*job.evaluate, *old.get("evaluate", ())])
         begun = self.run(job.digest).exists
         self._write_job(
             job.digest,
             {
                 "format": FORMAT,
                 **job.to_json(),
-                "evaluate": list(evaluate),
+                "evaluate": list(dict.fromkeys([*job.evaluate, *old.get("evaluate", ())])),
                 "definition": job.definition,
-                "apart": job.apart,
+                "extra": job.extra,
                 "threads": old.get("threads", threads) if begun else threads,
                 "seconds": old.get("seconds"),
             },
         )
 
     def job_file(self, digest: str) -> dict[str, Any]:
-        """What `prepare` wrote; empty if there is nothing or it cannot be read."""
+        """The content of ``job.json``; empty if it is missing, damaged or of another run."""
         path = self.folder(digest) / "job.json"
         with contextlib.suppress(RunError):
-            found = read_json(path)
-            if isinstance(found, dict) and digest_of(found.get("definition") or {}) == digest:
-                return found
+            found = _mapping(path)
+            return found if digest_of(found.get("definition") or {}) == digest else {}
         return {}
 
     def complete(self, digest: str) -> None:
-        """Note how long a finished run took and remove what only an unfinished one needs."""
-        seconds = sum(self.seconds(digest))
+        """Write down how long a finished run took, and remove its checkpoint."""
+        seconds = sum(event.get("seconds", 0.0) for event in self.events(digest))
         self._write_job(digest, {**self.job_file(digest), "seconds": round(seconds, 3)})
         self.run(digest).checkpoint.unlink(missing_ok=True)
 
-    def seconds(self, digest: str) -> Iterator[float]:
-        """The times in a run's log: of each epoch and each measurement."""
+    def events(self, digest: str) -> list[dict[str, Any]]:
+        """The events in a run's log; damaged lines are left out."""
+        found = []
         with contextlib.suppress(OSError):
-            for line in (self.folder(digest) / "log.jsonl").read_text(encoding="utf-8").splitlines():
-                with contextlib.suppress(ValueError, TypeError, AttributeError):
-                    yield float(json.loads(line).get("seconds", 0.0))
+            for line in (self.folder(digest) / "log.jsonl").read_bytes().splitlines():
+                with contextlib.suppress(ValueError):
+                    found.append(json.loads(line))
+        return [event for event in found if isinstance(event, dict)]
 
     def last_epoch(self, digest: str) -> tuple[int, float]:
-        """The number of epochs done and the seconds of the last one; zeros if there is none."""
-        with contextlib.suppress(OSError), (self.folder(digest) / "log.jsonl").open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 2000))
-            for line in reversed(file.read().splitlines()):
-                with contextlib.suppress(ValueError, KeyError, TypeError):
-                    event = json.loads(line)
-                    return int(event["epoch"]), float(event["seconds"])
+        """The number of finished epochs and the seconds of the last one; zeros if there is none."""
+        for event in reversed(self.events(digest)):
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                return int(event["epoch"]), float(event["seconds"])
         return 0, 0.0
 
     def _write_job(self, digest: str, content: dict[str, Any]) -> None:
         self._make(self.folder(digest))
         write_json(self.folder(digest) / "job.json", content)
 
-    # --- failures -----------------------------------------------------------------------------
-
     def failure(self, digest: str) -> dict[str, Any]:
         """Why a run failed; empty if it did not."""
         path = self.folder(digest) / "failed.json"
-        if path.exists():
-            with contextlib.suppress(RunError):
-                found = read_json(path)
-                return found if isinstance(found, dict) else {}
+        with contextlib.suppress(RunError):
+            return _mapping(path)
         return {}
 
     def fail(self, digest: str, reason: str, trace: str = "") -> None:
         """Write down why a run failed."""
-        now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         self._make(self.folder(digest))
-        content = {"reason": reason, "time": now, "traceback": trace}
+        content = {"reason": reason, "time": _now(), "traceback": trace}
         write_json(self.folder(digest) / "failed.json", content)
 
     def forget_failure(self, digest: str) -> None:
-        """Let a failed run be tried again."""
+        """Allow a failed run to be tried again."""
         (self.folder(digest) / "failed.json").unlink(missing_ok=True)
 
-    def mend(self, digest: str) -> list[str]:
-        """Remove what is damaged so that the run can go on or begin again; needs the claim.
+    def repair(self, digest: str) -> list[str]:
+        """Remove damaged files, so that the run can continue or start again; needs the claim.
 
         Returns:
             What was found, for the log.
@@ -260,46 +222,38 @@ class Store:
         run = self.run(digest)
         for part in run.folder.glob(".*.part"):
             part.unlink()
+        here = {name for name in Run.FILES if (run.folder / name).exists()}
         found = []
 
-        def bad(name: str) -> bool:
+        def damaged(name: str) -> bool:
             problem = _problem(run.folder / name)
             if problem:
                 found.append(f"{name} is damaged ({problem})")
             return bool(problem)
 
-        here = [name for name in Run.FILES if (run.folder / name).exists()]
-        again = False
-        if bad("scores.json"):
-            (run.folder / "scores.json").unlink()
-        if bad("status.json"):
-            (run.folder / "status.json").unlink()
+        for name in ("scores.json", STATUS):
+            if damaged(name):
+                (run.folder / name).unlink()
         done = run.status().get("status") == "done"
-        if here and "spec.json" not in here:
-            found.append("there is no spec.json")
-            again = True
-        again |= bad("spec.json") or bad("history.json")
-        if done and "history.json" not in here:
-            found.append("there is no history.json")
-            again = True
-        if done and ("weights.safetensors" not in here or bad("weights.safetensors")):
+        needed = ["spec.json", "history.json"] if done else ["spec.json"]
+        missing = [f"there is no {name}" for name in needed if here and name not in here]
+        found += missing
+        restart = bool(missing) or damaged("spec.json") or damaged("history.json")
+        if done and ("weights.safetensors" not in here or damaged("weights.safetensors")):
             found.append("it has no weights")
-            (run.folder / "status.json").unlink()
+            (run.folder / STATUS).unlink()
             done = False
-            again |= "checkpoint.safetensors" not in here
-        again |= not done and bad("checkpoint.safetensors")
-        if again:
-            found.append("it begins again")
+            restart |= "checkpoint.safetensors" not in here
+        restart |= not done and damaged("checkpoint.safetensors")
+        if restart:
+            found.append("it starts again")
             run.clear()
         return found
 
-    # --- claims -------------------------------------------------------------------------------
-
     def claim(self, digest: str) -> Claim | None:
         """The right to work on a run, or None if somebody else has it."""
-        folder = self.folder(digest)
-        self._make(folder)
-        path = folder / "lock"
+        path = self.folder(digest) / "lock"
+        self._make(path.parent)
         descriptor = -1
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -330,10 +284,8 @@ class Store:
             os.close(descriptor)
         return ""
 
-    # --- runs that are done elsewhere ---------------------------------------------------------
-
-    def pack(self, digest: str, names: tuple[str, ...] = FOLLOWS_THE_RUN) -> dict[str, bytes]:
-        """Files of a run, to be sent; the status is read first, for the run may go on meanwhile."""
+    def pack(self, digest: str, names: tuple[str, ...] = RUN_FILES) -> dict[str, bytes]:
+        """Files of a run, to be sent. The status is read first, because the run may be in progress."""
         found = {}
         for name in sorted(names, key=lambda name: name != STATUS):
             with contextlib.suppress(FileNotFoundError):
@@ -341,14 +293,14 @@ class Store:
         return found
 
     def unpack(self, digest: str, files: Mapping[str, bytes]) -> None:
-        """Files of a run that were received; the status is written last, after what it speaks of.
+        """Write files of a run that were received. The status is written last.
 
-        Else a process killed in between would leave earlier weights beside the status of a trained run.
+        Otherwise a process killed in between could leave old weights with the status of a trained run.
         """
         folder = self.folder(digest)
         self._make(folder)
         for name, content in sorted(files.items(), key=lambda item: item[0] == STATUS):
-            if name not in FOLLOWS_THE_RUN:
+            if name not in RUN_FILES:
                 raise RunError(f"{name!r} is not the name of a file of a run")
             write_bytes(folder / name, content)
 
@@ -359,24 +311,26 @@ class Store:
             raise RunError(f"could not make the folder {folder}: {error.strerror}") from error
 
 
-def _mapping(run: Run, name: str) -> dict[str, Any]:
-    path = run.folder / name
-    if not path.exists():
-        return {}
-    found = read_json(path)
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
+
+
+def _mapping(path: Path) -> dict[str, Any]:
+    """The content of a JSON file; empty if the file is missing."""
+    found = read_json(path) if path.exists() else {}
     if not isinstance(found, dict):
         raise RunError(f"{path} is not a JSON object: the file is damaged")
     return found
 
 
 def _problem(path: Path) -> str:
-    """What is wrong with a file of a run; nothing if it is whole or not there."""
+    """What is wrong with a file of a run; empty if it is complete or missing."""
     if not path.exists():
         return ""
     if path.suffix == ".json":
         try:
             expected = list if path.name == "history.json" else dict
-            return "" if isinstance(read_json(path), expected) else "not what is expected in it"
+            return "" if isinstance(read_json(path), expected) else f"not a JSON {expected.__name__}"
         except RunError as error:
             return str(error)
     from safetensors import SafetensorError, safe_open

@@ -1,4 +1,4 @@
-"""What a person sees of a grid: a live table or lines, and the answers to --dry-run and --status."""
+"""What the terminal shows of a grid: a live table or lines, the plan of --dry-run, and --status."""
 
 from __future__ import annotations
 
@@ -18,167 +18,148 @@ from rich.table import Table
 from recmix.errors import RunError
 from recmix.experiments.estimate import Clock, in_words
 from recmix.experiments.grid import Grid
-from recmix.experiments.schedule import Entry, Schedule
+from recmix.experiments.job_queue import JobQueue, QueuedJob
 from recmix.experiments.store import Store
-from recmix.runs.folder import Run
 
-__all__ = ["Watcher", "print_plan", "print_status", "print_summary", "watching"]
+__all__ = ["Watcher", "print_plan", "print_status", "print_summary", "progress", "watching"]
 
 REFRESH = 1.0
-"""Seconds between two pictures of the live table."""
-QUIET_SECONDS = 30.0
-"""Seconds between two lines about the whole grid where there is no terminal."""
+"""Seconds between two updates of the live table."""
+LINE_EVERY = 30.0
+"""Seconds between two lines about the whole grid, if there is no terminal."""
 SHOWN = 12
-"""Runs of one kind that are listed by name."""
+"""Most runs of one kind that are listed."""
 COLOURS = {"done": "green", "running": "cyan", "waiting": "white", "failed": "red", "blocked": "yellow"}
 
 
 class Watcher:
-    """Is told what happens; this one says nothing.
+    """Receives events of a grid. This base class ignores them."""
 
-    `began` and `ended` are called for each run, `tick` again and again in between.
-    """
-
-    def began(self, entry: Entry) -> None:
+    def began(self, entry: QueuedJob) -> None:
         """A run has begun."""
 
-    def ended(self, entry: Entry) -> None:
-        """Its worker has ended, for better or worse."""
+    def ended(self, entry: QueuedJob) -> None:
+        """The worker of a run has ended, with or without a result."""
 
     def tick(self) -> None:
-        """Time has passed."""
+        """Some time has passed."""
 
 
 @contextmanager
-def watching(grid: Grid, schedule: Schedule, workers: int, console: Console) -> Iterator[Watcher]:
-    """A watcher that draws a live table on a terminal, and writes lines elsewhere."""
-    clock = Clock(schedule, workers)
+def watching(grid: Grid, queue: JobQueue, workers: int, console: Console) -> Iterator[Watcher]:
+    """A watcher that draws a live table on a terminal, or else prints lines."""
+    clock = Clock(queue, workers)
     if not console.is_terminal:
-        lines = _Lines(schedule, clock, console)
+        lines = _Lines(queue, clock, console)
         yield lines
-        lines.whole()
+        lines.summary()
         return
     with Live(console=console, auto_refresh=False, transient=True) as live:
-        yield _Picture(grid, schedule, clock, live)
+        yield _LiveTable(grid, queue, clock, live)
 
 
 class _Lines(Watcher):
-    """A line for each run that ends, and one for the whole now and then."""
+    """One line for each event, and regular lines about the whole grid."""
 
-    def __init__(self, schedule: Schedule, clock: Clock, console: Console) -> None:
-        self.schedule, self.clock, self.console = schedule, clock, console
+    def __init__(self, queue: JobQueue, clock: Clock, console: Console) -> None:
+        self.queue, self.clock, self.console = queue, clock, console
         self.last = time.monotonic()
 
-    def began(self, entry: Entry) -> None:
-        self._say(f"begun: {entry.job.title} ({entry.job.digest})")
+    def began(self, entry: QueuedJob) -> None:
+        self._print(f"begun: {entry.job.title} ({entry.job.digest})")
 
-    def ended(self, entry: Entry) -> None:
+    def ended(self, entry: QueuedJob) -> None:
         if entry.kind == "done":
-            self._say(f"done: {entry.job.title}, {_scores(self.schedule.store, entry)}")
+            self._print(f"done: {entry.job.title}, {_scores(self.queue.store, entry)}")
         elif entry.kind == "failed":
-            log = self.schedule.store.log(entry.job.digest)
-            self._say(f"FAILED: {entry.job.title}: {entry.reason}; its log is {log}")
+            self._print(f"FAILED: {_failure(self.queue, entry)}")
         else:
-            self._say(f"not done: {entry.job.title}: {entry.reason or 'saved, to be continued'}")
+            self._print(f"not done: {entry.job.title}: {entry.reason or 'saved, to be continued'}")
 
     def tick(self) -> None:
-        if time.monotonic() - self.last > QUIET_SECONDS:
-            self.whole()
+        if time.monotonic() - self.last > LINE_EVERY:
+            self.summary()
 
-    def whole(self) -> None:
-        """A line about all runs."""
+    def summary(self) -> None:
+        """Lines about all runs."""
         self.last = time.monotonic()
-        running = [
-            f"{entry.job.row} {progress(self.schedule.store, entry)}"
-            for entry in self.schedule.of_kind("running")
-        ]
-        self._say(f"{_counted(self.schedule)}; time left: {self.clock.left()}")
-        for line in running[:SHOWN]:
-            self._say(f"  {line}")
+        self._print(f"{_counted(self.queue)}; time left: {self.clock.left()}")
+        for entry in list(self.queue.of_kind("running"))[:SHOWN]:
+            self._print(f"  {entry.job.row} {progress(self.queue.store, entry)}")
 
-    def _say(self, line: str) -> None:
-        total = len(self.schedule.entries)
-        done = self.schedule.counts["done"]
-        self.console.print(f"[{done}/{total}] {line}", markup=False, highlight=False, soft_wrap=True)
+    def _print(self, line: str) -> None:
+        _print(self.console, f"[{self.queue.counts['done']}/{len(self.queue.entries)}] {line}")
 
 
-class _Picture(Watcher):
-    """The live table."""
+class _LiveTable(Watcher):
+    """A table that is drawn again and again."""
 
-    def __init__(self, grid: Grid, schedule: Schedule, clock: Clock, live: Live) -> None:
-        self.grid, self.schedule, self.clock, self.live = grid, schedule, clock, live
+    def __init__(self, grid: Grid, queue: JobQueue, clock: Clock, live: Live) -> None:
+        self.grid, self.queue, self.clock, self.live = grid, queue, clock, live
         self.last = 0.0
 
-    def ended(self, entry: Entry) -> None:
+    def ended(self, entry: QueuedJob) -> None:
         if entry.kind == "failed":
-            log = self.schedule.store.log(entry.job.digest)
-            line = escape(f"{entry.job.title}: {entry.reason}; its log is {log}")
+            line = escape(_failure(self.queue, entry))
             self.live.console.print(f"[red]failed:[/] {line}", highlight=False, soft_wrap=True)
 
     def tick(self) -> None:
         if time.monotonic() - self.last < REFRESH:
             return
         self.last = time.monotonic()
-        self.live.update(self.draw(), refresh=True)
-
-    def draw(self) -> Group:
-        """The picture now."""
-        parts: list[Any] = [_rows(self.schedule, self.grid.title)]
-        if running := list(self.schedule.of_kind("running")):
-            parts.append(_running(self.schedule.store, running))
-        parts.append(f"{_counted(self.schedule)}. Time left: {self.clock.left()}")
-        return Group(*parts)
+        parts: list[Any] = [_rows(self.queue, self.grid.title)]
+        if running := list(self.queue.of_kind("running")):
+            parts.append(_running(self.queue.store, running))
+        parts.append(f"{_counted(self.queue)}. Time left: {self.clock.left()}")
+        self.live.update(Group(*parts), refresh=True)
 
 
 def print_plan(
-    grid: Grid, schedule: Schedule, workers: int, console: Console, data_root: Path | None = None
+    grid: Grid, queue: JobQueue, workers: int, console: Console, data_root: Path | None = None
 ) -> None:
-    """What a grid would do: its runs, what is done, what it needs, how long it may take."""
-    console.print(_rows(schedule, grid.title))
+    """What a grid would do: its runs, which are done, what data it needs, how long it may take."""
+    console.print(_rows(queue, grid.title))
     protocol = grid.protocol
     bounds = ", ".join(f"IWAE-{samples}" for samples in protocol["samples"])
-    _say(
-        console,
-        f"runs: {len(grid.jobs)}; columns: {_columns(grid)}, splits: {len(protocol['splits'])}, "
-        f"restarts: {len(protocol['restarts'])}, of which the best by IWAE-{protocol['choose_by']} of "
-        f"the validation images counts; scored by {bounds} of the test images",
-    )
-    for note in grid.notes:
-        _say(console, f"note: {note}")
-    for entry in schedule.of_kind("waiting"):
-        if entry.reason:
-            _say(console, f"note: {entry.job.title} is {entry.reason}")
-    names = {job.column["data"] for job in grid.jobs}
-    for line in _data(names, data_root):
-        _say(console, line)
-    _troubles(schedule, console)
-    left = Clock(schedule, workers).left()
-    _say(console, f"time left with {workers} at a time: {left}")
+    columns = {tuple(sorted(map(str, job.column.items()))) for job in grid.jobs}
+    lines = [
+        f"runs: {len(grid.jobs)}; columns: {len(columns)}, splits: {len(protocol['splits'])}, "
+        f"restarts: {len(protocol['restarts'])}; validation bound: IWAE-{protocol['choose_by']}; "
+        f"test bounds: {bounds}",
+        *(f"note: {note}" for note in grid.notes),
+    ]
+    waiting = [entry for entry in queue.of_kind("waiting") if entry.reason]
+    lines += [f"note: {entry.job.title} is {entry.reason}" for entry in waiting]
+    lines += _data({job.column["data"] for job in grid.jobs}, data_root)
+    for line in lines:
+        _print(console, line)
+    _print_problems(queue, console)
+    _print(console, f"time left with {workers} runs at a time: {Clock(queue, workers).left()}")
 
 
-def print_status(grid: Grid, schedule: Schedule, console: Console) -> None:
-    """How the runs of a grid stand, whoever does them."""
-    schedule.see_others()
-    console.print(_rows(schedule, grid.title))
-    if held := list(schedule.of_kind("elsewhere")):
-        console.print(_running(schedule.store, held))
-    _troubles(schedule, console)
-    _say(console, _counted(schedule))
+def print_status(grid: Grid, queue: JobQueue, console: Console) -> None:
+    """The states of all runs of a grid, including runs that other drivers work on."""
+    queue.find_others()
+    console.print(_rows(queue, grid.title))
+    if held := list(queue.of_kind("elsewhere")):
+        console.print(_running(queue.store, held))
+    _print_problems(queue, console)
+    _print(console, _counted(queue))
 
 
 def print_summary(
-    schedule: Schedule, console: Console, *, stopped: str, seconds: float, command: str
+    queue: JobQueue, console: Console, *, stopped: str, seconds: float, command: str
 ) -> None:
-    """What was achieved, what failed, and how to go on."""
-    _troubles(schedule, console)
-    _say(console, f"{_counted(schedule)} after {in_words(seconds)}")
+    """What is done, what failed, and how to continue."""
+    _print_problems(queue, console)
+    _print(console, f"{_counted(queue)} after {in_words(seconds)}")
     if stopped:
-        _say(console, f"stopped by {stopped}; what was running is saved. Continue with: {command}")
-    elif schedule.counts["failed"]:
-        _say(console, f"To try failed runs again: {command} --retry-failed")
+        _print(console, f"stopped by {stopped}; running runs are saved. Continue with: {command}")
+    elif queue.counts["failed"]:
+        _print(console, f"To try failed runs again: {command} --retry-failed")
 
 
-def progress(store: Store, entry: Entry) -> str:
+def progress(store: Store, entry: QueuedJob) -> str:
     """How far a run is: epoch and validation bound, from its folder."""
     run = store.run(entry.job.digest)
     if not run.exists:
@@ -197,14 +178,14 @@ def progress(store: Store, entry: Entry) -> str:
         return "unknown"
 
 
-def _rows(schedule: Schedule, title: str) -> Table:
-    """Runs by row of the table and how they stand."""
+def _rows(queue: JobQueue, title: str) -> Table:
+    """The number of runs in each state, by row of the grid."""
     table = Table(title=escape(title), title_justify="left")
     table.add_column("method")
     for kind in ("runs", *COLOURS):
         table.add_column(kind, justify="right")
     found: dict[str, Counter[str]] = {}
-    for entry in schedule.entries.values():
+    for entry in queue.entries.values():
         kind = "running" if entry.kind == "elsewhere" else entry.kind
         found.setdefault(entry.job.row, Counter())[kind] += 1
     for row, counts in found.items():
@@ -213,8 +194,8 @@ def _rows(schedule: Schedule, title: str) -> Table:
     return table
 
 
-def _running(store: Store, entries: Sequence[Entry]) -> Table:
-    table = Table("run", "folder", "how far", "for / by")
+def _running(store: Store, entries: Sequence[QueuedJob]) -> Table:
+    table = Table("run", "folder", "progress", "time / worker")
     now = time.monotonic()
     for entry in entries[:SHOWN]:
         since = in_words(now - entry.since) if entry.since else entry.reason
@@ -224,48 +205,48 @@ def _running(store: Store, entries: Sequence[Entry]) -> Table:
     return table
 
 
-def _troubles(schedule: Schedule, console: Console) -> None:
-    """What failed, with its log, and what is blocked by it."""
-    failed, blocked = list(schedule.of_kind("failed")), list(schedule.of_kind("blocked"))
+def _print_problems(queue: JobQueue, console: Console) -> None:
+    """Failed runs with their logs, and runs that are blocked."""
+    failed = list(queue.of_kind("failed"))
     for entry in failed[:SHOWN]:
-        log = schedule.store.log(entry.job.digest)
-        _say(console, f"failed: {entry.job.title}: {entry.reason}\n  its log is {log}")
+        _print(console, f"failed: {_failure(queue, entry)}")
     if len(failed) > SHOWN:
-        _say(console, f"and {len(failed) - SHOWN} more failed: see failed.json in their folders")
-    reasons = Counter(entry.reason for entry in blocked)
+        _print(console, f"and {len(failed) - SHOWN} more failed: see failed.json in their folders")
+    reasons = Counter(entry.reason for entry in queue.of_kind("blocked"))
     for reason, count in reasons.most_common(SHOWN):
-        _say(console, f"blocked: {count} run{'s' * (count > 1)}: {reason}")
+        _print(console, f"blocked: {count} run{'s' * (count > 1)}: {reason}")
 
 
-def _counted(schedule: Schedule) -> str:
-    counts = schedule.counts
+def _failure(queue: JobQueue, entry: QueuedJob) -> str:
+    return f"{entry.job.title}: {entry.reason}; its log is {queue.store.log(entry.job.digest)}"
+
+
+def _counted(queue: JobQueue) -> str:
+    counts = queue.counts
     counts["running"] += counts.pop("elsewhere", 0)
     said = ", ".join(f"{counts[kind]} {kind}" for kind in COLOURS if counts[kind] or kind == "done")
-    return f"{len(schedule.entries)} runs: {said}"
-
-
-def _columns(grid: Grid) -> int:
-    return len({tuple(sorted(map(str, job.column.items()))) for job in grid.jobs})
+    return f"{len(queue.entries)} runs: {said}"
 
 
 def _data(names: Iterable[str], root: Path | None) -> Iterator[str]:
+    """A line for each named data set: whether its files exist."""
     from recmix.data import inventory
 
     known = {entry.name: entry for entry in inventory(root)}
     for name in sorted(names):
         if name in known:
-            entry = known[name]
-            lacking = f" (not there: {', '.join(entry.missing)})" if entry.missing else ""
-            yield f"data: {name} is {entry.state}{lacking}"
+            missing = known[name].missing
+            yield f"data: {name} is {known[name].state}" + (
+                f" (missing files: {', '.join(missing)})" if missing else ""
+            )
 
 
-def _scores(store: Store, entry: Entry) -> str:
+def _scores(store: Store, entry: QueuedJob) -> str:
     with contextlib.suppress(RunError, KeyError, TypeError):
-        found = Run(store.folder(entry.job.digest)).scores()
-        scores = [f"{key} {found[key]['iwae']:.2f}" for key in entry.job.evaluate]
-        return f"IWAE {', '.join(scores)}"
+        found = store.run(entry.job.digest).scores()
+        return "IWAE " + ", ".join(f"{key} {found[key]['iwae']:.2f}" for key in entry.job.evaluate)
     return "scored"
 
 
-def _say(console: Console, line: str) -> None:
+def _print(console: Console, line: str) -> None:
     console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -1,7 +1,7 @@
-"""One process that does a list of runs: ``python -m recmix.experiments.worker STORE DIGEST …``.
+"""A process that does a list of runs: ``python -m recmix.experiments.worker STORE DIGEST …``.
 
-A driver starts it with ``--driven``: it has then inherited the claims to its runs, and stops, saving
-what it has, when its standard input ends, which happens when the driver wants it or is no more.
+A driver starts it with ``--driven``. It has then inherited the claims to its runs. When its standard
+input is closed (the driver wants it to stop, or has ended), it saves its state and stops.
 """
 
 from __future__ import annotations
@@ -14,17 +14,20 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from recmix.errors import Interrupted, RecmixError, RunError
-from recmix.experiments.store import Store, scored
+from recmix.experiments.store import Store
 from recmix.runs.files import write_json
-from recmix.runs.options import CLIMBS
 from recmix.runs.scores import ScoreKey
 
-__all__ = ["main", "stoppable", "train_together", "work", "written_to"]
+if TYPE_CHECKING:
+    from recmix.data import ImageData
+    from recmix.methods.method import Method
+
+__all__ = ["main", "output_to", "sigterm_interrupts", "train_together", "work"]
 
 FAILED = 3
 INTERRUPTED = 130
@@ -40,40 +43,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--driven", action="store_true", help="started by a driver")
     given = parser.parse_args(arguments)
     store = Store(given.store)
-    with stoppable() as stopped, contextlib.ExitStack() as claims:
+    how = {"device": given.device, "data_root": given.data_root}
+    with sigterm_interrupts() as stopped, contextlib.ExitStack() as claims:
         if given.driven:
             pipe = sys.stdin.fileno()
-            threading.Thread(target=stop_at_the_end_of, args=(pipe,), daemon=True).start()
+            threading.Thread(target=_stop_when_closed, args=(pipe,), daemon=True).start()
         else:
             for digest in given.digests:
                 claim = store.claim(digest)
                 if claim is None:
-                    raise RunError(f"somebody works on {digest} already: {store.holder(digest)}")
+                    raise RunError(f"another process works on {digest}: {store.holder(digest)}")
                 claim.note(pid=os.getpid())
                 claims.callback(claim.release)
-        ends = []
         if len(given.digests) > 1:
-            with written_to(store.log(given.digests[0])):
-                end = train_together(
-                    store, given.digests, given.device, given.data_root, stopped=stopped
-                )
-                if end == "interrupted":
+            with output_to(store.log(given.digests[0])):
+                if train_together(store, given.digests, **how, stopped=stopped) == "interrupted":
                     return INTERRUPTED
+        results = []
         for digest in given.digests:
-            with written_to(store.log(digest)):
-                how = {"device": given.device, "data_root": given.data_root}
-                ends.append(work(store, digest, **how, stopped=stopped))
-            if ends[-1] == "interrupted":
+            with output_to(store.log(digest)):
+                results.append(work(store, digest, **how, stopped=stopped))
+            if results[-1] == "interrupted":
                 return INTERRUPTED
-        return FAILED if "failed" in ends else 0
+        return FAILED if "failed" in results else 0
 
 
 @contextlib.contextmanager
-def stoppable() -> Iterator[threading.Event]:
-    """In here SIGTERM breaks off what is done, as Ctrl-C does, and the event says that it came.
+def sigterm_interrupts() -> Iterator[threading.Event]:
+    """Treat SIGTERM as KeyboardInterrupt and set the event.
 
-    Whatever is raised afterwards comes from breaking off: a library in the middle of its import may make
-    any exception of it.
+    When the event is set, any exception counts as the interruption: a library that is interrupted during
+    its import may raise anything.
     """
     stopped = threading.Event()
 
@@ -96,127 +96,137 @@ def work(
     data_root: Path | None = None,
     stopped: threading.Event | None = None,
 ) -> str:
-    """Train and measure one run, from where it stands; its job file says what it is.
+    """Train and score one run as its job file says; continues a run that was begun.
 
     Returns:
         ``done``, ``failed`` (the reason is in the store) or ``interrupted``.
     """
-    try:
-        _work(store, digest, device, data_root)
-    except (Interrupted, KeyboardInterrupt) as stop:
-        print(f"interrupted: {stop}", file=sys.stderr)
-        return "interrupted"
-    except Exception as error:  # whatever it is, it is this run's, and the others go on
-        trace = traceback.format_exc()
-        print(trace, file=sys.stderr)
-        if stopped is not None and stopped.is_set():
-            return "interrupted"
+    result, error, trace = _attempt(lambda: _train_and_score(store, digest, device, data_root), stopped)
+    if error is not None:
         reason = str(error) if isinstance(error, RecmixError) else f"{type(error).__name__}: {error}"
         store.fail(digest, reason or type(error).__name__, trace)
-        return "failed"
-    return "done"
+    return result
 
 
 def train_together(
     store: Store,
     digests: Sequence[str],
+    *,
     device: str = "auto",
     data_root: Path | None = None,
-    *,
     stopped: threading.Event | None = None,
 ) -> str:
-    """Train several runs at once; what is left undone by a failure, `work` does one by one.
+    """Train several runs at once. After a failure, `work` trains each run that is not done alone.
 
     Returns:
         ``done``, ``failed`` or ``interrupted``.
     """
-    from recmix.training.fit import fit_many
 
-    try:
+    def train() -> None:
+        from recmix.training.fit import train_models
+
         requests = [_request(store, digest, device, data_root) for digest in digests]
-        fit_many(requests, progress=True)
+        train_models(requests, progress=True)
+
+    return _attempt(train, stopped)[0]
+
+
+def _attempt(
+    action: Callable[[], None], stopped: threading.Event | None
+) -> tuple[str, Exception | None, str]:
+    """Do something that may fail: ``done``, ``failed`` or ``interrupted``; the error; its traceback."""
+    try:
+        action()
     except (Interrupted, KeyboardInterrupt) as stop:
         print(f"interrupted: {stop}", file=sys.stderr)
-        return "interrupted"
-    except Exception:  # one of them is at fault: alone, each will show how it stands
-        print(traceback.format_exc(), file=sys.stderr)
-        return "interrupted" if stopped is not None and stopped.is_set() else "failed"
-    return "done"
+        return "interrupted", None, ""
+    except Exception as error:  # any error is a failure of the run; other runs go on
+        trace = traceback.format_exc()
+        print(trace, file=sys.stderr)
+        if stopped is not None and stopped.is_set():
+            return "interrupted", None, ""
+        return "failed", error, trace
+    return "done", None, ""
 
 
 def _request(store: Store, digest: str, device: str, data_root: Path | None) -> dict[str, Any]:
-    """What `fit` is asked for one run, by its job file."""
+    """The arguments of `recmix.training.fit.train_models` for one run, from its job file."""
     import torch
 
     from recmix.data import load
 
-    order = store.job_file(digest)
-    if not order:
-        raise RunError(f"{store.folder(digest)} has no readable job.json: start it from its grid")
-    torch.set_num_threads(order["threads"])
-    about = " ".join(f"{key} {order[key]}" for key in ("label", "setting", "data", "latent", "split"))
+    job = store.job_file(digest)
+    if not job:
+        raise RunError(f"{store.folder(digest)} has no readable job.json: start the run from its grid")
+    torch.set_num_threads(job["threads"])
+    about = " ".join(f"{key} {job[key]}" for key in ("label", "setting", "data", "latent", "split"))
     print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {about}", file=sys.stderr)
-    for remark in store.mend(digest):
-        print(remark, file=sys.stderr)
-    of = order["definition"]
-    source = of["data"]
+    for message in store.repair(digest):
+        print(message, file=sys.stderr)
+    of = job["definition"]
     return {
         "method": of["method"],
-        "data": load(source["name"], data_root, of["split"], size=source["size"], crop=source["crop"]),
-        "latent": of["latent"],
-        "likelihood": of["likelihood"],
-        "network": of["network"],
-        "decoder_network": of["decoder_network"],
+        "data": load(root=data_root, seed=of["split"], **of["data"]),
         "init": None if of["init"] is None else store.folder(of["init"]),
         "out": store.run(digest).folder,
         "resume": True,
-        "device": device,
+        **of["model"],
         **of["options"],
         **of["training"],
-        **order["apart"],
+        **of["inference"],
+        **job["extra"],
+        "seed": of["restart"],
+        "device": device,
     }
 
 
-def _work(store: Store, digest: str, device: str, data_root: Path | None) -> None:
+def _train_and_score(store: Store, digest: str, device: str, data_root: Path | None) -> None:
     began = time.monotonic()
-    from recmix.evaluation.score import score
-    from recmix.training.fit import fit
+    from recmix.training.fit import train_models
 
-    asked = _request(store, digest, device, data_root)
-    run, data = store.run(digest), asked["data"]
+    request = _request(store, digest, device, data_root)
+    run = store.run(digest)
     ready = time.monotonic() - began
-    fitted = fit(**asked, progress=True)
+    (trained,) = train_models([request], progress=True)
     run.log("ready", seconds=round(ready, 4))
-    if fitted.history != run.history():  # killed between a checkpoint and the history
-        write_json(run.folder / "history.json", fitted.history)
-    parts: dict[str, Any] = {"test": data.x_test, "val": data.x_val}
-    for key in store.job_file(digest)["evaluate"]:
-        if not scored(key, run.scores(), asked, chained=fitted.method.several):
-            asked_for = ScoreKey.parse(key)
-            if asked_for is None or (images := parts.get(asked_for.part)) is None:
-                raise RunError(f"the data {data.name} have no images to score for {key!r}")
-            since = time.monotonic()
-            used = fitted
-            if (steps := asked_for.refine) is not None or fitted.method.several:
-                how = {name: asked.get(name) for name in CLIMBS}  # as the grid says now
-                used = fitted.refined(fitted.method.refine if steps is None else steps, **how)
-            if asked_for.calibrated:
-                used = used.calibrated(data.x_val, asked_for.samples)
-            run.add_score(key, score(used.method, images, samples=asked_for.samples))
-            run.log("scored", key=key, seconds=round(time.monotonic() - since, 4))
+    if trained.history != run.history():  # killed after the checkpoint, before the history was written
+        write_json(run.folder / "history.json", trained.history)
+    for name in store.job_file(digest)["evaluate"]:
+        if name not in run.scores():
+            began = time.monotonic()
+            run.add_score(name, _score(trained.method, request["data"], name))
+            run.log("scored", key=name, seconds=round(time.monotonic() - began, 4))
     store.complete(digest)
 
 
-def stop_at_the_end_of(descriptor: int) -> None:
-    """Ask this process to save and stop when nobody can write to `descriptor` any more."""
+def _score(method: Method, data: ImageData, name: str) -> dict[str, Any]:
+    """The score with this name (a `ScoreKey`). Calibration uses validation data only."""
+    import torch
+
+    from recmix.evaluation.calibrate import EXAMPLES, calibrate
+    from recmix.evaluation.score import score
+
+    key = ScoreKey.parse(name)
+    images = {"test": data.x_test, "val": data.x_val}.get(key.part) if key else None
+    if key is None or images is None:
+        raise RunError(f"the data {data.name} have no part for the score {name!r}")
+    inference = key.inference
+    if key.calibrated:
+        held_out = torch.from_numpy(data.x_val[:EXAMPLES]).to(method.model.centre)
+        inference = calibrate(method, held_out, inference, samples=key.samples).inference
+    return score(method, images, inference, samples=key.samples)
+
+
+def _stop_when_closed(descriptor: int) -> None:
+    """Send SIGTERM to this process when no process can write to `descriptor` any more."""
     while os.read(descriptor, 64):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 @contextlib.contextmanager
-def written_to(path: Path) -> Iterator[None]:
-    """All that this process writes meanwhile, from whatever library, goes to the end of a file."""
+def output_to(path: Path) -> Iterator[None]:
+    """Append all output of this process, of any library, to a file."""
     before = {descriptor: os.dup(descriptor) for descriptor in (1, 2)}
     with path.open("a") as file:
         for descriptor in before:

@@ -1,6 +1,6 @@
-"""The explorer: trained models behind a local HTTP server, for a page and for programs.
+"""The explorer: trained models behind a local HTTP server, for a web page and for programs.
 
-`recmix explore RUN` starts it (``serve``); ``app`` has the routes, ``guard`` decides who may ask,
-``wire`` reads and writes bodies, ``batches`` puts requests that wait together through the model at once,
-``answers`` and ``explain`` compute. Needs the extra ``explore``.
+``recmix explore RUN`` starts it. `serve` runs the server, `app` has the routes, `guard` checks who may
+send requests, `wire` reads requests and writes responses, `batcher` passes waiting requests through the
+model together, `answers` and `explain` compute. It needs the extra ``explore``.
 """

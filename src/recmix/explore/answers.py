@@ -1,45 +1,34 @@
-"""What the model says of a batch, as arrays: the numbers of `recmix.load(...)`, ready to be sent."""
+"""What a model computes for a batch, as arrays: the numbers of `recmix.Model`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from recmix.api import Fitted
-from recmix.errors import ConfigError
+from recmix.explore.catalogue import ExplorableModel
 from recmix.explore.wire import Array
-from recmix.posteriors import Gaussian, Mixture
-from recmix.posteriors.posterior import Posterior
+from recmix.posteriors import Posterior
+from recmix.posteriors.posterior import randn
 
-__all__ = ["Moments", "decode", "moments", "plain", "posterior", "prior", "reconstruct", "score"]
+__all__ = ["Moments", "decode", "moments", "posterior", "prior", "reconstruct", "score", "to_array"]
 
 DRAWS = 256
-"""From which the covariance of a component is estimated where it has no closed form."""
+"""Samples for the covariance of a component that has no closed form."""
 AT_ONCE = 512
 """Latent vectors that pass through the decoder at a time."""
 
 
-@dataclass(frozen=True)
-class Moments:
-    """Weights, means and spread of the components of a posterior.
+class Moments(NamedTuple):
+    """Weights, means and covariances of the components of a posterior."""
 
-    Args:
-        weights: (B, K).
-        means: (B, K, D).
-        variances: (B, K, D), the diagonals of the covariances.
-        covariances: (B, K, D, D); nothing where all are diagonal.
-        exact: false where a spread is estimated from samples (flows).
-    """
-
-    weights: Tensor
-    means: Tensor
-    variances: Tensor
-    covariances: Tensor | None
-    exact: bool
+    weights: Tensor  # (B, K)
+    means: Tensor  # (B, K, D)
+    variances: Tensor  # (B, K, D), the diagonals of the covariances
+    covariances: Tensor | None  # (B, K, D, D); None if all are diagonal
+    exact: bool  # False if a covariance is estimated from samples
 
     def full(self) -> Tensor:
         """Covariances (B, K, D, D), diagonal or not."""
@@ -48,88 +37,69 @@ class Moments:
 
 @torch.no_grad()
 def moments(q: Posterior) -> Moments:
-    """Those of any posterior; one that is no mixture has one component."""
-    parts = q.components if isinstance(q, Mixture) else [q]
-    means = torch.stack([part.mean for part in parts], 1)
-    diagonal = [part.log_variance.exp() for part in parts if isinstance(part, Gaussian)]
-    if len(diagonal) == len(parts):
-        return Moments(q.weights, means, torch.stack(diagonal, 1), None, True)
-    found = [_covariance(part) for part in parts]
-    covariances = torch.stack([covariance for covariance, _ in found], 1)
-    variances = covariances.diagonal(dim1=-2, dim2=-1)
-    return Moments(q.weights, means, variances, covariances, all(exact for _, exact in found))
+    """The moments of any posterior; one that is no mixture has one component."""
+    means = torch.stack([part.mean for part in q.components], 1)
+    described = [part.describe() or {} for part in q.components]
+    exact = all("log_variances" in part or "scale_tril" in part for part in described)
+    if all("log_variances" in part for part in described):
+        variances = torch.stack([part["log_variances"].exp() for part in described], 1)
+        return Moments(q.weights, means, variances, None, exact)
+    pairs = zip(q.components, described, strict=True)
+    covariances = torch.stack([_covariance(part, known) for part, known in pairs], 1)
+    return Moments(q.weights, means, covariances.diagonal(dim1=-2, dim2=-1), covariances, exact)
 
 
-def _covariance(q: Posterior) -> tuple[Tensor, bool]:
-    """(B, D, D), and whether it is exact."""
-    if isinstance(q, Gaussian):
-        return torch.diag_embed(q.log_variance.exp()), True
-    try:
-        known: Any = q.as_distribution()
-        covariance: Tensor = known.covariance_matrix
-        return covariance, True
-    except (ConfigError, AttributeError):  # a flow
-        generator = torch.Generator(q.mean.device).manual_seed(0)
-        z, _ = q.rsample_and_log_prob(DRAWS, generator=generator)
-        apart = (z - z.mean(0)).permute(1, 2, 0)  # (B, D, S)
-        return apart @ apart.mT / (DRAWS - 1), False
+def _covariance(q: Posterior, described: dict[str, Tensor]) -> Tensor:
+    """The covariance of a component (B, D, D), estimated from samples if it has no closed form."""
+    if "log_variances" in described:
+        return torch.diag_embed(described["log_variances"].exp())
+    if "scale_tril" in described:
+        return described["scale_tril"] @ described["scale_tril"].mT
+    generator = torch.Generator(q.mean.device).manual_seed(0)
+    z, _ = q.rsample_and_log_prob(DRAWS, generator=generator)
+    centred = (z - z.mean(0)).permute(1, 2, 0)  # (B, D, S)
+    return centred @ centred.mT / (DRAWS - 1)
 
 
-def plain(tensor: Tensor) -> Array:
-    """A contiguous array on the host."""
+def to_array(tensor: Tensor) -> Array:
+    """A contiguous numpy array."""
     return np.ascontiguousarray(tensor.detach().cpu().numpy())
 
 
-@torch.no_grad()
-def posterior(fitted: Fitted, x: Array) -> dict[str, Any]:
-    """Weights, component means and spreads, and the mean, for images (B, C, H, W)."""
-    q = fitted.posterior(x)
-    found = moments(q)
-    return {
-        "weights": plain(found.weights),
-        "mean": plain(q.mean),
-        "means": plain(found.means),
-        "variances": plain(found.variances),
-        "covariances": None if found.covariances is None else plain(found.covariances),
-        "exact": found.exact,
-    }
+def posterior(model: ExplorableModel, x: Array) -> dict[str, Any]:
+    """Weights, means and covariances of the components, and the overall mean, for x (B, C, H, W)."""
+    q = model.posterior(x)
+    found = {**moments(q)._asdict(), "mean": q.mean}
+    return {name: to_array(v) if isinstance(v, Tensor) else v for name, v in found.items()}
 
 
 @torch.no_grad()
-def reconstruct(fitted: Fitted, x: Array) -> dict[str, Any]:
-    """The image of the posterior mean (B, C, H, W) and of each component's (B, K, C, H, W)."""
-    q = fitted.posterior(x)
-    if not isinstance(q, Mixture):
-        only = plain(torch.cat([fitted.model.decode(part) for part in q.mean.split(AT_ONCE)]))
-        return {"weights": plain(q.weights), "images": only, "components": only[:, None]}
-    means = torch.stack([q.mean, *(part.mean for part in q.components)], 1)  # (B, 1 + K, D)
-    images = torch.cat([fitted.model.decode(part) for part in means.split(_at_once(means.shape[1]))])
-    return {
-        "weights": plain(q.weights),
-        "images": plain(images[:, 0]),
-        "components": plain(images[:, 1:]),
-    }
+def reconstruct(model: ExplorableModel, x: Array) -> dict[str, Any]:
+    """The images decoded at the posterior mean (B, C, H, W) and at each component's (B, K, C, H, W)."""
+    q = model.posterior(x)
+    parts = q.components if len(q.components) > 1 else []
+    means = torch.stack([q.mean, *(part.mean for part in parts)], 1)  # (B, 1 + K, D)
+    at_once = max(1, AT_ONCE // means.shape[1])
+    images = torch.cat([model.decode(part) for part in means.split(at_once)])
+    components = images[:, 1:] if parts else images  # a single component has the posterior's mean
+    found = {"weights": q.weights, "images": images[:, 0], "components": components}
+    return {name: to_array(value) for name, value in found.items()}
 
 
-def decode(fitted: Fitted, z: Array) -> dict[str, Any]:
+def decode(model: ExplorableModel, z: Array) -> dict[str, Any]:
     """The mean images of z (B, D)."""
     parts = torch.from_numpy(z).split(AT_ONCE)
-    return {"images": plain(torch.cat([fitted.decode(part) for part in parts]))}
+    return {"images": to_array(torch.cat([model.decode(part) for part in parts]))}
 
 
-def prior(fitted: Fitted, count: int, seed: int) -> Array:
-    """The draws z (B, D) from the prior whose images `Fitted.sample` gives under this seed."""
-    generator = torch.Generator(fitted.device).manual_seed(seed)
-    centre = fitted.model.centre
-    shape = (count, fitted.model.latent)
-    return plain(torch.randn(shape, generator=generator, device=centre.device, dtype=centre.dtype))
+def prior(model: ExplorableModel, count: int, seed: int) -> Array:
+    """The draws z (count, D) from the prior that `recmix.Model.sample` decodes for this seed."""
+    like = model.latent_model.centre
+    generator = torch.Generator(like.device).manual_seed(seed)
+    return to_array(randn((count, model.latent_model.latent), like, generator))
 
 
-def _at_once(components: int) -> int:
-    return max(1, AT_ONCE // components)
-
-
-def score(fitted: Fitted, x: Array, samples: int, seed: int) -> dict[str, Any]:
+def score(model: ExplorableModel, x: Array, samples: int, seed: int) -> dict[str, Any]:
     """ELBO and IWAE-`samples`, (B,) each."""
-    elbo, iwae = fitted.bounds(x, samples, seed=seed)
-    return {"elbo": plain(elbo), "iwae": plain(iwae), "samples": samples, "seed": seed}
+    elbo, iwae = model.bounds(x, samples, seed=seed)
+    return {"elbo": to_array(elbo), "iwae": to_array(iwae), "samples": samples, "seed": seed}

@@ -1,4 +1,4 @@
-"""The routes of the explorer: what is asked, checked, handed to the model's thread and sent back."""
+"""The routes of the explorer: each checks a request, computes in the model's thread and responds."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
+from pathlib import PurePath
 from typing import Any
 
 import torch
@@ -15,44 +17,49 @@ from fastapi import FastAPI, Request, Response
 from starlette.types import ASGIApp
 
 from recmix._version import __version__
-from recmix.explore import answers, reference
-from recmix.explore.batches import Batcher
-from recmix.explore.exchange import add_refusals, asked, few, send
+from recmix.explore import answers, reference, wire
+from recmix.explore.batcher import Answer, Batcher
+from recmix.explore.catalogue import LARGEST_LATENT, Catalogue, ExplorableModel, ServedRun
 from recmix.explore.explain import explain, interpolate
-from recmix.explore.guard import Guard, Keys
+from recmix.explore.guard import Access, Guard
 from recmix.explore.reference import array
-from recmix.explore.shelf import FARTHEST, Shelf
-from recmix.explore.wire import Limits, Refused, Whole, fields
+from recmix.explore.wire import Array, Integer, Limits, Refused, respond
+from recmix.pages import SHARED, shared_text
 
 __all__ = ["make_app"]
 
 ABOUT = (
     "Trained models over HTTP. Images are (B, C, H, W) in [0, 1], as nested lists in JSON or as a .npy "
-    "body (application/x-npy; there uint8 stands for value / 255) with the other fields in the address. "
-    "Where the answer is one array, 'Accept: application/x-npy' gives it as .npy. Bounds are in nats, "
+    "body (application/x-npy; there uint8 means value / 255) with the other fields in the URL. "
+    "If the answer is a single array, 'Accept: application/x-npy' gives it as .npy. Bounds are in nats, "
     "higher is better. The numbers are those of recmix.load(...)."
 )
-SEED = Whole(default=0, low=0, high=2**31 - 1)
-PICTURES = ("images", "B", "C", "H", "W")
-"""What a request gives."""
-IMAGES = array("B", "C", "H", "W")
-"""What an answer gives."""
+LARGEST = 2**31 - 1
+SEED = Integer(0, 0, LARGEST)
+AXES = {"images": "BCHW", "image": "CHW", "z": "BD"}
+"""The arrays that a request can give, and their axes."""
+TEXT, WHOLE, OBJECT = {"type": "string"}, {"type": "integer"}, {"type": "object"}
+LIST = {"type": "array", "items": OBJECT}
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
 def make_app(
-    shelf: Shelf, *, keys: Keys | None = None, limits: Limits | None = None, batching: bool = True
+    catalogue: Catalogue,
+    *,
+    access: Access | None = None,
+    limits: Limits | None = None,
+    batching: bool = True,
 ) -> ASGIApp:
     """The server's application.
 
     Args:
-        shelf: the runs.
-        keys: what a request must show; by default to come under a loopback name.
-        limits: what it may cost.
-        batching: put requests that wait together through the model at once.
+        catalogue: the models.
+        access: what a request needs; by default a loopback name as its host.
+        limits: the largest requests that are accepted.
+        batching: pass requests that wait at the same time through the model together.
     """
     limits = limits or Limits()
-    # A new thread's convolutions take all cores until it is told what was told to this one.
+    # Each new thread starts with as many torch threads as there are cores.
     begin = partial(torch.set_num_threads, torch.get_num_threads())
     batcher = Batcher(most=128 if batching else 0, queue=limits.queue, begin=begin)
 
@@ -69,238 +76,205 @@ def make_app(
         redoc_url=None,
         lifespan=lifespan,
     )
-    add_refusals(app)
-    _add_model(app, shelf, batcher, limits)
-    _add_looks(app, shelf, batcher, limits)
-    _add_about(app, shelf, batcher, limits)
+    wire.add_error_handlers(app)
+    routes = _Routes(app, catalogue, batcher, limits)
+    _add_batch_routes(routes)
+    _add_image_routes(routes)
+    _add_information(routes)
     _add_page(app)
-    return Guard(app, keys=keys or Keys(), limits=limits)
+    return Guard(app, access=access or Access(), limits=limits)
 
 
-Handler = Callable[[Request], Awaitable[Response]]
+Compute = Callable[..., Awaitable[Answer]]
+"""Takes the run, the array if the route has one, and the integer fields by name."""
 
 
-def _post(
-    app: FastAPI,
-    shelf: Shelf,
-    path: str,
-    *,
-    rows: tuple[str, ...],
-    numbers: Mapping[str, Whole],
-    answer: Mapping[str, Any],
-    npy: tuple[bool, bool] = (False, False),
-) -> Callable[[Handler], Handler]:
-    """A route for POST, described in full.
+@dataclass(frozen=True)
+class _Routes:
+    """Adds POST routes to an application."""
 
-    Args:
-        app: where it is added.
-        shelf: for the names and sizes of its runs.
-        path: its address.
-        rows: name and axes of the array it takes, if any.
-        numbers: the whole numbers it takes.
-        answer: the fields of its answer.
-        npy: whether body and answer may be ``.npy``.
-    """
-    given: dict[str, Any] = {}
-    if rows:
-        name, *axes = rows
-        between = (-FARTHEST, FARTHEST) if name == "z" else (0, 1)
-        given[name] = array(*axes, sizes=shelf.sizes(), between=between)
-    names = list(shelf.runs)
-    return app.post(
-        path,
-        response_class=Response,
-        responses=reference.gives("as described", answer, npy=npy[1]),
-        openapi_extra={
-            "requestBody": reference.body(given, numbers, names, npy=npy[0]),
-            "parameters": reference.parameters(numbers, names),
-        },
-    )
+    app: FastAPI
+    catalogue: Catalogue
+    batcher: Batcher
+    limits: Limits
+
+    def post(
+        self,
+        path: str,
+        takes: str | None,
+        integers: Mapping[str, Integer],
+        gives: Mapping[str, Any],
+        npy: str | None = None,
+    ) -> Callable[[Compute], None]:
+        """Add a route. It reads and checks requests, and sends what the decorated function computes.
+
+        Args:
+            path: its path.
+            takes: the array of a request, one of `AXES`, or None.
+            integers: the integer fields of a request.
+            gives: the fields of the answer.
+            npy: the field of the answer that can be sent as ``.npy``, if any.
+        """
+        runs = list(self.catalogue.runs)
+        arrays: dict[str, Any] = {}
+        if takes is not None:
+            limits = (-LARGEST_LATENT, LARGEST_LATENT) if takes == "z" else (0, 1)
+            arrays[takes] = array(AXES[takes], sizes=self.catalogue.sizes(), limits=limits)
+
+        def add(compute: Compute) -> None:
+            async def answer(request: Request) -> Response:
+                fields, rows = await wire.read_request(request, takes, integers)
+                run = self.catalogue.find(fields.pop("run"))
+                given = [] if takes is None else [run.check(takes, rows, self.limits.images)]
+                found = await compute(run, *given, **fields)
+                return respond(request, found, run=run.name, array=npy)
+
+            self.app.post(
+                path,
+                name=compute.__name__,
+                description=compute.__doc__,
+                response_class=Response,
+                responses=reference.responses("the answer", {"run": TEXT, **gives}, npy=bool(npy)),
+                openapi_extra={
+                    "requestBody": reference.request_body(arrays, integers, runs),
+                    "parameters": reference.parameters(integers, runs),
+                },
+            )(answer)
+
+        return add
+
+    async def batched(
+        self, compute: Callable[[ExplorableModel, Array], Answer], run: ServedRun, rows: Array
+    ) -> Answer:
+        """``compute(run.model, rows)``, possibly together with the rows of other requests."""
+        return await self.batcher.rows((run.name, compute), partial(compute, run.model), rows)
 
 
-def _add_model(app: FastAPI, shelf: Shelf, batcher: Batcher, limits: Limits) -> None:
-    """Posterior, reconstructions, scores, decoder and prior, for programs."""
-    one_per_row = {"weights": array("B", "K"), "run": {"type": "string"}}
+def _add_batch_routes(routes: _Routes) -> None:
+    """Posterior, reconstructions, scores, decoder and prior, for many examples at a time."""
+    limits, images = routes.limits, array("BCHW")
     moments = {
-        **one_per_row,
-        "mean": array("B", "D"),
-        "means": array("B", "K", "D"),
-        "variances": array("B", "K", "D"),
-        "covariances": {"description": "(B, K, D, D), or null where all are diagonal"},
-        "exact": {"type": "boolean", "description": "false where spreads are estimated from samples"},
+        "weights": array("BK"),
+        "mean": array("BD"),
+        "means": array("BKD"),
+        "variances": array("BKD"),
+        "covariances": {"description": "(B, K, D, D), or null if all are diagonal"},
+        "exact": {"type": "boolean", "description": "false if variances are estimated from samples"},
     }
 
-    @_post(app, shelf, "/posterior", rows=PICTURES, numbers={}, answer=moments, npy=(True, False))
-    async def posterior(request: Request) -> Response:
-        """Mixing weights, component means and spreads, and the overall mean of q(z | x)."""
-        given, x = await asked(request, "images", {})
-        run = shelf.find(given["run"])
-        x = run.check(few(x, limits.images, "images"))
-        work = partial(answers.posterior, run.fitted)
-        return send(request, run.name, await batcher.rows((run.name, "posterior"), work, x))
+    @routes.post("/posterior", "images", {}, moments)
+    async def posterior(run: ServedRun, x: Array) -> Answer:
+        """Mixing weights, component means and variances, and the overall mean of q(z | x)."""
+        return await routes.batched(answers.posterior, run, x)
 
-    both = {**one_per_row, "images": IMAGES, "components": array("B", "K", "C", "H", "W")}
+    decoded = {"weights": array("BK"), "images": images, "components": array("BKCHW")}
 
-    @_post(app, shelf, "/reconstruct", rows=PICTURES, numbers={}, answer=both, npy=(True, True))
-    async def reconstruct(request: Request) -> Response:
-        """The image of the posterior mean, and of each component's mean (as .npy: the first alone)."""
-        given, x = await asked(request, "images", {})
-        run = shelf.find(given["run"])
-        x = run.check(few(x, limits.images, "images"))
-        work = partial(answers.reconstruct, run.fitted)
-        found = await batcher.rows((run.name, "reconstruct"), work, x)
-        return send(request, run.name, found, "images")
+    @routes.post("/reconstruct", "images", {}, decoded, npy="images")
+    async def reconstruct(run: ServedRun, x: Array) -> Answer:
+        """Images decoded at the posterior mean (as .npy only these), and at each component's mean."""
+        return await routes.batched(answers.reconstruct, run, x)
 
-    scoring = {"samples": Whole(default=100, low=1, high=limits.samples), "seed": SEED}
-    bounds = {"elbo": array("B"), "iwae": array("B"), "samples": {"type": "integer"}}
+    scoring = {"samples": Integer(100, 1, limits.samples), "seed": SEED}
+    bounds = {"elbo": array("B"), "iwae": array("B"), "samples": WHOLE, "seed": WHOLE}
 
-    @_post(app, shelf, "/score", rows=PICTURES, numbers=scoring, answer=bounds, npy=(True, False))
-    async def score(request: Request) -> Response:
+    @routes.post("/score", "images", scoring, bounds)
+    async def score(run: ServedRun, x: Array, samples: int, seed: int) -> Answer:
         """ELBO and IWAE of each image, from the same samples."""
-        given, x = await asked(request, "images", scoring)
-        run = shelf.find(given["run"])
-        x = run.check(few(x, limits.images, "images"))
-        if len(x) * given["samples"] > limits.decodings:
-            raise Refused(
-                413,
-                f"{len(x)} images with {given['samples']} samples each are too many: at most "
-                f"{limits.decodings} together; send fewer images at a time",
-            )
-        work = partial(answers.score, run.fitted, x, given["samples"], given["seed"])
-        return send(request, run.name, await batcher.alone(work))
+        if len(x) * samples > limits.decodings:
+            given, most = f"{len(x)} images with {samples} samples each", limits.decodings
+            raise Refused(413, f"{given} are too many: at most {most} samples; send fewer images")
+        return await routes.batcher.alone(partial(answers.score, run.model, x, samples, seed))
 
-    @_post(
-        app,
-        shelf,
-        "/decode",
-        rows=("z", "B", "D"),
-        numbers={},
-        answer={"images": IMAGES},
-        npy=(True, True),
-    )
-    async def decode(request: Request) -> Response:
+    @routes.post("/decode", "z", {}, {"images": images}, npy="images")
+    async def decode(run: ServedRun, z: Array) -> Answer:
         """The mean images of latent vectors z."""
-        given, z = await asked(request, "z", {})
-        run = shelf.find(given["run"])
-        z = run.check_latent(few(z, limits.images, "vectors z"))
-        work = partial(answers.decode, run.fitted)
-        return send(request, run.name, await batcher.rows((run.name, "decode"), work, z), "images")
+        return await routes.batched(answers.decode, run, z)
 
-    drawing = {
-        "count": Whole(default=16, low=1, high=limits.images),
-        "seed": Whole(default=-1, low=-1, high=SEED.high),
-    }
-    drawn = {"images": IMAGES, "z": array("B", "D"), "seed": {"type": "integer"}}
+    drawing = {"count": Integer(16, 1, limits.images), "seed": Integer(-1, -1, LARGEST)}
+    drawn = {"images": images, "z": array("BD"), "seed": WHOLE}
 
-    @_post(app, shelf, "/sample", rows=(), numbers=drawing, answer=drawn, npy=(False, True))
-    async def sample(request: Request) -> Response:
-        """Mean images of draws from the prior; a seed of -1 stands for any."""
-        given, _ = await asked(request, None, drawing)
-        run = shelf.find(given["run"])
-        seed = given["seed"] if given["seed"] >= 0 else secrets.randbelow(SEED.high)
-        z = answers.prior(run.fitted, given["count"], seed)
-        work = partial(answers.decode, run.fitted)
-        found = await batcher.rows((run.name, "decode"), work, z)
-        return send(request, run.name, {**found, "z": z, "seed": seed}, "images")
+    @routes.post("/sample", None, drawing, drawn, npy="images")
+    async def sample(run: ServedRun, count: int, seed: int) -> Answer:
+        """Mean images of draws from the prior; the seed -1 stands for a random seed."""
+        seed = seed if seed >= 0 else secrets.randbelow(LARGEST)
+        z = answers.prior(run.model, count, seed)
+        return {**await routes.batched(answers.decode, run, z), "z": z, "seed": seed}
 
 
-def _add_looks(app: FastAPI, shelf: Shelf, batcher: Batcher, limits: Limits) -> None:
-    """One image looked at closely, two joined by a line: for the page."""
-    looking = {
-        "steps": Whole(default=4, low=0, high=limits.steps),
-        "samples": Whole(default=100, low=1, high=1000),
-        "grid": Whole(default=80, low=8, high=limits.grid),
-        "seed": SEED,
-    }
-    anything = {"type": "object"}
-    several = {"type": "array", "items": anything}
-    seen = {
-        "mean": array("D"),
-        "reconstruction": array("C", "H", "W"),
-        "components": several,
-        "plane": anything,
-        "bounds": anything,
-        "refinement": several,
-    }
+def _add_image_routes(routes: _Routes) -> None:
+    """One image in detail, and interpolation between two images."""
+    limits = routes.limits
+    explaining = {"steps": Integer(4, 0, limits.steps), "samples": Integer(100, 1, 1000)}
+    explaining |= {"grid": Integer(80, 8, limits.grid), "seed": SEED}
+    explained = {"mean": array("D"), "reconstruction": array("CHW"), "components": LIST}
+    explained |= {"plane": OBJECT, "bounds": OBJECT, "refinement": LIST}
 
-    @_post(app, shelf, "/explain", rows=("image", "C", "H", "W"), numbers=looking, answer=seen)
-    async def explained(request: Request) -> Response:
-        """One image: components, a plane of the latent space, bounds, refinement step by step."""
-        given, image = await asked(request, "image", looking)
-        run = shelf.find(given.pop("run"))
-        x = run.check(image[None], "image")
-        return send(request, run.name, await batcher.alone(partial(explain, run.fitted, x, **given)))
+    @routes.post("/explain", "image", explaining, explained)
+    async def explain_image(run: ServedRun, x: Array, **fields: int) -> Answer:
+        """One image: components, a plane of the latent space, bounds, each step of refinement."""
+        return await routes.batcher.alone(partial(explain, run.model, x, **fields))
 
-    walking = {"steps": Whole(default=9, low=2, high=limits.path)}
-    along = {"z": array("N", "D"), "images": array("N", "C", "H", "W")}
+    line = {"steps": Integer(9, 2, limits.path)}
+    points = {"z": array("ND"), "images": array("NCHW")}
 
-    @_post(app, shelf, "/interpolate", rows=PICTURES, numbers=walking, answer=along, npy=(True, True))
-    async def interpolated(request: Request) -> Response:
-        """Images along the straight line between the posterior means of two images."""
-        given, images = await asked(request, "images", walking)
-        run = shelf.find(given["run"])
-        x = run.check(few(images, 2, "images"))
+    @routes.post("/interpolate", "images", line, points, npy="images")
+    async def interpolate_images(run: ServedRun, x: Array, steps: int) -> Answer:
+        """Images decoded along the straight line between the posterior means of two images."""
         if len(x) != 2:
             raise Refused(422, f"two images are needed, got {len(x)}")
-        work = partial(interpolate, run.fitted, x, steps=given["steps"])
-        return send(request, run.name, await batcher.alone(work), "images")
+        return await routes.batcher.alone(partial(interpolate, run.model, x, steps=steps))
 
 
-def _add_about(app: FastAPI, shelf: Shelf, batcher: Batcher, limits: Limits) -> None:
-    """What there is: runs, their images, the server itself."""
-    listed = {"runs": {"type": "array", "items": {"type": "object"}}, "default": {"type": "string"}}
+def _add_information(routes: _Routes) -> None:
+    """The runs, their test images, and the state of the server."""
+    app, catalogue, limits = routes.app, routes.catalogue, routes.limits
+    listed = {"runs": LIST, "default": TEXT}
 
-    @app.get("/runs", response_class=Response, responses=reference.gives("the runs", listed))
+    @app.get("/runs", response_class=Response, responses=reference.responses("the runs", listed))
     async def runs(request: Request) -> Response:
-        """The runs of this server, the first of which is the default."""
-        about = [run.about() for run in shelf.runs.values()]
-        return send(request, None, {"runs": about, "default": shelf.first})
+        """The runs of this server, and the name of the default run."""
+        described = [run.describe() for run in catalogue.runs.values()]
+        return respond(request, {"runs": described, "default": catalogue.default})
 
-    paging = {
-        "start": Whole(default=0, low=0, high=2**31 - 1),
-        "count": Whole(default=24, low=1, high=min(256, limits.images)),
-    }
-    part = {
-        "total": {"type": "integer"},
-        "start": {"type": "integer"},
-        "images": IMAGES,
-    }
+    paging = {"start": Integer(0, 0, LARGEST), "count": Integer(24, 1, min(256, limits.images))}
+    part = {"total": WHOLE, "start": WHOLE, "images": array("BCHW")}
 
     @app.get(
         "/runs/{run}/images",
         response_class=Response,
-        responses=reference.gives("some test images", part, npy=True),
+        responses=reference.responses("some test images", part, npy=True),
         openapi_extra={"parameters": reference.parameters(paging)},
     )
-    async def images(request: Request, run: str) -> Response:
-        """Test images of a run's data, if they are on this machine; they are never downloaded."""
-        given = fields(dict(request.query_params), paging)
-        shown = shelf.find(run)
-        found = await asyncio.to_thread(shown.images, given["start"], given["count"])
-        return send(request, shown.name, found, "images")
+    async def test_images(request: Request, run: str) -> Response:
+        """Test images of a run, if its data are on this machine; they are never downloaded."""
+        given = wire.read_fields(dict(request.query_params), paging)
+        chosen = catalogue.find(run)
+        found = await asyncio.to_thread(chosen.test_images, given["start"], given["count"])
+        return respond(request, found, run=chosen.name, array="images")
 
-    alive = {"status": {"type": "string"}, "version": {"type": "string"}, "waiting": {"type": "integer"}}
+    state = {"status": TEXT, "version": TEXT, "waiting": WHOLE, "answered": WHOLE, "passes": WHOLE}
 
-    @app.get("/health", response_class=Response, responses=reference.gives("alive", alive))
+    @app.get("/health", response_class=Response, responses=reference.responses("running", state))
     async def health(request: Request) -> Response:
-        """Whether the server answers, how many requests wait, and were answered in how many passes."""
-        return send(request, None, {"status": "ok", "version": __version__, **batcher.state()})
+        """Numbers of requests that wait, of answered requests, and of passes through a model."""
+        return respond(request, {"status": "ok", "version": __version__, **routes.batcher.state()})
 
 
 def _add_page(app: FastAPI) -> None:
-    """The page, from the package's own folder; the names are fixed when the server starts."""
+    """Add the page and its files. Their names are fixed when the server starts."""
     folder = files("recmix.explore") / "page"
+    own = [entry for entry in folder.iterdir() if PurePath(entry.name).suffix in KINDS]
+    served = {entry.name: entry.read_text(encoding="utf-8") for entry in own}
+    served |= {name: shared_text(name) for name in SHARED}
 
     def serve(name: str) -> Callable[[], Awaitable[Response]]:
-        async def given() -> Response:
-            content = (folder / name).read_bytes()
-            return Response(content, media_type=KINDS[name[name.rindex(".") :]])
+        async def file() -> Response:
+            return Response(served[name], media_type=KINDS[PurePath(name).suffix])
 
-        return given
+        return file
 
-    for name in sorted(entry.name for entry in folder.iterdir()):
-        if name[name.rfind(".") :] in KINDS:
-            app.get("/" if name == "index.html" else f"/{name}", include_in_schema=False)(serve(name))
+    for name in served:
+        app.get("/" if name == "index.html" else f"/{name}", include_in_schema=False)(serve(name))
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:

@@ -1,4 +1,4 @@
-"""One image, looked at closely: its components, a plane of its posterior, what refinement changes."""
+"""One image in detail: its components, a plane of the latent space, and each step of refinement."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recmix.api import Fitted
 from recmix.evaluation.bounds import at_once, bounds_of
-from recmix.explore.answers import Moments, moments, plain
+from recmix.explore.answers import Moments, moments, to_array
+from recmix.explore.catalogue import ExplorableModel
 from recmix.explore.wire import Array
-from recmix.inference.gauss_newton import climb
+from recmix.inference.gauss_newton import ascend
 from recmix.model.latent import LatentModel
-from recmix.posteriors.full import FullGaussian
-from recmix.posteriors.posterior import Posterior
+from recmix.posteriors import FullGaussian, Posterior
 
 __all__ = ["explain", "interpolate"]
 
-WIDE = 4.0
-"""Standard deviations of a component that the plane shows around its mean."""
-LIGHT = 0.01
-"""Components of less weight do not decide how much of the plane is shown."""
+REACH = 4.0
+"""Standard deviations of a component that the plane shows on each side of its mean."""
+SMALL_WEIGHT = 0.01
+"""Components of smaller weight do not enlarge the shown part of the plane."""
 
 
 class Plane(NamedTuple):
@@ -38,165 +37,165 @@ class Plane(NamedTuple):
         """(..., D) -> (..., 2)."""
         return (z - self.origin) @ self.axes.T
 
+    def covariance(self, full: Tensor) -> Tensor:
+        """A covariance on the plane: (..., D, D) -> (..., 2, 2)."""
+        return self.axes @ full @ self.axes.T
 
-class Refined(NamedTuple):
-    """Where some Gauss-Newton steps lead, and Laplace's Gaussian there."""
 
-    z: Tensor  # (1, D)
-    log_joint: Tensor  # (1,)
-    laplace: FullGaussian
+Path = list[tuple[FullGaussian, float]]
+"""For each number of Gauss-Newton steps: the Laplace approximation, and log p(x, z) at its mean z."""
 
 
 @torch.no_grad()
 def explain(
-    fitted: Fitted, image: Array, *, steps: int = 4, samples: int = 100, grid: int = 80, seed: int = 0
+    model: ExplorableModel,
+    image: Array,
+    *,
+    steps: int = 4,
+    samples: int = 100,
+    grid: int = 80,
+    seed: int = 0,
 ) -> dict[str, Any]:
-    """What the model makes of one image; `docs/explorer.md` has the shape of the answer.
+    """The posterior of one image in detail; `docs/explorer.md` describes the answer.
 
     Args:
-        fitted: the model.
+        model: the model.
         image: (1, C, H, W) in [0, 1].
         steps: Gauss-Newton steps from the posterior mean.
         samples: K of the bounds.
         grid: points along each side of the plane.
         seed: of the samples, the same for every step.
     """
-    model = fitted.model
-    x = torch.from_numpy(image).to(model.centre)
-    q = fitted.posterior(image)
+    latent_model, reuse = model.latent_model, model.spec.inference.reuse
+    x = torch.from_numpy(image).to(latent_model.centre)
+    q = model.posterior(image)
     found = moments(q)
-    reuse = fitted.method.reuse
-    path = [_refine(model, x, q.mean, step, reuse) for step in range(steps + 1)]
+    path = [_refined(latent_model, x, q.mean, step, reuse) for step in range(steps + 1)]
     plane = _plane(q.mean[0], found)
-    decoded = plain(model.decode(torch.cat([q.mean, found.means[0], *(at.z for at in path)])))
+    points = torch.cat([q.mean, found.means[0], *(laplace.mean for laplace, _ in path)])
+    decoded = to_array(latent_model.decode(points))
     count = found.means.shape[1]
-    across = plane.axes @ found.full()[0] @ plane.axes.T  # (K, 2, 2)
-    middles = plane.project(found.means[0])
-    elbo, iwae = _bounds(model, x, q, samples, seed)
-    refinement = []
-    for step, at in enumerate(path):
-        low, high = _bounds(model, x, at.laplace, samples, seed)
-        refinement.append(
-            {
-                "step": step,
-                "z": plain(at.z[0]),
-                "plane": plain(plane.project(at.z[0])),
-                "covariance": plain(plane.axes @ at.laplace.covariance[0] @ plane.axes.T),
-                "reconstruction": decoded[1 + count + step],
-                "log_joint": float(at.log_joint),
-                "elbo": low,
-                "iwae": high,
-            }
-        )
+    means, covariances = plane.project(found.means[0]), plane.covariance(found.full()[0])
     return {
-        "mean": plain(q.mean[0]),
+        "mean": to_array(q.mean[0]),
         "reconstruction": decoded[0],
         "exact": found.exact,
         "components": [
             {
                 "weight": float(found.weights[0, k]),
-                "mean": plain(found.means[0, k]),
-                "variance": plain(found.variances[0, k]),
+                "mean": to_array(found.means[0, k]),
+                "variance": to_array(found.variances[0, k]),
                 "reconstruction": decoded[1 + k],
-                "plane": plain(middles[k]),
-                "covariance": plain(across[k]),
+                "plane": to_array(means[k]),
+                "covariance": to_array(covariances[k]),
             }
             for k in range(count)
         ],
-        "plane": _look(fitted, x, q, plane, _window(plane, found, path), grid),
-        "bounds": {"elbo": elbo, "iwae": iwae, "samples": samples, "seed": seed},
-        "refinement": refinement,
+        "plane": _densities(latent_model, x, q, plane, _sides(plane, found, path, grid)),
+        "bounds": {**_bounds(latent_model, x, q, samples, seed), "samples": samples, "seed": seed},
+        "refinement": [
+            {
+                "step": step,
+                "z": to_array(laplace.mean[0]),
+                "plane": to_array(plane.project(laplace.mean[0])),
+                "covariance": to_array(plane.covariance(laplace.covariance_matrix[0])),
+                "reconstruction": decoded[1 + count + step],
+                "log_joint": log_joint,
+                **_bounds(latent_model, x, laplace, samples, seed),
+            }
+            for step, (laplace, log_joint) in enumerate(path)
+        ],
     }
 
 
-def _refine(model: LatentModel, x: Tensor, start: Tensor, steps: int, reuse: int) -> Refined:
-    """Begun anew each time: the damping of a climb is part of its state."""
-    z, at = climb(model, x, start, steps=steps, reuse=reuse)
-    return Refined(z, at.log_joint, FullGaussian.from_precision(z, at.precision))
+def _refined(
+    model: LatentModel, x: Tensor, start: Tensor, steps: int, reuse: int
+) -> tuple[FullGaussian, float]:
+    """The Laplace approximation after some steps, and log p(x, z) at its mean z.
+
+    All steps are taken anew: the damping of one depends on those before it.
+    """
+    z, at = ascend(model, x, start, steps=steps, reuse=reuse)
+    return FullGaussian.from_precision(z, at.precision), float(at.log_joint)
 
 
-def _bounds(model: LatentModel, x: Tensor, q: Posterior, samples: int, seed: int) -> tuple[float, float]:
+def _bounds(model: LatentModel, x: Tensor, q: Posterior, samples: int, seed: int) -> dict[str, float]:
     generator = torch.Generator(x.device).manual_seed(seed)
     found = bounds_of(model, x, q, samples, generator, at_once(model))
-    return float(found.elbo), float(found.iwae)
+    return {"elbo": float(found.elbo), "iwae": float(found.iwae)}
 
 
 def _plane(mean: Tensor, found: Moments) -> Plane:
-    """The latent space itself in one or two dimensions, else its two widest directions at the mean."""
+    """The latent space itself if D <= 2, else the two widest directions of q through its mean."""
     latent = len(mean)
     if latent <= 2:
         axes = torch.eye(2, latent, dtype=mean.dtype, device=mean.device)
         return Plane("latent", torch.zeros_like(mean), axes, [f"z{i + 1}" for i in range(latent)])
-    weights, apart = found.weights[0], found.means[0] - mean
-    covariance = (weights[:, None, None] * (found.full()[0] + apart[:, :, None] * apart[:, None])).sum(0)
-    spread, directions = torch.linalg.eigh(covariance.double())
+    weights, offsets = found.weights[0], found.means[0] - mean
+    second_moments = found.full()[0] + offsets[:, :, None] * offsets[:, None]
+    covariance = (weights[:, None, None] * second_moments).sum(0)
+    variances, directions = torch.linalg.eigh(covariance.double())
     axes = directions[:, [-1, -2]].T
     largest = axes.gather(1, axes.abs().argmax(1, keepdim=True))
     axes = (axes * largest.sign()).to(mean.dtype)
-    deviations = spread[[-1, -2]].clamp_min(0).sqrt().tolist()
+    deviations = variances[[-1, -2]].clamp_min(0).sqrt().tolist()
     names = ("widest", "second widest")
     labels = [f"{name} direction (sd {sd:.3g})" for name, sd in zip(names, deviations, strict=True)]
     return Plane("slice", mean, axes, labels)
 
 
-def _window(plane: Plane, found: Moments, path: list[Refined]) -> tuple[Tensor, Tensor]:
-    """Corners (2,) that show the components, where refinement goes and Laplace's Gaussian at its end."""
-    seen = found.weights[0] >= LIGHT
-    seen[found.weights[0].argmax()] = True
-    middles = [*plane.project(found.means[0][seen]), *(plane.project(at.z[0]) for at in path)]
-    spreads = [*found.full()[0][seen], *(path[-1].laplace.covariance[0] for _ in path)]
-    low, high = [], []
-    for middle, covariance in zip(middles, spreads, strict=True):
-        reach = WIDE * (plane.axes @ covariance @ plane.axes.T).diagonal().clamp_min(0).sqrt()
-        low.append(middle - reach)
-        high.append(middle + reach)
-    return torch.stack(low).amin(0), torch.stack(high).amax(0)
+def _sides(plane: Plane, found: Moments, path: Path, grid: int) -> list[Array]:
+    """Grid points on both axes: they show the components, all steps and the last Laplace posterior."""
+    shown = found.weights[0] >= SMALL_WEIGHT
+    shown[found.weights[0].argmax()] = True
+    last = path[-1][0].covariance_matrix.expand(len(path), -1, -1)
+    means = plane.project(torch.cat([found.means[0][shown], *(laplace.mean for laplace, _ in path)]))
+    covariances = plane.covariance(torch.cat([found.full()[0][shown], last]))
+    reach = REACH * covariances.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
+    low, high = to_array((means - reach).amin(0).double()), to_array((means + reach).amax(0).double())
+    sides = [np.linspace(low[i], high[i], grid) for i in range(2)]
+    return sides if len(plane.labels) == 2 else [sides[0], np.zeros(1)]
 
 
-def _look(
-    fitted: Fitted, x: Tensor, q: Posterior, plane: Plane, window: tuple[Tensor, Tensor], grid: int
+def _densities(
+    model: LatentModel, x: Tensor, q: Posterior, plane: Plane, sides: list[Array]
 ) -> dict[str, Any]:
-    """log p(x, z) and log q(z | x) on a grid; where that is all of the latent space, also p(z | x)."""
-    low, high = (corner.double().tolist() for corner in window)
-    sides = [np.linspace(low[i], high[i], grid) for i in range(len(plane.labels))]
-    if len(sides) == 1:
-        sides.append(np.zeros(1))
-    across, up = np.meshgrid(*sides)  # row j, column i is at (x[i], y[j])
-    spots = torch.from_numpy(np.stack([across.ravel(), up.ravel()], -1)).to(plane.axes)
-    z = plane.origin + spots @ plane.axes  # (G², D)
-    parts = z[:, None].split(at_once(fitted.model))
-    joint = torch.cat([fitted.model.log_joint(x, part).squeeze(1) for part in parts]).double()
+    """log p(x, z) and log q(z | x) on a grid of the plane; also p(z | x) if it is the latent space."""
+    first, second = np.meshgrid(*sides)  # row j, column i is at (x[i], y[j])
+    points = torch.from_numpy(np.stack([first.ravel(), second.ravel()], -1)).to(plane.axes)
+    z = plane.origin + points @ plane.axes  # (G², D)
+    parts = z[:, None].split(at_once(model))
+    joint = torch.cat([model.log_joint(x, part).squeeze(1) for part in parts]).double()
     log_q = torch.cat([q.log_prob(part).squeeze(1) for part in parts]).double()
-    found: dict[str, Any] = {
-        "kind": plane.kind,
-        "labels": plane.labels,
-        "origin": plain(plane.origin),
-        "axes": plain(plane.axes),
-        "x": sides[0],
-        "y": sides[1],
-        "log_joint": plain(joint.view(across.shape)),
-        "log_q": plain(log_q.view(across.shape)),
-        "density": None,
-        "log_evidence": None,
-    }
+    density = evidence = None
     if plane.kind == "latent":
         cell = math.prod(float(side[1] - side[0]) for side in sides if len(side) > 1)
-        evidence = float(joint.logsumexp(0)) + math.log(cell)  # log p(x), by quadrature
-        found["log_evidence"] = evidence
-        found["density"] = plain((joint - evidence).exp().view(across.shape))
-    return found
+        evidence = float(joint.logsumexp(0)) + math.log(cell)  # log p(x) by quadrature
+        density = to_array((joint - evidence).exp().view(first.shape))
+    return {
+        "kind": plane.kind,
+        "labels": plane.labels,
+        "origin": to_array(plane.origin),
+        "axes": to_array(plane.axes),
+        "x": sides[0],
+        "y": sides[1],
+        "log_joint": to_array(joint.view(first.shape)),
+        "log_q": to_array(log_q.view(first.shape)),
+        "density": density,
+        "log_evidence": evidence,
+    }
 
 
 @torch.no_grad()
-def interpolate(fitted: Fitted, images: Array, *, steps: int = 9) -> dict[str, Any]:
-    """Images along the line from one posterior mean to another.
+def interpolate(model: ExplorableModel, images: Array, *, steps: int = 9) -> dict[str, Any]:
+    """Images decoded along the straight line between the posterior means of two images.
 
     Args:
-        fitted: the model.
-        images: two images (2, C, H, W).
-        steps: images on the line, both ends included.
+        model: the model.
+        images: (2, C, H, W).
+        steps: points on the line, with both ends.
     """
-    first, last = fitted.posterior(images).mean
+    first, last = model.posterior(images).mean
     share = torch.linspace(0, 1, steps, dtype=first.dtype, device=first.device)[:, None]
     z = (1 - share) * first + share * last
-    return {"z": plain(z), "images": plain(fitted.model.decode(z))}
+    return {"z": to_array(z), "images": to_array(model.decode(z))}

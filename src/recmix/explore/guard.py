@@ -1,4 +1,4 @@
-"""Who may ask, and how much: the outermost layer of the server, before any route is looked at."""
+"""Who may send requests, and how large they may be: checked before any route is looked up."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import hmac
 import logging
 from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
-from http.cookies import CookieError, SimpleCookie
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
@@ -16,7 +15,7 @@ from recmix.explore.wire import JSON, Limits, Refused, to_json
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["Guard", "Keys"]
+__all__ = ["Access", "Guard"]
 
 log = logging.getLogger("recmix.explore")
 
@@ -24,7 +23,7 @@ POLICY = (
     "default-src 'self'; img-src 'self' data: blob:; object-src 'none'; base-uri 'none'; "
     "form-action 'self'; frame-ancestors 'none'"
 )
-ALWAYS = [
+SECURITY_HEADERS = [
     (b"content-security-policy", POLICY.encode()),
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -32,17 +31,23 @@ ALWAYS = [
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"cache-control", b"no-store"),
 ]
+ERROR_HEADERS = {
+    401: (b"www-authenticate", b"Bearer"),
+    408: (b"connection", b"close"),  # do not wait for the rest of the body
+    413: (b"connection", b"close"),
+    429: (b"retry-after", b"1"),
+}
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Keys:
-    """What a request must show.
+class Access:
+    """What a request needs to be answered.
 
     Args:
-        token: a secret, in ``Authorization: Bearer`` or in the page's cookie; nothing if none is needed.
-        hosts: names under which the server may be addressed; nothing if under any. On a loopback address
-            this keeps a web site from reaching the server under a name of its own (DNS rebinding).
+        token: a secret in ``Authorization: Bearer`` or in the page's cookie; None if none is needed.
+        hosts: host names that requests may use for the server; None allows all. On a loopback address
+            this stops web sites that give this machine's address a name of their own (DNS rebinding).
     """
 
     token: str | None = None
@@ -53,19 +58,19 @@ class Guard:
     """Checks the host, the origin, the token and the size of a request; adds the security headers.
 
     Args:
-        app: what is guarded.
-        keys: what a request must show.
+        app: the application that answers the requests.
+        access: what a request needs.
         limits: how large it may be.
     """
 
-    def __init__(self, app: ASGIApp, *, keys: Keys, limits: Limits) -> None:
+    def __init__(self, app: ASGIApp, *, access: Access, limits: Limits) -> None:
         self.app = app
-        self.keys = keys
+        self.access = access
         self.limits = limits
         self._held = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, or a refusal in its place."""
+        """Answer one request, or refuse it."""
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
@@ -74,108 +79,101 @@ class Guard:
             return
         started = False
 
-        async def forward(message: Message) -> None:
+        async def send_safely(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                message["headers"] = [*message.get("headers", ()), *ALWAYS]
+                message["headers"] = [*message.get("headers", ()), *SECURITY_HEADERS]
             await send(message)
 
-        taken = 0
+        parts: list[bytes] = []  # of the body
         try:
-            headers = _headers(scope["headers"])
+            headers = _unique_headers(scope["headers"])
             self._check_host(headers)
             if not scope["query_string"].isascii():
-                raise Refused(400, "the address has bytes that are not ASCII: percent-encode them")
+                raise Refused(400, "the URL has bytes that are not ASCII: percent-encode them")
             _check_origin(scope["method"], headers)
-            if self._enters_page(scope, headers):
-                await self._welcome(scope, forward)
-                return
-            body = await self._body(headers, receive)
-            taken = len(body)
-            await _while_wanted(self.app(scope, _replay(body, receive), forward), receive)
+            if self._has_token(scope, headers):
+                await self._read_body(headers, receive, parts)
+                parts[:] = [b"".join(parts)]
+                replay = _replay(parts[0], receive)
+                await _until_disconnect(self.app(scope, replay, send_safely), receive)
+            else:
+                await self._set_cookie(scope, send_safely)
         except Refused as refused:
-            await _answer(forward, refused.status, str(refused))
+            await _send_error(send_safely, refused.status, str(refused))
         except Exception:
             log.exception("a request failed: %s %s", scope["method"], scope["path"])
             if not started:
-                await _answer(forward, 500, "the server failed on this request; its log has the reason")
+                message = "the server failed on this request; its log has the reason"
+                await _send_error(send_safely, 500, message)
         finally:
-            self._held -= taken
+            self._held -= sum(map(len, parts))
 
     def _check_host(self, headers: dict[bytes, bytes]) -> None:
-        if self.keys.hosts is None:
-            return
+        allowed = self.access.hosts
         host = headers.get(b"host", b"").decode("latin-1").lower()
         name = host[: host.find("]") + 1] if host.startswith("[") else host.split(":")[0]
-        if name not in self.keys.hosts:
-            raise Refused(
-                403, f"this server answers to {', '.join(self.keys.hosts)} only, not to {name[:80]!r}"
-            )
+        if allowed is not None and name not in allowed:
+            raise Refused(403, f"this server answers to {', '.join(allowed)} only, not to {name[:80]!r}")
 
-    def _enters_page(self, scope: Scope, headers: dict[bytes, bytes]) -> bool:
-        """Check the token; true if it came in the address of the page, to be exchanged for a cookie."""
-        if self.keys.token is None:
-            return False
+    def _has_token(self, scope: Scope, headers: dict[bytes, bytes]) -> bool:
+        """Check the token; False if it is in the URL of the page, where a cookie will replace it."""
+        if self.access.token is None:
+            return True
         kind, _, bearer = headers.get(b"authorization", b"").partition(b" ")
         if kind.lower() == b"bearer" and self._is_token(bearer.strip()):
+            return True
+        cookies = (part.strip().partition(b"=") for part in headers.get(b"cookie", b"").split(b";"))
+        if any(name == _cookie_name(scope) and self._is_token(value) for name, _, value in cookies):
+            return True
+        in_url = parse_qs(scope["query_string"]).get(b"token", [b""])[0]
+        if scope["method"] == "GET" and scope["path"] == "/" and self._is_token(in_url):
             return False
-        if self._is_token(_cookie(headers.get(b"cookie", b""), _cookie_name(scope))):
-            return False
-        if scope["method"] == "GET" and scope["path"] == "/":
-            given = parse_qs(scope["query_string"]).get(b"token", [b""])[0]
-            if self._is_token(given):
-                return True
-        raise Refused(
-            401, "a token is needed: send 'Authorization: Bearer TOKEN', or open /?token=TOKEN"
-        )
+        help_text = "send 'Authorization: Bearer TOKEN', or open /?token=TOKEN"
+        raise Refused(401, f"a token is needed: {help_text}")
 
     def _is_token(self, given: bytes) -> bool:
-        assert self.keys.token is not None
-        return hmac.compare_digest(given, self.keys.token.encode())
+        return hmac.compare_digest(given, (self.access.token or "").encode())
 
-    async def _welcome(self, scope: Scope, send: Send) -> None:
-        cookie = f"{_cookie_name(scope)}={self.keys.token}; HttpOnly; SameSite=Strict; Path=/"
-        headers = [(b"location", b"/"), (b"set-cookie", cookie.encode()), (b"content-length", b"0")]
+    async def _set_cookie(self, scope: Scope, send: Send) -> None:
+        """Send the browser to the page's URL without the token, which is now in a cookie."""
+        cookie = f"={self.access.token}; HttpOnly; SameSite=Strict; Path=/".encode()
+        headers = [(b"location", b"/"), (b"set-cookie", _cookie_name(scope) + cookie)]
+        headers.append((b"content-length", b"0"))
         await send({"type": "http.response.start", "status": 303, "headers": headers})
         await send({"type": "http.response.body", "body": b""})
 
-    async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
-        """The whole body, refused as soon as it is known to be too large or too slow."""
+    async def _read_body(
+        self, headers: dict[bytes, bytes], receive: Receive, parts: list[bytes]
+    ) -> None:
+        """Append the parts of the body to `parts`; refuse it as soon as it is too large or too slow."""
         most = self.limits.body
+        too_large = Refused(413, f"a request has at most {most} bytes; send fewer images at a time")
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length[:20]) > most:
-            raise Refused(413, f"a request has at most {most} bytes; send fewer images at a time")
-        parts: list[bytes] = []
-        held = 0
+            raise too_large
+        more, size = True, 0
         try:
             async with asyncio.timeout(self.limits.seconds):
-                while True:
+                while more:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        raise Refused(400, "the client went away")
-                    part = message.get("body", b"")
-                    held += len(part)
-                    self._held += len(part)
-                    if held > most:
-                        raise Refused(
-                            413, f"a request has at most {most} bytes; send fewer images at a time"
-                        )
+                        raise Refused(400, "the client disconnected")
+                    parts.append(message.get("body", b""))
+                    size += len(parts[-1])
+                    self._held += len(parts[-1])
+                    if size > most:
+                        raise too_large
                     if self._held > self.limits.held:
-                        raise Refused(429, "too much is waiting already: try again in a moment")
-                    parts.append(part)
-                    if not message.get("more_body", False):
-                        return b"".join(parts)
+                        raise Refused(429, "too many bytes are waiting already: try again in a moment")
+                    more = message.get("more_body", False)
         except TimeoutError:
-            self._held -= held
             raise Refused(408, f"the body did not arrive within {self.limits.seconds:g} s") from None
-        except BaseException:
-            self._held -= held
-            raise
 
 
-async def _while_wanted(work: Awaitable[None], receive: Receive) -> None:
-    """Do this, unless the client goes away first: what it no longer wants gives way to what waits."""
+async def _until_disconnect(work: Awaitable[None], receive: Receive) -> None:
+    """Wait for `work`, and cancel it if the client disconnects first."""
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(receive())
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -187,7 +185,7 @@ async def _while_wanted(work: Awaitable[None], receive: Receive) -> None:
 
 
 def _check_origin(method: str, headers: dict[bytes, bytes]) -> None:
-    """Refuse what another site makes a browser send; programs send no Origin."""
+    """Refuse a request that another web site makes a browser send; programs send no Origin."""
     if method in ("GET", "HEAD"):
         return
     origin = headers.get(b"origin")
@@ -197,8 +195,8 @@ def _check_origin(method: str, headers: dict[bytes, bytes]) -> None:
         raise Refused(403, "requests from pages of other sites are refused")
 
 
-def _headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    """By lower-case name; a name that must be given once is refused twice."""
+def _unique_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """Headers by lower-case name; a security header that is given twice is refused."""
     found: dict[bytes, bytes] = {}
     for name, value in raw:
         if name in found and name in (b"host", b"origin", b"content-length", b"authorization"):
@@ -207,42 +205,25 @@ def _headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
     return found
 
 
-def _cookie_name(scope: Scope) -> str:
-    """Cookies are shared between the ports of a host: the name tells servers apart."""
-    server = scope.get("server") or ("", 0)
-    return f"recmix_{server[1]}"
-
-
-def _cookie(header: bytes, name: str) -> bytes:
-    try:
-        found = SimpleCookie(header.decode("latin-1")).get(name)
-    except CookieError:
-        return b""
-    return b"" if found is None else found.value.encode("latin-1", "replace")
+def _cookie_name(scope: Scope) -> bytes:
+    """A name with the port: all ports of a host share their cookies."""
+    _, port = scope.get("server") or ("", 0)
+    return f"recmix_{port}".encode()
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that gives the body that was read, then what comes after it."""
-    given = False
+    """A `receive` that gives the body that was read, then the messages after it."""
+    messages = [{"type": "http.request", "body": body, "more_body": False}]
 
-    async def again() -> Message:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
+    async def next_message() -> Message:
+        return messages.pop() if messages else await receive()
 
-    return again
+    return next_message
 
 
-async def _answer(send: Send, status: int, message: str) -> None:
+async def _send_error(send: Send, status: int, message: str) -> None:
     body = to_json({"error": message})
     headers = [(b"content-type", JSON.encode()), (b"content-length", str(len(body)).encode())]
-    if status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
-    if status in (408, 413):  # what is still being sent is not waited for
-        headers.append((b"connection", b"close"))
-    if status == 429:
-        headers.append((b"retry-after", b"1"))
+    headers += [ERROR_HEADERS[status]] if status in ERROR_HEADERS else []
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

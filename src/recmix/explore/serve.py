@@ -1,4 +1,4 @@
-"""`recmix explore`: load runs, listen, and stop cleanly."""
+"""Serve models over HTTP until the process is interrupted."""
 
 from __future__ import annotations
 
@@ -9,77 +9,47 @@ import signal
 import socket
 import threading
 import webbrowser
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from recmix.errors import ConfigError
 
-__all__ = ["explore", "explore_command", "model_threads"]
+if TYPE_CHECKING:
+    import uvicorn
+
+    from recmix.explore.catalogue import ExplorableModel
+
+__all__ = ["PORT", "model_threads", "serve"]
 
 PORT = 8765
 CLOSING = 30
-"""Seconds that requests in flight have to finish when the server is told to stop."""
+"""Seconds that running requests have to finish when the server stops."""
 CONNECTIONS = 512
 
 
-def explore_command(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs; the first is the default.")],
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = PORT,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    token: Annotated[
-        str | None,
-        typer.Option(
-            envvar="RECMIX_TOKEN",
-            help="Secret that requests must show; made and printed where it is needed and not given.",
-        ),
-    ] = None,
-    browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda ...")] = "auto",
-    batching: Annotated[bool, typer.Option(help="Answer requests that wait together at once.")] = True,
-    data_root: Annotated[
-        Path | None,
-        typer.Option(help="Folder of the data sets (default: RECMIX_DATA, then a cache)."),
-    ] = None,
-) -> None:
-    """Look at trained models in a browser, and give them to programs over HTTP."""
-    explore(
-        runs,
-        port=port,
-        host=host,
-        token=token,
-        browser=browser,
-        device=device,
-        batching=batching,
-        data_root=data_root,
-    )
-
-
-def explore(
-    runs: Sequence[Path],
+def serve(
+    models: ExplorableModel | Mapping[str, ExplorableModel],
     *,
     port: int = PORT,
     host: str = "127.0.0.1",
     token: str | None = None,
     browser: bool = False,
-    device: str = "auto",
     batching: bool = True,
     data_root: Path | None = None,
 ) -> None:
-    """Serve runs until the process is told to stop (Ctrl-C or SIGTERM); what is in flight is finished.
+    """Serve models until Ctrl-C or SIGTERM; requests that are being answered are finished.
 
     Args:
-        runs: their folders.
-        port: to listen on; 0 takes a free one.
-        host: the address to listen on. Elsewhere than on the loopback a token is always required.
-        token: a secret that requests must show.
-        browser: open the page.
-        device: where to put the models.
-        batching: answer requests that wait together at once.
-        data_root: folder of the data sets.
+        models: one model, or several by name; the first is the default.
+        port: the port; 0 takes a free one.
+        host: the address to listen on. An address that other machines can reach always needs a token.
+        token: a secret that requests must give; made and printed if it is needed and not given.
+        browser: open the page in a browser.
+        batching: pass requests that wait at the same time through the model together.
+        data_root: folder of the data sets, for the test images; by default where they were in training.
     """
     try:
         import uvicorn
@@ -87,29 +57,23 @@ def explore(
         from recmix.explore.app import make_app
     except ImportError as error:
         raise ConfigError(
-            f"recmix explore needs the package {error.name}: pip install 'recmix[explore]'"
+            f"the explorer needs the package {error.name}: pip install 'recmix[explore]'"
         ) from error
-    from recmix.explore.guard import Keys
-    from recmix.explore.shelf import Shelf
+    from recmix.explore.catalogue import Catalogue
+    from recmix.explore.guard import Access
 
+    if not isinstance(models, Mapping):
+        models = {models.spec.label or models.spec.method: models}
     local = is_loopback(host)
     if token is not None and (len(token) < 8 or not token.isascii() or not token.isalnum()):
         raise ConfigError("a token has at least 8 letters and digits and nothing else")
-    made = token or (None if local else secrets.token_hex(16))
-    listening = listen(host, port)
-    with listening, model_threads():
-        shelf = Shelf.load(runs, device=device, data_root=data_root)
-        keys = Keys(token=made) if local else Keys(token=made, hosts=None)
-        app = make_app(shelf, keys=keys, batching=batching)
-        name = f"[{host}]" if ":" in host else host
-        address = f"http://{name}:{listening.getsockname()[1]}/"
-        entry = address if made is None else f"{address}?token={made}"
-        typer.echo(f"{', '.join(shelf.runs)}: {address if token else entry} (Ctrl-C stops)")
-        if browser:  # the socket listens already: a browser that is early waits
-            threading.Thread(target=webbrowser.open, args=(entry,), daemon=True).start()
+    secret = token or (None if local else secrets.token_hex(16))
+    with listen(host, port) as listening, model_threads():
+        catalogue = Catalogue(models, data_root=data_root)
+        access = Access(token=secret) if local else Access(token=secret, hosts=None)
         server = uvicorn.Server(
             uvicorn.Config(
-                app,
+                make_app(catalogue, access=access, batching=batching),
                 log_level="warning",
                 access_log=False,
                 server_header=False,
@@ -117,18 +81,41 @@ def explore(
                 timeout_graceful_shutdown=CLOSING,
             )
         )
-        # uvicorn raises the signal that stopped it once more when it is done; then we are done too.
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: None)
-        server.run(sockets=[listening])
+        name = f"[{host}]" if ":" in host else host
+        address = f"http://{name}:{listening.getsockname()[1]}/"
+        entry = address if secret is None else f"{address}?token={secret}"
+        shown = address if token else entry
+        print(f"{', '.join(catalogue.runs)}: {shown} (Ctrl-C stops)", flush=True)
+        if browser:  # the socket is listening already, so the browser can connect before the server runs
+            threading.Thread(target=webbrowser.open, args=(entry,), daemon=True).start()
+        _run(server, listening)
+
+
+def _run(server: uvicorn.Server, listening: socket.socket) -> None:
+    """Run a server until Ctrl-C or SIGTERM.
+
+    It has its own thread, and so its own event loop: a notebook already runs one in the main thread.
+    """
+    in_main = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGINT, signal.SIGTERM) if in_main else ()
+    before = {number: signal.signal(number, server.handle_exit) for number in numbers}
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            running = thread.submit(server.run, [listening])
+            while not running.done():
+                wait([running], timeout=0.5)  # signals are handled between two waits
+            running.result()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
 def model_threads() -> Iterator[None]:
-    """In here torch computes with half the cores, unless OMP_NUM_THREADS says how many.
+    """Let torch use half of the cores in this context, unless OMP_NUM_THREADS is set.
 
-    The other half is for HTTP and for who else is there. Small networks are no slower for it, while
-    threads that wait for one another make them many times slower where others use the machine.
+    The other half is for HTTP and for other programs. If they share cores with torch, its threads wait
+    for each other, and small networks become many times slower.
     """
     import torch
 
@@ -156,7 +143,7 @@ def is_loopback(host: str) -> bool:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; says what is wrong with an address that cannot be had."""
+    """A listening socket."""
     if not 0 <= port < 2**16:
         raise ConfigError(f"port is a number from 0 to 65535, got {port}")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -165,8 +152,8 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise ConfigError(
             f"cannot listen on {host}, port {port}: {os.strerror(error.errno or 0)}. Is another server "
-            "there? --port 0 takes a free port"
+            "using the port? --port 0 takes a free port"
         ) from error
-    # An answer goes out in two pieces; without this the second waits 40 ms for the first's receipt.
+    # A response is sent in two parts. Without this option the second part may wait 40 ms.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listening

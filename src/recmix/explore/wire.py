@@ -1,4 +1,4 @@
-"""Bodies of requests and answers: JSON and ``.npy``. Nothing is unpickled, nothing is evaluated."""
+"""Read requests and write responses, as JSON or ``.npy``. Nothing is unpickled or evaluated."""
 
 from __future__ import annotations
 
@@ -11,24 +11,14 @@ from typing import Any
 
 import numpy as np
 import orjson
+from fastapi import FastAPI, Request, Response
 from numpy.typing import NDArray
+from starlette.exceptions import HTTPException
 
 from recmix.errors import RecmixError, unknown
 
-__all__ = [
-    "JSON",
-    "NPY",
-    "Array",
-    "Limits",
-    "Refused",
-    "Whole",
-    "fields",
-    "from_json",
-    "from_npy",
-    "numbers",
-    "to_json",
-    "to_npy",
-]
+__all__ = ["JSON", "NPY", "Array", "Integer", "Limits", "Refused", "from_npy", "to_json", "to_npy"]
+__all__ += ["add_error_handlers", "read_fields", "read_request", "respond"]
 
 Array = NDArray[Any]
 JSON = "application/json"
@@ -36,7 +26,7 @@ NPY = "application/x-npy"
 
 
 class Refused(RecmixError):
-    """A request that is answered with an error status and a message.
+    """A request is answered with an error status and a message.
 
     >>> Refused(413, "too large").status
     413
@@ -49,38 +39,25 @@ class Refused(RecmixError):
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What one request, and all that wait together, may cost.
+    """The largest requests that the server accepts."""
 
-    Args:
-        body: bytes of one request.
-        held: bytes of all requests that are being read or wait for their answer.
-        seconds: in which a body must have arrived.
-        queue: requests that wait for the model.
-        images: of one request; also latent vectors and draws from the prior.
-        samples: K of IWAE-K.
-        decodings: images times samples of one request.
-        steps: Gauss-Newton steps of one explanation.
-        grid: points along each side of its plane.
-        path: images of one interpolation.
-    """
-
-    body: int = 16 * 2**20
-    held: int = 256 * 2**20
-    seconds: float = 30.0
-    queue: int = 256
-    images: int = 1024
-    samples: int = 10_000
-    decodings: int = 100_000
-    steps: int = 8
-    grid: int = 120
-    path: int = 64
+    body: int = 16 * 2**20  # bytes of one request
+    held: int = 256 * 2**20  # bytes of all requests that are being read or wait for their answer
+    seconds: float = 30.0  # in which the body of a request must arrive
+    queue: int = 256  # requests that wait for the model
+    images: int = 1024  # images, latent vectors or prior samples of one request
+    samples: int = 10_000  # K of IWAE-K
+    decodings: int = 100_000  # images times samples of one request
+    steps: int = 8  # Gauss-Newton steps of /explain
+    grid: int = 120  # points along each side of its plane
+    path: int = 64  # images of /interpolate
 
 
-@dataclass(frozen=True, kw_only=True)
-class Whole:
-    """A whole number that a request may give: its default and its range.
+@dataclass(frozen=True)
+class Integer:
+    """An integer field of a request: its default and its range.
 
-    >>> Whole(default=100, low=1, high=1000).read("samples", "20")
+    >>> Integer(100, low=1, high=1000).read("samples", "20")
     20
     """
 
@@ -89,7 +66,7 @@ class Whole:
     high: int
 
     def read(self, name: str, given: Any) -> int:
-        """The number, from JSON or from the address."""
+        """The number, given in JSON or as text in the URL."""
         if isinstance(given, str) and re.fullmatch(r"-?[0-9]{1,20}", given):
             given = int(given)
         if isinstance(given, bool) or not isinstance(given, int) or not self.low <= given <= self.high:
@@ -98,38 +75,58 @@ class Whole:
             raise Refused(422, f"{name} is a whole number from {self.low} to {self.high}, got {shown}")
         return given
 
-    def schema(self) -> dict[str, Any]:
-        """As in an OpenAPI document."""
-        return {
-            "type": "integer",
-            "default": self.default,
-            "minimum": self.low,
-            "maximum": self.high,
-        }
 
+async def read_request(
+    request: Request, array: str | None, known: Mapping[str, Integer]
+) -> tuple[dict[str, Any], Any]:
+    """The fields of a request, and its array if it has one.
 
-def fields(
-    given: Mapping[str, Any], known: Mapping[str, Whole], *, rows: str | None = None
-) -> dict[str, Any]:
-    """The fields of a request: ``run`` and the whole numbers it knows. Anything else is refused.
+    Both are read from a JSON body. If the body is ``.npy``, the fields are in the URL.
 
     Args:
-        given: without the array.
-        known: the whole numbers.
-        rows: the array's name, for the message.
+        request: the request.
+        array: the name of its array, or None if it has none.
+        known: its integer fields.
+    """
+    kind = request.headers.get("content-type", JSON).split(";")[0].strip().lower()
+    content = await request.body()
+    given: dict[str, Any] = dict(request.query_params)
+    given.pop("token", None)
+    if kind == NPY and array is not None:
+        return read_fields(given, known, array), from_npy(content)
+    if kind != JSON and content:
+        expected = JSON if array is None else f"{JSON} or {NPY}"
+        raise Refused(415, f"the body is {kind[:80]!r}; expected {expected}")
+    given |= _from_json(content) if content else {}
+    if array is None:
+        return read_fields(given, known), None
+    if array not in given:
+        raise Refused(422, f"the field {array!r} is missing: give it as nested lists of numbers")
+    found = _to_array(given.pop(array), array)
+    return read_fields(given, known, array), found
+
+
+def read_fields(
+    given: Mapping[str, Any], known: Mapping[str, Integer], array: str | None = None
+) -> dict[str, Any]:
+    """The field ``run`` (None if not given) and the integers of a request; other fields are refused.
+
+    Args:
+        given: all fields except the array.
+        known: the integer fields.
+        array: the array's name, for the error message.
     """
     for name in given:
         if name != "run" and name not in known:
-            raise Refused(422, unknown("field", name[:40], [*known, "run", *([rows] if rows else [])]))
+            raise Refused(422, unknown("field", name[:40], filter(None, [*known, "run", array])))
     run = given.get("run")
     if run is not None and not isinstance(run, str):
         raise Refused(422, f"run is the name of a run as text, got a {type(run).__name__}")
-    numbers = {n: w.read(n, given[n]) if n in given else w.default for n, w in known.items()}
-    return {"run": run, **numbers}
+    return {"run": run, **{n: i.read(n, given.get(n, i.default)) for n, i in known.items()}}
 
 
-def from_json(body: bytes) -> dict[str, Any]:
-    """The object in a JSON body; NaN and Infinity are no JSON."""
+def _from_json(body: bytes) -> dict[str, Any]:
+    """The object in a JSON body. NaN and Infinity are not JSON."""
     try:
         content = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -139,20 +136,19 @@ def from_json(body: bytes) -> dict[str, Any]:
     return content
 
 
-def numbers(content: Any, what: str) -> Array:
+def _to_array(content: Any, name: str) -> Array:
     """Nested lists of JSON numbers as an array of float64."""
     if not isinstance(content, list):
-        raise Refused(422, f"{what} is a {type(content).__name__}, expected nested lists of numbers")
+        raise Refused(422, f"{name} is a {type(content).__name__}, expected nested lists of numbers")
     try:
         array = np.asarray(content)
     except (ValueError, TypeError, OverflowError, RecursionError):
-        raise Refused(422, f"{what} does not become one array: its lists have unlike lengths") from None
+        raise Refused(422, f"{name} is not one array: its lists have different lengths") from None
     if array.dtype.kind not in "biuf":
-        raise Refused(422, f"{what} must hold numbers only, in lists of equal length")
+        raise Refused(422, f"{name} must hold numbers only, in lists of equal length")
     return array.astype(np.float64)
 
 
-MAGIC = b"\x93NUMPY"
 HEADER = re.compile(
     rb"\{\s*'descr':\s*'([<>|=][a-z][0-9]{1,2})',\s*'fortran_order':\s*(True|False),"
     rb"\s*'shape':\s*\(([0-9, ]{0,100})\),?\s*\}\s*"
@@ -162,39 +158,38 @@ LONGEST_HEADER = 1024
 
 
 def from_npy(body: bytes) -> Array:
-    """The array of a ``.npy`` body, sharing its memory; the header is matched, never evaluated.
+    """The array of a ``.npy`` body, which shares its memory.
+
+    A regular expression reads the header; numpy would evaluate it as Python.
 
     >>> from_npy(to_npy(np.zeros((2, 3), np.float32))).shape
     (2, 3)
     """
-    if body[:6] != MAGIC or len(body) < 12 or body[6] not in (1, 2, 3):
+    if body[:6] != b"\x93NUMPY" or len(body) < 12 or body[6] not in (1, 2, 3):
         raise Refused(422, "the body is not a .npy file of version 1, 2 or 3")
-    wide = 2 if body[6] == 1 else 4
-    length = int.from_bytes(body[8 : 8 + wide], "little")
-    start = 8 + wide + length
-    found = HEADER.fullmatch(body[8 + wide : start]) if length <= LONGEST_HEADER else None
+    begin = 10 if body[6] == 1 else 12
+    length = int.from_bytes(body[8:begin], "little")
+    start = begin + length
+    found = HEADER.fullmatch(body[begin:start]) if length <= LONGEST_HEADER else None
     if found is None:
         raise Refused(422, "the .npy header is damaged, or names objects or fields: give plain numbers")
     name = found[1].decode()
     if name not in TYPES:
         raise Refused(422, f"the .npy file has type {name!r}; expected one of {', '.join(TYPES)}")
-    sides = [int(side) for side in found[3].decode().replace(" ", "").split(",") if side]
-    kind = np.dtype(name)
-    if len(sides) > 8 or math.prod(sides) * kind.itemsize != len(body) - start:
-        raise Refused(
-            422,
-            f"the .npy header says {name} of shape {tuple(sides)[:8]}, "
-            f"but {len(body) - start} bytes follow",
-        )
+    shape = tuple(int(side) for side in found[3].decode().replace(" ", "").split(",") if side)
+    kind, bytes_left = np.dtype(name), len(body) - start
+    if len(shape) > 8 or math.prod(shape) * kind.itemsize != bytes_left:
+        about = f"{name} of shape {shape[:8]}"
+        raise Refused(422, f"the .npy header says {about}, but {bytes_left} bytes follow")
     array: Array = np.frombuffer(body, kind, offset=start)
-    array = array.reshape(sides, order="F" if found[2] == b"True" else "C")
-    if kind.kind == "b":  # a byte other than 0 and 1 is no boolean
+    array = array.reshape(shape, order="F" if found[2] == b"True" else "C")
+    if kind.kind == "b":  # a byte other than 0 and 1 is not a valid boolean
         array = array.view(np.uint8) != 0
     return array if kind.isnative else array.astype(kind.newbyteorder("="))
 
 
 def to_json(content: Any) -> bytes:
-    """JSON of plain values and arrays; what is not finite becomes null."""
+    """JSON of plain values and arrays; numbers that are not finite become null."""
     return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
@@ -203,3 +198,38 @@ def to_npy(array: Array) -> bytes:
     file = io.BytesIO()
     np.lib.format.write_array(file, array, allow_pickle=False)
     return file.getvalue()
+
+
+def respond(
+    request: Request, found: Mapping[str, Any], *, run: str | None = None, array: str | None = None
+) -> Response:
+    """The response to a request: JSON, or one array as ``.npy`` if the request accepts that.
+
+    Args:
+        request: the request.
+        found: the fields of the answer.
+        run: the name of the run that gave it.
+        array: the field that can be sent as ``.npy``, if any.
+    """
+    if NPY in request.headers.get("accept", ""):
+        if array is None:
+            raise Refused(406, f"this answer is not a single array: accept {JSON} instead of {NPY}")
+        return Response(to_npy(found[array]), media_type=NPY)
+    return Response(to_json(found if run is None else {"run": run, **found}), media_type=JSON)
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Send every error as JSON with one field, ``error``."""
+
+    async def send_error(request: Request, error: Exception) -> Response:
+        status, message, headers = getattr(error, "status", 422), str(error), None
+        if isinstance(error, HTTPException):
+            status, headers = error.status_code, error.headers
+            where = f"{request.method} {request.url.path[:200]}"
+            message = f"{error.detail}: {where}; /docs lists all paths"
+        elif status == 429:
+            headers = {"retry-after": "1"}
+        return Response(to_json({"error": message}), status, headers, JSON)
+
+    app.add_exception_handler(RecmixError, send_error)
+    app.add_exception_handler(HTTPException, send_error)

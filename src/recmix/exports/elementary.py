@@ -1,8 +1,8 @@
-"""Linear algebra in additions, products and roots, for runtimes that have nothing else.
+"""Linear algebra in additions, products and roots, for runtimes that have no other operators.
 
-ONNX knows no Cholesky factor, no triangular solve, no QR and no derivative of a convolution. The sizes
-are those of latent vectors, so that a loop over dimensions, written out, is a few hundred small steps.
-Each function has the signature of the torch operator it stands for; see `ELEMENTARY`.
+ONNX has no Cholesky factor, no triangular solve, no QR and no derivative of a convolution. Matrices have
+the size of latent vectors, so an unrolled loop over dimensions is a few hundred small operations. Each
+function has the signature of the torch operator that it replaces; see `ELEMENTARY`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def cholesky_ex(
     tensor([[2., 0.],
             [1., 1.]])
     """
-    _only(upper, False, "an upper factor")
-    _only(check_errors, False, "errors from inside a graph")
+    _require(upper, False, "an upper factor")
+    _require(check_errors, False, "errors from inside a graph")
     columns, good = [], torch.ones_like(matrix[..., 0, 0], dtype=torch.bool)
     rest = matrix
     for j in range(matrix.shape[-1]):
@@ -48,8 +48,8 @@ def solve_triangular(
     >>> solve_triangular(lower, torch.tensor([[2.0], [3.0]]), upper=False).flatten()
     tensor([1., 2.])
     """
-    _only(left, True, "an unknown on the left")
-    _only(unitriangular, False, "a unit diagonal")
+    _require(left, True, "an unknown on the left")
+    _require(unitriangular, False, "a unit diagonal")
     size = matrix.shape[-1]
     found: dict[int, Tensor] = {}
     for i in reversed(range(size)) if upper else range(size):
@@ -61,13 +61,13 @@ def solve_triangular(
 def qr(matrix: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
     """Q and R of (..., D, D) by modified Gram-Schmidt, with a positive diagonal of R.
 
-    Its R is as accurate as that of reflections; its Q is less orthogonal where A is ill-conditioned.
+    R is as accurate as that of Householder reflections. Q is less orthogonal for ill-conditioned A.
 
     >>> qr(torch.tensor([[3.0, 1.0], [4.0, 1.0]]))[1]
     tensor([[5.0000, 1.4000],
             [0.0000, 0.2000]])
     """
-    _only(mode, "reduced", f"mode {mode!r}")
+    _require(mode, "reduced", f"mode {mode!r}")
     columns, rows, rest = [], [], matrix
     for j in range(matrix.shape[-1]):
         column = rest[..., :1]
@@ -92,10 +92,10 @@ def convolution_backward(
     groups: int,
     output_mask: Sequence[bool],
 ) -> tuple[Tensor, None, None]:
-    """The derivative of a convolution in its input, which is a convolution the other way round."""
-    _only(list(output_mask), [True, False, False], "derivatives in the weights")
+    """The derivative of a convolution with respect to its input, which is a transposed convolution."""
+    _require(list(output_mask), [True, False, False], "derivatives in the weights")
     extra = [0] * len(stride)
-    if not transposed:  # the sizes that a stride had rounded off
+    if not transposed:  # rows and columns that the stride left out
         kernel = weight.shape[2:]
         sizes = zip(slope.shape[2:], x.shape[2:], kernel, stride, padding, dilation, strict=True)
         extra = [
@@ -108,17 +108,17 @@ def convolution_backward(
     return found, None, None
 
 
-def _only(given: object, expected: object, what: str) -> None:
+def _require(given: object, expected: object, what: str) -> None:
     if given != expected:
-        raise NotImplementedError(f"{what} cannot be written in elementary steps")
+        raise NotImplementedError(f"{what} is not supported by the elementary operators")
 
 
 aten = torch.ops.aten
 BACKWARD: dict[Any, Callable[..., Any]] = {aten.convolution_backward.default: convolution_backward}
-"""What is replaced in a graph that has derivatives in it."""
+"""Operators of derivatives, and the functions that replace them in a graph."""
 ELEMENTARY: dict[Any, Callable[..., Any]] = {
     aten.linalg_cholesky_ex.default: cholesky_ex,
     aten.linalg_solve_triangular.default: solve_triangular,
     aten.linalg_qr.default: qr,
 }
-"""Torch's operators and what stands for each in an ONNX graph."""
+"""Operators of torch, and the functions that replace them in an ONNX graph."""

@@ -8,28 +8,23 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from recmix.accelerate.stacked import Stacked
-from recmix.accelerate.tangents import chain
 from recmix.errors import ConfigError
-from recmix.methods.laplace import LaplaceComponent
-from recmix.methods.method import Method
-from recmix.methods.semi_amortised import SemiAmortisedComponent
+from recmix.inference import Inference
+from recmix.inference.gauss_newton import jacobian_needs_autograd
+from recmix.methods.method import Method, fuse_networks, infer
 from recmix.model.latent import LatentModel
-from recmix.posteriors import Gaussian, Mixture
-from recmix.posteriors.flow import Flow, Reflected
-from recmix.posteriors.full import FullGaussian
-from recmix.posteriors.posterior import Posterior
+from recmix.posteriors import Flow
 
 __all__ = ["DecoderGraph", "Graph", "frozen", "posterior_graph"]
 
 Shape = tuple[int | str, ...]
-"""Lengths of axes; a word names an axis of any length."""
+"""Lengths of axes; a name stands for an axis of any length."""
 EXAMPLE = {"batch": 3, "samples": 5}
-"""Lengths that such axes have while a graph is traced."""
+"""Lengths of such axes while a graph is traced."""
 
 
 class Graph(nn.Module):
-    """A function of tensors that says the names and shapes of what goes in and what comes out.
+    """A function of tensors with the names and shapes of its inputs and outputs.
 
     Args:
         inputs: names and shapes of the arguments of `forward`, in order.
@@ -38,7 +33,7 @@ class Graph(nn.Module):
 
     kind: ClassVar[str]
     has_derivatives = False
-    """Whether the function calls for automatic differentiation on its way."""
+    """Whether the function uses automatic differentiation."""
 
     def __init__(self, inputs: dict[str, Shape], outputs: dict[str, Shape]) -> None:
         super().__init__()
@@ -46,7 +41,7 @@ class Graph(nn.Module):
         self.outputs = outputs
 
     def example(self, **lengths: int) -> tuple[Tensor, ...]:
-        """Arguments to try it with, in [0, 1]; axes of any length have these, or the usual ones."""
+        """Example arguments in [0, 1], with these lengths of the named axes."""
         like = next(self.parameters())
         generator = torch.Generator().manual_seed(sum(lengths.values()))
         named = EXAMPLE | lengths
@@ -57,7 +52,7 @@ class Graph(nn.Module):
 
 
 class DecoderGraph(Graph):
-    """Latent points z (N, D) to mean images (N, C, H, W) in the data's own range."""
+    """Latent points z (N, D) to mean images (N, C, H, W) in the range of the data."""
 
     kind = "decoder"
 
@@ -70,82 +65,72 @@ class DecoderGraph(Graph):
         return self.model.decode(z)
 
 
-class _PosteriorGraph(Graph):
-    """Images (B, C, H, W) in [0, 1] to what defines q(z | x)."""
+class PosteriorGraph(Graph):
+    """Images (B, C, H, W) in [0, 1] to the tensors that define q(z | x).
 
-    def __init__(self, method: Method, outputs: dict[str, Shape]) -> None:
+    Args:
+        method: a frozen method.
+        inference: how its posterior is improved.
+        outputs: names and shapes of the results.
+    """
+
+    kind = "posterior"
+
+    def __init__(self, method: Method, inference: Inference, outputs: dict[str, Shape]) -> None:
         super().__init__({"images": ("batch", *method.model.shape)}, outputs)
         self.method = method
-        parts = list(method.modules())
-        climbs = bool(method.refine) or any(isinstance(part, LaplaceComponent) for part in parts)
-        # The tangents of a plain chain of layers are themselves plain operations.
-        self.has_derivatives = any(isinstance(part, SemiAmortisedComponent) for part in parts) or (
-            climbs and chain(method.model.decoder) is None
-        )
-
-    def parts(self, images: Tensor) -> tuple[Tensor, list[Posterior]]:
-        """log α (B, K), and the components."""
-        q = self.method.infer(images)
-        if isinstance(q, Mixture):
-            return q.log_weights, q.components
-        return torch.zeros_like(q.mean[:, :1]), [q]
+        self.inference = inference
+        self.has_derivatives = _has_derivatives(method, inference)
 
 
-class DiagonalGraph(_PosteriorGraph):
-    """A mixture of K diagonal Gaussians: log-weights, means, log-variances."""
+class GaussianGraph(PosteriorGraph):
+    """A mixture of K Gaussians: log-weights (B, K), means (B, K, D), and what gives the covariances.
 
-    kind = "mixture of diagonal Gaussians"
+    These are log-variances (B, K, D), or Cholesky factors (B, K, D, D) of full covariances.
+    """
 
-    def __init__(self, method: Method, components: int) -> None:
-        each = ("batch", components, method.model.latent)
-        shapes: dict[str, Shape] = {"log_weights": each[:2], "means": each, "log_variances": each}
-        super().__init__(method, shapes)
+    kind = "mixture of Gaussians"
 
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """log α (B, K), μ (B, K, D), log σ² (B, K, D)."""
-        log_weights, parts = self.parts(images)
-        variances = [q.log_variance for q in parts if isinstance(q, Gaussian)]
-        return log_weights, torch.stack([q.mean for q in parts], 1), torch.stack(variances, 1)
-
-
-class FullGraph(_PosteriorGraph):
-    """A mixture of K Gaussians with full covariances: log-weights, means, Cholesky factors."""
-
-    kind = "mixture of full Gaussians"
-
-    def __init__(self, method: Method, components: int) -> None:
-        each = ("batch", components, method.model.latent)
-        factor = (*each, method.model.latent)
-        super().__init__(method, {"log_weights": each[:2], "means": each, "scale_tril": factor})
-
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """log α (B, K), μ (B, K, D), L (B, K, D, D) with Σ = L Lᵀ."""
-        log_weights, parts = self.parts(images)
-        factors = [q.scale_tril for q in parts if isinstance(q, FullGaussian | Reflected)]
-        return log_weights, torch.stack([q.mean for q in parts], 1), torch.stack(factors, 1)
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """The outputs, in order."""
+        q = infer(self.method, images, self.inference)
+        found = q.describe() or {}
+        if "log_weights" not in found:  # one component
+            found = {name: value[:, None] for name, value in found.items()}
+            found["log_weights"] = torch.zeros_like(q.mean[:, :1])
+        return tuple(found[name] for name in self.outputs)
 
 
-class FlowGraph(_PosteriorGraph):
-    """A normalising flow, which has no list of parameters: standard normal noise to samples of it."""
+class FlowGraph(PosteriorGraph):
+    """A normalising flow: standard normal noise to samples with their densities."""
 
     kind = "flow"
 
-    def __init__(self, method: Method) -> None:
+    def __init__(self, method: Method, inference: Inference) -> None:
         drawn = ("samples", "batch")
-        super().__init__(method, {"z": (*drawn, method.model.latent), "log_q": drawn})
+        super().__init__(method, inference, {"z": (*drawn, method.model.latent), "log_q": drawn})
         self.inputs["noise"] = (*drawn, method.model.latent)
 
     def forward(self, images: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Z (S, B, D) and log q(z | x) (S, B), for noise (S, B, D)."""
-        q = self.method.infer(images)
+        """z (S, B, D) and log q(z | x) (S, B), for noise (S, B, D)."""
+        q = infer(self.method, images, self.inference)
         assert isinstance(q, Flow)
         start = q.base.mean + q.base.stddev * noise
         z, log_det = q.forward(start)
         return z, q.base.log_prob(start) - log_det
 
 
+def _has_derivatives(method: Method, inference: Inference) -> bool:
+    """Whether the posterior needs automatic differentiation, apart from Jacobians without it."""
+    needs_jacobian = inference.refine > 0 or any(
+        part.differentiates and part.uses_jacobian for part in method.components
+    )
+    by_gradient = any(part.differentiates and not part.uses_jacobian for part in method.components)
+    return by_gradient or (needs_jacobian and jacobian_needs_autograd(method.model.decoder))
+
+
 def frozen(method: Method, *, fuse: bool) -> Method:
-    """A copy on the CPU that no longer learns.
+    """A copy on the CPU that is no longer trained.
 
     Args:
         method: the trained one, which stays as it is.
@@ -154,27 +139,29 @@ def frozen(method: Method, *, fuse: bool) -> Method:
     made = copy.deepcopy(method).to("cpu").eval().requires_grad_(False)
     made.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     if fuse:
-        x = torch.zeros(2, *made.model.shape, dtype=made.model.centre.dtype)
-        for stack in vars(made).values():
-            if isinstance(stack, Stacked) and stack.networks:
-                stack.fix(x)
+        fuse_networks(made)
     return made
 
 
 @torch.no_grad()
-def posterior_graph(method: Method) -> Graph:
-    """The graph of a frozen method's posterior, by the kind of density it gives."""
-    q = method.infer(torch.full((2, *method.model.shape), 0.5, dtype=method.model.centre.dtype))
-    parts = q.components if isinstance(q, Mixture) else [q]
-    if all(isinstance(part, Gaussian) for part in parts):
-        return DiagonalGraph(method, len(parts))
-    if all(isinstance(part, FullGaussian | Reflected) for part in parts):
-        return FullGraph(method, len(parts))
+def posterior_graph(method: Method, inference: Inference) -> Graph:
+    """The graph of a frozen method's posterior, by what the posterior says of itself."""
+    x = torch.full((2, *method.model.shape), 0.5, dtype=method.model.centre.dtype)
+    q = infer(method, x, inference)
+    if isinstance(found := q.describe(), dict):
+        many = found.keys() if "log_weights" in found else ["log_weights", *found]
+        count = len(q.components)
+        shapes: dict[str, Shape] = {"log_weights": ("batch", count)}
+        for name in many:
+            if name != "log_weights":
+                own = found[name].shape[2:] if "log_weights" in found else found[name].shape[1:]
+                shapes[name] = ("batch", count, *own)
+        return GaussianGraph(method, inference, shapes)
     if isinstance(q, Flow):
-        return FlowGraph(method)
-    names = " and ".join(sorted({type(part).__name__ for part in parts}))
+        return FlowGraph(method, inference)
+    names = " and ".join(sorted({type(part).__name__ for part in q.components}))
     raise ConfigError(
-        f"the posterior of {method.name!r} is made of {len(parts)} x {names}, which has no form to "
-        "export: only Gaussians, mixtures of Gaussians (diagonal or full) and a single flow have one. "
-        "Use it from Python instead"
+        f"the posterior of {method.name!r} is made of {len(q.components)} x {names}, which cannot be "
+        "exported: only Gaussians, mixtures of Gaussians (all diagonal or all full) and a single flow "
+        "can. Use it from Python instead"
     )

@@ -49,9 +49,7 @@ class Inference(Options):
         at_most=9,
     )
     scale: float = option(1.0, "Factor of the posterior's standard deviations.", above=0)
-    slope: float = option(
-        0.0, "Log-scale added per nat that log p(x, mean) lies below the reference."
-    )
+    slope: float = option(0.0, "Log-scale added per nat that log p(x, mean) lies below the reference.")
     reference: float = option(0.0, "The log p(x, mean), in nats, at which `scale` applies.")
 
     def __call__(self, model: LatentModel, x: Tensor, q: Posterior) -> Posterior:

@@ -1,4 +1,4 @@
-"""One file per method. Every module in this folder is imported, so a new file is a new method."""
+"""The methods, one file each. Every module in this folder is imported, so a new file is a new method."""
 
 import importlib
 import pkgutil

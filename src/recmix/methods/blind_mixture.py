@@ -1,40 +1,37 @@
-"""The blind mixture (ME): all components and weights trained together, end to end."""
+"""The mixture of encoders (ME): all components and weights are trained together, end to end."""
 
 from __future__ import annotations
-
-import copy
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from recmix.accelerate.stacked import StackedEncoders
 from recmix.errors import ConfigError
-from recmix.methods.method import Method, Optimizers, same_shapes
+from recmix.methods.method import ELBO, Method, Objective, Optimizers, same_shapes
 from recmix.methods.recursive import MAX_ORDER
-from recmix.methods.registry import make_component, register
+from recmix.methods.registry import find_component, register
 from recmix.model.latent import LatentModel
 from recmix.model.networks import WeightNet, reset
+from recmix.model.replaceable import replaceable
 from recmix.posteriors import Gaussian, Mixture
 
-__all__ = ["BlindMixture", "collapse_report"]
+__all__ = ["BlindMixture", "blind_mixture", "collapse_report"]
 
 
 @register
 class BlindMixture(Method):
     """Q = Σ_m α_m(x) q_m(z | x) with α a softmax, trained conventionally.
 
-    Everything, decoder included, goes up the stratified Σ_m α_m E_{q_m}[log p(x, z) - log Q(z)] at
-    once, with one sample of each component; the gradient of α flows through the weights and log Q.
-    The first component starts from the VAE's encoder, the others from random weights: identical ones
-    would be a stationary point. The baseline that the recursive mixture is to beat: components may
-    collapse onto each other, or one may take over (`collapse` measures both).
+    All parameters, the decoder's included, maximise the stratified ELBO
+    Σ_m α_m E_{q_m}[log p(x, z) - log Q(z)] together, with one sample of each component. The gradient of
+    α flows through the weights and log Q. The first component starts from the VAE's encoder, the others
+    from random weights: identical ones would be a stationary point. It is the baseline for the recursive
+    mixture. Components may become equal, or one may take all weight; `collapse` measures both.
 
     Args:
         model: p(x, z).
-        encoder: the first component; the others are copies of it with weights drawn anew.
+        encoder: the first component; the others are copies of it with new random weights.
         order: number of components, 2 to 16.
-        component: what a component is: ``gaussian``, or any other kind there is.
+        component: kind of component: ``gaussian`` or any other.
         component_setting: its number of steps or flows, if it has such a setting.
 
     Reference: the baseline ME of Kim & Pavlovic, Recursive Inference for Variational Autoencoders,
@@ -61,42 +58,32 @@ class BlindMixture(Method):
             raise ConfigError(
                 f"order is the number of components, 2 to {MAX_ORDER}; got {order} (with one, use vae)"
             )
-        parts = (copy.deepcopy(encoder) for _ in range(order))
-        super().__init__(model, [make_component(component, e, model, component_setting) for e in parts])
+        kind = find_component(component)
+        super().__init__(model, kind.for_mixture(encoder, model, order, component_setting))
         self.order = order
         self.weight_net = WeightNet(model.shape, order)
         self._draw_others()
-        self.gaussian = component == "gaussian"
-        parts_now: Any = self.components
-        self._encoders = StackedEncoders([part.encoder for part in parts_now])
-
-    def train(self, mode: bool = True) -> BlindMixture:
-        """As ever; the stacked networks are built anew after a training."""
-        if mode:
-            self._encoders.drop()
-        super().train(mode)
-        return self
 
     def posterior(self, x: Tensor) -> Mixture:
-        """The whole mixture in one feed-forward pass: stacked, where no gradient is wanted."""
-        log_weights = self.weight_net(self.model.centred(x))
-        if not torch.is_grad_enabled() and not self.training and self.gaussian:
-            parts = self._encoders.gaussians(x, self.model.shift)
-            if parts is not None:
-                return Mixture.of_gaussians(parts, log_weights)
-        return Mixture([self.component(m, x) for m in range(self.order)], log_weights)
+        """The whole mixture, in one feed-forward pass."""
+        return blind_mixture(self, x)
 
     def loss(self, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         """Minus the stratified ELBO, averaged over the batch."""
         return -self._bound(x, generator)[0].mean()
 
     def step(
-        self, x: Tensor, optimizers: Optimizers, *, generator: torch.Generator | None = None
+        self,
+        x: Tensor,
+        optimizers: Optimizers,
+        *,
+        objective: Objective = ELBO,
+        generator: torch.Generator | None = None,
     ) -> dict[str, Tensor]:
-        """One update of everything; two metrics show a collapse, from densities already at hand."""
+        """One update of everything; two metrics show a collapse."""
         elbo, q, scores = self._bound(x, generator)
         loss = -elbo.mean()
-        self.move(loss, x, optimizers["all"], generator)
+        self.descend(loss, x, optimizers["all"], objective, generator)
         with torch.no_grad():
             own = scores.diagonal().t()  # log q_i(z_i), (K, B)
             pairwise = (own - scores).mean(-1).t()  # KL(q_i || q_j) from one sample of each q_i
@@ -112,13 +99,13 @@ class BlindMixture(Method):
         return list(self.base_encoder.parameters())
 
     def start_from(self, other: Method) -> None:
-        """Decoder and first encoder from the other; everything from a blind mixture like this one."""
+        """Copy decoder and first encoder; copy everything from a mixture of the same kind."""
         super().start_from(other)
         if not (type(other) is type(self) and same_shapes(self, other)):
             self._draw_others()
 
     def collapse(self, x: Tensor) -> dict[str, Tensor]:
-        """How far apart the components are and how the weights are spread: see `collapse_report`."""
+        """Distances between components and the spread of the weights, see `collapse_report`."""
         with torch.no_grad():
             return collapse_report(self.posterior(x))
 
@@ -139,23 +126,30 @@ class BlindMixture(Method):
         reset(self.weight_net)
 
 
+@replaceable
+def blind_mixture(method: BlindMixture, x: Tensor) -> Mixture:
+    """The posterior of a mixture with softmax weights for x (B, C, H, W)."""
+    log_weights = method.weight_net(method.model.centred(x))
+    return Mixture([method.component(m, x) for m in range(method.order)], log_weights)
+
+
 @torch.no_grad()
 def collapse_report(
     q: Mixture, *, samples: int = 64, generator: torch.Generator | None = None
 ) -> dict[str, Tensor]:
-    """How far apart the components of any mixture are, and how its weights are spread.
+    """Distances between the components of a mixture, and the spread of its weights.
 
-    Collapsed components show as a `min_pairwise_kl` near 0, a dominant one as a `max_weight` near 1
-    and a `weight_entropy` near 0 (evenly used ones: log K).
+    If components have become equal, `min_pairwise_kl` is near 0. If one takes all weight, `max_weight`
+    is near 1 and `weight_entropy` near 0 (log K if all are used evenly).
 
     Args:
         q: the mixture, for a batch of B examples.
-        samples: of each component, where a KL has no closed form (it has one for diagonal Gaussians).
+        samples: per component, for KLs without a closed form (diagonal Gaussians have one).
         generator: the random stream of these samples.
 
     Returns:
         ``pairwise_kl``, KL(q_i || q_j) at [i, j], averaged over the batch, (K, K);
-        ``min_pairwise_kl``, the smallest of two different components (infinite if there is but one);
+        ``min_pairwise_kl``, the smallest between two different components (infinite if there is one);
         ``weight_entropy``, the mean of H(α(x)); ``max_weight``, the largest of the mean weights.
 
     >>> parts = [Gaussian(torch.full((4, 2), float(m)), torch.zeros(4, 2)) for m in range(3)]

@@ -1,4 +1,4 @@
-"""Boosted variational inference: the recursive mixture with entropy in place of the bounded KL."""
+"""Boosted variational inference: a recursive mixture with an entropy term instead of the bounded KL."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from recmix.errors import ConfigError, unknown
-from recmix.methods.method import Method, Optimizers, same_shapes
+from recmix.methods.method import ELBO, Method, Objective, Optimizers, same_shapes
 from recmix.methods.recursive import RecursiveMixture
-from recmix.methods.registry import register
+from recmix.methods.registry import find_component, register
 from recmix.model.latent import LatentModel
-from recmix.posteriors import Gaussian
-from recmix.posteriors.posterior import Posterior
+from recmix.posteriors import Posterior
 
 __all__ = ["BoostedER1", "BoostedER2"]
 
@@ -26,9 +25,9 @@ class _Boosted(RecursiveMixture):
     """What the two entropy regularisers share."""
 
     setting = "order"
-    rate_factor = 0.1  # the paper's, against NaNs: nothing bounds the KL here
-    known: ClassVar[tuple[str, ...]] = ()
-    """Kinds of component whose entropy it can tell; empty for any."""
+    rate_factor = 0.1  # the paper's choice against NaNs: the KL has no bound here
+    needs_entropy: ClassVar[bool] = False
+    """Whether components must have a closed-form entropy."""
 
     iteration: Tensor
 
@@ -46,10 +45,10 @@ class _Boosted(RecursiveMixture):
         literal: bool = False,
         clock: Clock = "iteration",
     ) -> None:
-        if self.known and component not in self.known:
+        if self.needs_entropy and not find_component(component).closed_form_entropy:
             raise ConfigError(
-                f"{self.name} needs components with a closed-form entropy ({', '.join(self.known)}), "
-                f"got {component!r}: use bvi-er1, which samples it"
+                f"{self.name} needs components with a closed-form entropy, and {component!r} has none: "
+                "use bvi-er1, which estimates the entropy by samples"
             )
         if clock not in get_args(Clock):
             raise ConfigError(unknown("clock", clock, get_args(Clock)))
@@ -80,20 +79,25 @@ class _Boosted(RecursiveMixture):
         return (t + 1).to(self.model.centre.dtype).rsqrt()
 
     def novelty(self, m: int, q: Posterior, log_q: Tensor, distance: Tensor) -> Tensor:
-        """What a new component earns: KL(q_m || Q_{m-1}), without a bound, + ν H[q_m]."""
+        """The reward of a new component: KL(q_m || Q_{m-1}) + ν H[q_m], without a bound."""
         reward = self.nu(m) * self.entropy(q, log_q).mean()
         return reward if self.literal else distance.mean() + reward
 
     def step(
-        self, x: Tensor, optimizers: Optimizers, *, generator: torch.Generator | None = None
+        self,
+        x: Tensor,
+        optimizers: Optimizers,
+        *,
+        objective: Objective = ELBO,
+        generator: torch.Generator | None = None,
     ) -> dict[str, Tensor]:
-        """The recursive mixture's updates, then one tick of the clock."""
-        metrics = super().step(x, optimizers, generator=generator)
+        """The updates of the recursive mixture; then t increases by one."""
+        metrics = super().step(x, optimizers, objective=objective, generator=generator)
         self.iteration += 1
         return metrics
 
     def start_from(self, other: Method) -> None:
-        """As the recursive mixture; the clock goes on only if the other is the same in everything."""
+        """Like the recursive mixture; t continues only from a method of the same kind and shapes."""
         super().start_from(other)
         if isinstance(other, _Boosted) and type(other) is type(self) and same_shapes(self, other):
             self.iteration.copy_(other.iteration)
@@ -103,11 +107,11 @@ class _Boosted(RecursiveMixture):
 
 @register
 class BoostedER1(_Boosted):
-    """The recursive mixture whose components are kept from shrinking by their entropy, sampled.
+    """A recursive mixture with an entropy reward, estimated by samples.
 
-    For m = 1 … M, q_m goes up E[log p(x, z) - log Q_{m-1}(z)] + ν H[q_m], which is
-    ELBO(q_m) + KL(q_m || Q_{m-1}) + ν H[q_m]. The KL has no bound: it may run away, and training then
-    stops at the first loss that is not a finite number. ν = 1 / √(t + 1), and H is estimated by
+    For m = 1 … M, q_m maximises E[log p(x, z) - log Q_{m-1}(z)] + ν H[q_m], which is
+    ELBO(q_m) + KL(q_m || Q_{m-1}) + ν H[q_m]. The KL has no bound and may diverge; training then stops
+    at the first loss that is not a finite number. ν = 1 / √(t + 1), and H is estimated by
     -log q_m at the component's own sample.
 
     Args:
@@ -116,11 +120,11 @@ class BoostedER1(_Boosted):
         order: number of components, 1 to 16.
         eps_min: smallest ε.
         eps_max: largest ε.
-        jitter: relative noise on the weights of a new component, to part identical ones sooner.
-        component: what a component is: ``gaussian``, or any other kind there is.
+        jitter: relative noise on the weights of a new component, so that identical ones separate sooner.
+        component: kind of component: ``gaussian`` or any other.
         component_setting: its number of steps or flows, if it has such a setting.
-        literal: the paper's words instead: ν H in place of the KL, so ELBO(q_m) + ν H[q_m].
-        clock: what t counts: each training ``iteration``, or the ``round`` m in which a component joins.
+        literal: replace the KL by ν H as the paper's text says: ELBO(q_m) + ν H[q_m].
+        clock: what t counts: each training ``iteration``, or the ``round`` m of a component.
 
     Reference: Locatello et al., Boosting Black Box Variational Inference, NeurIPS 2018.
     """
@@ -136,11 +140,11 @@ class BoostedER1(_Boosted):
 
 @register
 class BoostedER2(_Boosted):
-    """The recursive mixture whose components are kept from shrinking by their entropy, in closed form.
+    """A recursive mixture with an entropy reward in closed form.
 
-    For m = 1 … M, q_m goes up E[log p(x, z) - log Q_{m-1}(z)] + ν H[q_m], which is
-    ELBO(q_m) + KL(q_m || Q_{m-1}) + ν H[q_m]. The KL has no bound: it may run away, and training then
-    stops at the first loss that is not a finite number. ν = 1 / √(t + 1), and
+    For m = 1 … M, q_m maximises E[log p(x, z) - log Q_{m-1}(z)] + ν H[q_m], which is
+    ELBO(q_m) + KL(q_m || Q_{m-1}) + ν H[q_m]. The KL has no bound and may diverge; training then stops
+    at the first loss that is not a finite number. ν = 1 / √(t + 1), and
     H = ½ (log det Σ + D log 2πe) exactly, what `bvi-er1` estimates. The paper writes log det Σ: twice
     that, but for the constant.
 
@@ -150,11 +154,11 @@ class BoostedER2(_Boosted):
         order: number of components, 1 to 16.
         eps_min: smallest ε.
         eps_max: largest ε.
-        jitter: relative noise on the weights of a new component, to part identical ones sooner.
-        component: what a component is: only ``gaussian`` has this entropy.
-        component_setting: none for Gaussian components.
-        literal: the paper's words instead: ν H in place of the KL, so ELBO(q_m) + ν H[q_m].
-        clock: what t counts: each training ``iteration``, or the ``round`` m in which a component joins.
+        jitter: relative noise on the weights of a new component, so that identical ones separate sooner.
+        component: kind of component; it must have a closed-form entropy.
+        component_setting: its number of steps or flows, if it has such a setting.
+        literal: replace the KL by ν H as the paper's text says: ELBO(q_m) + ν H[q_m].
+        clock: what t counts: each training ``iteration``, or the ``round`` m of a component.
 
     Reference: Guo et al., Boosting Variational Inference, 2016.
     """
@@ -162,9 +166,8 @@ class BoostedER2(_Boosted):
     name = "bvi-er2"
     title = "boosted, closed-form entropy"
     reference = "Guo et al. 2016"
-    known = ("gaussian",)
+    needs_entropy = True
 
     def entropy(self, q: Posterior, log_q: Tensor) -> Tensor:
-        """½ (log det Σ + D log 2πe), (B,)."""
-        assert isinstance(q, Gaussian)
-        return 0.5 * (q.log_variance + math.log(2 * math.pi * math.e)).sum(-1)
+        """H[q_m], (B,)."""
+        return q.entropy()

@@ -1,38 +1,62 @@
-"""The central objects: a latent model p(x, z), a posterior q(z | x), a method that learns both."""
+"""`Component`: one amortised posterior, the part that methods are built from."""
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
 from torch import Tensor, nn
 
+from recmix.errors import ConfigError
 from recmix.model.latent import LatentModel
-from recmix.posteriors.posterior import Posterior
+from recmix.posteriors import Posterior
 
-__all__ = ["Component"]
+__all__ = ["Component", "CountsTraining"]
 
 
-class Component(nn.Module, ABC):
-    """One amortised posterior: an encoder, and what turns its output into a density.
+class CountsTraining(nn.Module):
+    """A module that counts how often training began.
 
-    Methods are made of components: the VAE of one Gaussian, a flow of one with its flow, a mixture of
-    several of any kind. Keyword-only constructor arguments are its options.
+    CUDA graph replays change weights without bumping tensor versions. A cache of the weights is
+    therefore out of date when this count has changed.
+    """
+
+    trainings: int = 0
+
+    def train(self, mode: bool = True) -> CountsTraining:
+        """Like `nn.Module.train`, and counts calls with mode True."""
+        self.trainings += mode
+        super().train(mode)
+        return self
+
+
+class Component(CountsTraining, ABC):
+    """One amortised posterior: an encoder, and the function from its output to a density.
+
+    The VAE has one Gaussian component, a flow one component with its flow, a mixture several components.
+    Keyword-only constructor arguments are the component's options.
 
     Args:
         encoder: (B, C, H, W) -> (B, 2 D).
-        model: for the shapes of what is built on top; not kept.
+        model: gives the shapes; it is not kept.
     """
 
     kind: ClassVar[str]
     setting: ClassVar[str | None] = None
-    """The option that the paper's tables vary, if any."""
-    sees_before: ClassVar[bool] = False
+    """The option that tables vary, if any."""
+    corrects: ClassVar[bool] = False
     """Whether `forward` also takes the posterior of the component before, which it corrects."""
-    several: ClassVar[bool] = False
-    """Whether it can begin from several points, of which the best counts: then it has `best`."""
-    teachable: ClassVar[bool] = True
-    """Whether its density carries gradients to its encoder, so that samples can teach it."""
+    steps_per_example: int = 0
+    """Optimisation steps that `forward` takes for each example."""
+    differentiates: ClassVar[bool] = False
+    """Whether `forward` uses derivatives of the decoder."""
+    uses_jacobian: ClassVar[bool] = False
+    """Whether these are Jacobians, see `recmix.inference.gauss_newton.jacobian`."""
+    can_be_distilled: ClassVar[bool] = True
+    """Whether log q carries gradients to the encoder, as distillation needs."""
+    closed_form_entropy: ClassVar[bool] = False
+    """Whether its density has an `entropy`."""
 
     def __init__(self, encoder: nn.Module, model: LatentModel) -> None:
         super().__init__()
@@ -40,4 +64,36 @@ class Component(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, x: Tensor, model: LatentModel) -> Posterior:
-        """q(z | x) for images x (B, C, H, W) in [0, 1]."""
+        """q(z | x) for examples x (B, C, H, W) in [0, 1]."""
+
+    def extra_networks(self) -> list[nn.Module]:
+        """Networks besides the encoder that one training step evaluates."""
+        return []
+
+    @classmethod
+    def for_mixture(
+        cls, encoder: nn.Module, model: LatentModel, count: int, setting: int | None = None
+    ) -> list[Component]:
+        """The components of a mixture: by default `count` copies, each with its own encoder.
+
+        Args:
+            encoder: copied for each component.
+            model: gives the shapes.
+            count: number of components.
+            setting: value of the option `setting`, if the component has one.
+        """
+        options = {}
+        if setting is not None:
+            if cls.setting is None:
+                raise ConfigError(
+                    f"component {cls.kind!r} has no setting, got component_setting={setting}"
+                )
+            options = {cls.setting: setting}
+        return [cls(copy.deepcopy(encoder), model, **options) for _ in range(count)]
+
+    @classmethod
+    def for_recursion(
+        cls, encoder: nn.Module, model: LatentModel, count: int, setting: int | None = None
+    ) -> list[Component]:
+        """The components of a recursive mixture: by default those of any mixture."""
+        return cls.for_mixture(encoder, model, count, setting)

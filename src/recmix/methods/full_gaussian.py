@@ -1,4 +1,4 @@
-"""The amortised full Gaussian: one encoder gives a mean and a whole covariance in one pass."""
+"""The amortised full Gaussian: one encoder gives a mean and a full covariance in one pass."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from recmix.methods.method import Method
 from recmix.methods.registry import register, register_component
 from recmix.model.latent import LatentModel
 from recmix.model.networks import encode_with_features, feature_size
-from recmix.posteriors.full import FullGaussian
-from recmix.posteriors.gaussian import Gaussian
+from recmix.posteriors import FullGaussian, Gaussian
 
 __all__ = ["FullComponent", "FullGaussianVAE"]
 
@@ -20,17 +19,18 @@ __all__ = ["FullComponent", "FullGaussianVAE"]
 class FullComponent(Component):
     """q(z | x) = N(μ(x), Σ(x)) with Σ = L diag(σ²) Lᵀ and L(x) lower triangular with unit diagonal.
 
-    The encoder gives μ and log σ², one more linear layer on its features what stands below the diagonal
-    of L. That layer starts at zero, so the density starts as the encoder's own diagonal Gaussian.
+    The encoder gives μ and log σ². One more linear layer on its features gives the entries of L below
+    the diagonal. It starts at zero, so the density starts as the encoder's own diagonal Gaussian.
     """
 
     kind = "full"
+    closed_form_entropy = True
 
     def __init__(self, encoder: nn.Module, model: LatentModel) -> None:
         super().__init__(encoder, model)
         self.latent = model.latent
         below = self.latent * (self.latent - 1) // 2
-        # One latent dimension has nothing below the diagonal.
+        # With one latent dimension there is nothing below the diagonal.
         self.below = nn.Linear(feature_size(encoder, self.latent), below) if below else None
         self.reset_parameters()
 
@@ -57,8 +57,8 @@ class FullComponent(Component):
 class FullGaussianVAE(Method):
     """Amortised inference with a full covariance: q(z | x) = N(μ(x), L(x) diag σ²(x) L(x)ᵀ).
 
-    The richest Gaussian in one pass: what it gains over the VAE is the price of a diagonal covariance,
-    what it lacks to instance-wise optimisation is the price of amortisation.
+    Its gain over the VAE shows what a diagonal covariance costs. Its distance from instance-wise
+    optimisation shows what amortisation costs.
 
     Reference: Kingma & Welling, An Introduction to Variational Autoencoders, 2019, section 2.5.1.
     """

@@ -1,4 +1,4 @@
-"""The Householder flow (HF): a Gaussian with full covariance, by reflections that depend on x."""
+"""The Householder flow (HF): a Gaussian with a full covariance, by reflections that depend on x."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from recmix.methods.method import Method
 from recmix.methods.registry import register, register_component
 from recmix.model.latent import LatentModel
 from recmix.model.networks import encode_with_features, feature_size
-from recmix.posteriors import Gaussian
-from recmix.posteriors.flow import Reflected, Reflections, check_flows, unit
+from recmix.posteriors import Gaussian, Reflected
+from recmix.posteriors.flow import Reflections, check_flows, unit
 
 __all__ = ["HouseholderComponent", "HouseholderFlow", "HouseholderVectors"]
 
@@ -19,8 +19,8 @@ __all__ = ["HouseholderComponent", "HouseholderFlow", "HouseholderVectors"]
 class HouseholderVectors(nn.Module):
     """v_1 linear in the features of x, v_{t+1} linear in v_t.
 
-    They start at axes of the latent space for all x, v_t = e_t, from the first again after the last:
-    all weights are 0 and the biases are the axes. Each v_t then learns its own direction first.
+    They start at the axes of the latent space for all x: v_t = e_t, cyclically. All weights are 0 and
+    the biases are the axes.
 
     Args:
         features: F, how many features of x there are.
@@ -58,19 +58,20 @@ class HouseholderComponent(Component):
 
     Args:
         encoder: (B, C, H, W) -> (B, 2 D), gives μ, log σ² and the features of x.
-        model: for the shapes.
+        model: gives the shapes.
         flows: number of reflections, 1 or more.
     """
 
     kind = "householder"
     setting = "flows"
+    closed_form_entropy = True
     signs: Tensor
 
     def __init__(self, encoder: nn.Module, model: LatentModel, *, flows: int = 2) -> None:
         super().__init__(encoder, model)
         check_flows("hf", flows, model.latent)
         self.vectors = HouseholderVectors(feature_size(encoder, model.latent), model.latent, flows)
-        # What the reflections do to the axes at the start: each flips one, and cycles through them.
+        # The effect of the first reflections on the axes: each flips the sign of one.
         reflected = torch.arange(flows).remainder(model.latent).bincount(minlength=model.latent)
         self.register_buffer("signs", 1.0 - 2.0 * reflected.remainder(2), persistent=False)
 
@@ -90,10 +91,10 @@ class HouseholderFlow(Method):
     reflections, q(z | x) = N(H S μ, H diag σ² Hᵀ): a full covariance whose density needs no
     determinant, and whose KL to the prior is that of N(μ, diag σ²).
 
-    The fixed signs S (±1 for each dimension) are not in the original. No single reflection is the
-    identity, so a trained decoder would be shown a mirrored z. Here v_t starts at an axis of the latent
-    space, which makes H a change of signs, and S undoes it: the flow starts exactly at the VAE's
-    encoder. The densities within reach are the same, since an encoder could learn S.
+    The fixed signs S (±1 for each dimension) are not in the original. No reflection is the identity, so
+    a trained decoder would see a mirrored z. Here v_t starts at an axis of the latent space, so H only
+    changes signs, and S changes them back: the flow starts exactly at the VAE's encoder. The family of
+    densities is the same, since an encoder could learn S.
 
     Args:
         model: p(x, z).

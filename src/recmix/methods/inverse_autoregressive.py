@@ -1,4 +1,4 @@
-"""The inverse autoregressive flow (IAF): a Gaussian's samples through gated autoregressive maps."""
+"""The inverse autoregressive flow (IAF): gated autoregressive maps of a Gaussian's samples."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from recmix.posteriors.flow import Flow, Transform, check_flows
 __all__ = ["AutoregressiveNN", "GatedStep", "IAFComponent", "InverseAutoregressiveFlow"]
 
 OFFSET = 2.0
-"""σ = sigmoid(s + OFFSET): Kingma's forget gate, mostly open at first."""
+"""σ = sigmoid(s + OFFSET), as in the original: the gate starts mostly open."""
 LOG_START = -math.log1p(math.exp(-OFFSET))
 """log σ of s = 0."""
 GATE_RANGE = (-4.0, 10.0)
-"""s + OFFSET is kept in here: σ > 0.017. Trained flows stay far inside; a smaller σ squeezes z so much
-that rounding errors of the inverse grow from one dimension to the next."""
-FARTHEST = 1e8
-"""The inverse stops here, where a density is nothing anyway: its square must not overflow."""
+"""Range of s + OFFSET, so that σ > 0.017. Trained flows stay far inside. With a smaller σ, rounding
+errors of the inverse would grow from one dimension to the next."""
+LARGEST = 1e8
+"""Limit of the inverse, so that its square does not overflow; the density there is zero anyway."""
 
 
 class _Layers(NamedTuple):
-    """A masked network's weights, masks applied, with the part of x in the first layer worked out."""
+    """A masked network's weights with masks applied, and the contribution of x to the first layer."""
 
     first: Tensor  # (H, D)
     context: Tensor  # (B, H), the first bias included
@@ -61,17 +61,17 @@ class GatedStep(Transform):
         return log_scale.exp() * z + shift, log_scale.sum(-1)
 
     def inverse(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """One pass per dimension, in their order: each needs those before it.
+        """One pass per dimension, in order, since each depends on those before it.
 
-        Exact but for rounding, which a step that squeezes z magnifies along the order. For trained
-        flows in float32 (20 dimensions, 8 steps) log q came out right to 4e-5.
+        Exact up to rounding. For trained flows in float32 (20 dimensions, 8 steps) the error of log q
+        was 4e-5.
         """
         hidden = self.layers.context.expand(*z.shape[:-1], -1)  # (S, B, H)
         found: dict[int, Tensor] = {}
         log_det = torch.zeros_like(z[..., 0])
         for d in self.order:
             shift, log_scale = self._shift(hidden, d)  # (S, B, 1)
-            found[d] = ((z[..., d : d + 1] - shift) * (-log_scale).exp()).clamp(-FARTHEST, FARTHEST)
+            found[d] = ((z[..., d : d + 1] - shift) * (-log_scale).exp()).clamp(-LARGEST, LARGEST)
             log_det = log_det + log_scale.squeeze(-1)
             hidden = hidden + found[d] * self.layers.first[:, d]
         return torch.cat([found[d] for d in range(z.shape[-1])], -1), log_det
@@ -89,15 +89,15 @@ class GatedStep(Transform):
 class AutoregressiveNN(nn.Module):
     """A MADE with two hidden layers: m_d and s_d see x and the z that come before z_d.
 
-    The features of x enter the first hidden layer beside z, unmasked: every hidden unit sees all of
-    them. What they add is the same for all samples and is worked out once per batch. The last layer
-    starts at zero: m = 0, s = 0.
+    The features of x enter the first hidden layer unmasked: every hidden unit sees all of them. Their
+    contribution is the same for all samples and is computed once per batch. The last layer starts at
+    zero: m = 0, s = 0.
 
     Args:
         latent: D.
         features: F, how many features of x there are.
         hidden: H, units in each hidden layer.
-        backward: run through the dimensions from last to first.
+        backward: order the dimensions from last to first.
 
     Reference: Germain et al., MADE, ICML 2015.
 
@@ -116,7 +116,7 @@ class AutoregressiveNN(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start at m = 0 and s = 0; the other layers draw their own weights."""
+        """Start at m = 0 and s = 0."""
         *_, last = self.layers
         nn.init.zeros_(last.weight)
         nn.init.zeros_(last.bias)
@@ -143,7 +143,7 @@ class IAFComponent(Component):
 
     Args:
         encoder: (B, C, H, W) -> (B, 2 D), gives μ, log σ² and the features of x.
-        model: for the shapes.
+        model: gives the shapes.
         flows: number of steps, 1 or more.
         hidden: units in each of the two hidden layers of a step's network, D or more.
     """
@@ -178,13 +178,12 @@ class InverseAutoregressiveFlow(Method):
 
     (m_t, s_t) = AutoregressiveNN_t(z, h_t(x)) and σ_t = sigmoid(s_t + 2), so that
     log q(z_T) = log N(z_0) - Σ_t Σ_d log(σ_t / σ_0). h_t(x) is a linear map of the encoder's features,
-    added at the first hidden layer to every unit. The order of the dimensions is reversed from one
-    step to the next; z itself stays as it is, since the decoder knows its dimensions by their place.
+    added at the first hidden layer to every unit. The order of the dimensions is reversed from one step
+    to the next; z itself is not permuted.
 
-    The constant σ_0 = sigmoid(2) is not in the original. There a step whose network gives m = s = 0
-    shrinks z to 0.88 of itself; divided by σ_0 it is the identity. So the flow starts exactly at the
-    VAE's encoder, with gates as open to learning as the original's, and a step may also widen z by
-    up to 1 / σ_0 = 1.14.
+    The constant σ_0 = sigmoid(2) is not in the original. There, a step with m = s = 0 shrinks z by the
+    factor 0.88. Divided by σ_0 it is the identity, so the flow starts exactly at the VAE's encoder. A
+    step may also widen z, by up to 1 / σ_0 = 1.14.
 
     Args:
         model: p(x, z).

@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from recmix.accelerate.fusion import beside, fusible
-from recmix.accelerate.stacked import StackedEncoders, StackedGates
 from recmix.errors import ConfigError
-from recmix.methods.method import LESSONS, Method, Optimizers, same_shapes, update
-from recmix.methods.registry import make_component, register
-from recmix.methods.residual import CorrectionComponent
+from recmix.inference import Inference
+from recmix.methods.method import (
+    ELBO,
+    TEACHER_SAMPLES,
+    Method,
+    Objective,
+    Optimizers,
+    same_shapes,
+    update,
+)
+from recmix.methods.optimizers import make_optimizer
+from recmix.methods.registry import find_component, register
 from recmix.model.latent import LatentModel
 from recmix.model.networks import Gate, bounded
-from recmix.posteriors import Mixture, recursive_log_weights
-from recmix.posteriors.posterior import Posterior
+from recmix.model.replaceable import fusable, replaceable
+from recmix.posteriors import Mixture, Posterior, recursive_log_weights
 
-__all__ = ["RecursiveMixture"]
+__all__ = ["RecursiveMixture", "recursive_mixture"]
 
 MAX_ORDER = 16
 
 
-class _Seen(NamedTuple):
-    """What is known, after a component's update, of every component so far (m of them)."""
+class _Mixed(NamedTuple):
+    """The mixture of the first m components during one batch, after their updates."""
 
     components: list[Posterior]
     log_alpha: Tensor  # (m, B) log-weights of Q_{m-1}
-    z: Tensor  # (m, B, D) a sample of each
+    z: Tensor  # (m, B, D) a sample of each component
     log_joint: Tensor  # (m, B) log p(x, z)
     log_mixture: Tensor  # (m, B) log Q_{m-1}(z)
 
@@ -38,25 +44,26 @@ class _Seen(NamedTuple):
 class RecursiveMixture(Method):
     """Q = Σ_m α_m(x) q_m(z | x), grown by Q_m = (1 - ε_m(x)) Q_{m-1} + ε_m(x) q_m.
 
-    One batch moves, in this order and each seeing the ones before it: q_0 up its ELBO; for
-    m = 1 … M, q_m up ELBO(q_m) + min(C, KL(q_m || Q_{m-1})) and ε_m up ELBO(Q_m); last the decoder up
-    ELBO(Q_M). The decoder stands still until the end and every q_m moves once. So the samples of all
-    components before their update pass through it together, one pass after q_m's update serves all
-    later updates of the batch, and one more of them all together moves the decoder: the number of
-    network evaluations is linear in the order, and most of them are large.
+    One batch updates, in this order and each with the updates before it: q_0 to increase its ELBO; for
+    m = 1 … M, q_m to increase ELBO(q_m) + min(C, KL(q_m || Q_{m-1})) and ε_m to increase ELBO(Q_m); last
+    the decoder to increase ELBO(Q_M).
+
+    The decoder changes only at the end, and every q_m changes once. So one decoder pass serves the
+    samples of all components before their updates. One pass after q_m's update serves all later updates
+    of the batch, and one more pass for all components updates the decoder. The number of network
+    evaluations is linear in the order.
 
     Args:
         model: p(x, z).
         encoder: the first component; the others start as copies of it.
         order: number of components, 1 to 16.
-        bound: C, above which more distance from the mixture earns nothing.
-        per_instance: bound the KL of each example (Algorithm 1) instead of the batch mean
-            (the pseudocode).
+        bound: C, the largest KL to the mixture that a component is rewarded for.
+        per_instance: bound the KL of each example (Algorithm 1) instead of the batch mean (pseudocode).
         eps_min: smallest ε.
         eps_max: largest ε.
-        jitter: relative noise on the weights of a new component, to part identical ones sooner.
-        component: what a component is: ``gaussian``, ``residual`` (each new one corrects the one before
-            by looking at what that left unexplained; the first stays an encoder), or any other kind.
+        jitter: relative noise on the weights of a new component, so that identical ones separate sooner.
+        component: kind of component: ``gaussian``, ``residual`` (each new one corrects the one before by
+            looking at what that left unexplained; the first is Gaussian), or any other kind.
         component_setting: its number of steps or flows, if it has such a setting.
 
     Reference: Kim & Pavlovic, Recursive Inference for Variational Autoencoders, NeurIPS 2020.
@@ -67,6 +74,7 @@ class RecursiveMixture(Method):
     reference = "Kim & Pavlovic 2020"
     setting = "order"
     tried = (2, 3, 4, 5)
+    can_grow = True
 
     def __init__(
         self,
@@ -88,14 +96,8 @@ class RecursiveMixture(Method):
             raise ConfigError(f"bound (C) must be positive, got {bound}; the paper's is 500")
         if jitter < 0:
             raise ConfigError(f"jitter must not be negative, got {jitter}")
-        if component == "residual":
-            later = [CorrectionComponent(model) for _ in range(order - 1)]
-            super().__init__(model, [make_component("gaussian", copy.deepcopy(encoder), model), *later])
-        else:
-            copies = (copy.deepcopy(encoder) for _ in range(order))
-            super().__init__(
-                model, [make_component(component, e, model, component_setting) for e in copies]
-            )
+        kind = find_component(component)
+        super().__init__(model, kind.for_recursion(encoder, model, order, component_setting))
         self.order = order
         self.bound = bound
         self.per_instance = per_instance
@@ -103,31 +105,18 @@ class RecursiveMixture(Method):
         self.gates = nn.ModuleList(
             Gate(model.shape, minimum=eps_min, maximum=eps_max) for _ in range(order - 1)
         )
-        self.gaussian = component == "gaussian"
-        parts_now: Any = self.components
-        gates_now: Any = self.gates
-        self._encoders = StackedEncoders([part.encoder for part in parts_now])
-        self._gates = StackedGates(list(gates_now))
-
-    def train(self, mode: bool = True) -> RecursiveMixture:
-        """As ever; the stacked networks are built anew after a training."""
-        if mode:
-            self._encoders.drop()
-            self._gates.drop()
-        super().train(mode)
-        return self
 
     def component(self, m: int, x: Tensor, before: Posterior | None = None) -> Posterior:
-        """q_m(z | x); one that corrects q_{m-1} is given it, or finds it itself."""
+        """q_m(z | x). A component that corrects q_{m-1} takes it as `before`, or computes it."""
         part: Any = self.components[m]
-        if not part.sees_before:
+        if not part.corrects:
             return super().component(m, x)
         before = self.component(m - 1, x) if before is None else before
         q: Posterior = part(x, self.model, before)
         return q
 
-    def _all(self, x: Tensor) -> list[Posterior]:
-        """q_0 … q_M, each one made once."""
+    def all_components(self, x: Tensor) -> list[Posterior]:
+        """q_0 … q_M, each computed once."""
         found: list[Posterior] = []
         for m in range(self.order):
             found.append(self.component(m, x, found[-1] if found else None))
@@ -137,33 +126,33 @@ class RecursiveMixture(Method):
         """log α(x), (B, order)."""
         if self.order == 1:
             return x.new_zeros(x.shape[0], 1)
-        seen = self.model.centred(x)
-        gates = [gate(seen) for gate in self.gates]
+        observed = self.model.centred(x)
+        gates = [gate(observed) for gate in self.gates]
         log_eps, log_rest = (torch.stack(part, -1) for part in zip(*gates, strict=True))
         return recursive_log_weights(log_eps, log_rest)
 
     def posterior(self, x: Tensor) -> Mixture:
-        """The whole mixture in one feed-forward pass: stacked, where no gradient is wanted."""
-        if not torch.is_grad_enabled() and not self.training and self.order > 1 and self.gaussian:
-            with beside(x) as joined:  # a branch that is captured first starts first: the longer one
-                parts = self._encoders.gaussians(x, self.model.shift)
-            log_weights = self._gates.log_weights(x, self.model.shift)
-            joined()
-            if parts is not None and log_weights is not None:
-                return Mixture.of_gaussians(parts, log_weights)
-        return Mixture(self._all(x), self.log_weights(x))
+        """The whole mixture, in one feed-forward pass."""
+        return recursive_mixture(self, x)
+
+    def loss(self, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        """There is none: one step is a sequence of updates with different objectives."""
+        raise ConfigError(
+            f"{self.name} has no single loss: each component, each gate and the decoder has its own. "
+            "Call step(x, optimizers) with optimizers from optimizers(learning_rate)"
+        )
 
     def networks(self) -> list[nn.Module]:
-        """The gates', too."""
+        """Those of the components, the decoder and the gates."""
         gates: Any = self.gates
         return super().networks() + [gate.layers for gate in gates]
 
     def start_from(self, other: Method) -> None:
-        """All components from the other's encoder; components and gates it has already are kept."""
+        """Start all components from the other's encoder; keep components and gates that it has."""
         self.model.load_state_dict(other.model.state_dict())
         parts: Any = self.components
         for part in parts:
-            if not part.sees_before:
+            if not part.corrects:
                 part.encoder.load_state_dict(other.base_encoder.state_dict())
         grown = 1
         alike = isinstance(other, RecursiveMixture) and all(
@@ -181,80 +170,95 @@ class RecursiveMixture(Method):
                 _jitter(part, self.jitter)
 
     def optimizers(
-        self, learning_rate: float, *, variance_rate: float = 1.0, fresh_rate: float = 1.0
+        self,
+        learning_rate: float,
+        *,
+        variance_rate: float = 1.0,
+        fresh_rate: float = 1.0,
+        optimizer: str = "adam",
     ) -> Optimizers:
         """One optimiser for each component, each gate, and the decoder."""
-        found: Optimizers = {}
-        for m, part in enumerate(self.components):
-            found[f"component_{m}"] = self.optimizer_of(
-                self.groups(part.parameters(), learning_rate, fresh_rate), learning_rate
-            )
-        for m, gate in enumerate(self.gates, start=1):
-            found[f"gate_{m}"] = self.optimizer_of(
-                self.groups(gate.parameters(), learning_rate, fresh_rate), learning_rate
-            )
+
+        def own(module: nn.Module) -> torch.optim.Optimizer:
+            groups = self.groups(module.parameters(), learning_rate, fresh_rate)
+            return make_optimizer(optimizer, groups, learning_rate)
+
+        found: Optimizers = {f"component_{m}": own(part) for m, part in enumerate(self.components)}
+        found |= {f"gate_{m}": own(gate) for m, gate in enumerate(self.gates, start=1)}
         groups = self.model.parameter_groups(learning_rate, variance_rate)
-        found["decoder"] = self.optimizer_of(groups, learning_rate)
+        found["decoder"] = make_optimizer(optimizer, groups, learning_rate)
         return found
 
     def step(
-        self, x: Tensor, optimizers: Optimizers, *, generator: torch.Generator | None = None
+        self,
+        x: Tensor,
+        optimizers: Optimizers,
+        *,
+        objective: Objective = ELBO,
+        generator: torch.Generator | None = None,
     ) -> dict[str, Tensor]:
         """Algorithm 1 on one batch."""
-        fresh = self._all(x)
-        drawn = [q.rsample_and_log_prob(1, generator=generator) for q in fresh]
-        slope = self._slope(x, torch.cat([z for z, _ in drawn]))  # (order, B, D)
-        lessons = self._lessons(x, fresh, generator) if self.distil else []
-        seen: _Seen | None = None
-        novelties = []
-        for m, (q, (z, log_q)) in enumerate(zip(fresh, drawn, strict=True)):
-            # The first term is not the likelihood, but moves q_m's parameters as the likelihood would.
+        old = self.all_components(x)
+        drawn = [q.rsample_and_log_prob(1, generator=generator) for q in old]
+        slope = self._likelihood_gradient(x, torch.cat([z for z, _ in drawn]))  # (order, B, D)
+        taught = self._teacher_samples(x, old, objective.teacher, generator) if objective.distil else []
+        mixed: _Mixed | None = None
+        distances = []
+        for m, (q, (z, log_q)) in enumerate(zip(old, drawn, strict=True)):
+            # The first term is not log p(x | z), but has the same gradient in q_m's parameters.
             gain = (z[0] * slope[m]).sum() - q.kl_to_prior(z, log_q).mean()
-            if seen is not None:
-                distance = log_q - _log_mixture(seen.components, seen.log_alpha, z)  # (1, B)
+            if mixed is not None:
+                distance = log_q - _log_mixture(mixed.components, mixed.log_alpha, z)  # (1, B)
                 gain = gain + self.novelty(m, q, log_q, distance)
-                novelties.append(distance.detach().mean())
-            if lessons:
-                gain = (1 - self.distil) * gain + self.distil * q.log_prob(lessons[m]).mean()
+                distances.append(distance.detach().mean())
+            if taught:
+                share = objective.distil
+                gain = (1 - share) * gain + share * q.log_prob(taught[m]).mean()
             update(-gain, optimizers[f"component_{m}"])
-            seen = self._join(seen, m, x, optimizers, generator)
-        assert seen is not None
-        if self.decoder_apart:
-            mixture = Mixture(seen.components, seen.log_alpha.t())
-            update(self.decoder_loss(x, mixture, generator), optimizers["decoder"])
-            loss = -(seen.log_alpha.exp() * (seen.log_joint - seen.log_mixture)).sum(0).mean()
+            mixed = self._add_component(mixed, m, x, optimizers, generator)
+        assert mixed is not None
+        if objective.separate_decoder:
+            mixture = Mixture(mixed.components, mixed.log_alpha.t())
+            loss = self.decoder_loss(x, mixture, objective, generator)
+            update(loss, optimizers["decoder"])
+            loss = -(mixed.log_alpha.exp() * (mixed.log_joint - mixed.log_mixture)).sum(0).mean()
         else:
-            log_joint = self.model.log_joint(x, seen.z)  # (order, B)
-            loss = -(seen.log_alpha.exp() * (log_joint - seen.log_mixture)).sum(0).mean()
+            log_joint = self.model.log_joint(x, mixed.z)  # (order, B)
+            loss = -(mixed.log_alpha.exp() * (log_joint - mixed.log_mixture)).sum(0).mean()
             update(loss, optimizers["decoder"])
         metrics = {"loss": loss.detach(), "elbo": -loss.detach()}
-        if novelties:
-            metrics["kl"] = torch.stack(novelties).mean()
-            metrics["first_weight"] = seen.log_alpha[0].exp().mean()
+        if distances:
+            metrics["kl"] = torch.stack(distances).mean()
+            metrics["first_weight"] = mixed.log_alpha[0].exp().mean()
         return metrics
 
-    def _slope(self, x: Tensor, z: Tensor) -> Tensor:
-        """∂/∂z of the batch mean of log p(x | z), for the samples of all components at once: (S, B, D).
+    def _likelihood_gradient(self, x: Tensor, z: Tensor) -> Tensor:
+        """∂/∂z of the batch mean of log p(x | z), for samples of all components together: (S, B, D).
 
-        The decoder does not move before the end of the batch, so this is what each component's own
-        update would find.
+        The decoder does not change before the end of the batch, so this is what each component's own
+        update would compute.
         """
         with torch.enable_grad():
             z = z.detach().requires_grad_()
             log_likelihood = self.model.log_conditional(x, z)
-            (slope,) = torch.autograd.grad(log_likelihood.sum(), z)
-        return slope / x.shape[0]
+            (gradient,) = torch.autograd.grad(log_likelihood.sum(), z)
+        return gradient / x.shape[0]
 
     @torch.no_grad()
-    def _lessons(
-        self, x: Tensor, fresh: list[Posterior], generator: torch.Generator | None
+    def _teacher_samples(
+        self,
+        x: Tensor,
+        components: list[Posterior],
+        teacher: Inference,
+        generator: torch.Generator | None,
     ) -> list[Tensor]:
-        """Samples (S, B, D) of each component's own refinement; all of them climb together."""
-        refined: Any = self.teacher(x, Mixture(fresh, x.new_zeros(len(x), self.order)))
-        return [q.rsample_and_log_prob(LESSONS, generator=generator)[0] for q in refined.components]
+        """Samples (S, B, D) of each component after refinement; all are refined together."""
+        refined = teacher(self.model, x, Mixture(components, x.new_zeros(len(x), self.order)))
+        parts = refined.components
+        return [q.rsample_and_log_prob(TEACHER_SAMPLES, generator=generator)[0] for q in parts]
 
     def novelty(self, m: int, q: Posterior, log_q: Tensor, distance: Tensor) -> Tensor:
-        """What a new component earns for differing from the mixture: min(C, KL(q_m || Q_{m-1})).
+        """The reward of a new component for its distance to the mixture: min(C, KL(q_m || Q_{m-1})).
 
         Args:
             m: which component.
@@ -266,40 +270,46 @@ class RecursiveMixture(Method):
             return distance.clamp_max(self.bound).mean()
         return distance.mean().clamp_max(self.bound)
 
-    def _join(
+    def _add_component(
         self,
-        seen: _Seen | None,
+        mixed: _Mixed | None,
         m: int,
         x: Tensor,
         optimizers: Optimizers,
         generator: torch.Generator | None,
-    ) -> _Seen:
-        """Move ε_m, then take the updated q_m into the mixture."""
+    ) -> _Mixed:
+        """Update ε_m, then add the updated q_m to the mixture."""
         with torch.no_grad():
-            q = self.component(m, x, None if seen is None else seen.components[-1])
+            q = self.component(m, x, None if mixed is None else mixed.components[-1])
             z, own = q.rsample_and_log_prob(1, generator=generator)  # (1, B, D), (1, B)
             log_joint = self.model.log_joint(x, z)  # (1, B)
-            if seen is None:
-                return _Seen([q], torch.zeros_like(own), z, log_joint, own)
-            before = torch.cat([seen.log_mixture, _log_mixture(seen.components, seen.log_alpha, z)])
-            new = torch.cat([q.log_prob(seen.z), own])  # log q_m at every sample, (m + 1, B)
-            z = torch.cat([seen.z, z])
-            log_joint = torch.cat([seen.log_joint, log_joint])
+            if mixed is None:
+                return _Mixed([q], torch.zeros_like(own), z, log_joint, own)
+            before = torch.cat([mixed.log_mixture, _log_mixture(mixed.components, mixed.log_alpha, z)])
+            new = torch.cat([q.log_prob(mixed.z), own])  # log q_m at every sample, (m + 1, B)
+            z = torch.cat([mixed.z, z])
+            log_joint = torch.cat([mixed.log_joint, log_joint])
         gate: Any = self.gates[m - 1]
-        shown = self.model.centred(x)
+        observed = self.model.centred(x)
 
-        score = gate.layers(shown).squeeze(-1)
+        score = gate.layers(observed).squeeze(-1)
         limits = (gate.minimum, gate.maximum)
-        elbo = _mixture_elbo(score, *limits, seen.log_alpha, before, new, log_joint)
+        elbo = _mixture_elbo(score, *limits, mixed.log_alpha, before, new, log_joint)
         update(-elbo, optimizers[f"gate_{m}"])
 
         with torch.no_grad():
-            score = gate.layers(shown).squeeze(-1)
-            log_alpha, log_mixture = _mix(score, *limits, seen.log_alpha, before, new)
-        return _Seen([*seen.components, q], log_alpha, z, log_joint, log_mixture)
+            score = gate.layers(observed).squeeze(-1)
+            log_alpha, log_mixture = _mix(score, *limits, mixed.log_alpha, before, new)
+        return _Mixed([*mixed.components, q], log_alpha, z, log_joint, log_mixture)
 
 
-@fusible
+@replaceable
+def recursive_mixture(method: RecursiveMixture, x: Tensor) -> Mixture:
+    """The posterior of a recursive mixture for x (B, C, H, W)."""
+    return Mixture(method.all_components(x), method.log_weights(x))
+
+
+@fusable
 def _mix(
     score: Tensor, minimum: float, maximum: float, log_alpha: Tensor, before: Tensor, new: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -309,7 +319,7 @@ def _mix(
     return weights, torch.logaddexp(before + log_rest, new + log_eps)
 
 
-@fusible
+@fusable
 def _mixture_elbo(
     score: Tensor,
     minimum: float,
@@ -319,7 +329,7 @@ def _mixture_elbo(
     new: Tensor,
     log_joint: Tensor,
 ) -> Tensor:
-    """ELBO(Q_m) from one sample of each component, averaged over the batch: what ε_m climbs."""
+    """ELBO(Q_m) from one sample of each component, averaged over the batch: the objective of ε_m."""
     weights, log_mixture = _mix(score, minimum, maximum, log_alpha, before, new)
     return (weights.exp() * (log_joint - log_mixture)).sum(0).mean()
 

@@ -1,18 +1,14 @@
-"""The central objects: a latent model p(x, z), a posterior q(z | x), a method that learns both."""
+"""Methods and components by name. A new file in this folder is found by itself."""
 
 from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from torch import nn
-
 from recmix.errors import ConfigError, unknown
 from recmix.methods.component import Component
 from recmix.methods.method import Method
-from recmix.model.latent import LatentModel
 
-__all__ = ["COMPONENTS", "METHODS", "find_method", "make_component", "register", "register_component"]
-
+__all__ = ["COMPONENTS", "METHODS", "find_component", "find_method", "register", "register_component"]
 
 METHODS: dict[str, Any] = {}
 """Method classes by name; each is called as (model, encoder, *, options)."""
@@ -31,36 +27,30 @@ def register(cls: _M) -> _M:
 
 
 def register_component(cls: _C) -> _C:
-    """Make a component known under its kind, for mixtures to be made of."""
+    """Make a component known under its kind, so that mixtures can use it."""
     if cls.kind in COMPONENTS:
         raise ConfigError(f"two components are called {cls.kind!r}: {COMPONENTS[cls.kind]} and {cls}")
     COMPONENTS[cls.kind] = cls
     return cls
 
 
-def make_component(
-    kind: str, encoder: nn.Module, model: LatentModel, setting: int | None = None
-) -> Component:
-    """A component of this kind; `setting` is the option that its tables vary (steps, flows)."""
-    import recmix.methods  # noqa: F401  (fills the registry)
-
+def find_component(kind: str) -> type[Component]:
+    """The component class of this kind."""
     if kind not in COMPONENTS:
         raise ConfigError(unknown("component", kind, COMPONENTS))
-    cls = COMPONENTS[kind]
-    if setting is None:
-        made: Component = cls(encoder, model)
-        return made
-    if cls.setting is None:
-        raise ConfigError(f"component {kind!r} has no setting, got component_setting={setting}")
-    made = cls(encoder, model, **{cls.setting: setting})
-    return made
+    found: type[Component] = COMPONENTS[kind]
+    return found
 
 
-def find_method(name: str) -> type[Method]:
-    """The method class of this name."""
-    import recmix.methods  # noqa: F401  (fills the registry)
-
-    if name not in METHODS:
-        raise ConfigError(unknown("method", name, METHODS))
-    found: type[Method] = METHODS[name]
+def find_method(method: str | type[Method] | Method) -> type[Method]:
+    """The class of a method, given by name, as a class or as an instance."""
+    if isinstance(method, Method):
+        return type(method)
+    if isinstance(method, type) and issubclass(method, Method):
+        return method
+    if not isinstance(method, str):
+        raise ConfigError(f"method must be a name, a Method class or a Method instance, got {method!r}")
+    if method not in METHODS:
+        raise ConfigError(unknown("method", method, METHODS))
+    found: type[Method] = METHODS[method]
     return found

@@ -1,55 +1,58 @@
-"""Residual recursion: an encoder that looks at what the one before it failed to explain.
+"""Residual corrections: an encoder that looks at what the encoder before it failed to explain.
 
-q_0 comes from the encoder. Then, again and again, the decoder shows what the mean explains, and a
-corrector that sees the image, the residual and the posterior so far gives a better one:
+q_0 comes from the encoder. Then, a few times, the decoder reconstructs x from the mean, and a corrector
+that sees x, the residual and the posterior so far gives a better posterior:
 
     r_t = x - E[x | z = μ_{t-1}],    λ_t = λ_{t-1} + c_t(x, r_t, λ_{t-1}),    λ = (μ, log σ²).
 
-Decoder and corrector run forward only: nothing is differentiated when it is used.
+Decoder and corrector run forward only. Nothing is differentiated when the posterior is used.
 """
 
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from recmix.errors import ConfigError
-from recmix.inference.refinement import highest, scales
+from recmix.inference import Inference
+from recmix.inference.refinement import best_restart, restart_scales
 from recmix.methods.component import Component
-from recmix.methods.registry import register_component
+from recmix.methods.method import TEACHER_SAMPLES, Method
+from recmix.methods.registry import register, register_component
+from recmix.methods.vae import GaussianComponent, elbo_gradient
 from recmix.methods.wide import WIDTH
 from recmix.model.latent import LatentModel, standard_normal
 from recmix.model.likelihoods import PIXELS
 from recmix.model.networks import conv_encoder
-from recmix.posteriors import Gaussian
+from recmix.posteriors import Gaussian, Posterior
 from recmix.posteriors.gaussian import LOG_VARIANCE_RANGE
-from recmix.posteriors.posterior import Posterior
 
-__all__ = ["CorrectionComponent", "Corrector", "ResidualComponent"]
+__all__ = ["CorrectionComponent", "Corrector", "ResidualComponent", "ResidualVAE"]
 
 MAX_CORRECTIONS = 8
 
 
 class Corrector(nn.Module):
-    """c(x, r, μ, log σ²) -> changes of (μ, log σ²), (B, 2 D); zero before it is trained.
+    """c(x, r, μ, log σ²) -> changes of (μ, log σ²), (B, 2 D); zero before training.
 
-    The convolutions of the paper's encoder over image and residual side by side, then two layers that
+    The convolutions of the paper's encoder see x and the residual as channels. Two linear layers then
     also see the parameters of the posterior so far.
 
     Args:
-        model: for the shapes.
+        model: gives the shapes.
         width: of its layers, in units of the paper's encoder.
     """
 
     def __init__(self, model: LatentModel, *, width: float = WIDTH) -> None:
         super().__init__()
         channels, height, side = model.shape
-        eyes = conv_encoder((2 * channels, height, side), model.latent, width=width)
-        self.features = eyes.features
-        self.joint = nn.Linear(eyes.hidden + 2 * model.latent, eyes.hidden)
-        self.head = nn.Linear(eyes.hidden, 2 * model.latent)
+        encoder = conv_encoder((2 * channels, height, side), model.latent, width=width)
+        self.features = encoder.features
+        self.joint = nn.Linear(encoder.hidden + 2 * model.latent, encoder.hidden)
+        self.head = nn.Linear(encoder.hidden, 2 * model.latent)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
@@ -68,20 +71,20 @@ def corrected(
     parameters: Tensor,
     decoded: Tensor | None = None,
 ) -> Tensor:
-    """(μ, log σ²) after one correction, (B, 2 D); what the decoder shows carries no gradient.
+    """(μ, log σ²) after one correction, (B, 2 D); the decoder's output carries no gradient.
 
     Args:
         model: p(x, z).
-        corrector: what corrects.
-        x: images.
+        corrector: gives the change.
+        x: examples (B, C, H, W).
         parameters: (μ, log σ²) before.
-        decoded: what the decoder shows for μ, if that is known.
+        decoded: the decoder's output for μ, if it is known.
     """
     with torch.no_grad():
         if decoded is None:
             decoded = model.decoder(parameters.chunk(2, dim=-1)[0])
         image = model.centred(x)
-        # In units of the noise: an unexplained pixel counts the same in every model.
+        # In units of the noise, so that a residual has the same size in every model.
         weight = model.likelihood.precision(decoded).mean(PIXELS, keepdim=True)
         residual = model.likelihood.residual(image, decoded) * weight.rsqrt()
     change: Tensor = corrector(image, residual, parameters)
@@ -92,20 +95,19 @@ def corrected(
 class ResidualComponent(Component):
     """A Gaussian from the encoder, corrected a few times by looking at the residual.
 
-    As it starts, q(z | x) is the encoder's own. Where it is used, it may begin from several points on
-    the ray through the encoder's mean; then the best link of all chains counts (`best`).
+    Before training, q(z | x) is the encoder's own.
 
     Args:
         encoder: gives the first posterior.
-        model: for the shapes.
-        corrections: how often, 1 to 8.
-        shared: one corrector for all of them, or one for each.
+        model: gives the shapes.
+        corrections: how many, 1 to 8.
+        shared: one corrector for all corrections, or one for each.
         width: of the correctors, in units of the paper's encoder.
     """
 
     kind = "residual"
     setting = "corrections"
-    several = True
+    closed_form_entropy = True
 
     def __init__(
         self,
@@ -119,81 +121,171 @@ class ResidualComponent(Component):
         super().__init__(encoder, model)
         if not 1 <= corrections <= MAX_CORRECTIONS:
             raise ConfigError(
-                f"corrections is how often the residual is looked at, 1 to {MAX_CORRECTIONS}; "
-                f"got {corrections}. Without any, use the gaussian component"
+                f"corrections must be 1 to {MAX_CORRECTIONS}, got {corrections}; without any "
+                "correction use the method 'vae'"
             )
         self.corrections = corrections
         first = Corrector(model, width=width)
         others = [copy.deepcopy(first) for _ in range(0 if shared else corrections - 1)]
         self.correctors = nn.ModuleList([first, *others])
 
-    def chain(self, x: Tensor, model: LatentModel, *, apart: bool = False) -> list[Tensor]:
+    @classmethod
+    def for_recursion(
+        cls, encoder: nn.Module, model: LatentModel, count: int, setting: int | None = None
+    ) -> list[Component]:
+        """A Gaussian component, then components that each correct the one before."""
+        if setting is not None:
+            raise ConfigError(
+                "residual components of a recursion correct one another once each: leave "
+                f"component_setting out, got {setting}"
+            )
+        first = GaussianComponent(copy.deepcopy(encoder), model)
+        return [first, *(CorrectionComponent(model) for _ in range(count - 1))]
+
+    def extra_networks(self) -> list[nn.Module]:
+        """The correctors."""
+        return list(self.correctors)
+
+    def corrector(self, t: int) -> Corrector:
+        """The corrector of correction t."""
+        found: Any = self.correctors[t % len(self.correctors)]
+        return found
+
+    def iterates(self, x: Tensor, model: LatentModel, *, detach: bool = False) -> list[Tensor]:
         """(μ_t, log σ_t²) for t = 0 … corrections, (B, 2 D) each.
 
         Args:
-            x: images.
+            x: examples (B, C, H, W).
             model: p(x, z).
-            apart: each carries gradients to its own corrector only, not to those before it.
+            detach: each iterate carries gradients to its own corrector only.
         """
         found = [self.encoder(model.centred(x))]
         for t in range(self.corrections):
-            corrector: Corrector = self.correctors[t % len(self.correctors)]  # type: ignore[assignment]
-            before = found[-1].detach() if apart else found[-1]
-            found.append(corrected(model, corrector, x, before))
+            before = found[-1].detach() if detach else found[-1]
+            found.append(corrected(model, self.corrector(t), x, before))
         return found
 
     def forward(self, x: Tensor, model: LatentModel) -> Gaussian:
-        """Encoder, then decoder and corrector in turn."""
-        return Gaussian.from_parameters(self.chain(x, model)[-1])
+        """The last iterate."""
+        return Gaussian.from_parameters(self.iterates(x, model)[-1])
 
     @torch.no_grad()
-    def best(self, x: Tensor, model: LatentModel, starts: int) -> Gaussian:
-        """The best link, for each image, of chains from several starts, which go on together.
+    def restarted(self, x: Tensor, model: LatentModel, restarts: int) -> Gaussian:
+        """The best iterate, for each example, of several sequences of corrections.
 
-        It is the one that says most of log p(x) by Laplace's estimate, log p(x, μ) + ½ Σ log σ². The
-        decoder has shown all links but the last ones already, and nothing is differentiated.
+        Iterates are compared by Laplace's estimate of log p(x), log p(x, μ) + ½ Σ log σ². The decoder's
+        output is known for all iterates but the last, and nothing is differentiated.
 
         Args:
-            x: images (B, C, H, W).
+            x: examples (B, C, H, W).
             model: p(x, z).
-            starts: chains for each image: from the encoder's mean times each of `scales`.
+            restarts: sequences for each example; they start at the encoder's mean times each of
+                `restart_scales`.
         """
         mean, log_variance = self.encoder(model.centred(x)).chunk(2, dim=-1)
-        now = torch.cat([torch.cat([s * mean, log_variance], -1) for s in scales(starts)])
-        images = x.repeat(starts, *(1 for _ in model.shape))
-        shown = model.centred(images)
-        best, most = now, torch.full_like(now[:, 0], -torch.inf)
+        now = torch.cat([torch.cat([s * mean, log_variance], -1) for s in restart_scales(restarts)])
+        repeated = x.repeat(restarts, *(1 for _ in model.shape))
+        observed = model.centred(repeated)
+        best, best_score = now, torch.full_like(now[:, 0], -torch.inf)
         for t in range(self.corrections + 1):
             at, width = now.chunk(2, dim=-1)
             decoded = model.decoder(at)
-            told = model.likelihood.log_prob(shown, decoded[None])[0]
-            told = told + standard_normal(at) + 0.5 * width.clamp(*LOG_VARIANCE_RANGE).sum(-1)
-            better = told > most  # false where it is not a number
-            best, most = torch.where(better[:, None], now, best), torch.where(better, told, most)
+            score = model.likelihood.log_prob(observed, decoded[None])[0]
+            score = score + standard_normal(at) + 0.5 * width.clamp(*LOG_VARIANCE_RANGE).sum(-1)
+            better = score > best_score  # false where the score is not a number
+            best = torch.where(better[:, None], now, best)
+            best_score = torch.where(better, score, best_score)
             if t < self.corrections:
-                corrector: Corrector = self.correctors[t % len(self.correctors)]  # type: ignore[assignment]
-                now = corrected(model, corrector, images, now, decoded)
-        return Gaussian.from_parameters(highest(most, best, starts))
+                now = corrected(model, self.corrector(t), repeated, now, decoded)
+        return Gaussian.from_parameters(best_restart(best_score, best, restarts))
 
 
 class CorrectionComponent(Component):
-    """A Gaussian that corrects the component before it: for those of a mixture after the first.
+    """A Gaussian that corrects the component before it, in a mixture.
 
     Args:
-        model: for the shapes.
+        model: gives the shapes.
         width: of the corrector, in units of the paper's encoder.
     """
 
     kind = "correction"
-    sees_before = True
+    corrects = True
+    closed_form_entropy = True
 
     def __init__(self, model: LatentModel, *, width: float = WIDTH) -> None:
         super().__init__(Corrector(model, width=width), model)
 
     def forward(self, x: Tensor, model: LatentModel, before: Posterior | None = None) -> Gaussian:
-        """`before`, whose gradient is not followed, corrected once."""
+        """`before`, without its gradient, corrected once."""
         if not isinstance(before, Gaussian):
-            raise ConfigError("a correction needs the Gaussian that it corrects")
+            raise ConfigError(f"a correction needs the Gaussian that it corrects, got {before!r}")
         parameters = torch.cat([before.mean, before.log_variance], -1).detach()
-        corrector: Corrector = self.encoder  # type: ignore[assignment]
+        corrector: Any = self.encoder
         return Gaussian.from_parameters(corrected(model, corrector, x, parameters))
+
+
+@register
+class ResidualVAE(Method):
+    """A VAE whose Gaussian is corrected a few times by looking at the residual.
+
+    Every iterate maximises its own ELBO, given the iterate before it. The decoder maximises the ELBO of
+    the last iterate.
+
+    Args:
+        model: p(x, z).
+        encoder: gives the first posterior.
+        corrections: how many, 1 to 8.
+        shared: one corrector for all corrections, or one for each.
+        width: of a corrector, in units of the paper's encoder.
+
+    Reference: this library; compare Marino et al., Iterative Amortized Inference, ICML 2018.
+    """
+
+    name = "residual"
+    title = "residual corrections"
+    reference = "this library"
+    setting = "corrections"
+    can_restart = True
+    feed_forward = True
+
+    def __init__(
+        self,
+        model: LatentModel,
+        encoder: nn.Module,
+        *,
+        corrections: int = 3,
+        shared: bool = True,
+        width: float = WIDTH,
+    ) -> None:
+        part = ResidualComponent(encoder, model, corrections=corrections, shared=shared, width=width)
+        super().__init__(model, [part])
+
+    @property
+    def _part(self) -> ResidualComponent:
+        part: Any = self.components[0]
+        return part
+
+    def restarted(self, x: Tensor, restarts: int) -> Gaussian:
+        """The best iterate of several sequences of corrections, see `ResidualComponent.restarted`."""
+        return self._part.restarted(x, self.model, restarts)
+
+    def loss(self, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        """Minus the last iterate's ELBO; its gradient is that of the ELBOs of all iterates."""
+        *early, last = self._part.iterates(x, self.model, detach=True)
+        q = Gaussian.from_parameters(last)
+        z, log_q = q.rsample_and_log_prob(1, generator=generator)
+        elbo = (self.model.log_conditional(x, z) - q.kl_to_prior(z, log_q)).mean()
+        if not last.requires_grad:
+            return -elbo
+        parameters = torch.stack(early)  # (T, B, 2 D)
+        own = (parameters * elbo_gradient(self.model, x, parameters, generator)).sum()
+        return -elbo - (own - own.detach())
+
+    def distillation(self, x: Tensor, teacher: Inference, generator: torch.Generator | None) -> Tensor:
+        """KL(q* || q_t) up to a constant, summed over all iterates; q* is the last one refined."""
+        iterates = torch.stack(self._part.iterates(x, self.model, detach=True))  # (T + 1, B, 2 D)
+        with torch.no_grad():
+            best = teacher(self.model, x, Gaussian.from_parameters(iterates[-1]))
+            z, _ = best.rsample_and_log_prob(TEACHER_SAMPLES, generator=generator)
+        log_q = Gaussian.from_parameters(iterates).log_prob(z[:, None])  # (S, T + 1, B)
+        return -log_q.mean((0, -1)).sum()

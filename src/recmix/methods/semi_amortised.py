@@ -1,4 +1,4 @@
-"""The semi-amortised VAE (SA): an encoder's guess, refined by gradient steps for each example."""
+"""The semi-amortised VAE (SA): gradient steps for each example from the encoder's output."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from recmix.methods.component import Component
 from recmix.methods.method import Method
 from recmix.methods.registry import register, register_component
 from recmix.model.latent import LatentModel
-from recmix.posteriors.gaussian import Gaussian
+from recmix.posteriors import Gaussian
 
 __all__ = ["SemiAmortised", "SemiAmortisedComponent", "tune_step_size"]
 
 NOISE_SEED = 20180710
-"""Of the inner steps' noise, which is the same in every process and never drawn again."""
+"""Seed of the inner steps' noise, which is the same in every process."""
 TUNING_SEED = 20180711
 TUNING_BATCH = 500
 
 
 SHARES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
-"""Step sizes tried in tuning, as shares of the one given."""
+"""Step sizes tried in tuning, as shares of the given one."""
 
 
 @register_component
 class SemiAmortisedComponent(Component):
-    """q(z | x) = N(μ, diag σ²) after gradient ascent from the encoder's guess.
+    """q(z | x) = N(μ, diag σ²) after gradient ascent from the encoder's output.
 
     λ = (μ, log σ²) starts at the encoder's output and moves by
 
@@ -40,20 +40,19 @@ class SemiAmortisedComponent(Component):
     batch size nor the other examples change the result.
 
     The KL is exact. The likelihood's expectation is taken at μ ± σ·s with fixed signs s in {-1, 1}ᴰ,
-    drawn once from a seed of its own and shared by all examples. Signs have the mean, the variance and
-    the third moment of the normal noise they stand for, and each s comes with its opposite, in the
-    same step or in the next. So a posterior is a function of x alone: evaluating it twice gives the
-    same, the caller's random streams are untouched, and a captured graph holds no generator. The
-    training loss takes its own, normal noise at the refined λ.
+    drawn once from a fixed seed and shared by all examples. Signs have the mean, the variance and the
+    third moment of normal noise, and each s comes with its opposite, in the same step or the next. So a
+    posterior is a function of x alone: evaluating it twice gives the same, and it uses no random stream.
+    The training loss draws its own normal noise at the last λ.
 
-    With `first_order` off and gradients enabled in training mode, the steps are differentiated: the
-    encoder and the decoder receive the total derivative of the refined ELBO. Otherwise the steps are
-    constants, and the encoder's gradient is that at the refined λ. Under `torch.no_grad` the steps
-    are taken all the same, and the result carries no gradient.
+    In training mode, with gradients enabled and `first_order` off, the steps are differentiated: encoder
+    and decoder receive the total derivative of the last ELBO. Otherwise the steps are constants, and the
+    encoder receives the gradient at the last λ. Under `torch.no_grad` the steps are taken too, and the
+    result carries no gradient.
 
     Args:
-        encoder: gives where to start.
-        model: for the shapes.
+        encoder: gives the starting point.
+        model: gives the shapes.
         steps: number of gradient steps, at least 1.
         step_size: η, what multiplies the gradient in each step.
         momentum: share of the last step that is kept, in [0, 1).
@@ -64,6 +63,8 @@ class SemiAmortisedComponent(Component):
 
     kind = "sa"
     setting = "steps"
+    differentiates = True
+    closed_form_entropy = True
 
     noise: Tensor
 
@@ -91,13 +92,13 @@ class SemiAmortisedComponent(Component):
             raise ConfigError(f"momentum must lie in [0, 1), got {momentum}; the original's is 0.5")
         if not clip >= 0:
             raise ConfigError(f"clip is a gradient norm, or 0 for none; got {clip}")
-        self.steps = steps
+        self.steps = self.steps_per_example = steps
         self.step_size = _checked_step_size(step_size)
         self.momentum = momentum
         self.clip = clip
         self.first_order = first_order
         noise = _paired_signs(steps * samples, model.latent).view(steps, samples, 1, model.latent)
-        # Not part of the weights: those of one number of steps fit any other.
+        # Not part of the weights, so that weights fit any number of steps.
         self.register_buffer("noise", noise.to(model.centre), persistent=False)
 
     def get_extra_state(self) -> Tensor:
@@ -114,15 +115,15 @@ class SemiAmortisedComponent(Component):
         start: Tensor = self.encoder(model.centred(x))
         unrolled = self.training and not self.first_order and torch.is_grad_enabled()
         if unrolled:
-            if not start.requires_grad:  # a frozen encoder: the decoder's gradient needs the steps too
+            if not start.requires_grad:  # a frozen encoder: the decoder's gradient needs the steps
                 start = start.detach().requires_grad_()
             return Gaussian.from_parameters(self._ascend(x, start, model, create_graph=True))
         refined = self._ascend(x, start.detach(), model, create_graph=False)
-        # Where gradients are enabled the encoder receives that of the refined parameters.
+        # The encoder receives the gradient of the last parameters.
         return Gaussian.from_parameters(start + (refined - start).detach())
 
     def inner_elbo(self, x: Tensor, parameters: Tensor, model: LatentModel, step: int) -> Tensor:
-        """The ELBO that a step climbs, (B,), at λ = `parameters` (B, 2 D)."""
+        """The ELBO that a step increases, (B,), at λ = `parameters` (B, 2 D)."""
         q = Gaussian.from_parameters(parameters)
         z = q.mean + q.stddev * self.noise[step % len(self.noise)]  # (S, B, D)
         return model.log_conditional(x, z).mean(0) - q.kl_to_prior(z, z).squeeze(0)
@@ -147,20 +148,20 @@ class SemiAmortised(Method):
     """Semi-amortised inference: λ_{t+1} = λ_t + η ∇_λ ELBO(x; λ_t), from the encoder's λ_0.
 
     Encoder and decoder are trained on the ELBO of the last λ, through the steps. The original takes 20
-    steps with momentum 0.5 and clips the gradient; the paper's comparison 1 to 8 plain ones of 1e-3.
-    Where the likelihood is sharp (curvature times step size above 2) the ascent overshoots. So the
-    step size is an upper end: before a second stage `tune_step_size` picks the best of it and smaller
-    ones on validation images, unless `tune` is off.
+    steps with momentum 0.5 and clips the gradient. The paper's comparison takes 1 to 8 plain steps of
+    1e-3. Where curvature times step size is above 2 the ascent overshoots. So the step size is an upper
+    limit: before a second stage `tune_step_size` selects it or a smaller one on validation data, unless
+    `tune` is off.
 
     Args:
         model: p(x, z).
-        encoder: gives where to start.
+        encoder: gives the starting point.
         steps: number of gradient steps, at least 1.
         step_size: η, what multiplies the gradient in each step; the largest tried if it is tuned.
-        tune: choose the step size on validation images before a second stage.
+        tune: choose the step size on validation data before a second stage.
         momentum: share of the last step that is kept, in [0, 1).
         clip: largest norm of one example's gradient; 0 leaves it alone.
-        first_order: do not differentiate the steps; cheaper, and less than the whole gradient.
+        first_order: do not differentiate the steps; cheaper, but not the whole gradient.
         samples: noise vectors in each step, at least 1.
 
     Reference: Kim et al., Semi-Amortized Variational Autoencoders, ICML 2018.
@@ -211,15 +212,14 @@ class SemiAmortised(Method):
 
 @torch.no_grad()
 def tune_step_size(method: Method, x_val: Tensor, grid: Iterable[float]) -> float:
-    """Give a method's semi-amortised components the step size with the highest mean ELBO, and return it.
+    """Set a method's semi-amortised components to the step size with the highest mean ELBO; returns it.
 
-    Every step size is judged on the same noise. One that leads to a number that is not finite loses
-    against any that does not.
+    Every step size is scored with the same noise. A score that is not finite counts as the lowest.
 
     Args:
         method: with components of kind ``sa``, alone or in a mixture.
-        x_val: validation images (N, C, H, W), on the model's device.
-        grid: step sizes to try; the first of equals is taken.
+        x_val: validation examples (N, C, H, W) on the model's device.
+        grid: step sizes to try; of equal ones the first is taken.
     """
     parts = [part for part in method.components if isinstance(part, SemiAmortisedComponent)]
     if not parts:
@@ -238,7 +238,7 @@ def tune_step_size(method: Method, x_val: Tensor, grid: Iterable[float]) -> floa
         for part, size in zip(parts, before, strict=True):
             part.step_size = size
         raise ConfigError(
-            f"no step size of {candidates} gave a finite ELBO; the one before is kept: try smaller ones"
+            f"no step size of {candidates} gave a finite ELBO; the old one is kept: try smaller ones"
         )
     for part in parts:
         part.step_size = candidates[best]
@@ -246,7 +246,7 @@ def tune_step_size(method: Method, x_val: Tensor, grid: Iterable[float]) -> floa
 
 
 def _mean_elbo(method: Method, x_val: Tensor) -> float:
-    """Mean ELBO over images, from one sample each and always the same noise; -inf if not finite."""
+    """Mean ELBO from one sample per example and fixed noise; -inf if not finite."""
     model, dtype = method.model, method.model.centre.dtype
     generator = torch.Generator(x_val.device).manual_seed(TUNING_SEED)
     total = 0.0
@@ -264,8 +264,8 @@ def _checked_step_size(step_size: float) -> float:
 
 
 def _clipped(gradient: Tensor, largest: float) -> Tensor:
-    """Each row (B, N) shortened to the largest norm where it is longer."""
-    # The square root of a zero sum has no derivative; the smallest number keeps it finite.
+    """Rows (B, N) scaled down to the largest norm where they exceed it."""
+    # The square root has no derivative at zero; the smallest number keeps it finite.
     tiny = torch.finfo(gradient.dtype).tiny
     norm = gradient.square().sum(-1, keepdim=True).clamp_min(tiny).sqrt()
     return gradient * (largest / norm).clamp_max(1.0)

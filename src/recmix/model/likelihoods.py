@@ -1,7 +1,7 @@
-"""Likelihoods p(x|z): how a decoder's output scores an image.
+"""Likelihoods p(x | z): the density of x given the decoder's output.
 
 A likelihood reads images x (B, C, H, W) and decoder outputs (S, B, C, H, W), and gives nats summed
-over pixels, (S, B). The leading axis may be absent or longer: whatever broadcasts against x.
+over pixels, (S, B). Any leading axes that broadcast against x are allowed.
 `residual` and `precision` are the first derivative and the negative second derivative of
 log p(x|z) in the decoder's output; Gauss-Newton steps are built from them.
 """
@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from recmix.accelerate.fusion import fusible
 from recmix.errors import ConfigError, unknown
+from recmix.model.replaceable import fusable
 
 __all__ = ["LIKELIHOODS", "Bernoulli", "Gaussian", "Likelihood", "make_likelihood"]
 
@@ -29,9 +29,9 @@ class Likelihood(nn.Module, ABC):
     """p(x|z) as a function of the decoder's output, independent over pixels.
 
     Attributes:
-        name: What configurations call it.
-        centred: Whether images are centred by the training mean before they come here; the model
-            does that, and adds the mean again to what `mean` and `sample` give.
+        name: Its name in options.
+        centred: Whether x comes here minus the training mean. The model subtracts it, and adds it to
+            what `mean` and `sample` give.
 
     >>> bernoulli = make_likelihood("bernoulli")
     >>> bernoulli.log_prob(torch.ones(3, 1, 8, 8), torch.zeros(5, 3, 1, 8, 8)).shape
@@ -67,13 +67,12 @@ class Gaussian(Likelihood):
 
     log p(x|z) = -½ (|x - m|²/σ² + P·(log σ² + log 2π)), for P pixel values and decoder output m.
 
-    The floor is a mirror: below log(floor), `log_variance` counts as its reflection above. The
-    variance never falls under the floor, and on either side the gradient has full strength, so a
-    variance that has run into the floor leaves it again as soon as the data ask for more noise;
+    The variance never falls below the floor: a `log_variance` below log(floor) is reflected to the
+    other side. The gradient has full strength on both sides, so the variance can leave the floor again;
     a clamp or a softplus would hold it there. Read `variance`, not the raw parameter.
 
     Args:
-        variance: Where σ² starts; give it the data's variance.
+        variance: Initial σ²; the variance of the data is a good choice.
         floor: The smallest σ².
 
     >>> gaussian = Gaussian(0.25)
@@ -99,7 +98,7 @@ class Gaussian(Likelihood):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Put the variance back where it started."""
+        """Set the variance to its initial value."""
         nn.init.constant_(self.log_variance, math.log(self.initial))
 
     @property
@@ -141,9 +140,9 @@ class Gaussian(Likelihood):
         return f"variance={self.initial}, floor={self.floor}"
 
 
-@fusible
+@fusable
 def _gaussian_log_prob(x: Tensor, decoded: Tensor, log_variance: Tensor) -> Tensor:
-    # One kernel forward and one backward; (x - m)² written out takes two and three.
+    # One kernel forward and one backward; (x - m)² would take two and three.
     errors = F.mse_loss(decoded, x.expand_as(decoded), reduction="none").sum(PIXELS)
     constant = math.prod(x.shape[-3:]) * (log_variance + math.log(2 * math.pi))
     return -0.5 * (errors * (-log_variance).exp() + constant)
@@ -165,7 +164,7 @@ class Bernoulli(Likelihood):
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
         """Nats of log p(x|z), (S, B), of images x (B, C, H, W) in [0, 1]."""
-        # Beyond 40, log(1 + eˡ) = l to the last digit of float64; the default 20 is not enough.
+        # Above 40, log(1 + eˡ) = l to the last digit of float64; the default 20 is not enough.
         normaliser = F.softplus(decoded, threshold=40)
         return -torch.addcmul(normaliser, x, decoded, value=-1).sum(PIXELS)
 

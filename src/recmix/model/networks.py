@@ -1,9 +1,8 @@
-"""The paper's convolutional networks by image size, their fully connected twins, and the gates.
+"""Networks: the paper's convolutional ones for any image size, fully connected twins, and gates.
 
 An encoder maps images x (B, C, H, W) to the mean and log-variance of q(z|x), side by side in one
 tensor (B, 2·latent); a decoder maps z (N, latent) to what the likelihood reads, (N, C, H, W).
-Any module with these shapes will do: `check_encoder` and `check_decoder` test one that a user
-brings.
+Any modules with these shapes can be used; `check_encoder` and `check_decoder` test them.
 
 Reference: Kim and Pavlovic, Recursive Inference for Variational Autoencoders, NeurIPS 2020,
 supplement, tables of network architectures.
@@ -19,9 +18,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from recmix.accelerate.fusion import fusible
-from recmix.accelerate.transposed import OneChannel
 from recmix.errors import ConfigError, unknown
+from recmix.model.replaceable import fusable
 
 __all__ = [
     "DECODERS",
@@ -58,7 +56,7 @@ TWIN_TOLERANCE = 0.03
 class Encoder(nn.Module):
     """An encoder in two parts: features of the image, and a linear head on them.
 
-    The parts are apart because normalising flows take the features as their context.
+    Normalising flows use the features as their context.
 
     Args:
         features: Maps x (B, C, H, W) to (B, hidden).
@@ -173,8 +171,10 @@ def conv_decoder(shape: Shape, latent: int, *, hidden: int | None = None) -> Dec
         pairwise(channels), pairwise(sizes), strict=True
     ):
         extra = (h_out - 2 * h_in, w_out - 2 * w_in)
-        kind = OneChannel if c_out == 1 else nn.ConvTranspose2d
-        layers += [kind(c_in, c_out, 4, stride=2, padding=1, output_padding=extra), nn.ReLU()]
+        layers += [
+            nn.ConvTranspose2d(c_in, c_out, 4, stride=2, padding=1, output_padding=extra),
+            nn.ReLU(),
+        ]
     return Decoder(nn.Sequential(*layers[:-1]), shape=shape, latent=latent)
 
 
@@ -317,7 +317,7 @@ class Gate(nn.Module):
         return f"minimum={self.minimum}, maximum={self.maximum}"
 
 
-@fusible
+@fusable
 def bounded(score: Tensor, minimum: float, maximum: float) -> tuple[Tensor, Tensor]:
     """The pair log ε, log(1 - ε) of a gate's score s, for ε between the two bounds."""
     span = maximum - minimum
@@ -387,7 +387,7 @@ def check_decoder(module: nn.Module, shape: Shape, latent: int) -> None:
 
 
 def feature_size(encoder: nn.Module, latent: int) -> int:
-    """How many features `encode_with_features` gives.
+    """The number of features that `encode_with_features` gives.
 
     >>> feature_size(conv_encoder((1, 8, 8), 5), 5), feature_size(nn.Flatten(), 32)
     (256, 64)
@@ -413,7 +413,7 @@ def encode_with_features(encoder: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]
 
 
 def parameter_count(module: nn.Module) -> int:
-    """How many numbers are learned.
+    """The number of parameters.
 
     >>> parameter_count(nn.Linear(3, 2))
     8
@@ -422,10 +422,10 @@ def parameter_count(module: nn.Module) -> int:
 
 
 def reset(module: nn.Module) -> None:
-    """Draw all parameters anew, as when the module was made.
+    """Give all parameters new random values, as when the module was made.
 
-    Calls `reset_parameters` of every submodule, inner ones first so that an outer module has the
-    last word. Nothing is changed if some parameter could not be drawn.
+    Calls `reset_parameters` of every submodule, inner ones first, so that an outer module can override
+    them. Nothing changes if a parameter cannot be reset.
 
     Raises:
         ConfigError: A parameter belongs to a module without `reset_parameters`.
@@ -440,7 +440,7 @@ def reset(module: nn.Module) -> None:
         if not hasattr(part, "reset_parameters"):
             for name, _ in part.named_parameters(recurse=False):
                 raise ConfigError(
-                    f"cannot draw parameter {'.'.join(filter(None, (path, name)))!r} anew: its "
+                    f"cannot reset parameter {'.'.join(filter(None, (path, name)))!r}: its "
                     f"module {type(part).__name__} has no reset_parameters(); give it one"
                 )
     for part in reversed(list(module.modules())):
@@ -450,7 +450,7 @@ def reset(module: nn.Module) -> None:
 
 
 def _checked_shape(shape: Sequence[int], latent: int) -> Shape:
-    """The shape as a tuple of ints, once it and the latent dimension are known to be valid."""
+    """The shape as a tuple of ints; refuses invalid shapes and latent dimensions."""
     if latent < 1:
         raise ConfigError(f"latent={latent}: expected a latent dimension of at least 1")
     checked = _positive_shape(shape)
@@ -531,7 +531,7 @@ def _pixel_network(shape: Sequence[int], hidden: int, outputs: int) -> nn.Sequen
 def _check_output(
     role: str, module: nn.Module, given: tuple[int, ...], expected: tuple[int, ...], advice: str
 ) -> None:
-    """Run a module on an example of one shape and insist on another shape for its output."""
+    """Run a module on an example and check the shape of its output."""
     like = next((p for p in module.parameters() if p.is_floating_point()), torch.empty(0))
     example = torch.linspace(0, 1, math.prod(given), dtype=like.dtype, device=like.device)
     modes = [(part, part.training) for part in module.modules()]

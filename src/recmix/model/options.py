@@ -8,6 +8,7 @@ a field and the line that uses it.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import types
 import typing
@@ -85,9 +86,7 @@ class Option(NamedTuple):
         """Refuse a value outside the valid ones."""
         if self.choices and value not in self.choices:
             raise ConfigError(unknown(f"value of {self.name}", value, self.choices))
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            return
-        if not math.isfinite(value) and not math.isfinite(self.default or 0.0):
+        if isinstance(value, bool) or not isinstance(value, int | float) or value == self.default:
             return
         valid = [(words, limit) for words, limit in self.limits.items() if limit is not None]
         if not math.isfinite(value) or any(not _HOLDS[words](value, limit) for words, limit in valid):
@@ -114,7 +113,8 @@ class Options:
         Digests and summaries use these. So a new option with a default that changes nothing leaves them
         as they were.
         """
-        return {k: v for k, v in vars(self).items() if v != options_of(type(self))[k].default}
+        known = options_of(type(self))
+        return {k: v for k, v in vars(self).items() if v != known[k].default}
 
 
 def options_of(group: type) -> dict[str, Option]:
@@ -123,6 +123,11 @@ def options_of(group: type) -> dict[str, Option]:
     >>> options_of(ModelOptions)["latent"].default
     20
     """
+    return _options_of(group)  # type: ignore[arg-type]  # classes are hashable
+
+
+@functools.cache
+def _options_of(group: Any) -> dict[str, Option]:
     hints = typing.get_type_hints(group)
     return {
         f.name: Option(

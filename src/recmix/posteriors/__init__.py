@@ -1,6 +1,17 @@
-"""Posteriors: densities over z for one batch, each able to sample and to score."""
+"""Posteriors q(z | x): each is a `torch.distributions.Distribution` for one batch."""
 
+from recmix.posteriors.flow import Flow, Reflected
+from recmix.posteriors.full import FullGaussian
 from recmix.posteriors.gaussian import Gaussian
 from recmix.posteriors.mixture import Mixture, recursive_log_weights
+from recmix.posteriors.posterior import Posterior
 
-__all__ = ["Gaussian", "Mixture", "recursive_log_weights"]
+__all__ = [
+    "Flow",
+    "FullGaussian",
+    "Gaussian",
+    "Mixture",
+    "Posterior",
+    "Reflected",
+    "recursive_log_weights",
+]

@@ -1,4 +1,4 @@
-"""Posteriors made by sending a Gaussian's samples through invertible maps."""
+"""Normalising flows: posteriors that map a Gaussian's samples by invertible functions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, MultivariateNormal
 
 from recmix.errors import ConfigError
 from recmix.posteriors.gaussian import Gaussian
@@ -17,25 +16,25 @@ __all__ = ["Flow", "Reflected", "Reflections", "Transform", "check_flows", "unit
 
 
 class Transform(ABC):
-    """One invertible map of z for one batch, bound to its x: it holds tensors and no network."""
+    """One invertible function of z for one batch. It holds tensors that depend on x."""
 
     @abstractmethod
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """The image of z (S, B, D), and log |det ∂image/∂z| (S, B)."""
+        """f(z) for z (S, B, D), and log |det ∂f/∂z| (S, B)."""
 
     @abstractmethod
     def inverse(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """The point u (S, B, D) whose image is z, and log |det ∂z/∂u| (S, B): the forward map's."""
+        """u = f⁻¹(z) (S, B, D), and log |det ∂f/∂u| (S, B): that of the forward function."""
 
 
 class Flow(Posterior):
     """The density of z_T = f_T(… f_1(z_0)) for z_0 from a diagonal Gaussian.
 
-    log q(z_T) = log N(z_0; μ, diag σ²) - Σ_t log |det ∂z_t/∂z_{t-1}|. A sample and its density take
-    one pass; the density of any other z takes the inverse maps, which is exact but may be slower.
+    log q(z_T) = log N(z_0; μ, diag σ²) - Σ_t log |det ∂z_t/∂z_{t-1}|. A sample with its density takes
+    one pass. The density of any other z takes the inverse functions; that is exact but may be slower.
 
-    `mean` is the image of μ, the flow's centre: one deterministic pass, equal to the mean where the
-    maps are affine in z, and otherwise not E[z], which has no closed form.
+    `mean` is the image of μ. It equals E[z] if the functions are affine in z; otherwise E[z] has no
+    closed form.
 
     Args:
         base: N(μ, diag σ²).
@@ -48,11 +47,12 @@ class Flow(Posterior):
     """
 
     def __init__(self, base: Gaussian, transforms: Sequence[Transform]) -> None:
+        super().__init__(base.mean)
         self.base = base
         self.transforms = list(transforms)
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Z_T of z_0 (S, B, D), and log |det ∂z_T/∂z_0| (S, B)."""
+        """z_T for z_0 (S, B, D), and log |det ∂z_T/∂z_0| (S, B)."""
         log_det = torch.zeros_like(z[..., 0])
         for transform in self.transforms:
             z, part = transform.forward(z)
@@ -60,7 +60,7 @@ class Flow(Posterior):
         return z, log_det
 
     def inverse(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Z_0 of z_T (S, B, D), and log |det ∂z_T/∂z_0| (S, B)."""
+        """z_0 for z_T (S, B, D), and log |det ∂z_T/∂z_0| (S, B)."""
         log_det = torch.zeros_like(z[..., 0])
         for transform in reversed(self.transforms):
             z, part = transform.inverse(z)
@@ -80,14 +80,14 @@ class Flow(Posterior):
     def rsample_and_log_prob(
         self, samples: int = 1, *, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Samples z (S, B, D) and their log-densities (S, B), in one pass through the flow."""
+        """Samples z (S, B, D) and their log densities (S, B), in one pass through the flow."""
         start, log_q = self.base.rsample_and_log_prob(samples, generator=generator)
         z, log_det = self.forward(start)
         return z, log_q - log_det
 
-    def log_prob(self, z: Tensor) -> Tensor:
-        """log q(z | x) by the inverse maps: (S, B, D) -> (S, B)."""
-        start, log_det = self.inverse(z)
+    def log_prob(self, value: Tensor) -> Tensor:
+        """log q(z | x) by the inverse functions: (..., B, D) -> (..., B)."""
+        start, log_det = self.inverse(value)
         return self.base.log_prob(start) - log_det
 
 
@@ -124,7 +124,7 @@ class Reflected(Flow):
         reflections: H.
 
     >>> q = Reflected(Gaussian(torch.ones(4, 2), torch.zeros(4, 2)), Reflections([torch.eye(2)[0]]))
-    >>> q.mean[0], q.as_distribution().event_shape
+    >>> q.mean[0], q.event_shape
     (tensor([-1.,  1.]), torch.Size([2]))
     """
 
@@ -138,8 +138,8 @@ class Reflected(Flow):
     @property
     def scale_tril(self) -> Tensor:
         """L, lower triangular with H diag σ² Hᵀ = L Lᵀ, (B, D, D)."""
-        # With R from Hᵀ scaled by σ = Q R, the covariance is Rᵀ R: no covariance has to be formed,
-        # whose condition number would be the square.
+        # diag(σ) Hᵀ = Q R gives the covariance Rᵀ R without forming it: its condition number would be
+        # the square.
         batch, latent = self.base.mean.shape
         axes = torch.eye(latent, device=self.base.mean.device, dtype=self.base.mean.dtype)
         columns, _ = self.forward(axes[:, None].expand(latent, batch, latent))  # H of each axis
@@ -148,16 +148,25 @@ class Reflected(Flow):
         scale: Tensor = (sign[..., None] * r).mT
         return scale
 
-    def as_distribution(self) -> Distribution:
-        """A `MultivariateNormal`."""
-        return MultivariateNormal(self.mean, scale_tril=self.scale_tril)  # type: ignore[no-untyped-call]
+    @property
+    def variance(self) -> Tensor:
+        """The diagonal of the covariance, (B, D)."""
+        return self.scale_tril.square().sum(-1)
+
+    def entropy(self) -> Tensor:
+        """The base's entropy, (B,): H keeps volumes."""
+        return self.base.entropy()
+
+    def describe(self) -> dict[str, Tensor]:
+        """Mean (B, D) and L (B, D, D)."""
+        return {"means": self.mean, "scale_tril": self.scale_tril}
 
 
 def unit(v: Tensor) -> Tensor:
-    """V (..., D) at length 1, whatever its length was; zero stays zero, so that it reflects nothing.
+    """v / |v| for vectors v (..., D); a zero vector stays zero and then reflects nothing.
 
-    The largest entry is divided out first: squares of float32 overflow from 1e19 on and vanish below
-    1e-23. A constant ε in the norm would do for short vectors, but then I - 2 v vᵀ is not orthogonal.
+    Divides by the largest entry first: in float32, squares overflow above 1e19 and vanish below 1e-23. A
+    constant ε in the norm would also avoid division by zero, but then I - 2 v vᵀ is not orthogonal.
     """
     largest = v.detach().abs().amax(-1, keepdim=True)
     safe = torch.where(largest >= torch.finfo(v.dtype).tiny, largest, torch.ones_like(largest))
@@ -166,7 +175,7 @@ def unit(v: Tensor) -> Tensor:
 
 
 def check_flows(name: str, flows: int, latent: int) -> None:
-    """Insist on at least one flow and on two dimensions for it to act on."""
+    """Refuse fewer than one flow or fewer than two latent dimensions."""
     if flows < 1:
         raise ConfigError(
             f"{name} with flows={flows}: expected 1 or more (the paper uses 1, 2, 4 and 8); "
@@ -174,6 +183,6 @@ def check_flows(name: str, flows: int, latent: int) -> None:
         )
     if latent < 2:
         raise ConfigError(
-            f"{name} with latent={latent}: expected a latent dimension of 2 or more, since a flow ties "
-            "dimensions to one another; for a single one use the method 'vae'"
+            f"{name} with latent={latent}: expected a latent dimension of 2 or more, since a flow makes "
+            "dimensions depend on each other; for one dimension use the method 'vae'"
         )

@@ -8,35 +8,27 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import (
-    Categorical,
-    Distribution,
-    Independent,
-    MixtureSameFamily,
-    MultivariateNormal,
-    Normal,
-)
 
-from recmix.accelerate.fusion import fusible
 from recmix.errors import ConfigError
-from recmix.posteriors.gaussian import Gaussian, gaussian_log_prob, randn
-from recmix.posteriors.posterior import Posterior
+from recmix.model.replaceable import fusable
+from recmix.posteriors.full import FullGaussian
+from recmix.posteriors.gaussian import Gaussian, gaussian_log_prob
+from recmix.posteriors.posterior import Posterior, randn
 
 __all__ = ["Mixture", "recursive_log_weights"]
 
-
 SMALL = 2**20
-"""Values (components x samples x examples x dimensions) up to which components are scored together."""
+"""Up to so many values (components x samples x examples x dimensions) components are scored together."""
 
 
 class Mixture(Posterior):
     """Q(z | x) = Σ_m α_m(x) q_m(z | x).
 
-    Samples are ancestral: a component by its weight, then a draw from it. For diagonal Gaussian
-    components they are reparameterised in full, weights included, by implicit differentiation of the
-    mixture's distribution function (Figurnov et al., Implicit Reparameterization Gradients, 2018), so
-    that ``rsample`` may be used in any objective. For other components the path goes through the chosen
-    component and the weights receive a gradient through log Q only.
+    A sample picks a component by its weight, then draws from it. For Gaussian components, diagonal or
+    full, `rsample` is reparameterised in everything, weights included, by implicit differentiation of
+    the mixture's distribution function (Figurnov et al., Implicit Reparameterization Gradients, 2018).
+    For other components the gradient passes through the drawn component, and the weights receive a
+    gradient only through log Q; `has_rsample` is then False.
 
     Args:
         components: q_0 … q_{K-1}.
@@ -44,13 +36,14 @@ class Mixture(Posterior):
 
     >>> parts = [Gaussian(torch.full((4, 2), float(m)), torch.zeros(4, 2)) for m in range(3)]
     >>> q = Mixture(parts, torch.zeros(4, 3).log_softmax(-1))
-    >>> q.weights.sum(-1)
-    tensor([1.0000, 1.0000, 1.0000, 1.0000])
-    >>> q.as_distribution().event_shape
-    torch.Size([2])
+    >>> torch.allclose(q.weights.sum(-1), torch.ones(4))
+    True
+    >>> round(q.mean[0, 0].item(), 4), round(q.variance[0, 0].item(), 4)
+    (1.0, 1.6667)
     """
 
-    _joined: tuple[Tensor, Tensor] | None = None
+    _stack: tuple[Tensor, Tensor] | None = None
+    """Means and log-variances (K, B, D) of diagonal Gaussian components, if they came as one."""
 
     def __init__(self, components: Sequence[Posterior], log_weights: Tensor) -> None:
         if len(components) != log_weights.shape[-1]:
@@ -58,37 +51,26 @@ class Mixture(Posterior):
                 f"a mixture of {len(components)} components needs as many weights per example, "
                 f"got log_weights of shape {tuple(log_weights.shape)}"
             )
+        super().__init__(components[0].mean)
         self._components = list(components)
         self.log_weights = log_weights
 
     @classmethod
-    def of_gaussians(cls, parts: Gaussian, log_weights: Tensor) -> Mixture:
-        """From all components in one object, (K, B, D), and log-weights (B, K)."""
+    def from_stack(cls, stack: Gaussian, log_weights: Tensor) -> Mixture:
+        """From all components in one Gaussian (K, B, D), and log-weights (B, K)."""
         made = cls.__new__(cls)
+        Posterior.__init__(made, stack.mean[0])
         made._components, made.log_weights = [], log_weights
-        made._joined = (parts.mean, parts.log_variance)
+        made._stack = (stack.mean, stack.log_variance)
         return made
 
     @property
     def components(self) -> list[Posterior]:
         """q_0 … q_{K-1}."""
-        if not self._components and self._joined is not None:
-            pairs = zip(*(part.unbind() for part in self._joined), strict=True)
-            self._components = [Gaussian.clamped(*pair) for pair in pairs]
+        if not self._components and self._stack is not None:
+            pairs = zip(*(part.unbind() for part in self._stack), strict=True)
+            self._components = [Gaussian.from_clamped(*pair) for pair in pairs]
         return self._components
-
-    def widened(self, factor: float | Tensor) -> Mixture:
-        """Every component widened about its own mean; the weights stay."""
-        if self._joined is not None:
-            return self.of_gaussians(Gaussian.clamped(*self._joined).widened(factor), self.log_weights)
-        return Mixture([q.widened(factor) for q in self.components], self.log_weights)
-
-    def copy(self) -> Posterior:
-        """The same density in tensors of its own; all components of a joined mixture at once."""
-        if self._joined is None:
-            return super().copy()
-        whole = Gaussian.clamped(*torch.stack(self._joined).unbind())
-        return self.of_gaussians(whole, self.log_weights.clone())
 
     @property
     def weights(self) -> Tensor:
@@ -98,17 +80,59 @@ class Mixture(Posterior):
     @property
     def mean(self) -> Tensor:
         """Σ_m α_m μ_m, (B, D)."""
-        if self._joined is not None:
-            return (self.weights.t()[..., None] * self._joined[0]).sum(0)
-        means = torch.stack([q.mean for q in self.components], 1)  # (B, K, D)
-        return (self.weights[..., None] * means).sum(1)
+        means = self._stack[0] if self._stack else torch.stack([q.mean for q in self.components])
+        return (self.weights.movedim(-1, 0)[..., None] * means).sum(0)
 
-    def log_prob(self, z: Tensor) -> Tensor:
-        """log Q(z): (S, B, D) -> (S, B)."""
-        if self._gaussian and z.numel() * self.log_weights.shape[-1] <= SMALL:
-            means, log_variances = self._stacked()
-            return _log_prob(z, means, log_variances, self.log_weights)
-        scores = [q.log_prob(z) + self.log_weights[:, k] for k, q in enumerate(self.components)]
+    @property
+    def variance(self) -> Tensor:
+        """Σ_m α_m (σ_m² + μ_m²) - mean², (B, D)."""
+        moments = torch.stack([q.variance + q.mean.square() for q in self.components])
+        return (self.weights.movedim(-1, 0)[..., None] * moments).sum(0) - self.mean.square()
+
+    @property
+    def has_rsample(self) -> bool:  # type: ignore[override]
+        """Whether samples carry the whole gradient: for Gaussian components."""
+        return self._diagonal or self._full
+
+    @property
+    def can_scale(self) -> bool:
+        """Whether all components can be scaled."""
+        return all(q.can_scale for q in self.components)
+
+    def scaled(self, factor: float | Tensor) -> Mixture:
+        """Every component scaled about its own mean; the weights stay."""
+        if self._stack is not None:
+            return self.from_stack(Gaussian.from_clamped(*self._stack).scaled(factor), self.log_weights)
+        return Mixture([q.scaled(factor) for q in self.components], self.log_weights)
+
+    def describe(self) -> dict[str, Tensor] | None:
+        """Log-weights (B, K) and the components' tensors, stacked on axis 1."""
+        parts = [q.describe() for q in self.components]
+        if any(part is None or part.keys() != (parts[0] or {}).keys() for part in parts):
+            return None
+        names = list(parts[0] or {})
+        stacked = {name: torch.stack([part[name] for part in parts if part], 1) for name in names}
+        return {"log_weights": self.log_weights, **stacked}
+
+    def copy(self) -> Posterior:
+        """The same density with its own tensors; those of a stack are copied in one operation."""
+        if self._stack is None:
+            return super().copy()
+        whole = Gaussian.from_clamped(*torch.stack(self._stack).unbind())
+        return self.from_stack(whole, self.log_weights.clone())
+
+    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Mixture:
+        """The same density for a larger batch_shape."""
+        log_weights = self.log_weights.expand(*batch_shape, -1)
+        return Mixture([q.expand(batch_shape) for q in self.components], log_weights)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """log Q(z): (..., B, D) -> (..., B)."""
+        if self._diagonal and value.numel() * self.log_weights.shape[-1] <= SMALL:
+            means, log_variances = self._means_and_log_variances()
+            if value.dim() == 3 and means.dim() == 3:
+                return _log_prob(value, means, log_variances, self.log_weights)
+        scores = [q.log_prob(value) + self.log_weights[..., k] for k, q in enumerate(self.components)]
         return torch.stack(scores).logsumexp(0)
 
     def rsample_and_log_prob(
@@ -118,7 +142,7 @@ class Mixture(Posterior):
         generator: torch.Generator | None = None,
         stratified: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Samples and their densities under the whole mixture.
+        """Samples z (S, B, D) and their log densities under the whole mixture (S, B).
 
         Args:
             samples: S.
@@ -127,8 +151,8 @@ class Mixture(Posterior):
                 of drawing them independently: the same expectations, less variance.
         """
         choice = self._choose(samples, generator, stratified)  # (S, B)
-        z = self._ancestral(choice, generator)
-        if self._gaussian and torch.is_grad_enabled() and self._needs_grad:
+        z = self._draw(choice, generator)
+        if self.has_rsample and torch.is_grad_enabled() and (z.requires_grad or self._needs_grad):
             z = self._implicit(z.detach())
         return z, self.log_prob(z)
 
@@ -136,53 +160,40 @@ class Mixture(Posterior):
         """One reparameterised sample of every component, (K, B, D)."""
         return torch.cat([q.rsample_and_log_prob(1, generator=generator)[0] for q in self.components])
 
-    def as_distribution(self) -> Distribution:
-        """A `MixtureSameFamily`, for Gaussian components, diagonal or full."""
-        from recmix.posteriors.full import FullGaussian
-
-        full = [q for q in self.components if isinstance(q, FullGaussian)]
-        if len(full) == len(self.components):
-            each: list[Any] = [q.as_distribution() for q in full]
-            means = torch.stack([d.mean for d in each], 1)
-            factors = torch.stack([d.scale_tril for d in each], 1)
-            parts: Distribution = MultivariateNormal(means, scale_tril=factors)
-            return MixtureSameFamily(Categorical(logits=self.log_weights), parts)
-        if not self._gaussian:
-            return super().as_distribution()
-        means, log_variances = self._stacked()
-        parts = Independent(
-            Normal(means.transpose(0, 1), (0.5 * log_variances).exp().transpose(0, 1)), 1
-        )  # type: ignore[no-untyped-call]
-        return MixtureSameFamily(Categorical(logits=self.log_weights), parts)  # type: ignore[no-untyped-call]
+    @property
+    def _diagonal(self) -> bool:
+        return self._stack is not None or all(isinstance(q, Gaussian) for q in self.components)
 
     @property
-    def _gaussian(self) -> bool:
-        return self._joined is not None or all(isinstance(q, Gaussian) for q in self.components)
+    def _full(self) -> bool:
+        return all(isinstance(q, FullGaussian) for q in self.components)
 
     @property
     def _needs_grad(self) -> bool:
-        return any(t.requires_grad for t in (*self._stacked(), self.log_weights))
+        return self.log_weights.requires_grad
 
-    def _stacked(self) -> tuple[Tensor, Tensor]:
-        """Means and log-variances of Gaussian components, (K, B, D) each."""
-        if self._joined is not None:
-            return self._joined
+    def _means_and_log_variances(self) -> tuple[Tensor, Tensor]:
+        """Of diagonal Gaussian components, (K, B, D) each."""
+        if self._stack is not None:
+            return self._stack
         parts = [q for q in self.components if isinstance(q, Gaussian)]
         return torch.stack([q.mean for q in parts]), torch.stack([q.log_variance for q in parts])
 
     def _choose(self, samples: int, generator: torch.Generator | None, stratified: bool) -> Tensor:
+        """The component of each sample, (S, B)."""
         weights = self.weights.detach()
-        shape = (samples, weights.shape[0])
+        shape = (samples, *weights.shape[:-1])
         u = torch.rand(shape, generator=generator, device=weights.device, dtype=weights.dtype)
         if stratified:
             strata = torch.arange(samples, device=weights.device, dtype=weights.dtype)
-            u = (strata[:, None] + u) / samples
-        edges = weights.cumsum(-1)[:, :-1]  # (B, K - 1)
+            u = (strata.view(-1, *(1 for _ in shape[1:])) + u) / samples
+        edges = weights.cumsum(-1)[..., :-1]  # (B, K - 1)
         return (u[..., None] > edges).sum(-1)
 
-    def _ancestral(self, choice: Tensor, generator: torch.Generator | None) -> Tensor:
-        if self._gaussian:
-            means, log_variances = self._stacked()
+    def _draw(self, choice: Tensor, generator: torch.Generator | None) -> Tensor:
+        """A sample of each chosen component, (S, B, D)."""
+        if self._diagonal and choice.dim() == 2:
+            means, log_variances = self._means_and_log_variances()
             batch = torch.arange(choice.shape[1], device=choice.device)
             mean, scale = means[choice, batch], (0.5 * log_variances[choice, batch]).exp()
             return mean + scale * randn(mean.shape, mean, generator)
@@ -194,33 +205,56 @@ class Mixture(Posterior):
         return z
 
     def _implicit(self, z: Tensor) -> Tensor:
-        """Z (S, B, D) with the gradient of a reparameterised sample.
+        """z (S, B, D) with the gradient of a reparameterised sample.
 
-        Let T(z; φ) be the mixture's conditional distribution functions, T_d = F(z_d | z_<d). A sample
-        solves T(z; φ) = u for a fixed u, so dz/dφ = -(∂T/∂z)⁻¹ ∂T/∂φ, and ∂T/∂z is lower triangular.
+        Let T_d(z; φ) = F(z_d | z_<d) be the mixture's conditional distribution functions. A sample
+        solves T(z; φ) = u for a fixed u. So dz/dφ = -(∂T/∂z)⁻¹ ∂T/∂φ, and ∂T/∂z is lower triangular.
+
+        With z = μ_k + L_k ε_k, component k has F_k(z_d | z_<d) = Φ(ε_kd): the rows of ε_k are its
+        standardised conditionals, for diagonal and for full covariances.
         """
-        means, log_variances = self._stacked()  # (K, B, D)
-        scale = (0.5 * log_variances).exp()
-        standard = (z.unsqueeze(0) - means.unsqueeze(1)) / scale.unsqueeze(1)  # (K, S, B, D)
-        log_pdf = -0.5 * (standard.square() + math.log(2 * math.pi)) - 0.5 * log_variances.unsqueeze(1)
-        before = log_pdf.cumsum(-1) - log_pdf  # Σ_{j<d} log N(z_j), (K, S, B, D)
-        share = (before + self.log_weights.t()[:, None, :, None]).log_softmax(0)  # p(k | z_<d)
-        cdf = torch.special.ndtr(standard)
+        noise, scale, root = self._standardised(z)  # ε (K, S, B, D), L_dd (K, 1, B, D), L⁻¹ or None
+        log_pdf = -0.5 * (noise.square() + math.log(2 * math.pi)) - scale.log()
+        before = log_pdf.cumsum(-1) - log_pdf  # Σ_{j<d} log p_k(z_j | z_<j), (K, S, B, D)
+        log_weights = self.log_weights.movedim(-1, 0).unsqueeze(1).unsqueeze(-1)  # (K, 1, B, 1)
+        share = (before + log_weights).log_softmax(0)  # p(k | z_<d)
+        cdf = torch.special.ndtr(noise)
         transform = (share.exp() * cdf).sum(0)  # T, (S, B, D)
         with torch.no_grad():
             r = share.exp()
-            slope = -standard / scale.unsqueeze(1)  # ∂ log N(z_j) / ∂ z_j
-            lean = r * (cdf - transform)  # Σ_k of it times slope_kj is ∂ T_d / ∂ z_j for j < d
-            jacobian = torch.einsum("ksbd,ksbj->sbdj", lean, slope).tril(-1)
-            density = (r * log_pdf.exp()).sum(0).clamp_min(1e-30)
-            jacobian = jacobian + torch.diag_embed(density)
+            change = r * (cdf - transform)  # weight of ∂ log p_k(z_<d) / ∂z_j in ∂T_d / ∂z_j
+            density = r * (-0.5 * (noise.square() + math.log(2 * math.pi))).exp()  # of φ(ε) ∂ε_d / ∂z_j
+            if root is None:
+                slope = -noise / scale  # ∂ log p_k(z_j) / ∂z_j
+                jacobian = torch.einsum("k...d,k...j->...dj", change, slope).tril(-1)
+                diagonal = (density / scale).sum(0).clamp_min(1e-30)
+                jacobian = jacobian + torch.diag_embed(diagonal)
+            else:
+                rows = -noise.unsqueeze(-1) * root  # -ε_i ∂ε_i / ∂z_j, (K, S, B, D, D)
+                past = rows.cumsum(-2) - rows  # Σ_{i<d}
+                jacobian = (change.unsqueeze(-1) * past + density.unsqueeze(-1) * root).sum(0)
+                diagonal = jacobian.diagonal(dim1=-2, dim2=-1)
+                jacobian = jacobian + torch.diag_embed(diagonal.clamp_min(1e-30) - diagonal)
         moved: Tensor = torch.linalg.solve_triangular(
             jacobian, (transform - transform.detach()).unsqueeze(-1), upper=False
         )
         return z - moved.squeeze(-1)
 
+    def _standardised(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """ε_k (K, S, B, D), the diagonals of L_k (K, 1, B, D), and L_k⁻¹ if covariances are full."""
+        if self._diagonal:
+            means, log_variances = self._means_and_log_variances()
+            scale = (0.5 * log_variances).exp().unsqueeze(1)
+            return (z.unsqueeze(0) - means.unsqueeze(1)) / scale, scale, None
+        parts = [q for q in self.components if isinstance(q, FullGaussian)]
+        noise = torch.stack([q.whiten(z) for q in parts])
+        factors = torch.stack([q.scale_tril for q in parts]).unsqueeze(1)  # (K, 1, B, D, D)
+        identity = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device).expand_as(factors)
+        root = torch.linalg.solve_triangular(factors.detach(), identity, upper=False)
+        return noise, factors.diagonal(dim1=-2, dim2=-1), root
 
-@fusible
+
+@fusable
 def _log_prob(z: Tensor, means: Tensor, log_variances: Tensor, log_weights: Tensor) -> Tensor:
     """log Q(z) for z (S, B, D) and components (K, B, D) with log-weights (B, K): (S, B)."""
     scores = gaussian_log_prob(z, means.unsqueeze(1), log_variances.unsqueeze(1))  # (K, S, B)

@@ -1,99 +1,156 @@
-"""The central objects: a latent model p(x, z), a posterior q(z | x), a method that learns both."""
+"""`Posterior`: q(z | x) for one batch, a `torch.distributions.Distribution`."""
 
 from __future__ import annotations
 
 import copy
 import math
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Size, Tensor, nn
+from torch.distributions import Distribution, Independent, Normal, constraints
+from torch.distributions.kl import register_kl
 
 from recmix.errors import ConfigError
 from recmix.model.latent import standard_normal
 
-__all__ = ["WIDEST", "Posterior", "tilted"]
+__all__ = ["Posterior", "randn"]
 
 
-WIDEST = 8.0
-"""What `tilted` gives is not above this, nor below its inverse."""
+class Posterior(Distribution, ABC):
+    """q(z | x) for one batch: a distribution with batch_shape (B,) and event_shape (D,).
 
+    It has all that torch's distributions have: `sample`, `rsample`, `log_prob`, `mean`, `variance`,
+    `entropy` and `torch.distributions.kl_divergence` with a standard normal where closed forms exist.
+    `rsample_and_log_prob` gives samples with their densities in one pass, from a given generator.
 
-class Posterior(ABC):
-    """q(z | x) for one batch of B examples: it can sample and score.
+    A subclass holds tensors that carry gradients to the networks that made them. It defines `mean`,
+    `log_prob` and `rsample_and_log_prob`. Arguments are not validated: that would make the host wait for
+    the device.
 
-    A subclass is a plain object around tensors that carry gradients to the networks that made them.
+    Args:
+        mean: any tensor (*batch_shape, D); it gives the shapes.
     """
+
+    arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {}  # type: ignore[misc]
+    support = constraints.real_vector
+    has_rsample = True
+
+    def __init__(self, mean: Tensor) -> None:
+        super().__init__(mean.shape[:-1], mean.shape[-1:], validate_args=False)
 
     @abstractmethod
     def rsample_and_log_prob(
         self, samples: int = 1, *, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Reparameterised samples z (S, B, D) and their log-densities log_q (S, B)."""
+        """Reparameterised samples z (S, B, D) and their log densities (S, B)."""
 
     @abstractmethod
-    def log_prob(self, z: Tensor) -> Tensor:
-        """log q(z | x): (S, B, D) -> (S, B)."""
+    def log_prob(self, value: Tensor) -> Tensor:
+        """log q(z | x): (..., B, D) -> (..., B)."""
 
     @property
     @abstractmethod
     def mean(self) -> Tensor:
-        """The posterior mean, (B, D)."""
+        """The mean, (B, D)."""
+
+    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:  # type: ignore[override]
+        """Reparameterised samples, (*sample_shape, B, D)."""
+        count = math.prod(sample_shape)
+        z, _ = self.rsample_and_log_prob(count)
+        return z.reshape(*sample_shape, *z.shape[1:])
+
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:  # type: ignore[override]
+        """Samples without gradients, (*sample_shape, B, D)."""
+        with torch.no_grad():
+            return self.rsample(sample_shape)
 
     @property
     def weights(self) -> Tensor:
-        """Mixing weights (B, K), rows sum to 1; a posterior that is no mixture has K = 1."""
-        return torch.ones_like(self.mean[:, :1])
+        """Mixing weights (B, K), rows sum to 1. A posterior that is no mixture has K = 1."""
+        return torch.ones_like(self.mean[..., :1])
+
+    @property
+    def components(self) -> list[Posterior]:
+        """The components of a mixture; otherwise the posterior itself."""
+        return [self]
 
     def kl_to_prior(self, z: Tensor, log_q: Tensor) -> Tensor:
-        """KL(q || N(0, I)), (S, B): here the estimate from samples; exact where a closed form exists."""
+        """KL(q || N(0, I)), (S, B): exact where a closed form exists, else estimated from samples.
+
+        Args:
+            z: samples of q, (S, B, D).
+            log_q: their log densities, (S, B).
+        """
         return log_q - standard_normal(z)
 
-    def widened(self, factor: float | Tensor) -> Posterior:
-        """The same about the same mean, wider by a factor, or by one for each example (B,).
+    @property
+    def can_scale(self) -> bool:
+        """Whether `scaled` is possible: calibration needs it."""
+        return False
 
-        Wider means: what the precision has beyond the prior's is divided by factor². So where the image
-        says much the standard deviations are `factor` times as large, and where it says nothing the
-        prior's width stays; nothing gets wider than the prior by it, and what is wider than the prior
-        comes nearer to it. Below 1, all standard deviations are multiplied by the factor.
+    def scaled(self, factor: float | Tensor) -> Posterior:
+        """The same mean, with standard deviations `factor` times as large.
+
+        A factor above 1 divides only the precision beyond the prior's by factor². So nothing becomes
+        wider than the prior, and dimensions that x says nothing about keep the prior's width. A factor
+        below 1 multiplies all standard deviations.
+
+        Args:
+            factor: one number, or one for each example (B,).
         """
         raise ConfigError(
-            f"{type(self).__name__} has no standard deviations to widen: only Gaussians and mixtures "
-            "of them can be calibrated"
+            f"{type(self).__name__} has no standard deviations to scale: only Gaussians and mixtures of "
+            "Gaussians can be calibrated"
         )
+
+    def describe(self) -> dict[str, Tensor] | None:
+        """Tensors (B, ...) by name that define the density, for export; None if there are none."""
+        return None
 
     def copy(self) -> Posterior:
-        """The same density in tensors of its own."""
-        copied: Posterior = _copied(self)
+        """The same density with its own copies of all tensors."""
+        copied: Posterior = _copy_tensors(self)
         return copied
 
-    def as_distribution(self) -> torch.distributions.Distribution:
-        """The same density as a `torch.distributions` object: batch_shape (B,), event_shape (D,)."""
-        raise ConfigError(
-            f"{type(self).__name__} is not a plain torch distribution: "
-            "use rsample_and_log_prob and log_prob instead"
-        )
+    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Posterior:
+        """The same density for a larger batch_shape, as torch's distributions do."""
+        raise NotImplementedError(f"{type(self).__name__} cannot be expanded")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(batch_shape={tuple(self.batch_shape)}, D={self.event_shape[0]})"
 
 
-def _copied(value: Any) -> Any:
+def _copy_tensors(value: Any) -> Any:
     """A posterior, or a part of one, with its tensors copied; networks are shared."""
+    if isinstance(value, Size):
+        return value
     if isinstance(value, Tensor):
         return value.clone()
     if isinstance(value, list | tuple):
-        parts = [_copied(part) for part in value]
+        parts = [_copy_tensors(part) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if isinstance(value, nn.Module) or not hasattr(value, "__dict__") or callable(value):
         return value
     made = copy.copy(value)
-    vars(made).update({name: _copied(part) for name, part in vars(value).items()})
+    vars(made).update({name: _copy_tensors(part) for name, part in vars(value).items()})
     return made
 
 
-def tilted(factor: float, tilt: float, worse: Tensor) -> Tensor:
-    """Factors of widths (B,) for images whose log p(x, mean) is so many nats worse than usual.
+def randn(shape: Sequence[int], like: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Standard normal noise on the device and in the dtype of `like`."""
+    return torch.randn(shape, generator=generator, device=like.device, dtype=like.dtype)
 
-    >>> tilted(2.0, 0.1, torch.tensor([0.0, 1.0, -1.0, 1e9]))
-    tensor([2.0000, 2.2103, 1.8097, 8.0000])
-    """
-    return (math.log(factor) + tilt * worse).clamp(-math.log(WIDEST), math.log(WIDEST)).exp()
+
+@register_kl(Posterior, Independent)
+def _kl_to_normal(q: Posterior, p: Any) -> Tensor:
+    """KL(q || p) for a Gaussian q and a p with independent normal dimensions, (B,)."""
+    base = p.base_dist
+    if not isinstance(base, Normal) or p.reinterpreted_batch_ndims != 1:
+        raise NotImplementedError(f"the KL of {type(q).__name__} to {p} has no closed form here")
+    entropy = q.entropy()  # raises NotImplementedError where there is no closed form
+    second_moment = q.variance + (q.mean - base.loc).square()
+    cross = 0.5 * (second_moment / base.scale.square()) + base.scale.log() + 0.5 * math.log(2 * math.pi)
+    return cross.sum(-1) - entropy

@@ -1,15 +1,16 @@
-"""From run folders and arrays to tables, figures and one page; nothing in here imports torch.
+"""Tables, figures and a page from run folders. Nothing here imports torch.
 
 =====================  =========================================================================
-``records``            a run as plain values, and the row and column of the tables it belongs to
-``store``              reads a store of run folders
-``statistics``         selection on validation, means over splits, exact paired tests
-``published``          the figures the paper printed
-``tables``             the paper's tables; ``forms`` and ``latex`` write them down
+``records``            a run as plain values, and its row and column in the tables
+``store``              reads a store of run folders; ``store_files`` reads their files
+``variants``           separate rows for runs of one name that were trained differently
+``statistics``         selection on validation data, means over splits; ``paired`` tests
+``published``          the numbers that the paper printed
+``tables``             the paper's tables; ``notes`` below them; ``forms`` and ``latex`` write them
 ``figures``            figures from arrays; ``posterior_figure`` is the paper's Figure 1
-``runs``               all runs of a store in one file; ``summary`` says what they amount to
-``reach``              tables of that; ``frontier`` draws what accuracy costs
-``page``               the report as one HTML file
-``write``              what `recmix report` does
+``runs``               all runs of a store in one file
+``summary``            the results of a store; ``reach`` makes tables of them, ``frontier`` a figure
+``page``               the report as one HTML file; ``template`` loads its templates
+``write``              `recmix report`
 =====================  =========================================================================
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,7 @@ mpl.use("Agg")
 
 from matplotlib import pyplot as plt
 
-__all__ = [
-    "COLOURS",
-    "STYLE",
-    "learning_curves",
-    "mixture",
-    "reconstructions",
-    "samples",
-    "save",
-]
+__all__ = ["COLOURS", "STYLE", "learning_curves", "reconstructions", "samples", "save"]
 
 COLOURS = ("#0b5fa5", "#d1495b", "#2e7d4f", "#8e6bb0", "#c98a1b", "#4a4a4a")
 STYLE: dict[Any, Any] = {
@@ -37,10 +30,9 @@ STYLE: dict[Any, Any] = {
     "figure.dpi": 150,
 }
 COMPONENTS = ("#e00000", "#00b8d4", "#8e6bb0", "#c98a1b", "#2e7d4f", "#4a4a4a")
-"""Components of a mixture; the first two are red and cyan, as in the paper's Figure 1."""
+"""Colours of a mixture's components; the first two are red and cyan, as in the paper's Figure 1."""
 History = Sequence[Mapping[str, float]]
 Images = NDArray[Any]
-Array = NDArray[Any]
 
 
 def learning_curves(
@@ -50,19 +42,19 @@ def learning_curves(
     after: Mapping[str, int] | None = None,
     title: str = "Learning curves",
 ) -> Path:
-    """Validation bounds over the epochs, a line for each run.
+    """Validation bound by epoch, one line for each run.
 
     Args:
         histories: the rows of each run, by its name.
         path: of the figure.
-        after: how many epochs came before the first of a run (those of the run it started from).
+        after: number of epochs before the first of a run (those of the run it started from).
         title: above the figure.
     """
     after = after or {}
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
         top = []
-        for (name, rows), colour in zip(histories.items(), _colours(len(histories)), strict=True):
+        for (name, rows), colour in zip(histories.items(), cycle(COLOURS), strict=False):
             epochs = [row["epoch"] + after.get(name, 0) for row in rows]
             bound = [row["val_iwae"] for row in rows]
             top += bound[len(bound) // 5 :]
@@ -79,7 +71,7 @@ def learning_curves(
 def reconstructions(
     originals: Images, made: Mapping[str, Images], path: Path, *, title: str = "Reconstructions"
 ) -> Path:
-    """Originals in the first row, what each model makes of them below.
+    """Originals in the first row, the reconstructions of each model below.
 
     Args:
         originals: (N, C, H, W) in [0, 1].
@@ -121,60 +113,6 @@ def samples(images: Images, path: Path, *, title: str = "Samples from the prior"
         return save(figure, path)
 
 
-def mixture(weights: Array, divergence: Array, path: Path, *, title: str = "The mixture") -> Path:
-    """Mixing weights of the components as bars, and KL between each two of them as a map.
-
-    Args:
-        weights: (K,) means, or (N, K) with one row for each image: then bars show the quartiles too.
-        divergence: (K, K) of KL(row ‖ column), nats.
-        path: of the figure.
-        title: above the figure.
-    """
-    weights, divergence = np.asarray(weights, dtype=float), np.asarray(divergence, dtype=float)
-    count = weights.shape[-1]
-    names = [f"$q_{{{m}}}$" for m in range(count)]
-    with plt.rc_context(STYLE):
-        figure, (left, right) = plt.subplots(
-            1, 2, figsize=(7.5, 3.2), layout="constrained", width_ratios=(1.1, 1)
-        )
-        means = weights if weights.ndim == 1 else weights.mean(0)
-        colours = [COMPONENTS[m % len(COMPONENTS)] for m in range(count)]
-        left.bar(names, means, color=colours, width=0.7)
-        top = means
-        if weights.ndim == 2:
-            low, high = np.quantile(weights, (0.25, 0.75), axis=0)
-            left.vlines(range(count), low, high, color="#222222", lw=1.2)
-            top = np.maximum(means, high)
-        for m, (mean, above) in enumerate(zip(means, top, strict=True)):
-            left.annotate(
-                f"{mean:.3f}",
-                (m, above),
-                xytext=(0, 4),
-                textcoords="offset points",
-                ha="center",
-                fontsize=9,
-            )
-        left.set(ylabel="mixing weight", ylim=(0, 1.15 * float(top.max())), title="weights")
-        left.grid(visible=False, axis="x")
-        shown = np.where(np.eye(count, dtype=bool), np.nan, divergence)
-        image = right.imshow(shown, cmap="Blues", vmin=0)
-        middle = float(np.nanmax(shown)) / 2 if count > 1 else 0.0
-        for (i, j), value in np.ndenumerate(shown):
-            if np.isfinite(value):
-                ink = "white" if value > middle else "#222222"
-                right.text(j, i, f"{value:.3g}", ha="center", va="center", color=ink, fontsize=9)
-        right.set(xticks=range(count), yticks=range(count), xticklabels=names, yticklabels=names)
-        right.set_title("KL(row ‖ column), nats")
-        right.grid(visible=False)
-        figure.colorbar(image, ax=right, shrink=0.85)
-        figure.suptitle(title, fontsize=11)
-        return save(figure, path)
-
-
-def _colours(n: int) -> list[str]:
-    return [COLOURS[i % len(COLOURS)] for i in range(n)]
-
-
 def _show(axes: Any, image: Images) -> None:
     picture = np.clip(np.moveaxis(np.asarray(image), 0, -1), 0, 1)
     if picture.shape[-1] == 3:
@@ -187,9 +125,9 @@ def _show(axes: Any, image: Images) -> None:
 
 
 def save(figure: Any, path: Path) -> Path:
-    """Write a figure; the ending of the path picks PNG or SVG."""
+    """Write a figure. The suffix of the path selects PNG or SVG."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with mpl.rc_context({"svg.hashsalt": "recmix"}):  # the same figure is the same file
+    with mpl.rc_context({"svg.hashsalt": "recmix"}):  # the same figure gives the same file
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     plt.close(figure)
     return path

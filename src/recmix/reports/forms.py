@@ -1,4 +1,4 @@
-"""Tables written down: for the terminal, as Markdown and as HTML."""
+"""Tables as text: for the terminal, as Markdown and as HTML."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from rich.console import Group
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from recmix.reports.tables import LEVELS, Entry, Level, Table
+from recmix.reports.tables import LEVELS, Level, Table, TableEntry
 from recmix.reports.template import environment
 
 __all__ = ["one_line", "to_html", "to_markdown", "to_terminal"]
 
 
 def to_terminal(table: Table, width: int = 120) -> Group:
-    """For a rich console: tables for each data set, as many as the width asks for.
+    """For a rich console: one table or more for each data set, so that they fit into the width.
 
     Args:
         table: to show.
-        width: of the console, in letters.
+        width: of the console, in characters.
     """
     parts: list[RichTable | Text] = [Text(table.title, style="bold"), Text(table.caption, style="dim")]
     for title, places in table.groups:
@@ -48,14 +48,14 @@ def _terminal_table(table: Table, places: Sequence[int]) -> RichTable:
         for i in places:
             cells.append(_terminal_cell(line.entries[i]))
             if table.printed[i]:
-                cells.append(Text(_beside(line.entries[i])))
+                cells.append(Text(_paper(line.entries[i])))
         last = number + 1 == len(table.lines) or table.lines[number + 1].first
         drawn.add_row(*cells, end_section=last)
     return drawn
 
 
 def _pieces(table: Table, places: Sequence[int], width: int) -> list[list[int]]:
-    """Columns that fit beside one another, so that nothing is cut off."""
+    """The columns in groups that fit into the width."""
     name = max(len(str(line.row)) for line in table.lines) + 4
     pieces: list[list[int]] = []
     room = 0
@@ -63,7 +63,7 @@ def _pieces(table: Table, places: Sequence[int], width: int) -> list[list[int]]:
         entries = [line.entries[i] for line in table.lines]
         needed = max(_terminal_cell(entry).cell_len for entry in entries) + 3
         if table.printed[i]:
-            needed += max(len(_beside(entry)) for entry in entries) + 3
+            needed += max(len(_paper(entry)) for entry in entries) + 3
         if not pieces or needed > room:
             pieces.append([])
             room = width - name
@@ -72,8 +72,8 @@ def _pieces(table: Table, places: Sequence[int], width: int) -> list[list[int]]:
     return pieces
 
 
-def _beside(entry: Entry) -> str:
-    """The paper's figure and the difference to it."""
+def _paper(entry: TableEntry) -> str:
+    """The paper's number and the difference of ours from it."""
     return f"{entry.paper} ({entry.difference})" if entry.difference else entry.paper
 
 
@@ -84,7 +84,7 @@ def _terminal_style(level: Level | None, *, bold: bool) -> str:
     return " ".join(words)
 
 
-def _terminal_cell(entry: Entry) -> Text:
+def _terminal_cell(entry: TableEntry) -> Text:
     text = Text(entry.text, style=_terminal_style(entry.level, bold=entry.bold))
     if entry.spread:
         text.append(f" {entry.spread}" if entry.spread.startswith("[") else f" ± {entry.spread}")
@@ -95,7 +95,7 @@ def _terminal_cell(entry: Entry) -> Text:
 
 
 def to_markdown(table: Table) -> str:
-    """One Markdown table for each data set; p-values stand as text."""
+    """One Markdown table for each data set, with p-values as text."""
     parts = [f"## {_markdown(table.title)}", "", _markdown(table.caption), ""]
     for title, places in table.groups:
         head = ["method"]
@@ -111,7 +111,7 @@ def to_markdown(table: Table) -> str:
                 entry = line.entries[i]
                 cells.append(_markdown_cell(entry))
                 if table.printed[i]:
-                    cells.append(_beside(entry))
+                    cells.append(_paper(entry))
             parts.append(_markdown_row(cells))
         parts.append("")
     parts += [f"- {_markdown(note)}" for note in table.notes]
@@ -122,7 +122,7 @@ def _markdown_row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _markdown_cell(entry: Entry) -> str:
+def _markdown_cell(entry: TableEntry) -> str:
     shown = f"**{entry.text}**" if entry.bold else entry.text
     if entry.spread:
         shown += f" {entry.spread}" if entry.spread.startswith("[") else f" ± {entry.spread}"
@@ -131,7 +131,7 @@ def _markdown_cell(entry: Entry) -> str:
 
 
 def _markdown(text: str) -> str:
-    """Text with nothing in it that Markdown or HTML would act on."""
+    """Text in which Markdown and HTML characters are escaped."""
     escaped = "".join("\\" + c if c in r"\`*_[]|#" else c for c in one_line(text))
     return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
@@ -142,5 +142,5 @@ def one_line(text: str) -> str:
 
 
 def to_html(table: Table) -> str:
-    """One HTML table, as it stands in the page: escaped, with sort buttons and a caption."""
+    """One HTML table, as in the page: escaped, with sort buttons and a caption."""
     return environment().get_template("table.html").render(table=table, levels=LEVELS, alone=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from recmix.reports.forms import one_line
 from recmix.reports.published import CITATION
-from recmix.reports.tables import EMPTY, LEVELS, Entry, Line, Table
+from recmix.reports.tables import EMPTY, LEVELS, Line, Table, TableEntry
 
 __all__ = ["PREAMBLE", "latex_document", "to_latex"]
 
@@ -34,7 +34,7 @@ ESCAPES = {
 
 
 def to_latex(table: Table) -> str:
-    """One ``table`` environment in the paper's layout; needs the packages and colours of `PREAMBLE`."""
+    """One ``table`` environment in the paper's layout. It needs what `PREAMBLE` defines."""
     layout, spans = "l", []
     for _, places in table.groups:
         width = sum(1 + table.printed[i] for i in places)
@@ -70,7 +70,7 @@ def to_latex(table: Table) -> str:
     lines.append(r"\hline\hline")
     for number, line in enumerate(table.lines):
         rule = r"\hline " if line.first and number else ""
-        strut = r"\rule{0pt}{2.9ex}" if line.first else ""  # superscripts stay clear of the rule
+        strut = r"\rule{0pt}{2.9ex}" if line.first else ""  # keeps superscripts away from the rule
         lines.append(f"{rule}{strut}{_latex_row(table, line)} " + r"\\")
     lines += [r"\bottomrule", r"\end{tabular}}", r"\end{scriptsize}"]
     lines += [rf"\par\smallskip{{\footnotesize {_latex(note)}\par}}" for note in table.notes]
@@ -79,12 +79,12 @@ def to_latex(table: Table) -> str:
 
 
 def latex_document(tables: Sequence[Table]) -> str:
-    """A document of all tables that compiles as it is."""
+    """A complete document with all tables."""
     body = "\n\\clearpage\n".join(to_latex(table) for table in tables)
     return (
         "\\documentclass{article}\n\\usepackage[margin=2cm,landscape]{geometry}\n"
         f"{PREAMBLE}\\begin{{document}}\n{body}\n"
-        f"\\noindent Published figures: {_latex(CITATION)}\n\\end{{document}}\n"
+        f"\\noindent Paper: {_latex(CITATION)}\n\\end{{document}}\n"
     )
 
 
@@ -97,19 +97,19 @@ def _latex_row(table: Table, line: Line) -> str:
     if line.row.setting is not None:
         name += rf"$^{{(\textrm{{{_latex(str(line.row.setting))}}})}}$"
     if line.row.use:
-        name += f" {line.row.use}"
+        name += f" {_latex(line.row.use)}"
     cells = [name]
     for entry, printed in zip(line.entries, table.printed, strict=True):
         cells.append(_latex_cell(entry))
         if printed:
-            beside = f"${entry.paper}$" if entry.paper else ""
+            paper = f"${entry.paper}$" if entry.paper else ""
             if entry.difference:
-                beside += rf" $({entry.difference})$"
-            cells.append(rf"\color{{gray}} {beside}" if beside else "")
+                paper += rf" $({entry.difference})$"
+            cells.append(rf"\color{{gray}} {paper}" if paper else "")
     return " & ".join(cells)
 
 
-def _latex_cell(entry: Entry) -> str:
+def _latex_cell(entry: TableEntry) -> str:
     if entry.value is None:
         return "--" if entry.text == EMPTY else _latex(entry.text)
     colour = ""
@@ -136,7 +136,7 @@ def _latex_code(table: Table) -> str:
 
 
 def _latex(text: str) -> str:
-    """Text that LaTeX prints as it is; letters it has no glyph for are named by their number."""
+    """Text that LaTeX prints unchanged. Letters without a glyph become their code point."""
     parts = []
     for c in one_line(text):
         if c in ESCAPES:

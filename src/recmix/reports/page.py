@@ -1,4 +1,4 @@
-"""The report as one HTML file that needs nothing else: no network, no fonts, no second file."""
+"""The report as one HTML file that loads nothing else: no network, no fonts, no other files."""
 
 from __future__ import annotations
 
@@ -16,30 +16,48 @@ from markupsafe import Markup
 
 from recmix._version import __version__
 from recmix.errors import RunError
+from recmix.pages import shared_text
 from recmix.reports.published import CITATION, best_printed
-from recmix.reports.records import Column, Log, Problem, Record, Row, Store, set_title
-from recmix.reports.statistics import CONTROL, Results, summarise
-from recmix.reports.store import printable, read_store
+from recmix.reports.read_store import printable, read_store
+from recmix.reports.records import (
+    CONTROL,
+    PAPER_ORDER,
+    Log,
+    Problem,
+    Record,
+    Row,
+    StoreContent,
+    TableColumn,
+    set_title,
+)
+from recmix.reports.statistics import Results, summarise
 from recmix.reports.tables import LEVELS, all_tables, fixed, p_text, signed
-from recmix.reports.template import environment, source
+from recmix.reports.template import environment, template_text
 from recmix.runs.files import write_bytes
 
 __all__ = ["Written", "page", "report"]
 
 CHUNK = 64
-"""Runs whose details are packed together; a click unpacks one such pack."""
-FAMILIES = ("VAE", "VAE+", "SA", "IAF", "HF", "ME", "RME", "VLAE", "BVI-ER1", "BVI-ER2")
+"""Runs whose details are compressed together. A click on a run decompresses one chunk."""
 COLOURS = 12
-"""Colours of the style sheet for lines and points."""
-LISTED = 200
-"""Messages that are listed; the rest is counted."""
-LARGEST_FIGURE = 16 * 2**20
-IMAGES = {"jpg": "jpeg", "svg": "svg+xml"}
+"""Colours of lines and points in the style sheet."""
+MAX_MESSAGES = 200
+"""Messages that the page lists. It gives the number of the rest."""
+MAX_FIGURE_BYTES = 16 * 2**20
+MEDIA_TYPES = {"jpg": "jpeg", "svg": "svg+xml"}
+"""Media types of images whose names differ from the file's ending."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """A page that was written, and what it is made of."""
+    """A report page that was written.
+
+    Attributes:
+        path: the HTML file.
+        runs: number of runs in it.
+        problems: what could not be read.
+        size: bytes of the file.
+    """
 
     path: Path
     runs: int
@@ -60,45 +78,48 @@ def report(
     Args:
         store: folder of run folders.
         out: the file to write.
-        samples: K of IWAE-K.
-        holm: correct p-values for their number within a column.
-        figures: images to show, perhaps by their captions; without them those in the store's
-            folder ``figures``.
+        samples: number of samples K of IWAE-K.
+        holm: apply Holm's correction to the p-values of each column.
+        figures: image files to show, or a mapping from captions to image files. By default the
+            images in the store's folder ``figures``.
     """
     found = read_store(store)
     if not found.records and not found.problems:
-        raise RunError(f"{store} holds no runs yet: nothing to report")
+        raise RunError(f"{store} holds no runs yet: train some, then write the report")
     results = summarise(found.records, samples=samples, correct=holm)
     text = page(found, results, figures=found.figures if figures is None else figures)
     content = text.encode("utf-8", "backslashreplace")
     out = Path(out)
     if out.is_dir():
-        raise RunError(f"{out} is a folder: name the file to write, such as {out / 'report.html'}")
+        raise RunError(f"{out} is a folder: give the name of a file, such as {out / 'report.html'}")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(f"could not make the folder {out.parent}: {error.strerror}") from error
+        raise RunError(f"could not create the folder {out.parent}: {error.strerror}") from error
     write_bytes(out, content)
-    out.chmod(0o644)  # a page is made to be shown
+    out.chmod(0o644)  # everyone may read it, also behind a web server
     return Written(path=out, runs=len(found.records), problems=found.problems, size=len(content))
 
 
-def page(store: Store, results: Results, *, figures: Sequence[Path] | Mapping[str, Path] = ()) -> str:
-    """The HTML of a report.
+def page(
+    store: StoreContent, results: Results, *, figures: Sequence[Path] | Mapping[str, Path] = ()
+) -> str:
+    """Return the HTML of a report.
 
     Args:
-        store: what was read.
-        results: its statistics.
-        figures: images to show, perhaps by their captions.
+        store: the runs.
+        results: their statistics.
+        figures: image files to show, or a mapping from captions to image files.
     """
     columns = {column: i for i, column in enumerate(results.columns)}
     rows = {row: i for i, row in enumerate(results.rows)}
     records = sorted(
         store.records, key=lambda r: (columns[r.column], rows[r.row], r.split, r.restart, r.folder)
     )
-    script = source("page.js")
-    shown, left_out = _figures(figures)
-    messages = [*(str(problem) for problem in store.problems), *left_out]
+    style = shared_text("base.css") + template_text("page.css")
+    script = shared_text("dom.js") + template_text("charts.js") + template_text("page.js")
+    embedded, problems = _embed(figures)
+    messages = [*(str(problem) for problem in store.problems), *problems]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return (
         environment()
@@ -107,7 +128,7 @@ def page(store: Store, results: Results, *, figures: Sequence[Path] | Mapping[st
             title=printable(store.folder.resolve().name),
             version=__version__,
             citation=CITATION,
-            style=Markup(source("page.css")),
+            style=Markup(style),
             script=Markup(script),
             digest=digest,
             tables=all_tables(results),
@@ -116,23 +137,24 @@ def page(store: Store, results: Results, *, figures: Sequence[Path] | Mapping[st
             highlights=_highlights(results),
             data_sets=list(dict.fromkeys((c.data, set_title(c.data)) for c in results.columns)),
             dims=sorted({column.latent for column in results.columns}),
-            figures=shown,
-            messages=messages[:LISTED],
-            more_messages=max(0, len(messages) - LISTED),
+            figures=embedded,
+            messages=messages[:MAX_MESSAGES],
+            more_messages=max(0, len(messages) - MAX_MESSAGES),
             samples=results.samples,
-            index=_pack(_index(records, results)),
+            index=_compressed(_index(records, results)),
             chunks=[
-                _pack([_details(record) for record in records[start : start + CHUNK]])
+                _compressed([_details(record) for record in records[start : start + CHUNK]])
                 for start in range(0, len(records), CHUNK)
             ],
         )
     )
 
 
-# --- what stands at the top ------------------------------------------------------------------------
+# --- summary ---------------------------------------------------------------------------------------
 
 
 def _counts(records: Sequence[Record]) -> list[tuple[str, str]]:
+    """Return the numbers at the top of the page, each with its name."""
     states: dict[str, int] = {}
     for record in records:
         states[record.status] = states.get(record.status, 0) + 1
@@ -146,17 +168,27 @@ def _counts(records: Sequence[Record]) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Highlight:
-    """The best of one column in words."""
+    """The best row of one column, as text.
 
-    column: Column
+    Attributes:
+        column: the column of the tables.
+        place: its number.
+        best: the name of the row.
+        bound: mean and standard deviation of its test bound.
+        gain: its gain over the control.
+        paper: the paper's best row and mean.
+    """
+
+    column: TableColumn
     place: int
     best: str
-    figure: str
+    bound: str
     gain: str
     paper: str
 
 
 def _highlights(results: Results) -> list[Highlight]:
+    """Return the best row of each column."""
     found = []
     for place, column in enumerate(results.columns):
         cell = results.best(column)
@@ -176,7 +208,7 @@ def _highlights(results: Results) -> list[Highlight]:
                 column=column,
                 place=place,
                 best=str(cell.row),
-                figure=f"{fixed(cell.mean, digits)}{spread}",
+                bound=f"{fixed(cell.mean, digits)}{spread}",
                 gain=gain,
                 paper="" if printed is None else f"{printed.row} {fixed(printed.mean, digits)}",
             )
@@ -184,60 +216,62 @@ def _highlights(results: Results) -> list[Highlight]:
     return found
 
 
-def _figures(
+def _embed(
     figures: Sequence[Path] | Mapping[str, Path],
 ) -> tuple[list[tuple[str, str]], list[str]]:
-    """Captions and data addresses of images, and a message for each that is left out."""
+    """Return captions and data addresses of images, and a message for each image that is left out."""
     named = figures if isinstance(figures, Mapping) else {_caption(path): path for path in figures}
-    shown, left_out = [], []
+    embedded, problems = [], []
     for caption, path in named.items():
         try:
             size = path.stat().st_size
-            if size > LARGEST_FIGURE:
-                left_out.append(f"{path.name}: {size:,} bytes, too large to embed: left out")
+            if size > MAX_FIGURE_BYTES:
+                problems.append(f"{path.name}: {size:,} bytes, too large for the page: left out")
                 continue
             content = path.read_bytes()
         except OSError as error:
-            left_out.append(f"{path.name}: could not read it: {error.strerror or error}")
+            problems.append(f"{path.name}: could not read it: {error.strerror or error}")
             continue
-        kind = path.suffix.lower().lstrip(".")
-        kind = IMAGES.get(kind, kind)
+        ending = path.suffix.lower().lstrip(".")
         encoded = base64.b64encode(content).decode()
-        shown.append((caption, f"data:image/{kind};base64,{encoded}"))
-    return shown, left_out
+        embedded.append((caption, f"data:image/{MEDIA_TYPES.get(ending, ending)};base64,{encoded}"))
+    return embedded, problems
 
 
 def _caption(path: Path) -> str:
-    words = printable(path.stem).replace("_", " ").strip()
-    return words[:1].upper() + words[1:]
+    text = printable(path.stem).replace("_", " ").strip()
+    return text[:1].upper() + text[1:]
 
 
-# --- what the page's script reads ------------------------------------------------------------------
+# --- data of the page's script ---------------------------------------------------------------------
 
 
 def _index(records: Sequence[Record], results: Results) -> dict[str, Any]:
-    """Everything the page draws: columns, cells, one line for each run, curves of selected runs."""
-    key = f"test/{results.samples}"
+    """Return what the page draws: columns, cells, one entry per run, curves of the selected runs."""
     rows = list(results.rows)
     row_of = {row: i for i, row in enumerate(rows)}
     column_of = {column: i for i, column in enumerate(results.columns)}
     chosen = {record.folder for cell in results.cells.values() for record in cell.chosen.values()}
     statuses = sorted({record.status for record in records})
     status_of = {status: i for i, status in enumerate(statuses)}
-    families = _families(rows)
+    hues = _hues(rows)
     cells = [
         [row_of[row], column_of[column], cell.mean, cell.std, cell.milliseconds, len(cell.values)]
         for (row, column), cell in results.cells.items()
         if cell.mean is not None
     ]
+
+    def score(record: Record, name: str) -> float | None:
+        return _rounded(record.score(record.key("test", results.samples), name))
+
     return {
         "samples": results.samples,
         "chunk": CHUNK,
         "rows": [str(row) for row in rows],
-        "families": [families[row.label] for row in rows],
+        "hues": [hues[row.label] for row in rows],
         "columns": [{"name": str(c), "data": c.data, "dim": c.latent} for c in results.columns],
         "statuses": statuses,
-        "cells": [[_short(value) for value in cell] for cell in cells],
+        "cells": [[_rounded(value) for value in cell] for cell in cells],
         "runs": [
             [
                 record.folder,
@@ -246,9 +280,9 @@ def _index(records: Sequence[Record], results: Results) -> dict[str, Any]:
                 record.split,
                 record.restart,
                 status_of[record.status],
-                _short(record.validation),
-                _short(record.score(key, "iwae")),
-                _short(record.score(key, "milliseconds")),
+                _rounded(record.validation),
+                score(record, "iwae"),
+                score(record, "milliseconds"),
                 int(record.folder in chosen),
                 int(record.continued),
             ]
@@ -262,21 +296,22 @@ def _index(records: Sequence[Record], results: Results) -> dict[str, Any]:
     }
 
 
-def _families(rows: Sequence[Row]) -> dict[str, int]:
-    """The colour of each method, the same in every report for the paper's."""
+def _hues(rows: Sequence[Row]) -> dict[str, int]:
+    """Return the number of each label's colour; labels of the paper keep theirs in every report."""
     labels = dict.fromkeys(row.label for row in rows)
-    found = {label: FAMILIES.index(label) for label in labels if label in FAMILIES}
+    found = {label: PAPER_ORDER.index(label) for label in labels if label in PAPER_ORDER}
     free = [i for i in range(COLOURS) if i not in found.values()] or list(range(COLOURS))
     others = [label for label in labels if label not in found]
     return found | {label: free[i % len(free)] for i, label in enumerate(others)}
 
 
 def _details(record: Record) -> dict[str, Any]:
-    """What a click on a run shows; empty things are left out."""
+    """Return what a click on a run shows, without what is empty."""
     found = {
         "reason": record.reason,
         "epochs": record.epochs,
         "best_epoch": record.best_epoch,
+        "inference": record.inference.key,
         "spec": record.spec,
         "job": record.job,
         "scores": record.scores,
@@ -293,32 +328,32 @@ def _log(log: Log) -> list[Any]:
     return [list(log.head), log.left_out, list(log.tail)] if log.head or log.tail else []
 
 
-def _short(value: float | int | None) -> float | int | None:
-    """A number with seven digits, which is more than a screen shows."""
+def _rounded(value: float | int | None) -> float | int | None:
+    """Round to seven digits, which is more than the page shows; None for what is not finite."""
     if value is None or isinstance(value, int):
         return value
     if not math.isfinite(value):
         return None
-    short = float(f"{value:.7g}")
-    return int(short) if short.is_integer() else short
+    rounded = float(f"{value:.7g}")
+    return int(rounded) if rounded.is_integer() else rounded
 
 
-def _pack(content: Any) -> str:
-    """Compact JSON, compressed, as letters that need no escaping in HTML."""
+def _compressed(content: Any) -> str:
+    """Return compressed JSON as base64, which needs no escaping in HTML."""
     try:
         text = json.dumps(content, separators=(",", ":"), allow_nan=False)
-    except ValueError:  # somewhere in it is a NaN, which JSON does not have
-        text = json.dumps(_finite(content), separators=(",", ":"))
+    except ValueError:  # JSON has no NaN and no infinity
+        text = json.dumps(_nan_as_text(content), separators=(",", ":"))
     packed = gzip.compress(text.encode("utf-8", "backslashreplace"), compresslevel=6, mtime=0)
     return base64.b64encode(packed).decode("ascii")
 
 
-def _finite(content: Any) -> Any:
-    """The same with words for the numbers that JSON does not have."""
+def _nan_as_text(content: Any) -> Any:
+    """Return the same with text for NaN and infinity, which JSON does not have."""
     if isinstance(content, float):
         return content if math.isfinite(content) else str(content)
     if isinstance(content, Mapping):
-        return {key: _finite(value) for key, value in content.items()}
+        return {key: _nan_as_text(value) for key, value in content.items()}
     if isinstance(content, list | tuple):
-        return [_finite(value) for value in content]
+        return [_nan_as_text(value) for value in content]
     return content

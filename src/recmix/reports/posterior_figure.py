@@ -1,4 +1,4 @@
-"""The paper's Figure 1: how two components find the true posterior in a two-dimensional latent space."""
+"""The paper's Figure 1: two components learn the true posterior in a two-dimensional latent space."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from PIL import Image
 
 from recmix.reports.figures import COMPONENTS, STYLE, save
 
-__all__ = ["Instance", "Stage", "posterior_animation", "posterior_stages"]
+__all__ = ["FigureStage", "Instance", "posterior_animation", "posterior_stages"]
 
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stage:
-    """A mixture of Gaussians over a two-dimensional z at one moment of learning.
+class FigureStage:
+    """A mixture of Gaussians over a two-dimensional z after some epochs of learning.
 
     Attributes:
-        name: what is written above it, such as ``epoch 3``.
+        name: its title, such as ``epoch 3``.
         means: (K, 2).
         covariances: (K, 2, 2), or (K, 2) with the variances of diagonal ones.
-        weights: (K,) of the mixture; lighter components are drawn thinner.
+        weights: (K,) of the mixture; components with less weight are drawn thinner.
     """
 
     name: str
@@ -57,8 +57,8 @@ class Instance:
     x: Array
     y: Array
     density: Array
-    recursive: Sequence[Stage]
-    blind: Sequence[Stage]
+    recursive: Sequence[FigureStage]
+    blind: Sequence[FigureStage]
 
 
 def posterior_stages(
@@ -68,14 +68,14 @@ def posterior_stages(
     title: str = "",
     names: tuple[str, str] = ("recursive", "blind mixture"),
 ) -> Path:
-    """The paper's Figure 1: learning the recursive mixture above, the blind one below.
+    """The paper's Figure 1: the recursive mixture in the upper row, the blind mixture in the lower.
 
-    Contours are of the true posterior, ellipses one and two standard deviations of q_0 (red) and
-    q_1 (cyan). Instances stand side by side, stages from left to right.
+    Contours show the true posterior, ellipses one and two standard deviations of q_0 (red) and q_1
+    (cyan). Stages go from left to right, and instances are side by side.
 
     Args:
         instances: one or more.
-        path: of the figure; its ending picks PNG or SVG.
+        path: of the figure; its suffix selects PNG or SVG.
         title: above the figure.
         names: of the two rows.
     """
@@ -107,12 +107,12 @@ def posterior_animation(
     milliseconds: int = 500,
     names: tuple[str, str] = ("recursive", "blind mixture"),
 ) -> Path:
-    """The same as an animated GIF: one frame for each stage, the last one held.
+    """The same as an animated GIF: one frame for each stage. The last one is shown longer.
 
     Args:
         instances: one or more.
         path: of the GIF.
-        milliseconds: that a frame is shown.
+        milliseconds: duration of a frame.
         names: of the two rows.
     """
     count = max(max(len(one.recursive), len(one.blind)) for one in instances)
@@ -146,7 +146,7 @@ def posterior_animation(
     return path
 
 
-def _posterior(axes: Any, one: Instance, stage: Stage) -> None:
+def _posterior(axes: Any, one: Instance, stage: FigureStage) -> None:
     """Contours of the true posterior and the ellipses of one mixture."""
     density = np.asarray(one.density, dtype=float)
     top = float(density.max())

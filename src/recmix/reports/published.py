@@ -1,4 +1,4 @@
-"""The figures the paper printed, to stand beside ours.
+"""The numbers that the paper printed, for comparison with ours.
 
 Minyoung Kim and Vladimir Pavlovic, Recursive Inference for Variational Autoencoders, NeurIPS 2020.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from recmix.errors import ConfigError, unknown
-from recmix.reports.records import Column, Row, Setting
+from recmix.reports.records import Row, Setting, TableColumn
 
 __all__ = [
     "CITATION",
@@ -42,16 +42,16 @@ NETWORKS = {"conv": "conv", "dense": "dense", "CNN": "conv", "FC": "dense"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """One printed figure.
+    """One printed number.
 
     Attributes:
         table: one of `TABLES`.
         data: name of the data set, as `recmix.data` has it.
         latent: dimension of z.
         row: method and setting.
-        mean: what was printed (nats, or milliseconds).
-        std: the superscript beside it, where there is one.
-        significance: ``best``, ``p<=0.01`` …, where the table has colours.
+        mean: the printed number (nats, or milliseconds).
+        std: the printed standard deviation, if there is one.
+        significance: ``best``, ``p<=0.01`` and so on, if the table has colours.
         network: of the decoder, ``conv`` or ``dense``.
     """
 
@@ -71,18 +71,13 @@ Key = tuple[str, str, int, str, Setting, str]
 @cache
 def _all() -> dict[Key, Published]:
     content = json.loads(Path(__file__).with_name("published.json").read_text(encoding="utf-8"))
-    found: dict[Key, Published] = {}
-    for table, lines in content["tables"].items():
-        for line in lines:
-            for figure in _unfold(table, line):
-                row = figure.row
-                key = (table, figure.data, figure.latent, row.label, row.setting, figure.network)
-                found[key] = figure
-    return found
+    tables = content["tables"].items()
+    found = (figure for table, lines in tables for line in lines for figure in _unfold(table, line))
+    return {(f.table, f.data, f.latent, f.row.label, f.row.setting, f.network): f for f in found}
 
 
 def _unfold(table: str, line: list[Any]) -> Iterator[Published]:
-    """The figures of one line of the file; a line of the decoder tables has two."""
+    """The numbers of one line of the file; a line of the decoder tables has two."""
     data, latent, label, setting = line[:4]
     common = {"table": table, "data": data, "latent": latent, "row": Row(label, setting)}
     if table.startswith("fc_"):
@@ -98,7 +93,7 @@ def _unfold(table: str, line: list[Any]) -> Iterator[Published]:
 
 
 def figures(table: str | None = None) -> list[Published]:
-    """All printed figures, or those of one table.
+    """All printed numbers, or those of one table.
 
     >>> len(figures("log_likelihood"))
     580
@@ -111,7 +106,7 @@ def figures(table: str | None = None) -> list[Published]:
 def published(
     table: str, data: str, latent: int, method: str, setting: Setting = None, network: str = "conv"
 ) -> Published | None:
-    """One printed figure, if the paper has it.
+    """One printed number, if the paper has it.
 
     Args:
         table: one of `TABLES`.
@@ -129,42 +124,36 @@ def published(
     return _all().get((table, data, latent, method, setting, network))
 
 
-def likelihood_of(row: Row, column: Column) -> Published | None:
-    """The printed log-likelihood that belongs beside a cell, if the set-ups agree."""
+def likelihood_of(row: Row, column: TableColumn) -> Published | None:
+    """The printed log-likelihood for a cell, if the paper has one for the same set-up."""
     networks = (column.network, column.decoder_network)
-    if column.data == "binary-mnist" and column.likelihood == "bernoulli":
-        if networks[0] != networks[1]:
-            return None
-        return published("binary_mnist", "binary-mnist", column.latent, *_key(row), networks[1])
-    if column.likelihood != "gaussian":
+    place = (column.latent, row.label, row.setting, column.decoder_network)
+    found = None
+    if row.use:  # the paper has no other inference than a run's default
         return None
-    if networks == ("conv", "conv"):
-        return published("log_likelihood", column.data, column.latent, *_key(row))
-    if networks == ("conv", "dense"):
-        return published("fc_vs_conv_decoder", column.data, column.latent, *_key(row), "dense")
-    return None
+    if column.data == "binary-mnist" and column.likelihood == "bernoulli":
+        found = "binary_mnist" if networks[0] == networks[1] else None
+    elif column.likelihood == "gaussian":
+        tables = {("conv", "conv"): "log_likelihood", ("conv", "dense"): "fc_vs_conv_decoder"}
+        found = tables.get(networks)
+    return None if found is None else published(found, column.data, *place)
 
 
-def best_printed(column: Column) -> Published | None:
+def best_printed(column: TableColumn) -> Published | None:
     """The highest log-likelihood the paper printed for a data set and dimension.
 
-    >>> str(best_printed(Column(data="mnist", latent=20)).row)
+    >>> str(best_printed(TableColumn(data="mnist", latent=20)).row)
     'RME(4)'
     """
     found = {likelihood_of(figure.row, column) for figure in figures()} - {None}
     return max((f for f in found if f is not None), key=lambda f: f.mean, default=None)
 
 
-def time_of(row: Row, column: Column) -> Published | None:
-    """The printed inference time that belongs beside a cell, if the set-ups agree."""
-    if column.network != "conv" or column.likelihood != "gaussian":
+def time_of(row: Row, column: TableColumn) -> Published | None:
+    """The printed inference time for a cell, if the paper has one for the same set-up."""
+    if row.use or column.network != "conv" or column.likelihood != "gaussian":
         return None
-    place = (column.data, column.latent, *_key(row))
+    place = (column.data, column.latent, row.label, row.setting)
     if column.decoder_network == "conv":
         return published("inference_ms", *place) or published("fc_inference_ms", *place, "conv")
     return published("fc_inference_ms", *place, column.decoder_network)
-
-
-def _key(row: Row) -> tuple[str, Setting]:
-    label = "BVI-ER1" if row.label == "BVI" else row.label  # the main paper's name for it
-    return f"{label} {row.use}".rstrip(), row.setting  # the paper used all as they were trained

@@ -1,4 +1,4 @@
-"""Tables from a summary: how far ours reach beside the paper's, and every row that was measured."""
+"""Markdown tables from a summary: the best results with the paper's, and every row."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from recmix.reports.published import Published, best_printed, likelihood_of
-from recmix.reports.records import Column, Row
+from recmix.reports.records import CONTROL, Row, TableColumn
 from recmix.reports.statistics import TIMED_BATCH
-from recmix.reports.summary import elsewhere
+from recmix.reports.summary import other_device
 from recmix.reports.tables import EMPTY, fixed, signed
 
 __all__ = ["REACH", "frontier_table", "gains", "reach_table"]
@@ -23,43 +23,40 @@ REACH = (
 """The data sets and dimensions of the table."""
 STEPS = (2, 4)
 """Numbers of refinement steps with a column of their own."""
-VAES = ("VAE", "VAE+")
-"""Rows that have columns of their own, or are behind them."""
+BASE = Row("VAE")
+"""The method that the control continues."""
 Line = dict[str, Any]
 
 
 def reach_table(rows: Iterable[Line]) -> str:
-    """The paper's VAE and its best, then ours: VAE+, feed-forward and refined, as Markdown.
+    """The paper's VAE and its best, then our results: VAE+, feed-forward and refined, as Markdown.
 
-    Of all rows but the VAE's that take no steps for an image, the one with the best validation bound
-    stands as feed-forward: that of the K of the test bound on the splits that all these rows have it of.
-    Refined stands one model: of those that were scored after the most Gauss-Newton steps that which
-    validation images, refined as much, prefer.
-    Calibrated rows come before others of the same model: they differ by a number that was fitted to
-    validation images. Every cell names its row. What was not measured is a dash.
+    Feed-forward shows the row without steps that has the best validation bound, VAE and VAE+ left out.
+    Refined shows one model: among those scored after the most steps, the one with the best validation
+    bound after as many steps. Bounds are compared for the K of the test bound, on splits that all rows
+    have. A calibrated row replaces the uncalibrated row of the same model. Every cell names its row, and
+    its number of splits if VAE+ has more. A dash means that nothing was measured.
 
     Args:
         rows: of `recmix.reports.summary.summary`.
     """
     found = list(rows)
-    heads = ["data, dimension", "paper: VAE", "paper: best", "VAE+", "VAE+ calibrated"]
-    heads += ["feed-forward"]
+    heads = ["data, dimension", "paper: VAE", "paper: best", "VAE+", "VAE+ calibrated", "feed-forward"]
     heads += [f"refined, {steps} steps" for steps in STEPS]
     lines = [_row(heads), _row(["---", *["---:"] * (len(heads) - 1)])]
     for data, latent in REACH:
         likelihood = "bernoulli" if data == "binary-mnist" else "gaussian"
-        column = Column(data=data, latent=latent, likelihood=likelihood)
+        column = TableColumn(data=data, latent=latent, likelihood=likelihood)
         here = [row for row in found if row["column"] == str(column)]
-        controls = [_named(here, name) for name in ("VAE+", "VAE+ calibrated")]
-        ahead = _feed_forward(here)
-        best = best_printed(column)
+        by_name = {row["row"]: row for row in here}
+        most = by_name[str(CONTROL)]["splits"] if str(CONTROL) in by_name else 0
+        best, forward, refined = best_printed(column), _feed_forward(here), _refined(here)
         cells = [
             str(column),
-            _printed(likelihood_of(Row("VAE"), column)),
+            _printed(likelihood_of(BASE, column)),
             EMPTY if best is None else f"{best.row}: {_printed(best)}",
-            *map(_ours, controls),
-            EMPTY if ahead is None else f"{ahead['row']}: {_ours(ahead)}",
-            *_refined(here),
+            *(_ours(by_name.get(name)) for name in ("VAE+", "VAE+ calibrated")),
+            *(_named(row, most) for row in [forward, *(refined.get(steps) for steps in STEPS)]),
         ]
         lines.append(_row(cells))
     return "\n".join(lines) + "\n"
@@ -77,7 +74,7 @@ def frontier_table(rows: Iterable[Line]) -> str:
 
 
 def gains(rows: Iterable[Line]) -> tuple[list[str], list[list[str]]]:
-    """Heads and cells of a table of every row: what it gains over VAE+, and what it costs.
+    """Heads and cells of a table of every row: its gain over VAE+ and its time.
 
     Args:
         rows: of `recmix.reports.summary.summary`.
@@ -91,31 +88,32 @@ def gains(rows: Iterable[Line]) -> tuple[list[str], list[list[str]]]:
         gap, places = row["gap"], _digits(row["mean"])
         over = EMPTY if row["difference"] is None else signed(row["difference"], places)
         p = EMPTY if row["p_vae_plus"] is None else f"{row['p_vae_plus']:.2g}"
-        cells = [
-            row["column"],
-            row["row"],
-            row["inference"] + _steps(row),
-            _ours(row),
-            "control" if row["row"] == "VAE+" else over,
-            p if row["significant"] is not None or p == EMPTY else f"{p} (few)",
-            str(row["splits"]),
-            _time(row) + (f" on {' and '.join(row['devices'])}" if elsewhere(row, found) else ""),
-            EMPTY if gap is None else f"{gap['total']:.1f} ± {gap['se']:.1f}",
-        ]
-        lines.append(cells)
+        lines.append(
+            [
+                row["column"],
+                row["row"],
+                _kind(row),
+                _ours(row),
+                "control" if row["row"] == str(CONTROL) else over,
+                p if row["significant"] is not None or p == EMPTY else f"{p} (few)",
+                str(row["splits"]),
+                _time(row) + (f" on {' and '.join(row['devices'])}" if other_device(row, found) else ""),
+                EMPTY if gap is None else f"{gap['total']:.1f} ± {gap['se']:.1f}",
+            ]
+        )
     return heads, lines
 
 
-def _steps(row: Line) -> str:
-    """How many steps are taken for an image, and from how many starts if from several."""
-    steps = f", {row['steps']} steps" if row["steps"] else ""
-    if row["starts"] is None:  # not the same in all splits
-        return f"{steps} from several starts"
-    return steps + (f" from {row['starts']} starts" if row["starts"] > 1 else "")
+def _kind(row: Line) -> str:
+    """The kind of inference, with its steps and restarts."""
+    steps, restarts = row["steps"], row["inference"]["restarts"]
+    words = [str(row["kind"])]
+    words += [f"{steps} step{'s' * (steps != 1)}"] if steps else []
+    return ", ".join(words + ([f"{restarts} restarts"] if restarts > 1 else []))
 
 
 def _time(row: Line) -> str:
-    """Milliseconds, in brackets if other runs had a part of the machine."""
+    """Milliseconds, in brackets if other runs used the machine at the same time."""
     if row["milliseconds"] is None:
         return EMPTY
     text = f"{row['milliseconds']:.2f}"
@@ -123,67 +121,85 @@ def _time(row: Line) -> str:
 
 
 def _feed_forward(rows: Sequence[Line]) -> Line | None:
-    """The row without steps that validation images prefer; test images have no say."""
-    found = [row for row in rows if row["inference"] != "refined" and row["label"] not in VAES]
-    liked = _liked(found)
-    best = max(range(len(found)), key=lambda i: (liked[i], found[i]["calibrated"]), default=None)
+    """The row without steps that has the best validation bound. Test scores are not used."""
+    left_out = (BASE.label, CONTROL.label)
+    found = [row for row in rows if row["kind"] != "refined" and row["label"] not in left_out]
+    bounds = _validation_bounds(found)
+    best = max(range(len(found)), key=lambda i: (bounds[i], found[i]["calibrated"]), default=None)
     return None if best is None else found[best]
 
 
-def _liked(rows: Sequence[Line]) -> list[float]:
-    """How much validation images like each row: the mean bound over the splits that all rows have.
+def _refined(rows: Sequence[Line]) -> dict[int, Line]:
+    """The rows of the model that is shown refined, by the number of steps."""
+    models: dict[tuple[Any, ...], dict[int, Line]] = {}
+    for row in sorted(rows, key=lambda row: bool(row["calibrated"])):  # calibrated rows replace others
+        if row["kind"] == "refined" and row["steps"] in STEPS:
+            used = [row["inference"][name] for name in ("how", "reuse", "restarts")]
+            model = (row["label"], row["setting"], row["options"], *used)
+            models.setdefault(model, {})[row["steps"]] = row
+    most = max((max(found) for found in models.values()), default=0)
+    able = [found for found in models.values() if most in found]
+    bounds = _validation_bounds([found[most] for found in able])
+    best = max(range(len(able)), key=lambda i: (bounds[i], len(able[i])), default=None)
+    return {} if best is None else able[best]
 
-    By the K of the test bound where the rows share a split with it, else by the smallest K that they do.
-    A row without any such bound is not liked at all, and takes nothing from the others.
+
+def _validation_bounds(rows: Sequence[Line]) -> list[float]:
+    """Mean validation bound of each row over the splits that all rows have; -inf without one.
+
+    The K is that of the test bound if the rows share a split with it, otherwise the smallest K with
+    which they do. If they share no split for any K, rows that share none with the rows of more splits
+    get -inf.
     """
     bounds = [row["validations"] for row in rows]
     known = [bound for bound in bounds if bound]
     reported = rows[0]["samples"] if rows else 0
-    for k in sorted({k for bound in known for k in bound}, key=lambda k: (int(k) != reported, int(k))):
-        if shared := set.intersection(*(set(bound.get(k, ())) for bound in known)):
-            return [
-                statistics.fmean(bound[k][s] for s in shared) if bound else -math.inf for bound in bounds
-            ]
+    counts = sorted({k for bound in known for k in bound}, key=lambda k: (int(k) != reported, int(k)))
+    for strict in (True, False):
+        for k in counts:
+            shared = _shared([set(bound.get(k, ())) for bound in known], strict=strict)
+            if shared:
+                return [
+                    statistics.fmean(bound[k][split] for split in shared)
+                    if shared <= set(bound.get(k, ()))
+                    else -math.inf
+                    for bound in bounds
+                ]
     return [-math.inf] * len(rows)
 
 
-def _named(rows: Sequence[Line], name: str) -> Line | None:
-    return next((row for row in rows if row["row"] == name), None)
-
-
-def _refined(rows: Sequence[Line]) -> list[str]:
-    """The figures of the model that is shown refined, by the number of Gauss-Newton steps."""
-    scored: dict[tuple[Any, ...], dict[int, Line]] = {}
-    for row in sorted(rows, key=lambda row: bool(row["calibrated"])):  # it stays where both are there
-        if row["inference"] == "refined" and row["method"] != "sa" and row["steps"] in STEPS:
-            scored.setdefault((row["label"], row["setting"]), {})[row["steps"]] = row
-
-    most = max((max(found) for found in scored.values()), default=0)
-    able = [found for found in scored.values() if most in found]
-    liked = _liked([found[most] for found in able])
-    best = max(range(len(able)), key=lambda i: (liked[i], len(able[i])), default=None)
-    shown = {} if best is None else able[best]
-    return [f"{shown[n]['row']}: {_ours(shown[n])}" if n in shown else EMPTY for n in STEPS]
+def _shared(splits: Sequence[set[str]], *, strict: bool) -> set[str]:
+    """The splits that all have; if not `strict`, without those that share none with larger ones."""
+    if strict:
+        return set.intersection(*splits)
+    found: set[str] = set()
+    for some in sorted(splits, key=len, reverse=True):
+        found = (found & some) or found or some
+    return found
 
 
 def _printed(figure: Published | None) -> str:
-    if figure is None:
-        return EMPTY
-    places = _digits(figure.mean)
-    spread = "" if figure.std is None else f" ± {fixed(figure.std, places)}"
-    return fixed(figure.mean, places) + spread
+    return EMPTY if figure is None else _spread(figure.mean, figure.std)
 
 
 def _ours(row: Line | None) -> str:
+    return EMPTY if row is None else _spread(row["mean"], row["std"])
+
+
+def _named(row: Line | None, most: int) -> str:
+    """A result with the name of its row, and the number of its splits if that is below `most`."""
     if row is None:
         return EMPTY
-    places = _digits(row["mean"])
-    spread = "" if row["std"] is None else f" ± {fixed(row['std'], places)}"
-    return fixed(row["mean"], places) + spread
+    return f"{row['row']}: {_ours(row)}" + (f" ({row['splits']} splits)" if row["splits"] < most else "")
+
+
+def _spread(mean: float, std: float | None) -> str:
+    places = _digits(mean)
+    return fixed(mean, places) + ("" if std is None else f" ± {fixed(std, places)}")
 
 
 def _digits(value: float) -> int:
-    """One decimal as in the paper; two where the scores are small, as on binary images."""
+    """One decimal as in the paper; two for small scores, as on binary images."""
     return 2 if abs(value) < 200 else 1
 
 

@@ -1,34 +1,38 @@
-"""Runs as plain values: the row and column of the tables each belongs to, and what it did."""
+"""Runs as plain values, and the row and the column of the tables that each of them belongs to."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from recmix.inference import Inference
+from recmix.runs.scores import ScoreKey
+
 __all__ = [
-    "Column",
+    "CONTROL",
     "Curve",
     "Log",
     "Problem",
     "Record",
     "Row",
     "Setting",
-    "Store",
+    "StoreContent",
+    "TableColumn",
+    "inference_words",
     "number",
+    "parsed",
     "set_title",
 ]
 
 Setting = int | float | str | None
 Curve = Mapping[str, Sequence[float | None]]
 LARGEST = 1e100
-PAPER_ORDER = (
-    *("VAE", "VAE+", "SA", "IAF", "HF", "ME", "VLAE", "RME"),
-    *("BVI", "BVI-ER1", "BVI-ER2"),
-)
-PAPER_SETS = ("mnist", "omniglot", "cifar10", "svhn", "celeba", "binary-mnist", "static-mnist")
-TITLES = {
+PAPER_ORDER = ("VAE", "VAE+", "SA", "IAF", "HF", "ME", "VLAE", "RME", "BVI-ER1", "BVI-ER2")
+PAPER_SETS = {
     "mnist": "MNIST",
     "omniglot": "OMNIGLOT",
     "cifar10": "CIFAR10",
@@ -36,21 +40,31 @@ TITLES = {
     "celeba": "CelebA",
     "binary-mnist": "Binary MNIST",
     "static-mnist": "Static MNIST",
-    "digits": "Digits",
 }
+TITLES = {**PAPER_SETS, "digits": "Digits"}
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of a table: a method, the setting the tables vary, and how its posterior is used.
+    """A row of a table: a method, its setting, and how its posterior is used.
 
-    >>> print(Row("RME", 5), Row("RES", None, 2), Row("VAE", calibrated=True), sep=", ")
-    RME(5), RES +2 steps, VAE calibrated
+    Attributes:
+        label: name of the method in the tables, from the run's spec.
+        setting: value of the option that the tables vary, such as the order.
+        options: the options by which it differs from other rows with this label and setting.
+        inference: how the posterior is used, in words; empty for the run's default.
+        calibrated: whether the posterior is calibrated on validation data.
+
+    >>> print(Row("RME", 5), Row("VAE+", options="learning_rate=0.0001"), sep=", ")
+    RME(5), VAE+ [learning_rate=0.0001]
+    >>> print(Row("RESIDUAL", inference="+2 steps", calibrated=True))
+    RESIDUAL +2 steps, calibrated
     """
 
     label: str
     setting: Setting = None
-    refine: int = 0
+    options: str = ""
+    inference: str = ""
     calibrated: bool = False
 
     def __str__(self) -> str:
@@ -59,23 +73,62 @@ class Row:
 
     @property
     def use(self) -> str:
-        """How the posterior is used, in words, if not as it was trained."""
-        steps = f"+{self.refine} step{'s' * (self.refine > 1)}" if self.refine else ""
-        return f"{steps} {'calibrated' * self.calibrated}".strip()
+        """The text after label and setting: the options, the inference, the calibration."""
+        options = f"[{self.options}] " if self.options else ""
+        words = ", ".join(filter(None, [self.inference, "calibrated" * self.calibrated]))
+        return f"{options}{words}".strip()
 
     @property
     def order(self) -> tuple[Any, ...]:
-        """Where it stands: the paper's order, then by name, by setting, by how it is used."""
+        """Sort key: the paper's order of methods, then label, setting, options, inference."""
         known = self.label in PAPER_ORDER
         place = (0, PAPER_ORDER.index(self.label), "") if known else (1, 0, self.label)
-        use = (self.refine, self.calibrated)
         if isinstance(self.setting, int | float):
-            return (*place, 1, self.setting, "", *use)
-        return (*place, 0 if self.setting is None else 2, 0, str(self.setting), *use)
+            setting: tuple[int, float, str] = (1, self.setting, "")
+        else:
+            setting = (0 if self.setting is None else 2, 0, str(self.setting))
+        return (*place, *setting, self.options, _by_number(self.inference), self.calibrated)
+
+
+CONTROL = Row("VAE+")
+"""The control: the VAE, continued with the same schedule. Gains are differences from it."""
+
+
+def _by_number(text: str) -> list[str | int]:
+    """Sort key that puts ``2 steps`` before ``10 steps``: texts and numbers in turn."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"([0-9]+)", text)]
+
+
+def inference_words(used: Inference, default: Inference) -> str:
+    """How an inference differs from a run's default, in words.
+
+    Inferences that differ have different words, except for a calibration that is the default's or none.
+
+    >>> inference_words(Inference(refine=2, restarts=3), Inference())
+    '+2 steps, 3 restarts'
+    >>> inference_words(Inference(refine=2, reuse=0), Inference(refine=4))
+    '2 steps, reuse 0'
+    """
+    words = []
+    if used.refine != default.refine:
+        words.append(f"{'' if default.refine else '+'}{used.refine} step{'s' * (used.refine != 1)}")
+    if used.refine and used.how != default.how:
+        words.append(used.how)
+    if used.refine and used.reuse != default.reuse:
+        words.append(f"reuse {used.reuse}")
+    if used.restarts != default.restarts:
+        words.append(f"{used.restarts} restart{'s' * (used.restarts != 1)}")
+    if used.calibrated and not _same_calibration(used, default):
+        words += [f"scale {used.scale!r}", f"slope {used.slope!r}", f"reference {used.reference!r}"]
+    return ", ".join(words)
+
+
+def _same_calibration(one: Inference, other: Inference) -> bool:
+    return (one.scale, one.slope, one.reference) == (other.scale, other.slope, other.reference)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class TableColumn:
     """What makes scores comparable: the data, the dimension of z, the networks and the likelihood."""
 
     data: str
@@ -86,9 +139,9 @@ class Column:
 
     @property
     def title(self) -> str:
-        """The data set as the paper writes it, with the networks where they are not the usual ones.
+        """The data set as the paper writes it, with networks and likelihood if they are unusual.
 
-        >>> Column(data="mnist", latent=20, decoder_network="dense").title
+        >>> TableColumn(data="mnist", latent=20, decoder_network="dense").title
         'MNIST, dense decoder'
         """
         words = [set_title(self.data)]
@@ -104,9 +157,9 @@ class Column:
 
     @property
     def order(self) -> tuple[Any, ...]:
-        """Where it stands: the paper's data sets, then by name, then by dimension."""
+        """Sort key: the paper's order of data sets, then title and dimension."""
         known = self.data in PAPER_SETS
-        place = (0, PAPER_SETS.index(self.data)) if known else (1, 0)
+        place = (0, list(PAPER_SETS).index(self.data)) if known else (1, 0)
         return (*place, self.title, self.latent)
 
     def __str__(self) -> str:
@@ -115,11 +168,15 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """The first and last lines of a log, and how many were left out between them."""
+    """The first and last lines of a log, and the number of lines left out between them."""
 
     head: Sequence[str] = ()
     tail: Sequence[str] = ()
     left_out: int = 0
+
+
+parsed = cache(ScoreKey.parse)
+"""`ScoreKey.parse`, which is called for the same few names in every run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,32 +185,34 @@ class Record:
 
     Attributes:
         folder: name of its folder in the store.
-        row: the line of the table it belongs to.
-        column: what its scores may be compared with.
+        row: its row in the tables, for the run's default inference.
+        column: its column in the tables.
         split: which split of the data.
-        restart: which seed of the training.
+        restart: seed of the training.
+        inference: the run's default inference.
         continued: whether it started from another run.
         status: new, running, interrupted, failed or done.
-        reason: why it stands like that.
-        epochs: how many it has trained.
+        reason: why it has this status.
+        epochs: number of epochs trained.
         best_epoch: the epoch whose weights were kept.
-        validation: its best bound on the validation images, nats; the only thing that selects it.
-        scores: what was measured, by ``split/samples``, ``/refine steps`` and ``/calibrated`` added.
-        gap: the means that ``gap.json`` holds, if it is there.
-        curve: thinned learning curves: ``epoch`` and the series of `CURVES` it has.
-        spec: what was asked, as it stands in the file.
-        job: the grid's entry, as it stands in the file.
-        failure: what ``failed.json`` says.
-        environment: the machine and versions of each start.
-        log: of events.
-        text: what it printed, from ``log.txt``.
+        validation: best bound on the validation data, in nats. Runs are selected by it alone.
+        scores: measured numbers, by `ScoreKey`.
+        gap: means from ``gap.json``, if it exists.
+        curve: thinned learning curves: ``epoch`` and the series of `CURVES` that the run has.
+        spec: content of ``spec.json``.
+        job: content of ``job.json``.
+        failure: content of ``failed.json``.
+        environment: machine and versions at each start.
+        log: events, from ``log.jsonl``.
+        text: printed output, from ``log.txt``.
     """
 
     folder: str
     row: Row
-    column: Column
+    column: TableColumn
     split: int
     restart: int
+    inference: Inference = field(default_factory=Inference)
     continued: bool = False
     status: str = "new"
     reason: str = ""
@@ -171,8 +230,31 @@ class Record:
     text: Log = Log()
 
     def score(self, key: str, name: str) -> float | None:
-        """A measured number, if it is there and finite."""
+        """A measured number, if it exists and is finite."""
         return number(self.scores.get(key, {}).get(name))
+
+    def key(self, part: str, samples: int) -> str:
+        """Name of the score for the run's default inference."""
+        return str(ScoreKey(part, samples, self.inference))
+
+    def keys(self, part: str, samples: int) -> dict[Row, str]:
+        """The name of the score for each row that the run has a score for, and for its default row.
+
+        Args:
+            part: of the data.
+            samples: K of IWAE-K.
+        """
+        found = {self.row: self.key(part, samples)}
+        for name in self.scores:
+            key = parsed(name)
+            if key is None or (key.part, key.samples) != (part, samples) or str(key) != name:
+                continue
+            used = key.inference
+            by_default = used.calibrated and _same_calibration(used, self.inference)
+            words = inference_words(used, self.inference)
+            row = replace(self.row, inference=words, calibrated=key.calibrated or by_default)
+            found.setdefault(row, name)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +269,8 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Store:
-    """Everything that could be read, and a message for everything that could not."""
+class StoreContent:
+    """Everything that was read from a store, and a message for everything that could not be read."""
 
     folder: Path
     records: Sequence[Record]
@@ -206,7 +288,7 @@ def set_title(data: str) -> str:
 
 
 def number(value: Any) -> float | None:
-    """A finite number that can be squared, or nothing."""
+    """A finite number that can be squared, or None."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         try:
             found = float(value)

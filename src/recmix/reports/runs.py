@@ -1,7 +1,7 @@
-"""The runs of a store in one compact JSON file, from which every figure can be made again.
+"""All runs of a store in one compact JSON file. It gives the same tables as the store.
 
-A store holds weights and logs; this file holds what was asked and what was measured, a line for each
-run. Reading it gives the same figures as the store.
+A store holds weights and logs. This file has one line for each run, with its options and its scores.
+Options of training and inference that have their default value are left out.
 """
 
 from __future__ import annotations
@@ -9,25 +9,27 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from recmix._version import __version__
-from recmix.errors import RunError
-from recmix.reports.records import Column, Record, Row
+from recmix.errors import ConfigError, RunError
+from recmix.inference import Inference
+from recmix.reports.records import Record, Row, TableColumn
+from recmix.reports.variants import DEFAULTS, distinguish
 from recmix.runs.files import read_json, write_bytes
-from recmix.runs.options import Training
-from recmix.runs.spec import check_format
+from recmix.runs.spec import FORMAT, check_format
 
-__all__ = ["FORMAT", "one_per_line", "read_runs", "write_runs"]
+__all__ = ["one_per_line", "read_runs", "write_runs"]
 
-FORMAT = 1
-USUAL = asdict(Training())
-"""Training options with these values are left out."""
-PLAIN = ("folder", "split", "restart", "continued", "status", "epochs", "best_epoch", "validation")
-"""What stands in the file as it does in a record."""
+COLUMN = tuple(f.name for f in fields(TableColumn))
+SAME = ("folder", "split", "restart", "continued", "status", "epochs", "best_epoch", "validation")
+"""Fields of a record that the file has under the same name."""
+SPEC = ("method", "options", "training", "init")
+"""Fields of a spec that the file has under the same name."""
 ENVIRONMENT = ("device", "torch", "host")
+INFERENCE = Inference().to_json()
 
 
 def write_runs(records: Iterable[Record], path: Path) -> None:
@@ -43,7 +45,7 @@ def write_runs(records: Iterable[Record], path: Path) -> None:
 
 
 def one_per_line(head: Mapping[str, Any], name: str, items: Iterable[Mapping[str, Any]]) -> str:
-    """A JSON object whose last value is a list with one item a line: short, and its changes can be read.
+    """A JSON object whose last value is a list with one item per line, for short files and diffs.
 
     >>> print(one_per_line({"format": 1}, "runs", [{"a": math.nan}]), end="")
     {"format": 1,
@@ -69,25 +71,23 @@ def read_runs(path: Path) -> list[Record]:
     for place, line in enumerate(content["runs"]):
         try:
             found.append(_record(line))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, ConfigError) as error:
             raise RunError(f"{path}, run {place + 1}: incomplete or damaged ({error!r})") from error
-    return found
+    return distinguish(found)
 
 
 def _line(record: Record) -> dict[str, Any]:
     spec = record.spec or {}
-    training = dict(spec.get("training") or {})
     started = record.environment[-1] if record.environment else {}
     found = {
         "label": record.row.label,
         "setting": record.row.setting,
         **asdict(record.column),
-        **{name: getattr(record, name) for name in PLAIN},
-        "after": (record.job or {}).get("dependency"),
-        "method": spec.get("method"),
-        "options": spec.get("options"),
-        "training": {k: v for k, v in training.items() if k not in USUAL or v != USUAL[k]},
-        "scores": record.scores,
+        **{name: getattr(record, name) for name in SAME},
+        **{name: spec.get(name) for name in SPEC},
+        "training": _changed(spec.get("training") or {}, DEFAULTS),
+        "inference": record.inference.changed(),
+        "scores": {key: _short(score) for key, score in record.scores.items()},
         "gap": record.gap,
         "environment": {key: started[key] for key in ENVIRONMENT if key in started},
     }
@@ -95,26 +95,37 @@ def _line(record: Record) -> dict[str, Any]:
 
 
 def _record(line: Mapping[str, Any]) -> Record:
-    column = Column(**{key: line[key] for key in Column.__dataclass_fields__ if key in line})
-    plain = {key: line[key] for key in PLAIN if key in line}
+    inference = Inference(**line.get("inference", {}))
     return Record(
-        row=Row(line["label"], line.get("setting")),
-        column=column,
-        scores={key: dict(value) for key, value in line.get("scores", {}).items()},
+        row=Row(line["label"], line.get("setting"), calibrated=inference.calibrated),
+        column=TableColumn(**{key: line[key] for key in COLUMN if key in line}),
+        inference=inference,
+        scores={key: _long(score) for key, score in line.get("scores", {}).items()},
         gap=line.get("gap"),
-        spec={
-            "method": line.get("method"),
-            "options": dict(line.get("options", {})),
-            "training": dict(line.get("training", {})),
-        },
-        job={"dependency": line.get("after")},
+        spec={name: line.get(name) for name in SPEC},
         environment=[dict(line.get("environment", {}))],
-        **plain,
+        **{key: line[key] for key in SAME if key in line},
     )
 
 
+def _changed(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in options.items() if k not in defaults or v != defaults[k]}
+
+
+def _short(score: Mapping[str, Any]) -> dict[str, Any]:
+    """A score without the default values of its inference."""
+    used = score.get("inference")
+    return {**score, "inference": _changed(used, INFERENCE)} if isinstance(used, dict) else dict(score)
+
+
+def _long(score: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of `_short`."""
+    used = score.get("inference")
+    return {**score, "inference": {**INFERENCE, **used}} if isinstance(used, dict) else dict(score)
+
+
 def _finite(content: Any) -> Any:
-    """The same without numbers that JSON does not have."""
+    """The same without the numbers that JSON does not have."""
     if isinstance(content, float) and not math.isfinite(content):
         return None
     if isinstance(content, Mapping):

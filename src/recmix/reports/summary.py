@@ -1,59 +1,38 @@
-"""What a store of runs amounts to: a row for each data set, dimension, method and kind of inference.
+"""The results of a store: one row for each data set, dimension, method and inference.
 
-The kinds are told apart by what is done for an image when it is met:
+The kind of a row, from its scores, says what is computed for each example:
 
 ================  =============================================================================
-``encoder``       one pass through the encoders: a Gaussian, a mixture, a flow
-``feed-forward``  encoder and decoder forward only, a few times: residual corrections
-``refined``       steps down a loss for every image: Gauss-Newton steps, ``vlae``, ``sa``
+``encoder``       one pass through the encoders
+``feed-forward``  several passes through encoders and decoder, without gradients
+``refined``       optimisation steps for each example
 ================  =============================================================================
 
-In each split validation picks the restart, as in the tables; means are over splits. A gain is a gain
-over VAE+ of the same data set and dimension, split by split.
+In each split the run with the best validation bound is selected, as in the tables. Means are over
+splits. Gains are differences from VAE+ of the same data set and dimension, split by split.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
-from recmix.reports.records import Record, Row, number
-from recmix.reports.runs import FORMAT, one_per_line
-from recmix.reports.statistics import (
-    CONTROL,
-    TIMED_BATCH,
-    Cell,
-    Results,
-    control_of,
-    signed_rank_p,
-    summarise,
-)
-from recmix.runs.scores import ScoreKey
+from recmix.errors import ConfigError
+from recmix.inference import Inference
+from recmix.reports.paired import signed_rank_p
+from recmix.reports.records import Record, number, parsed
+from recmix.reports.runs import one_per_line
+from recmix.reports.statistics import CONTROL, TIMED_BATCH, Cell, Results, control_of, summarise
+from recmix.runs.spec import FORMAT
 
-__all__ = ["SIGNIFICANT", "elsewhere", "inference", "panels", "summary", "to_json"]
+__all__ = ["Point", "other_device", "panels", "summary", "to_json"]
 
 SIGNIFICANT = 0.05
-STEPPING = ("sa", "vlae")
-"""Methods that take steps for every image by themselves."""
-
-
-def inference(record: Record, row: Row) -> tuple[str, int]:
-    """The kind of inference, and how many steps it takes for every image.
-
-    Args:
-        record: a run.
-        row: the line of the table its score stands in.
-    """
-    spec = record.spec or {}
-    options = spec.get("options") or {}
-    steps = row.refine or _trained(record)
-    if spec.get("method") in STEPPING:
-        return "refined", steps + options.get("steps", 0)
-    if steps:
-        return "refined", steps
-    return "feed-forward" if options.get("component") == "residual" else "encoder", 0
+REFINEMENT = ("how", "refine", "reuse", "restarts")
+Score = tuple[Record, str]
+"""A run and the name of one of its scores."""
 
 
 def summary(records: Iterable[Record], *, samples: int = 100) -> list[dict[str, Any]]:
@@ -64,23 +43,32 @@ def summary(records: Iterable[Record], *, samples: int = 100) -> list[dict[str, 
         samples: K of IWAE-K.
     """
     results = summarise(records, samples=samples)
-    places = ((row, column) for column in results.columns for row in results.rows)
-    cells = [results.cells[place] for place in places if place in results.cells]
+    cells = [cell for column in results.columns for cell in results.column(column)]
     return [_line(cell, results) for cell in cells if cell.values]
 
 
 def to_json(rows: Sequence[dict[str, Any]], *, samples: int = 100) -> str:
-    """The rows as a JSON file, one a line."""
+    """The rows as a JSON file, one per line."""
     head = {"format": FORMAT, "samples": samples, "unit": "nats per test image"}
     return one_per_line(head, "rows", rows)
 
 
-def panels(rows: Iterable[dict[str, Any]]) -> dict[str, list[tuple[str, float, float, float | None]]]:
+class Point(NamedTuple):
+    """A point of the frontier figure."""
+
+    name: str
+    label: str
+    milliseconds: float
+    nats: float
+    std: float | None = None
+
+
+def panels(rows: Iterable[dict[str, Any]]) -> dict[str, list[Point]]:
     """The points of the frontier figure, by data set and dimension: gain over VAE+ against time.
 
-    Where some rows of a column were timed with nothing else running, the others are left out; where
-    none was, the panel's name says so. Rows that were timed on another device than VAE+ are left out,
-    and calibrated ones, which take as long and are compared with another control.
+    If some rows of a column were timed with nothing else running, the other rows are left out. If none
+    was, the title says so. Two kinds of rows are always left out: those timed on another device than
+    VAE+, and calibrated ones, which take the same time and have another control.
     """
     found = list(rows)
     shown = [
@@ -89,30 +77,31 @@ def panels(rows: Iterable[dict[str, Any]]) -> dict[str, list[tuple[str, float, f
         if row["milliseconds"] is not None
         and row["difference"] is not None
         and not row["calibrated"]
-        and not elsewhere(row, found)
+        and not other_device(row, found)
     ]
-    quiet = {row["column"] for row in shown if row["timed_alone"]}
-    points: dict[str, list[tuple[str, float, float, float | None]]] = {}
+    alone = {row["column"] for row in shown if row["timed_alone"]}
+    points: dict[str, list[Point]] = {}
     for row in shown:
-        if row["timed_alone"] or row["column"] not in quiet:
-            point = (row["row"], row["milliseconds"], row["difference"], row["difference_std"])
-            shared = "" if row["timed_alone"] else ", machine shared"
-            points.setdefault(row["column"] + shared, []).append(point)
+        if row["timed_alone"] or row["column"] not in alone:
+            title = row["column"] + ("" if row["timed_alone"] else ", machine shared")
+            names = ("row", "label", "milliseconds", "difference", "difference_std")
+            points.setdefault(title, []).append(Point(*(row[name] for name in names)))
     return points
 
 
-def elsewhere(row: dict[str, Any], rows: Iterable[dict[str, Any]]) -> bool:
+def other_device(row: dict[str, Any], rows: Iterable[dict[str, Any]]) -> bool:
     """Whether a row was timed on another device than VAE+ of the same data set and dimension."""
-    here = (r for r in rows if (r["column"], r["row"]) == (row["column"], str(CONTROL)))
-    control = next(here, None)
+    controls = (r for r in rows if (r["column"], r["row"]) == (row["column"], str(CONTROL)))
+    control = next(controls, None)
     return control is not None and control["devices"] != row["devices"]
 
 
 def _line(cell: Cell, results: Results) -> dict[str, Any]:
     row, column = cell.row, cell.column
-    runs = [cell.chosen[split] for split in cell.values]
-    key = str(ScoreKey("test", results.samples, row.refine or None, row.calibrated))
-    kind, steps = inference(runs[0], row)
+    scored = [(cell.chosen[split], cell.keys[split]) for split in cell.values]
+    runs = [run for run, _ in scored]
+    first = runs[0].scores[scored[0][1]]
+    inference = _inference(scored[0][1])
     return {
         "column": str(column),
         "dataset": column.data,
@@ -122,50 +111,50 @@ def _line(cell: Cell, results: Results) -> dict[str, Any]:
         "method": (runs[0].spec or {}).get("method"),
         "label": row.label,
         "setting": row.setting,
-        "inference": kind,
-        "steps": steps,
+        "options": row.options,
+        "kind": first.get("kind"),
+        "steps": first.get("steps", 0),
+        "inference": {name: getattr(inference, name) for name in REFINEMENT},
         "calibrated": row.calibrated,
-        "widen": _mean(run.score(key, "widen") for run in runs),
-        "reuse": _same(run.scores[key].get("reuse", 0) for run in runs) if steps else None,
-        "starts": _same(run.scores[key].get("starts", 1) for run in runs),
+        "scale": _mean(number((r.scores[k].get("inference") or {}).get("scale")) for r, k in scored),
         "mean": cell.mean,
         "std": cell.std,
         "splits": len(cell.values),
         "values": {str(split): value for split, value in cell.values.items()},
         "seeds": sorted({run.restart for run in runs}),
         "epochs": statistics.median(run.epochs for run in runs),
-        "elbo": _mean(run.score(key, "elbo") for run in runs),
+        "elbo": _mean(run.score(key, "elbo") for run, key in scored),
         "samples": results.samples,
         **_validation(cell, results.samples),
-        **_over_control(cell, results.cells.get((control_of(row), column))),
-        **_times(runs, key),
-        "gap": _gap(runs, row, key),
+        **_over_control(cell, results),
+        **_times(scored),
+        "gap": None if row.calibrated else _gap(scored),
     }
 
 
-def _validation(cell: Cell, samples: int) -> dict[str, Any]:
-    """Bounds of the validation images, where they were refined as the row's test images were.
+def _inference(name: str) -> Inference:
+    """The inference of a score."""
+    key = parsed(name)
+    return Inference() if key is None else key.inference
 
-    ``validations`` has them by K and split, ``validation`` is their mean for the K of the test images
-    where every run was scored with it, else for the smallest such K; None where there is none.
+
+def _validation(cell: Cell, samples: int) -> dict[str, Any]:
+    """Bounds on the validation data, without calibration but with the refinement of the row.
+
+    ``validations`` has them by K and split. ``validation`` is their mean over splits for the K of the
+    test bound if every run has it, otherwise for the smallest K that every run has, otherwise None.
     """
-    row, test = cell.row, str(ScoreKey("test", samples, cell.row.refine or None, cell.row.calibrated))
     found: dict[int, dict[str, float]] = {}
     for split in cell.values:
-        run = cell.chosen[split]
-        for name, score in run.scores.items():
-            key = ScoreKey.parse(name)
-            if key is None or (key.part, key.refine, key.calibrated) != (
-                "val",
-                row.refine or None,
-                False,
-            ):
+        run, refinement = cell.chosen[split], _inference(cell.keys[split]).uncalibrated
+        for name in run.scores:
+            key, bound = parsed(name), run.score(name, "iwae")
+            if key is None or key.part != "val" or key.calibrated or bound is None:
                 continue
-            bound = run.score(name, "iwae")
-            if bound is not None and _climbs(score) == _climbs(run.scores[test]):
+            if key.inference.key == refinement.key:
                 found.setdefault(key.samples, {})[str(split)] = bound
-    whole = [k for k in sorted(found) if len(found[k]) == len(cell.values)]
-    count = samples if samples in whole else next(iter(whole), None)
+    complete = [k for k in sorted(found) if len(found[k]) == len(cell.values)]
+    count = samples if samples in complete else next(iter(complete), None)
     return {
         "validation": None if count is None else statistics.fmean(found[count].values()),
         "validation_samples": count,
@@ -173,28 +162,12 @@ def _validation(cell: Cell, samples: int) -> dict[str, Any]:
     }
 
 
-def _climbs(score: Mapping[str, Any]) -> tuple[Any, Any]:
-    """How a refined score was taken, but for the number of steps."""
-    return score.get("reuse", 0), score.get("starts", 1)
+def _over_control(cell: Cell, results: Results) -> dict[str, Any]:
+    """The gain over VAE+, paired by split, with its exact p-value for any number of pairs.
 
-
-def _same(values: Iterable[Any]) -> Any:
-    """What all are, or None where they differ."""
-    found = set(values)
-    return found.pop() if len(found) == 1 else None
-
-
-def _trained(record: Record) -> int:
-    """Steps of refinement that a run was trained with, and is scored with if nothing else is said."""
-    steps: int = ((record.spec or {}).get("training") or {}).get("refine", 0)
-    return steps
-
-
-def _over_control(cell: Cell, control: Cell | None) -> dict[str, Any]:
-    """The gain over VAE+, paired by split, with its exact p however few the pairs.
-
-    With fewer pairs than the tables ask for, nothing is called significant and the reason is given.
+    With fewer pairs than the tables need, nothing is called significant and the reason is given.
     """
+    control = results.cells.get((control_of(cell.row), cell.column))
     theirs = control.values if control is not None else {}
     shared = sorted(cell.values.keys() & theirs.keys())
     differences = [cell.values[split] - theirs[split] for split in shared]
@@ -202,45 +175,54 @@ def _over_control(cell: Cell, control: Cell | None) -> dict[str, Any]:
         "difference": statistics.fmean(differences) if differences else None,
         "difference_std": statistics.stdev(differences) if len(differences) > 1 else None,
         "pairs": len(differences),
+        "p_vae_plus": None,
+        "significant": None,
     }
     if cell.row == CONTROL:
-        return found | {"p_vae_plus": None, "significant": None, "reason": "the control itself"}
-    if not differences:
-        return found | {"p_vae_plus": None, "significant": None, "reason": "no VAE+ to compare with"}
-    compared = cell.versus_control
-    allowed = None if compared is None else compared.p
-    exact = signed_rank_p(differences)
-    reason = "" if compared is None else compared.reason
+        return found | {"reason": "the control itself"}
+    if not differences or cell.versus_control is None:
+        return found | {"reason": results.control_problem(cell.column) or "no split of VAE+ in common"}
+    p, reason = cell.versus_control.p, cell.versus_control.reason
     if reason:
         reason += f": the smallest possible p is {0.5 ** len(differences):.2g}"
-    significant = None if allowed is None else allowed <= SIGNIFICANT
-    return found | {"p_vae_plus": exact, "significant": significant, "reason": reason}
+    significant = None if p is None else p <= SIGNIFICANT
+    return found | {
+        "p_vae_plus": signed_rank_p(differences),
+        "significant": significant,
+        "reason": reason,
+    }
 
 
-def _times(runs: Sequence[Record], key: str) -> dict[str, Any]:
-    """The median time of a batch over the runs, and what it was measured on.
+def _times(scored: Sequence[Score]) -> dict[str, Any]:
+    """The median time of a batch over the runs, and the devices.
 
-    Runs that were timed with nothing else running speak alone, where there are any.
+    If some runs were timed with nothing else running, the others are left out.
     """
-    timed = [run for run in runs if run.score(key, "batch") == TIMED_BATCH]
-    alone = [run for run in timed if run.scores[key].get("alone") is True]
+    timed = [(run, key) for run, key in scored if run.score(key, "batch") == TIMED_BATCH]
+    alone = [(run, key) for run, key in timed if run.scores[key].get("alone") is True]
     timed = alone or timed
-    found = [time for run in timed if (time := run.score(key, "milliseconds")) is not None]
-    devices = sorted({str(run.scores[key].get("device", "unknown")) for run in timed})
-    middle = statistics.median(found) if found else None
-    return {"milliseconds": middle, "timed_alone": bool(alone), "devices": devices}
+    found = [time for run, key in timed if (time := run.score(key, "milliseconds")) is not None]
+    return {
+        "milliseconds": statistics.median(found) if found else None,
+        "timed_alone": bool(alone),
+        "devices": sorted({str(run.scores[key].get("device", "unknown")) for run, key in timed}),
+    }
 
 
-def _gap(runs: Sequence[Record], row: Row, key: str) -> dict[str, Any] | None:
-    """What inference loses against log p(x), over the runs whose gap was measured for this inference."""
+def _gap(scored: Sequence[Score]) -> dict[str, Any] | None:
+    """The gap between log p(x) and the ELBO, over the runs that have it for the row's inference."""
     totals, references, errors = [], [], []
-    for run in runs:
+    for run, key in scored:
         gap = run.gap or {}
+        try:
+            measured = Inference(**gap.get("inference", {}))
+        except (TypeError, ConfigError):  # a damaged file
+            continue
+        if measured.key != _inference(key).key:
+            continue
         part = (gap.get("summary") or {}).get("test") or {}
         total, reference = part.get("total") or {}, part.get("log_evidence") or {}
-        same = gap.get("refine", 0) == (row.refine or _trained(run))
-        same &= _climbs(gap) == _climbs(run.scores[key])
-        if same and not row.calibrated and number(total.get("mean")) is not None:
+        if number(total.get("mean")) is not None:
             totals.append(float(total["mean"]))
             errors.append(number(total.get("se")) or 0.0)
             references.append(number(reference.get("mean")))

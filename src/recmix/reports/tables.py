@@ -1,8 +1,8 @@
-"""The paper's tables from results; `recmix.reports.forms` and `.latex` write them down.
+"""The paper's tables, made from results; `recmix.reports.forms` and `.latex` write them as text.
 
-Rows are methods in the paper's order, columns data sets by dimension. In each column the best row is
-red and bold, and every other row carries the colour of the p-value of its difference from the best.
-The figure the paper printed stands beside ours, with the difference.
+Rows are methods in the paper's order, columns are data sets by dimension. In each column the best row is
+red and bold. The colour of another row shows the p-value of its difference from the best. The paper's
+number follows ours, with the difference.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from recmix.reports import notes
+from recmix.reports.paired import Comparison
 from recmix.reports.published import Published, likelihood_of, time_of
-from recmix.reports.records import Column, Row
-from recmix.reports.statistics import CONTROL, TIMED_BATCH, Cell, Comparison, Results
+from recmix.reports.records import CONTROL, Row, TableColumn
+from recmix.reports.statistics import TIMED_BATCH, Cell, Results
 
 __all__ = [
     "LEVELS",
-    "Entry",
     "Level",
     "Line",
     "Table",
+    "TableEntry",
     "all_tables",
     "fixed",
     "gain_table",
@@ -37,12 +38,12 @@ EMPTY = "–"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """A colour of the paper's code.
+    """A colour of the paper's tables.
 
     Attributes:
         name: short, for style sheets.
         words: what it means.
-        colour: red, green and blue, 0 to 1; None leaves the text as it is.
+        colour: red, green and blue, 0 to 1; None for the usual colour of text.
         latex: the paper's name of the colour.
     """
 
@@ -53,7 +54,7 @@ class Level:
 
     @property
     def rgb(self) -> str:
-        """For the terminal."""
+        """The colour, for the terminal."""
         assert self.colour is not None
         return "rgb({},{},{})".format(*(round(255 * part) for part in self.colour))
 
@@ -80,20 +81,20 @@ def level_of(p: float | None) -> Level | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """A cell as text, with the numbers it sorts by.
+class TableEntry:
+    """A cell as text, with the numbers by which it is sorted.
 
     Attributes:
         text: the mean, or the gain.
         spread: the standard deviation, or an interval.
-        value: what it sorts by.
+        value: number by which it is sorted.
         level: its colour.
-        bold: whether it stands out.
+        bold: whether it is bold.
         p: the p-value as text, or the word ``best``.
-        more: what else there is to say, such as the effect size.
-        paper: the printed figure.
-        paper_spread: the printed standard deviation.
-        paper_value: what that sorts by.
+        more: further text, such as the effect size.
+        paper: the paper's number.
+        paper_spread: the paper's standard deviation.
+        paper_value: the paper's number, for sorting.
         difference: ours minus the paper's.
     """
 
@@ -112,23 +113,23 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A row of a table; `first` starts a group, such as SA(1) … SA(8)."""
+    """A row of a table; `first` is true for the first of a label, such as SA(1) of SA(1) to SA(8)."""
 
     row: Row
-    entries: Sequence[Entry]
+    entries: Sequence[TableEntry]
     first: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A table ready to be written in any form.
+    """A table that can be written in any form.
 
     Attributes:
         key: short name.
         title: above it.
-        caption: what its figures are.
+        caption: what its numbers are.
         columns: data sets by dimension.
-        printed: for each column, whether the paper has figures for it.
+        printed: for each column, whether the paper has numbers for it.
         lines: the rows.
         notes: below it.
         coloured: whether it uses the colours of `LEVELS`.
@@ -137,7 +138,7 @@ class Table:
     key: str
     title: str
     caption: str
-    columns: Sequence[Column]
+    columns: Sequence[TableColumn]
     printed: Sequence[bool]
     lines: Sequence[Line]
     notes: Sequence[str]
@@ -145,12 +146,12 @@ class Table:
 
     @property
     def groups(self) -> list[tuple[str, list[int]]]:
-        """Data sets, each with the places of its columns."""
+        """Data sets, each with the indices of its columns."""
         places = groupby(range(len(self.columns)), key=lambda i: self.columns[i].title)
         return [(title, list(found)) for title, found in places]
 
 
-# --- what the tables say ---------------------------------------------------------------------------
+# --- the three tables ------------------------------------------------------------------------------
 
 
 def all_tables(results: Results) -> list[Table]:
@@ -159,15 +160,15 @@ def all_tables(results: Results) -> list[Table]:
 
 
 def likelihood_table(results: Results) -> Table:
-    """The paper's Table 1: test log-likelihood with the colour code and the printed figures."""
+    """The paper's Table 1: test log-likelihood, with colours and the paper's numbers."""
 
-    def entry(cell: Cell, digits: int) -> Entry:
+    def entry(cell: Cell, digits: int) -> TableEntry:
         if cell.mean is None:
-            return Entry()
+            return TableEntry()
         tested = cell.versus_best
         coloured = notes.coloured(results, cell.column)
         level = LEVELS["best"] if cell.best else level_of(tested.p if tested else None)
-        return Entry(
+        return TableEntry(
             text=fixed(cell.mean, digits),
             spread="" if cell.std is None else fixed(cell.std, digits),
             value=cell.mean,
@@ -187,30 +188,31 @@ def likelihood_table(results: Results) -> Table:
         caption=(
             "Mean and standard deviation over splits; in each split the restart with the best "
             "validation bound. p: one-sided exact Wilcoxon signed-rank test of the best row against "
-            f"this one.{corrected} Beside it the paper's figure and the difference to it."
+            f"this one.{corrected} Paper: the paper's number and the difference of ours from it."
         ),
         remarks=[
             *notes.few(results),
             *notes.smallest(results),
             *notes.control_missing(results),
-            *notes.gaps(results),
-            "The best row is picked on the same test scores that are then compared, as in the paper: "
-            "p-values against it flatter it a little.",
+            *notes.incomplete(results),
+            *notes.repeated(results),
+            "The best row is chosen by the same test scores that are then compared, as in the paper. So "
+            "the p-values are a little too small.",
         ],
         coloured=True,
     )
 
 
 def gain_table(results: Results) -> Table:
-    """What each row gains over VAE+, the same VAE continued under the same schedule."""
+    """The gain of each row over VAE+, the same VAE continued with the same schedule."""
 
-    def entry(cell: Cell, digits: int) -> Entry:
+    def entry(cell: Cell, digits: int) -> TableEntry:
         found = cell.versus_control
         if found is None or found.difference is None:
-            return Entry(text="control" if cell.row == CONTROL and cell.values else EMPTY)
+            return TableEntry(text="control" if cell.row == CONTROL and cell.values else EMPTY)
         low, high = found.interval or (0.0, 0.0)
         shown = f"[{signed(low, digits)}, {signed(high, digits)}]" if found.interval else ""
-        return Entry(
+        return TableEntry(
             text=signed(found.difference, digits),
             spread=shown,
             value=found.difference,
@@ -227,7 +229,7 @@ def gain_table(results: Results) -> Table:
         key="gain",
         title="Gain over VAE+ (nats per image)",
         caption=(
-            "Mean difference to VAE+ over shared splits with its 95 % t interval; p: one-sided exact "
+            "Mean difference from VAE+ over shared splits with its 95 % t interval; p: one-sided exact "
             f"Wilcoxon signed-rank test that the row is higher{corrected}; r: matched-pairs "
             "rank-biserial correlation, from -1 to 1. Bold: p ≤ 0.05."
         ),
@@ -236,13 +238,13 @@ def gain_table(results: Results) -> Table:
 
 
 def time_table(results: Results) -> Table:
-    """The paper's table of inference times: milliseconds to form the posterior of a batch of 128."""
+    """The paper's table of inference times: milliseconds for the posterior of a batch of 128."""
 
-    def entry(cell: Cell, digits: int) -> Entry:
+    def entry(cell: Cell, digits: int) -> TableEntry:
         if cell.milliseconds is None:
-            return Entry()
+            return TableEntry()
         places = _time_digits(cell.milliseconds)
-        return Entry(
+        return TableEntry(
             text=fixed(cell.milliseconds, places),
             spread="" if cell.milliseconds_std is None else fixed(cell.milliseconds_std, places),
             value=cell.milliseconds,
@@ -255,9 +257,9 @@ def time_table(results: Results) -> Table:
         key="time",
         title=f"Inference time (milliseconds per batch of {TIMED_BATCH})",
         caption=(
-            f"Time to form the posterior of a batch of {TIMED_BATCH} images: mean and standard "
-            "deviation over the runs of the table above. Taken alone (recmix grid --time), a run's time "
-            "is the mean of five passes over the test images. The paper's times are of an RTX 2080 Ti."
+            f"Time to compute the posterior of a batch of {TIMED_BATCH} images: mean and standard "
+            "deviation over the runs of the table above. recmix grid --time measures each run alone, as "
+            "the mean of five passes over the test images. The paper used an RTX 2080 Ti."
         ),
         remarks=[*notes.devices(results), *notes.control_missing(results)],
     )
@@ -265,8 +267,8 @@ def time_table(results: Results) -> Table:
 
 def _table(
     results: Results,
-    make: Callable[[Cell, int], Entry],
-    printed: Callable[[Row, Column], Published | None],
+    make: Callable[[Cell, int], TableEntry],
+    printed: Callable[[Row, TableColumn], Published | None],
     *,
     key: str,
     title: str,
@@ -280,8 +282,8 @@ def _table(
         entries = []
         for column in results.columns:
             cell = results.cells.get((row, column))
-            entry = Entry() if cell is None else make(cell, digits[column])
-            entries.append(_beside(entry, printed(row, column), digits[column]))
+            entry = TableEntry() if cell is None else make(cell, digits[column])
+            entries.append(_with_paper(entry, printed(row, column), digits[column]))
         lines.append(Line(row=row, entries=entries, first=row.label != label))
         label = row.label
     has = [any(line.entries[i].paper for line in lines) for i in range(len(results.columns))]
@@ -297,18 +299,14 @@ def _table(
     )
 
 
-def _beside(entry: Entry, printed: Published | None, digits: int) -> Entry:
-    """The entry with the paper's figure beside it."""
+def _with_paper(entry: TableEntry, printed: Published | None, digits: int) -> TableEntry:
+    """The entry with the paper's number added."""
     if printed is None:
         return entry
-    time = printed.table.endswith("_ms")
-    places = 1 if time else digits
-    difference = ""
-    if entry.value is not None:
-        difference = signed(entry.value - printed.mean, places)
+    places = 1 if printed.table.endswith("_ms") else digits
     return replace(
         entry,
-        difference=difference,
+        difference="" if entry.value is None else signed(entry.value - printed.mean, places),
         paper=fixed(printed.mean, places),
         paper_spread="" if printed.std is None else fixed(printed.std, places),
         paper_value=printed.mean,
@@ -319,21 +317,20 @@ def _beside(entry: Entry, printed: Published | None, digits: int) -> Entry:
 
 
 def fixed(value: float, digits: int) -> str:
-    """A number with so many decimals, and no minus before a zero."""
+    """A number with this many decimals, without a minus before zero."""
     shown = f"{value:.{digits}f}"
     return shown[1:] if float(shown) == 0 and shown.startswith("-") else shown
 
 
 def signed(value: float, digits: int) -> str:
-    """The same with its sign, as a difference is written."""
+    """The same with its sign, for differences."""
     shown = f"{value:+.{digits}f}"
     return fixed(0.0, digits) if float(shown) == 0 else shown
 
 
-def _digits(results: Results, column: Column) -> int:
-    """One decimal as in the paper; two where the scores are small, as on binary images."""
-    cells = (results.cells.get((row, column)) for row in results.rows)
-    sizes = [abs(cell.mean) for cell in cells if cell is not None and cell.mean is not None]
+def _digits(results: Results, column: TableColumn) -> int:
+    """One decimal as in the paper; two for small scores, as on binary images."""
+    sizes = [abs(cell.mean) for cell in results.column(column) if cell.mean is not None]
     return 2 if sizes and max(sizes) < 200 else 1
 
 
@@ -342,7 +339,7 @@ def _time_digits(milliseconds: float) -> int:
 
 
 def p_text(found: Comparison) -> str:
-    """A p-value in words, or nothing where there is none."""
+    """A p-value as text; empty if there is none."""
     if found.p is None:
         return ""
     if found.p < 0.001:

@@ -1,4 +1,4 @@
-"""The templates of the report page, with everything escaped that comes from a store."""
+"""Templates of the report page. Everything that they print is escaped."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-__all__ = ["environment", "source"]
+__all__ = ["environment", "template_text"]
 
 FOLDER = Path(__file__).with_name("templates")
 
 
 @cache
 def environment() -> Environment:
-    """Where templates are found; what they print is escaped."""
-    made = Environment(
+    """Return the Jinja environment of the templates, with escaping switched on."""
+    found = Environment(
         loader=FileSystemLoader(FOLDER),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters["minus"] = minus
-    return made
+    found.filters["minus"] = minus
+    return found
 
 
 def minus(text: str) -> str:
-    """Numbers with the sign that is as wide as a plus.
+    """Replace hyphens by minus signs, which are as wide as a plus.
 
     >>> minus("-1.5 [-2, +1]")
     '−1.5 [−2, +1]'
@@ -35,6 +35,6 @@ def minus(text: str) -> str:
     return text.replace("-", "−")
 
 
-def source(name: str) -> str:
-    """The text of a style sheet or script of the page."""
+def template_text(name: str) -> str:
+    """Return the text of a style sheet or script in the folder of the templates."""
     return (FOLDER / name).read_text(encoding="utf-8")

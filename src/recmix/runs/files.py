@@ -1,4 +1,4 @@
-"""Files that are either whole or not there: written beside, flushed to the disk, then renamed."""
+"""Read and write files. A file is written under another name first, so it is always complete."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["read_json", "read_toml", "write_bytes", "write_json"]
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Replace `path` by `content` so that a crash at any moment leaves the old file or the new one."""
+    """Write `content` to `path`. After a crash at any time there is the old file or the new one."""
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
         try:
@@ -39,21 +39,21 @@ def write_bytes(path: Path, content: bytes) -> None:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise RunError(
-                f"the disk is full: could not write {path} ({len(content):,} bytes). "
-                "What was written before is intact; make room and continue with --resume"
+                f"the disk is full: could not write {path} ({len(content):,} bytes). Earlier files are "
+                "complete: free some space and continue with --resume"
             ) from error
         raise RunError(f"could not write {path}: {error.strerror or error}") from error
 
 
 def _umask() -> int:
-    """The process's umask, which can only be read by setting it."""
+    """The umask of the process, which can only be read by setting it."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Replace `path` by `content` as JSON."""
+    """Write `content` to `path` as JSON."""
     write_bytes(path, (json.dumps(content, indent=1, allow_nan=True) + "\n").encode())
 
 
@@ -70,11 +70,11 @@ def read_json(path: Path) -> Any:
 
 
 def read_toml(path: Path, what: str = "") -> dict[str, Any]:
-    """The content of a TOML file that a user wrote.
+    """The content of a user's TOML file.
 
     Args:
-        path: of the file.
-        what: what it is, for the message.
+        path: the file.
+        what: what the file is, for error messages.
     """
     name = f"{what} {path}".strip()
     try:

@@ -1,4 +1,18 @@
-"""A run is a folder: what was asked, what happened, what was learned. Reading it needs no torch."""
+"""`Run`: the folder of one run. Reading it needs no torch.
+
+==========================  ====================================================================
+``spec.json``               method, options, model, training, inference and data of the run
+``history.json``            one row per epoch
+``status.json``             running, interrupted, failed or done, with the reason
+``scores.json``             results of `recmix evaluate`, by name, see `recmix.runs.scores`
+``gap.json``                results of `recmix evaluate --gap`
+``weights.safetensors``     the weights of the best validation epoch
+``checkpoint.safetensors``  everything needed to continue training
+``log.jsonl``               times and events; not part of what must be reproducible
+``order.json``              how the order was chosen (``order = "auto"``)
+``preset.json``             all stages of a preset, in the folder of its last stage
+==========================  ====================================================================
+"""
 
 from __future__ import annotations
 
@@ -15,9 +29,8 @@ from recmix.runs.spec import Spec
 
 __all__ = ["PRESET", "Run"]
 
-
 PRESET = "preset.json"
-"""Written before the run itself: the stages before it are in folders inside."""
+"""Name of the file that holds a preset; the stages before the last are in folders inside."""
 
 
 class Run:
@@ -51,16 +64,16 @@ class Run:
 
     @property
     def weights(self) -> Path:
-        """The best weights."""
+        """The file of the best weights."""
         return self.folder / "weights.safetensors"
 
     @property
     def checkpoint(self) -> Path:
-        """The last state of training."""
+        """The file of the last training state."""
         return self.folder / "checkpoint.safetensors"
 
     def create(self, spec: Spec, *, overwrite: bool = False) -> None:
-        """Make the folder for a new run; refuses one that already holds something."""
+        """Make the folder of a new run; refuses a folder that already holds one."""
         if self.folder.exists() and not self.folder.is_dir():
             raise RunError(f"{self.folder} is a file: give the name of a folder")
         if self.exists:
@@ -85,7 +98,7 @@ class Run:
         shutil.rmtree(self.folder / "tensorboard", ignore_errors=True)
 
     def spec(self) -> Spec:
-        """What was asked."""
+        """What defines the run."""
         if not self.exists:
             raise RunError(f"{self.folder} does not hold a run (no spec.json in it)")
         path = self.folder / "spec.json"
@@ -98,27 +111,27 @@ class Run:
         return rows
 
     def status(self) -> dict[str, Any]:
-        """How far it is, and why it stopped."""
+        """How far the run is, and why it stopped."""
         path = self.folder / "status.json"
         state: dict[str, Any] = read_json(path) if path.exists() else {"status": "new"}
         return state
 
     def set_status(self, status: str, **more: Any) -> None:
-        """Record how the run stands."""
+        """Record the status of the run."""
         write_json(self.folder / "status.json", {"status": status, **more})
 
     def scores(self) -> dict[str, Any]:
-        """What was measured, by ``split/samples``."""
+        """All scores by name, see `recmix.runs.scores.ScoreKey`."""
         path = self.folder / "scores.json"
         found: dict[str, Any] = read_json(path) if path.exists() else {}
         return found
 
     def add_score(self, key: str, score: dict[str, Any]) -> None:
-        """Add one measurement to the scores."""
+        """Add one score."""
         write_json(self.folder / "scores.json", {**self.scores(), key: score})
 
     def log(self, event: str, **more: Any) -> None:
-        """Append one line to the log: what happened when, on which machine."""
+        """Append one line to the log: the event, the time and, at a start, the machine."""
         line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "event": event, **more}
         if event == "start":
             line["host"] = {"python": platform.python_version(), "machine": platform.machine()}

@@ -35,7 +35,9 @@ class ScoreKey(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> ScoreKey | None:
         """The inverse of `str`; None if the text is not a score's name."""
-        found = re.fullmatch(r"(\w+)/(\d{1,9})(?:/([\w.,=+-]*=[\w.,=+-]*))?(/calibrated)?", text, re.ASCII)
+        found = re.fullmatch(
+            r"(\w+)/(\d{1,9})(?:/([\w.,=+-]*=[\w.,=+-]*))?(/calibrated)?", text, re.ASCII
+        )
         if not found:
             return None
         part, samples, inference, calibrated = found.groups()

@@ -1,19 +1,21 @@
-"""A run is a folder: what was asked, what happened, what was learned. Reading it needs no torch."""
+"""`Spec`: everything that defines a run, as plain values."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from recmix._version import __version__
-from recmix.errors import RunError, unknown
-from recmix.runs.options import Training
+from recmix.errors import ConfigError, RunError, unknown
+from recmix.inference import Inference
+from recmix.model.options import ModelOptions
+from recmix.runs.training_options import Training
 
 __all__ = ["FORMAT", "Spec", "check_format"]
 
-
-FORMAT = 1
-"""Version of the folder's layout; a folder of a newer one is refused."""
+FORMAT = 2
+"""Version of the folder's layout. A folder of another version is refused."""
+GROUPS = {"model": ModelOptions, "training": Training, "inference": Inference}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,28 +24,26 @@ class Spec:
 
     Args:
         method: name of the method.
+        label: name of the run's row in tables, such as ``VAE+``.
+        shape: (C, H, W) of an example.
         options: the method's own options.
-        latent: dimension of z.
-        likelihood: ``gaussian`` or ``bernoulli``.
-        network: ``conv``, ``dense`` or ``own`` for a user's modules.
-        decoder_network: the same for the decoder.
-        shape: (C, H, W) of an image.
+        model: latent dimension, likelihood and networks; a user's own modules are called ``own``.
         training: how it is trained.
-        data: what the data said of itself, and where it was read from.
-        init: the run it started from, or nothing.
-        setting: which of the options the tables vary (order, steps, flows), if any.
-        auto: the options by which one was chosen (``order = "auto"``), as they were asked, and why it
-            was chosen so; `options` holds what was chosen. For a step of such a choice, of which.
+        inference: how the posterior is improved, in training and by default when it is used.
+        data: what describes the data, and where they were read from.
+        init: the run it started from, or None.
+        setting: the option that tables vary (order, steps, flows), if any.
+        auto: for ``order = "auto"``: the options of the choice and its result. `options` holds the
+            order that was chosen.
     """
 
     method: str
-    latent: int
-    likelihood: str
     shape: tuple[int, int, int]
-    network: str = "conv"
-    decoder_network: str = "conv"
+    label: str = ""
     options: dict[str, Any] = field(default_factory=dict)
+    model: ModelOptions = field(default_factory=ModelOptions)
     training: Training = field(default_factory=Training)
+    inference: Inference = field(default_factory=Inference)
     data: dict[str, Any] = field(default_factory=dict)
     init: dict[str, Any] | None = None
     setting: str | None = None
@@ -51,11 +51,13 @@ class Spec:
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""
-        return {"format": FORMAT, "recmix": __version__, **asdict(self), "shape": list(self.shape)}
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        values |= {name: values[name].to_json() for name in GROUPS}
+        return {"format": FORMAT, "recmix": __version__, **values, "shape": list(self.shape)}
 
     @classmethod
     def from_json(cls, content: Any, where: str = "spec") -> Spec:
-        """The inverse of `to_json`; refuses a newer format and unknown fields."""
+        """The inverse of `to_json`; refuses other formats and unknown fields."""
         if not isinstance(content, dict) or "method" not in content:
             raise RunError(f"{where} is not the spec of a run: expected a JSON object with 'method'")
         check_format(content.get("format", 0), where)
@@ -65,19 +67,25 @@ class Spec:
             if key not in known:
                 raise RunError(f"{where}: {unknown('field', key, known)}")
         try:
-            values["training"] = Training(**values.get("training", {}))
+            for name, group in GROUPS.items():
+                values[name] = group(**values.get(name, {}))
             values["shape"] = tuple(values["shape"])
             return cls(**values)
-        except (TypeError, KeyError) as error:
+        except (TypeError, KeyError, ConfigError) as error:
             raise RunError(f"{where} is incomplete or damaged: {error}") from error
 
 
 def check_format(found: Any, where: str) -> None:
-    """Refuse what a newer version wrote."""
+    """Refuse a file that another version of the layout wrote."""
     if not isinstance(found, int) or found < 1:
         raise RunError(f"{where} has no format number: it was not written by recmix, or is damaged")
     if found > FORMAT:
         raise RunError(
             f"{where} has format {found}, newer than this version of recmix reads ({FORMAT}): "
             "upgrade recmix to open it"
+        )
+    if found < FORMAT:
+        raise RunError(
+            f"{where} has format {found}, this version of recmix reads format {FORMAT}: train the run "
+            "again, or open it with an older version of recmix"
         )

@@ -1,4 +1,4 @@
-"""A moving average of the weights: it is judged and kept, while training goes on with the weights."""
+"""A moving average of the weights: the average is validated and kept; training uses the weights."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ __all__ = ["Average"]
 
 
 class Average:
-    """Exponential moving average of a module's parameters, one step of it for each update.
+    """Exponential moving average of a module's parameters, with one step for each update.
 
-    After t updates the next one counts a <- a + w (p - a) with w = max(1 - decay, 1 / (t + 1)): until
-    1 / (1 - decay) updates it is their plain average, and where they started counts for nothing.
+    After t updates, the next step is a <- a + w (p - a) with w = max(1 - decay, 1 / (t + 1)). So the
+    first 1 / (1 - decay) updates form a plain average, and the initial parameters have no weight.
 
-    All of it lives on the device and is changed in place, so that it can be part of a captured graph;
-    torch's own `AveragedModel` looks at its counter from the host at every update.
+    All tensors are on the device and change in place, so a CUDA graph can capture an update. The
+    `AveragedModel` of torch reads its counter on the host at each update.
 
     Args:
-        module: whose parameters; its buffers are not averaged.
+        module: the module whose parameters are averaged; its buffers are not.
         decay: at least 0, below 1.
 
     >>> layer = nn.Linear(1, 1)
@@ -42,13 +42,13 @@ class Average:
         self.updates = torch.zeros((), dtype=torch.int64, device=self.parameters[0].device)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The averages and the number of updates in them, by name: themselves, not copies."""
+        """The averages and the number of updates, by name; the tensors themselves, not copies."""
         named = zip(self.names, self.values, strict=True)
         return {f"weights.{name}": value for name, value in named} | {"updates": self.updates}
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take in the parameters as they are after an update; never waits for the device."""
+        """Add the present parameters to the average, without waiting for the device."""
         self.updates.add_(1)
         share = self.updates.to(self.values[0].dtype).reciprocal().clamp_min(1 - self.decay)
         moved = list(torch._foreach_sub(self.parameters, self.values))
@@ -57,7 +57,7 @@ class Average:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """In here the parameters hold their averages."""
+        """In this context the parameters have their averaged values."""
         kept = [p.detach().clone() for p in self.parameters]
         _fill(self.parameters, self.values)
         try:

@@ -1,4 +1,4 @@
-"""Images on their way to the device: resident where they fit, streamed where they do not."""
+"""Batches of images on a device: stored there if they fit, otherwise streamed."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from recmix.data import ArrayImages, Images
 __all__ = ["Batches", "mix"]
 
 AHEAD = 4
-"""Batches that streaming reads in advance."""
+"""Number of batches that streaming reads in advance."""
 
 
 class Batches:
-    """Batches of one set of images as float tensors in [0, 1] on a device.
+    """Batches of a set of images, as float tensors in [0, 1] on a device.
 
-    In-memory images live on the device in their stored form (uint8 where they came so) and are gathered
-    there; others are read by threads ahead of their use.
+    Images in memory are copied to the device in their stored form (uint8 or float) and gathered there.
+    Other images are read by threads in advance.
 
     Args:
         images: the images.
-        device: where batches are wanted.
-        dtype: of the batches.
-        binarise: each pixel is to be drawn afresh from a Bernoulli of its grey value (by the user).
+        device: the device of the batches.
+        dtype: the dtype of the batches.
+        binarise: whether the caller draws each pixel anew from a Bernoulli of its grey value.
     """
 
     def __init__(
@@ -43,28 +43,29 @@ class Batches:
         self.device = device
         self.dtype = dtype
         self.binarise = binarise
-        self._here: Tensor | None = None
+        self._stored: Tensor | None = None
         if isinstance(images, ArrayImages):
             raw = torch.from_numpy(np.ascontiguousarray(images.raw))
             if _fits(raw, device):
-                self._here = raw.to(device)
+                self._stored = raw.to(device)
 
     def __len__(self) -> int:
         return len(self.images)
 
     @property
     def resident(self) -> bool:
-        """Whether the images live on the device."""
-        return self._here is not None
+        """Whether all images are on the device."""
+        return self._stored is not None
 
     def steps(self, batch_size: int) -> int:
-        """Batches in an epoch."""
+        """Number of batches in an epoch."""
         return len(self) // min(batch_size, len(self))
 
     def order(self, batch_size: int, *, seed: int, epoch: int) -> Tensor:
-        """The images of each batch of an epoch, (steps, batch): a function of (seed, epoch) alone.
+        """Indices of the images of each batch of an epoch, (steps, batch).
 
-        Every batch is full: what is left over at the end of one epoch comes earlier in another.
+        They depend only on seed and epoch. Every batch is full; images that are left over in one epoch
+        are used in others.
         """
         generator = torch.Generator().manual_seed(mix(seed, epoch))
         size = min(batch_size, len(self))
@@ -73,12 +74,12 @@ class Batches:
         )
 
     def take(self, rows: Tensor) -> Tensor:
-        """The images of these numbers, which live on the device."""
-        assert self._here is not None
-        return self._as_float(self._here.index_select(0, rows))
+        """The images with these indices, which must be on the device."""
+        assert self._stored is not None
+        return self._as_float(self._stored.index_select(0, rows))
 
     def stream(self, order: Iterable[Tensor]) -> Iterator[Tensor]:
-        """One batch after the other, read ahead by threads."""
+        """One batch after the other, read in advance by threads."""
         with ThreadPoolExecutor(max_workers=AHEAD) as pool:
             waiting: deque[Future[np.ndarray]] = deque()
             try:
@@ -93,9 +94,9 @@ class Batches:
                     future.cancel()
 
     def in_order(self, batch_size: int) -> Iterator[Tensor]:
-        """All images, in their order, as they are."""
+        """All images in their order."""
         rows = torch.arange(len(self)).split(batch_size)
-        if self._here is None:
+        if self._stored is None:
             yield from self.stream(rows)
         else:
             yield from (self.take(part.to(self.device)) for part in rows)
@@ -106,7 +107,7 @@ class Batches:
 
 
 def _fits(images: Tensor, device: torch.device) -> bool:
-    """Whether the images may take a place on the device: at most half of what is free."""
+    """Whether the images need less than half of the free memory of the device."""
     if device.type != "cuda":
         return True
     free, _ = torch.cuda.mem_get_info(device)
@@ -114,5 +115,5 @@ def _fits(images: Tensor, device: torch.device) -> bool:
 
 
 def mix(*numbers: int) -> int:
-    """One 63-bit number from several, so that neighbouring seeds and epochs share nothing."""
+    """One 63-bit seed from several numbers; similar numbers give unrelated seeds."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))

@@ -1,7 +1,7 @@
-"""Weights and training state as safetensors: nothing is pickled, nothing that is loaded can run.
+"""Weights and training state as safetensors. Nothing is pickled, so loading a file runs no code.
 
-A checkpoint holds the method, its optimisers, the moving average of its weights if there is one, the
-random stream and where in which epoch it stands; the history travels in its header. Both files carry a
+A checkpoint holds the weights, the optimisers, the moving average of the weights if there is one, and
+the random stream. Its header holds the epoch, the batch and the history. Both kinds of file have a
 format number.
 """
 
@@ -28,7 +28,7 @@ __all__ = ["State", "load_checkpoint", "load_weights", "save_checkpoint", "save_
 
 @dataclass
 class State:
-    """Where training stands: `step` batches into epoch `epoch` (both counted from 0)."""
+    """The state of a training: `epoch` epochs and `step` batches of the next one are done."""
 
     epoch: int = 0
     step: int = 0
@@ -40,14 +40,14 @@ class State:
 
 
 def save_weights(path: Path, weights: dict[str, Tensor], epoch: int) -> None:
-    """Write a method's parameters and buffers, by the names they have in its `state_dict`."""
-    _write(path, _plain(weights), {"epoch": epoch})
+    """Write the parameters and buffers of a method, by their names in `state_dict`."""
+    _write(path, _contiguous(weights), {"epoch": epoch})
 
 
 def load_weights(path: Path, method: nn.Module) -> int:
-    """Read parameters and buffers into a method; returns the epoch they are of."""
+    """Read parameters and buffers into a method; returns their epoch."""
     tensors, header = _read(path)
-    _into(method, tensors, path)
+    _load_into(method, tensors, path)
     return int(header.get("epoch", 0))
 
 
@@ -60,7 +60,7 @@ def save_checkpoint(
     best: dict[str, Tensor],
     average: dict[str, Tensor],
 ) -> None:
-    """Write everything that the next step depends on, and the best weights so far, in one file."""
+    """Write one file with everything that the next step depends on, and the best weights so far."""
     tensors = {f"method.{k}": v for k, v in method.state_dict().items()}
     tensors |= {f"best.{k}": v for k, v in best.items()}
     tensors |= {f"average.{k}": v for k, v in average.items()}
@@ -68,7 +68,7 @@ def save_checkpoint(
         for index, slots in optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{name}.{index}.{slot}": v for slot, v in slots.items()}
     tensors["generator"] = generator.get_state()
-    _write(path, _plain(tensors), {"state": vars(state)})
+    _write(path, _contiguous(tensors), {"state": vars(state)})
 
 
 def load_checkpoint(
@@ -78,10 +78,10 @@ def load_checkpoint(
     generator: torch.Generator,
     average: dict[str, Tensor],
 ) -> tuple[State, dict[str, Tensor]]:
-    """Read a checkpoint back into a method, its optimisers, its random stream and its moving average.
+    """Read a checkpoint into a method, its optimisers, its random stream and its moving average.
 
     Returns:
-        Where training stands, and the best weights so far.
+        The state of the training, and the best weights so far.
     """
     tensors, header = _read(path)
     try:
@@ -93,14 +93,14 @@ def load_checkpoint(
                 index, slot = key.removeprefix(f"optimizer.{name}.").split(".")
                 found["state"].setdefault(int(index), {})[slot] = tensors.pop(key)
             optimizer.load_state_dict(found)
-            _same_layout(optimizer)
+            _match_layout(optimizer)
         noise = tensors.pop("generator")
         averaged = {k: tensors.pop(f"average.{k}") for k in average}
     except (KeyError, TypeError, ValueError) as error:
         raise RunError(f"{path} is not a checkpoint of this run: {error}") from error
     if len(noise) == len(generator.get_state()):
         generator.set_state(noise)
-    else:  # the run moved between CPU and GPU: streams differ there anyway
+    else:  # the run moved between CPU and GPU, whose random streams differ
         generator.manual_seed(state.epoch * 1_000_003 + state.step)
     device = next(method.parameters()).device
     best = {
@@ -108,22 +108,22 @@ def load_checkpoint(
         for k in list(tensors)
         if k.startswith("best.")
     }
-    _into(method, {k.removeprefix("method."): v for k, v in tensors.items()}, path)
+    _load_into(method, {k.removeprefix("method."): v for k, v in tensors.items()}, path)
     for key, value in averaged.items():
         average[key].copy_(value)
     return state, best
 
 
-def _same_layout(optimizer: torch.optim.Optimizer) -> None:
-    """Give what belongs to a parameter the parameter's own memory layout, as fused updates assume."""
+def _match_layout(optimizer: torch.optim.Optimizer) -> None:
+    """Give the state of each parameter the memory layout of the parameter, as fused updates assume."""
     for p, slots in optimizer.state.items():
         for name, value in slots.items():
-            if value.shape == p.shape and name != "step":  # a counter, of its own type
+            if value.shape == p.shape and name != "step":  # a counter with its own dtype
                 slots[name] = torch.empty_like(p).copy_(value)
 
 
-def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors on the CPU, contiguous and each with its own memory, as the format wants them."""
+def _contiguous(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous copies of the tensors on the CPU, as the format requires."""
     return {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
 
 
@@ -139,10 +139,12 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise RunError(f"{path} does not exist: the run has no weights yet") from error
     except OSError as error:
         raise RunError(f"could not read {path}: {error.strerror or error}") from error
-    starts = (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
-    # The first bytes of safetensors are a length and may be any; its header begins at the ninth.
-    if content[:2] in starts and content[8:9] != b"{":
-        raise RunError(f"{path} is a pickle, not safetensors: recmix never unpickles, refused")
+    pickles = (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+    # A safetensors file begins with the length of its header, which can have any bytes.
+    if content[:2] in pickles and content[8:9] != b"{":
+        raise RunError(
+            f"{path} is a pickle, not safetensors. A pickle can run any code, so recmix does not read it"
+        )
     try:
         size = int.from_bytes(content[:8], "little")
         header = json.loads(content[8 : 8 + size])["__metadata__"]["recmix"]
@@ -157,15 +159,15 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, header
 
 
-def _into(module: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
+def _load_into(module: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
     own = module.state_dict()
     for key in own.keys() ^ tensors.keys():
         where = "is missing from" if key in own else "is not expected in"
-        raise RunError(f"{key} {where} {path}: it belongs to a run with other options or networks")
+        raise RunError(f"{key} {where} {path}: the file belongs to a run with other options or networks")
     for key, value in tensors.items():
         if own[key].shape != value.shape:
             raise RunError(
                 f"{key} in {path} has shape {tuple(value.shape)}, expected {tuple(own[key].shape)}: "
-                "it belongs to a run with other options or networks"
+                "the file belongs to a run with other options or networks"
             )
     module.load_state_dict(tensors)

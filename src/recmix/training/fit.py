@@ -1,120 +1,75 @@
-"""`fit`: from data and a few names to the best-validation model."""
+"""From data and options to trained models: check a request, make its networks and folder, train it."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
 import hashlib
-import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from recmix.api import Fitted, load
 from recmix.data import ImageData, Images, as_data
 from recmix.errors import ConfigError, Interrupted, NonFiniteError, RunError
-from recmix.inference.refinement import check_can_be_taught
-from recmix.methods.method import Method, same_shapes
+from recmix.inference import Inference
+from recmix.methods.method import Method, check_can_be_distilled, same_shapes
 from recmix.methods.registry import find_method
+from recmix.model.options import ModelOptions
 from recmix.runs.files import write_json
 from recmix.runs.folder import Run
-from recmix.runs.options import CLIMBS, Training
 from recmix.runs.spec import Spec
-from recmix.training.build import build
-from recmix.training.job import Job
+from recmix.runs.training_options import Training
+from recmix.training.arguments import Given, read_options, split_auto
+from recmix.training.build import OWN, Trained, TrainedModel, build, load_trained, place
+from recmix.training.job import Callback, Job
+from recmix.training.labels import row_label
 from recmix.training.loop import train
-from recmix.training.options import read_options, split_auto
 from recmix.training.order import choose_order
 from recmix.training.world import World, world
 
-__all__ = ["fit", "fit_many"]
+__all__ = ["FIRST_STAGE", "IGNORED_ON_RESUME", "REQUEST", "SECOND_STAGE", "train_models"]
 
 FIRST_STAGE = {"epochs": 2000, "learning_rate": 5e-4}
 SECOND_STAGE = {"epochs": 20, "learning_rate": 1e-6}
+REQUEST = (
+    *("method", "data", "init", "out", "resume", "overwrite", "encoder", "decoder", "vae_epochs"),
+    "callbacks",
+)
+"""Names in a request besides options."""
 
 
-def fit(
-    method: str,
-    data: Any,
-    *,
-    latent: int | None = None,
-    likelihood: str | None = None,
-    network: str | None = None,
-    decoder_network: str | None = None,
-    encoder: nn.Module | None = None,
-    decoder: nn.Module | None = None,
-    init: Fitted | str | Path | None = None,
-    out: str | Path | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-    vae_epochs: int | None = None,
-    progress: bool | None = None,
-    **options: Any,
-) -> Fitted:
-    """Train a method and return the model of its best validation epoch.
-
-    Args:
-        method: a name from ``recmix methods``.
-        data: what `recmix.data.as_data` takes: data, a name, a path, arrays, tensors, a torch Dataset.
-        latent: dimension of z; by default that of `init`, or 20.
-        likelihood: ``gaussian`` or ``bernoulli``; by default that of `init`, or Bernoulli for binary
-            data and Gaussian for other.
-        network: ``conv`` (the paper's, the default) or ``dense`` (its fully connected twin).
-        decoder_network: the same for the decoder; by default as `network`.
-        encoder: your own module (B, C, H, W) -> (B, 2 latent) instead; changed in place.
-        decoder: your own module (N, latent) -> (N, C, H, W) instead; changed in place.
-        init: a trained model, or its folder, to start from: the second stage. Methods that need one
-            train a VAE first, in the folder ``vae`` of `out`, if none is given.
-        out: folder of the run; without it nothing is written.
-        resume: continue what is in `out`, if there is anything.
-        overwrite: replace what is in `out`.
-        vae_epochs: epochs of that first VAE, if it is trained here.
-        progress: True shows progress, False never, None if there is a terminal.
-        **options: those of the method and of training, see `recmix.runs.options.Training`.
-    """
-    asked = {k: v for k, v in locals().items() if k not in ("options", "progress")}
-    return fit_many([asked | options], progress=progress)[0]
-
-
-def fit_many(requests: Sequence[dict[str, Any]], *, progress: bool | None = None) -> list[Fitted]:
+def train_models(requests: Sequence[dict[str, Any]], *, progress: bool | None = None) -> list[Trained]:
     """Train many models: on a GPU all at once in one process, elsewhere one after the other.
 
-    Each has its own data, order of data and random stream, and gives what it would give alone. Splits,
-    seeds, learning rates, orders and methods may differ.
+    Each has its own data, order of data and random stream, and gives the same result as alone.
 
     Args:
-        requests: the keyword arguments of `fit` for each, ``method`` and ``data`` included.
-        progress: as in `fit`.
+        requests: the keyword arguments of `recmix.fit` for each, ``method`` and ``data`` included.
+        progress: as in `recmix.fit`.
 
     Raises:
-        NonFiniteError: if a training failed; it is raised when the others are done.
-
-    >>> import numpy as np
-    >>> x = np.random.default_rng(0).random((30, 1, 8, 8), np.float32)
-    >>> models = fit_many([{"method": "vae", "data": x, "epochs": 1, "seed": s} for s in range(2)])
-    >>> len(models)
-    2
+        NonFiniteError: if a training failed; raised when the others are done.
     """
     if any("progress" in request for request in requests):
-        raise ConfigError("progress is shown of all trainings together: give it to fit_many, not to one")
+        raise ConfigError("progress is for all trainings together: give it to fit_many, not to one")
     plans = [_plan(**request) for request in requests]
-    waiting = [plan for plan in plans if plan.vae is not None]
+    waiting = [plan for plan in plans if plan.first is not None]
     if waiting:
         try:
-            first = fit_many([plan.vae for plan in waiting if plan.vae], progress=progress)
+            first = train_models([plan.first for plan in waiting if plan.first], progress=progress)
         except Interrupted as stop:
-            raise _told_of_the_whole(stop, waiting) from None
-        for plan, vae in zip(waiting, first, strict=True):
-            plan.init = vae
-    jobs = {id(plan): plan.job() for plan in plans if plan.finished is None and not plan.open}
+            raise _name_whole_run(stop, waiting) from None
+        for plan, start in zip(waiting, first, strict=True):
+            plan.init = start
+    jobs = {id(plan): plan.job() for plan in plans if plan.finished is None and not plan.chooses_order}
     failures: list[NonFiniteError | None] = []
-    for group in _together(list(jobs.values())):
+    for group in _by_device(list(jobs.values())):
         engine = group[0].training.engine
         failures += train(group, engine=engine, progress=progress)
-    for plan in [plan for plan in plans if plan.finished is None and plan.open]:
+    for plan in [plan for plan in plans if plan.finished is None and plan.chooses_order]:
         try:
             plan.finished = plan.with_order(progress)
         except NonFiniteError as error:
@@ -125,8 +80,8 @@ def fit_many(requests: Sequence[dict[str, Any]], *, progress: bool | None = None
     return [plan.finished or plan.result(jobs[id(plan)]) for plan in plans]
 
 
-def _together(jobs: list[Job]) -> list[list[Job]]:
-    """Jobs by device on GPUs, where they share it; each on its own elsewhere."""
+def _by_device(jobs: list[Job]) -> list[list[Job]]:
+    """Jobs grouped by device on GPUs, where they train together; alone elsewhere."""
     groups: dict[Any, list[Job]] = {}
     for job in jobs:
         key = (job.device, job.training.engine) if job.device.type == "cuda" else id(job)
@@ -136,40 +91,42 @@ def _together(jobs: list[Job]) -> list[list[Job]]:
 
 @dataclasses.dataclass
 class _Plan:
-    """A training that was asked for, checked and laid out."""
+    """One checked request."""
 
     spec: Spec
     data: ImageData
     method: Method
-    init: Fitted | None
+    init: TrainedModel | None
     run: Run | None
     resume: bool
-    vae: dict[str, Any] | None = None
-    """What to ask `fit` for first, if it needs a VAE and has none."""
-    finished: Fitted | None = None
+    callbacks: Sequence[Callback] = ()
+    first: dict[str, Any] | None = None
+    """The request of the training that must come first, if there is one."""
+    finished: Trained | None = None
 
     @property
-    def open(self) -> bool:
-        """Whether its order is to be chosen by what the components gain."""
+    def chooses_order(self) -> bool:
+        """Whether its order is to be chosen by the components' gains."""
         return self.spec.auto is not None and "order" in self.spec.auto
 
-    def with_order(self, progress: bool | None) -> Fitted:
-        """Choose the order and train it; what the user's own modules are is then the first component."""
+    def with_order(self, progress: bool | None) -> Trained:
+        """Choose the order and train it; a user's own modules become the first component."""
         assert self.init is not None
         found = choose_order(
             self.spec,
             self.data,
             self.init,
+            method=type(self.method),
             run=self.run,
             resume=self.resume,
-            fit_many=fit_many,
+            train_models=train_models,
             progress=progress,
         )
         self.method.start_from(found.method)
         return found
 
     def job(self) -> Job:
-        """The training itself, with everything in its place."""
+        """The training, ready to start."""
         if self.init:
             with torch.random.fork_rng():
                 torch.manual_seed(self.spec.training.seed)
@@ -178,148 +135,206 @@ class _Plan:
             self.method,
             self.data,
             self.spec.training,
+            inference=self.spec.inference,
             continued=self.init is not None,
             run=self.run,
             resume=self.resume,
             title=_title(self.spec),
+            callbacks=self.callbacks,
         )
 
-    def result(self, job: Job) -> Fitted:
-        """What the training gave."""
+    def result(self, job: Job) -> Trained:
+        """The trained model."""
         folder = None if self.run is None else self.run.folder
-        return Fitted(self.method, self.spec, job.state.history, folder)
+        return Trained(self.method.eval(), self.spec, job.state.history, folder)
 
 
 def _plan(
-    method: str,
+    method: str | type[Method] | Method,
     data: Any,
     *,
-    latent: int | None = None,
-    likelihood: str | None = None,
-    network: str | None = None,
-    decoder_network: str | None = None,
     encoder: nn.Module | None = None,
     decoder: nn.Module | None = None,
-    init: Fitted | str | Path | None = None,
+    init: TrainedModel | str | Path | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     overwrite: bool = False,
     vae_epochs: int | None = None,
-    choose_on: Images | None = None,
+    callbacks: Sequence[Callback] = (),
+    select_on: Images | None = None,
     **options: Any,
 ) -> _Plan:
-    """Check a request to `fit` and make its spec, its networks and its folder.
+    """Check a request and make its spec, networks and folder.
 
-    With `choose_on` it is a step in the choice of an order: these images, and not all validation images,
-    pick its best epoch.
+    With `select_on` it is a step of choosing an order: these examples, instead of all validation
+    examples, select the best epoch.
     """
-    we = world()
-    names = (("method", method), ("likelihood", likelihood), ("network", network))
-    for name, value in (*names, ("decoder_network", decoder_network)):
-        if not isinstance(value, str) and (value is not None or name == "method"):
-            raise ConfigError(f"{name} must be a name, got {value!r}")
-    for name, number in (("latent", latent), ("vae_epochs", vae_epochs)):
-        if number is not None and (not isinstance(number, int) or isinstance(number, bool)):
-            raise ConfigError(f"{name} must be a whole number, got {number!r}")
-    if init is not None and not isinstance(init, Fitted | str | Path):
-        raise ConfigError(f"init must be a trained model or its folder, got {init!r}")
-    for name, module in (("encoder", encoder), ("decoder", decoder)):
-        if module is not None and not isinstance(module, nn.Module):
-            raise ConfigError(f"{name} must be a torch.nn.Module, got {module!r}")
-    if resume and overwrite:
-        raise ConfigError("resume and overwrite exclude each other: continue a run, or replace it")
     cls = find_method(method)
-    own, common = read_options(cls, options, _names(fit))
-    own, auto = split_auto(own)
-    training = Training(**common)
-    data = as_data(data)
-    if isinstance(init, str | Path):
-        init = load(init, device=training.device, encoder=_copy(encoder), decoder=_copy(decoder))
-    before = init.spec if init else None
-    if encoder is None and init and before and before.network == "own":
-        encoder = _copy(init.method.base_encoder)
-    if decoder is None and init and before and before.decoder_network == "own":
-        decoder = _copy(init.model.decoder)
-    network = "own" if encoder is not None else network or (before.network if before else "conv")
-    if decoder is not None:
-        decoder_network = "own"
-    elif decoder_network is None:
-        decoder_network = before.decoder_network if before else "conv" if network == "own" else network
-    needs_vae = init is None and cls.second_stage
+    _check_request(encoder, decoder, init, resume, overwrite, vae_epochs, callbacks)
+    given = read_options(cls, options, REQUEST)
+    own, auto = split_auto(given.method)
+    training, data = Training(**given.training), as_data(data)
+    if isinstance(method, Method):
+        _check_instance_options(method, given, options)
+        own, auto = dict(method.options), None
+        encoder, decoder = method.base_encoder, method.model.decoder
+        given.model["latent"] = method.model.latent
+        given.model["likelihood"] = method.model.likelihood.name
+    start = _start(init, training.device, encoder, decoder)
+    before = start.spec if start else None
+    if start and before and not isinstance(method, Method):
+        if encoder is None and before.model.network == OWN:
+            encoder = _copy(start.method.base_encoder)
+        if decoder is None and before.model.decoder_network == OWN:
+            decoder = _copy(start.method.model.decoder)
+    needs_first = start is None and cls.starts_from is not None and not isinstance(method, Method)
+    continued = start is not None or needs_first
+    training = _by_stage(training, cls, continued=continued)
+    inference = Inference(**given.inference)
+    first_spec = before or (_first_spec(cls) if needs_first else None)
     spec = Spec(
-        method=method,
-        latent=latent if latent is not None else before.latent if before else 20,
-        likelihood=likelihood or (before.likelihood if before else _usual_likelihood(data)),
+        method=cls.name,
+        label=row_label(cls, training, inference, first_spec),
         shape=data.shape,
-        network=network,
-        decoder_network=decoder_network,
         options=own,
-        training=_by_stage(training, cls, continued=init is not None or needs_vae),
+        model=_model_options(given.model, before, data, encoder, decoder),
+        training=training,
+        inference=inference,
         data=data.describe(),
-        init={"run": "vae", "epochs": vae_epochs} if needs_vae else _origin(init),
+        init={"run": cls.starts_from, "epochs": vae_epochs} if needs_first else _origin(start),
         setting=cls.setting,
-        auto=auto if choose_on is None else {"step of": "order"},
+        auto=auto if select_on is None else {"step of": "order"},
     )
-    if choose_on is not None:
-        data = dataclasses.replace(data, x_val=choose_on)
+    if select_on is not None:
+        data = dataclasses.replace(data, x_val=select_on)
+    if isinstance(method, Method):
+        method.train()
+        made = place(method, spec)
+    else:
+        made = _new(spec, data, encoder, decoder, cls)
+    if training.distil:
+        check_can_be_distilled(made)
     run = None if out is None else Run(out)
-    plan = _Plan(spec, data, _new(spec, data, encoder, decoder), init, run, resume)
-    if init:
-        _check_init(init, spec, plan.method)
-    if run is not None:
-        there = run.exists
-        we.wait()
-        if resume and there:
-            if _nothing_left(run, spec, we):
-                plan.finished = load(
-                    run.folder, device=training.device, encoder=encoder, decoder=decoder
-                )
-                return plan
-        elif we.writer:
-            run.create(spec, overwrite=overwrite)
-        we.wait()
-    if needs_vae:
-        settings = dataclasses.asdict(training) | {"epochs": vae_epochs, "learning_rate": None}
-        plan.vae = settings | {
-            "method": "vae",
+    plan = _Plan(spec, data, made, start, run, resume, callbacks)
+    if start:
+        _check_init(start, spec, made)
+    if run is not None and (finished := _claim_folder(run, spec, resume=resume, overwrite=overwrite)):
+        device = training.device
+        plan.finished = load_trained(
+            finished, device=device, encoder=encoder, decoder=decoder, method=cls
+        )
+        return plan
+    if needs_first:
+        given_training = Training(**given.training)
+        settings = {**vars(given_training), "epochs": vae_epochs, "learning_rate": None}
+        own_modules = {"encoder": _copy(encoder), "decoder": _copy(decoder)}
+        chosen = {k: v for k, v in spec.model.to_json().items() if v != OWN}
+        plan.first = settings | chosen | own_modules
+        plan.first |= {
+            "method": cls.starts_from,
             "data": data,
-            "latent": spec.latent,
-            "likelihood": spec.likelihood,
-            "network": None if network == "own" else network,
-            "decoder_network": None if decoder_network == "own" else decoder_network,
-            "encoder": _copy(encoder),
-            "decoder": _copy(decoder),
-            "out": None if run is None else run.folder / "vae",
+            "out": None if run is None else run.folder / str(cls.starts_from),
             "resume": resume,
             "overwrite": overwrite,
         }
     return plan
 
 
-def _told_of_the_whole(stop: Interrupted, waiting: list[_Plan]) -> Interrupted:
-    """The same message with the folders of the runs that were asked for, not of their VAEs."""
+def _check_instance_options(method: Method, given: Given, options: Mapping[str, Any]) -> None:
+    """Refuse options that a method instance has already fixed."""
+    for name in options:
+        if name in given.method or name in given.model:
+            raise ConfigError(
+                f"{name} is already fixed by the {method.name} instance, got {name}={options[name]!r}: "
+                "make the instance with it, or give the method's name or class"
+            )
+
+
+def _start(
+    init: TrainedModel | str | Path | None,
+    device: str,
+    encoder: nn.Module | None,
+    decoder: nn.Module | None,
+) -> TrainedModel | None:
+    """The model to start from, loaded if it is a folder."""
+    if isinstance(init, str | Path):
+        return load_trained(init, device=device, encoder=_copy(encoder), decoder=_copy(decoder))
+    return init
+
+
+def _check_request(
+    encoder: Any, decoder: Any, init: Any, resume: bool, overwrite: bool, vae_epochs: Any, callbacks: Any
+) -> None:
+    if vae_epochs is not None and (not isinstance(vae_epochs, int) or isinstance(vae_epochs, bool)):
+        raise ConfigError(f"vae_epochs must be a whole number, got {vae_epochs!r}")
+    if init is not None and not isinstance(init, str | Path) and not hasattr(init, "spec"):
+        raise ConfigError(f"init must be a trained model or its folder, got {init!r}")
+    for name, module in (("encoder", encoder), ("decoder", decoder)):
+        if module is not None and not isinstance(module, nn.Module):
+            raise ConfigError(f"{name} must be a torch.nn.Module, got {module!r}")
+    if resume and overwrite:
+        raise ConfigError("resume and overwrite exclude each other: continue a run, or replace it")
+    if not all(callable(callback) for callback in callbacks):
+        raise ConfigError(f"callbacks must be functions of (epoch, metrics), got {callbacks!r}")
+
+
+def _model_options(
+    given: dict[str, Any],
+    before: Spec | None,
+    data: ImageData,
+    encoder: nn.Module | None,
+    decoder: nn.Module | None,
+) -> ModelOptions:
+    """What was given, else what `init` has, else the defaults; nothing is left open."""
+    found = {k: v for k, v in given.items() if v is not None}
+    if before:
+        found = before.model.to_json() | found
+    if encoder is not None:
+        found["network"] = OWN
+    network = found.setdefault("network", "conv")
+    if decoder is not None:
+        found["decoder_network"] = OWN
+    found.setdefault("decoder_network", "conv" if network == OWN else network)
+    found.setdefault("likelihood", "bernoulli" if data.binary else "gaussian")
+    return ModelOptions(**found)
+
+
+def _claim_folder(run: Run, spec: Spec, *, resume: bool, overwrite: bool) -> Path | None:
+    """Make or take over the folder; returns it if the run in it is already complete."""
+    group = world()
+    there = run.exists
+    group.wait()
+    if resume and there:
+        if _is_complete(run, spec, group):
+            return run.folder
+    elif group.writer:
+        run.create(spec, overwrite=overwrite)
+    group.wait()
+    return None
+
+
+def _name_whole_run(stop: Interrupted, waiting: list[_Plan]) -> Interrupted:
+    """The same message, with the folder of the requested run instead of that of its first stage."""
     message = str(stop)
     for plan in waiting:
-        if plan.run:
-            plan.run.set_status("interrupted", epoch=0, reason="during the VAE it starts from")
-            message = message.replace(f"{plan.run.folder / 'vae'}", f"{plan.run.folder}")
+        if plan.run and plan.first:
+            plan.run.set_status("interrupted", epoch=0, reason="during the model it starts from")
+            message = message.replace(f"{plan.first['out']}", f"{plan.run.folder}")
     return Interrupted(message)
-
-
-def _names(function: Any) -> list[str]:
-    return list(inspect.signature(function).parameters)
 
 
 def _copy(module: nn.Module | None) -> nn.Module | None:
     return copy.deepcopy(module)
 
 
-def _usual_likelihood(data: ImageData) -> str:
-    return "bernoulli" if data.binary else "gaussian"
+def _first_spec(cls: type[Method]) -> Spec:
+    """Stands for the spec of the first stage, which is not trained yet."""
+    first = find_method(str(cls.starts_from))
+    return Spec(method=first.name, label=first.label(), shape=(1, 1, 1))
 
 
 def _by_stage(training: Training, cls: type[Method], *, continued: bool) -> Training:
-    """Settings with the paper's values where none were given."""
+    """Training options with the paper's values where none were given."""
     usual = SECOND_STAGE if continued else FIRST_STAGE
     return dataclasses.replace(
         training,
@@ -329,25 +344,29 @@ def _by_stage(training: Training, cls: type[Method], *, continued: bool) -> Trai
     )
 
 
-def _new(spec: Spec, data: ImageData, encoder: nn.Module | None, decoder: nn.Module | None) -> Method:
-    """The method with its first weights: a function of the seed alone."""
+def _new(
+    spec: Spec,
+    data: ImageData,
+    encoder: nn.Module | None,
+    decoder: nn.Module | None,
+    cls: type[Method],
+) -> Method:
+    """The method with its first weights, which depend on the seed alone."""
     centre = data.x_train.mean()
     with torch.random.fork_rng():
         torch.manual_seed(spec.training.seed)
-        made = build(
+        return build(
             spec,
             encoder=encoder,
             decoder=decoder,
             centre=centre,
             variance=data.x_train.variance(centre),
+            method=cls,
         )
-    if spec.training.distil:
-        check_can_be_taught(made)
-    return made
 
 
-def _origin(init: Fitted | None) -> dict[str, Any] | None:
-    """What is recorded of the model it starts from."""
+def _origin(init: TrainedModel | None) -> dict[str, Any] | None:
+    """What a spec says about the model it starts from."""
     if init is None:
         return None
     digest = hashlib.sha256()
@@ -355,39 +374,40 @@ def _origin(init: Fitted | None) -> dict[str, Any] | None:
         digest.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
     return {
         "method": init.spec.method,
+        "label": init.spec.label,
         "run": None if init.folder is None else str(init.folder.resolve()),
         "weights": digest.hexdigest()[:16],
     }
 
 
-def _check_init(init: Fitted, spec: Spec, method: Method) -> None:
+def _check_init(init: TrainedModel, spec: Spec, method: Method) -> None:
     if init.spec.shape != spec.shape:
         raise ConfigError(
-            f"init was trained on images of shape {init.spec.shape}, these have shape {spec.shape}"
+            f"init was trained on examples of shape {init.spec.shape}, these have shape {spec.shape}"
         )
-    for name in ("latent", "likelihood", "network", "decoder_network"):
-        theirs, ours = getattr(init.spec, name), getattr(spec, name)
-        if theirs != ours:
+    theirs, ours = init.spec.model.to_json(), spec.model.to_json()
+    for name, value in theirs.items():
+        if value != ours[name]:
             raise ConfigError(
-                f"init was trained with {name} {theirs}, this run asks for {ours}: "
-                "they must agree; train another one, or leave the option out to take init's"
+                f"init was trained with {name} {value}, this run has {ours[name]}: they must be the "
+                "same; train another init, or leave the option out"
             )
     pairs = {
         "encoder": (init.method.base_encoder, method.base_encoder),
-        "decoder": (init.model.decoder, method.model.decoder),
+        "decoder": (init.method.model.decoder, method.model.decoder),
     }
-    for name, (theirs, ours) in pairs.items():
-        if not same_shapes(theirs, ours):
+    for name, (one, two) in pairs.items():
+        if not same_shapes(one, two):
             raise ConfigError(f"init has an {name} of another architecture: give the {name} it has")
 
 
 IGNORED_ON_RESUME = {"epochs", "device", "checkpoint_every", "tensorboard", "root", "engine"}
 
 
-def _nothing_left(run: Run, spec: Spec, we: World) -> bool:
-    """Whether the run in the folder is this one and complete; refuses if it is another one.
+def _is_complete(run: Run, spec: Spec, group: World) -> bool:
+    """Whether the run in the folder is this one and complete; refuses another run.
 
-    If not, the folder now holds what is asked for, once all processes have read what was there.
+    If it is not complete, the folder gets this spec, once all processes have read the old one.
     """
     stored = run.spec()
     for name, theirs, ours in _differences(stored, spec):
@@ -397,44 +417,41 @@ def _nothing_left(run: Run, spec: Spec, we: World) -> bool:
         )
     if spec.auto and stored.training.epochs != spec.training.epochs:
         raise RunError(
-            f"{run.folder} chose its order with {stored.training.epochs} epochs at a time, not "
-            f"{spec.training.epochs}: another number may lead to another order; give another folder"
+            f"{run.folder} chose its order with {stored.training.epochs} epochs per step, not "
+            f"{spec.training.epochs}: another number may give another order; give another folder"
         )
     enough = (stored.training.epochs or 0) >= (spec.training.epochs or 0)
     if enough and run.status()["status"] == "done":
         return True
-    we.wait()
-    if we.writer:
+    group.wait()
+    if group.writer:
         write_json(run.folder / "spec.json", spec.to_json())
     return False
 
 
 def _differences(stored: Spec, spec: Spec) -> Iterator[tuple[str, Any, Any]]:
-    for field in dataclasses.fields(Spec):
-        theirs, ours = getattr(stored, field.name), getattr(spec, field.name)
-        if field.name == "auto":
-            continue  # with the options
-        if field.name == "options":
-            theirs, ours = (_asked(s) for s in (stored, spec))
-        if field.name == "training":
-            theirs, ours = vars(theirs), vars(ours)
-        if field.name == "init":
-            theirs, ours = ((i or {}).get("weights") for i in (theirs, ours))
+    one, two = stored.to_json(), spec.to_json()
+    one["options"], two["options"] = _requested(stored), _requested(spec)
+    for found in (one, two):
+        del found["auto"], found["recmix"], found["label"]
+        found["init"] = (found["init"] or {}).get("weights")
+        trained_with = spec.inference.refine or stored.inference.refine or spec.training.distil
+        if not trained_with:  # it says how the posterior is used, not how it is trained
+            found["inference"] = {}
+    for name, theirs in one.items():
+        ours = two[name]
         if isinstance(theirs, dict):
-            skipped = IGNORED_ON_RESUME
-            if field.name == "training" and not (ours["refine"] or ours["distil"]):
-                skipped = skipped | {*CLIMBS}  # it trains without
-            keys = (k for k in theirs | ours if k not in skipped)
+            keys = (k for k in theirs | ours if k not in IGNORED_ON_RESUME)
             yield from ((k, theirs.get(k), ours.get(k)) for k in keys if theirs.get(k) != ours.get(k))
         elif theirs != ours:
-            yield field.name, theirs, ours
+            yield name, theirs, ours
 
 
-def _asked(spec: Spec) -> dict[str, Any]:
-    """The options as they were asked, where one was left open."""
+def _requested(spec: Spec) -> dict[str, Any]:
+    """The options as they were given, also where one was ``auto``."""
     return spec.options | {k: v for k, v in (spec.auto or {}).items() if k != "why"}
 
 
 def _title(spec: Spec) -> str:
-    name = f"{spec.method}({spec.options[spec.setting]})" if spec.setting else spec.method
-    return "vae+" if spec.init and spec.method == "vae" else name
+    name = f"{spec.label}({spec.options[spec.setting]})" if spec.setting in spec.options else spec.label
+    return name.lower()

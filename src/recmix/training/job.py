@@ -1,10 +1,11 @@
-"""One training under way: what it holds in its hands, one batch of it, and how it is kept safe."""
+"""`Job`: one training: its state, one batch of it, its checkpoints."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
@@ -14,28 +15,32 @@ from torch.optim import Optimizer
 from recmix.data import ImageData
 from recmix.errors import Interrupted, NonFiniteError
 from recmix.evaluation import bounds
-from recmix.methods.method import Method, Optimizers
+from recmix.inference import Inference
+from recmix.methods.method import Method, Objective, Optimizers
 from recmix.runs.files import write_json
 from recmix.runs.folder import Run
-from recmix.runs.options import Training
+from recmix.runs.training_options import Training
+from recmix.training.augment import Augment
 from recmix.training.average import Average
 from recmix.training.batches import Batches, mix
 from recmix.training.checkpoint import State, load_checkpoint, save_checkpoint, save_weights
 from recmix.training.schedule import rate_factor, set_rate
-from recmix.training.variety import Variety
 from recmix.training.world import world
 
-__all__ = ["Job", "Meter"]
+__all__ = ["Callback", "Job", "Meter"]
+
+Callback = Callable[[int, dict[str, float]], None]
+"""Called with (epoch, metrics) after each epoch."""
 
 VALIDATION_SEED = 20201206
 EVALUATION_BATCH = 500
 
 
 class Meter:
-    """Sums of the step's metrics over an epoch, and the first batch where one was not finite.
+    """Sums of the metrics over an epoch, and the first batch where a metric was not finite.
 
-    All of it lives on the device and is changed in place, so that it can be part of a captured graph;
-    reading it waits for the device.
+    All tensors are on the device and change in place, so they can be part of a captured CUDA graph.
+    Reading them waits for the device.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -45,7 +50,7 @@ class Meter:
         self.first_bad = torch.zeros(0, dtype=torch.float64, device=device)
 
     def begin(self, step: int, sums: dict[str, float]) -> None:
-        """Begin an epoch, or go on in one after `step` batches."""
+        """Begin an epoch, or continue one after `step` batches."""
         self.step.fill_(step)
         if sums:
             self._name(list(sums))
@@ -61,7 +66,7 @@ class Meter:
             self.first_bad = torch.full_like(self.sums, math.inf)
 
     def add(self, metrics: dict[str, Tensor]) -> None:
-        """Take in the metrics of one batch."""
+        """Add the metrics of one batch."""
         self._name(list(metrics))
         values = torch.stack(list(metrics.values())).to(torch.float64)
         self.sums.add_(values)
@@ -74,7 +79,7 @@ class Meter:
         return dict(zip(self.names, self.sums.tolist(), strict=True))
 
     def not_finite(self) -> tuple[str, int] | None:
-        """The first metric that was not finite and the batch (from 0), if there was one."""
+        """The first metric that was not finite and its batch (from 0), if there was one."""
         for name, step in zip(self.names, self.first_bad.tolist(), strict=True):
             if step < math.inf:
                 return name, int(step)
@@ -82,16 +87,18 @@ class Meter:
 
 
 class Job:
-    """A method, its data, optimisers and random stream, and where its training stands.
+    """A method, its data, optimisers and random stream, and the state of its training.
 
     Args:
-        method: moved in place.
-        data: training and validation images.
-        training: settings, with `epochs` and `learning_rate` filled in.
-        continued: it starts from trained weights, which then count as epoch 0 in the choice of the best.
+        method: trained in place.
+        data: training and validation data.
+        training: options, with `epochs` and `learning_rate` filled in.
+        inference: the posterior that is validated and that the decoder learns from.
+        continued: it starts from trained weights; these count as epoch 0 when the best is selected.
         run: where checkpoints go; without it nothing is written.
         resume: continue from the run's checkpoint if there is one.
         title: its name in the progress bar.
+        callbacks: called after each epoch.
     """
 
     def __init__(
@@ -100,19 +107,26 @@ class Job:
         data: ImageData,
         training: Training,
         *,
+        inference: Inference | None = None,
         continued: bool = False,
         run: Run | None = None,
         resume: bool = False,
         title: str = "training",
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         centre = method.model.centre
+        used = inference or Inference()
         self.method = method
-        method.decoder_samples = training.objective_samples if training.objective == "iwae" else 0
-        method.optimizer = training.optimizer
-        method.refine, method.reuse = training.refine, training.reuse
-        method.starts = training.starts
-        method.distil, method.distil_steps = training.distil, training.distil_steps
+        self.objective = Objective(
+            iwae_samples=training.objective_samples if training.objective == "iwae" else 0,
+            inference=used,
+            distil=training.distil,
+            teacher=replace(used.uncalibrated, refine=training.distil_steps),
+        )
+        # Calibration, and restarts without refinement, change how a posterior is used, not its training.
+        self.validated = used.uncalibrated if used.refine else Inference()
         self.training = training
+        self.callbacks = list(callbacks)
         self.continued = continued
         self.world = world()
         self.run = run
@@ -126,19 +140,20 @@ class Job:
         )
         self.held_out = Batches(data.x_val, device=centre.device, dtype=centre.dtype)
         self.steps = self.batches.steps(training.batch_size)
-        method.model.requires_grad_(training.moves == "all")
-        self.variety = None
-        if training.augment or training.dreams:
-            self.variety = Variety(
+        method.model.requires_grad_(training.train == "all")
+        self.augment = None
+        if training.augment or training.decoder_samples:
+            self.augment = Augment(
                 method,
                 augment=training.augment,
-                dreams=training.dreams,
+                decoder_samples=training.decoder_samples,
                 binary=data.binary or data.dynamic,
             )
         self.optimizers: Optimizers = method.optimizers(
             training.learning_rate or 1e-3,
             variance_rate=training.variance_rate,
             fresh_rate=(training.fresh_rate or 1.0) if continued else 1.0,
+            optimizer=training.optimizer,
         )
         self.world.average_gradients(self.optimizers)
         if training.max_gradient_norm:
@@ -146,15 +161,15 @@ class Job:
         self.generator = torch.Generator(centre.device).manual_seed(training.seed)
         self.state = State()
         self.best: dict[str, Tensor] = {}
-        self.average = Average(method, training.average) if training.average else None
+        self.average = Average(method, training.weight_average) if training.weight_average else None
         self.meter = Meter(centre.device)
-        self._written = -1  # the epoch of the best weights on the disk
+        self._written = -1  # epoch of the best weights on disk
         self._order = torch.zeros(0, dtype=torch.int64)
         self._stream: Iterator[Tensor] | None = None
 
     @property
     def averages(self) -> dict[str, Tensor]:
-        """The moving average of the weights by name, as it is on the device; empty if there is none."""
+        """The moving average of the weights by name; empty if there is none."""
         return self.average.tensors() if self.average else {}
 
     @property
@@ -163,13 +178,13 @@ class Job:
         return self.state.epoch < self.epochs and not self.state.stopped
 
     def start(self) -> None:
-        """Take up the run's checkpoint, if that is wanted and there is one, or begin."""
+        """Load the run's checkpoint if it is to be resumed, or begin."""
         run = self.run
         if run and self.resume and run.checkpoint.exists():
             self.state, self.best = load_checkpoint(
                 run.checkpoint, self.method, self.optimizers, self.generator, self.averages
             )
-            if run.status()["status"] == "done":  # asked for more epochs than it had
+            if run.status()["status"] == "done":  # now with more epochs
                 self.state.stopped = ""
         elif self.continued:
             self.method.eval().prepare(next(self.held_out.in_order(EVALUATION_BATCH)))
@@ -182,13 +197,13 @@ class Job:
             run.log("start", epoch=self.state.epoch, device=str(self.device), torch=torch.__version__)
 
     def begin_epoch(self) -> None:
-        """Set the learning rate and the order of the images."""
+        """Set the learning rate and the order of the examples."""
         factor = rate_factor(self.state.epoch, self.epochs, self.training)
         set_rate(self.optimizers.values(), factor)
         order = self.batches.order(
             self.training.batch_size, seed=self.training.seed, epoch=self.state.epoch
         )
-        if self.world.size > 1:  # noise that does not depend on how many processes there were before
+        if self.world.size > 1:  # the noise must not depend on the number of processes before
             order = self.world.share(order)
             where = (self.state.epoch, self.state.step, self.world.rank)
             self.generator.manual_seed(mix(self.training.seed, *where))
@@ -201,7 +216,7 @@ class Job:
             self._order = order.to(self.device)
 
     def step(self) -> None:
-        """One batch: never waits for the device, and finds its images by a counter on it."""
+        """One batch, without waiting for the device: a counter there selects the examples."""
         if self._stream is None:
             rows = self._order.index_select(0, self.meter.step).squeeze(0)
             x = self.batches.take(rows)
@@ -209,9 +224,12 @@ class Job:
             x = next(self._stream)
         if self.batches.binarise:
             x = torch.bernoulli(x, generator=self.generator)
-        if self.variety is not None:
-            x = self.variety(x, self.generator)
-        self.meter.add(self.method.step(x, self.optimizers, generator=self.generator))
+        if self.augment is not None:
+            x = self.augment(x, self.generator)
+        metrics = self.method.step(
+            x, self.optimizers, objective=self.objective, generator=self.generator
+        )
+        self.meter.add(metrics)
         if self.average is not None:
             self.average.update()
 
@@ -223,24 +241,25 @@ class Job:
             self._not_finite(name, f"batch {step + 1} of epoch {self.state.epoch + 1}")
 
     def validation(self) -> Tensor:
-        """Mean validation bounds (ELBO, IWAE) from the same noise every time, not yet waited for."""
+        """Mean validation bounds (ELBO, IWAE) with fixed noise; does not wait for the device."""
         if not self.world.writer:
             return torch.zeros(2)
         generator = torch.Generator(self.device).manual_seed(VALIDATION_SEED)
-        with self._judged(), self._from_one_start():
+        samples = self.training.validation_samples
+        with self._averaged():
             self.method.eval()
             parts = [
-                bounds(self.method, x, samples=self.training.validation_samples, generator=generator)
+                bounds(self.method, x, self.validated, samples=samples, generator=generator)
                 for x in self.held_out.in_order(EVALUATION_BATCH)
             ]
             self.method.train()
         return torch.stack([torch.cat(column).double().mean() for column in zip(*parts, strict=True)])
 
     def end_epoch(self, validation: Tensor) -> dict[str, float]:
-        """Add a row to the history: no times in it, the same seed gives the same row.
+        """Add a row to the history. It holds no times, so the same seed gives the same row.
 
         Args:
-            validation: what `validation` gave for the weights as they are.
+            validation: the result of `validation` for the present weights.
         """
         state, training = self.state, self.training
         rate = (training.learning_rate or 0) * rate_factor(state.epoch, self.epochs, training)
@@ -252,11 +271,14 @@ class Job:
                 self._not_finite(name, f"the end of epoch {state.epoch + 1}")
         state.epoch, state.step, state.sums = state.epoch + 1, 0, {}
         state.history.append(row)
-        if row["val_iwae"] > state.best_score or training.keep == "last":
+        if row["val_iwae"] > state.best_score or training.keep_weights == "last":
             state.best_score, state.best_epoch = row["val_iwae"], state.epoch
             self._keep_best()
         elif training.patience and state.epoch - state.best_epoch >= training.patience:
             state.stopped = f"no better validation bound for {training.patience} epochs"
+        if self.world.writer:
+            for callback in self.callbacks:
+                callback(state.epoch, dict(row))
         return row
 
     def _totals(self) -> dict[str, float]:
@@ -266,7 +288,7 @@ class Job:
         return self.meter.totals()
 
     def save(self, **log: float) -> None:
-        """Write the checkpoint and what a reader of the folder may want now."""
+        """Write checkpoint, best weights and history."""
         if self.out is None:
             return
         save_checkpoint(
@@ -286,7 +308,7 @@ class Job:
             self.out.log("epoch", epoch=self.state.epoch, **log)
 
     def interrupt(self, signal_name: str) -> str:
-        """Save, in the middle of an epoch if need be; returns what to tell the user."""
+        """Save, also in the middle of an epoch; returns a message for the user."""
         run, state = self.run, self.state
         at = f"epoch {state.epoch + 1}, batch {state.step}"
         if run is None:
@@ -303,7 +325,7 @@ class Job:
         )
 
     def finish(self) -> None:
-        """Leave the best weights in the method, and the run marked as done."""
+        """Load the best weights into the method and mark the run as done."""
         self.method.load_state_dict(self.best)
         self.method.model.requires_grad_(True)
         for p in self.method.parameters():
@@ -323,29 +345,15 @@ class Job:
         self.world.wait()
 
     def _keep_best(self) -> None:
-        with self._judged():
+        with self._averaged():
             self.best = {k: v.detach().clone() for k, v in self.method.state_dict().items()}
 
-    def _judged(self) -> AbstractContextManager[None]:
-        """In here the method has the weights that are validated and kept: averages, if there are any."""
+    def _averaged(self) -> AbstractContextManager[None]:
+        """In this context the method has its averaged weights, if there are any."""
         return nullcontext() if self.average is None else self.average.in_place()
 
-    @contextmanager
-    def _from_one_start(self) -> Iterator[None]:
-        """In here chains of corrections begin once, if no step refines them.
-
-        `starts` changes how they are used; how they are trained it changes through climbs alone.
-        """
-        before = self.method.starts
-        if not self.training.refine:
-            self.method.starts = 1
-        try:
-            yield
-        finally:
-            self.method.starts = before
-
     def _read(self, validation: Tensor) -> dict[str, float]:
-        """The bounds as numbers; the first process speaks for all."""
+        """The bounds as numbers, the same in all processes."""
         elbo, iwae = validation.tolist()
         return self.world.agree({"val_elbo": elbo, "val_iwae": iwae})
 

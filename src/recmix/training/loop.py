@@ -13,7 +13,7 @@ from typing import Any
 
 from recmix.errors import ConfigError, NonFiniteError
 from recmix.runs.folder import Run
-from recmix.runs.options import Training
+from recmix.runs.training_options import Training
 from recmix.training.engines import Engine, pick_engine
 from recmix.training.job import Job, stop_all
 from recmix.training.progress import Report, watch
@@ -21,16 +21,16 @@ from recmix.training.progress import Report, watch
 __all__ = ["train"]
 
 CHECK_EVERY = 100
-"""On a GPU, batches between two looks at whether losses are finite: a look waits for the device."""
+"""On a GPU, batches between two checks that losses are finite: a check waits for the device."""
 
 
 def train(
     jobs: Sequence[Job], *, engine: str = "auto", progress: bool | None = None
 ) -> list[NonFiniteError | None]:
-    """Train jobs together until each is done; afterwards each method holds its best weights.
+    """Train jobs together until each is done; afterwards each method has its best weights.
 
-    Jobs that have as many batches to an epoch go in step; a job that ends, or fails, leaves the others
-    to go on.
+    Jobs with the same number of batches per epoch train in the same steps. If one ends or fails, the
+    others continue.
 
     Args:
         jobs: what to train; several only make sense on a GPU.
@@ -61,7 +61,7 @@ def train(
                 _say(together, why)
             failures |= _epoch(running, stop, report)
             ended = [job for job in together if id(job) not in failures]
-            validations = [job.validation() for job in ended]  # all under way before the first is read
+            validations = [job.validation() for job in ended]  # all start before the first is read
             for job, validation in zip(ended, validations, strict=True):
                 boards[id(job)](job.end_epoch(validation))
             due = [j for j in ended if not j.state.epoch % j.training.checkpoint_every or not j.active]
@@ -76,7 +76,7 @@ def train(
 
 
 def _in_step(active: list[Job]) -> list[Job]:
-    """Those that can take their next steps together: a job in mid-epoch goes alone until its end."""
+    """The jobs that can train together. A job in the middle of an epoch first finishes it alone."""
     first = active[0]
     if middle := next((j for j in active if j.state.step), None):
         return [middle]
@@ -95,14 +95,14 @@ def _epoch(running: Engine, stop: list[str], report: Report) -> dict[int, NonFin
         report(first.state.epoch + (number + 1) / first.steps)
         if on_cpu or (number + 1) % CHECK_EVERY == 0 or number + 1 == first.steps:
             failures |= _failed([j for j in jobs if id(j) not in failures], alone=len(jobs) == 1)
-        alone = first.world.size == 1  # others must stop at the same batch: at the end of the epoch
+        alone = first.world.size == 1  # several processes must stop together, after the epoch
         if stop and alone:
             stop_all([j for j in jobs if id(j) not in failures], _reason(stop))
     return failures
 
 
 def _save(jobs: list[Job], *, seconds: float) -> None:
-    """Write the checkpoints of jobs, together: most of it is waiting for the disk."""
+    """Write the checkpoints of jobs in parallel: most of the time is waiting for the disk."""
     if len(jobs) < 2:
         for job in jobs:
             job.save(seconds=seconds)
@@ -145,7 +145,7 @@ def _show(report: Report, jobs: list[Job]) -> None:
 
 @contextmanager
 def _stop_signals() -> Iterator[list[str]]:
-    """A list that receives the name of SIGINT or SIGTERM; a second one stops at once."""
+    """A list that receives the name of SIGINT or SIGTERM; a second signal stops at once."""
     caught: list[str] = []
     if threading.current_thread() is not threading.main_thread():
         yield caught
@@ -166,7 +166,7 @@ def _stop_signals() -> Iterator[list[str]]:
 
 @contextmanager
 def _tensorboard(run: Run | None, training: Training) -> Iterator[Any]:
-    """A function that writes a row of the history to TensorBoard, or nowhere."""
+    """A function that writes a row of the history to TensorBoard, or does nothing."""
     if not (run and training.tensorboard):
         yield lambda row: None
         return

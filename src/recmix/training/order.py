@@ -1,17 +1,19 @@
-"""How many components: grow a mixture until the next one's gain on held-out images is not significant.
+"""``order = "auto"``: add components until the gain of the next one is not significant.
 
-Each step trains two mixtures from the same start, side by side and for as long: the one there is,
-continued (the control), and the one with another component. Half of the validation images pick the best
-epoch of each; on the other half one-sided paired tests say whether the component gained anything. Two of
-them must. Against the control: the whole is better for it, and not only for longer training. Against the
-same mixture without it: what is better is the component, and not the luck of one training, which moves a
-model by more than the images' standard error. If both do, the next step starts from there; if not, the
-control is the result.
+Each step trains two mixtures from the same start for the same time: the present one, continued (the
+control), and one with another component. Half of the validation examples select the best epoch of each.
+On the other half, two one-sided paired tests must both be significant:
 
-The mixtures that are compared follow from the training images and the first half alone; the second half
-only says where to stop. So this is a fixed sequence of tests that ends at the first that fails, and the
-chance of taking a component too many is at most the level of one test (Maurer, Hothorn & Lehmacher,
-Multiple comparisons in drug clinical trials and preclinical assays: a-priori ordered hypotheses, 1995).
+- against the control: the gain does not come from longer training;
+- against the same mixture without the new component: the gain comes from the component, and not from
+  the chance of one training, which changes a model by more than the standard error over examples.
+
+If both are, the next step starts from the larger mixture. If not, the control is the result.
+
+The mixtures depend on the training examples and the first half alone; the second half only decides where
+to stop. So this is a fixed sequence of tests that ends at the first failure. The probability of adding
+too many components is at most the level of one test (Maurer, Hothorn & Lehmacher, Multiple comparisons
+in drug clinical trials and preclinical assays: a-priori ordered hypotheses, 1995).
 """
 
 from __future__ import annotations
@@ -29,7 +31,6 @@ import torch
 from numpy.typing import NDArray
 from scipy.special import stdtr
 
-from recmix.api import Fitted
 from recmix.data import ImageData, Images
 from recmix.errors import ConfigError, Interrupted, NonFiniteError
 from recmix.evaluation import bounds
@@ -38,17 +39,18 @@ from recmix.runs.files import write_json
 from recmix.runs.folder import Run
 from recmix.runs.spec import Spec
 from recmix.training.batches import mix
+from recmix.training.build import Trained, TrainedModel
 from recmix.training.checkpoint import save_weights
 from recmix.training.world import world
 
 __all__ = ["Step", "choose_order", "gains", "halves", "judge"]
 
 SEED = 20201207
-DRAWN = 100
-"""Samples of each posterior for each image in a test."""
+SAMPLES = 100
+"""Samples of each posterior for each example in a test."""
 AT_ONCE = 500
 FEWEST = 20
-"""Validation images without which there is nothing to test on."""
+"""Smallest number of validation examples for a test."""
 
 
 class Step(NamedTuple):
@@ -84,12 +86,12 @@ class Step(NamedTuple):
 
 
 def halves(images: Images) -> tuple[Images, Images]:
-    """Two halves of the validation images: to pick epochs on, and to test on."""
+    """Two halves of the validation examples: one selects epochs, the other is for the tests."""
     count = len(images)
     if count < FEWEST:
         raise ConfigError(
-            f"order = 'auto' decides on the validation images, and there are {count}: "
-            f"give at least {FEWEST}, or a number as the order"
+            f"order = 'auto' needs at least {FEWEST} validation examples, got {count}: give more, or a "
+            "number as the order"
         )
     mixed = np.random.default_rng([SEED, count]).permutation(count)
     middle = (count + 1) // 2
@@ -97,10 +99,10 @@ def halves(images: Images) -> tuple[Images, Images]:
 
 
 def gains(grown: Method, control: Method, images: Images, *, samples: int) -> NDArray[np.float64]:
-    """How much higher one method's IWAE bound of each image is than another's, in nats, (N,).
+    """The difference of two methods' IWAE bounds for each example, in nats, (N,).
 
-    It is the bound by which epochs are picked, averaged over as many repetitions as `DRAWN` samples
-    allow, from the same noise for both: what they have in common then cancels.
+    The bound is the one that selects epochs, averaged over as many repetitions as `SAMPLES` samples
+    allow. Both methods get the same noise, so that common errors cancel.
 
     Args:
         grown: with the new component.
@@ -109,7 +111,7 @@ def gains(grown: Method, control: Method, images: Images, *, samples: int) -> ND
         samples: K of IWAE-K.
     """
     centre = grown.model.centre
-    repetitions = max(1, DRAWN // samples)
+    repetitions = max(1, SAMPLES // samples)
     found = []
     for start in range(0, len(images), AT_ONCE):
         x = torch.from_numpy(images[start : start + AT_ONCE]).to(centre.device, centre.dtype)
@@ -128,7 +130,7 @@ def judge(
 ) -> Step:
     """Keep a component if both of its mean gains are significantly above zero.
 
-    To demand two tests at a level is a test at that level (an intersection-union test).
+    Requiring two tests at one level is itself a test at that level (an intersection-union test).
 
     Args:
         order: with the component.
@@ -149,26 +151,28 @@ def judge(
 def choose_order(
     spec: Spec,
     data: ImageData,
-    init: Fitted,
+    init: TrainedModel,
     *,
+    method: type[Method],
     run: Run | None,
     resume: bool,
-    fit_many: Callable[..., list[Fitted]],
+    train_models: Callable[..., list[Trained]],
     progress: bool | None,
-) -> Fitted:
-    """Grow a mixture from a trained model, one component at a time, while it gains.
+) -> Trained:
+    """Add components to a trained model, one at a time, while each gains.
 
-    The runs of the steps are in the run's folder: ``order_1`` and ``order_2`` of the first, ``order_2+``
-    (order 2, continued) and ``order_3`` of the second, and so on.
+    The runs of the steps are in the run's folder: ``order_1`` and ``order_2`` for the first step,
+    ``order_2+`` (order 2, continued) and ``order_3`` for the second, and so on.
 
     Args:
         spec: of the run, with `Spec.auto`.
-        data: images; the test images play no part.
+        data: the data; test examples are not used.
         init: what to start from.
+        method: the class of the mixture.
         run: its folder, if it has one.
-        resume: take up the steps that are there.
-        fit_many: trains what a step needs, see `recmix.training.fit.fit_many`.
-        progress: as in `recmix.training.fit.fit`.
+        resume: continue the steps in the folder.
+        train_models: trains the mixtures of a step, see `recmix.training.fit.train_models`.
+        progress: as in `recmix.fit`.
     """
     assert spec.auto is not None
     pick, test = halves(data.x_val)
@@ -180,18 +184,19 @@ def choose_order(
                 Run(old).clear()
     world().wait()
     steps: list[Step] = []
-    path: list[Fitted] = []
+    path: list[Trained] = []
     for order in range(2, spec.auto["max_order"] + 1):
         began = time.monotonic()
         names = [f"order_{order - 1}" + ("+" if order > 2 else ""), f"order_{order}"]
         asked = {
-            "method": spec.method,
+            "method": method,
             "data": data,
             "init": path[-1] if path else init,
-            "choose_on": pick,
+            "select_on": pick,
             "resume": resume,
             **spec.options,
             **vars(spec.training),
+            **vars(spec.inference),
             "seed": spec.training.seed if order == 2 else mix(spec.training.seed, order) % 2**31,
         }
         pair = [
@@ -199,16 +204,16 @@ def choose_order(
             for size, name in zip((order - 1, order), names, strict=True)
         ]
         try:
-            control, grown = fit_many(pair, progress=progress)
+            control, grown = train_models(pair, progress=progress)
         except Interrupted as stop:
-            raise _told_of_the_whole(stop, out, names) from None
+            raise _name_whole_run(stop, out, names) from None
         except NonFiniteError as error:
             if out:
                 out.set_status("failed", epoch=0, reason=f"while choosing the order: {error}")
             raise
         samples = spec.training.validation_samples
         without = copy.deepcopy(control.method)
-        without.start_from(grown.method)  # as many components as it has room for
+        without.start_from(grown.method)  # all but the last component
         gained, own = (
             gains(grown.method, other, test, samples=samples) for other in (control.method, without)
         )
@@ -216,7 +221,7 @@ def choose_order(
         step = found._replace(kept=world().any(found.kept and world().writer))
         steps.append(step)
         path.append(grown if step.kept else control)
-        _tell(step, progress)
+        _print(step, progress)
         if out:
             write_json(out.folder / "order.json", _record(steps, spec, test))
             seconds = round(time.monotonic() - began, 4)
@@ -227,7 +232,7 @@ def choose_order(
 
 
 def summary(steps: Sequence[Step]) -> str:
-    """The steps in a sentence that ends with the order.
+    """A sentence about the steps that ends with the order.
 
     >>> summary([Step(2, 0.0, 0.1, 0.0, 0.1, 0.5, False)])[-17:]
     'not kept: order 1'
@@ -249,9 +254,9 @@ def _record(steps: Sequence[Step], spec: Spec, test: Images) -> dict[str, Any]:
 
 
 def _finish(
-    spec: Spec, steps: Sequence[Step], path: Sequence[Fitted], test: Images, run: Run | None
-) -> Fitted:
-    """The chosen mixture as the run's own: weights, spec, and the history of all that led to it."""
+    spec: Spec, steps: Sequence[Step], path: Sequence[Trained], test: Images, run: Run | None
+) -> Trained:
+    """Write the chosen mixture into the run: weights, spec, and the history of all steps."""
     assert spec.auto is not None
     chosen = path[-1]
     why = summary(steps)
@@ -277,31 +282,31 @@ def _finish(
         for step in run.folder.glob("order_*"):
             Run(step).checkpoint.unlink(missing_ok=True)  # only unfinished steps need theirs
     world().wait()
-    return Fitted(chosen.method, spec, history, None if run is None else run.folder)
+    return Trained(chosen.method, spec, history, None if run is None else run.folder)
 
 
 def _t_test(values: NDArray[np.float64]) -> tuple[float, float, float]:
     """Mean, standard error, and the p-value of a mean that is not above zero."""
     mean = float(values.mean())
     error = float(values.std(ddof=1)) / math.sqrt(len(values))
-    constant = 0.0 if mean > 0 else 1.0  # if it is the same for every image
+    constant = 0.0 if mean > 0 else 1.0  # if all values are equal
     return mean, error, float(stdtr(len(values) - 1, -mean / error)) if error > 0 else constant
 
 
 def _with_error(mean: float, error: float) -> str:
-    """With as many digits that the standard error shows two."""
+    """Mean ± standard error, with two digits of the standard error."""
     digits = 2 if error <= 0 else max(0, min(6, 1 - math.floor(math.log10(error))))
     return f"{mean:+.{digits}f} ± {error:.{digits}f}"
 
 
-def _tell(step: Step, progress: bool | None) -> None:
+def _print(step: Step, progress: bool | None) -> None:
     shown = sys.stderr.isatty() if progress is None else progress
     if shown and world().writer:
         print(step, file=sys.stderr, flush=True)
 
 
-def _told_of_the_whole(stop: Interrupted, run: Run | None, names: Sequence[str]) -> Interrupted:
-    """The same message with the folder of the run that was asked for, not of its steps."""
+def _name_whole_run(stop: Interrupted, run: Run | None, names: Sequence[str]) -> Interrupted:
+    """The same message, with the folder of the run instead of those of its steps."""
     if run is None:
         return stop
     run.set_status("interrupted", epoch=0, reason="while choosing the order")

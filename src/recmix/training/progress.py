@@ -1,4 +1,4 @@
-"""What a person sees of a training: a bar with the time left, or lines where there is no terminal."""
+"""Progress of a training: a bar with the time left, or lines if there is no terminal."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from rich.progress import (
 __all__ = ["Report", "count", "watch"]
 
 QUIET_SECONDS = 15.0
-"""Seconds between two lines where there is no terminal."""
+"""Seconds between two lines if there is no terminal."""
 
 
 class Report(Protocol):
-    """Called as training goes on."""
+    """A function that training calls with its progress."""
 
     def __call__(self, epoch: float, note: str = "") -> None:
-        """`epoch` epochs are done (a fraction while one is under way); `note` says how it stands."""
+        """Report that `epoch` epochs are done, also fractions; `note` is a short text."""
 
 
 @contextmanager
 def watch(title: str, epochs: int, done: int, show: bool | None = None) -> Iterator[Report]:
-    """A report for a training of `epochs` epochs of which `done` are done.
+    """Show the progress of a training; gives the function to report to.
 
     Args:
         title: what is trained.
-        epochs: at most this many.
-        done: epochs done before.
-        show: True for a bar or lines, False for silence, None for a bar if there is a terminal.
+        epochs: the largest number of epochs.
+        done: epochs that are already done.
+        show: True for a bar or lines, False for nothing, None for a bar if there is a terminal.
     """
     console = Console(stderr=True)
     if show is False or (show is None and not console.is_terminal):
@@ -58,20 +58,20 @@ def watch(title: str, epochs: int, done: int, show: bool | None = None) -> Itera
         with Progress(*columns, console=console, speed_estimate_period=120) as bar:
             task = bar.add_task(title, total=epochs, completed=done, note="")
 
-            def move(epoch: float, note: str = "") -> None:
+            def update(epoch: float, note: str = "") -> None:
                 if note:
                     bar.update(task, completed=epoch, note=note)
                 else:
                     bar.update(task, completed=epoch)
 
-            yield move
+            yield update
     else:
         yield _Lines(title, epochs, done)
 
 
 @contextmanager
 def count(title: str, total: int, show: bool | None = None) -> Iterator[Callable[[int], None]]:
-    """A function to call with the number done of `total`; a bar with the time left on a terminal."""
+    """Show a bar with the time left on a terminal; gives a function to call with the number done."""
     console = Console(stderr=True)
     if show is False or not console.is_terminal:
         yield lambda done: None
@@ -90,7 +90,7 @@ def count(title: str, total: int, show: bool | None = None) -> Iterator[Callable
 
 
 class _Lines:
-    """A line of progress now and then."""
+    """Prints a line of progress from time to time."""
 
     def __init__(self, title: str, epochs: int, done: int) -> None:
         self.title, self.epochs = title, epochs

@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from torch import Tensor
 from torch.optim import Optimizer
 
-from recmix.runs.options import Training
+from recmix.runs.training_options import Training
 
 __all__ = ["rate_factor", "set_rate"]
 
 
 def rate_factor(epoch: int, epochs: int, training: Training) -> float:
-    """What the learning rate is multiplied by in this epoch (counted from 0).
+    """The factor of the learning rate in this epoch, counted from 0.
 
     >>> [round(rate_factor(e, 5, Training(schedule="linear", final_rate=0.0)), 2) for e in range(5)]
     [1.0, 0.75, 0.5, 0.25, 0.0]
@@ -24,16 +24,16 @@ def rate_factor(epoch: int, epochs: int, training: Training) -> float:
     if training.schedule == "constant":
         return 1.0
     t = min(1.0, (epoch - training.warmup) / max(1, epochs - training.warmup - 1))
-    fall = 0.5 * (1 + math.cos(math.pi * t)) if training.schedule == "cosine" else 1 - t
-    return training.final_rate + (1 - training.final_rate) * fall
+    remaining = 0.5 * (1 + math.cos(math.pi * t)) if training.schedule == "cosine" else 1 - t
+    return training.final_rate + (1 - training.final_rate) * remaining
 
 
 def set_rate(optimizers: Iterable[Optimizer], factor: float) -> None:
-    """Scale every group's rate from the one it was made with."""
+    """Set the learning rate of each group to its first one times `factor`."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             rate = group.setdefault("initial_lr", float(group["lr"])) * factor
             if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)  # in place: a captured graph reads it from there
+                group["lr"].fill_(rate)  # in place: a captured graph reads this tensor
             else:
                 group["lr"] = rate

@@ -1,6 +1,6 @@
-"""The processes that train together under ``torchrun``: who am I, how many are we, add this up.
+"""The processes that train one model under ``torchrun``: rank, size, and sums over all processes.
 
-Without ``torchrun`` the world is one process and nothing here does anything.
+Without ``torchrun`` there is one process, and nothing here has an effect.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class World:
     """The processes of one training.
 
     Args:
-        rank: which one this is.
-        size: how many there are.
+        rank: number of this process, from 0.
+        size: number of processes.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -35,24 +35,24 @@ class World:
 
     @property
     def writer(self) -> bool:
-        """Whether this process writes the run's folder and speaks."""
+        """Whether this process writes the run folder and prints."""
         return self.rank == 0
 
     def share(self, order: Tensor) -> Tensor:
-        """This process's part of every batch: (steps, batch) -> (steps, batch / size)."""
+        """The part of each batch for this process: (steps, batch) -> (steps, batch / size)."""
         if order.shape[1] % self.size:
             raise ConfigError(
-                f"a batch of {order.shape[1]} images cannot be shared evenly by {self.size} processes: "
-                f"make batch_size a multiple of {self.size}"
+                f"a batch of {order.shape[1]} examples cannot be divided equally between {self.size} "
+                f"processes: make batch_size a multiple of {self.size}"
             )
         return order.chunk(self.size, dim=1)[self.rank]
 
     def average_gradients(self, optimizers: Optimizers) -> None:
-        """Average the gradients of each update over all processes, before it is made."""
+        """Average the gradients over all processes before each update."""
 
         def hook(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
             found = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
-            flat = torch.cat([gradient.flatten() for gradient in found])  # one message, not one each
+            flat = torch.cat([gradient.flatten() for gradient in found])  # one message for all
             dist.all_reduce(flat)
             flat /= self.size
             for gradient, part in zip(found, flat.split([g.numel() for g in found]), strict=True):
@@ -69,13 +69,13 @@ class World:
         return values
 
     def smallest(self, values: Tensor) -> Tensor:
-        """The smallest over all processes."""
+        """The elementwise minimum over all processes."""
         if self.size > 1:
             dist.all_reduce(values, dist.ReduceOp.MIN)
         return values
 
     def agree(self, values: dict[str, float]) -> dict[str, float]:
-        """The numbers of the first process, on all of them."""
+        """The numbers of the first process, in all processes."""
         if self.size == 1:
             return values
         device = "cuda" if dist.get_backend() == "nccl" else "cpu"
@@ -84,10 +84,10 @@ class World:
         return dict(zip(values, box.tolist(), strict=True))
 
     def any(self, flag: bool) -> bool:
-        """Whether it is so in any process."""
-        return self.agree_on_sum(float(flag)) > 0
+        """Whether the flag is true in any process."""
+        return self._sum_of_numbers(float(flag)) > 0
 
-    def agree_on_sum(self, value: float) -> float:
+    def _sum_of_numbers(self, value: float) -> float:
         """The sum of a number over all processes."""
         if self.size == 1:
             return value
@@ -95,13 +95,13 @@ class World:
         return float(self.sum(torch.tensor(value, dtype=torch.float64, device=device)))
 
     def wait(self) -> None:
-        """Wait for the others."""
+        """Wait for the other processes."""
         if self.size > 1:
             dist.barrier()
 
 
 def world() -> World:
-    """The world this process is in; joins the others of a ``torchrun`` on first use."""
+    """The processes of this training. Its first call under ``torchrun`` joins the process group."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1 or "TORCHELASTIC_RUN_ID" not in os.environ:
         return World(0, 1)
@@ -114,10 +114,10 @@ def world() -> World:
 
 
 def _leave() -> None:
-    """Part from the others, while the interpreter still runs.
+    """Leave the process group before the interpreter ends.
 
-    Threads of the group that outlive it may abort the process. After an error that nobody caught they
-    are left alone: the others may be waiting for this process, and it would wait for them.
+    Threads of the group that still run then can abort the process. After an uncaught error the group is
+    left open: other processes may wait for this one, and this one would wait for them.
     """
     if dist.is_initialized() and getattr(sys, "last_value", None) is None:
         dist.destroy_process_group()

@@ -1,134 +1,141 @@
-// One run: what its posterior makes of the image, step by step, and a walk through its latent space.
-import { el, number, percent, settled, signed } from "./dom.js";
-import { Plane } from "./plane.js";
-import { fitted, screen, show } from "./picture.js";
-import { Newest, Steady, post } from "./server.js";
+// The card of one run: reconstruction, components, bounds, latent space, refinement, decoded point.
+import { el, number } from "./dom.js";
+import { Plane, componentHue } from "./plane.js";
+import { imageCanvas, resized, show } from "./picture.js";
+import { LatestOnly, OneAtATime, debounced, post } from "./server.js";
 
 const STEPS = 4;
 const SAMPLES = 100;
-const FAR = 3; // prior standard deviations that a walk reaches at least
-const named = (run) => run.title.charAt(0).toUpperCase() + run.title.slice(1);
+const REACH = 3; // sliders go at least this many prior standard deviations from 0
+const HUES = [9, 2, 4, 5, 6, 8, 10, 11];
+export const runHue = (index) => `hue-${HUES[index % HUES.length]}`;
+
+const signed = (value, digits = 1) => (value >= 0 ? "+" : "") + number(value, digits);
+
+const percent = (share) => {
+  const text = (100 * share).toFixed(share > 0.995 || share < 0.0005 ? 0 : 1);
+  return `${share > 0 && Number(text) === 0 ? "< 0.1" : text} %`;
+};
+
+const plural = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
 
 const figure = (canvas, caption) => el("figure", {}, canvas, el("figcaption", {}, caption));
 
-const slider = (id, words, attributes) => {
+const slider = (id, label, attributes) => {
   const input = el("input", { type: "range", id, step: "any", ...attributes });
   const value = el("output", { for: id });
-  return { input, value, row: el("div", { class: "slider" }, el("label", { for: id }, words), value, input) };
+  return { input, value, row: el("div", { class: "slider" }, el("label", { for: id }, label), value, input) };
 };
 
 export class Card {
-  // `stepped` is told the step of refinement that was chosen here, `explained` when all is known.
-  constructor(run, index, { stepped, explained }) {
-    Object.assign(this, { run, index, explained, found: null, step: 0, offsets: new Map() });
-    this.quick = new Steady();
-    this.close = new Newest();
-    this.walking = new Steady();
-    this.explain = settled(() => this.#explain(), 250);
-    this.#build(stepped);
+  // `onStep` gets the refinement step chosen here. `onReady` is called when the image is explained.
+  constructor(run, index, { onStep, onReady }) {
+    Object.assign(this, { run, index, onReady, found: null, step: 0, offsets: new Map() });
+    this.reconstructing = new OneAtATime();
+    this.explaining = new LatestOnly();
+    this.decoding = new OneAtATime();
+    this.explainSoon = debounced(() => this.#explain(), 250);
+    this.#build(onStep);
   }
 
-  #build(stepped) {
+  #build(onStep) {
     const { run, index } = this;
     const id = `run-${index}`;
-    const dims = run.latent === 1 ? "1 latent dimension" : `${run.latent} latent dimensions`;
-    const facts = [named(run), run.components > 1 ? `${run.components} components` : null, dims, `${run.likelihood} likelihood`,
-      run.epochs ? `${run.epochs} epochs` : null, run.refine ? `refines itself by ${run.refine} steps` : null];
-    this.said = el("p", { class: "problem", role: "alert" });
+    const { refine, scale, slope } = run.inference;
+    const facts = [run.title.charAt(0).toUpperCase() + run.title.slice(1), run.components > 1 ? plural(run.components, "component") : null,
+      plural(run.latent, "latent dimension"), `${run.likelihood} likelihood`, run.epochs ? plural(run.epochs, "epoch") : null,
+      refine ? `refined by ${plural(refine, "Gauss-Newton step")}` : null, scale !== 1 || slope !== 0 ? "calibrated" : null];
+    this.problem = el("p", { class: "problem", role: "alert" });
     this.note = el("p", { class: "note" });
-    this.original = screen("The image");
-    this.rebuilt = screen(`Reconstruction by ${run.name}`);
-    this.parts = Array.from({ length: run.components }, (_, k) => this.#component(k));
+    this.original = imageCanvas("The image");
+    this.reconstruction = imageCanvas(`Reconstruction by ${run.name}`);
+    this.components = Array.from({ length: run.components }, (_, k) => this.#component(k));
     this.numbers = Object.fromEntries(["elbo", "iwae", "evidence"].map((key) => [key, el("dd", {}, "…")]));
-    const evidence = run.latent <= 2 ? el("div", {}, el("dt", {}, "log p(x), quadrature"), this.numbers.evidence) : null;
-    this.plane = new Plane(run.name, (a, b) => this.#walkTo(a, b));
-    this.box = el("article", { class: `card run r${index % 8}`, "aria-labelledby": id },
+    const bound = (name, key) => el("div", {}, el("dt", {}, name), this.numbers[key]);
+    this.plane = new Plane(run.name, (a, b) => this.#decodeAt(a, b));
+    this.box = el("article", { class: `card ${runHue(index)}`, "aria-labelledby": id },
       el("div", { class: "busy-line", "aria-hidden": "true" }),
       el("header", {}, el("h3", { id }, run.name), el("p", { class: "facts" }, facts.filter(Boolean).join(" · "))),
-      this.said,
-      el("div", { class: "holds" }, el("div", { class: "seen" },
-        el("div", { class: "pictures" }, figure(this.original, "image"), figure(this.rebuilt, "posterior mean")),
+      this.problem,
+      el("div", { class: "container" }, el("div", { class: "reconstruction" },
+        el("div", { class: "pictures" }, figure(this.original, "image"), figure(this.reconstruction, "reconstruction")),
         el("div", {},
-          el("h4", {}, run.components > 1 ? "Components, mixing weights α(x)" : "One component: its weight α(x) is 1"),
-          el("ol", { class: "parts" }, ...this.parts.map((part) => part.item))))),
-      el("dl", { class: "bounds" },
-        el("div", {}, el("dt", {}, "ELBO"), this.numbers.elbo),
-        el("div", {}, el("dt", {}, `IWAE-${SAMPLES}`), this.numbers.iwae),
-        evidence),
-      el("div", { class: "holds" }, el("div", { class: "look" },
-        el("div", { class: "plot" }, this.plane.drawing, this.note),
-        el("div", { class: "hands" }, this.#refinement(id, stepped), this.#walk(id)))));
+          el("h4", {}, run.components > 1 ? "Components and their weights" : "One component of weight 1"),
+          el("ol", { class: "components" }, ...this.components.map(({ item }) => item))))),
+      el("dl", { class: "bounds" }, bound("ELBO", "elbo"), bound(`IWAE-${SAMPLES}`, "iwae"),
+        run.latent <= 2 ? bound("log p(x), quadrature", "evidence") : null),
+      el("div", { class: "container" }, el("div", { class: "latent" },
+        el("div", {}, this.plane.drawing, this.note),
+        el("div", {}, this.#refinement(id, onStep), this.#decoder(id)))));
   }
 
   #component(k) {
-    const picture = screen(`Reconstruction by component ${k + 1}`);
+    const picture = imageCanvas(`Reconstruction by component ${k + 1}`);
     const share = el("span", { class: "share" }, "…");
-    const bar = el("span", { class: "bar-fill" });
-    const item = el("li", { class: `k${k % 12}` }, picture,
-      el("span", { class: "words" }, el("b", {}, String(k + 1)), share),
+    const bar = el("span");
+    const item = el("li", { class: componentHue(k) }, picture,
+      el("span", { class: "weight-label" }, el("b", {}, String(k + 1)), share),
       el("span", { class: "weight", "aria-hidden": "true" }, bar));
     return { item, picture, share, bar };
   }
 
-  #refinement(id, stepped) {
+  #refinement(id, onStep) {
     this.stepper = slider(`${id}-step`, "Gauss-Newton steps", { min: 0, max: STEPS, step: 1, value: 0 });
-    this.stepper.input.addEventListener("input", () => stepped(Number(this.stepper.input.value)));
-    this.refined = screen("Reconstruction after refinement");
+    this.stepper.input.addEventListener("input", () => onStep(Number(this.stepper.input.value)));
+    this.refined = imageCanvas("Reconstruction after refinement");
     this.rows = Array.from({ length: STEPS + 1 }, (_, step) =>
       el("tr", {}, el("th", { scope: "row" }, String(step)), el("td", {}, "…"), el("td", {}, "…"), el("td", {}, "…")));
-    const head = ["step", "log p(x, z)", "ELBO", "IWAE"].map((words) => el("th", { scope: "col" }, words));
-    return el("fieldset", {}, el("legend", {}, "Refine"), this.stepper.row,
-      el("div", { class: "beside" }, this.refined,
+    const head = ["step", "log p(x, z)", "ELBO", "IWAE"].map((name) => el("th", { scope: "col" }, name));
+    return el("fieldset", { class: "refinement" }, el("legend", {}, "Refinement"), this.stepper.row,
+      el("div", { class: "with-image" }, this.refined,
         el("table", { class: "steps" }, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...this.rows))));
   }
 
-  #walk(id) {
+  #decoder(id) {
     const { run } = this;
-    this.walked = screen("Image at this place of the latent space");
-    this.sides = [0, 1].slice(0, Math.min(2, run.latent)).map((axis) => {
-      const made = slider(`${id}-axis-${axis}`, run.latent <= 2 ? `z${axis + 1}` : ["widest direction", "second widest"][axis], { min: -FAR, max: FAR, value: 0 });
-      made.input.addEventListener("input", () => this.#decode());
-      return made;
-    });
-    const rows = this.sides.map((side) => side.row);
+    this.decoded = imageCanvas("Image decoded at the chosen point of the latent space");
+    const names = run.latent <= 2 ? ["z1", "z2"] : ["widest direction", "second widest direction"];
+    this.axes = names.slice(0, run.latent).map((name, axis) => slider(`${id}-axis-${axis}`, name, { min: -REACH, max: REACH, value: 0 }));
+    for (const { input } of this.axes) input.addEventListener("input", () => this.#decode());
+    const rows = this.axes.map(({ row }) => row);
     if (run.latent > 2) {
-      this.choice = el("select", { id: `${id}-dimension` }, ...Array.from({ length: run.latent }, (_, d) => el("option", { value: d }, `z${d + 1}`)));
-      this.single = slider(`${id}-single`, "moved by", { min: -FAR, max: FAR, value: 0 });
-      this.choice.addEventListener("change", () => {
-        this.single.input.value = this.offsets.get(Number(this.choice.value)) ?? 0;
+      this.dimension = el("select", { id: `${id}-dimension` }, ...Array.from({ length: run.latent }, (_, d) => el("option", { value: d }, `z${d + 1}`)));
+      this.offset = slider(`${id}-offset`, "offset", { min: -REACH, max: REACH, value: 0 });
+      this.dimension.addEventListener("change", () => {
+        this.offset.input.value = this.offsets.get(Number(this.dimension.value)) ?? 0;
         this.#decode();
       });
-      this.single.input.addEventListener("input", () => {
-        this.offsets.set(Number(this.choice.value), Number(this.single.input.value));
+      this.offset.input.addEventListener("input", () => {
+        this.offsets.set(Number(this.dimension.value), Number(this.offset.input.value));
         this.#decode();
       });
-      rows.push(el("div", { class: "choice" }, el("label", { for: `${id}-dimension` }, "single dimension"), this.choice), this.single.row);
+      rows.push(el("div", { class: "choice" }, el("label", { for: `${id}-dimension` }, "single dimension"), this.dimension), this.offset.row);
     }
-    this.back = el("button", { type: "button", class: "small" }, "Back to the mean");
-    this.back.addEventListener("click", () => { this.#home(); this.#decode(); });
-    return el("fieldset", {}, el("legend", {}, "Walk"),
-      el("div", { class: "beside" }, this.walked, el("div", { class: "rows" }, ...rows, this.back)));
+    const reset = el("button", { type: "button", class: "small" }, "Reset to the mean");
+    reset.addEventListener("click", () => { this.#reset(); this.#decode(); });
+    return el("fieldset", { class: "decoder" }, el("legend", {}, "Decode a point"),
+      el("div", { class: "with-image" }, this.decoded, el("div", { class: "sliders" }, ...rows, reset)));
   }
 
-  // Another image: pictures and weights at once, the rest when it stands still.
-  look(image) {
-    this.image = fitted(image, this.run.shape);
-    show(this.original, this.image);
-    this.close.cancel();
+  // Shows reconstructions and weights at once, and the rest when the image stops changing.
+  setImage(image) {
+    const x = resized(image, this.run.shape);
+    this.image = x;
+    show(this.original, x);
+    this.explaining.cancel();
     this.box.setAttribute("aria-busy", "true");
-    const asked = this.image;
-    this.quick.run(() => post("/reconstruct", { images: [asked], run: this.run.name }), (found) => this.#show(found), (error) => this.#fail(error));
-    this.explain();
+    this.reconstructing.run(() => post("/reconstruct", { images: [x], run: this.run.name }), (found) => this.#showReconstruction(found), (error) => this.#fail(error));
+    this.explainSoon();
   }
 
-  #show(found) {
-    show(this.rebuilt, found.images[0]);
-    for (const [k, part] of this.parts.entries()) {
-      const weight = found.weights[0][k] ?? 0;
-      show(part.picture, found.components[0][k]);
-      part.share.textContent = percent(weight);
-      part.bar.style.setProperty("--share", `${100 * weight}%`);
-      part.picture.setAttribute("aria-label", `Reconstruction by component ${k + 1}, weight ${percent(weight)}`);
+  #showReconstruction({ images, weights, components }) {
+    show(this.reconstruction, images[0]);
+    for (const [k, { picture, share, bar }] of this.components.entries()) {
+      const weight = weights[0][k] ?? 0;
+      show(picture, components[0][k]);
+      share.textContent = percent(weight);
+      bar.style.setProperty("--share", `${100 * weight}%`);
+      picture.setAttribute("aria-label", `Reconstruction by component ${k + 1}, weight ${percent(weight)}`);
     }
   }
 
@@ -136,42 +143,42 @@ export class Card {
     if (this.box.hidden) return;
     const grid = this.run.latent <= 2 ? 80 : 40;
     const content = { image: this.image, run: this.run.name, steps: STEPS, samples: SAMPLES, grid };
-    this.close.run((signal) => post("/explain", content, signal), (found) => this.#know(found), (error) => this.#fail(error));
+    this.explaining.run((signal) => post("/explain", content, signal), (found) => this.#showExplanation(found), (error) => this.#fail(error));
   }
 
-  #know(found) {
+  #showExplanation(found) {
     this.box.removeAttribute("aria-busy");
-    this.said.textContent = "";
+    this.problem.textContent = "";
     this.found = found;
     this.plane.draw(found);
     const { plane, components } = found;
-    const together = components.length > 1 && components.every((part) => part.mean.every((v, d) => Math.abs(v - components[0].mean[d]) < 1e-6));
+    const sameMean = components.length > 1 && components.every((part) => part.mean.every((v, d) => Math.abs(v - components[0].mean[d]) < 1e-6));
     this.note.textContent = [
-      plane.kind === "slice" ? "A slice through the posterior mean: contours are of the slice, points and ellipses are projected onto it." : null,
-      together ? "All components have the same mean here." : null,
-      found.exact ? null : "Spreads are estimated from samples."].filter(Boolean).join(" ");
+      plane.kind === "slice" ? "A slice through the posterior mean. Points and ellipses are projected onto it." : null,
+      sameMean ? "All components have the same mean here." : null,
+      found.exact ? null : "Standard deviations are estimated from samples."].filter(Boolean).join(" ");
     this.numbers.evidence.replaceChildren(plane.log_evidence === null ? "…" : number(plane.log_evidence));
     found.refinement.forEach((at, step) => {
       [at.log_joint, at.elbo, at.iwae].forEach((value, i) => { this.rows[step].cells[i + 1].textContent = number(value); });
     });
-    this.#home();
-    show(this.walked, found.reconstruction);
+    this.#reset();
+    show(this.decoded, found.reconstruction);
     this.setStep(this.step);
-    this.explained(this);
+    this.onReady(this);
   }
 
-  // Bounds, and how they compare with those of the first run that is on.
-  compare(first) {
-    const { bounds } = this.found;
+  // Shows the bounds, and the gain over another card if there is one.
+  compare(other) {
     for (const key of ["elbo", "iwae"]) {
-      const apart = first && first !== this ? el("span", { class: "gain" }, `${signed(bounds[key] - first.found.bounds[key])} over ${first.run.name}`) : null;
-      this.numbers[key].replaceChildren(number(bounds[key]), ...(apart ? [apart] : []));
+      const value = this.found.bounds[key];
+      const gain = other ? [el("span", { class: "gain" }, `${signed(value - other.found.bounds[key])} over ${other.run.name}`)] : [];
+      this.numbers[key].replaceChildren(number(value), ...gain);
     }
   }
 
   #fail(error) {
     this.box.removeAttribute("aria-busy");
-    this.said.textContent = error.message;
+    this.problem.textContent = error.message;
   }
 
   setStep(step) {
@@ -181,35 +188,35 @@ export class Card {
     this.rows.forEach((row, at) => row.toggleAttribute("data-now", at === step));
     if (!this.found) return;
     show(this.refined, this.found.refinement[step].reconstruction);
-    this.plane.move(this.found.refinement, step, this.#place());
+    this.plane.move(this.found.refinement, step, this.#position());
   }
 
-  // --- the walk: z = origin + a · first axis + b · second axis + what single dimensions are moved by ---
-  #place() {
-    const [a, b] = this.sides.map((side) => Number(side.input.value));
-    return [a, b ?? 0];
+  // The decoded point is z = origin + a · first axis + b · second axis + offsets of single dimensions.
+  #position() {
+    const [a, b = 0] = this.axes.map(({ input }) => Number(input.value));
+    return [a, b];
   }
 
-  #home() {
+  #reset() {
     const { plane, mean } = this.found;
     this.offsets.clear();
-    if (this.single) this.single.input.value = 0;
-    this.sides.forEach(({ input }, axis) => {
-      const window = axis === 0 ? plane.x : plane.y;
-      input.min = Math.min(window[0], -FAR);
-      input.max = Math.max(window.at(-1), FAR);
+    if (this.offset) this.offset.input.value = 0;
+    this.axes.forEach(({ input }, axis) => {
+      const range = axis === 0 ? plane.x : plane.y;
+      input.min = Math.min(range[0], -REACH);
+      input.max = Math.max(range.at(-1), REACH);
       input.value = plane.kind === "latent" ? mean[axis] : 0;
     });
     this.#label();
   }
 
   #label() {
-    for (const side of this.sides) side.value.textContent = number(Number(side.input.value), 2);
-    if (this.single) this.single.value.textContent = signed(Number(this.single.input.value), 2);
+    for (const { input, value } of this.axes) value.textContent = number(Number(input.value), 2);
+    if (this.offset) this.offset.value.textContent = signed(Number(this.offset.input.value), 2);
   }
 
-  #walkTo(a, b) {
-    [a, b].slice(0, this.sides.length).forEach((value, axis) => { this.sides[axis].input.value = value; });
+  #decodeAt(...point) {
+    this.axes.forEach(({ input }, axis) => { input.value = point[axis]; });
     this.#decode();
   }
 
@@ -217,15 +224,13 @@ export class Card {
     this.#label();
     if (!this.found) return;
     const { plane, refinement } = this.found;
-    const [a, b] = this.#place();
+    const [a, b] = this.#position();
     this.plane.move(refinement, this.step, [a, b]);
     const z = plane.origin.map((at, d) => at + a * plane.axes[0][d] + b * plane.axes[1][d] + (this.offsets.get(d) ?? 0));
-    this.walking.run(() => post("/decode", { z: [z], run: this.run.name }), (found) => show(this.walked, found.images[0]), (error) => this.#fail(error));
+    this.decoding.run(() => post("/decode", { z: [z], run: this.run.name }), (found) => show(this.decoded, found.images[0]), (error) => this.#fail(error));
   }
 
   stop() {
-    this.close.cancel();
-    this.quick.cancel();
-    this.walking.cancel();
+    for (const requests of [this.explaining, this.reconstructing, this.decoding]) requests.cancel();
   }
 }

@@ -1,17 +1,18 @@
-// Images as nested lists (C, H, W) in [0, 1]: onto a canvas, from a canvas, to another shape.
-import { el, svg } from "./dom.js";
+// Images as nested lists (C, H, W) with values in [0, 1]: drawn on a canvas, read from a canvas, resized.
+import { clamp, el, svg } from "./dom.js";
 
-export const shapeOf = (image) => [image.length, image[0].length, image[0][0].length];
+const shapeOf = (image) => [image.length, image[0].length, image[0][0].length];
+const mapPixels = (image, change) => image.map((channel) => channel.map((row) => row.map(change)));
 
-// Means of a Gaussian likelihood may lie outside what an image can be.
-export const clamped = (image) => image.map((plane) => plane.map((row) => row.map((value) => Math.max(0, Math.min(1, value)))));
+// The mean of a Gaussian likelihood can lie outside [0, 1].
+export const clamped = (image) => mapPixels(image, (value) => clamp(value, 0, 1));
 
-export const inverted = (image) => image.map((plane) => plane.map((row) => row.map((value) => 1 - value)));
+export const inverted = (image) => mapPixels(image, (value) => 1 - value);
 
-const byte = (value) => Math.max(0, Math.min(255, Math.round(255 * value)));
+const byte = (value) => clamp(Math.round(255 * value), 0, 255);
 
-// A canvas that shows images at their own resolution; the style sheet makes it larger.
-export const screen = (label, attributes = {}) => {
+// A canvas that holds one image at its own resolution. The style sheet enlarges it.
+export const imageCanvas = (label, attributes = {}) => {
   const canvas = el("canvas", { role: "img", "aria-label": label, width: 1, height: 1, ...attributes });
   canvas.classList.add("picture");
   return canvas;
@@ -31,7 +32,7 @@ export const show = (canvas, image) => {
   canvas.classList.add("shown");
 };
 
-// How much of each of `from` cells falls into each of `to`: their average keeps what is thin visible.
+// For each of `to` cells: which of `from` cells it covers, and with what share. Averages keep thin lines visible.
 const shares = (from, to) => {
   const scale = from / to;
   return Array.from({ length: to }, (_, i) => {
@@ -45,7 +46,7 @@ const shares = (from, to) => {
   });
 };
 
-const coloured = (image, channels) => {
+const withChannels = (image, channels) => {
   if (image.length === channels) return image;
   if (image.length === 1) return Array.from({ length: channels }, () => image[0]);
   const [red, green, blue] = image;
@@ -53,68 +54,64 @@ const coloured = (image, channels) => {
   return Array.from({ length: channels }, () => grey);
 };
 
-// The same image as a model of this shape takes it.
-export const fitted = (image, shape) => {
+// The same image with the shape (C, H, W) that a model takes.
+export const resized = (image, shape) => {
   if (String(shapeOf(image)) === String(shape)) return image;
   const [, height, width] = shapeOf(image);
   const [rows, columns] = [shares(height, shape[1]), shares(width, shape[2])];
   const sum = (parts, value) => parts.reduce((total, [k, share]) => total + share * value(k), 0);
-  return coloured(image, shape[0]).map((plane) => {
-    const narrow = plane.map((row) => columns.map((parts) => sum(parts, (k) => row[k])));
+  return withChannels(image, shape[0]).map((channel) => {
+    const narrow = channel.map((row) => columns.map((parts) => sum(parts, (k) => row[k])));
     return rows.map((parts) => columns.map((_, x) => Math.min(1, sum(parts, (k) => narrow[k][x]))));
   });
 };
 
-// What a canvas shows, averaged down to a shape.
-export const taken = (canvas, shape) => {
+// What a canvas shows, as an image of this shape.
+export const fromCanvas = (canvas, shape) => {
   const { width, height } = canvas;
   const { data } = canvas.getContext("2d", { willReadFrequently: true }).getImageData(0, 0, width, height);
-  const planes = [0, 1, 2].map((c) =>
+  const channels = [0, 1, 2].map((c) =>
     Array.from({ length: height }, (_, y) =>
       Array.from({ length: width }, (_, x) => data[4 * (y * width + x) + c] / 255)));
-  return fitted(planes, shape);
+  return resized(channels, shape);
 };
 
-const LARGEST = 25 * 2 ** 20;
-const PIXELS = 60e6;
+const MAX_BYTES = 25 * 2 ** 20;
+const MAX_PIXELS = 60e6;
 
-// A file as an image of this shape: its middle, cut to the shape's proportions and scaled.
-export const read = async (file, shape) => {
-  if (file.size > LARGEST) {
-    throw new Error(`${file.name} has ${(file.size / 2 ** 20).toFixed(0)} MiB; pictures have at most 25 MiB.`);
+// A file as an image of this shape: its centre, cropped to the shape's proportions and scaled.
+export const readFile = async (file, shape) => {
+  if (file.size > MAX_BYTES) {
+    throw new Error(`${file.name} has ${(file.size / 2 ** 20).toFixed(0)} MiB. Choose a file of at most 25 MiB.`);
   }
   const address = URL.createObjectURL(file);
   try {
     const picture = new Image();
-    picture.src = address;
-    await new Promise((done, failed) => {
-      picture.addEventListener("load", done);
-      picture.addEventListener("error", failed);
-    }).catch(() => {
-      throw new Error(`${file.name} is not a picture that this browser reads: choose a PNG or JPEG file.`);
+    await new Promise((onload, onerror) => { Object.assign(picture, { onload, onerror, src: address }); }).catch(() => {
+      throw new Error(`${file.name} is not an image that this browser can read. Choose a PNG or JPEG file.`);
     });
     const [width, height] = [picture.naturalWidth, picture.naturalHeight];
-    if (!width || !height) throw new Error(`${file.name} has no size of its own: choose a PNG or JPEG file.`);
-    if (width * height > PIXELS) {
-      throw new Error(`${file.name} has ${width} × ${height} pixels; at most 60 million are read. Make it smaller.`);
+    if (!width || !height) throw new Error(`${file.name} has no size in pixels. Choose a PNG or JPEG file.`);
+    if (width * height > MAX_PIXELS) {
+      throw new Error(`${file.name} has ${width} × ${height} pixels. Choose an image of at most 60 million pixels.`);
     }
     const [, rows, columns] = shape;
     const scale = Math.min(width / columns, height / rows);
     const canvas = el("canvas", { width: 4 * columns, height: 4 * rows });
     const context = canvas.getContext("2d", { willReadFrequently: true });
-    context.fillStyle = "#fff"; // behind what is transparent
+    context.fillStyle = "#fff"; // behind transparent pixels
     context.fillRect(0, 0, canvas.width, canvas.height);
     context.imageSmoothingQuality = "high";
     const [w, h] = [columns * scale, rows * scale];
     context.drawImage(picture, (width - w) / 2, (height - h) / 2, w, h, 0, 0, canvas.width, canvas.height);
-    return taken(canvas, shape);
+    return fromCanvas(canvas, shape);
   } finally {
     URL.revokeObjectURL(address);
   }
 };
 
-// A map of values in [0, 1] as an SVG picture of one colour; row 0 lies at the bottom.
-export const tinted = (rows, [red, green, blue], place) => {
+// Values in [0, 1] as an SVG image: one colour, opacity by value. Row 0 is at the bottom.
+export const heatmap = (rows, [red, green, blue], place) => {
   const canvas = el("canvas", { width: rows[0].length, height: rows.length });
   const pixels = new ImageData(canvas.width, canvas.height);
   rows.forEach((row, j) => row.forEach((value, i) => {

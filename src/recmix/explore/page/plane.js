@@ -1,23 +1,26 @@
-// The plane of the latent space: contours of the true posterior, ellipses of the components, moving points.
-import { el, number, svg } from "./dom.js";
-import { tinted } from "./picture.js";
+// Plot of the latent space: contours of the true posterior, ellipses of the components, refinement, decoded point.
+import { clamp, el, number, scale, svg, ticks } from "./dom.js";
+import { heatmap } from "./picture.js";
 
 const SIDE = 300;
-const EDGE = { left: 46, right: 6, top: 6, bottom: 40 };
-// The mass that a Gaussian of two dimensions has within 1, 2 and 3 standard deviations.
+const [LEFT, RIGHT, TOP, BOTTOM] = [46, SIDE - 6, 6, SIDE - 40]; // edges of the plot inside the drawing
+// The mass of a two-dimensional Gaussian within 1, 2 and 3 standard deviations.
 const MASS = [0.393, 0.865, 0.989];
 const TINT = [79, 143, 208];
+const HUES = [3, 2, 4, 5, 8, 6, 9, 10, 11, 7, 0, 1];
+export const componentHue = (k) => `hue-${HUES[k % HUES.length]}`;
 
-const highest = (rows) => rows.reduce((most, row) => row.reduce((m, v) => Math.max(m, v ?? -Infinity), most), -Infinity);
+const fixed = (value) => value.toFixed(1);
+const unscaled = (axis, at) => axis.low + ((at - axis.from) / (axis.to - axis.from)) * (axis.high - axis.low);
 
-// exp(log density), scaled to at most 1.
-const scaled = (rows) => {
-  const most = highest(rows);
-  return rows.map((row) => row.map((value) => (value === null ? 0 : Math.exp(value - most))));
+// exp(log density), divided by its maximum. The server sends null for minus infinity.
+const densities = (rows) => {
+  const highest = rows.flat().reduce((most, value) => Math.max(most, value ?? -Infinity), -Infinity);
+  return rows.map((row) => row.map((value) => (value === null ? 0 : Math.exp(value - highest))));
 };
 
-// Heights above which the densest cells hold these shares of the mass.
-export const levels = (rows, shares) => {
+// Density levels: the cells above the n-th level hold the n-th share of the mass.
+const levels = (rows, shares) => {
   const cells = rows.flat().sort((a, b) => b - a);
   const total = cells.reduce((sum, value) => sum + value, 0);
   let [held, at] = [0, 0];
@@ -27,61 +30,50 @@ export const levels = (rows, shares) => {
   });
 };
 
-// Line segments where the map passes a height, as a path; `place` turns grid indices into the drawing's.
-export const contour = (rows, height, place) => {
+// The contour at one level as an SVG path (marching squares). `place` maps grid indices to the drawing.
+const contour = (rows, level, place) => {
   const parts = [];
   const cross = (a, b, va, vb) => {
-    const t = (height - va) / (vb - va);
+    const t = (level - va) / (vb - va);
     return [a[0] + t * (b[0] - a[0]), a[1] + t * (b[1] - a[1])];
   };
   for (let j = 0; j + 1 < rows.length; j++) {
     for (let i = 0; i + 1 < rows[j].length; i++) {
       const corners = [[i, j], [i + 1, j], [i + 1, j + 1], [i, j + 1]];
       const values = corners.map(([x, y]) => rows[y][x]);
-      const met = [];
+      const crossings = [];
       for (let k = 0; k < 4; k++) {
         const next = (k + 1) % 4;
-        if (values[k] >= height !== values[next] >= height) {
-          met.push(cross(corners[k], corners[next], values[k], values[next]));
+        if (values[k] >= level !== values[next] >= level) {
+          crossings.push(cross(corners[k], corners[next], values[k], values[next]));
         }
       }
-      for (let k = 0; k + 1 < met.length; k += 2) parts.push(`M${place(met[k])}L${place(met[k + 1])}`);
+      for (let k = 0; k + 1 < crossings.length; k += 2) parts.push(`M${place(crossings[k])}L${place(crossings[k + 1])}`);
     }
   }
   return parts.join("");
 };
 
 // Half axes and angle of the ellipse of a covariance (2, 2).
-export const ellipse = ([[a, b], [, d]]) => {
-  const [middle, apart] = [(a + d) / 2, Math.hypot((a - d) / 2, b)];
-  return { long: Math.sqrt(Math.max(0, middle + apart)), short: Math.sqrt(Math.max(0, middle - apart)),
+const ellipse = ([[a, b], [, d]]) => {
+  const [middle, difference] = [(a + d) / 2, Math.hypot((a - d) / 2, b)];
+  return { long: Math.sqrt(Math.max(0, middle + difference)), short: Math.sqrt(Math.max(0, middle - difference)),
     angle: 0.5 * Math.atan2(2 * b, a - d) };
 };
 
-const ticks = (low, high, wanted = 6) => {
-  const rough = (high - low) / wanted;
-  const power = 10 ** Math.floor(Math.log10(rough));
-  const step = power * [1, 2, 5, 10].find((size) => size * power >= rough);
-  const digits = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
-  const found = [];
-  for (let at = Math.ceil(low / step - 1e-9) * step; at <= high + 1e-9 * step; at += step) {
-    found.push([at, number(Math.abs(at) < step / 2 ? 0 : at, digits)]);
-  }
-  return found;
-};
-
 export class Plane {
-  // `picked` is told where on the plane was pointed.
-  constructor(name, picked) {
+  #x = null;
+  #y = null;
+
+  // `onPoint` gets the coordinates where the user points.
+  constructor(name, onPoint) {
     this.drawing = svg("svg", { viewBox: `0 0 ${SIDE} ${SIDE}`, role: "img", class: "plane", "aria-label": `Latent space of ${name}: not drawn yet` });
-    this.name = name;
-    this.plane = null;
+    Object.assign(this, { name, plane: null });
     const point = (event) => {
       if (!this.plane || (event.type === "pointermove" && !event.buttons)) return;
       const box = this.drawing.getBoundingClientRect();
       const [u, v] = [((event.clientX - box.left) / box.width) * SIDE, ((event.clientY - box.top) / box.height) * SIDE];
-      const inside = (at, low, high) => Math.max(low, Math.min(high, at));
-      picked(this.#across.back(inside(u, EDGE.left, SIDE - EDGE.right)), this.flat ? 0 : this.#up.back(inside(v, EDGE.top, SIDE - EDGE.bottom)));
+      onPoint(unscaled(this.#x, clamp(u, LEFT, RIGHT)), this.flat ? 0 : unscaled(this.#y, clamp(v, TOP, BOTTOM)));
     };
     this.drawing.addEventListener("pointerdown", (event) => {
       if (event.button !== 0) return;
@@ -91,134 +83,110 @@ export class Plane {
     this.drawing.addEventListener("pointermove", point);
   }
 
-  #across = null;
-  #up = null;
-
-  // Everything that does not move with a slider.
-  draw(found) {
-    const { plane, components } = found;
+  // Draws what does not move with a slider.
+  draw({ plane, components }) {
     this.plane = plane;
-    this.flat = plane.labels.length === 1;
-    const scale = (from, [low, high]) => {
-      const [first, last] = [from[0], from.at(-1)];
-      const to = (value) => low + ((value - first) / (last - first)) * (high - low);
-      to.back = (at) => first + ((at - low) / (high - low)) * (last - first);
-      return to;
-    };
-    const across = scale(plane.x, [EDGE.left, SIDE - EDGE.right]);
-    const joint = scaled(plane.log_joint);
-    const rows = this.flat ? null : joint;
+    this.flat = plane.labels.length === 1; // one latent dimension: curves instead of contours
+    this.#x = scale(plane.x[0], plane.x.at(-1), LEFT, RIGHT);
     const curves = this.flat ? this.#curves(plane) : null;
-    const up = scale(this.flat ? [0, curves.most * 1.08] : plane.y, [SIDE - EDGE.bottom, EDGE.top]);
-    [this.#across, this.#up] = [across, up];
-    const content = [];
-    const body = svg("g", { class: "body" });
-    if (this.flat) {
-      const line = (values) => "M" + values.map((value, i) => `${across(plane.x[i]).toFixed(1)},${up(value).toFixed(1)}`).join("L");
-      body.append(svg("path", { class: "true", d: line(curves.p) }), svg("path", { class: "approximate", d: line(curves.q) }));
-      for (const [k, part] of components.entries()) {
-        const at = across(part.plane[0]);
-        body.append(svg("line", { class: `component k${k % 12}`, x1: at, x2: at, y1: up(0), y2: up(0) - 14 }));
-      }
-    } else {
-      const [left, right, top, bottom] = [EDGE.left, SIDE - EDGE.right, EDGE.top, SIDE - EDGE.bottom];
-      const [halfX, halfY] = [(right - left) / (plane.x.length - 1) / 2, (bottom - top) / (plane.y.length - 1) / 2];
-      body.append(tinted(rows.map((row) => row.map((v) => 0.75 * v)), TINT, {
-        x: left - halfX, y: top - halfY, width: right - left + 2 * halfX, height: bottom - top + 2 * halfY }));
-      const place = ([i, j]) => `${(left + 2 * halfX * i).toFixed(1)},${(bottom - 2 * halfY * j).toFixed(1)}`;
-      levels(rows, MASS).forEach((height, n) => body.append(svg("path", { class: `true true-${n}`, d: contour(rows, height, place) })));
-      const order = components.map((part, k) => [part, k]).sort((a, b) => a[0].weight - b[0].weight);
-      for (const [part, k] of order) body.append(this.#component(part, k, components.length));
-    }
-    this.moving = svg("g", { class: "moving" });
-    body.append(this.moving);
-    const window = { x: EDGE.left, y: EDGE.top, width: SIDE - EDGE.left - EDGE.right, height: SIDE - EDGE.top - EDGE.bottom };
-    const clip = svg("svg", { ...window, viewBox: `${window.x} ${window.y} ${window.width} ${window.height}` }, body);
-    content.push(svg("rect", { class: "ground", ...window }), clip, ...this.#axes(plane));
-    this.drawing.replaceChildren(...content);
-    this.#say(found);
+    const [low, high] = this.flat ? [0, 1.08 * Math.max(...curves.p, ...curves.q)] : [plane.y[0], plane.y.at(-1)];
+    this.#y = scale(low, high, BOTTOM, TOP);
+    this.moving = svg("g");
+    const area = { x: LEFT, y: TOP, width: RIGHT - LEFT, height: BOTTOM - TOP };
+    const clipped = svg("svg", { ...area, viewBox: `${LEFT} ${TOP} ${area.width} ${area.height}` },
+      ...(this.flat ? this.#drawCurves(plane, curves, components) : this.#drawContours(plane, components)), this.moving);
+    this.drawing.replaceChildren(svg("rect", { class: "ground", ...area }), clipped, ...this.#axes(plane));
+    this.#describe(plane, components);
   }
 
   #curves(plane) {
     const q = plane.log_q[0].map((value) => (value === null ? 0 : Math.exp(value)));
-    const p = plane.density ? plane.density[0].map((value) => value ?? 0) : scaled(plane.log_joint)[0];
-    return { p, q, most: Math.max(...p, ...q) };
+    const p = plane.density ? plane.density[0].map((value) => value ?? 0) : densities(plane.log_joint)[0];
+    return { p, q };
+  }
+
+  #drawCurves(plane, { p, q }, components) {
+    const line = (values) => "M" + values.map((value, i) => `${fixed(this.#x(plane.x[i]))},${fixed(this.#y(value))}`).join("L");
+    const means = components.map((part, k) => {
+      const at = this.#x(part.plane[0]);
+      return svg("line", { class: `component ${componentHue(k)}`, x1: at, x2: at, y1: BOTTOM, y2: BOTTOM - 14 });
+    });
+    return [svg("path", { class: "true", d: line(p) }), svg("path", { class: "approximate", d: line(q) }), ...means];
+  }
+
+  #drawContours(plane, components) {
+    const rows = densities(plane.log_joint);
+    const [dx, dy] = [(RIGHT - LEFT) / (plane.x.length - 1), (BOTTOM - TOP) / (plane.y.length - 1)];
+    const map = heatmap(rows.map((row) => row.map((value) => 0.75 * value)), TINT, {
+      x: LEFT - dx / 2, y: TOP - dy / 2, width: RIGHT - LEFT + dx, height: BOTTOM - TOP + dy });
+    const place = ([i, j]) => `${fixed(LEFT + dx * i)},${fixed(BOTTOM - dy * j)}`;
+    const contours = levels(rows, MASS).map((level, n) => svg("path", { class: `true true-${n}`, d: contour(rows, level, place) }));
+    const heaviestLast = components.map((part, k) => [part, k]).sort((a, b) => a[0].weight - b[0].weight);
+    return [map, ...contours, ...heaviestLast.map(([part, k]) => this.#component(part, k, components.length))];
   }
 
   #component(part, k, count) {
-    const group = svg("g", { class: `component k${k % 12}`, opacity: Math.min(1, 0.45 + part.weight) });
-    group.append(svg("title", {}, `Component ${k + 1}`));
-    for (const deviations of [1, 2]) group.append(this.#outline(part.plane, part.covariance, deviations, `sigma-${deviations}`));
-    const [x, y] = [this.#across(part.plane[0]), this.#up(part.plane[1])];
-    group.append(svg("circle", { cx: x, cy: y, r: 3 }));
-    if (count > 1) group.append(svg("text", { x: x + 5, y: y - 4 }, String(k + 1)));
-    return group;
+    const [x, y] = [this.#x(part.plane[0]), this.#y(part.plane[1])];
+    return svg("g", { class: `component ${componentHue(k)}`, opacity: Math.min(1, 0.45 + part.weight) },
+      svg("title", {}, `Component ${k + 1}`),
+      ...[1, 2].map((deviations) => this.#outline(part.plane, part.covariance, deviations, `sigma-${deviations}`)),
+      svg("circle", { cx: x, cy: y, r: 3 }),
+      count > 1 ? svg("text", { x: x + 5, y: y - 4 }, String(k + 1)) : null);
   }
 
-  #outline(middle, covariance, deviations, name) {
+  #outline(mean, covariance, deviations, name) {
     const { long, short, angle } = ellipse(covariance);
     const [cos, sin] = [Math.cos(angle), Math.sin(angle)];
     const points = Array.from({ length: 64 }, (_, i) => {
       const turn = (2 * Math.PI * i) / 64;
       const [u, v] = [deviations * long * Math.cos(turn), deviations * short * Math.sin(turn)];
-      return `${this.#across(middle[0] + u * cos - v * sin).toFixed(1)},${this.#up(middle[1] + u * sin + v * cos).toFixed(1)}`;
+      return `${fixed(this.#x(mean[0] + u * cos - v * sin))},${fixed(this.#y(mean[1] + u * sin + v * cos))}`;
     });
     return svg("polygon", { class: name, points: points.join(" ") });
   }
 
   #axes(plane) {
-    const made = [];
-    const [bottom, left] = [SIDE - EDGE.bottom, EDGE.left];
-    for (const [at, words] of ticks(plane.x[0], plane.x.at(-1))) {
-      const x = this.#across(at);
-      made.push(svg("line", { class: "tick-line", x1: x, x2: x, y1: bottom, y2: bottom + 4 }), svg("text", { class: "tick", x, y: bottom + 15, "text-anchor": "middle" }, words));
-    }
-    if (!this.flat) {
-      for (const [at, words] of ticks(plane.y[0], plane.y.at(-1))) {
-        const y = this.#up(at);
-        made.push(svg("line", { class: "tick-line", x1: left - 4, x2: left, y1: y, y2: y }), svg("text", { class: "tick", x: left - 6, y: y + 3.5, "text-anchor": "end" }, words));
-      }
-    }
-    const middle = (EDGE.top + bottom) / 2;
-    made.push(svg("text", { class: "axis", x: (left + SIDE - EDGE.right) / 2, y: SIDE - 8, "text-anchor": "middle" }, plane.labels[0]));
-    made.push(svg("text", { class: "axis", transform: `translate(10 ${middle}) rotate(-90)`, "text-anchor": "middle" }, this.flat ? "density" : plane.labels[1]));
-    return made;
+    const parts = ticks(plane.x[0], plane.x.at(-1)).flatMap(([value, label]) => {
+      const x = this.#x(value);
+      return [svg("line", { class: "tick-line", x1: x, x2: x, y1: BOTTOM, y2: BOTTOM + 4 }), svg("text", { class: "tick", x, y: BOTTOM + 15, "text-anchor": "middle" }, label)];
+    });
+    parts.push(...(this.flat ? [] : ticks(plane.y[0], plane.y.at(-1))).flatMap(([value, label]) => {
+      const y = this.#y(value);
+      return [svg("line", { class: "tick-line", x1: LEFT - 4, x2: LEFT, y1: y, y2: y }), svg("text", { class: "tick", x: LEFT - 6, y: y + 3.5, "text-anchor": "end" }, label)];
+    }));
+    parts.push(svg("text", { class: "axis", x: (LEFT + RIGHT) / 2, y: SIDE - 8, "text-anchor": "middle" }, plane.labels[0]));
+    parts.push(svg("text", { class: "axis", transform: `translate(10 ${(TOP + BOTTOM) / 2}) rotate(-90)`, "text-anchor": "middle" }, this.flat ? "density" : plane.labels[1]));
+    return parts;
   }
 
-  // The path of refinement up to a step, and where the walk is.
-  move(refinement, step, walk) {
+  // Draws the refinement steps, the Laplace ellipse of one of them, and the decoded point.
+  move(refinement, step, decoded) {
     if (!this.plane) return;
-    const spot = ([a, b]) => [this.#across(a), this.flat ? this.#up(0) : this.#up(b)];
-    const path = refinement.map((at) => spot(at.plane));
-    const made = [];
-    if (path.length && refinement[step]) {
-      const here = path[step];
-      made.push(svg("polyline", { class: "path", points: path.map((p) => p.map((v) => v.toFixed(1)).join(",")).join(" ") }));
-      for (const [x, y] of path) made.push(svg("circle", { class: "stop", cx: x, cy: y, r: 1.8 }));
-      if (!this.flat) made.push(this.#outline(refinement[step].plane, refinement[step].covariance, 1, "laplace"));
-      made.push(svg("circle", { class: "here", cx: here[0], cy: here[1], r: 4.5 }));
-    }
-    if (walk) {
-      const [x, y] = spot(walk);
-      const [u, v] = [Math.max(EDGE.left + 5, Math.min(SIDE - EDGE.right - 5, x)), Math.max(EDGE.top + 5, Math.min(SIDE - EDGE.bottom - 5, y))];
-      made.push(svg("path", { class: u === x && v === y ? "walk" : "walk away", d: `M${u - 6},${v}h12M${u},${v - 6}v12` }));
-    }
-    this.moving.replaceChildren(...made);
+    const place = ([a, b]) => [this.#x(a), this.flat ? BOTTOM : this.#y(b)];
+    const path = refinement.map((at) => place(at.plane));
+    const [x, y] = place(decoded);
+    const [u, v] = [clamp(x, LEFT + 5, RIGHT - 5), clamp(y, TOP + 5, BOTTOM - 5)];
+    this.moving.replaceChildren(
+      svg("polyline", { class: "path", points: path.map((at) => at.map(fixed).join(",")).join(" ") }),
+      ...path.map(([cx, cy]) => svg("circle", { class: "step", cx, cy, r: 1.8 })),
+      ...(this.flat ? [] : [this.#outline(refinement[step].plane, refinement[step].covariance, 1, "laplace")]),
+      svg("circle", { class: "current-step", cx: path[step][0], cy: path[step][1], r: 4.5 }),
+      svg("path", { class: u === x && v === y ? "decoded" : "decoded outside", d: `M${u - 6},${v}h12M${u},${v - 6}v12` }));
   }
 
-  #say({ plane, components }) {
+  #describe(plane, components) {
     const where = components.map((part, k) => `component ${k + 1} at ${part.plane.slice(0, plane.labels.length).map((v) => number(v, 2)).join(", ")}`);
-    const kind = plane.kind === "latent" ? "Latent space" : "A plane of the latent space";
+    const kind = plane.kind === "latent" ? "Latent space" : "Slice of the latent space";
     this.drawing.setAttribute("aria-label", `${kind} of ${this.name}, axes ${plane.labels.join(" and ")}: ${where.join("; ")}`);
   }
 }
 
-// What the marks mean, once for every plot.
+// The meaning of the marks, once for all plots.
 export const legend = () => {
-  const mark = (name, words, ...drawn) => el("li", {}, svg("svg", { viewBox: "0 0 26 14", class: `swatch ${name}`, "aria-hidden": "true" }, ...drawn), words);
+  const entry = (text, ...marks) => el("li", {}, svg("svg", { viewBox: "0 0 26 14", class: "swatch", "aria-hidden": "true" }, ...marks), text);
   return el("ul", { class: "legend" },
-    mark("", "true posterior: densest 39, 86, 99 %", svg("path", { class: "true true-0", d: "M2,7q6,-9 11,0t11,0" })),
-    mark("", "component, 1 and 2 σ", svg("g", { class: "component k0" }, svg("ellipse", { class: "sigma-1", cx: 13, cy: 7, rx: 7, ry: 3.5 }), svg("ellipse", { class: "sigma-2", cx: 13, cy: 7, rx: 12, ry: 6 }))),
-    mark("", "refinement, with Laplace’s 1 σ", svg("polyline", { class: "path", points: "3,11 13,7" }), svg("circle", { class: "here", cx: 15, cy: 6, r: 4 })),
-    mark("", "your walk", svg("path", { class: "walk", d: "M7,7h12M13,1v12" })));
+    entry("true posterior: 39, 86, 99 % of its mass", svg("path", { class: "true true-0", d: "M2,7q6,-9 11,0t11,0" })),
+    entry("component: 1 and 2 σ", svg("g", { class: `component ${componentHue(0)}` }, svg("ellipse", { class: "sigma-1", cx: 13, cy: 7, rx: 7, ry: 3.5 }), svg("ellipse", { class: "sigma-2", cx: 13, cy: 7, rx: 12, ry: 6 }))),
+    entry("refinement: steps and Laplace 1 σ", svg("polyline", { class: "path", points: "3,11 13,7" }), svg("circle", { class: "current-step", cx: 15, cy: 6, r: 4 })),
+    entry("decoded point", svg("path", { class: "decoded", d: "M7,7h12M13,1v12" })));
 };

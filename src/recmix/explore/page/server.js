@@ -1,14 +1,12 @@
-// Requests to the server, as few as do: the newest counts, what it overtakes is cancelled or never sent.
+// Requests to the server. A new request replaces older ones: they are cancelled or never sent.
 
-export class Refusal extends Error {}
-
-const answered = async (path, options) => {
+const request = async (path, options) => {
   let answer;
   try {
     answer = await fetch(path, { credentials: "same-origin", ...options });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Refusal("The server does not answer. Is recmix explore still running?");
+    throw new Error("The server does not answer. Is recmix explore still running?");
   }
   let content = null;
   try {
@@ -17,24 +15,28 @@ const answered = async (path, options) => {
     if (error.name === "AbortError") throw error;
   }
   if (answer.ok && content) return content;
-  throw new Refusal(content?.error ?? `The server answered with status ${answer.status} and no reason.`);
+  throw new Error(content?.error ?? `The server answered with status ${answer.status} and gave no reason.`);
 };
 
-export const get = (path, signal) => answered(path, { signal });
+export const get = (path, signal) => request(path, { signal });
 
 export const post = (path, content, signal) =>
-  answered(path, {
-    method: "POST",
-    headers: { "content-type": "application/json" },
-    body: JSON.stringify(content),
-    signal,
-  });
+  request(path, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(content), signal });
 
-// The newest call wins: it cancels the one before, whose answer is dropped wherever it is.
-export class Newest {
+// Runs `work` once, this many milliseconds after the last call.
+export const debounced = (work, milliseconds) => {
+  let timer = 0;
+  return () => {
+    clearTimeout(timer);
+    timer = setTimeout(work, milliseconds);
+  };
+};
+
+// Each call cancels the one before. Only the answer of the last call is used.
+export class LatestOnly {
   #control = null;
 
-  // `work` gets a signal; `then` its result, unless another call came in between.
+  // `work` gets an abort signal. `then` gets its result, `failed` its error.
   async run(work, then, failed) {
     this.cancel();
     const control = new AbortController();
@@ -53,35 +55,34 @@ export class Newest {
   }
 }
 
-// For what moves under the hand: one request at a time, and of those that wait only the newest.
-// So something is shown while a slider moves, however slow the server is.
-export class Steady {
+// One request at a time; of the calls that wait, only the last is sent. While a slider moves, answers
+// keep arriving even from a slow server.
+export class OneAtATime {
   #busy = false;
-  #next = null;
-  #wanted = 0;
-  #dropped = 0;
+  #waiting = null;
+  #calls = 0;
+  #cancelled = 0; // calls up to this number are no longer wanted
 
   run(work, then, failed) {
-    this.#next = [work, then, failed, ++this.#wanted];
-    if (!this.#busy) this.#go();
+    this.#waiting = [work, then, failed, ++this.#calls];
+    if (!this.#busy) this.#send();
   }
 
-  // What is under way is no longer of interest.
   cancel() {
-    this.#next = null;
-    this.#dropped = this.#wanted;
+    this.#waiting = null;
+    this.#cancelled = this.#calls;
   }
 
-  async #go() {
+  async #send() {
     this.#busy = true;
-    while (this.#next) {
-      const [work, then, failed, turn] = this.#next;
-      this.#next = null;
+    while (this.#waiting) {
+      const [work, then, failed, call] = this.#waiting;
+      this.#waiting = null;
       try {
         const found = await work();
-        if (turn > this.#dropped) then(found);
+        if (call > this.#cancelled) then(found);
       } catch (error) {
-        if (turn > this.#dropped) failed(error);
+        if (call > this.#cancelled) failed(error);
       }
     }
     this.#busy = false;

@@ -6,7 +6,7 @@
     [[stages]]
     name = "vae"           # its folder in the run's; the last stage is the run itself
     method = "vae"
-    epochs = 300           # options of the method, or of training as in `recmix.runs.options.Training`
+    epochs = 300           # options of the method, of training or of inference
     [[stages]]
     name = "mixture"
     method = "rme"
@@ -23,10 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from recmix.errors import ConfigError, unknown
+from recmix.inference import Inference
 from recmix.methods.registry import find_method
 from recmix.runs.files import read_toml
-from recmix.runs.options import Training
-from recmix.training.options import read_options, split_auto
+from recmix.runs.training_options import Training
+from recmix.training.arguments import read_options, split_auto
 
 __all__ = ["Preset", "Stage", "parse", "preset_file", "presets", "read_preset"]
 
@@ -170,6 +171,7 @@ def _stage(entry: Mapping[str, Any], before: list[str]) -> Stage:
 
 def check_options(method: str, options: Mapping[str, Any]) -> None:
     """Refuse options that a method and its training do not have, or values they cannot take."""
-    own, common = read_options(find_method(method), options, OWN)
-    split_auto(own)
-    Training(**common)
+    given = read_options(find_method(method), options, OWN)
+    split_auto(given.method)
+    Training(**given.training)
+    Inference(**given.inference)

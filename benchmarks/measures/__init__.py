@@ -1,0 +1,5 @@
+"""The benchmarks, by subject. Importing this package registers them."""
+
+from benchmarks.measures import growth, memory, posteriors, pythae, replicas, serve, training
+
+__all__ = ["growth", "memory", "posteriors", "pythae", "replicas", "serve", "training"]

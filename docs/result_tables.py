@@ -1,0 +1,335 @@
+"""Tables of measured results, made from the JSON files in docs/results."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from code_tables import table
+
+from recmix.commands.compare import markdown
+from recmix.evaluation.gap import QUANTITIES
+from recmix.reports.forms import to_markdown
+from recmix.reports.frontier import frontiers
+from recmix.reports.reach import REACH, frontier_table, reach_table
+from recmix.reports.records import Record, Row, TableColumn
+from recmix.reports.runs import read_runs
+from recmix.reports.statistics import summarise
+from recmix.reports.summary import panels, summary, to_json
+from recmix.reports.tables import gain_table, likelihood_table
+
+__all__ = ["TABLES", "write_summary"]
+
+RESULTS = Path(__file__).resolve().parent / "results"
+Line = dict[str, Any]
+
+SHORT = {
+    "VAE": "one pass through the encoder",
+    "VAE+": "the same; trained longer (the control)",
+    "VAE+ calibrated": "the same, with calibrated standard deviations",
+    "IAF(2)": "encoder, then two flow steps",
+    "ME(3)": "three encoders, trained together",
+    "RME(5)": "five encoders, added one at a time",
+    "RESIDUAL": "encoder, then three residual corrections, forward only",
+    "SA(4)": "encoder, then four gradient steps",
+    "VLAE(2)": "encoder, then two Gauss-Newton steps",
+    "REFINED": "encoder, then four Gauss-Newton steps; decoder trained with them",
+}
+"""The rows of the README's table, and what each computes for an image."""
+
+GAINS = {
+    "VAE+ calibrated": ["VAE+ calibrated"],
+    "RESIDUAL": ["RESIDUAL", "RESIDUAL 4 restarts"],
+    "RESIDUAL calibrated": ["RESIDUAL calibrated", "RESIDUAL 4 restarts, calibrated"],
+    "VAE+, 4 Gauss-Newton steps": ["VAE+ +4 steps, reuse 0", "VAE+ +4 steps"],
+    "REFINED": ["REFINED"],
+    "LONG or LONGER, encoder alone": ["LONGER", "LONG"],
+    "LONG or LONGER, 4 Gauss-Newton steps": [
+        "LONGER +4 steps, 4 restarts",
+        "LONG +4 steps, reuse 4, 6 restarts",
+        "LONG +4 steps",
+        "LONG +4 steps, reuse 0",
+    ],
+}
+"""The rows of the table of gains, and the rows of the summary that they may show.
+
+Of those that a column has, the first one with the most splits is shown.
+"""
+
+
+def compared(name: str) -> list[Line]:
+    """The rows of a file that `recmix compare` wrote."""
+    rows: list[Line] = json.loads((RESULTS / f"{name}.json").read_text())["rows"]
+    return rows
+
+
+def readme() -> str:
+    """A few rows of MNIST, 20 latent dimensions."""
+    here = [r for r in frontier_rows() if (r["dataset"], r["dim"]) == ("mnist", 20)]
+    rows = {row["row"]: row for row in here}
+    lines = []
+    for name, words in SHORT.items():
+        row = rows[name]
+        gain = "control" if name == "VAE+" else f"{row['difference']:+.1f} ± {row['difference_std']:.1f}"
+        lines.append([name, words, f"{row['mean']:.1f} ± {row['std']:.1f}", gain, str(row["splits"])])
+    heads = ["model", "what it computes for an image", "test IWAE-100", "over VAE+", "splits"]
+    own = next(row for row in summary(mnist20_runs()) if row["row"] == "VAE+")
+    return (
+        f"{table(heads, lines, numbers=3)}\n"
+        "IAF, ME, RME, SA and VLAE were trained separately, from other VAEs. Their gain is over a VAE+ "
+        f"of their own ({own['mean']:.1f} ± {own['std']:.1f}).\n"
+    )
+
+
+def rates() -> str:
+    """The second stage's learning rate, on validation and test images."""
+    rows = {row["model"]: row for row in compared("mnist20_rates")}
+    lines = []
+    for rate, plus, grown in (
+        ("1e-5", "VAE+", "RME(5)"),
+        ("3e-6", "VAE learning_rate=3e-06 epochs=8", "RME(5) learning_rate=3e-06 epochs=8"),
+        ("1e-6", "VAE learning_rate=1e-06 epochs=12", "RME(5) learning_rate=1e-06 epochs=12"),
+    ):
+        pair = rows[plus], rows[grown]
+        lines.append([rate, *(f"{row[key]:.2f}" for key in ("best_validation", "iwae") for row in pair)])
+    heads = ["rate", "VAE+, validation", "RME(5), validation", "VAE+, test", "RME(5), test"]
+    return table(heads, lines, numbers=4)
+
+
+def fresh() -> str:
+    """The effect of a larger learning rate for new parameters."""
+    rows = {row["model"]: row for row in compared("mnist20_rates")}
+    lines = []
+    for name in ("ME(3)", "IAF(2)", "HF(2)", "FULL", "RME(5)"):
+        found = rows[name], rows[f"{name} fresh_rate=50.0"]
+        lines.append([name, *(f"{row['best_validation']:.2f}" for row in found)])
+    return table(["method", "`fresh_rate = 1`", "`fresh_rate = 50`"], lines, numbers=2)
+
+
+def residual() -> str:
+    """The gain from each part of the residual corrections."""
+    rows = compared("mnist20_residual")
+    lines = [[r["variant"], f"{r['iwae']:.1f}", f"{r['elbo']:.1f}"] for r in rows]
+    return table(["variant", "validation IWAE-5", "validation ELBO"], lines, numbers=2)
+
+
+def refined_residual() -> str:
+    """IWAE-100 of validation images by refinement steps, with and without corrections."""
+    found = json.loads((RESULTS / "mnist20_residual.json").read_text())["refined"]
+    steps = list(next(iter(found.values())))
+    lines = [[name, *(f"{row[n]:.1f}" for n in steps)] for name, row in found.items()]
+    heads = ["model", *(f"{n} step{'s' * (n != '1')}" for n in steps)]
+    return table(heads, lines, numbers=len(steps))
+
+
+def omniglot_restarts() -> str:
+    """Residual corrections on OMNIGLOT from one and from four starting points, mean over splits."""
+    rows = compared("omniglot20_starts")
+    scores = {"val/5": "validation IWAE-5", "test/100": "test IWAE-100"}
+    scores |= {"test/100/calibrated": "test IWAE-100, calibrated"}
+    lines = []
+    for count in sorted({row["restarts"] for row in rows}):
+        here = [row for row in rows if row["restarts"] == count]
+        means = [statistics.fmean(r["iwae"] for r in here if _part(r["score"]) == key) for key in scores]
+        lines.append([str(count), *(f"{mean:.1f}" for mean in means)])
+    return table(["restarts", *scores.values()], lines, numbers=3)
+
+
+def _part(score: str) -> str:
+    """The name of a score without its inference."""
+    return "/".join(part for part in score.split("/") if "=" not in part)
+
+
+def ablation() -> str:
+    """The gain from each way to train an encoder alone."""
+    records = read_runs(RESULTS / "ablation_digits.json")
+    bound = {(str(r.row), r.split): r.scores["val/5"]["iwae"] for r in records}
+    splits = sorted({r.split for r in records})
+    heads = ["row", "validation IWAE-5", "over VARIED", "test ELBO", "test IWAE-100", "over VAE+"]
+    heads += ["exact p", "calibrated", "scale"]
+    rows = {row["row"]: row for row in summary(records)}
+    lines = []
+    for name, row in rows.items():
+        if row["calibrated"]:
+            continue
+        calibrated = rows.get(f"{name} calibrated")
+        here = [bound[name, split] for split in splits]
+        over = [found - bound["VARIED", split] for found, split in zip(here, splits, strict=True)]
+        error = statistics.stdev(over) / len(over) ** 0.5
+        p = row["p_vae_plus"]
+        lines.append(
+            [
+                name,
+                f"{statistics.fmean(here):.2f}",
+                "–" if name == "VARIED" else f"{statistics.fmean(over):+.2f} ± {error:.2f}",
+                f"{row['elbo']:.2f}",
+                f"{row['mean']:.2f} ± {row['std']:.2f}",
+                "control" if name == "VAE+" else f"{row['difference']:+.2f}",
+                "–" if p is None else f"{p:.2g}",
+                "–"
+                if calibrated is None
+                else f"{calibrated['mean']:.2f} ± {calibrated['std'] or 0:.2f}",
+                "–" if calibrated is None else f"{calibrated['scale']:.2f}",
+            ]
+        )
+    return table(heads, lines, numbers=8)
+
+
+def _calibrated(row: Line) -> tuple[str, str]:
+    return f"{row['mean']:.2f} ± {row['std'] or 0:.2f}", f"{row['scale']:.2f}"
+
+
+def gaps(name: str) -> str:
+    """What `recmix evaluate --gap` measured."""
+    found = json.loads((RESULTS / f"{name}.json").read_text())
+    parts = found["summary"]
+    heads = ["test - train" if part == "difference" else part for part in parts]
+    lines = [
+        [words, *(f"{part[key]['mean']:.2f} ± {part[key]['se']:.2f}" for part in parts.values())]
+        for key, words in QUANTITIES.items()
+    ]
+    text = [table(["nats per image", *heads], lines, numbers=len(heads)), "\n"]
+    for part, check in found["check"].items():
+        by = check["difference"]
+        text.append(
+            f"Annealed importance sampling of {check['images']} {part} images: log p(x) differs by "
+            f"{by['mean']:+.3f} ± {by['se']:.3f} nats.\n"
+        )
+    return "".join(text)
+
+
+@cache
+def frontier_rows() -> list[Line]:
+    """The summary of the frontier's grids, with the paper's methods of `gpu_mnist20.toml` added.
+
+    The latter have their own VAE and VAE+, which are in a table of their own.
+    """
+    rows = summary(read_runs(RESULTS / "frontier_runs.json"))
+    places = {column: i for i, column in enumerate(dict.fromkeys(row["column"] for row in rows))}
+    rows += [row for row in summary(mnist20_runs()) if row["label"] not in ("VAE", "VAE+")]
+    last = len(places)
+
+    def order(row: Line) -> tuple[Any, ...]:
+        return places.get(row["column"], last), Row(row["label"], row["setting"]).order
+
+    return sorted(rows, key=order)
+
+
+@cache
+def mnist20_runs() -> list[Record]:
+    """The runs of `configs/gpu_mnist20.toml`."""
+    return read_runs(RESULTS / "mnist20_grid" / "frontier_runs.json")
+
+
+def mnist20_grid() -> str:
+    """The tables of `configs/gpu_mnist20.toml`, as `recmix report --format markdown` prints them."""
+    results = summarise(mnist20_runs())
+    text = "\n".join(to_markdown(found) for found in (likelihood_table(results), gain_table(results)))
+    return text.replace("\n## ", "\n#### ").replace("\n### ", "\n##### ").removeprefix("## ")
+
+
+def gains() -> str:
+    """The gain over VAE+ of the main rows, by data set and dimension."""
+    columns = _columns()
+    found = {(row["column"], row["row"]): row for row in frontier_rows()}
+    lines = []
+    for name, candidates in GAINS.items():
+        cells = []
+        for column in columns:
+            rows = [found[column, row] for row in candidates if (column, row) in found]
+            best = max(rows, key=lambda row: row["splits"], default=None)
+            cells.append("–" if best is None else _gain(best))
+        lines.append([name, *cells])
+    return table(["gain over VAE+", *columns], lines, numbers=len(columns))
+
+
+def calibration() -> str:
+    """What calibration does to VAE+ and RESIDUAL, by data set and dimension."""
+    found = {(row["column"], row["row"]): row for row in frontier_rows()}
+    lines = []
+    for column in _columns():
+        cells = []
+        for name in ("VAE+", "RESIDUAL"):
+            plain, wide = found[column, name], found[column, f"{name} calibrated"]
+            places = _places(plain)
+            cells += [f"{wide['scale']:.2f}"]
+            cells += [f"{wide[key] - plain[key]:+.{places}f}" for key in ("mean", "elbo")]
+        lines.append([column, *cells])
+    heads = [
+        f"{name}: {what}" for name in ("VAE+", "RESIDUAL") for what in ("scale", "IWAE-100", "ELBO")
+    ]
+    return table(["data, dimension", *heads], lines, numbers=len(heads))
+
+
+def _columns() -> list[str]:
+    """The data sets and dimensions of the main table."""
+    return [
+        str(TableColumn(data=data, latent=latent, likelihood=_likelihood(data)))
+        for data, latent in REACH
+    ]
+
+
+def _places(row: Line) -> int:
+    """Decimals: two for small scores, as on binary images."""
+    return 2 if abs(row["mean"]) < 200 else 1
+
+
+def _gain(row: Line) -> str:
+    places = _places(row)
+    few = f" ({row['splits']} splits)" if row["splits"] < 5 else ""
+    return f"{row['difference']:+.{places}f}{few}"
+
+
+def _likelihood(data: str) -> str:
+    return "bernoulli" if data == "binary-mnist" else "gaussian"
+
+
+def muon() -> str:
+    """The same trainings with Adam and with Muon."""
+    both = {
+        "Adam": RESULTS / "binary_adam" / "frontier_runs.json",
+        "Muon": RESULTS / "frontier_runs.json",
+    }
+    lines = []
+    for optimiser, path in both.items():
+        rows = [row for row in summary(read_runs(path)) if row["dataset"] == "binary-mnist"]
+        found = {row["row"]: f"{row['mean']:.2f} ± {row['std']:.2f}" for row in rows}
+        lines.append([optimiser, found["VAE"], found["VAE+"]])
+    return table(["optimiser", "VAE", "VAE+"], lines, numbers=2)
+
+
+def write_summary(*, check: bool) -> bool:
+    """Write summary.json and the figure from the runs; whether the summary changed."""
+    rows = frontier_rows()
+    file, figure = RESULTS / "summary.json", RESULTS / "frontier.png"
+    changed = not file.exists() or file.read_text() != to_json(rows)
+    if not check and (changed or not figure.exists()):
+        file.write_text(to_json(rows))
+        frontiers(panels(rows), figure)
+    return changed
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "readme": readme,
+    "reach": lambda: reach_table(frontier_rows()),
+    "gains": gains,
+    "calibration": calibration,
+    "frontier": lambda: frontier_table(frontier_rows()),
+    "mnist20": lambda: markdown(compared("mnist20")),
+    "mnist20-grid": mnist20_grid,
+    "mnist20-rates": rates,
+    "mnist20-fresh": fresh,
+    "binary-muon": muon,
+    "residual": residual,
+    "residual-refined": refined_residual,
+    "omniglot-restarts": omniglot_restarts,
+    "ablation": ablation,
+    "gap-mnist20": lambda: gaps("mnist20_gap"),
+    "gap-mnist20-refined": lambda: gaps("mnist20_gap_refined"),
+    "gap-mnist20-residual": lambda: gaps("mnist20_gap_residual"),
+}
+"""Functions that make each table, by its name in the pages."""

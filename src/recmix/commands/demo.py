@@ -1,0 +1,104 @@
+"""`recmix demo`: a VAE, the control VAE+ and a recursive mixture on scikit-learn's digits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from recmix.commands.terminal import out, print_scores
+from recmix.errors import RunError
+
+if TYPE_CHECKING:
+    from recmix.api import Model
+
+__all__ = ["demo", "demo_command"]
+
+LATENT = 8
+ORDER = 3
+EPOCHS = 300
+SECOND_EPOCHS = 30
+SECOND_RATE = 1e-4
+"""A hundred times the default: an epoch of the digits has ten updates, one of MNIST over 400."""
+SAMPLES = 100
+
+
+def demo_command(
+    folder: Annotated[Path, typer.Option("--out", help="Folder for the runs and figures.")] = Path(
+        "runs/demo"
+    ),
+    overwrite: Annotated[bool, typer.Option(help="Replace what is there.")] = False,
+    quick: Annotated[bool, typer.Option(help="A few epochs only, to see that it works.")] = False,
+) -> None:
+    """Train a VAE, its continuation VAE+ and a recursive mixture on scikit-learn's digits."""
+    rows, figures = demo(folder, overwrite=overwrite, quick=quick)
+    print_scores(rows, title="scikit-learn's handwritten digits, test images")
+    out.print(f"runs and figures in {folder}:", ", ".join(path.name for path in figures))
+
+
+def demo(
+    folder: Path, *, overwrite: bool = False, quick: bool = False
+) -> tuple[list[tuple[str, dict[str, Any]]], list[Path]]:
+    """Train the three models, score them on the test images and draw the figures.
+
+    Args:
+        folder: for the run folders and the figures.
+        overwrite: replace existing runs.
+        quick: a few epochs only.
+
+    Returns:
+        A row of scores for each model, and the paths of the figures.
+    """
+    from recmix.api import fit
+    from recmix.data import load
+    from recmix.evaluation.score import score
+    from recmix.runs.folder import Run
+    from recmix.runs.scores import ScoreKey
+
+    if not overwrite and folder.exists() and any(folder.iterdir()):
+        raise RunError(f"{folder} is not empty: give another folder, or --overwrite to replace it")
+    data = load("digits")
+    second: dict[str, Any] = {"epochs": 2 if quick else SECOND_EPOCHS, "learning_rate": SECOND_RATE}
+    both: dict[str, Any] = {"overwrite": overwrite, "progress": True}
+    vae = fit("vae", data, latent=LATENT, epochs=3 if quick else EPOCHS, out=folder / "vae", **both)
+    plus = fit("vae", data, init=vae, out=folder / "vae+", **second, **both)
+    rme = fit("rme", data, order=ORDER, init=vae, out=folder / "rme", **second, **both)
+    models = {vae.spec.label: vae, plus.spec.label: plus, f"{rme.spec.label}({ORDER})": rme}
+
+    rows = []
+    assert data.x_test is not None
+    for name, model in models.items():
+        found = score(model.method, data.x_test, samples=SAMPLES)
+        assert model.folder is not None
+        Run(model.folder).add_score(str(ScoreKey("test", SAMPLES)), found)
+        rows.append((name, found))
+    return rows, _draw(folder, models, data.x_test[:12])
+
+
+def _draw(folder: Path, models: dict[str, Model], shown: Any) -> list[Path]:
+    from recmix.reports import figures
+    from recmix.runs.folder import Run
+
+    first, *rest = models
+    best = Run(models[first].folder or folder).status()["best_epoch"]
+    grown = models[rest[-1]]
+    return [
+        figures.learning_curves(
+            {name: model.history for name, model in models.items()},
+            folder / "learning_curves.png",
+            after=dict.fromkeys(rest, best),
+            title="Validation IWAE-5 on the digits",
+        ),
+        figures.reconstructions(
+            shown,
+            {name: model.reconstruct(shown).numpy(force=True) for name, model in models.items()},
+            folder / "reconstructions.png",
+            title="Test images and their reconstructions",
+        ),
+        figures.samples(
+            grown.sample(64, seed=0).numpy(force=True),
+            folder / "samples.png",
+            title=f"Samples of the prior, {rest[-1]}",
+        ),
+    ]

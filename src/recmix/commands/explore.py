@@ -1,0 +1,60 @@
+"""`recmix explore`: serve runs to a browser and to programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from recmix.commands.terminal import Root
+from recmix.explore.serve import PORT, serve
+
+if TYPE_CHECKING:
+    from recmix.api import Model
+
+__all__ = ["explore_command", "load_models"]
+
+
+def explore_command(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs; the first is the default.")],
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = PORT,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="RECMIX_TOKEN",
+            help="Secret that requests must give. Made and printed if it is needed and not given.",
+        ),
+    ] = None,
+    browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda and so on.")] = "auto",
+    batching: Annotated[
+        bool, typer.Option(help="Pass requests that wait at the same time through the model together.")
+    ] = True,
+    data_root: Root = None,
+) -> None:
+    """Show trained models in a browser, and serve them to programs over HTTP."""
+    models = load_models(runs, device=device)
+    serve(
+        models,
+        port=port,
+        host=host,
+        token=token,
+        browser=browser,
+        batching=batching,
+        data_root=data_root,
+    )
+
+
+def load_models(folders: Sequence[Path], *, device: str = "auto") -> dict[str, Model]:
+    """Load runs. Each is named after its folder, with a number added if an earlier one has that name."""
+    from recmix.api import load
+
+    models: dict[str, Model] = {}
+    for folder in folders:
+        base = folder.resolve().name or "run"
+        names = (base, *(f"{base}-{i}" for i in range(2, len(folders) + 2)))
+        models[next(name for name in names if name not in models)] = load(folder, device=device)
+    return models

@@ -1,0 +1,334 @@
+"""Images that stay in image files, in a folder or a zip file, and are decoded when they are read."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+import io
+import math
+import os
+import threading
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recmix.data.checks import SIDES
+from recmix.data.images import Array, ArrayImages, Images, Index, rows
+from recmix.errors import ConfigError, DataError
+
+__all__ = ["SUFFIXES", "FileImages", "ImageFolder", "check_resize", "from_pillow"]
+
+MEMORY_LIMIT = 1 << 30  # images that need more bytes as float32 stay in their files by default
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
+_RESIZE_HINT = (
+    "all must have one size: give size=..., for example size=64, to crop each image to its centred "
+    "square and resize it"
+)
+
+Crop = int | Literal["square"] | None
+
+_MODES_16_BIT = ("I", "I;16", "I;16B", "I;16L", "I;16N")
+_GREY_MODES = ("1", "L", "LA", "La", *_MODES_16_BIT)
+_MAX_BYTES = 1 << 28  # limit for one image file in a zip file
+_ORIENTATION = 0x0112  # EXIF tag for the orientation of the camera
+
+
+class ImageFolder:
+    """The image files in a folder or a zip file, by their relative names.
+
+    Threads and forked or spawned worker processes can read at the same time.
+    """
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root)
+        self.is_folder = self.root.is_dir()
+        # (process, archive, lock). One attribute, so that a thread always sees three that match.
+        self._opened: tuple[int, zipfile.ZipFile, threading.Lock] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"root": self.root, "is_folder": self.is_folder, "_opened": None}
+
+    def names(self) -> list[str]:
+        """Sorted relative names of all image files, without hidden files and folders."""
+        found = self._walk() if self.is_folder else self._archive()[0].namelist()
+        names = sorted(name for name in found if _is_image_name(name))
+        if not names:
+            raise DataError(
+                f"{self.root} has no images; expected files that end in {', '.join(SUFFIXES)}"
+            )
+        return names
+
+    def location(self, name: str) -> str:
+        """Text that names an image file in an error message."""
+        return str(self.root / name) if self.is_folder else f"{name} in {self.root}"
+
+    def file_size(self, name: str) -> int:
+        """Bytes of an image file."""
+        with self._as_data_error(name):
+            if self.is_folder:
+                return (self.root / name).stat().st_size
+            return self._archive()[0].getinfo(name).file_size
+
+    def header(self, name: str) -> tuple[int, int, int]:
+        """(channels, height, width) of an image, without decoding its pixels."""
+        from PIL import Image
+
+        with self._as_data_error(name), self._open(name) as stream, Image.open(stream) as image:
+            width, height = image.size
+            if _orientation(image) > 4:  # rotated by 90 degrees
+                width, height = height, width
+            return (1 if image.mode in _GREY_MODES else 3), height, width
+
+    def common_shape(self, names: Sequence[str], *, any_size: bool) -> tuple[int, int, int]:
+        """(channels, height, width) of all images; 3 channels if any image is in colour.
+
+        With `any_size`, images may differ in size, and the size is that of the first.
+        """
+        channels, height, width = self.header(names[0])
+        for name in names[1:]:
+            other_channels, *size = self.header(name)
+            channels = max(channels, other_channels)
+            if not any_size and size != [height, width]:
+                raise DataError(
+                    f"{self.location(name)} is {size[0]}x{size[1]} (height x width), "
+                    f"{names[0]} is {height}x{width}; {_RESIZE_HINT}"
+                )
+        return channels, height, width
+
+    def pixels(self, name: str, channels: int, size: tuple[int, int], crop: Crop) -> Array:
+        """Decode an image to uint8 (C, H, W); see `FileImages` for the arguments."""
+        from PIL import Image, ImageOps
+
+        with self._as_data_error(name):
+            with self._open(name) as stream:
+                content = stream.read()
+            with Image.open(io.BytesIO(content)) as image:
+                image.load()
+                upright = ImageOps.exif_transpose(image) if _orientation(image) > 1 else image
+                return from_pillow(upright, channels, size, crop, self.location(name))
+
+    @contextlib.contextmanager
+    def _as_data_error(self, name: str) -> Iterator[None]:
+        """Turn every error of a decoder into a DataError that names the file."""
+        try:
+            yield
+        except (DataError, MemoryError):
+            raise
+        except FileNotFoundError as error:
+            raise DataError(f"{self.location(name)} does not exist any more") from error
+        except Exception as error:  # pillow and zipfile raise many different types
+            raise DataError(
+                f"{self.location(name)} cannot be read as an image ({error}); "
+                "it is damaged or not an image: replace or remove it"
+            ) from error
+
+    @contextlib.contextmanager
+    def _open(self, name: str) -> Iterator[IO[bytes]]:
+        if self.is_folder:
+            with (self.root / name).open("rb") as stream:
+                yield stream
+            return
+        archive, lock = self._archive()
+        size = archive.getinfo(name).file_size
+        if size > _MAX_BYTES:
+            raise DataError(f"{self.location(name)} has {size} bytes, expected at most {_MAX_BYTES}")
+        with lock, archive.open(name) as stream:
+            yield stream
+
+    def _archive(self) -> tuple[zipfile.ZipFile, threading.Lock]:
+        opened = self._opened
+        if opened is None or opened[0] != os.getpid():  # a fork shares the file position: open again
+            try:
+                archive = zipfile.ZipFile(self.root)
+            except (OSError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+                raise DataError(
+                    f"{self.root} is not a readable zip file ({error}); "
+                    "it may be incomplete: download or create it again"
+                ) from error
+            self._opened = opened = (os.getpid(), archive, threading.Lock())
+        return opened[1], opened[2]
+
+    def _walk(self) -> Iterator[str]:
+        def fail(error: OSError) -> None:
+            raise DataError(f"cannot list {error.filename}: {error.strerror}") from error
+
+        seen: set[str] = set()
+        for folder, subfolders, names in os.walk(self.root, onerror=fail, followlinks=True):
+            real = os.path.realpath(folder)
+            if real in seen:  # a link to a folder above
+                subfolders.clear()
+                continue
+            seen.add(real)
+            relative = Path(folder).relative_to(self.root)
+            yield from ((relative / name).as_posix() for name in names)
+
+
+class FileImages(Images):
+    """Images that are decoded from their files each time they are read; none stays in memory.
+
+    >>> import tempfile
+    >>> from PIL import Image
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     Image.new("L", (40, 30), 255).save(Path(folder) / "a.png")
+    ...     files = ImageFolder(folder)
+    ...     images = FileImages(files, files.names(), size=(8, 8), channels=1, crop="square")
+    ...     images.shape, images[0].max()
+    ((1, 1, 8, 8), np.float32(1.0))
+
+    Args:
+        folder: The folder or zip file.
+        names: Names of the image files in it.
+        size: (H, W) of the images.
+        channels: 1 for grey, 3 for colour. Images are converted; transparency is dropped.
+        crop: Side of the centred square that is resized to `size`; "square" for the largest square.
+            None means that the images must have that size already.
+    """
+
+    in_memory = False
+
+    def __init__(
+        self,
+        folder: ImageFolder,
+        names: Sequence[str],
+        *,
+        size: tuple[int, int],
+        channels: int,
+        crop: Crop = None,
+    ) -> None:
+        if channels not in (1, 3):
+            raise DataError(f"channels is {channels}; image files are read with 1 or 3 channels")
+        self.folder = folder
+        self.names = names
+        self.size = size
+        self.channels = channels
+        self.crop = crop
+        self._selected: NDArray[np.int64] = np.arange(len(names))
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(N, C, H, W)."""
+        return len(self._selected), self.channels, *self.size
+
+    def take(self, index: Index) -> NDArray[np.uint8]:
+        """Decoded pixels of the selected images, uint8 (B, C, H, W)."""
+        chosen = self._selected[rows(index, len(self))]
+        out = np.empty((len(chosen), *self.shape[1:]), np.uint8)
+        for row, number in enumerate(chosen):
+            out[row] = self._pixels(number)
+        return out
+
+    def subset(self, index: Index) -> FileImages:
+        """The selected images as a new object."""
+        other = copy.copy(self)
+        other._selected = self._selected[rows(index, len(self))]
+        return other
+
+    def resized(self, size: int | None = None, crop: Crop = None) -> FileImages:
+        """The same images with another size or crop; None keeps the present value."""
+        other = copy.copy(self)
+        other.size = self.size if size is None else (size, size)
+        other.crop = self.crop if crop is None else crop
+        return other
+
+    def loaded(self, stream: bool | str = False) -> Images:
+        """The same images, decoded into memory as uint8 or left in their files.
+
+        Args:
+            stream: False decodes them now. True leaves them in their files. "auto" leaves them there
+                if they need more than `MEMORY_LIMIT` bytes as float32.
+        """
+        if stream not in (True, False, "auto"):
+            raise ConfigError(f"stream is {stream!r}; expected True, False or 'auto'")
+        if stream == "auto":
+            stream = 4 * math.prod(self.shape) > MEMORY_LIMIT
+        if stream:
+            return self
+        out = np.empty(self.shape, np.uint8)
+
+        def fill(row: int) -> None:
+            out[row] = self._pixels(self._selected[row])
+
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # decoders release the GIL
+            for start in range(0, len(self), 1024):  # after an error, at most 1024 more are decoded
+                list(pool.map(fill, range(start, min(start + 1024, len(self)))))
+        return ArrayImages(out)
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the files' names and sizes, the image shape and the crop; not of the pixels."""
+        digest = hashlib.sha256(f"{self.shape} {self.crop}".encode())
+        for name in (self.names[int(number)] for number in self._selected):
+            digest.update(f"{name} {self.folder.file_size(name)}\n".encode())
+        return digest.hexdigest()
+
+    def _pixels(self, number: int) -> Array:
+        return self.folder.pixels(self.names[number], self.channels, self.size, self.crop)
+
+
+def check_resize(size: int | None, crop: int | None) -> None:
+    """Raise a ConfigError if `size` or `crop` is out of range."""
+    low, high = SIDES
+    if size is not None and not low <= size <= high:
+        raise ConfigError(f"size is {size}; expected {low} to {high} pixels")
+    if crop is not None and crop < 1:
+        raise ConfigError(f"crop is {crop}; expected 1 pixel or more")
+
+
+def from_pillow(
+    image: Any,
+    channels: int | None = None,
+    size: tuple[int, int] | None = None,
+    crop: Crop = None,
+    location: str = "the image",
+) -> NDArray[np.uint8]:
+    """Convert a pillow image to uint8 (C, H, W); see `FileImages` for the arguments.
+
+    By default, channels and size are those of the image. Error messages begin with `location`.
+
+    >>> from PIL import Image
+    >>> from_pillow(Image.new("RGB", (178, 218)), 3, (64, 64), 108).shape
+    (3, 64, 64)
+    """
+    from PIL import Image
+
+    if channels is None:
+        channels = 1 if image.mode in _GREY_MODES else 3
+    if image.mode in _MODES_16_BIT:
+        image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).astype(np.uint8))
+    elif image.mode == "P":
+        image = image.convert("RGBA")  # a palette may have a transparent colour
+    image = image.convert("L" if channels == 1 else "RGB")
+    width, height = image.size
+    given = f"{location} is {height}x{width} (height x width)"
+    if crop is not None:
+        side = min(width, height) if crop == "square" else crop
+        if side > min(width, height):
+            raise DataError(
+                f"{given}, too small for a crop of {side}x{side}; remove it or give a smaller crop"
+            )
+        left, top = (width - side) // 2, (height - side) // 2
+        image = image.crop((left, top, left + side, top + side))
+        if size is not None and image.size != (size[1], size[0]):
+            image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+    elif size is not None and (height, width) != size:
+        raise DataError(f"{given}, expected {size[0]}x{size[1]}; {_RESIZE_HINT}")
+    pixels = np.asarray(image, np.uint8)
+    return np.ascontiguousarray(pixels[None] if channels == 1 else pixels.transpose(2, 0, 1))
+
+
+def _is_image_name(name: str) -> bool:
+    path = PurePosixPath(name)
+    hidden = any(part.startswith(".") or part == "__MACOSX" for part in path.parts)
+    return path.suffix.lower() in SUFFIXES and not hidden and not name.endswith("/")
+
+
+def _orientation(image: Any) -> int:
+    if image.format not in ("JPEG", "MPO"):  # getexif would decode the whole PNG
+        return 1
+    return int(image.getexif().get(_ORIENTATION, 1))

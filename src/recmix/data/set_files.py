@@ -1,0 +1,223 @@
+"""Files of a named data set: where they lie under the data root, and how missing ones are downloaded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from recmix.data import fetch
+from recmix.data.images import Images
+from recmix.data.splits import holdout_size
+from recmix.errors import DataError
+
+__all__ = ["DataFile", "Entry", "NamedSet", "Parts", "data_root", "entry_of", "find_or_download"]
+
+Parts = tuple[Images, Images | None, Images | None]  # training, validation, test
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A published file of a named set."""
+
+    name: str  # published name, without ".gz"
+    urls: tuple[str, ...] = ()
+    md5: str | None = None  # MD5 sum of the decompressed content, if known
+    required: bool = True  # whether the set cannot be loaded without it
+    other_names: tuple[str, ...] = ()  # other accepted names, such as that of an unpacked folder
+
+    @property
+    def names(self) -> list[str]:
+        """All accepted names."""
+        gzipped = [] if self.name.endswith(".zip") else [f"{self.name}.gz"]
+        return [self.name, *gzipped, *self.other_names]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedSet:
+    """A data set that is loaded by name.
+
+    Attributes:
+        name: The name.
+        shape: (C, H, W) of its images.
+        published_counts: Published numbers of training, validation and test images. A part with None
+            is held out of the training images.
+        read: Function that reads the images from the files, given by published name.
+        files: Its files; none if a library contains the set.
+        folders: Folders under the data root to search. Downloads go into the first.
+        archive: A tar archive of all files, if they are not published one by one. It belongs into
+            the parent of the first folder. Its MD5 sum is that of the archive itself.
+        dynamic: Training images are grey and are binarised anew each time they are used.
+        binary: Values are 0 and 1.
+        page: Web page of the set.
+        citation: What to cite.
+        note: What a user should know.
+    """
+
+    name: str
+    shape: tuple[int, int, int]
+    published_counts: tuple[int, int | None, int | None]
+    read: Callable[[Mapping[str, Path]], Parts]
+    citation: str
+    files: tuple[DataFile, ...] = ()
+    folders: tuple[str, ...] = ()
+    archive: DataFile | None = None
+    dynamic: bool = False
+    binary: bool = False
+    page: str = ""
+    note: str = ""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Number of training, validation and test images of the complete set, after the split."""
+        train, val, test = self.published_counts
+        size = holdout_size(train)
+        return {
+            "train": train - size * ((val is None) + (test is None)),
+            "val": size if val is None else val,
+            "test": size if test is None else test,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """Which files of a named set were found.
+
+    Attributes:
+        name: Name of the set.
+        state: "present", "partly" or "missing".
+        usable: Whether the set can be loaded without a download.
+        files: Number of files found.
+        bytes: Their size on disk.
+        missing: Published names of the files that were not found.
+        looked: Searched folders.
+        shape, counts, citation, page, note: Same as in `NamedSet`.
+    """
+
+    name: str
+    state: str
+    usable: bool
+    files: int
+    bytes: int
+    missing: tuple[str, ...]
+    looked: tuple[Path, ...]
+    shape: tuple[int, int, int]
+    counts: dict[str, int]
+    citation: str
+    page: str
+    note: str
+
+
+def data_root(root: str | Path | None = None) -> Path:
+    """The folder of the named sets: the argument, else RECMIX_DATA, else a cache folder."""
+    if root is None:
+        root = os.environ.get("RECMIX_DATA") or "~/.cache/recmix/data"
+    return Path(root).expanduser().absolute()
+
+
+def _find_files(spec: NamedSet, root: Path) -> dict[str, Path]:
+    """Existing files of a set by published name, gzipped or not."""
+    found: dict[str, Path] = {}
+    for file in spec.files:
+        paths = (root / folder / name for folder in spec.folders for name in file.names)
+        if path := next(filter(Path.exists, paths), None):
+            found[file.name] = path
+    return found
+
+
+def find_or_download(spec: NamedSet, root: Path, download: bool = True) -> dict[str, Path]:
+    """Files of a set by published name; missing ones are downloaded.
+
+    Raises:
+        DataError: If a required file is missing and cannot be downloaded. The message names the
+            missing files, their folder, the searched folders and the download URLs.
+    """
+    found = _find_files(spec, root)
+    missing = _missing_required(spec, found)
+    if not missing:
+        return found
+    reason = ""
+    if not download:
+        reason = "Nothing was downloaded because of download=False."
+    elif fetch.offline():
+        reason = "Nothing was downloaded because the environment variable RECMIX_OFFLINE is set."
+    try:
+        if spec.archive is not None:
+            _unpack_archive(spec, spec.archive, root, download=not reason)
+        elif not reason:
+            for file in missing:
+                if not file.urls:
+                    raise fetch.DownloadError("there is no URL for this file; download it in a browser")
+                fetch.download(file.urls, root / spec.folders[0] / file.name, md5=file.md5)
+    except fetch.DownloadError as error:
+        reason = "The download failed:\n    " + str(error).replace("\n", "\n    ")
+    except DataError as error:  # the disk cannot be written, or the archive is damaged
+        raise DataError(_missing_message(spec, _find_files(spec, root), root, str(error))) from error
+    found = _find_files(spec, root)
+    if _missing_required(spec, found):
+        raise DataError(_missing_message(spec, found, root, reason))
+    return found
+
+
+def entry_of(spec: NamedSet, root: Path) -> Entry:
+    """Which files of a set exist under the data root."""
+    found = _find_files(spec, root)
+    missing = tuple(file.name for file in spec.files if file.name not in found)
+    below = (path.rglob("*") if path.is_dir() else [path] for path in found.values())
+    sizes = [path.stat().st_size for paths in below for path in paths if path.is_file()]
+    return Entry(
+        name=spec.name,
+        state="present" if not missing else "partly" if found else "missing",
+        usable=not _missing_required(spec, found),
+        files=len(sizes),
+        bytes=sum(sizes),
+        missing=missing,
+        looked=tuple(root / folder for folder in spec.folders),
+        shape=spec.shape,
+        counts=spec.counts,
+        citation=spec.citation,
+        page=spec.page,
+        note=spec.note,
+    )
+
+
+def _missing_required(spec: NamedSet, found: Mapping[str, Path]) -> list[DataFile]:
+    return [file for file in spec.files if file.required and file.name not in found]
+
+
+def _unpack_archive(spec: NamedSet, archive: DataFile, root: Path, *, download: bool) -> None:
+    """Unpack an existing archive of a set, or download it, unpack it and delete it."""
+    names = [file.name for file in spec.files]
+    folder = root / spec.folders[0]
+    target = folder.parent / archive.name
+    if existing := next(filter(Path.exists, (target, root / archive.name)), None):
+        fetch.unpack(existing, folder, names)
+    elif download:
+        fetch.download(archive.urls, target, md5=archive.md5, decompress=False)
+        fetch.unpack(target, folder, names)
+        target.unlink(missing_ok=True)
+
+
+def _missing_message(spec: NamedSet, found: Mapping[str, Path], root: Path, reason: str) -> str:
+    missing = [file for file in spec.files if file.name not in found]
+    urls = spec.archive.urls if spec.archive else [url for file in missing for url in file.urls]
+    folder = root / spec.folders[0]
+    lines = [
+        f"{spec.name}: {len(missing)} of {len(spec.files)} files are missing.",
+        f"  Put these files into {folder}:",
+        *(f"    {' or '.join(f.names)}{'' if f.required else ' (optional)'}" for f in missing),
+    ]
+    if spec.archive:
+        lines.append(f"  Or put the archive {spec.archive.name} into {folder.parent}.")
+    lines.append(f"  Searched folders: {', '.join(str(root / folder) for folder in spec.folders)}")
+    if urls:
+        lines += ["  Download URLs:", *(f"    {url}" for url in urls)]
+    if spec.page:
+        lines.append(f"  Web page: {spec.page}")
+    if reason:
+        lines.append(f"  {reason}")
+    lines.append(
+        "  To use another data root, give root=... or set the environment variable RECMIX_DATA."
+    )
+    return "\n".join(lines)

@@ -1,0 +1,205 @@
+"""Worker processes on this machine: one per GPU, or one per core.
+
+On a CPU each run has a process of its own, so that a crash of one run cannot harm another. On a GPU a
+process trains several runs of one kind at once. A worker inherits the claims to its runs: locked files.
+Its standard input is a pipe from the driver. When the pipe is closed, because the driver closes it or
+has ended, the worker saves and stops.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from recmix.errors import ConfigError
+from recmix.experiments.grid import GridJob
+from recmix.experiments.job_queue import JobQueue
+from recmix.experiments.stopping import Stop
+from recmix.experiments.store import Claim, Store
+from recmix.experiments.view import Watcher
+
+__all__ = ["Slot", "cores", "make_slots", "run_here"]
+
+POLL = 0.1
+"""Seconds between two checks of the workers."""
+REPLICAS = 16
+"""Runs of one kind that a worker on a GPU trains at once: one run uses little of a GPU."""
+GRACE = 120.0
+"""Seconds that a worker has to save before it is killed."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A place for one worker: its number of threads, and its GPU."""
+
+    threads: int
+    gpu: str | None = None
+
+
+def make_slots(workers: int | None = None, device: str = "auto") -> list[Slot]:
+    """Places for workers: by default one per GPU, or one per core without a GPU.
+
+    >>> [slot.threads for slot in make_slots(1, "cpu")] == [cores()]
+    True
+
+    Args:
+        workers: their number, if not the default.
+        device: as in `recmix.runs.training_options.Training`.
+    """
+    if workers is not None and workers < 1:
+        raise ConfigError(f"workers must be positive, got {workers}")
+    gpus = _gpus(device)
+    count = workers or len(gpus) or cores()
+    threads = max(1, cores() // count)
+    return [Slot(threads, gpus[i % len(gpus)] if gpus else None) for i in range(count)]
+
+
+def run_here(
+    queue: JobQueue,
+    slots: Sequence[Slot],
+    *,
+    device: str = "auto",
+    data_root: Path | None = None,
+    watcher: Watcher,
+    stop: Stop,
+) -> None:
+    """Do the runs of a queue in processes of this machine, until all are done or `stop` is true."""
+    running: list[_Worker] = []
+    free = list(slots)
+    asked = 0.0
+    try:
+        while True:
+            for worker in [w for w in running if w.process.poll() is not None]:
+                running.remove(worker)
+                free.append(worker.slot)
+                for job in worker.jobs:
+                    watcher.ended(queue.ended(job, worker.end(), stopping=bool(stop)))
+                worker.close()
+            queue.look()
+            while free and not stop and (together := _take(queue, free[0])):
+                jobs, claims = [job for job, _ in together], [claim for _, claim in together]
+                try:
+                    running.append(_start(queue.store, jobs, claims, free[0], device, data_root))
+                except OSError as error:
+                    how = f"its worker could not be started ({error.strerror})"
+                    for job, claim in together:
+                        watcher.ended(queue.ended(job, how))
+                        claim.release()
+                    continue
+                free.pop(0)
+                for job in jobs:
+                    watcher.began(queue.entries[job.digest])
+            if stop and not asked:
+                asked = time.monotonic()
+                for worker in running:
+                    worker.ask_to_stop()
+            if stop.at_once or (asked and time.monotonic() - asked > GRACE):
+                for worker in running:
+                    worker.process.kill()
+            if not running and (stop or not queue.open):
+                return
+            watcher.tick()
+            time.sleep(POLL)
+    finally:
+        for worker in running:
+            worker.close()
+
+
+def _take(queue: JobQueue, slot: Slot) -> list[tuple[GridJob, Claim]]:
+    """The next run, and on a GPU further runs that train together with it; empty if there is none."""
+    if (taken := queue.take(slot.threads)) is None:
+        return []
+    together = [taken]
+    while slot.gpu is not None and len(together) < REPLICAS:
+        if (more := queue.take(slot.threads, like=taken[0])) is None:
+            break
+        together.append(more)
+    return together
+
+
+@dataclass
+class _Worker:
+    process: subprocess.Popen[bytes]
+    slot: Slot
+    jobs: list[GridJob]
+    claims: list[Claim]
+
+    def ask_to_stop(self) -> None:
+        """Close its pipe: it saves and ends."""
+        if self.process.stdin:
+            self.process.stdin.close()
+
+    def end(self) -> str:
+        """How its process ended, in words."""
+        status = self.process.returncode
+        if status < 0:
+            return f"its worker was killed by {signal.Signals(-status).name}"
+        return f"its worker ended with status {status} and left no result"
+
+    def close(self) -> None:
+        """Close its pipe and release its claims in this process."""
+        self.ask_to_stop()
+        for claim in self.claims:
+            claim.release()
+
+
+def _start(
+    store: Store,
+    jobs: list[GridJob],
+    claims: list[Claim],
+    slot: Slot,
+    device: str,
+    data_root: Path | None,
+) -> _Worker:
+    """Start a worker for a list of runs."""
+    environment = {**os.environ, "OMP_NUM_THREADS": str(slot.threads)}
+    if slot.gpu is not None:
+        environment["CUDA_VISIBLE_DEVICES"], device = slot.gpu, "cuda"
+    command = [sys.executable, "-m", "recmix.experiments.worker", str(store.root.resolve())]
+    command += [job.digest for job in jobs]
+    command += ["--driven", "--device", device]
+    if data_root is not None:
+        command += ["--data-root", str(data_root)]
+    with store.log(jobs[0].digest).open("a") as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            pass_fds=[claim.descriptor for claim in claims],
+            start_new_session=True,  # Ctrl-C in the terminal goes to the driver only
+        )
+    for claim in claims:
+        claim.note(pid=process.pid)
+    return _Worker(process, slot, jobs, claims)
+
+
+def cores() -> int:
+    """Number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _gpus(device: str) -> list[str]:
+    """The GPUs for the workers, as values of CUDA_VISIBLE_DEVICES."""
+    if device == "cpu":
+        return []
+    import torch
+
+    from recmix.training.build import pick_device
+
+    wanted = pick_device(device)
+    if wanted.type != "cuda":
+        return []
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    names = [name.strip() for name in shown.split(",") if name.strip()]
+    names = names or [str(i) for i in range(torch.cuda.device_count())]
+    return names if wanted.index is None else [names[wanted.index]]

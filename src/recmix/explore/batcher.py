@@ -1,0 +1,142 @@
+"""Pass requests that wait at the same time through the model together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from recmix.explore.wire import Array, Refused
+
+__all__ = ["Batcher"]
+
+Answer = dict[str, Any]
+
+
+@dataclass(eq=False)
+class _Waiting:
+    kind: Hashable  # None: it is computed alone
+    work: Callable[..., Answer]
+    rows: Array
+    answer: asyncio.Future[Answer]
+
+
+class Batcher:
+    """One thread for the model, and the queue of requests that wait for it.
+
+    If the thread is free, a request starts at once. While it is busy, requests wait. Then the oldest one
+    starts, together with all others of its kind (run and operation) up to `most` rows, as one forward
+    pass. So no request waits for others to come, and batches grow with the load.
+
+    Args:
+        most: rows of one pass; 0 computes every request alone.
+        queue: requests that may wait; one more is refused with status 429.
+        begin: called once in the thread before anything else.
+
+    >>> def double(rows):
+    ...     return {"twice": 2 * rows, "of": len(rows)}
+    >>> async def ask():
+    ...     batcher = Batcher()
+    ...     found = await batcher.rows("double", double, np.ones((1, 2)))
+    ...     batcher.close()
+    ...     return found
+    >>> asyncio.run(ask())["twice"]
+    array([[2., 2.]])
+    """
+
+    def __init__(
+        self, *, most: int = 128, queue: int = 256, begin: Callable[[], None] = lambda: None
+    ) -> None:
+        self.most = most
+        self.queue = queue
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="model", initializer=begin)
+        self._waiting: list[_Waiting] = []
+        self._busy = False
+        self.passes = 0
+        self.answered = 0
+
+    async def rows(self, kind: Hashable, work: Callable[[Array], Answer], rows: Array) -> Answer:
+        """``work(rows)``, possibly computed together with the rows of other requests of this kind.
+
+        The arrays that `work` returns have one row for each row given; other values hold for all rows.
+        """
+        return await self._add(kind, work, rows)
+
+    async def alone(self, work: Callable[[], Answer]) -> Answer:
+        """``work()``, computed in the model's thread."""
+        return await self._add(None, lambda _: work(), np.empty(0))
+
+    def close(self) -> None:
+        """Wait for the pass that is being computed, and stop the thread."""
+        self._thread.shutdown(wait=True)
+
+    def state(self) -> dict[str, int]:
+        """Numbers of requests that wait, of answered requests, and of passes."""
+        return {"waiting": len(self._waiting), "answered": self.answered, "passes": self.passes}
+
+    def _add(
+        self, kind: Hashable, work: Callable[[Array], Answer], rows: Array
+    ) -> asyncio.Future[Answer]:
+        if len(self._waiting) >= self.queue:
+            raise Refused(429, f"{self.queue} requests are waiting already: try again in a moment")
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Waiting(kind, work, rows, answer))
+        if not self._busy:
+            self._start()
+        return answer
+
+    def _start(self) -> None:
+        """Start the next pass, if a request waits."""
+        group = self._take()
+        self._busy = bool(group)
+        if group:
+            self.passes += 1
+            done = asyncio.get_running_loop().run_in_executor(self._thread, _compute, group)
+            done.add_done_callback(lambda passed: self._finish(group, passed))
+
+    def _take(self) -> list[_Waiting]:
+        """Remove the next requests from the queue: the oldest, and those that are computed with it."""
+        waiting = [one for one in self._waiting if not one.answer.done()]  # the client is still there
+        group, rest = waiting[:1], waiting[1:]
+        self._waiting = []
+        count = sum(len(one.rows) for one in group)
+        for one in rest:
+            fits = one.kind is not None and one.kind == group[0].kind
+            if fits and count + len(one.rows) <= self.most:
+                group.append(one)
+                count += len(one.rows)
+            else:
+                self._waiting.append(one)
+        return group
+
+    def _finish(self, group: list[_Waiting], passed: asyncio.Future[list[Answer]]) -> None:
+        self._start()
+        self.answered += len(group)
+        error = passed.exception()
+        for i, one in enumerate(group):
+            if one.answer.done():
+                continue
+            if error is None:
+                one.answer.set_result(passed.result()[i])
+            else:
+                one.answer.set_exception(error)
+
+
+def _compute(group: list[_Waiting]) -> list[Answer]:
+    """The answers of a group, from one call."""
+    work = group[0].work
+    if len(group) == 1:
+        return [work(group[0].rows)]
+    whole = work(np.concatenate([one.rows for one in group]))
+    ends = np.cumsum([len(one.rows) for one in group]).tolist()
+    return [
+        {
+            name: value[end - len(one.rows) : end] if isinstance(value, np.ndarray) else value
+            for name, value in whole.items()
+        }
+        for one, end in zip(group, ends, strict=True)
+    ]

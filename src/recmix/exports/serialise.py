@@ -1,0 +1,267 @@
+"""Write graphs as files: ONNX, TorchScript, or exported programs of torch (pt2)."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import io
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from recmix._version import __version__
+from recmix.errors import ConfigError, RunError, unknown
+from recmix.exports.elementary import BACKWARD, ELEMENTARY
+from recmix.exports.graphs import DecoderGraph, Graph, frozen, posterior_graph
+from recmix.inference.gauss_newton import traceable
+from recmix.runs.files import write_bytes, write_json
+from recmix.runs.spec import Spec
+from recmix.training.build import Trained, load_trained
+
+__all__ = ["SUFFIX", "export"]
+
+SUFFIX = {"onnx": ".onnx", "torchscript": ".pt", "pt2": ".pt2"}
+"""The formats and their file suffixes."""
+GRAPHS = ("posterior", "decoder")
+DESCRIPTION = "export.json"
+OPSET = 18
+FORMAT = 1
+LONG = 500
+"""ONNX graphs with more operators are not simplified here, which would take minutes."""
+ADVICE = (
+    "Try --format pt2, which supports the most. Your own networks must be traceable: no branch on a "
+    "tensor's value, no shape for one batch size only"
+)
+
+
+def export(
+    run: Trained | str | Path,
+    out: str | Path | None = None,
+    *,
+    format: str = "onnx",
+    fuse: bool = True,
+    overwrite: bool = False,
+) -> Path:
+    """Write posterior and decoder as graphs that run without recmix, and `export.json` about them.
+
+    Args:
+        run: a trained method, or the folder of a run.
+        out: folder of the files; by default one named after the format, in the run's own folder.
+        format: ``onnx``, ``torchscript`` or ``pt2``.
+        fuse: evaluate the networks of a mixture as one, with grouped convolutions, if possible.
+        overwrite: replace an existing export.
+
+    Returns:
+        The folder.
+    """
+    if format not in SUFFIX:
+        raise ConfigError(unknown("format", format, SUFFIX))
+    _check_packages(format)
+    trained = run if isinstance(run, Trained) else load_trained(run, device="cpu")
+    if out is None:
+        if trained.folder is None:
+            raise ConfigError("this model has no folder yet: give the folder of the export")
+        out = trained.folder / format
+    folder = Path(out)
+    _check_folder(folder, overwrite)
+    method = frozen(trained.method, fuse=fuse)
+    posterior = posterior_graph(method, trained.spec.inference)
+    graphs = {"posterior": posterior, "decoder": DecoderGraph(method.model)}
+    made = {name: _serialise(graph.eval(), format) for name, graph in graphs.items()}
+    _make_folder(folder)
+    for name, content in made.items():
+        write_bytes(folder / (name + SUFFIX[format]), content)
+    write_json(folder / DESCRIPTION, _description(trained.spec, format, fuse, graphs, made))
+    return folder
+
+
+def _description(
+    spec: Spec, format: str, fuse: bool, graphs: dict[str, Graph], made: dict[str, bytes]
+) -> dict[str, Any]:
+    dtype = spec.training.dtype
+    found: dict[str, Any] = {"format": FORMAT, "recmix": __version__, "torch": torch.__version__}
+    found |= {"kind": format, "fused": fuse, "dtype": dtype}
+    if format == "onnx":
+        found["opset"] = OPSET
+    found |= {"method": spec.method, "spec": spec.to_json()}
+    for name, graph in graphs.items():
+        found[name] = {
+            "file": name + SUFFIX[format],
+            "sha256": hashlib.sha256(made[name]).hexdigest(),
+            "kind": graph.kind,
+            "inputs": {key: list(shape) for key, shape in graph.inputs.items()},
+            "outputs": {key: list(shape) for key, shape in graph.outputs.items()},
+        }
+    found["posterior"]["range"] = {"images": [0.0, 1.0]}
+    found["decoder"]["range"] = {
+        # The mean of a Gaussian likelihood is not limited to the range of the data.
+        "images": [0.0, 1.0] if spec.model.likelihood == "bernoulli" else None
+    }
+    return found
+
+
+def _check_packages(format: str) -> None:
+    if format != "onnx":
+        return
+    try:
+        for name in ("onnx", "onnxscript"):
+            importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigError(
+            f"exporting to ONNX needs the package {error.name!r}: pip install 'recmix[export]' "
+            "(or use --format pt2, which needs no package)"
+        ) from error
+
+
+def _check_folder(folder: Path, overwrite: bool) -> None:
+    if folder.suffix in SUFFIX.values() or (folder.exists() and not folder.is_dir()):
+        raise RunError(f"{folder} names a file: an export is three files in a folder, so name a folder")
+    if overwrite or not folder.exists():
+        return
+    names = [DESCRIPTION, *(graph + end for graph in GRAPHS for end in SUFFIX.values())]
+    if there := [name for name in names if (folder / name).exists()]:
+        raise RunError(
+            f"{folder} already holds an export ({', '.join(there)}): replace it with --overwrite "
+            "(overwrite=True), or give another folder"
+        )
+
+
+def _make_folder(folder: Path) -> None:
+    """Make the folder, and remove the files of an earlier export."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in (DESCRIPTION, *(graph + end for graph in GRAPHS for end in SUFFIX.values())):
+            (folder / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise RunError(f"could not write to the folder {folder}: {error.strerror}") from error
+
+
+def _serialise(graph: Graph, format: str) -> bytes:
+    """The content of the file of a graph."""
+    make: Callable[[Graph], bytes] = {"onnx": _onnx, "torchscript": _torchscript, "pt2": _pt2}[format]
+    try:
+        # Tracers warn about values that become constants; `_check` tests whether that matters.
+        with torch.no_grad(), traceable(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return make(graph)
+    except ConfigError:
+        raise
+    except Exception as error:  # tracers raise errors of any kind
+        why = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ConfigError(
+            f"the graph of the {graph.kind} cannot be exported to {format}: {why}. {ADVICE}"
+        ) from error
+
+
+def _check(graph: Graph, traced: Callable[..., Any]) -> None:
+    """Check that the traced graph gives the same results, for other images and batch sizes."""
+    for batch in (1, 4):
+        given = graph.example(batch=batch)
+        expected, found = graph(*given), traced(*given)
+        pairs = zip(_outputs(expected), _outputs(found), strict=True)
+        if not all(a.shape == b.shape and torch.allclose(a, b, 1e-4, 1e-4) for a, b in pairs):
+            raise ConfigError(
+                f"the traced graph of the {graph.kind} gives other results than the model for {batch} "
+                f"images, so nothing was written. {ADVICE}"
+            )
+
+
+def _outputs(result: Any) -> tuple[torch.Tensor, ...]:
+    return (result,) if isinstance(result, torch.Tensor) else tuple(result)
+
+
+def _program(graph: Graph) -> torch.export.ExportedProgram:
+    """The graph as operators of torch, for any length of the named axes."""
+    example = graph.example()
+    module: Any = graph
+    shapes = tuple(
+        {axis: torch.export.Dim.DYNAMIC for axis, n in enumerate(shape) if isinstance(n, str)}
+        for shape in graph.inputs.values()
+    )
+    if graph.has_derivatives:
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        trace = make_fx(graph, BACKWARD, "symbolic", _allow_non_fake_inputs=True)
+        module = trace(*example)
+    else:  # exported again below, without the networks that it does not use
+        module = torch.export.export(graph, example, dynamic_shapes=shapes, strict=False).module()
+        module.graph.eliminate_dead_code()
+        module.delete_all_unused_submodules()
+        module.recompile()
+    program = torch.export.export(module, example, dynamic_shapes=shapes, strict=False)
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # it holds paths of this machine
+    _check(graph, program.module())
+    return program
+
+
+def _pt2(graph: Graph) -> bytes:
+    program = _program(graph)
+    program.example_inputs = None  # these would be pickled
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    return file.getvalue()
+
+
+def _torchscript(graph: Graph) -> bytes:
+    if graph.has_derivatives:
+        raise ConfigError(
+            "this posterior is refined by derivatives of the decoder, which TorchScript cannot trace: "
+            "use --format onnx or --format pt2"
+        )
+    traced: Any = torch.jit.trace(graph, graph.example(), check_trace=False)  # type: ignore[no-untyped-call]
+    traced = torch.jit.freeze(traced)  # type: ignore[no-untyped-call]
+    _check(graph, traced)
+    file = io.BytesIO()
+    torch.jit.save(traced, file)  # type: ignore[no-untyped-call]
+    return file.getvalue()
+
+
+def _onnx(graph: Graph) -> bytes:
+    program = _program(graph).run_decompositions(ELEMENTARY)
+    with _quiet("torch.onnx", "onnxscript"):  # they report missing packages and skipped optimisations
+        made = torch.onnx.export(
+            program,
+            input_names=list(graph.inputs),
+            output_names=list(graph.outputs),
+            opset_version=OPSET,
+            dynamo=True,
+            verbose=False,
+            optimize=len(program.graph.nodes) < LONG,
+        )
+    assert made is not None
+    proto = made.model_proto
+    _name_axes(proto.graph, graph)
+    content: bytes = proto.SerializeToString()
+    return content
+
+
+@contextmanager
+def _quiet(*names: str) -> Iterator[None]:
+    """In this context, only errors of these loggers are shown."""
+    logs = [(log, log.level) for log in map(logging.getLogger, names)]
+    for log, _ in logs:
+        log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for log, level in logs:
+            log.setLevel(level)
+
+
+def _name_axes(proto: Any, graph: Graph) -> None:
+    """Name the axes of any length in an ONNX graph as in `graph`."""
+    names: dict[str, str] = {}
+    for value in proto.input:
+        for axis, name in zip(value.type.tensor_type.shape.dim, graph.inputs[value.name], strict=True):
+            if isinstance(name, str):
+                names[axis.dim_param] = name
+    for value in (*proto.input, *proto.output, *proto.value_info):
+        for axis in value.type.tensor_type.shape.dim:
+            if axis.dim_param in names:
+                axis.dim_param = names[axis.dim_param]

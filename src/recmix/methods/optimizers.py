@@ -1,0 +1,43 @@
+"""Optimisers by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from recmix.errors import ConfigError, unknown
+from recmix.model.replaceable import load_accelerated, replaceable
+
+__all__ = ["OPTIMIZERS", "adam", "device_of", "make_optimizer"]
+
+
+@replaceable
+def adam(groups: list[dict[str, Any]], learning_rate: float) -> torch.optim.Optimizer:
+    """torch's Adam. Each group remembers its first learning rate as ``initial_lr``."""
+    fused = device_of(groups).type in ("cpu", "cuda")
+    made = torch.optim.Adam(groups or [{"params": []}], lr=learning_rate, fused=fused)
+    for group in made.param_groups:
+        group["initial_lr"] = float(group["lr"])
+    return made
+
+
+def device_of(groups: Iterable[dict[str, Any]]) -> torch.device:
+    """The device of the parameters; the CPU if there are none."""
+    found = (p.device for group in groups for p in group["params"])
+    return next(found, torch.device("cpu"))
+
+
+OPTIMIZERS: dict[str, Callable[[list[dict[str, Any]], float], torch.optim.Optimizer]] = {"adam": adam}
+"""Functions (parameter groups, learning rate) -> optimiser."""
+
+
+def make_optimizer(
+    name: str, groups: Iterable[dict[str, Any]], learning_rate: float
+) -> torch.optim.Optimizer:
+    """The optimiser of this name for parameter groups."""
+    load_accelerated()
+    if name not in OPTIMIZERS:
+        raise ConfigError(unknown("optimizer", name, OPTIMIZERS))
+    return OPTIMIZERS[name](list(groups), learning_rate)

@@ -1,0 +1,89 @@
+"""Functions that a faster implementation may replace.
+
+The library is plain PyTorch. `recmix.accelerate` registers faster versions of the functions marked here
+(CUDA graphs, Triton kernels, stacked networks). Without that folder everything works, only slower.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any, Generic, ParamSpec, TypeVar
+
+import torch
+
+__all__ = ["FUSABLE", "Replaceable", "fusable", "load_accelerated", "replaceable"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Replaceable(Generic[P, R]):
+    """A function with alternatives, which are tried first.
+
+    An alternative takes the same arguments. It returns NotImplemented where it does not apply; then the
+    next one is tried, and at last the plain function.
+
+    >>> @replaceable
+    ... def double(x: float) -> float:
+    ...     return x + x
+    >>> @double.register
+    ... def double_integers(x: float) -> float:
+    ...     return 2 * x if isinstance(x, int) else NotImplemented
+    >>> double(2), double(1.5)
+    (4, 3.0)
+    """
+
+    def __init__(self, function: Callable[P, R]) -> None:
+        self.plain = function
+        self.alternatives: list[Callable[..., Any]] = []
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the first alternative that applies, or the plain function; compiled code is plain."""
+        if torch.compiler.is_dynamo_compiling():
+            return self.plain(*args, **kwargs)
+        load_accelerated()
+        for alternative in self.alternatives:
+            result: R = alternative(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        return self.plain(*args, **kwargs)
+
+    def register(self, alternative: Callable[..., Any]) -> Callable[..., Any]:
+        """Add an alternative; usable as a decorator."""
+        self.alternatives.append(alternative)
+        return alternative
+
+
+def replaceable(function: Callable[P, R]) -> Replaceable[P, R]:
+    """Mark a function that a faster implementation may replace."""
+    return Replaceable(function)
+
+
+FUSABLE: list[Replaceable[..., Any]] = []
+"""Pure functions of tensors and numbers that a compiler may fuse into one kernel."""
+
+
+def fusable(function: Callable[P, R]) -> Replaceable[P, R]:
+    """Mark a pure function of tensors and numbers that a compiler may fuse into one kernel."""
+    made = Replaceable(function)
+    FUSABLE.append(made)
+    return made
+
+
+_loaded = False
+
+
+def load_accelerated() -> None:
+    """Load the faster implementations once, if they are installed."""
+    global _loaded  # noqa: PLW0603  (once for the process)
+    if _loaded:
+        return
+    _loaded = True
+    try:
+        importlib.import_module("recmix.accelerate")
+    except ModuleNotFoundError as error:
+        if error.name != "recmix.accelerate":
+            raise

@@ -1,0 +1,130 @@
+"""Paired comparison of two rows over splits: the exact signed-rank test, and Holm's correction."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["FEWEST_PAIRS", "Comparison", "compare", "holm", "signed_rank_p"]
+
+FEWEST_PAIRS = 6
+"""With fewer pairs no p-value is shown: the smallest possible one for five pairs is 1/32."""
+MOST_TIED = 16
+"""Most pairs with ties or zeros for which all signs are enumerated."""
+SAME = 9
+"""Differences that agree to this many decimals (of a nat) are ties, or zero."""
+
+Array = NDArray[np.float64]
+
+
+def _signed_ranks(differences: Array) -> Array:
+    """Ranks of the sizes, with signs. Ties share their mean rank; zeros are ranked, then set to 0."""
+    from scipy.stats import rankdata
+
+    ranks: Array = rankdata(np.abs(differences)) * np.sign(differences)
+    return ranks
+
+
+def signed_rank_p(differences: Sequence[float] | Array) -> float:
+    """One-sided exact p-value of the signed-rank test: that the differences lie above zero.
+
+    It is P(W₊ ≥ w₊) if each sign is equally likely, given the ranks. Ties share their mean rank, and
+    zeros are ranked but have no sign (Pratt 1959). With ties or zeros all signs are enumerated; only
+    beyond `MOST_TIED` pairs the normal approximation is used then.
+
+    >>> signed_rank_p([1, 2, 3, 4, 5, 6]) == 1 / 64
+    True
+    """
+    from scipy.stats import permutation_test, wilcoxon
+
+    rounded = np.round(np.asarray(differences, dtype=float), SAME)
+    if not rounded.any():
+        return 1.0
+    found: Any
+    tied = len({0.0, *np.abs(rounded)}) <= len(rounded)
+    if tied and len(rounded) <= MOST_TIED:
+        found = permutation_test(
+            (_signed_ranks(rounded),),
+            np.sum,
+            permutation_type="samples",
+            n_resamples=2**MOST_TIED,  # at least 2^n, so every combination of signs
+            vectorized=True,
+            alternative="greater",
+        )
+    else:
+        method: Literal["auto", "exact"] = "auto" if tied else "exact"
+        found = wilcoxon(rounded, zero_method="pratt", alternative="greater", method=method)
+    return float(found.pvalue)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """A paired comparison of two rows over the splits they share.
+
+    Attributes:
+        pairs: number of splits that both have.
+        p: one-sided exact p-value that the first row is higher; None if there are too few pairs.
+        reason: why there is no p-value.
+        difference: mean of first minus second, in nats.
+        interval: 95 % t interval of that mean, if there are at least two pairs.
+        effect: matched-pairs rank-biserial correlation, (W₊ - W₋)/(W₊ + W₋), from -1 to 1.
+    """
+
+    pairs: int
+    p: float | None = None
+    reason: str = ""
+    difference: float | None = None
+    interval: tuple[float, float] | None = None
+    effect: float | None = None
+
+
+def compare(first: Mapping[int, float], second: Mapping[int, float]) -> Comparison:
+    """Compare two rows, each given by its score on each split.
+
+    >>> found = compare({s: 2.0 + s / 9 for s in range(8)}, {s: 1.0 for s in range(8)})
+    >>> found.p == 1 / 256, found.effect
+    (True, 1.0)
+    """
+    from scipy.special import stdtrit
+
+    shared = sorted(first.keys() & second.keys())
+    pairs = len(shared)
+    if not pairs:
+        return Comparison(pairs=0, reason="no split in common")
+    differences = np.array([first[split] - second[split] for split in shared])
+    mean = float(differences.mean())
+    interval = None
+    if pairs > 1:
+        half = float(stdtrit(pairs - 1, 0.975)) * float(differences.std(ddof=1)) / math.sqrt(pairs)
+        interval = (mean - half, mean + half)
+    rounded = np.round(differences, SAME)
+    ranks = _signed_ranks(rounded)
+    few = pairs < FEWEST_PAIRS
+    return Comparison(
+        pairs=pairs,
+        p=None if few else signed_rank_p(rounded),
+        reason=f"{pairs} paired splits, fewer than {FEWEST_PAIRS}" if few else "",
+        difference=mean,
+        interval=interval,
+        effect=float(ranks.sum() / np.abs(ranks).sum()) if ranks.any() else 0.0,
+    )
+
+
+def holm(values: Sequence[float | None]) -> list[float | None]:
+    """Holm's step-down correction (Holm 1979). None stays None and does not count.
+
+    >>> holm([0.01, None, 0.04, 0.03])
+    [0.03, None, 0.06, 0.06]
+    """
+    known = sorted((value, i) for i, value in enumerate(values) if value is not None)
+    adjusted: list[float | None] = [None] * len(values)
+    highest = 0.0
+    for done, (value, i) in enumerate(known):
+        highest = max(highest, min(1.0, value * (len(known) - done)))
+        adjusted[i] = highest
+    return adjusted

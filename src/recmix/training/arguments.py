@@ -1,0 +1,126 @@
+"""Keyword arguments, sorted into the options of the method, the model, training and inference."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from recmix.errors import ConfigError, unknown
+from recmix.inference import Inference
+from recmix.methods.method import Method
+from recmix.model.options import ModelOptions, Option, options_of
+from recmix.runs.training_options import Training
+
+__all__ = ["AUTO", "GROUPS", "Given", "growth_options", "method_options", "read_options", "split_auto"]
+
+AUTO = "auto"
+"""The value of `order` that means: as many components as give a significant gain."""
+MAX_ORDER = 16
+GROUPS: dict[str, type] = {"model": ModelOptions, "training": Training, "inference": Inference}
+"""The groups of options that all methods share."""
+
+
+class Given(NamedTuple):
+    """Options by group."""
+
+    method: dict[str, Any]  # complete, with defaults
+    model: dict[str, Any]  # only what was given
+    training: dict[str, Any]
+    inference: dict[str, Any]
+
+
+def method_options(method: type[Method]) -> dict[str, Option]:
+    """A method's own options: the keyword-only arguments of its constructor."""
+    hints = typing.get_type_hints(method.__init__)
+    help_texts = _arguments(method.__doc__ or "")
+    return {
+        name: Option(name, hints[name], parameter.default, help_texts.get(name, ""))
+        for name, parameter in inspect.signature(method.__init__).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    }
+
+
+def growth_options(method: type[Method]) -> dict[str, Option]:
+    """Further options of a method that can grow: its order may be chosen automatically."""
+    if not method.can_grow:
+        return {}
+    order = method_options(method)["order"]
+    text = f"{order.help.rstrip('.')}; auto: as many as give a significant gain."
+    limits = {"at least": 2, "at most": MAX_ORDER}
+    return {
+        "order": Option("order", int | typing.Literal["auto"], order.default, text),
+        "max_order": Option("max_order", int, 8, "With order auto: the largest order.", limits=limits),
+        "significance": Option(
+            "significance",
+            float,
+            0.05,
+            "With order auto: level of the test that a new component must pass.",
+            limits={"above": 0, "below": 0.5},
+        ),
+    }
+
+
+def split_auto(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """A method's options, and separately how to choose the order if it is ``auto``.
+
+    >>> split_auto({"order": "auto", "jitter": 0.1, "max_order": 4, "significance": 0.05})
+    ({'order': 1, 'jitter': 0.1}, {'order': 'auto', 'max_order': 4, 'significance': 0.05})
+    """
+    if options.get("order") != AUTO:
+        return dict(options), None
+    names = ("order", "max_order", "significance")
+    auto = {name: options[name] for name in names}
+    return {"order": 1} | {k: v for k, v in options.items() if k not in names}, auto
+
+
+def read_options(method: type[Method], given: Mapping[str, Any], also: Iterable[str] = ()) -> Given:
+    """Sort keyword arguments into groups; unknown names and invalid values are errors.
+
+    Args:
+        method: whose options.
+        given: keyword arguments.
+        also: further valid names, for the error message.
+    """
+    growth = growth_options(method)
+    own = method_options(method) | growth
+    groups = {name: options_of(group) for name, group in GROUPS.items()}
+    known = {*own, *also, *(name for group in groups.values() for name in group)}
+    for name in given:
+        if name not in known:
+            raise ConfigError(unknown(f"option for {method.name}", name, known))
+    if "order" in own and not growth and given.get("order") == AUTO:
+        raise ConfigError(
+            f"order = 'auto' adds components one at a time, which {method.name} cannot do: use rme, or "
+            "give a number"
+        )
+    mine = {name: option.default for name, option in own.items()}
+    mine |= {name: own[name].read(value) for name, value in given.items() if name in own}
+    if mine.get("order") != AUTO:
+        for name in [name for name in growth if name != "order"]:
+            if name in given:
+                raise ConfigError(
+                    f"{name} is for order = 'auto', got order = {mine['order']}: leave {name} out"
+                )
+            del mine[name]
+    shared = {
+        group: {name: options[name].read(given[name]) for name in given if name in options}
+        for group, options in groups.items()
+    }
+    return Given(method=mine, **shared)
+
+
+def _arguments(docstring: str) -> dict[str, str]:
+    """The lines of a docstring's Args section, by name."""
+    found: dict[str, str] = {}
+    name = ""
+    for line in inspect.cleandoc(docstring).partition("Args:\n")[2].splitlines():
+        if not line.startswith("    "):
+            break
+        if not line.startswith("     ") and ": " in line:
+            name, _, text = line.strip().partition(": ")
+            found[name] = text
+        elif name:
+            found[name] += " " + line.strip()
+    return found

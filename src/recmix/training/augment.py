@@ -1,0 +1,79 @@
+"""Additional images for training an encoder while the decoder is fixed.
+
+An encoder is much better on its training images than on others. Its task, the posterior of a fixed
+decoder, is defined for every image. So any image near the data can be used: a rotated or shifted one, or
+one that the decoder makes.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from recmix.methods.method import Method
+
+__all__ = ["Augment"]
+
+TURN, SCALE, SHEAR, SHIFT = 0.2, 0.15, 0.15, 0.1
+"""Largest changes: radians, log-scale, shear, and share of half the side."""
+TOWARDS, NOISE = 0.5, 0.3
+"""Latent points of decoder samples: largest share of the way to another mean, and the noise."""
+
+
+class Augment:
+    """Replaces a part of every batch by images near the data.
+
+    A decoder sample starts from an image's posterior mean μ. With z between μ and another image's mean,
+    plus noise, it is x + decode(z) - decode(μ): the image moved along the decoder's surface, with its
+    residual. For binary images it is a draw from the likelihood at z.
+
+    Args:
+        method: whose first encoder and decoder make the samples.
+        augment: share of the batch to rotate, scale, shear and shift.
+        decoder_samples: share of the batch to replace by decoder samples.
+        binary: whether pixels are 0 or 1.
+    """
+
+    def __init__(self, method: Method, *, augment: float, decoder_samples: float, binary: bool) -> None:
+        self.method = method
+        self.augment = augment
+        self.decoder_samples = decoder_samples
+        self.binary = binary
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """The batch (B, C, H, W) with its first images replaced; batches are in random order."""
+        turned, decoded = round(self.augment * len(x)), round(self.decoder_samples * len(x))
+        parts = x.split([turned, decoded, len(x) - turned - decoded])
+        moved = [self._transform(parts[0], generator), self._decode_near(parts[1], generator)]
+        return torch.cat([*moved, parts[2]])
+
+    def _transform(self, x: Tensor, generator: torch.Generator | None) -> Tensor:
+        if not len(x):
+            return x
+        u = 2 * torch.rand(6, len(x), generator=generator, device=x.device, dtype=x.dtype) - 1
+        turn, shear = TURN * u[0], SHEAR * u[1]
+        wide, high = (SCALE * u[2]).exp(), (SCALE * u[3]).exp()
+        cos, sin = turn.cos(), turn.sin()
+        first = torch.stack([wide * cos, wide * (shear * cos - sin), SHIFT * u[4]], -1)
+        second = torch.stack([high * sin, high * (shear * sin + cos), SHIFT * u[5]], -1)
+        grid = F.affine_grid(torch.stack([first, second], 1), list(x.shape), align_corners=False)
+        turned = F.grid_sample(x, grid, padding_mode="border", align_corners=False)
+        return self._binarise(turned.clamp(0, 1), generator)
+
+    def _decode_near(self, x: Tensor, generator: torch.Generator | None) -> Tensor:
+        if not len(x):
+            return x
+        model = self.method.model
+        mean: Tensor = self.method.base_encoder(model.centred(x)).chunk(2, dim=-1)[0]
+        u = torch.rand(len(x), 1, generator=generator, device=x.device, dtype=x.dtype)
+        noise = torch.randn(mean.shape, generator=generator, device=x.device, dtype=x.dtype)
+        near = mean + TOWARDS * u * (mean.roll(1, 0) - mean) + NOISE * noise
+        shown = model.decode(torch.stack([near, mean]))  # (2, B, C, H, W)
+        if self.binary:
+            return self._binarise(shown[0], generator)
+        return (x + shown[0] - shown[1]).clamp(0, 1)
+
+    def _binarise(self, grey: Tensor, generator: torch.Generator | None) -> Tensor:
+        return torch.bernoulli(grey, generator=generator) if self.binary else grey

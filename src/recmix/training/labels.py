@@ -1,0 +1,57 @@
+"""The name of a run's row in tables."""
+
+from __future__ import annotations
+
+from recmix.inference import Inference
+from recmix.methods.method import Method
+from recmix.runs.spec import Spec
+from recmix.runs.training_options import Training
+
+__all__ = ["row_label"]
+
+CHANGES = ("objective", "train", "augment", "decoder_samples", "distil")
+"""Training options that change what is learned, not only how fast."""
+DETAILS = {"objective_samples": "objective", "distil_steps": "distil"}
+"""Training options that change what is learned if another option is not at its default."""
+
+
+def row_label(method: type[Method], training: Training, inference: Inference, init: Spec | None) -> str:
+    """The name of a run's row in tables. Different kinds of training have different names.
+
+    Only a plain VAE that continues a plain VAE is ``VAE+``. Options that change what is learned, and a
+    start from another model than usual, are part of the name.
+
+    Args:
+        method: its class.
+        training: its training options.
+        inference: the inference it is trained with.
+        init: the spec of the model it starts from.
+
+    >>> from recmix.methods.vae import VAE
+    >>> vae = Spec(method="vae", label="VAE", shape=(1, 8, 8))
+    >>> row_label(VAE, Training(), Inference(), vae)
+    'VAE+'
+    >>> row_label(VAE, Training(train="encoder"), Inference(), vae)
+    'VAE+ train=encoder'
+    """
+    label, start = method.label(), "scratch" if method.starts_from else ""
+    if init is not None:
+        start = ""
+        before = init.label or init.method.upper()
+        if init.method == method.name:
+            plain = before.rstrip("+") == label
+            label, start = (f"{before}+", "") if plain else (f"{label}+", before)
+        elif before.lower() != method.starts_from:
+            start = before
+    options = [f"{name}={value}" for name, value in _changes(training, inference).items()]
+    return " ".join([label, *options, *(["from", start] if start else [])])
+
+
+def _changes(training: Training, inference: Inference) -> dict[str, object]:
+    """The options that change what is learned and are not at their defaults."""
+    changed = training.changed()
+    found = {k: v for k, v in changed.items() if k in CHANGES or DETAILS.get(k) in changed}
+    if inference.refine or training.distil:
+        refinement = ("refine", "reuse", "restarts")
+        found |= {k: v for k, v in inference.changed().items() if k in refinement}
+    return found

@@ -1,0 +1,206 @@
+"""Train a preset: its stages one after the other.
+
+The last stage is the run itself, in the run's folder. The stages before it are in folders inside.
+``preset.json`` holds the request, so that an interrupted run can be continued without giving it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from recmix._version import __version__
+from recmix.data import ImageData, as_data
+from recmix.errors import ConfigError, Interrupted, RecmixError, RunError
+from recmix.methods.registry import find_method
+from recmix.model.options import ModelOptions, options_of
+from recmix.runs.files import read_json, write_json
+from recmix.runs.folder import PRESET, Run
+from recmix.runs.spec import FORMAT, Spec, check_format
+from recmix.runs.training_options import Training
+from recmix.training.arguments import read_options, split_auto
+from recmix.training.build import OWN, Trained, build
+from recmix.training.fit import train_models
+from recmix.training.presets.read import Preset, Stage, check_options, parse, read_preset
+from recmix.training.world import world
+
+__all__ = ["ALL_STAGES", "stored_arguments", "train_preset"]
+
+ALL_STAGES = ("seed", "device", "dtype", "engine", "checkpoint_every", "tensorboard")
+"""Options that, given with a preset, apply to all stages; the others apply to the last."""
+
+
+def train_preset(
+    preset: str | Path | Preset,
+    data: Any,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    vae_epochs: int | None = None,
+    progress: bool | None = None,
+    **arguments: Any,
+) -> Trained:
+    """Train the stages of a preset and return the last one.
+
+    Args:
+        preset: its name, the path of a TOML file, or a preset that was read.
+        data: as in `recmix.fit`.
+        out: folder of the run: the last stage in it, the others in folders inside.
+        resume: continue what is in `out`; finished stages are not repeated.
+        overwrite: replace what is in `out`.
+        vae_epochs: epochs of the first stage.
+        progress: as in `recmix.fit`.
+        **arguments: the other arguments of `recmix.fit`. Options of the model and the networks apply to
+            the first stage, which the others start from; see `ALL_STAGES` for the rest.
+    """
+    if resume and overwrite:
+        raise ConfigError("resume and overwrite exclude each other: continue a run, or replace it")
+    if arguments.pop("init", None) is not None:
+        raise ConfigError("a preset trains its own first stage: leave init out")
+    modules = {name: arguments.pop(name, None) for name in ("encoder", "decoder")}
+    callbacks = arguments.pop("callbacks", ())
+    model = {k: arguments.pop(k) for k in options_of(ModelOptions) if k in arguments}
+    model = {k: v for k, v in model.items() if v is not None}
+    plan = _with_options(
+        preset if isinstance(preset, Preset) else read_preset(preset), vae_epochs, arguments
+    )
+    data = as_data(data)
+    for stage in plan.stages:
+        with _named_errors(plan, stage):
+            _try(stage, data, model, modules)
+    root = None if out is None else Path(out)
+    # A first stage that trains its own VAE takes vae_epochs; otherwise the first stage is that VAE.
+    own_vae = find_method(plan.stages[0].method).starts_from is not None
+    first = model | ({"vae_epochs": vae_epochs} if own_vae else {})
+    if root is not None:
+        _claim(root, plan, first, data.describe(), resume=resume, overwrite=overwrite)
+    done: dict[str, Trained] = {}
+    for place, stage in enumerate(plan.stages):
+        last = place + 1 == len(plan.stages)
+        _print(f"{plan.name}: stage {place + 1} of {len(plan.stages)}, {stage.name}", progress)
+        request = {
+            "method": stage.method,
+            "data": data,
+            "init": done.get(stage.after),
+            "out": None if root is None else root if last else root / stage.name,
+            "resume": resume,
+            "callbacks": callbacks,
+            **(modules if last else copy.deepcopy(modules)),
+            **({} if stage.after else first),
+            **stage.options,
+        }
+        with _named_errors(plan, stage, root):
+            done[stage.name] = train_models([request], progress=progress)[0]
+    return done[plan.stages[-1].name]
+
+
+def stored_arguments(folder: str | Path) -> dict[str, Any]:
+    """The arguments of `train_preset` to continue the run in a folder; empty if there is none."""
+    path = Path(folder) / PRESET
+    if not path.exists():
+        return {}
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise RunError(f"{path} is not a JSON object: the file is damaged")
+    check_format(content.get("format", 0), str(path))
+    try:
+        preset = parse(content["preset"], content["name"], str(path))
+        first, data = dict(content["first"]), dict(content["data"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunError(f"{path} is incomplete or damaged: {error}") from error
+    return {"preset": preset, "data": data} | first
+
+
+def _with_options(preset: Preset, vae_epochs: int | None, options: Mapping[str, Any]) -> Preset:
+    """The preset with the options that were given with it."""
+    stages = list(preset.stages)
+    if vae_epochs is not None and find_method(stages[0].method).starts_from is None:
+        stages[0] = _changed(stages[0], {"epochs": vae_epochs})
+    everywhere = {k: v for k, v in options.items() if k in ALL_STAGES}
+    stages = [_changed(stage, everywhere) for stage in stages]
+    stages[-1] = _changed(stages[-1], options)
+    changed = dataclasses.replace(preset, stages=tuple(stages))
+    for stage in stages:
+        with _named_errors(changed, stage):
+            check_options(stage.method, stage.options)
+    return changed
+
+
+def _changed(stage: Stage, options: Mapping[str, Any]) -> Stage:
+    return dataclasses.replace(stage, options={**stage.options, **options})
+
+
+def _try(stage: Stage, data: ImageData, model: Mapping[str, Any], modules: Mapping[str, Any]) -> None:
+    """Make the networks of a stage once, so that an impossible option is found before training."""
+    given = read_options(find_method(stage.method), stage.options)
+    own = {"network": OWN} if modules["encoder"] is not None else {}
+    own |= {"decoder_network": OWN} if modules["decoder"] is not None else {}
+    spec = Spec(
+        method=stage.method,
+        options=split_auto(given.method)[0],
+        shape=data.shape,
+        model=ModelOptions(**{**model, **own}),
+        training=Training(device="cpu"),
+    )
+    with torch.random.fork_rng():
+        build(spec, **copy.deepcopy(dict(modules)))
+
+
+def _claim(
+    root: Path,
+    preset: Preset,
+    first: dict[str, Any],
+    data: dict[str, Any],
+    *,
+    resume: bool,
+    overwrite: bool,
+) -> None:
+    """Write the request into the run's folder; refuses a folder that holds a run."""
+    folders = [Run(root), *(Run(root / stage.name) for stage in preset.stages[:-1])]
+    there = next((run for run in folders if run.exists or (run.folder / PRESET).exists()), None)
+    world().wait()
+    if there and not (resume or overwrite):
+        raise RunError(
+            f"{there.folder} already holds a run: continue it with --resume (resume=True), "
+            "replace it with --overwrite (overwrite=True), or give another folder"
+        )
+    if world().writer:
+        if overwrite:
+            for run in folders:
+                run.clear()
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"could not make the folder {root}: {error.strerror}") from error
+        content = {"format": FORMAT, "recmix": __version__, "name": preset.name}
+        content |= {"preset": preset.to_json(), "first": first, "data": data}
+        write_json(root / PRESET, content)
+    world().wait()
+
+
+@contextlib.contextmanager
+def _named_errors(preset: Preset, stage: Stage, root: Path | None = None) -> Iterator[None]:
+    """Name the stage in errors, and the whole run in the message of an interruption."""
+    try:
+        yield
+    except Interrupted as stop:
+        message = str(stop)
+        if root is not None:
+            message = message.replace(f"--out {root / stage.name}", f"--out {root}")
+        raise Interrupted(f"{preset.name}, stage {stage.name!r}: {message}") from None
+    except RecmixError as error:
+        raise type(error)(f"{preset.name}, stage {stage.name!r}: {error}") from error
+
+
+def _print(text: str, progress: bool | None) -> None:
+    shown = sys.stderr.isatty() if progress is None else progress
+    if shown and world().writer:
+        print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,43 @@
+"""The figure of a two-dimensional latent space, and the quadrature under it."""
+
+import numpy as np
+import pytest
+import torch
+from cases.training import images
+
+import recmix
+from recmix.commands.figure_one import figure_one, true_posterior
+from recmix.errors import ConfigError
+
+
+@pytest.fixture(scope="module")
+def vae():
+    return recmix.fit("vae", images(100), latent=2, epochs=3, batch_size=20, progress=False)
+
+
+def test_the_true_posterior_by_quadrature(vae):
+    """Its integral over a wide grid is the evidence that importance sampling finds."""
+    x = torch.from_numpy(images(1, seed=5)).to(vae.device)
+    wide = np.full(2, 6.0)
+    (first, second), density = true_posterior(vae, x, -wide, wide, grid=241)
+    cell = (first[1] - first[0]) * (second[1] - second[0])
+    assert density.sum() * cell == pytest.approx(1)
+    grid = torch.from_numpy(np.stack(np.meshgrid(first, second), -1).reshape(-1, 2)).float()
+    log_joint = vae.log_joint(x, grid[:, None]).double().cpu()
+    evidence = (log_joint.logsumexp(0) + np.log(cell)).item()
+    assert vae.log_likelihood(x, samples=20_000).item() == pytest.approx(evidence, abs=0.1)
+
+
+def test_the_figure_is_drawn_in_three_forms(vae, tmp_path):
+    data = recmix.data.from_arrays(images(100), x_test=images(30, seed=1))
+    made = figure_one(data, tmp_path, init=vae, epochs=1, progress=False)
+    assert [path.suffix for path in made] == [".png", ".svg", ".gif"]
+    assert all(path.stat().st_size > 10_000 for path in made)
+
+
+def test_it_needs_two_dimensions_and_test_images(vae):
+    with pytest.raises(ConfigError, match="no test images"):
+        figure_one(recmix.data.from_arrays(images(30)), None, init=vae)
+    other = recmix.fit("vae", images(30), latent=3, epochs=1, progress=False)
+    with pytest.raises(ConfigError, match="two latent dimensions"):
+        figure_one(recmix.data.from_arrays(images(30), x_test=images(5)), None, init=other)

@@ -1,0 +1,270 @@
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+
+from recmix.data import ArrayImages, FileImages, as_data, from_arrays, load
+from recmix.errors import ConfigError, DataError
+
+
+def sorted_images(data):
+    """All images of a data set as bytes, sorted."""
+    parts = [part[:] for part in (data.x_train, data.x_val, data.x_test) if part is not None]
+    return sorted(image.tobytes() for part in parts for image in part)
+
+
+def expected_images(grey):
+    return sorted((image[None] / np.float32(255)).astype(np.float32).tobytes() for image in grey)
+
+
+class Items(Dataset):
+    def __init__(self, items):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, index):
+        return self.items[index]
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield torch.zeros(8, 8)
+
+
+SOURCES = {
+    "array": lambda grey: grey,
+    "with channel": lambda grey: grey[:, None],
+    "tensor": torch.from_numpy,
+    "list of arrays": list,
+    "list of tensors": lambda grey: list(torch.from_numpy(grey)),
+    "list of pillow images": lambda grey: [Image.fromarray(image) for image in grey],
+    "list of lists": lambda grey: (grey / 255).tolist(),
+    "list of pairs": lambda grey: [(image, 3) for image in grey],
+    "data set": Items,
+    "data set of pairs": lambda grey: Items([(Image.fromarray(image), 3) for image in grey]),
+    "data set of lists": lambda grey: Items([[torch.from_numpy(image)] for image in grey]),
+    "tensor data set": lambda grey: TensorDataset(torch.from_numpy(grey), torch.zeros(len(grey))),
+    "subset": lambda grey: Subset(Items(grey), range(len(grey))),
+    "images": lambda grey: ArrayImages(grey[:, None]),
+}
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_every_kind_of_images_in_memory_is_accepted(grey, kind):
+    for data in (from_arrays(SOURCES[kind](grey)), as_data(SOURCES[kind](grey))):
+        assert (data.name, data.shape) == ("arrays", (1, 28, 28))
+        assert data.counts == {"train": 36, "val": 4, "test": None}
+        assert sorted_images(data) == expected_images(grey)
+        assert (data.dynamic, data.binary) == (False, False)
+
+
+def test_given_parts_are_not_split(grey):
+    data = from_arrays(grey[:20], grey[20:25], grey[25:], name="mine")
+    assert (data.name, data.counts) == ("mine", {"train": 20, "val": 5, "test": 15})
+    np.testing.assert_array_equal(data.x_train.raw[:, 0], grey[:20])
+    np.testing.assert_array_equal(data.x_val.raw[:, 0], grey[20:25])
+    np.testing.assert_array_equal(data.x_test.raw[:, 0], grey[25:])
+
+
+def test_binary_images_are_detected(grey):
+    assert from_arrays(grey > 127).binary
+    assert from_arrays((grey > 127).astype(np.float64)).binary
+    assert set(np.unique(from_arrays(grey > 127).x_train[:])) == {0.0, 1.0}
+
+
+def test_colour_pillow_images_equal_arrays(rng):
+    pixels = rng.integers(0, 256, (5, 20, 16, 3), dtype=np.uint8)
+    data = from_arrays([Image.fromarray(image) for image in pixels], pixels.transpose(0, 3, 1, 2))
+    np.testing.assert_array_equal(data.x_train.raw, data.x_val.raw)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (Items([]), "has no images"),
+        ([], "no images"),
+        (Items([np.zeros((8, 8)), np.zeros((8, 9))]), r"x_train\[1\] is .*\(8, 9\), x_train\[0\]"),
+        (Items([np.zeros((8, 8)), np.zeros((8, 8), np.uint8)]), r"x_train\[1\] is uint8"),
+        (Items([{"image": 1, "label": 2}]), "keys image, label"),
+        (Items(["a"]), r"x_train\[0\] is a str"),
+        (Stream(), "without a length"),
+        (np.zeros((1, 28, 28)), "1 image.s., expected at least 2"),
+        ({"x_train": np.zeros((5, 28, 28))}, "is a dict"),
+        (None, "is a NoneType"),
+        (7, "is a int"),
+    ],
+)
+def test_invalid_images_in_memory_are_rejected(source, message):
+    for function in (from_arrays, as_data):
+        with pytest.raises(DataError, match=message):
+            function(source)
+
+
+def test_parts_of_different_shapes_are_rejected(grey):
+    with pytest.raises(DataError, match=r"x_test is .*1x27x28, expected 1x28x28"):
+        from_arrays(grey, grey, grey[:, 1:])
+    with pytest.raises(DataError, match=r"x_val has images of shape \(1, 27, 28\)"):
+        from_arrays(grey, ArrayImages(grey[:, None, 1:]))
+
+
+def test_as_data_returns_image_data_and_rejects_tuples(grey):
+    data = from_arrays(grey)
+    assert as_data(data) is data
+    with pytest.raises(DataError, match=r"tuple of 2.*from_arrays"):
+        as_data((grey, grey))
+    loaded = as_data(DataLoader(Items(grey), batch_size=7, shuffle=True))
+    assert loaded.fingerprint == as_data(Items(grey)).fingerprint
+    with pytest.raises(DataError, match=r"load got a ndarray.*from_arrays"):
+        load(grey)
+
+
+def test_npy_file_is_loaded_and_split_by_seed(tmp_path, grey):
+    path = tmp_path / "mine.npy"
+    np.save(path, grey)
+    data = load(path)
+    assert (data.name, data.counts) == ("mine", {"train": 32, "val": 4, "test": 4})
+    assert sorted_images(data) == sorted_images(as_data(str(path))) == expected_images(grey)
+    assert data.fingerprint == load(str(path)).fingerprint
+    assert data.fingerprint != load(path, seed=1).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("parts", "counts"),
+    [
+        (("x_train",), (32, 4, 4)),
+        (("x_train", "x_test"), (36, 4, 40)),
+        (("x_train", "x_val"), (36, 40, 4)),
+        (("x_train", "x_val", "x_test"), (40, 40, 40)),
+        (("images",), (32, 4, 4)),
+    ],
+)
+def test_missing_parts_of_npz_file_are_held_out(tmp_path, grey, parts, counts):
+    np.savez(tmp_path / "mine.npz", **dict.fromkeys(parts, grey))
+    assert tuple(load(tmp_path / "mine.npz").counts.values()) == counts
+
+
+def test_invalid_array_files_are_rejected(tmp_path, grey):
+    np.save(tmp_path / "a.npy", grey[..., None])
+    with pytest.raises(DataError, match=r"a\.npy: x_train.*use x_train\.transpose\(0, 3, 1, 2\)"):
+        load(tmp_path / "a.npy")
+    np.savez(tmp_path / "a.npz", x_train=grey, x_test=grey[:, 1:])
+    with pytest.raises(DataError, match=r"a\.npz: x_test"):
+        load(tmp_path / "a.npz")
+    np.save(tmp_path / "two.npy", grey[:2])
+    with pytest.raises(DataError, match="2 image.s., expected at least 3"):
+        load(tmp_path / "two.npy")
+    with pytest.raises(ConfigError, match="size and crop are for image files"):
+        load(tmp_path / "two.npy", size=32)
+
+
+@pytest.fixture(params=["folder", "zip"])
+def as_source(request, tmp_path):
+    """A function that returns a folder itself, or a zip file of it."""
+    if request.param == "folder":
+        return lambda folder: folder
+    return lambda folder: shutil.make_archive(str(tmp_path / "zipped"), "zip", folder)
+
+
+@pytest.mark.parametrize("stream", [True, False, "auto"])
+def test_folder_of_image_files_is_split(tmp_path, write_image_files, as_source, stream):
+    names = [f"{kind}/{number}.png" for kind in "ab" for number in range(10)]
+    path = as_source(write_image_files(tmp_path / "p", names))
+    data = load(path, stream=stream)
+    assert data.counts == {"train": 16, "val": 2, "test": 2}
+    assert data.shape == (3, 16, 16)
+    for part in (data.x_train, data.x_test):
+        assert isinstance(part, FileImages if stream is True else ArrayImages)
+    np.testing.assert_array_equal(data.x_train[:], load(path, stream=False).x_train[:])
+
+
+@pytest.mark.parametrize("outer", ["", "outer/", "outer/inner/"])
+@pytest.mark.parametrize("val", ["val", "valid", "Validation"])
+def test_subfolders_are_the_parts(tmp_path, write_image_files, as_source, outer, val):
+    counts = {"train": 7, val: 2, "test": 3}
+    names = [f"{outer}{part}/{n % 2}/{n}.png" for part in counts for n in range(counts[part])]
+    data = load(as_source(write_image_files(tmp_path / "p", names, mode="L")))
+    assert tuple(data.counts.values()) == (7, 2, 3)
+    assert data.shape == (1, 16, 16)
+
+
+def test_image_outside_the_part_folders_is_rejected(tmp_path, write_image_files):
+    write_image_files(tmp_path, ["train/1.png", "test/1.png", "stray.png"])
+    with pytest.raises(DataError, match=r"stray\.png is not in train"):
+        load(tmp_path)
+
+
+def test_grey_and_colour_files_together_become_colour(tmp_path, write_image_files):
+    write_image_files(tmp_path, ["1.png", "2.png", "3.png"], mode="L")
+    assert load(tmp_path).shape == (1, 16, 16)
+    write_image_files(tmp_path, ["4.png"])
+    assert load(tmp_path).shape == (3, 16, 16)
+
+
+def test_files_of_different_sizes_need_size(tmp_path, write_image_files, as_source):
+    write_image_files(tmp_path / "p", ["a.png", "b.png"], (16, 16))
+    path = as_source(write_image_files(tmp_path / "p", ["c.png"], (20, 24)))
+    with pytest.raises(DataError, match=r"c\.png.* is 20x24 .*a\.png is 16x16.*size="):
+        load(path)
+    assert load(path, size=12).shape == (3, 12, 12)
+    assert load(path, size=12, crop=10).describe()["options"]["crop"] == 10
+
+
+def test_too_large_or_too_few_files_are_rejected(tmp_path, write_image_files):
+    write_image_files(tmp_path / "large", ["a.png", "b.png", "c.png"], (200, 150))
+    with pytest.raises(DataError, match=r"a\.png is 200x150.*size=64"):
+        load(tmp_path / "large")
+    assert load(tmp_path / "large", size=64).shape == (3, 64, 64)
+    write_image_files(tmp_path / "few", ["a.png", "b.png"])
+    with pytest.raises(DataError, match=r"few: .*2 image.*at least 3"):
+        load(tmp_path / "few")
+    (tmp_path / "none").mkdir()
+    with pytest.raises(DataError, match=r"none has no images.*\.png"):
+        load(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"size": 4}, "size is 4"),
+        ({"size": 200}, "size is 200"),
+        ({"crop": 8}, "size is missing"),
+        ({"size": 8, "crop": -1}, "crop is -1"),
+        ({"stream": "maybe"}, "stream is 'maybe'"),
+        ({"seed": -1}, "seed is -1"),
+    ],
+)
+def test_options_out_of_range_are_rejected(tmp_path, write_image_files, options, message):
+    write_image_files(tmp_path, ["a.png", "b.png", "c.png"])
+    with pytest.raises(ConfigError, match=message):
+        load(tmp_path, **options)
+
+
+def test_damaged_image_or_zip_is_rejected(tmp_path, write_image_files):
+    damaged = write_image_files(tmp_path / "p", [f"{n}.jpg" for n in range(5)]) / "3.jpg"
+    content = damaged.read_bytes()
+    damaged.write_bytes(content[: len(content) // 2])
+    with pytest.raises(DataError, match=r"3\.jpg cannot be read as an image"):
+        load(tmp_path / "p")
+    (tmp_path / "a.zip").write_bytes(b"PK garbage")
+    with pytest.raises(DataError, match=r"a\.zip is not a readable zip"):
+        load(tmp_path / "a.zip")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("a.png", "is one image.*the folder"),
+        ("a.pkl", "pickle.*never read.*numpy.save"),
+        ("a.pt", "pickle.*never read"),
+        ("a.txt", "format that is not supported"),
+    ],
+)
+def test_unsupported_files_are_rejected(tmp_path, name, message):
+    (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(DataError, match=message):
+        load(tmp_path / name)

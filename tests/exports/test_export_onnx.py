@@ -1,0 +1,46 @@
+"""ONNX files give the same results in onnxruntime as the Python interface."""
+
+import json
+import re
+from pathlib import Path
+
+import onnx
+import pytest
+from cases.exports import METHODS, check, model
+
+from recmix.exports.serialise import export
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize(
+    ("method", "network"),
+    [("vae", "dense"), ("me", "dense"), ("full", "conv"), ("hf", "dense")],
+)
+def test_onnx_agrees_with_python(method, network, tmp_path):
+    made = model(method, network=network, **METHODS[method])
+    folder = made.export(tmp_path / "x")
+    check(made, folder, 1e-4)
+    about = json.loads((folder / "export.json").read_text())
+    graph = onnx.load(folder / "posterior.onnx").graph
+    axes = {
+        v.name: [d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim] for v in graph.input
+    }
+    assert axes == about["posterior"]["inputs"]
+    assert [v.name for v in graph.output] == list(about["posterior"]["outputs"])
+
+
+def test_onnx_of_a_refined_posterior(tmp_path):
+    """Cholesky factors and triangular solves, in operators that ONNX has."""
+    made = model("vlae", steps=1, network="dense")
+    check(made, made.export(tmp_path / "vlae"), 1e-4)
+
+
+def test_example_of_the_documentation(tmp_path, monkeypatch, capsys):
+    made = model("rme", order=3)
+    made.save(tmp_path / "runs" / "rme")
+    monkeypatch.chdir(tmp_path)
+    check(made, export("runs/rme", "onnx"), 1e-4)
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "export.md").read_text(), re.S)
+    exec(compile(code, "docs/export.md", "exec"), {})
+    assert "(100, 16, 2) (1600, 1, 8, 8)" in capsys.readouterr().out
