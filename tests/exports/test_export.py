@@ -59,6 +59,13 @@ def test_posteriors_that_use_derivatives(method, network, options, tmp_path):
 def test_refined_mixture_and_user_decoder(tmp_path):
     made = model("rme", order=2, network="dense").refined(1, restarts=2)
     check(made, made.export(tmp_path / "x", format="torchscript"), 1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.skipif(
+    torch.__version__ < "2.13", reason="older torch cannot trace the second derivative of a convolution"
+)
+def test_decoder_that_is_differentiated_twice(tmp_path):
     decoder = nn.Sequential(
         nn.Linear(2, 16), nn.SiLU(), nn.Unflatten(1, (1, 4, 4)), nn.ConvTranspose2d(1, 1, 2, stride=2)
     )

@@ -113,7 +113,7 @@ def test_corrections_improve_an_encoder_without_information():
         dtype="float64",
         progress=False,
     )
-    assert better.elbo(data.x_val).mean() > start.elbo(data.x_val).mean() + 5
+    assert better.elbo(data.x_val).mean() > start.elbo(data.x_val).mean() + 2
     for name, value in start.latent_model.state_dict().items():
         assert torch.equal(value, better.latent_model.state_dict()[name])  # the decoder is not trained
 

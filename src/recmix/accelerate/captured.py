@@ -113,6 +113,7 @@ def replay(method: Method, x: Tensor, inference: Inference) -> Posterior:
     """On a GPU: replay the posterior as a CUDA graph."""
     if not x.is_cuda:
         return NotImplemented
-    if method not in _captured:
-        _captured[method] = Captured(method)
-    return _captured[method](method, x, inference)
+    captured = _captured.get(method)
+    if captured is None:
+        captured = _captured[method] = Captured(method)
+    return captured(method, x, inference)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -75,6 +76,11 @@ class CompileEngine(GraphEngine):
     name = "compile"
 
     def __init__(self, jobs: Sequence[Job]) -> None:
+        with warnings.catch_warnings():  # the precision of products is the user's choice
+            warnings.filterwarnings("ignore", ".*TensorFloat32 tensor cores.*")
+            self._compile(jobs)
+
+    def _compile(self, jobs: Sequence[Job]) -> None:
         with fusing(), _compiled([net for job in jobs for net in job.method.networks()]):
             super().__init__(jobs)
 
