@@ -313,7 +313,36 @@ def write_summary(*, check: bool) -> bool:
     return changed
 
 
+PILOT = ("order", "component", "bound", "eps_max", "learning_rate", "fresh_rate", "train")
+"""Options that the table of the pilot shows."""
+
+
+def pilot() -> str:
+    """Rates, gate ranges and bounds that were tried on validation images."""
+    rows = json.loads((RESULTS / "pilot_mnist20.json").read_text())["rows"]
+    lines = [
+        "| row | options | best epoch of 8 | validation IWAE-100 | ELBO | mean weights |",
+        "|---|---|---:|---:|---:|---|",
+    ]
+    for row in rows:
+        if "options" not in row or "val_iwae100" not in row:
+            continue
+        shown = ", ".join(
+            f"{k} {v:g}" if isinstance(v, float) else f"{k} {v}"
+            for k, v in row["options"].items()
+            if k in PILOT
+        )
+        weights = " ".join(f"{w:.2f}" for w in row["weights"])
+        name = row["row"].split()[0]
+        lines.append(
+            f"| {name} | {shown} | {row['best_epoch']} | {row['val_iwae100']:.1f} "
+            f"| {row['val_elbo100']:.1f} | {weights} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "pilot": pilot,
     "readme": readme,
     "reach": lambda: reach_table(frontier_rows()),
     "gains": gains,

@@ -1,4 +1,4 @@
-"""What a user calls: `fit`, `fit_many`, `fit_preset` and `load`, which give a `Model`."""
+"""The public functions `fit`, `fit_many`, `fit_preset` and `load`, and the class `Model` they return."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Model(nn.Module):
         method: the trained method.
         spec: what defines the run.
         history: one row per epoch.
-        folder: where it is stored, if it is.
+        folder: where it is stored, or None.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Model(nn.Module):
         self.spec = spec
         self.history = list(history)
         self.folder = folder
-        self.eval()
+        self.training = method.training
 
     @property
     def inference(self) -> Inference:
@@ -93,8 +93,9 @@ class Model(nn.Module):
             steps: damped Gauss-Newton steps from each component's mean; 0 removes the refinement.
             restarts: starting points for each example, 1 to 9. The result with the highest estimate of
                 log p(x) is used. Residual corrections use restarts also without steps.
-            reuse: extra steps after each step that use the same curvature. Both stay as they are if not
-                given.
+            reuse: extra steps after each step that use the same curvature.
+
+        If `restarts` or `reuse` is None, the present value is kept.
         """
         if steps < 0:
             raise ConfigError(f"steps must not be negative, got {steps}: try 1, 2 or 4")
@@ -112,7 +113,7 @@ class Model(nn.Module):
         trained, falls.
 
         Args:
-            x: held-out examples, which nothing is reported on; the first thousand are used.
+            x: held-out examples that no reported score uses; the first thousand are used here.
             samples: K of the IWAE-K bound that is maximised.
             seed: of the sampling noise.
             memory: bytes for the decoder's activations at a time; by default what suits the device.
@@ -179,7 +180,7 @@ class Model(nn.Module):
         memory: int | None = None,
         report: Callable[[int], None] = lambda done: None,
     ) -> Gap:
-        """What inference loses on examples x, and where: see `Gap`.
+        """Measure the gap between the ELBO and log p(x) on examples x, and its causes; see `Gap`.
 
         Args:
             x: examples.
@@ -320,7 +321,7 @@ def fit(
         decoder: your own module (N, latent) -> (N, C, H, W); changed in place.
         vae_epochs: epochs of the first VAE, if it is trained here.
         callbacks: functions called with (epoch, metrics) after each epoch.
-        progress: True shows progress, False never, None if there is a terminal.
+        progress: True shows progress, False does not, None shows it if there is a terminal.
         **options: options of the method, of the model (`recmix.model.options.ModelOptions`), of training
             (`recmix.runs.training_options.Training`) and of inference (`recmix.Inference`).
     """
@@ -387,4 +388,5 @@ def load(
 
 
 def _model(trained: Trained) -> Model:
+    trained.method.eval()
     return Model(trained.method, trained.spec, trained.history, trained.folder)

@@ -63,20 +63,20 @@ def test_stacked_mixture_is_copied_in_one_operation():
 def test_on_a_cpu_nothing_is_captured():
     model = fit("vae")
     x = torch.rand(5, 1, 8, 8)
-    form = Captured(model.method)
+    form = Captured(model.method, PLAIN)
     for _ in range(3):
-        assert torch.equal(form(model.method, x, PLAIN).mean, model.posterior(x).mean)
+        assert torch.equal(form(model.method, x).mean, model.posterior(x).mean)
     assert not form._graphs
 
 
 class Counted(Captured):
     """Counts captures; its graphs do nothing, so it needs no GPU."""
 
-    def __init__(self, method):
-        super().__init__(method)
+    def __init__(self, method, inference=PLAIN):
+        super().__init__(method, inference)
         self.captures = 0
 
-    def _capture(self, method, x, inference, versions):
+    def _capture(self, method, x, versions):
         self.captures += 1
         graph = SimpleNamespace(replay=lambda: None)
         kept, posterior = SimpleNamespace(copy_=lambda x: None), SimpleNamespace(copy=lambda: "graph")
@@ -98,51 +98,53 @@ def on_gpu(monkeypatch):
 def test_shape_is_captured_at_its_second_use(on_gpu):
     method = fit("vae").method
     form, x = Counted(method), on_gpu()
-    assert [form(method, x, PLAIN) for _ in range(4)] == ["no graph", "graph", "graph", "graph"]
+    assert [form(method, x) for _ in range(4)] == ["no graph", "graph", "graph", "graph"]
     assert form.captures == 1
-    assert form(method, on_gpu(7), PLAIN) == "no graph"
-    assert form(method, on_gpu(7), PLAIN) == "graph"
-    assert form(method, x, PLAIN) == "graph"
+    assert form(method, on_gpu(7)) == "no graph"
+    assert form(method, on_gpu(7)) == "graph"
+    assert form(method, x) == "graph"
     assert form.captures == 2
 
 
-def test_each_inference_has_its_own_graph(on_gpu):
-    method = fit("vae").method
-    form, x = Counted(method), on_gpu()
-    kinds = [PLAIN, recmix.Inference(refine=2), recmix.Inference(scale=2.0)]
+def test_each_inference_has_its_own_graphs(on_gpu, monkeypatch):
+    monkeypatch.setattr(captured, "Captured", Counted)
+    method, x = fit("vae").method, on_gpu()
+    kinds = [recmix.Inference(refine=steps, scale=scale) for steps in range(3) for scale in (1.0, 2.0)]
     for inference in kinds * 3:
-        form(method, x, inference)
-    assert form.captures == len(kinds)
+        captured.replay(method, x, inference)
+    forms = captured._captured[method]
+    assert len(forms) == len(kinds) > KEPT
+    assert all(form.captures == 1 for form in forms.values())
 
 
 def test_only_a_few_graphs_are_kept(on_gpu):
     method = fit("vae").method
     form = Counted(method)
     for size in range(1, KEPT + 3):
-        form(method, on_gpu(size), PLAIN)
-        form(method, on_gpu(size), PLAIN)
+        form(method, on_gpu(size))
+        form(method, on_gpu(size))
     assert len(form._graphs) == KEPT
-    assert form(method, on_gpu(1), PLAIN) == "no graph"
+    assert form(method, on_gpu(1)) == "no graph"
 
 
 def test_method_in_training_is_not_captured(on_gpu):
     method = fit("vae").method
     form, x = Counted(method), on_gpu()
     method.train()
-    assert [form(method, x, PLAIN) for _ in range(3)] == ["no graph"] * 3
+    assert [form(method, x) for _ in range(3)] == ["no graph"] * 3
 
 
 def test_training_outdates_graphs(on_gpu):
     method = fit("vae").method
     form, x = Counted(method), on_gpu()
     for _ in range(2):
-        form(method, x, PLAIN)
+        form(method, x)
     method.eval()
-    form(method, x, PLAIN)
+    form(method, x)
     assert form.captures == 1
     method.train()  # the replay of a training graph changes weights without changing their versions
     method.eval()
-    assert form(method, x, PLAIN) == "graph"
+    assert form(method, x) == "graph"
     assert form.captures == 2
 
 
@@ -165,29 +167,29 @@ def test_every_change_of_the_weights_outdates_graphs(on_gpu):
         "assigned": lambda: method.load_state_dict(copy.deepcopy(method.state_dict()), assign=True),
         "buffer": lambda: method.model.centre.add_(0.0),
     }
-    form(method, x, PLAIN)
+    form(method, x)
     for count, (name, change) in enumerate(changes.items(), start=1):
-        form(method, x, PLAIN)
-        form(method, x, PLAIN)
+        form(method, x)
+        form(method, x)
         assert form.captures == count, name
         change()
-    form(method, x, PLAIN)
+    form(method, x)
     assert form.captures == len(changes) + 1
 
 
 def test_failed_capture_is_reported_once(on_gpu, monkeypatch):
     method = fit("vae").method
-    form, x = Captured(method), on_gpu()
+    form, x = Captured(method, PLAIN), on_gpu()
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
 
     def fail(*_):
         raise RuntimeError("operation not permitted\nmore lines")
 
     monkeypatch.setattr(form, "_capture", fail)
-    form(method, x, PLAIN)
+    form(method, x)
     with pytest.warns(UserWarning, match=r"vae cannot be captured .* \(operation not permitted\)"):
-        assert form(method, x, PLAIN) == "no graph"
-    assert form(method, x, PLAIN) == "no graph"  # a second warning would be an error
+        assert form(method, x) == "no graph"
+    assert form(method, x) == "no graph"  # a second warning would be an error
 
 
 def test_models_that_share_weights_share_graphs():
@@ -208,7 +210,7 @@ def test_graph_holds_all_tensors_that_it_reads(name):
     assert len(stacks) == (3 if name == "rme" else 1)
     for stack in stacks:
         stack._run = lambda x, shift: x  # as if it had been built
-    held = Captured(method)._held(method)
+    held = Captured(method, PLAIN)._held(method)
     assert all(any(one is stack._run for one in held) for stack in stacks)
     addresses = {t.data_ptr() for t in held if isinstance(t, torch.Tensor)}
     assert {t.data_ptr() for t in method.state_dict().values()} <= addresses

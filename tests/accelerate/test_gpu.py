@@ -135,10 +135,10 @@ def test_muon_in_a_graph(name):
 
 def captured_and_plain(model, x):
     """The posterior from a CUDA graph, and without one."""
-    form = Captured(model.method)
-    form(model.method, x, model.inference)  # a shape is captured at its second use
+    form = Captured(model.method, model.inference)
+    form(model.method, x)  # a shape is captured at its second use
     with torch.no_grad():
-        pair = form(model.method, x, model.inference), infer(model.method, x, model.inference)
+        pair = form(model.method, x), infer(model.method, x, model.inference)
     assert form.failed == ""
     assert form._graphs
     assert all(graph is not None for graph in form._graphs.values())
@@ -240,13 +240,13 @@ def test_non_finite_loss_stops_a_graph(tmp_path):
 def test_captured_posterior_equals_the_posterior(name):
     torch.backends.cudnn.allow_tf32 = False
     made = job(name).method.eval()
-    form = Captured(made)
+    form = Captured(made, PLAIN)
     x, other = torch.rand(2, 5, 1, 12, 12, device="cuda")
-    form(made, x, PLAIN)
-    first = form(made, x, PLAIN)
+    form(made, x)
+    first = form(made, x)
     assert form.failed == ""
     kept = first.mean.clone()
-    second = form(made, other, PLAIN)
+    second = form(made, other)
     with torch.no_grad():
         torch.testing.assert_close(first.mean, kept)  # the result belongs to the caller
         torch.testing.assert_close(first.mean, made.posterior(x).mean, rtol=1e-4, atol=1e-4)
@@ -257,7 +257,7 @@ def test_captured_posterior_equals_the_posterior(name):
         )
         for p in made.parameters():
             p.mul_(1.01)
-        again = form(made, x, PLAIN)
+        again = form(made, x)
         torch.testing.assert_close(again.mean, made.posterior(x).mean, rtol=1e-4, atol=1e-4)
 
 
@@ -265,16 +265,16 @@ def test_captured_posterior_equals_the_posterior(name):
 def test_graphs_of_two_shapes_use_new_weights(name):
     torch.backends.cudnn.allow_tf32 = False
     made = job(name).method.eval()
-    form = Captured(made)
+    form = Captured(made, PLAIN)
     batches = [torch.rand(n, 1, 12, 12, device="cuda") for n in (5, 7)]
     with torch.no_grad():
         for x in [*batches, *batches]:
-            form(made, x, PLAIN)
+            form(made, x)
         for p in made.parameters():
             p.mul_(1.01)
         for x in batches:  # the graph of the second runs once more before it is captured anew
             expected = infer(made, x, PLAIN)
-            torch.testing.assert_close(form(made, x, PLAIN).mean, expected.mean, rtol=1e-3, atol=1e-3)
+            torch.testing.assert_close(form(made, x).mean, expected.mean, rtol=1e-3, atol=1e-3)
             torch.cuda.empty_cache()
     torch.cuda.synchronize()
     assert form.failed == ""

@@ -68,7 +68,9 @@ def decoder_gradient(method, objective, q, generator):
             q = objective.inference(model, x, q)
         return gradient(-iwae(model, x, q, objective.iwae_samples, generator=generator).mean(), model)
     refined = objective.inference(model, x, q)
-    return gradient(-elbo(model, x, refined, generator=generator).mean(), model)
+    z = torch.cat([c.rsample_and_log_prob(1, generator=generator)[0] for c in refined.components])
+    bound = (refined.weights.t() * (model.log_joint(x, z) - refined.log_prob(z))).sum(0)
+    return gradient(-bound.mean(), model)
 
 
 SEPARATE = [

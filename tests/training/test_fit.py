@@ -466,3 +466,38 @@ def test_uint8_images_mean_value_over_255():
 def test_progress_of_one_request_is_refused():
     with pytest.raises(ConfigError, match="give it to fit_many"):
         recmix.fit_many([{"method": "vae", "data": images(), "progress": False}])
+
+
+def test_instance_is_stored_with_all_options_and_keeps_its_dtype(data, tmp_path):
+    vae = recmix.fit("vae", data, **SMALL)
+    method = type(vae.method)(
+        model=copy.deepcopy(vae.latent_model), encoder=copy.deepcopy(vae.method.base_encoder)
+    ).double()
+    model = recmix.fit(method, data, init=vae, epochs=1, progress=False, out=tmp_path / "run")
+    assert model.spec.options == {}
+    assert model.spec.training.dtype == "float64"
+    assert model.latent_model.centre.dtype == torch.float64
+
+
+def test_finished_run_is_used_with_the_requested_inference(data, tmp_path):
+    first = recmix.fit("vae", data, **SMALL, out=tmp_path / "run")
+    again = recmix.fit("vae", data, **SMALL, out=tmp_path / "run", resume=True, scale=2.0)
+    assert first.inference.scale == 1
+    assert again.inference.scale == 2
+
+
+def test_first_stage_has_the_refinement_of_the_second(data, tmp_path):
+    options = {"latent": 2, "epochs": 1, "vae_epochs": 1, "progress": False}
+    model = recmix.fit("rme", data, order=2, refine=1, out=tmp_path / "run", **options)
+    first = recmix.load(tmp_path / "run" / "vae")
+    assert first.inference.refine == 1
+    assert (first.spec.label, model.spec.label) == ("VAE refine=1", "RME refine=1 from VAE refine=1")
+
+
+def test_another_inference_leaves_the_mode_of_a_model(vae):
+    vae.train()
+    try:
+        assert vae.using(scale=2.0).training
+        assert vae.method.training
+    finally:
+        vae.eval()

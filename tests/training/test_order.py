@@ -173,3 +173,20 @@ def test_gains_use_the_same_noise_for_both_mixtures():
     for part in one.components:
         part.encoder.log_variance.data += 4
     assert gains(two, one, data.x_val, samples=5).mean() > 0.1
+
+
+def test_order_is_tested_with_the_inference_that_selects_epochs(monkeypatch):
+    from recmix.training import order
+
+    seen = []
+    plain = order.bounds
+
+    def spy(method, x, inference=None, **options):
+        seen.append(inference)
+        return plain(method, x, inference, **options)
+
+    monkeypatch.setattr(order, "bounds", spy)
+    x = np.random.default_rng(0).random((400, 1, 8, 8), np.float32)
+    options = {"latent": 2, "vae_epochs": 1, "epochs": 1, "progress": False}
+    recmix.fit("rme", x, order="auto", max_order=2, refine=1, **options)
+    assert {inference.refine for inference in seen} == {1}

@@ -311,3 +311,12 @@ def test_preset_in_a_configuration_file(two, tmp_path):
     config.write_text(f'preset = "{two}"\ndata = "{tmp_path}/mine.npy"\nlatent = 2\nvae_epochs = 1\n')
     assert call("train", "--config", config, "--epochs", "1", "--out", tmp_path / "run") == 0
     assert Run(tmp_path / "run").spec().options["order"] == 2
+
+
+def test_own_encoder_alone_takes_the_built_in_decoder():
+    from recmix.model.networks import make_encoder
+
+    encoder = make_encoder("dense", (1, 8, 8), 2)
+    options = {"latent": 2, "vae_epochs": 1, "epochs": 1, "progress": False}
+    model = recmix.fit_preset("paper", images(40, size=8), encoder=encoder, **options)
+    assert model.spec.model.decoder_network == "conv"

@@ -40,7 +40,7 @@ def fusing() -> Iterator[None]:
 
 @functools.cache
 def _fused(function: Replaceable[..., Any]) -> Callable[..., Any]:
-    """The compiled form of a function; inside compiled code it is part of that."""
+    """The compiled form of a function. Inside code that is being compiled it does not apply."""
     compiled = torch.compile(function.plain)
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -53,8 +53,8 @@ def _fused(function: Replaceable[..., Any]) -> Callable[..., Any]:
 def branch(x: Tensor) -> Iterator[Callable[[], None]]:
     """While a CUDA graph is captured, kernels in this context form a parallel branch.
 
-    They see everything before them. They run in parallel with what follows, until the yielded function
-    is called, which joins the branch.
+    They can read the results of all earlier kernels. They run in parallel with later kernels until the
+    yielded function is called, which joins the branch.
 
     >>> with branch(torch.ones(1)) as join:
     ...     one = torch.ones(1) + 1

@@ -17,7 +17,7 @@ from recmix.training.job import Job
 __all__ = ["CompileEngine", "GraphEngine"]
 
 WARMUP = 3
-"""Steps before a capture, which are undone: libraries choose their kernels in them."""
+"""Warm-up steps before a capture, in which libraries select their kernels. Their updates are undone."""
 
 
 class GraphEngine(Engine):
@@ -27,7 +27,7 @@ class GraphEngine(Engine):
     can run them in parallel: a single small network uses little of it.
 
     Args:
-        jobs: all on one CUDA device, with data that are there.
+        jobs: all on one CUDA device, which also holds their data.
     """
 
     name = "graph"
@@ -76,8 +76,8 @@ class CompileEngine(GraphEngine):
     name = "compile"
 
     def __init__(self, jobs: Sequence[Job]) -> None:
-        with warnings.catch_warnings():  # the precision of products is the user's choice
-            warnings.filterwarnings("ignore", ".*TensorFloat32 tensor cores.*")
+        with warnings.catch_warnings():  # torch's compiler warns about its own internals
+            warnings.simplefilter("ignore")
             self._compile(jobs)
 
     def _compile(self, jobs: Sequence[Job]) -> None:
@@ -118,7 +118,7 @@ def _snapshot(job: Job) -> dict[str, Any]:
 
 @torch.no_grad()
 def _restore(job: Job, kept: dict[str, Any]) -> None:
-    """Restore a snapshot in place: a graph reads these very tensors."""
+    """Restore a snapshot in place: a graph reads the same tensors."""
     for key, value in job.method.state_dict().items():
         value.copy_(kept["method"][key])
     for key, value in job.averages.items():

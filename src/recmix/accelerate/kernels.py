@@ -6,7 +6,8 @@ Weights are packed once in that order. Activations between layers are channels-l
 a layer reads contiguous memory. The first layer reads images (B, C, H, W) and subtracts the centre.
 
 A product of float32 numbers is the sum of three TF32 products, which has the accuracy of float32 on
-tensor cores. Each number is the sum of a TF32 number and a rest; products of two rests are left out.
+tensor cores. Each number is split into a TF32 number and a remainder; products of two remainders are
+left out.
 Weights are split when they are packed, inputs when they are read.
 
 Block sizes depend on the shapes alone. Nothing is tuned at run time and nothing waits for the device, so
@@ -148,8 +149,8 @@ def _layer(
         factor = tl.load(weight + at, mask=wanted, other=0.0)
         rest = tl.load(weight + K * N * KH * KW * C + at, mask=wanted, other=0.0)
         near = _nearest_tf32(seen)
-        # NaN reaches the sum through the rest. Tensor cores round sums towards zero, so each block of
-        # the depth has its own sum.
+        # NaN reaches the sum through the remainder. Tensor cores round sums towards zero, so each
+        # block of the depth has its own sum.
         part = tl.dot(seen - near, tl.trans(factor), input_precision="tf32")
         part = tl.dot(near, tl.trans(rest), part, input_precision="tf32")
         total += tl.dot(near, tl.trans(factor), part, input_precision="tf32")
@@ -232,7 +233,7 @@ def _power_of_two(n: int) -> int:
 
 
 def split(weight: Tensor) -> Tensor:
-    """The nearest TF32 numbers and the rests, also as TF32 numbers: float32 (...) -> (2, ...)."""
+    """The nearest TF32 numbers and the remainders, also as TF32 numbers: float32 (...) -> (2, ...)."""
 
     def nearest(x: Tensor) -> Tensor:
         return ((x.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)

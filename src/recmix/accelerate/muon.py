@@ -83,7 +83,7 @@ def muon(groups: Iterable[dict[str, Any]], learning_rate: float) -> torch.optim.
 
 
 def orthogonal(matrices: Sequence[Tensor]) -> list[Tensor]:
-    """Approximately U Vᵀ for each matrix U S Vᵀ; singular values become as `QUINTIC` says.
+    """Approximately U Vᵀ for each matrix U S Vᵀ; see `QUINTIC` for the singular values.
 
     On a GPU, where starting many small products takes time, matrices whose shorter sides have similar
     lengths are padded with zeros and computed together. The zeros stay zeros.

@@ -39,7 +39,7 @@ def _applies(like: Tensor) -> bool:
 
 
 class KernelLogJoint(LogJoint):
-    """A `LogJoint` whose parts go through kernels where these can handle them."""
+    """A `LogJoint` that uses Triton kernels where they apply."""
 
     def __init__(
         self, model: LatentModel, x: Tensor, dtype: torch.dtype, chunk: int | None = None
@@ -150,5 +150,5 @@ def cholesky_by_kernels(matrix: Tensor) -> Tensor:
 
 @in_double.register
 def keep_float32(factor: Tensor) -> Tensor:
-    """Keep float32 where kernels apply: they have a ridge of their own."""
+    """Keep float32 where kernels apply, because the kernels add their own ridge to the matrix."""
     return factor if _applies(factor) else NotImplemented

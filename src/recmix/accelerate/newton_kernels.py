@@ -383,13 +383,13 @@ def equations(
 
 
 def candidate_dampings(level: Tensor, multiples: tuple[float, ...]) -> Tensor:
-    """Each multiple of λ (B,): (L, B)."""
+    """The candidate dampings (L, B): each of L multiples times the present λ (B,)."""
     return _on_device(multiples, level.device) * level
 
 
 @functools.cache
 def _on_device(multiples: tuple[float, ...], device: torch.device) -> Tensor:
-    """The multiples (L, 1) on a device; while a CUDA graph is captured nothing can be copied there."""
+    """The multiples (L, 1) on a device, cached: a CUDA graph capture cannot copy from the host."""
     return torch.tensor(multiples, dtype=torch.float32, device=device)[:, None]
 
 
@@ -465,7 +465,7 @@ def choose(
         step: (L, B, D).
         tried: the dampings λ of these steps, (L, B).
         level: the present λ, (B,).
-        beyond: factor of λ if no step was good.
+        beyond: factor of λ if no step increased log p(x, z).
         limits: of the next λ.
     """
     given = (reached, joint, z, step, tried, level)

@@ -79,11 +79,11 @@ class Stacked:
                 self.how = ""
 
     def held(self) -> Any:
-        """An object that keeps the weights in memory which a captured graph reads."""
+        """An object that keeps in memory the weights that a captured graph reads."""
         return self._run
 
     def fix(self, x: Tensor) -> None:
-        """Build it once and for all for the device of x, so that it can be traced."""
+        """Build the stack permanently for the device of x, so that it can be traced."""
         self.devices = (x.device.type,)
         self(x)
         self._fixed = True
@@ -113,7 +113,7 @@ class Stacked:
         return None if self._run is None else self._run(x, shift)
 
     def _state(self, x: Tensor) -> list[Any]:
-        """What the stack was built for, and numbers that change with any parameter or buffer."""
+        """Key of the cached stack: shape, dtype, device of x; numbers that change with the weights."""
         return [x.shape[1:], x.dtype, x.device, *state(self._places)]
 
     def _build(self, x: Tensor, shift: Tensor | None) -> Run | None:

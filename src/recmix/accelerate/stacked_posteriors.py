@@ -75,7 +75,7 @@ def encode_by_kernels(component: Component, x: Tensor, model: LatentModel) -> Ga
 
 @recursive_mixture.register
 def stacked_recursive_mixture(method: RecursiveMixture, x: Tensor) -> Mixture:
-    """All encoders in one pass; the gates form a parallel branch."""
+    """The posterior of a recursive mixture: one pass for all encoders, the gates in parallel."""
     if method.order < 2 or not _applies(method) or not _all_gaussian(method):
         return NotImplemented
     encoders, gates = _encoders(method), _gates(method)
@@ -90,7 +90,7 @@ def stacked_recursive_mixture(method: RecursiveMixture, x: Tensor) -> Mixture:
 
 @blind_mixture.register
 def stacked_blind_mixture(method: BlindMixture, x: Tensor) -> Mixture:
-    """All encoders in one pass."""
+    """The posterior of a blind mixture, with one pass for all encoders."""
     if not _applies(method) or not _all_gaussian(method):
         return NotImplemented
     parts = _encoders(method).gaussians(x, method.model.shift)
@@ -101,7 +101,7 @@ def stacked_blind_mixture(method: BlindMixture, x: Tensor) -> Mixture:
 
 @fuse_networks.register
 def fuse_stacked_networks(method: Method) -> None:
-    """Stack a frozen method's networks for good, on the CPU, to be traced."""
+    """Stack a frozen method's networks permanently, on the CPU, so that they can be traced."""
     x = torch.zeros(2, *method.model.shape, dtype=method.model.centre.dtype)
     stacks: list[Stacked] = []
     if _all_gaussian(method) and len(method.components) > 1:

@@ -13,8 +13,8 @@ it is 1 where the value there is positive.
 Products of tangents use TF32, which is accurate enough for a Jacobian: it only shapes steps and
 curvatures. Products of values use TF32 if torch's own may, else they have the accuracy of float32.
 Tensor cores drop the last 13 bits of what they multiply. So numbers are rounded to TF32 when they are
-written (all but z): dropped bits make a number too small by 3e-4 on average, and each layer would add to
-that.
+written (all but z). Dropped bits make a number too small by 3e-4 on average, and this error would add up
+over the layers.
 
 Block sizes depend on the shapes alone. Weights are packed once for each ascent, and nothing waits for
 the device. So a CUDA graph can capture everything here. It uses the weights at the time of its replay.
@@ -205,7 +205,7 @@ def _layer(
     total = _apply_activation(total, gate + example * (OH * OW * O) + at, inside, VALUES, AFTER)
     if ROUND:
         total = _round_tf32(total)
-    if TAIL > 0:  # the next layer's products, while the values are in registers
+    if TAIL > 0:  # compute the next layer's products while the values are in registers
         k = tl.arange(0, BT)
         wanted = (n // O)[:, None] == (k // TAIL)[None, :]
         at = (n % O * TAIL)[:, None] + (k % TAIL)[None, :]
@@ -218,7 +218,7 @@ def _layer(
 
 @_jit
 def _fold(
-    x: tl.tensor,  # (N, H, W, O, KH, KW): what each input adds to the outputs around it
+    x: tl.tensor,  # (N, H, W, O, KH, KW): contribution of each input to the neighbouring outputs
     bias: tl.tensor,  # (O), if BIASED
     out: tl.tensor,  # (N, O, OH, OW)
     batch: tl.tensor,  # number of values of `out`
@@ -346,7 +346,7 @@ class Packed:
         return self._packed(i, layer.weight.t().unflatten(1, shape), shape[1:], precision)
 
     def tail(self, precision: str) -> Tensor:
-        """The weight of the last step, (channels, what one position adds to outputs around it)."""
+        """The weight of the last step, (channels, outputs to which one position contributes)."""
         flat = self.steps[-1].layer.weight.flatten(1)
         return self._packed("tail", flat.t()[..., None, None], (1, 1), precision)
 
@@ -369,7 +369,7 @@ class Packed:
 
 
 def pack(layers: list[nn.Module], z: Tensor) -> Packed | None:
-    """These layers for the kernels, at points like z (B, D); None if the kernels do not apply.
+    """Prepare a decoder's layers for the kernels; None if the kernels cannot handle them or z (B, D).
 
     >>> pack([nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 3)], torch.zeros(1, 2))
     """
@@ -413,7 +413,11 @@ def push(packed: Packed, z: Tensor, chunk: int) -> tuple[Tensor, Tensor] | None:
 
 
 def _values(packed: Packed, z: Tensor, fused: bool) -> Iterator[Tensor]:
-    """The output of each step, (N, values). If fused, the last two steps have one kernel."""
+    """Yield the output (N, values) of each step for z (N, D).
+
+    If `fused`, one kernel computes the last two steps, and their intermediate output is replaced by
+    partial products.
+    """
     at, count = z.contiguous(), len(packed.steps)
     for i in range(count - fused):
         at = _run(packed, i, at, len(z), None, fused and i == count - 2)
@@ -423,7 +427,13 @@ def _values(packed: Packed, z: Tensor, fused: bool) -> Iterator[Tensor]:
 
 
 def _tangents(packed: Packed, at: list[Tensor], moved: Tensor) -> Tensor:
-    """Tangents of the last step (B, T, values) from those of the first (T, …) and all values."""
+    """Propagate tangents through all steps after the first: (B, T, values).
+
+    Args:
+        packed: the decoder.
+        at: the output of each step, from `_values`.
+        moved: tangents after the layer of the first step, (T, …), from `Packed.first`.
+    """
     batch, tangents, count = len(at[0]), len(moved), len(packed.steps)
     for i in range(1, count - packed.fuses):
         moved = _run(packed, i, moved, batch * tangents, at, packed.fuses and i == count - 2)
@@ -438,7 +448,7 @@ def _too_many(packed: Packed, rows: int) -> bool:
 
 
 def _can_fuse(steps: list[LayerStep]) -> bool:
-    """Whether the kernel of the last step but one can also compute the products of the last step.
+    """Whether the kernel of the second-to-last step can also compute the products of the last step.
 
     Both must be convolutions, and the products of one position must be fewer than its channels.
     """
@@ -450,7 +460,7 @@ def _can_fuse(steps: list[LayerStep]) -> bool:
 
 
 def _run(packed: Packed, i: int, x: Tensor, rows: int, at: list[Tensor] | None, fused: bool) -> Tensor:
-    """The output of step i, (rows, values); if fused, what it adds to each output of the last step.
+    """The output of step i, (rows, values); if fused, the partial products of the last step.
 
     Args:
         packed: the decoder.
@@ -490,7 +500,7 @@ def _run(packed: Packed, i: int, x: Tensor, rows: int, at: list[Tensor] | None, 
 
 
 def _folded(packed: Packed, x: Tensor, bias: Tensor | None) -> Tensor:
-    """The output of the last step, (rows, values), from the products of the kernel before."""
+    """The output of the last step, (rows, values): sums of the partial products x from `_run`."""
     shape, window = packed.steps[-1].shape, packed.window(len(packed.steps) - 1)
     out = x.new_empty(len(x), math.prod(shape))
     sizes = (*packed.steps[-2].shape[1:], *shape, *(n for pair in window for n in pair))

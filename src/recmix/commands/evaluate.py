@@ -90,7 +90,8 @@ def evaluate_command(
         )
         return
     samples = 100 if samples is None else samples
-    key = ScoreKey(split, samples, model.inference, calibrate)
+    used = model.inference.uncalibrated if calibrate else model.inference
+    key = ScoreKey(split, samples, used, calibrate)
     if calibrate:
         model = model.calibrated(_part(source, "val"), samples, memory=limit)
     with _progress(f"evaluating {split}", len(scored), as_json) as report:
@@ -143,11 +144,13 @@ def _refined(model: Model, refine: int | None, restarts: int | None, reuse: int 
         )
     if reuse is not None and not steps:
         raise ConfigError("--reuse is for refinement: give --refine too")
+    if not (steps or model.method.can_restart):
+        restarts = 1  # they have no effect, so they are not part of the score's name
     return model.refined(steps, restarts=restarts, reuse=reuse)
 
 
 def _calibration(inference: dict[str, Any]) -> str:
-    """What a calibration found.
+    """The result of a calibration, in words.
 
     >>> _calibration({"scale": 1.5, "slope": 0.007})
     'calibrated on validation data: scale 1.50, doubled for every 99 nats that an example fits worse'

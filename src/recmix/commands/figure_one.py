@@ -1,9 +1,8 @@
 """`recmix figure1`: how a second component is learned in a two-dimensional latent space.
 
-This is the paper's Figure 1. Decoder and first component stay as the VAE left them. In the upper row
-the recursion trains q_1 alone, starting from q_0. In the lower row a mixture trains both components
-together, the second from random weights. The contours are the true posterior p(z | x), by quadrature on
-a grid.
+This is the paper's Figure 1. The VAE's decoder is fixed. In the upper row q_0 is fixed too, and the
+recursion trains q_1, starting from q_0. In the lower row a mixture trains both components together, the
+second from random weights. The contours are the true posterior p(z | x), by quadrature on a grid.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ __all__ = ["figure_one", "true_posterior"]
 
 GRID = 121
 SHOWN = (0, 1, 4, 16)
-"""Epochs at which the still figure looks at the components."""
+"""Epochs that the PNG and SVG figures show; the animation shows all."""
 CANDIDATES = 300
 WIDE, COARSE = 4.0, 81
 """Half the side, and the points on a side, of the grid on which images are chosen."""
@@ -157,7 +156,7 @@ def _least_gaussian(vae: Model, data: ImageData) -> Tensor:
     covariance = torch.einsum("gn,gi,gj->nij", share, z, z) - mean[:, :, None] * mean[:, None]
     cell = (2 * WIDE / (COARSE - 1)) ** 2
     entropy = torch.special.entr(share / cell).sum(0) * cell
-    covariance = covariance + cell * torch.eye(2).to(covariance)  # no narrower than the grid can tell
+    covariance = covariance + cell * torch.eye(2).to(covariance)  # at least the resolution of the grid
     matched = 0.5 * torch.logdet(2 * torch.pi * torch.e * covariance)
     return shown[(matched - entropy).topk(2).indices]
 
@@ -227,7 +226,10 @@ def _look(method: Method, x: Tensor, epoch: int) -> Seen:
 
 
 def _window(seen: list[Seen], i: int, vae: Model, x: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Corners that show the first component generously and the others where they are near."""
+    """Lower and upper corner (2,) of the plotted square, centred at the mean of the first component.
+
+    It contains every component mean that is within 12 standard deviations of the first.
+    """
     q = vae.posterior(x[i : i + 1])
     assert isinstance(q, Gaussian)
     centre, spread = (t.double().cpu().numpy()[0] for t in (q.mean, q.stddev))

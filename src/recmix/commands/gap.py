@@ -50,7 +50,7 @@ def report_gap(
         folder: the run's folder.
         count: largest number of examples.
         samples: importance samples for log p(x).
-        seed: which images, and of all noise.
+        seed: of the choice of images and of all noise.
         memory: bytes for the decoder's activations.
         console: where to print.
         as_json: print JSON.

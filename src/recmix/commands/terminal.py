@@ -1,4 +1,4 @@
-"""What commands share: the terminal, common flags, the table of scores."""
+"""Shared by all commands: the terminal, common flags, the table of scores."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 
 
 def plain(message: object) -> str:
-    """A message in which brackets are no markup."""
+    """Escape a message, so that rich does not read its brackets as markup."""
     return str(message).replace("[", r"\[")
 
 

@@ -48,7 +48,7 @@ class NamedSet:
         folders: Folders under the data root to search. Downloads go into the first.
         archive: A tar archive of all files, if they are not published one by one. It belongs into
             the parent of the first folder. Its MD5 sum is that of the archive itself.
-        dynamic: Training images are grey and are binarised anew each time they are used.
+        dynamic: Training images are grey and are binarised again each time they are used.
         binary: Values are 0 and 1.
         page: Web page of the set.
         citation: What to cite.

@@ -88,7 +88,7 @@ class ImageData:
         x_val: Validation images, for early stopping and the choice of hyperparameters.
         x_test: Test images; None only for arrays without a test part.
         seed: Seed of the split.
-        dynamic: Training images are grey and are binarised anew each time they are used.
+        dynamic: Training images are grey and are binarised again each time they are used.
         binary: Values are 0 and 1 (if `dynamic`, after binarisation). A Bernoulli likelihood fits.
         source: Where the images come from, for `describe`.
     """

@@ -1,4 +1,4 @@
-"""Bounds, timing and scores: they know only `posterior` and `log_joint`, never which method it is."""
+"""Bounds, timing and scores. They use only `posterior` and `log_joint`: any method can be scored."""
 
 from recmix.evaluation.bounds import Bounds, bounds
 from recmix.evaluation.timing import posterior_milliseconds

@@ -96,7 +96,7 @@ def at_once(model: LatentModel, memory: int | None = None) -> int:
     """The number of latent vectors to decode at a time.
 
     Args:
-        model: whose decoder.
+        model: the model whose decoder is used.
         memory: bytes for its activations; by default what suits the device.
     """
     if memory is None:

@@ -35,11 +35,11 @@ LARGEST_SLOPE = 1.0
 
 
 class Calibration(NamedTuple):
-    """The result; bounds in nats per held-out example."""
+    """The result of `calibrate`; bounds in nats per held-out example."""
 
     inference: Inference  # with scale, slope and reference
-    before: float  # IWAE of the posterior as it is
-    after: float  # and calibrated
+    before: float  # IWAE of the uncalibrated posterior
+    after: float  # IWAE of the calibrated posterior
 
 
 @torch.no_grad()
@@ -55,7 +55,7 @@ def calibrate(
     """The scale and slope that give the highest IWAE-`samples` on held-out examples x.
 
     Scales a quarter of an octave apart are tried with the same noise, from 1 in both directions, as long
-    as the gain over the one before is more than twice its standard error over examples. Then slopes are
+    as the gain over the last one is more than twice its standard error over examples. Then slopes are
     tried in the same way; then, if there is a slope, scales again.
 
     Args:
@@ -108,12 +108,12 @@ def calibrate(
 def _line_search(
     reached: Callable[[float], Tensor], start: float, best: Tensor, step: float, limit: float
 ) -> tuple[float, Tensor]:
-    """The best value on a grid around the start, and what it reaches; stops at the first small gain.
+    """The best value on a grid around the start, and its bound; stops at the first small gain.
 
     Args:
         reached: the bound of each example for a value, (B,).
         start: the first value.
-        best: what the first value reaches.
+        best: the bound of each example for the first value, (B,).
         step: distance between values.
         limit: largest absolute value.
     """

@@ -124,7 +124,7 @@ def decompose(
 
 
 def family_of(q: Posterior) -> tuple[str, bool]:
-    """The family of Gaussians to compare a posterior with, and whether it belongs to it."""
+    """The family of Gaussians to compare q with, and whether q belongs to that family."""
     parts = q.components
     family = "full" if all(isinstance(part, FullGaussian) for part in parts) else "diagonal"
     exact = len(parts) == 1 and isinstance(parts[0], FullGaussian | Gaussian)

@@ -24,7 +24,7 @@ class Evidence(NamedTuple):
 def evidence_of(log_weights: Tensor) -> Evidence:
     """The log of the mean of importance weights, from log-weights (K, B). It underestimates log p(x).
 
-    The standard error is that of the mean weight, relative to the mean weight. One weight has none.
+    The standard error is that of the mean weight, relative to the mean weight; NaN for one weight.
 
     >>> evidence_of(torch.tensor([[1.0], [3.0]]).log())
     Evidence(log=tensor([0.6931]), error=tensor([0.5000]))

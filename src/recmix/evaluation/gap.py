@@ -1,4 +1,4 @@
-"""`Gap`: what inference loses between a posterior's ELBO and log p(x), and where.
+"""`Gap`: the difference between log p(x) and a posterior's ELBO, divided by its causes.
 
     log p(x) - L_q  =  (log p(x) - L*)     +  (L* - L_q)
     total              approximation gap      amortisation gap
@@ -42,7 +42,7 @@ QUANTITIES = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Gap:
-    """What inference loses on N examples, and where; all in nats per example.
+    """The gap between log p(x) and the ELBO on N examples, and its two parts, in nats per example.
 
     Args:
         name: name of the examples: test, train …
@@ -107,7 +107,7 @@ class Gap:
     def summary(self) -> dict[str, Any]:
         """Means over examples with their standard errors, by name of the examples and quantity.
 
-        With training examples it also holds theirs, and the ``difference``: these minus training.
+        If there are training examples, it also has their means, and the ``difference`` of both means.
         """
         found: dict[str, Any] = {self.name: self._means()}
         if self.train is not None:

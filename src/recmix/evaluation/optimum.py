@@ -63,7 +63,7 @@ def modes(model: LatentModel, x: Tensor, starts: Tensor) -> tuple[FullGaussian, 
     """Laplace approximations: at the best mode of each example, and at the mode from each start.
 
     The best mode has the highest Laplace estimate of log p(x), p(x, z) / q(z) at the mode z. So a wide
-    mode may win against a higher one.
+    mode may be preferred to a higher one.
 
     Args:
         model: p(x, z).

@@ -37,7 +37,7 @@ def score(
 
     Args:
         method: a trained method.
-        images: what to score it on.
+        images: the examples to score it on.
         inference: how the posterior is improved first; by default not at all.
         samples: K of IWAE-K; the ELBO is averaged over the same samples.
         seed: of the sampling noise.

@@ -51,7 +51,7 @@ Files = dict[str, bytes]
 
 
 class Mailbox:
-    """Receives files from running tasks and tells them to stop. There is one, next to the driver."""
+    """A Ray actor that receives files from running tasks and can stop them. Each driver has one."""
 
     def __init__(self) -> None:
         self.stopped = False
@@ -126,7 +126,7 @@ def _drive(
     watcher: Watcher,
     stop: Stop,
 ) -> None:
-    """Submit runs that can start, at most `most` at a time, and store what comes back."""
+    """Submit runs that can start, at most `most` at a time, and store the files that they return."""
     running: dict[Any, tuple[GridJob, Claim]] = {}
     asked = 0.0
     try:
@@ -165,7 +165,7 @@ def _drive(
 
 
 def _receive(ray: Any, store: Store, job: GridJob, reference: Any) -> str:
-    """Write a task's files into the store; returns in words what went wrong if the run is not done."""
+    """Write a task's files into the store; returns an error message if the run is not done."""
     try:
         files = ray.get(reference)
     except ray.exceptions.RayError as error:
@@ -188,7 +188,7 @@ def do(
 ) -> Files:
     """The task: one run in a local folder. Returns the run's files."""
     if _ray().get(mailbox.post.remote(digest, {})):
-        return {}  # stopped before it began
+        return {}  # stopped before it started
     with tempfile.TemporaryDirectory(prefix="recmix-") as scratch:
         store = Store(scratch)
         store.unpack(digest, files)

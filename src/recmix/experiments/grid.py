@@ -231,7 +231,7 @@ def _with_controls(entries: list[GridRow]) -> tuple[list[GridRow], list[str]]:
 def _templates(
     rows: list[GridRow], column: GridColumn, protocol: Mapping[str, Any]
 ) -> list[tuple[GridJob, int | None]]:
-    """The jobs of a column without split and restart, each with the place of the job it starts from."""
+    """The jobs of a column without split and restart, each with the index of the job it starts from."""
     names = {*column.methods, *(row.first.name for row in rows)}
     found: list[tuple[GridJob, int | None]] = []
     places: dict[str, int] = {}  # by row
@@ -286,14 +286,14 @@ def _template(
 
 
 def _default_inference(row: GridRow, training: Training) -> Inference:
-    """The inference of the run's training and of its first score, without options without effect."""
+    """The inference of the run's training and first score; options that have no effect are dropped."""
     if row.inference.refine or training.distil:
         return row.inference
     return Inference(restarts=row.inference.restarts if row.method.can_restart else 1)
 
 
 def _score_keys(row: GridRow, default: Inference, protocol: Mapping[str, Any]) -> list[str]:
-    """Names of the scores: on test data all, on validation data those without calibration."""
+    """Names of the run's scores. Calibrated inference is scored on test data only."""
     used = [default, *(replace(row.inference, refine=steps) for steps in row.refined)]
     keys = [ScoreKey("test", samples, how) for samples in protocol["samples"] for how in used]
     if row.calibrated:
@@ -303,7 +303,7 @@ def _score_keys(row: GridRow, default: Inference, protocol: Mapping[str, Any]) -
 
 
 def _label(row: GridRow, training: Training, inference: Inference, start: GridJob | None) -> str:
-    """The entry's own label or the default, then the options of its lists that it does not show yet."""
+    """The row's label or the default label, followed by the varied options that it does not contain."""
     from recmix.training.labels import row_label
 
     init = None
@@ -351,7 +351,7 @@ def check(jobs: Iterable[GridJob]) -> None:
 
 
 def _check_rows_differ(jobs: Iterable[GridJob]) -> None:
-    """Refuse two runs with the same place in the table."""
+    """Raise an error if two runs have the same row, column, split and restart."""
     names = Counter(json.dumps([j.row, j.column, j.split, j.restart], sort_keys=True) for j in jobs)
     name, count = names.most_common(1)[0]
     if count > 1:

@@ -77,7 +77,7 @@ class JobQueue:
         self._block_dependent()
 
     def take(self, threads: int, like: GridJob | None = None) -> tuple[GridJob, Claim] | None:
-        """The next run that can start, with its claim; writes its job file for so many threads.
+        """The next run that can start, with its claim; writes its job file with this number of threads.
 
         With `like`, only a run with the same label and data, to train it together with that one.
         """
@@ -112,7 +112,7 @@ class JobQueue:
         self._block_dependent()
 
     def find_others(self) -> None:
-        """Find the waiting runs that somebody works on."""
+        """Mark the waiting runs that another driver works on."""
         for entry in list(self.of_kind("waiting")):
             if holder := self.store.holder(entry.job.digest):
                 entry.kind, entry.reason = "elsewhere", holder
@@ -161,7 +161,7 @@ class JobQueue:
             entry.kind, entry.reason = "failed", state.reason
 
     def _block_dependent(self) -> None:
-        """Block runs whose start has failed or is blocked. One pass is enough: jobs are in order."""
+        """Block runs that start from a failed or blocked run. One pass is enough: jobs are in order."""
         for entry in self.entries.values():
             if entry.kind in ("waiting", "blocked") and entry.job.depends is not None:
                 before = self.entries[entry.job.depends]

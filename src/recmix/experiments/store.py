@@ -6,7 +6,7 @@
 ``DIGEST/job.json``    row, setting, column, split and restart of the run, and its definition
 ``DIGEST/log.txt``     output of the worker
 ``DIGEST/failed.json`` why the run failed, with the traceback, if it failed
-``DIGEST/lock``        locked while somebody works on the run; its text says who that is or was
+``DIGEST/lock``        locked while a process works on the run; names the last process
 =====================  =============================================================================
 
 The checkpoint of a run is removed when the run is trained and scored. Reading a store needs no torch.
@@ -251,7 +251,7 @@ class Store:
         return found
 
     def claim(self, digest: str) -> Claim | None:
-        """The right to work on a run, or None if somebody else has it."""
+        """Claim the right to work on a run; None if another process has it."""
         path = self.folder(digest) / "lock"
         self._make(path.parent)
         descriptor = -1
@@ -267,7 +267,7 @@ class Store:
         return Claim(descriptor)
 
     def holder(self, digest: str) -> str:
-        """Who works on a run now; empty if nobody does."""
+        """The process that works on a run now; empty if there is none."""
         path = self.folder(digest) / "lock"
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

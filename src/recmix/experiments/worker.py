@@ -116,7 +116,7 @@ def train_together(
     data_root: Path | None = None,
     stopped: threading.Event | None = None,
 ) -> str:
-    """Train several runs at once. After a failure, `work` trains each run that is not done alone.
+    """Train several runs at once. After a failure, `work` trains the remaining runs one by one.
 
     Returns:
         ``done``, ``failed`` or ``interrupted``.

@@ -26,7 +26,7 @@ SMALL_WEIGHT = 0.01
 
 
 class Plane(NamedTuple):
-    """z = origin + a · axes[0] + b · axes[1]."""
+    """A plane in the latent space: the points z = origin + a · axes[0] + b · axes[1]."""
 
     kind: str  # "latent": the whole latent space, of one or two dimensions; "slice": a plane in it
     origin: Tensor  # (D,)
@@ -113,7 +113,7 @@ def _refined(
 ) -> tuple[FullGaussian, float]:
     """The Laplace approximation after some steps, and log p(x, z) at its mean z.
 
-    All steps are taken anew: the damping of one depends on those before it.
+    All steps are recomputed, because the damping of a step depends on the steps before it.
     """
     z, at = ascend(model, x, start, steps=steps, reuse=reuse)
     return FullGaussian.from_precision(z, at.precision), float(at.log_joint)

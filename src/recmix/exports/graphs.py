@@ -84,9 +84,9 @@ class PosteriorGraph(Graph):
 
 
 class GaussianGraph(PosteriorGraph):
-    """A mixture of K Gaussians: log-weights (B, K), means (B, K, D), and what gives the covariances.
+    """A mixture of K Gaussians: log-weights (B, K), means (B, K, D) and covariances.
 
-    These are log-variances (B, K, D), or Cholesky factors (B, K, D, D) of full covariances.
+    Diagonal covariances are log-variances (B, K, D), full ones are Cholesky factors (B, K, D, D).
     """
 
     kind = "mixture of Gaussians"
@@ -121,7 +121,7 @@ class FlowGraph(PosteriorGraph):
 
 
 def _has_derivatives(method: Method, inference: Inference) -> bool:
-    """Whether the posterior needs automatic differentiation, apart from Jacobians without it."""
+    """Whether the posterior needs automatic differentiation. Some Jacobians are computed without it."""
     needs_jacobian = inference.refine > 0 or any(
         part.differentiates and part.uses_jacobian for part in method.components
     )
@@ -133,7 +133,7 @@ def frozen(method: Method, *, fuse: bool) -> Method:
     """A copy on the CPU that is no longer trained.
 
     Args:
-        method: the trained one, which stays as it is.
+        method: the trained method, which is not changed.
         fuse: evaluate all networks of a mixture as one, with grouped convolutions.
     """
     made = copy.deepcopy(method).to("cpu").eval().requires_grad_(False)
@@ -145,7 +145,7 @@ def frozen(method: Method, *, fuse: bool) -> Method:
 
 @torch.no_grad()
 def posterior_graph(method: Method, inference: Inference) -> Graph:
-    """The graph of a frozen method's posterior, by what the posterior says of itself."""
+    """The graph of a frozen method's posterior; `Posterior.describe` determines its outputs."""
     x = torch.full((2, *method.model.shape), 0.5, dtype=method.model.centre.dtype)
     q = infer(method, x, inference)
     if isinstance(found := q.describe(), dict):

@@ -3,7 +3,7 @@
 With the decoder linearised at z, decode(z + δ) ≈ m + J δ, the log joint is a quadratic with gradient
 g = Jᵀ r - z and curvature H = Jᵀ W J + I, where r and W are the likelihood's `residual` and `precision`
 at m. A step solves (H + λ I) δ = g. The damping λ of each example is chosen from a few candidates by the
-log joint that they reach (Levenberg-Marquardt). An example that no candidate improves stays where it is,
+log joint that they reach (Levenberg-Marquardt). An example that no candidate improves keeps its z,
 so log p(x, z) never falls for any example. Nothing is read back to the host.
 
 J has D columns. Forward-mode differentiation gives each for about the cost of one decoding, and no
@@ -70,7 +70,7 @@ def jacobian(model: LatentModel, z: Tensor, *, chunk: int | None = None) -> tupl
     Both carry gradients to the decoder's parameters and to z where gradients are enabled.
 
     Args:
-        model: whose decoder.
+        model: the model whose decoder is used.
         z: latent points.
         chunk: tangents per pass; by default as many as keep the memory moderate.
 
@@ -142,7 +142,7 @@ def is_traceable() -> bool:
 
 
 def _by_reverse_mode(decoder: nn.Module, z: Tensor) -> tuple[Tensor, Tensor]:
-    """What `decoder_jacobian` gives, without gradients, by reverse mode alone.
+    """The result of `decoder_jacobian`, without gradients, by reverse mode only.
 
     Jᵀ u is linear in u, and its derivative in u along a tangent t is J t. The batch is repeated once for
     each of the D tangents.
@@ -220,7 +220,8 @@ class LogJoint:
     ) -> tuple[Tensor, Tensor]:
         """The next z (B, D) and λ (B,).
 
-        λ becomes a tenth of the chosen damping, or ten times the largest candidate if none was good.
+        λ becomes a tenth of the chosen damping, or ten times the largest candidate if none
+        increased log p(x, z).
 
         Args:
             reached: log p(x, z + step) of each candidate, (T, B).

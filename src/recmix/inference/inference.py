@@ -70,6 +70,11 @@ class Inference(Options):
         return replace(self, scale=1.0, slope=0.0, reference=0.0)
 
     @property
+    def in_training(self) -> Inference:
+        """The part that affects training and the selection of epochs: the refinement."""
+        return self.uncalibrated if self.refine else Inference()
+
+    @property
     def calibrated(self) -> bool:
         """Whether standard deviations are changed."""
         return self.scale != 1 or self.slope != 0

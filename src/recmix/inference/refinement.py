@@ -1,6 +1,6 @@
 """Refinement: each component of a posterior becomes a Laplace approximation near its mean.
 
-Every component of q(z | x) moves its mean up log p(x, z) by Gauss-Newton steps and becomes N(z*, H⁻¹),
+Gauss-Newton steps move the mean of each component to a higher log p(x, z). It becomes N(z*, H⁻¹),
 where H is the curvature at the new mean z*; the mixing weights stay. The result is a Gaussian, or a
 mixture of Gaussians, with full covariances. Its densities are exact, so every bound of log p(x) that
 uses it is a bound. The steps never lower log p(x, z), see `recmix.inference.gauss_newton`.
@@ -40,9 +40,9 @@ def laplace(
 
     The decoder's parameters receive the gradient of a sample z = z* + H^(-½) ε: through the likelihood
     at z, through H at z*, and through z* by dz* = H⁻¹ dg (implicit function theorem). So only the last
-    Jacobian is differentiated, for any number of steps. That H also changes because z* moves is left
-    out; this term is zero for a piecewise linear decoder and a Gaussian likelihood. `start` receives no
-    gradient.
+    Jacobian is differentiated, for any number of steps. The change of H that is caused by the movement
+    of z* is neglected; this term is zero for a piecewise linear decoder and a Gaussian likelihood.
+    `start` receives no gradient.
 
     Args:
         model: p(x, z).

@@ -43,7 +43,7 @@ class BlindMixture(Method):
     reference = "Kim & Pavlovic 2020 (baseline)"
     setting = "order"
     tried = (2, 3, 4, 5)
-    fresh_factor = 500.0  # random components at the rate a first stage has: at 1e-6 they never arrive
+    fresh_factor = 500.0  # rate of a first stage: at 1e-6 random components do not converge
 
     def __init__(
         self,

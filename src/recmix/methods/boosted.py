@@ -22,10 +22,10 @@ Clock = Literal["iteration", "round"]
 
 
 class _Boosted(RecursiveMixture):
-    """What the two entropy regularisers share."""
+    """Base class of the two methods with an entropy reward."""
 
     setting = "order"
-    rate_factor = 0.1  # the paper's choice against NaNs: the KL has no bound here
+    rate_factor = 0.1  # as in the paper, to avoid NaN: the KL has no bound here
     needs_entropy: ClassVar[bool] = False
     """Whether components must have a closed-form entropy."""
 
@@ -145,8 +145,8 @@ class BoostedER2(_Boosted):
     For m = 1 … M, q_m maximises E[log p(x, z) - log Q_{m-1}(z)] + ν H[q_m], which is
     ELBO(q_m) + KL(q_m || Q_{m-1}) + ν H[q_m]. The KL has no bound and may diverge; training then stops
     at the first loss that is not a finite number. ν = 1 / √(t + 1), and
-    H = ½ (log det Σ + D log 2πe) exactly, what `bvi-er1` estimates. The paper writes log det Σ: twice
-    that, but for the constant.
+    H = ½ (log det Σ + D log 2πe) is exact; `bvi-er1` estimates the same H. The paper writes log det Σ,
+    which is 2 H up to a constant.
 
     Args:
         model: p(x, z).

@@ -16,7 +16,7 @@ __all__ = ["Component", "CountsTraining"]
 
 
 class CountsTraining(nn.Module):
-    """A module that counts how often training began.
+    """A module that counts how often it was switched to training mode.
 
     CUDA graph replays change weights without bumping tensor versions. A cache of the weights is
     therefore out of date when this count has changed.
@@ -46,7 +46,7 @@ class Component(CountsTraining, ABC):
     setting: ClassVar[str | None] = None
     """The option that tables vary, if any."""
     corrects: ClassVar[bool] = False
-    """Whether `forward` also takes the posterior of the component before, which it corrects."""
+    """Whether `forward` also takes the posterior of the previous component and corrects it."""
     steps_per_example: int = 0
     """Optimisation steps that `forward` takes for each example."""
     differentiates: ClassVar[bool] = False

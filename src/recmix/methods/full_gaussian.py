@@ -35,7 +35,7 @@ class FullComponent(Component):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Back to the diagonal Gaussian of the encoder."""
+        """Reset to the diagonal Gaussian of the encoder."""
         if self.below is not None:
             nn.init.zeros_(self.below.weight)
             nn.init.zeros_(self.below.bias)

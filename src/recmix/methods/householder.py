@@ -23,9 +23,9 @@ class HouseholderVectors(nn.Module):
     the biases are the axes.
 
     Args:
-        features: F, how many features of x there are.
+        features: F, the number of features of x.
         latent: D.
-        flows: T, how many vectors.
+        flows: T, the number of vectors.
 
     >>> HouseholderVectors(5, 3, 2)(torch.zeros(4, 5))[1][0].detach()
     tensor([0., 1., 0.])
@@ -71,12 +71,12 @@ class HouseholderComponent(Component):
         super().__init__(encoder, model)
         check_flows("hf", flows, model.latent)
         self.vectors = HouseholderVectors(feature_size(encoder, model.latent), model.latent, flows)
-        # The effect of the first reflections on the axes: each flips the sign of one.
+        # Before training, each reflection flips the sign of one axis.
         reflected = torch.arange(flows).remainder(model.latent).bincount(minlength=model.latent)
         self.register_buffer("signs", 1.0 - 2.0 * reflected.remainder(2), persistent=False)
 
     def forward(self, x: Tensor, model: LatentModel) -> Reflected:
-        """One pass through the encoder."""
+        """q(z | x) for x (B, C, H, W): the encoder's Gaussian, reflected by vectors computed from x."""
         features, output = encode_with_features(self.encoder, model.centred(x))
         mean, log_variance = output.chunk(2, -1)
         units = [unit(v) for v in self.vectors(features)]

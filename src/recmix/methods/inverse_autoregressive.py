@@ -61,7 +61,7 @@ class GatedStep(Transform):
         return log_scale.exp() * z + shift, log_scale.sum(-1)
 
     def inverse(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """One pass per dimension, in order, since each depends on those before it.
+        """Invert the step: one pass per dimension, because each dimension depends on those before it.
 
         Exact up to rounding. For trained flows in float32 (20 dimensions, 8 steps) the error of log q
         was 4e-5.

@@ -29,8 +29,8 @@ class LaplaceComponent(GaussianComponent):
 
     The encoder receives none. The mode does not depend on the starting point, except that the steps may
     not have reached it. A gradient through the steps, or straight through them as if they were the
-    identity, is not zero, but training with it drives the encoder away. `VLAE` trains the encoder on its
-    own ELBO. As a component of a mixture the encoder stays as it was.
+    identity, is not zero, but training with it makes the starting points worse. `VLAE` trains the
+    encoder on its own ELBO. As a component of a mixture the encoder is not trained.
 
     Args:
         encoder: its mean is the starting point.
@@ -83,7 +83,7 @@ class VLAE(Method):
     Steps (H + λ I) δ = Jᵀ r - z on the linearised decoder lead from the encoder's mean to z*. If decoder
     and likelihood are linear and Gaussian, the first step is exact and the ELBO is log p(x).
 
-    The decoder maximises the ELBO of N(z*, H⁻¹); its gradient includes that mode and curvature move (see
+    The decoder maximises the ELBO of N(z*, H⁻¹); its gradient includes the change of z* and H (see
     `LaplaceComponent`). The encoder maximises the ELBO of its own N(μ, diag σ²), so that it keeps giving
     good starting points and remains an encoder that other methods can start from. On MNIST (20
     dimensions, 2 steps, 450 batches at 5e-4 from a VAE) this gains 20 nats. Alternatives: a decoder that

@@ -169,7 +169,10 @@ class Method(CountsTraining, ABC):
     def groups(
         self, parameters: Iterable[nn.Parameter], learning_rate: float, fresh_rate: float
     ) -> list[dict[str, Any]]:
-        """Parameter groups for an optimiser: parameters that start anew have their own rate."""
+        """Parameter groups for an optimiser, with a separate learning rate for new parameters.
+
+        New parameters are those that are not in `inherited`. Their rate is learning_rate · fresh_rate.
+        """
         old = {id(p) for p in self.inherited()}
         halves: tuple[list[nn.Parameter], list[nn.Parameter]] = ([], [])
         for p in parameters:
@@ -271,13 +274,16 @@ class Method(CountsTraining, ABC):
         """
         q = objective.inference.uncalibrated(self.model, x, q)
         if not objective.iwae_samples:
-            return -elbo(self.model, x, q, generator=generator).mean()
+            # log p(x, z) - log q(z) varies little if q is close to the posterior, so its gradient has
+            # less noise than with the closed-form KL.
+            z = torch.cat([c.rsample_and_log_prob(1, generator=generator)[0] for c in q.components])
+            return -(q.weights.t() * (self.model.log_joint(x, z) - q.log_prob(z))).sum(0).mean()
         with torch.no_grad():
             z, log_q = q.rsample_and_log_prob(objective.iwae_samples, generator=generator)
         return -log_mean_exp(self.model.log_joint(x, z) - log_q).mean()
 
     def prepare(self, x: Tensor) -> None:
-        """Called once before a second stage with validation examples x: choose what depends on them."""
+        """Set options that depend on validation examples x; called once before a second stage."""
 
     def start_from(self, other: Method) -> None:
         """Copy trained weights: everything from a method of the same kind, else encoder and decoder."""
@@ -303,7 +309,7 @@ def infer(method: Method, x: Tensor, inference: Inference) -> Posterior:
 
 @replaceable
 def infer_no_grad(method: Method, x: Tensor, inference: Inference) -> Posterior:
-    """`infer` without gradients, for batches of one shape that are used again and again."""
+    """`infer` without gradients; faster for repeated batches of the same shape."""
     with torch.no_grad():
         return infer(method, x, inference)
 
@@ -323,7 +329,7 @@ def update(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
 
 
 def same_shapes(a: nn.Module, b: nn.Module) -> bool:
-    """Whether the weights of one module fit the other."""
+    """Whether two modules have weights of the same names and shapes."""
     one, two = a.state_dict(), b.state_dict()
     return one.keys() == two.keys() and all(one[k].shape == two[k].shape for k in one)
 

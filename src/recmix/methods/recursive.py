@@ -44,9 +44,9 @@ class _Mixed(NamedTuple):
 class RecursiveMixture(Method):
     """Q = Σ_m α_m(x) q_m(z | x), grown by Q_m = (1 - ε_m(x)) Q_{m-1} + ε_m(x) q_m.
 
-    One batch updates, in this order and each with the updates before it: q_0 to increase its ELBO; for
-    m = 1 … M, q_m to increase ELBO(q_m) + min(C, KL(q_m || Q_{m-1})) and ε_m to increase ELBO(Q_m); last
-    the decoder to increase ELBO(Q_M).
+    One batch makes these updates in order; each uses the results of those before it. q_0 increases its
+    ELBO. For m = 1 … M, q_m increases ELBO(q_m) + min(C, KL(q_m || Q_{m-1})), then ε_m increases
+    ELBO(Q_m). Finally the decoder increases ELBO(Q_M).
 
     The decoder changes only at the end, and every q_m changes once. So one decoder pass serves the
     samples of all components before their updates. One pass after q_m's update serves all later updates
@@ -136,7 +136,7 @@ class RecursiveMixture(Method):
         return recursive_mixture(self, x)
 
     def loss(self, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """There is none: one step is a sequence of updates with different objectives."""
+        """Not defined: one step is a sequence of updates with different objectives."""
         raise ConfigError(
             f"{self.name} has no single loss: each component, each gate and the decoder has its own. "
             "Call step(x, optimizers) with optimizers from optimizers(learning_rate)"
@@ -148,7 +148,7 @@ class RecursiveMixture(Method):
         return super().networks() + [gate.layers for gate in gates]
 
     def start_from(self, other: Method) -> None:
-        """Start all components from the other's encoder; keep components and gates that it has."""
+        """Copy the other's encoder to all components, or components and gates of a similar mixture."""
         self.model.load_state_dict(other.model.state_dict())
         parts: Any = self.components
         for part in parts:

@@ -1,4 +1,4 @@
-"""Methods and components by name. A new file in this folder is found by itself."""
+"""Methods and components by name. A new file in this folder is found automatically."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Residual corrections: an encoder that looks at what the encoder before it failed to explain.
+"""Residual corrections: networks that improve a posterior from the residual of its reconstruction.
 
 q_0 comes from the encoder. Then, a few times, the decoder reconstructs x from the mean, and a corrector
 that sees x, the residual and the posterior so far gives a better posterior:
@@ -133,7 +133,7 @@ class ResidualComponent(Component):
     def for_recursion(
         cls, encoder: nn.Module, model: LatentModel, count: int, setting: int | None = None
     ) -> list[Component]:
-        """A Gaussian component, then components that each correct the one before."""
+        """A Gaussian component, then components that each correct the previous one."""
         if setting is not None:
             raise ConfigError(
                 "residual components of a recursion correct one another once each: leave "
@@ -216,7 +216,7 @@ class CorrectionComponent(Component):
         super().__init__(Corrector(model, width=width), model)
 
     def forward(self, x: Tensor, model: LatentModel, before: Posterior | None = None) -> Gaussian:
-        """`before`, without its gradient, corrected once."""
+        """Correct `before` once; no gradient flows to `before`."""
         if not isinstance(before, Gaussian):
             raise ConfigError(f"a correction needs the Gaussian that it corrects, got {before!r}")
         parameters = torch.cat([before.mean, before.log_variance], -1).detach()

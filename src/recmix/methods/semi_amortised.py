@@ -102,11 +102,11 @@ class SemiAmortisedComponent(Component):
         self.register_buffer("noise", noise.to(model.centre), persistent=False)
 
     def get_extra_state(self) -> Tensor:
-        """The step size, which may have been tuned, goes with the weights."""
+        """The step size, which may have been tuned, is stored with the weights."""
         return torch.tensor(self.step_size, dtype=torch.float64)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Take back the step size."""
+        """Restore the step size."""
         self.step_size = float(state)
 
     def forward(self, x: Tensor, model: LatentModel) -> Gaussian:
@@ -217,9 +217,9 @@ def tune_step_size(method: Method, x_val: Tensor, grid: Iterable[float]) -> floa
     Every step size is scored with the same noise. A score that is not finite counts as the lowest.
 
     Args:
-        method: with components of kind ``sa``, alone or in a mixture.
+        method: a method with components of kind ``sa``.
         x_val: validation examples (N, C, H, W) on the model's device.
-        grid: step sizes to try; of equal ones the first is taken.
+        grid: step sizes to try; if several have the same ELBO, the first is used.
     """
     parts = [part for part in method.components if isinstance(part, SemiAmortisedComponent)]
     if not parts:
@@ -272,7 +272,7 @@ def _clipped(gradient: Tensor, largest: float) -> Tensor:
 
 
 def _paired_signs(count: int, latent: int) -> Tensor:
-    """(count, D) of -1 and 1, every second row the opposite of the one before."""
+    """(count, D) of -1 and 1, every second row is the negative of the previous row."""
     generator = torch.Generator().manual_seed(NOISE_SEED)
     signs = torch.randint(0, 2, ((count + 1) // 2, latent), generator=generator) * 2 - 1
     return torch.stack([signs, -signs], 1).flatten(0, 1)[:count]

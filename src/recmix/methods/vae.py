@@ -61,8 +61,8 @@ def elbo_gradient(
     """The gradient of one-sample ELBOs in the parameters of Gaussians, (T, B, 2 D).
 
     It is ∂/∂λ Σ_t mean_b ELBO(λ_tb) for λ = `parameters` (T, B, 2 D). The product of this gradient with
-    `parameters` can stand for the ELBOs in a loss: it has the same derivative in the networks that made
-    the parameters, and none in the decoder.
+    `parameters` can replace the ELBOs in a loss: it has the same derivative in the networks that
+    computed the parameters, and none in the decoder.
     """
     leaf = parameters.detach().requires_grad_()
     q = Gaussian.from_parameters(leaf)

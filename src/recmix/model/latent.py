@@ -96,7 +96,7 @@ class LatentModel(nn.Module):
         """Parameter groups for the decoder's optimiser.
 
         The likelihood's own parameters have a larger rate: Adam moves a scalar by at most the learning
-        rate per step, and the noise variance has a long way to go.
+        rate per step, and the noise variance must change by a large factor.
         """
         groups: list[dict[str, Any]] = [{"params": list(self.decoder.parameters()), "lr": learning_rate}]
         if own := list(self.likelihood.parameters()):

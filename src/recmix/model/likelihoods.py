@@ -30,8 +30,8 @@ class Likelihood(nn.Module, ABC):
 
     Attributes:
         name: Its name in options.
-        centred: Whether x comes here minus the training mean. The model subtracts it, and adds it to
-            what `mean` and `sample` give.
+        centred: Whether x is given with the training mean subtracted. The model subtracts it, and adds
+            it to the results of `mean` and `sample`.
 
     >>> bernoulli = make_likelihood("bernoulli")
     >>> bernoulli.log_prob(torch.ones(3, 1, 8, 8), torch.zeros(5, 3, 1, 8, 8)).shape

@@ -1,6 +1,6 @@
-"""Networks: the paper's convolutional ones for any image size, fully connected twins, and gates.
+"""Networks: the paper's convolutional ones, fully connected ones of the same size, and gates.
 
-An encoder maps images x (B, C, H, W) to the mean and log-variance of q(z|x), side by side in one
+An encoder maps images x (B, C, H, W) to the mean and log-variance of q(z|x), concatenated in one
 tensor (B, 2·latent); a decoder maps z (N, latent) to what the likelihood reads, (N, C, H, W).
 Any modules with these shapes can be used; `check_encoder` and `check_decoder` test them.
 
@@ -50,7 +50,7 @@ Shape = tuple[int, int, int]
 SMALLEST_SIDE, LARGEST_SIDE = 8, 128
 LEAK = 0.01
 TWIN_TOLERANCE = 0.03
-"""A fully connected twin's parameter count differs by at most this share."""
+"""Largest relative difference between the parameter counts of a network and its twin."""
 
 
 class Encoder(nn.Module):
@@ -181,10 +181,10 @@ def conv_decoder(shape: Shape, latent: int, *, hidden: int | None = None) -> Dec
 def dense_encoder(
     shape: Shape, latent: int, *, hidden: int | None = None, width: float = 1.0
 ) -> Encoder:
-    """The fully connected twin of `conv_encoder`: as many parameters (within 3 %).
+    """A fully connected encoder with as many parameters as its twin `conv_encoder` (within 3 %).
 
     Two hidden layers with LeakyReLU(0.01). Both get the largest equal width that does not exceed
-    the twin's parameter count; the one away from the image then grows to meet it.
+    the twin's parameter count. Then the layer farther from the image is widened to match it.
 
     Args:
         shape: Channels, height and width of the images.
@@ -219,7 +219,7 @@ def dense_encoder(
 
 
 def dense_decoder(shape: Shape, latent: int, *, hidden: int | None = None) -> Decoder:
-    """The fully connected twin of `conv_decoder`: as many parameters (within 3 %).
+    """A fully connected decoder with as many parameters as its twin `conv_decoder` (within 3 %).
 
     Two hidden layers with ReLU, their widths found as in `dense_encoder`.
 
@@ -398,8 +398,8 @@ def feature_size(encoder: nn.Module, latent: int) -> int:
 def encode_with_features(encoder: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     """An encoder's features (B, F) and its output (B, 2·latent), in one pass.
 
-    A module that is not an `Encoder` has no features of its own: its output stands for them. To
-    give a network of your own features, build it as `Encoder(features, head)`.
+    A module that is not an `Encoder` has no features of its own: its output is used as features. To
+    define the features of your own network, build it as `Encoder(features, head)`.
 
     >>> features, output = encode_with_features(conv_encoder((1, 8, 8), 5), torch.zeros(3, 1, 8, 8))
     >>> features.shape, output.shape
@@ -505,7 +505,7 @@ def _chain_count(*sizes: int) -> int:
 
 
 def _twin_widths(count: Callable[[int, int], int], twin: nn.Module, shape: Shape) -> tuple[int, int]:
-    """Widths of the hidden layers next to the image and away from it that match a twin's count."""
+    """Widths of two hidden layers that match a twin's parameter count: near the image, far from it."""
     target = parameter_count(twin)
     near = bisect_right(range(target + 1), target, key=lambda width: count(width, width)) - 1
     if near >= 1:

@@ -41,7 +41,7 @@ class Replaceable(Generic[P, R]):
         functools.update_wrapper(self, function)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the first alternative that applies, or the plain function; compiled code is plain."""
+        """Call the first alternative that applies, or the plain function (always in compiled code)."""
         if torch.compiler.is_dynamo_compiling():
             return self.plain(*args, **kwargs)
         load_accelerated()

@@ -102,11 +102,11 @@ class Reflections(Transform):
         self.units = list(units)
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Reflections keep volumes: the second part is 0."""
+        """The reflected z; the log determinant is 0, because reflections preserve volumes."""
         return self._reflect(z, self.units)
 
     def inverse(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """A reflection is its own inverse: the same ones, last first."""
+        """Apply the same reflections in reverse order: each is its own inverse."""
         return self._reflect(z, self.units[::-1])
 
     @staticmethod
@@ -132,7 +132,7 @@ class Reflected(Flow):
         super().__init__(base, [reflections])
 
     def kl_to_prior(self, z: Tensor, log_q: Tensor) -> Tensor:
-        """KL(q || N(0, I)) in closed form, (1, B): that of the base, since H keeps N(0, I)."""
+        """KL(q || N(0, I)) in closed form, (1, B): that of the base, because H preserves N(0, I)."""
         return self.base.kl_to_prior(z, log_q)
 
     @property
@@ -154,7 +154,7 @@ class Reflected(Flow):
         return self.scale_tril.square().sum(-1)
 
     def entropy(self) -> Tensor:
-        """The base's entropy, (B,): H keeps volumes."""
+        """The base's entropy, (B,), because H preserves volumes."""
         return self.base.entropy()
 
     def describe(self) -> dict[str, Tensor]:
@@ -163,7 +163,7 @@ class Reflected(Flow):
 
 
 def unit(v: Tensor) -> Tensor:
-    """v / |v| for vectors v (..., D); a zero vector stays zero and then reflects nothing.
+    """v / |v| for vectors v (..., D); a zero vector stays zero, and its reflection is the identity.
 
     Divides by the largest entry first: in float32, squares overflow above 1e19 and vanish below 1e-23. A
     constant ε in the norm would also avoid division by zero, but then I - 2 v vᵀ is not orthogonal.

@@ -59,7 +59,7 @@ class FullGaussian(Posterior):
 
     @property
     def can_scale(self) -> bool:
-        """Yes."""
+        """True: `scaled` is defined for every factor."""
         return True
 
     def scaled(self, factor: float | Tensor) -> FullGaussian:
@@ -162,7 +162,7 @@ class FullGaussian(Posterior):
 
 @replaceable
 def in_double(factor: Tensor) -> Tensor:
-    """A factor in float64: next to a precision of 1e7 the prior's 1 is lost in float32."""
+    """A factor in float64: in float32 a precision of 1e7 plus the prior's 1 loses the 1."""
     return factor.double()
 
 

@@ -91,7 +91,7 @@ class Gaussian(Posterior):
 
     @property
     def can_scale(self) -> bool:
-        """Yes."""
+        """True: `scaled` is defined for every factor."""
         return True
 
     def scaled(self, factor: float | Tensor) -> Gaussian:
@@ -143,5 +143,5 @@ def precision_shares(factor: float | Tensor, axes: int) -> tuple[float | Tensor,
     """
     if not isinstance(factor, Tensor):
         return factor**-2, max(0.0, 1 - factor**-2)
-    share = factor.view(-1, *(1 for _ in range(axes))) ** -2
+    share = factor[(..., *(None for _ in range(axes)))] ** -2
     return share, (1 - share).clamp(min=0)

@@ -18,7 +18,7 @@ from recmix.posteriors.posterior import Posterior, randn
 __all__ = ["Mixture", "recursive_log_weights"]
 
 SMALL = 2**20
-"""Up to so many values (components x samples x examples x dimensions) components are scored together."""
+"""Largest number of values (components x samples x examples x dimensions) scored in one operation."""
 
 
 class Mixture(Posterior):
@@ -43,7 +43,7 @@ class Mixture(Posterior):
     """
 
     _stack: tuple[Tensor, Tensor] | None = None
-    """Means and log-variances (K, B, D) of diagonal Gaussian components, if they came as one."""
+    """Means and log-variances (K, B, D) of diagonal Gaussian components, if given as one stack."""
 
     def __init__(self, components: Sequence[Posterior], log_weights: Tensor) -> None:
         if len(components) != log_weights.shape[-1]:

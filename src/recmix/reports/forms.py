@@ -73,7 +73,7 @@ def _pieces(table: Table, places: Sequence[int], width: int) -> list[list[int]]:
 
 
 def _paper(entry: TableEntry) -> str:
-    """The paper's number and the difference of ours from it."""
+    """The paper's number, and in brackets our number minus the paper's."""
     return f"{entry.paper} ({entry.difference})" if entry.difference else entry.paper
 
 

@@ -247,7 +247,7 @@ def _caption(path: Path) -> str:
 
 
 def _index(records: Sequence[Record], results: Results) -> dict[str, Any]:
-    """Return what the page draws: columns, cells, one entry per run, curves of the selected runs."""
+    """Return the page's plot data: columns, cells, one entry per run, curves of the selected runs."""
     rows = list(results.rows)
     row_of = {row: i for i, row in enumerate(rows)}
     column_of = {column: i for i, column in enumerate(results.columns)}
@@ -306,7 +306,7 @@ def _hues(rows: Sequence[Row]) -> dict[str, int]:
 
 
 def _details(record: Record) -> dict[str, Any]:
-    """Return what a click on a run shows, without what is empty."""
+    """Return the fields that the page shows after a click on a run; empty fields are left out."""
     found = {
         "reason": record.reason,
         "epochs": record.epochs,
@@ -329,7 +329,7 @@ def _log(log: Log) -> list[Any]:
 
 
 def _rounded(value: float | int | None) -> float | int | None:
-    """Round to seven digits, which is more than the page shows; None for what is not finite."""
+    """Round to seven digits, which is more than the page shows; None for a value that is not finite."""
     if value is None or isinstance(value, int):
         return value
     if not math.isfinite(value):

@@ -169,7 +169,11 @@ def _validation_bounds(rows: Sequence[Line]) -> list[float]:
 
 
 def _shared(splits: Sequence[set[str]], *, strict: bool) -> set[str]:
-    """The splits that all have; if not `strict`, without those that share none with larger ones."""
+    """The splits that all sets contain.
+
+    If not `strict`, sets are intersected from the largest to the smallest, and a set that would make the
+    intersection empty is skipped.
+    """
     if strict:
         return set.intersection(*splits)
     found: set[str] = set()

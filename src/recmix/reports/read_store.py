@@ -43,7 +43,7 @@ CURVES = ("val_iwae", "val_elbo", "elbo")
 IMAGES = (".png", ".svg", ".gif", ".jpg", ".jpeg", ".webp")
 PLACE = {"label": str, "data": str, "latent": int, "split": int, "restart": int}
 PLACE |= dict.fromkeys(("network", "decoder_network", "likelihood"), str)
-"""What a run needs to have a place in the tables, and of which type."""
+"""Fields that determine a run's row and column in the tables, with their types."""
 
 
 def read_store(folder: str | Path) -> StoreContent:
@@ -87,7 +87,7 @@ def read_store(folder: str | Path) -> StoreContent:
 
 
 def printable(name: str) -> str:
-    """A file name as text that can be written, whatever bytes it has."""
+    """A file name as valid text; bytes that are not UTF-8 are escaped."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 

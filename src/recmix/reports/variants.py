@@ -1,4 +1,4 @@
-"""Rows for runs of one name that were trained differently: no run replaces another one silently."""
+"""Give separate table rows to runs that have the same name but different training options."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEFAULTS = Training().to_json()
 
 
 def distinguish(records: Iterable[Record]) -> list[Record]:
-    """The records, with options added to rows that would hold different trainings.
+    """Return the records, with options added to row names where runs were trained differently.
 
     Two runs of one split and restart with the same label and setting, but with other options, get rows
     such as ``VAE+ [learning_rate=0.0001]``. Otherwise one of them would replace the other. Runs with

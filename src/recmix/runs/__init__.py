@@ -1,1 +1,1 @@
-"""The folder of a run: what was asked, what happened, what was measured. Reading it needs no torch."""
+"""The folder of a run: its options, its progress and its scores. Reading it needs no torch."""

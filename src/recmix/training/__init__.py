@@ -1,1 +1,1 @@
-"""The loop and what it needs: batches, schedule, checkpoints."""
+"""The training loop, and its batches, schedule and checkpoints."""

@@ -79,7 +79,7 @@ def read_options(method: type[Method], given: Mapping[str, Any], also: Iterable[
     """Sort keyword arguments into groups; unknown names and invalid values are errors.
 
     Args:
-        method: whose options.
+        method: the method whose options are read.
         given: keyword arguments.
         also: further valid names, for the error message.
     """

@@ -18,18 +18,18 @@ __all__ = ["Augment"]
 TURN, SCALE, SHEAR, SHIFT = 0.2, 0.15, 0.15, 0.1
 """Largest changes: radians, log-scale, shear, and share of half the side."""
 TOWARDS, NOISE = 0.5, 0.3
-"""Latent points of decoder samples: largest share of the way to another mean, and the noise."""
+"""For decoder samples: largest interpolation weight of another image's mean, and scale of the noise."""
 
 
 class Augment:
     """Replaces a part of every batch by images near the data.
 
     A decoder sample starts from an image's posterior mean μ. With z between μ and another image's mean,
-    plus noise, it is x + decode(z) - decode(μ): the image moved along the decoder's surface, with its
-    residual. For binary images it is a draw from the likelihood at z.
+    plus noise, it is x + decode(z) - decode(μ): the decoded image for z plus the residual of x. For
+    binary images it is a draw from the likelihood at z.
 
     Args:
-        method: whose first encoder and decoder make the samples.
+        method: its first encoder and its decoder make the samples.
         augment: share of the batch to rotate, scale, shear and shift.
         decoder_samples: share of the batch to replace by decoder samples.
         binary: whether pixels are 0 or 1.

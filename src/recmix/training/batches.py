@@ -28,7 +28,7 @@ class Batches:
         images: the images.
         device: the device of the batches.
         dtype: the dtype of the batches.
-        binarise: whether the caller draws each pixel anew from a Bernoulli of its grey value.
+        binarise: whether the caller samples each pixel from a Bernoulli with its grey value as the mean.
     """
 
     def __init__(

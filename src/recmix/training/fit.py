@@ -22,7 +22,7 @@ from recmix.runs.files import write_json
 from recmix.runs.folder import Run
 from recmix.runs.spec import Spec
 from recmix.runs.training_options import Training
-from recmix.training.arguments import Given, read_options, split_auto
+from recmix.training.arguments import Given, method_options, read_options, split_auto
 from recmix.training.build import OWN, Trained, TrainedModel, build, load_trained, place
 from recmix.training.job import Callback, Job
 from recmix.training.labels import row_label
@@ -81,7 +81,7 @@ def train_models(requests: Sequence[dict[str, Any]], *, progress: bool | None = 
 
 
 def _by_device(jobs: list[Job]) -> list[list[Job]]:
-    """Jobs grouped by device on GPUs, where they train together; alone elsewhere."""
+    """Groups of jobs that train together: those with the same GPU and engine; on a CPU one job each."""
     groups: dict[Any, list[Job]] = {}
     for job in jobs:
         key = (job.device, job.training.engine) if job.device.type == "cuda" else id(job)
@@ -172,14 +172,11 @@ def _plan(
     cls = find_method(method)
     _check_request(encoder, decoder, init, resume, overwrite, vae_epochs, callbacks)
     given = read_options(cls, options, REQUEST)
+    if isinstance(method, Method):
+        given = _with_instance(method, given, options)
+        encoder, decoder = method.base_encoder, method.model.decoder
     own, auto = split_auto(given.method)
     training, data = Training(**given.training), as_data(data)
-    if isinstance(method, Method):
-        _check_instance_options(method, given, options)
-        own, auto = dict(method.options), None
-        encoder, decoder = method.base_encoder, method.model.decoder
-        given.model["latent"] = method.model.latent
-        given.model["likelihood"] = method.model.likelihood.name
     start = _start(init, training.device, encoder, decoder)
     before = start.spec if start else None
     if start and before and not isinstance(method, Method):
@@ -191,7 +188,7 @@ def _plan(
     continued = start is not None or needs_first
     training = _by_stage(training, cls, continued=continued)
     inference = Inference(**given.inference)
-    first_spec = before or (_first_spec(cls) if needs_first else None)
+    first_spec = before or (_first_spec(cls, training, inference) if needs_first else None)
     spec = Spec(
         method=cls.name,
         label=row_label(cls, training, inference, first_spec),
@@ -217,19 +214,16 @@ def _plan(
     run = None if out is None else Run(out)
     plan = _Plan(spec, data, made, start, run, resume, callbacks)
     if start:
-        _check_init(start, spec, made)
+        _check_init(start, spec, made, networks=not isinstance(method, Method))
     if run is not None and (finished := _claim_folder(run, spec, resume=resume, overwrite=overwrite)):
-        device = training.device
-        plan.finished = load_trained(
-            finished, device=device, encoder=encoder, decoder=decoder, method=cls
-        )
+        plan.finished = _load_finished(finished, spec, encoder, decoder, cls)
         return plan
     if needs_first:
         given_training = Training(**given.training)
         settings = {**vars(given_training), "epochs": vae_epochs, "learning_rate": None}
         own_modules = {"encoder": _copy(encoder), "decoder": _copy(decoder)}
         chosen = {k: v for k, v in spec.model.to_json().items() if v != OWN}
-        plan.first = settings | chosen | own_modules
+        plan.first = settings | vars(inference.uncalibrated) | chosen | own_modules
         plan.first |= {
             "method": cls.starts_from,
             "data": data,
@@ -240,14 +234,31 @@ def _plan(
     return plan
 
 
-def _check_instance_options(method: Method, given: Given, options: Mapping[str, Any]) -> None:
-    """Refuse options that a method instance has already fixed."""
+def _with_instance(method: Method, given: Given, options: Mapping[str, Any]) -> Given:
+    """The options with those of a method instance; refuses options that it has already fixed."""
     for name in options:
         if name in given.method or name in given.model:
             raise ConfigError(
                 f"{name} is already fixed by the {method.name} instance, got {name}={options[name]!r}: "
                 "make the instance with it, or give the method's name or class"
             )
+    model, known = method.model, method_options(type(method))
+    dtype = str(model.centre.dtype).removeprefix("torch.")
+    return Given(
+        method={n: method.options.get(n, option.default) for n, option in known.items()},
+        model={"latent": model.latent, "likelihood": model.likelihood.name},
+        training={"dtype": dtype, **given.training},
+        inference=given.inference,
+    )
+
+
+def _load_finished(
+    folder: Path, spec: Spec, encoder: nn.Module | None, decoder: nn.Module | None, cls: type[Method]
+) -> Trained:
+    """The finished run in a folder, used with the inference of this request."""
+    modules: dict[str, Any] = {"encoder": encoder, "decoder": decoder, "method": cls}
+    found = load_trained(folder, device=spec.training.device, **modules)
+    return dataclasses.replace(found, spec=dataclasses.replace(found.spec, inference=spec.inference))
 
 
 def _start(
@@ -285,7 +296,7 @@ def _model_options(
     encoder: nn.Module | None,
     decoder: nn.Module | None,
 ) -> ModelOptions:
-    """What was given, else what `init` has, else the defaults; nothing is left open."""
+    """Complete model options: the given values, else those of `init`, else the defaults."""
     found = {k: v for k, v in given.items() if v is not None}
     if before:
         found = before.model.to_json() | found
@@ -300,7 +311,7 @@ def _model_options(
 
 
 def _claim_folder(run: Run, spec: Spec, *, resume: bool, overwrite: bool) -> Path | None:
-    """Make or take over the folder; returns it if the run in it is already complete."""
+    """Create the folder or reuse it; returns it if the run in it is already complete."""
     group = world()
     there = run.exists
     group.wait()
@@ -327,10 +338,11 @@ def _copy(module: nn.Module | None) -> nn.Module | None:
     return copy.deepcopy(module)
 
 
-def _first_spec(cls: type[Method]) -> Spec:
-    """Stands for the spec of the first stage, which is not trained yet."""
+def _first_spec(cls: type[Method], training: Training, inference: Inference) -> Spec:
+    """The method and label of the first stage, which is trained with the same options."""
     first = find_method(str(cls.starts_from))
-    return Spec(method=first.name, label=first.label(), shape=(1, 1, 1))
+    label = row_label(first, training, inference, None)
+    return Spec(method=first.name, label=label, shape=(1, 1, 1))
 
 
 def _by_stage(training: Training, cls: type[Method], *, continued: bool) -> Training:
@@ -380,14 +392,15 @@ def _origin(init: TrainedModel | None) -> dict[str, Any] | None:
     }
 
 
-def _check_init(init: TrainedModel, spec: Spec, method: Method) -> None:
+def _check_init(init: TrainedModel, spec: Spec, method: Method, *, networks: bool) -> None:
+    """Refuse an init that does not fit; the names of networks are compared only if `networks`."""
     if init.spec.shape != spec.shape:
         raise ConfigError(
             f"init was trained on examples of shape {init.spec.shape}, these have shape {spec.shape}"
         )
     theirs, ours = init.spec.model.to_json(), spec.model.to_json()
     for name, value in theirs.items():
-        if value != ours[name]:
+        if value != ours[name] and (networks or name in ("latent", "likelihood")):
             raise ConfigError(
                 f"init was trained with {name} {value}, this run has {ours[name]}: they must be the "
                 "same; train another init, or leave the option out"

@@ -123,8 +123,7 @@ class Job:
             distil=training.distil,
             teacher=replace(used.uncalibrated, refine=training.distil_steps),
         )
-        # Calibration, and restarts without refinement, change how a posterior is used, not its training.
-        self.validated = used.uncalibrated if used.refine else Inference()
+        self.validated = used.in_training
         self.training = training
         self.callbacks = list(callbacks)
         self.continued = continued

@@ -34,6 +34,7 @@ from scipy.special import stdtr
 from recmix.data import ImageData, Images
 from recmix.errors import ConfigError, Interrupted, NonFiniteError
 from recmix.evaluation import bounds
+from recmix.inference import Inference
 from recmix.methods.method import Method
 from recmix.runs.files import write_json
 from recmix.runs.folder import Run
@@ -54,10 +55,10 @@ FEWEST = 20
 
 
 class Step(NamedTuple):
-    """Whether one more component was kept.
+    """The result of testing one more component.
 
     Attributes:
-        order: with it.
+        order: number of components, including the new one.
         gain: mean over images of the gain over the control, nats.
         error: standard error of that.
         own: mean gain over the same mixture without the component.
@@ -98,16 +99,24 @@ def halves(images: Images) -> tuple[Images, Images]:
     return images.subset(np.sort(mixed[:middle])), images.subset(np.sort(mixed[middle:]))
 
 
-def gains(grown: Method, control: Method, images: Images, *, samples: int) -> NDArray[np.float64]:
+def gains(
+    grown: Method,
+    control: Method,
+    images: Images,
+    inference: Inference | None = None,
+    *,
+    samples: int,
+) -> NDArray[np.float64]:
     """The difference of two methods' IWAE bounds for each example, in nats, (N,).
 
     The bound is the one that selects epochs, averaged over as many repetitions as `SAMPLES` samples
     allow. Both methods get the same noise, so that common errors cancel.
 
     Args:
-        grown: with the new component.
-        control: without.
+        grown: the method with the new component.
+        control: the method without it.
         images: to test on.
+        inference: the one that selects epochs; by default none.
         samples: K of IWAE-K.
     """
     centre = grown.model.centre
@@ -119,7 +128,7 @@ def gains(grown: Method, control: Method, images: Images, *, samples: int) -> ND
         for repetition in range(repetitions):
             for method, sign in ((grown, 1), (control, -1)):
                 noise = torch.Generator(centre.device).manual_seed(mix(SEED, start, repetition))
-                bound = bounds(method, x, samples=samples, generator=noise).iwae
+                bound = bounds(method, x, inference, samples=samples, generator=noise).iwae
                 total += sign * bound.double().cpu()
         found.append(total / repetitions)
     return torch.cat(found).numpy()
@@ -159,7 +168,7 @@ def choose_order(
     train_models: Callable[..., list[Trained]],
     progress: bool | None,
 ) -> Trained:
-    """Add components to a trained model, one at a time, while each gains.
+    """Add components to a trained model, one at a time, while each gain is significant.
 
     The runs of the steps are in the run's folder: ``order_1`` and ``order_2`` for the first step,
     ``order_2+`` (order 2, continued) and ``order_3`` for the second, and so on.
@@ -215,7 +224,8 @@ def choose_order(
         without = copy.deepcopy(control.method)
         without.start_from(grown.method)  # all but the last component
         gained, own = (
-            gains(grown.method, other, test, samples=samples) for other in (control.method, without)
+            gains(grown.method, other, test, spec.inference.in_training, samples=samples)
+            for other in (control.method, without)
         )
         found = judge(order, gained, own, spec.auto["significance"])
         step = found._replace(kept=world().any(found.kept and world().writer))

@@ -34,7 +34,7 @@ __all__ = ["Preset", "Stage", "parse", "preset_file", "presets", "read_preset"]
 FOLDER = Path(__file__).parent
 OWN = ("name", "method", "after")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9+-]*")
-"""What a stage, and so its folder, may be called: nothing that leads out of the run's folder."""
+"""Valid names of a stage and its folder. They cannot be paths to other folders."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ def preset_file(preset: str | Path) -> Path:
     """The file of a preset: one of ours by its name, or a user's own by its path.
 
     Args:
-        preset: a name, or the path of a TOML file: what has a slash in it or ends in ``.toml``.
+        preset: a name, or the path of a TOML file. Text with a slash or the ending ``.toml`` is a path.
     """
     name = str(preset)
     if isinstance(preset, Path) or "/" in name or name.endswith(".toml"):
@@ -102,7 +102,7 @@ def preset_file(preset: str | Path) -> Path:
 
 
 def read_preset(preset: str | Path) -> Preset:
-    """A preset by its name, or from a user's own file; all that can be checked without data is.
+    """A preset by its name, or from a user's own file, checked as far as possible without data.
 
     Args:
         preset: as in `preset_file`.
@@ -118,8 +118,8 @@ def parse(content: Any, name: str, where: str) -> Preset:
     """The preset of a file's content.
 
     Args:
-        content: what TOML, or JSON, gave.
-        name: what the preset is called.
+        content: the parsed TOML or JSON file.
+        name: of the preset.
         where: the file, for messages.
     """
     if not isinstance(content, Mapping):

@@ -142,7 +142,10 @@ def _try(stage: Stage, data: ImageData, model: Mapping[str, Any], modules: Mappi
     """Make the networks of a stage once, so that an impossible option is found before training."""
     given = read_options(find_method(stage.method), stage.options)
     own = {"network": OWN} if modules["encoder"] is not None else {}
-    own |= {"decoder_network": OWN} if modules["decoder"] is not None else {}
+    if modules["decoder"] is not None:
+        own["decoder_network"] = OWN
+    elif own and "decoder_network" not in model:
+        own["decoder_network"] = "conv"
     spec = Spec(
         method=stage.method,
         options=split_auto(given.method)[0],
