@@ -25,8 +25,9 @@ from recmix.experiments.worker import main as worker
 from recmix.experiments.worker import sigterm_interrupts, train_together, work
 
 DRIVER = """
-import sys
+import os, sys
 from pathlib import Path
+os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])  # one thread for each of two workers
 from recmix.experiments.driver import run_grid
 sys.exit(run_grid(Path(sys.argv[1]), Path(sys.argv[2]), device="cpu", workers=2))
 """
