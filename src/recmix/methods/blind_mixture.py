@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from recmix.errors import ConfigError
+from recmix.methods.component import MAX_ORDER
 from recmix.methods.method import ELBO, Method, Objective, Optimizers, same_shapes
-from recmix.methods.recursive import MAX_ORDER
 from recmix.methods.registry import find_component, register
 from recmix.model.latent import LatentModel
 from recmix.model.networks import WeightNet, reset

@@ -12,7 +12,10 @@ from recmix.errors import ConfigError
 from recmix.model.latent import LatentModel
 from recmix.posteriors import Posterior
 
-__all__ = ["Component", "CountsTraining"]
+__all__ = ["MAX_ORDER", "Component", "CountsTraining"]
+
+MAX_ORDER = 16
+"""Largest number of components of a mixture."""
 
 
 class CountsTraining(nn.Module):

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from recmix.errors import ConfigError
 from recmix.inference import Inference
+from recmix.methods.component import MAX_ORDER
 from recmix.methods.method import (
     ELBO,
     TEACHER_SAMPLES,
@@ -26,8 +27,6 @@ from recmix.model.replaceable import fusable, replaceable
 from recmix.posteriors import Mixture, Posterior, recursive_log_weights
 
 __all__ = ["RecursiveMixture", "recursive_mixture"]
-
-MAX_ORDER = 16
 
 
 class _Mixed(NamedTuple):

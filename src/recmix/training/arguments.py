@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from recmix.errors import ConfigError, unknown
 from recmix.inference import Inference
+from recmix.methods.component import MAX_ORDER
 from recmix.methods.method import Method
 from recmix.model.options import ModelOptions, Option, options_of
 from recmix.runs.training_options import Training
@@ -17,7 +18,6 @@ __all__ = ["AUTO", "GROUPS", "Given", "growth_options", "method_options", "read_
 
 AUTO = "auto"
 """The value of `order` that means: as many components as give a significant gain."""
-MAX_ORDER = 16
 GROUPS: dict[str, type] = {"model": ModelOptions, "training": Training, "inference": Inference}
 """The groups of options that all methods share."""
 
