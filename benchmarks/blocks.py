@@ -13,7 +13,7 @@ import torch
 from benchmarks.clock import Block
 from benchmarks.literal import Literal, RecMixVAE
 from benchmarks.registry import Context
-from recmix.data import ImageData, from_arrays
+from recmix.data import Data, from_arrays
 from recmix.methods.method import Method
 from recmix.model.options import ModelOptions
 from recmix.runs.spec import Spec
@@ -36,12 +36,12 @@ def pixels(count: int, shape: Sequence[int], seed: int = 0) -> np.ndarray:
     return (255 * (0.9 * smooth + fine)).astype(np.uint8)
 
 
-def make_data(count: int, shape: Sequence[int]) -> ImageData:
+def make_data(count: int, shape: Sequence[int]) -> Data:
     """A data set of synthetic images, `count` of them for training."""
     return from_arrays(pixels(count, shape), pixels(8, shape, 1))
 
 
-def statistics_of(data: ImageData) -> dict[str, Any]:
+def statistics_of(data: Data) -> dict[str, Any]:
     """The mean image and the variance of the training data, as arguments of `make_method`."""
     centre = data.x_train.mean()
     return {"centre": centre, "variance": data.x_train.variance(centre)}
@@ -79,7 +79,7 @@ def title(name: str, options: dict[str, Any]) -> str:
 
 
 def make_jobs(
-    context: Context, name: str, data: ImageData, *, latent: int, replicas: int = 1, **options: Any
+    context: Context, name: str, data: Data, *, latent: int, replicas: int = 1, **options: Any
 ) -> list[Job]:
     """Trainings that differ in the order of their data and in their noise."""
     statistics = statistics_of(data)

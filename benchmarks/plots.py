@@ -21,7 +21,7 @@ from recmix.runs.files import write_bytes
 TEMPLATE = Path(__file__).parent / "performance.template.md"
 CAPTIONS = {
     "order": "Time of a training step against the order of the recursion",
-    "replicas": "Images per second against the number of replicas",
+    "replicas": "Examples per second against the number of replicas",
 }
 MISSING = {
     "order": "*`growth_in_order` has not been measured yet.*",
@@ -129,7 +129,7 @@ def plot_orders(axes: Any, device: str, detail: Mapping[str, Any], colour: str) 
 
 
 def plot_replicas(axes: Any, device: str, detail: Mapping[str, Any], colour: str) -> None:
-    """Images per second for each number of replicas, a line for each method."""
+    """Examples per second for each number of replicas, a line for each method."""
     methods = [name for name, rates in detail.items() if isinstance(rates, dict)]
     for name, style in zip(methods, ("o-", "s--", "^:"), strict=False):
         points = _points(detail[name])

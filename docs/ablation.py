@@ -35,7 +35,7 @@ DECODERS = {
 REFINED = "3 corrections, one corrector"
 
 
-def by_steps(model: recmix.Model, data: recmix.data.ImageData) -> dict[str, float]:
+def by_steps(model: recmix.Model, data: recmix.data.Data) -> dict[str, float]:
     """IWAE-100 of the first 1,000 validation images, by the number of refinement steps."""
     images = data.x_val[:1000]
     return {str(n): float(model.refined(n).log_likelihood(images).mean()) for n in (0, 1, 2, 4)}

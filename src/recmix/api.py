@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from recmix.data import Images, check_images
+from recmix.data import Examples, check_examples
 from recmix.errors import ConfigError
 from recmix.evaluation.bounds import bounds
 from recmix.evaluation.calibrate import EXAMPLES, calibrate
@@ -273,12 +273,12 @@ class Model(nn.Module):
             x = x.detach()
             if x.is_cuda and _valid(x, self.spec.shape):
                 return torch.as_tensor(x, dtype=like.dtype, device=like.device)
-        checked = check_images(x, what="x", shape=self.spec.shape)
+        checked = check_examples(x, what="x", shape=self.spec.shape)
         examples = torch.as_tensor(checked, device=like.device).to(like.dtype)
         return examples / 255 if checked.dtype == np.uint8 else examples
 
     def _chunks(self, x: Any) -> list[Tensor]:
-        if isinstance(x, Images):
+        if isinstance(x, Examples):
             return [self._examples(x[i : i + CHUNK]) for i in range(0, len(x), CHUNK)]
         return list(self._examples(x).split(CHUNK))
 

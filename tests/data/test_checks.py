@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from recmix.data import check_images
+from recmix.data import check_examples
 from recmix.errors import DataError
 
 OK = np.zeros((4, 1, 28, 28), np.float32)
@@ -22,7 +22,7 @@ OK = np.zeros((4, 1, 28, 28), np.float32)
     ],
 )
 def test_accepted_types_become_native_writable_4d_arrays(x, dtype):
-    array = check_images(x)
+    array = check_examples(x)
     assert (array.dtype, array.ndim, len(array)) == (dtype, 4, 4)
     assert array.dtype.isnative
     assert array.flags.writeable
@@ -30,21 +30,21 @@ def test_accepted_types_become_native_writable_4d_arrays(x, dtype):
 
 
 def test_valid_array_is_returned_without_copy():
-    assert check_images(OK) is OK
+    assert check_examples(OK) is OK
 
 
 def test_read_only_array_becomes_writable():
     x = OK.copy()
     x.flags.writeable = False
-    torch.from_numpy(check_images(x))  # warns about a read-only array; warnings are errors
+    torch.from_numpy(check_examples(x))  # warns about a read-only array; warnings are errors
 
 
 def test_booleans_become_0_and_255():
-    assert check_images(np.eye(8, dtype=bool)[None]).max() == 255
+    assert check_examples(np.eye(8, dtype=bool)[None]).max() == 255
 
 
 def test_float64_rounding_error_above_one_is_accepted():
-    assert check_images(np.full((2, 8, 8), 1 + 1e-12)).max() == 1
+    assert check_examples(np.full((2, 8, 8), 1 + 1e-12)).max() == 1
 
 
 @pytest.mark.parametrize(
@@ -80,32 +80,32 @@ def test_float64_rounding_error_above_one_is_accepted():
 )
 def test_invalid_images_are_rejected(x, message):
     with pytest.raises(DataError, match=message) as caught:
-        check_images(x)
+        check_examples(x)
     assert str(caught.value).startswith("x")
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_error_names_first_image_with_non_finite_value(value, monkeypatch):
-    monkeypatch.setattr("recmix.data.images._CHUNK_VALUES", 1000)
+    monkeypatch.setattr("recmix.data.examples._CHUNK_VALUES", 1000)
     x = np.zeros((9, 1, 28, 28))
     x[7, 0, 3, 3] = value
     with pytest.raises(DataError, match=r"x_val is float64 .*NaN or infinite.* image 7"):
-        check_images(x, what="x_val")
+        check_examples(x, what="x_val")
 
 
 def test_error_gives_range_over_all_chunks(monkeypatch):
-    monkeypatch.setattr("recmix.data.images._CHUNK_VALUES", 1000)
+    monkeypatch.setattr("recmix.data.examples._CHUNK_VALUES", 1000)
     x = np.zeros((9, 1, 28, 28))
     x[0, 0, 0, 0], x[8, 0, 0, 0] = -0.25, 7
     with pytest.raises(DataError, match=r"from -0\.25 to 7"):
-        check_images(x)
+        check_examples(x)
 
 
 def test_wrong_image_shape_is_rejected():
     with pytest.raises(DataError, match="1x28x28, expected 3x32x32"):
-        check_images(OK, shape=(3, 32, 32))
+        check_examples(OK, shape=(3, 32, 32))
 
 
 def test_too_few_images_are_rejected():
     with pytest.raises(DataError, match="1 image.s., expected at least 2"):
-        check_images(OK[:1], at_least=2)
+        check_examples(OK[:1], at_least=2)

@@ -11,7 +11,7 @@ import pytest
 import scipy.io
 
 import recmix.data
-from recmix.data import SETS, ArrayImages, FileImages, data_root, inventory, load, rebuild
+from recmix.data import SETS, ArrayExamples, FileImages, data_root, inventory, load, rebuild
 from recmix.errors import ConfigError, DataError
 
 
@@ -173,7 +173,7 @@ def test_celeba_is_cropped_and_rebuilt(tmp_path, write_image_files, zipped, stre
     data = load("celeba", root=tmp_path, stream=stream)
     assert counts(data) == (16, 2, 2)
     assert data.shape == (3, 64, 64)
-    assert isinstance(data.x_train, FileImages if stream is True else ArrayImages)
+    assert isinstance(data.x_train, FileImages if stream is True else ArrayExamples)
     assert data.x_train[:4].shape == (4, 3, 64, 64)
     assert data.fingerprint == load("celeba", root=tmp_path, stream=stream).fingerprint
     wide = load("celeba", root=tmp_path, crop=148, size=32)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recmix.data import ArrayImages, ImageData, split
+from recmix.data import ArrayExamples, Data, split
 from recmix.data.splits import complete_parts, holdout_size
 from recmix.errors import ConfigError, DataError
 
@@ -58,7 +58,7 @@ def test_too_few_images_are_rejected(count, parts):
 
 @pytest.fixture
 def images(rng):
-    return ArrayImages(rng.integers(0, 256, (50, 1, 8, 8), dtype=np.uint8))
+    return ArrayExamples(rng.integers(0, 256, (50, 1, 8, 8), dtype=np.uint8))
 
 
 @pytest.mark.parametrize(
@@ -81,16 +81,16 @@ def test_only_missing_parts_are_held_out(images, val, test, need_test, counts):
 
 
 def test_description_is_json_and_fingerprint_depends_on_images(images):
-    data = ImageData("a", images, images, None, seed=3)
+    data = Data("a", images, images, None, seed=3)
     description = json.loads(json.dumps(data.describe()))
     assert description["counts"] == {"train": 50, "val": 50, "test": None}
     assert (description["shape"], description["seed"]) == ([1, 8, 8], 3)
     assert len(description["fingerprint"]) == 64
-    other = ImageData("a", images.subset(slice(49)), images, None, seed=3)
+    other = Data("a", images.subset(slice(49)), images, None, seed=3)
     assert other.fingerprint != data.fingerprint
 
 
 def test_parts_of_different_shapes_are_rejected(images):
-    other = ArrayImages(np.zeros((5, 1, 8, 9), np.uint8))
+    other = ArrayExamples(np.zeros((5, 1, 8, 9), np.uint8))
     with pytest.raises(DataError, match=r"x_test.*\(1, 8, 9\).*\(1, 8, 8\)"):
-        ImageData("a", images, images, other)
+        Data("a", images, images, other)

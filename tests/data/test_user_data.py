@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from recmix.data import ArrayImages, FileImages, as_data, from_arrays, load
+from recmix.data import ArrayExamples, FileImages, as_data, from_arrays, load
 from recmix.errors import ConfigError, DataError
 
 
@@ -50,7 +50,7 @@ SOURCES = {
     "data set of lists": lambda grey: Items([[torch.from_numpy(image)] for image in grey]),
     "tensor data set": lambda grey: TensorDataset(torch.from_numpy(grey), torch.zeros(len(grey))),
     "subset": lambda grey: Subset(Items(grey), range(len(grey))),
-    "images": lambda grey: ArrayImages(grey[:, None]),
+    "images": lambda grey: ArrayExamples(grey[:, None]),
 }
 
 
@@ -109,7 +109,7 @@ def test_parts_of_different_shapes_are_rejected(grey):
     with pytest.raises(DataError, match=r"x_test is .*1x27x28, expected 1x28x28"):
         from_arrays(grey, grey, grey[:, 1:])
     with pytest.raises(DataError, match=r"x_val has images of shape \(1, 27, 28\)"):
-        from_arrays(grey, ArrayImages(grey[:, None, 1:]))
+        from_arrays(grey, ArrayExamples(grey[:, None, 1:]))
 
 
 def test_as_data_returns_image_data_and_rejects_tuples(grey):
@@ -178,7 +178,7 @@ def test_folder_of_image_files_is_split(tmp_path, write_image_files, as_source, 
     assert data.counts == {"train": 16, "val": 2, "test": 2}
     assert data.shape == (3, 16, 16)
     for part in (data.x_train, data.x_test):
-        assert isinstance(part, FileImages if stream is True else ArrayImages)
+        assert isinstance(part, FileImages if stream is True else ArrayExamples)
     np.testing.assert_array_equal(data.x_train[:], load(path, stream=False).x_train[:])
 
 

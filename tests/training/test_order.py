@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import recmix
-from recmix.data import ArrayImages, ImageData
+from recmix.data import ArrayExamples, Data
 from recmix.errors import ConfigError
 from recmix.model.options import ModelOptions
 from recmix.runs.spec import Spec
@@ -57,7 +57,7 @@ def test_equal_gains():
 
 
 def test_halves_share_no_image():
-    images = ArrayImages(np.arange(41, dtype=np.uint8).repeat(64).reshape(41, 1, 8, 8))
+    images = ArrayExamples(np.arange(41, dtype=np.uint8).repeat(64).reshape(41, 1, 8, 8))
     pick, test = halves(images)
     assert (len(pick), len(test)) == (21, 20)
     both = np.concatenate([pick.raw, test.raw])[:, 0, 0, 0]
@@ -106,14 +106,14 @@ class Root(nn.Module):
 
 
 def with_modes(k, count=600):
-    """Images whose true posterior has k modes, and a model that has found one of them."""
+    """Examples whose true posterior has k modes, and a model that has found one of them."""
     rng = np.random.default_rng(0)
     angle, size = rng.uniform(-2.5, 2.5, count), rng.uniform(0.9, 1.1, count)
     x = size[:, None] * np.stack([np.cos(angle), np.sin(angle)], -1)
     x += NOISE * rng.standard_normal(x.shape)
     images = (0.5 + SCALE * x).clip(0, 1).astype(np.float32).reshape(count, *SHAPE)
     third = count // 3
-    data = ImageData("modes", ArrayImages(images[third:]), ArrayImages(images[:third]), None)
+    data = Data("modes", ArrayExamples(images[third:]), ArrayExamples(images[:third]), None)
     spec = Spec(
         method="vae",
         label="VAE",

@@ -12,7 +12,7 @@ from torch import nn
 import recmix
 from recmix.cli import main
 from recmix.commands.compare import parse_entry
-from recmix.data import ImageData
+from recmix.data import Data
 from recmix.errors import ConfigError, Interrupted, NonFiniteError, RunError
 from recmix.experiments.grid import check, expand
 from recmix.methods.recursive import RecursiveMixture
@@ -97,7 +97,7 @@ def test_no_component_is_kept_for_noise(data, vae, capsys):
 
 
 def test_test_images_are_not_used(data, vae):
-    blind = ImageData(data.name, data.x_train, data.x_val, None)
+    blind = Data(data.name, data.x_train, data.x_val, None)
     one, two = auto(data, vae), auto(blind, vae)
     assert one.spec.auto == two.spec.auto
     assert one.history == two.history

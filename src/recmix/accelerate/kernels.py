@@ -294,7 +294,7 @@ def linear_stacked(
     """K linear layers, their biases and activations.
 
     Args:
-        x: rows for all networks, (B, I), or for each, (K, B, I); contiguous. Images (B, C, H, W) and
+        x: rows for all networks, (B, I), or for each, (K, B, I); contiguous. Examples (B, C, H, W) and
             activations (K, B, H, W, C) are read as such rows.
         weight: (2, K, N, I) from `split`; with `parts` (2, K, N, I / K).
         bias: (K, N).

@@ -15,7 +15,7 @@ from recmix.runs.files import write_bytes, write_json
 
 if TYPE_CHECKING:
     from recmix.api import Model
-    from recmix.data import ImageData
+    from recmix.data import Data
 
 __all__ = ["compare", "compare_command", "markdown", "parse_entry"]
 
@@ -87,7 +87,7 @@ def parse_entry(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def compare(
-    data: ImageData,
+    data: Data,
     folder: Path,
     entries: Sequence[str] = (),
     *,
@@ -179,7 +179,7 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
-def _row(label: str, model: Model, data: ImageData, samples: int) -> Row:
+def _row(label: str, model: Model, data: Data, samples: int) -> Row:
     from recmix.evaluation.score import score
     from recmix.runs.folder import Run
     from recmix.runs.scores import ScoreKey

@@ -14,7 +14,7 @@ from recmix.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
     from recmix.api import Model
-    from recmix.data import ImageData
+    from recmix.data import Data
 
 __all__ = ["evaluate_command"]
 
@@ -163,7 +163,7 @@ def _calibration(inference: dict[str, Any]) -> str:
     return f"{text}, {how} for every {nats:,.0f} nats that an example fits worse"
 
 
-def _part(data: ImageData, name: str) -> Any:
+def _part(data: Data, name: str) -> Any:
     parts = {"train": data.x_train, "val": data.x_val, "validation": data.x_val, "test": data.x_test}
     if name not in parts:
         raise ConfigError(unknown("split", name, parts))
@@ -172,7 +172,7 @@ def _part(data: ImageData, name: str) -> Any:
     return parts[name]
 
 
-def _data_of(model: Model, data: str | None, root: Path | None) -> ImageData:
+def _data_of(model: Model, data: str | None, root: Path | None) -> Data:
     from recmix.data import load, rebuild
 
     if data is not None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from recmix.api import Model, fit
-from recmix.data import ImageData
+from recmix.data import Data
 from recmix.errors import ConfigError
 from recmix.methods.blind_mixture import BlindMixture
 from recmix.methods.method import Method, Optimizers
@@ -40,7 +40,7 @@ WIDE, COARSE = 4.0, 81
 
 
 def figure_one(
-    data: ImageData,
+    data: Data,
     out: Path,
     *,
     vae_epochs: int = 100,
@@ -133,7 +133,7 @@ def true_posterior(
 
 
 @torch.no_grad()
-def _least_gaussian(vae: Model, data: ImageData) -> Tensor:
+def _least_gaussian(vae: Model, data: Data) -> Tensor:
     """Two images whose true posteriors are the least like one Gaussian.
 
     By KL(p(z | x) || the Gaussian of the same mean and covariance), on one grid for all images: large
@@ -167,7 +167,7 @@ Seen = tuple[str, np.ndarray, np.ndarray, np.ndarray]
 
 def _learn(
     vae: Model,
-    data: ImageData,
+    data: Data,
     x: Tensor,
     kind: type[Method],
     options: dict[str, Any],

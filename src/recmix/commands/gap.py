@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from recmix.api import Model
-from recmix.data import ImageData, Images
+from recmix.data import Data, Examples
 from recmix.errors import ConfigError
 from recmix.evaluation.gap import QUANTITIES, Gap
 from recmix.evaluation.score import device_name
@@ -25,8 +25,8 @@ FILE = "gap.json"
 
 def report_gap(
     model: Model,
-    data: ImageData,
-    measured: Images,
+    data: Data,
+    measured: Examples,
     *,
     split: str,
     own: bool,
@@ -96,7 +96,7 @@ def table_of(found: Gap, title: str) -> Table:
     return table
 
 
-def _some(images: Images, most: int, seed: int, *, binarise: bool) -> np.ndarray[Any, Any]:
+def _some(images: Examples, most: int, seed: int, *, binarise: bool) -> np.ndarray[Any, Any]:
     """At most `most` examples, selected by the seed; binarised if the run trains on binarised data."""
     random = np.random.default_rng(seed)
     rows = np.sort(random.choice(len(images), size=min(most, len(images)), replace=False))

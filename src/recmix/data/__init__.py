@@ -6,25 +6,25 @@
 ((1350, 1, 8, 8), (150, 1, 8, 8), (297, 1, 8, 8))
 """
 
-from recmix.data.checks import check_images
+from recmix.data.checks import check_examples
+from recmix.data.examples import ArrayExamples, Examples
 from recmix.data.file_images import FileImages
-from recmix.data.images import ArrayImages, Images
 from recmix.data.set_files import Entry, NamedSet, data_root
 from recmix.data.sets import SETS, inventory
 from recmix.data.sources import as_data, load, rebuild
-from recmix.data.splits import ImageData, split
+from recmix.data.splits import Data, split
 from recmix.data.user_data import from_arrays
 
 __all__ = [
     "SETS",
-    "ArrayImages",
+    "ArrayExamples",
+    "Data",
     "Entry",
+    "Examples",
     "FileImages",
-    "ImageData",
-    "Images",
     "NamedSet",
     "as_data",
-    "check_images",
+    "check_examples",
     "data_root",
     "from_arrays",
     "inventory",

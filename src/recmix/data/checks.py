@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from recmix.data.images import Array, chunk_slices
+from recmix.data.examples import Array, chunk_slices
 from recmix.errors import DataError
 
-__all__ = ["SIDES", "check_images", "check_size", "is_tensor", "to_numpy"]
+__all__ = ["SIDES", "check_examples", "check_size", "is_tensor", "to_numpy"]
 
 SIDES = (8, 128)  # smallest and largest image side that the networks accept
 
 _EXPECTED = "expected images of shape (N, C, H, W) or (N, H, W)"
 
 
-def check_images(
+def check_examples(
     x: Any, *, what: str = "x", shape: tuple[int, int, int] | None = None, at_least: int = 1
 ) -> Array:
     """Check images and return them as an array (N, C, H, W), uint8 or float32 in [0, 1].
@@ -26,9 +26,9 @@ def check_images(
     uint8 means value / 255. Booleans mean 0 and 1. Other floats become float32. If nothing has to
     change, the given array itself is returned.
 
-    >>> check_images(np.zeros((5, 28, 28))).shape
+    >>> check_examples(np.zeros((5, 28, 28))).shape
     (5, 1, 28, 28)
-    >>> check_images(np.zeros((5, 28, 28, 1)), what="x_train")
+    >>> check_examples(np.zeros((5, 28, 28, 1)), what="x_train")
     Traceback (most recent call last):
     ...
     recmix.errors.DataError: x_train is float64 of shape (5, 28, 28, 1), which looks channels-last; \

@@ -1,4 +1,4 @@
-"""Images that stay in image files, in a folder or a zip file, and are decoded when they are read."""
+"""Examples that stay in image files, in a folder or a zip file, and are decoded when they are read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recmix.data.checks import SIDES
-from recmix.data.images import Array, ArrayImages, Images, Index, rows
+from recmix.data.examples import Array, ArrayExamples, Examples, Index, rows
 from recmix.errors import ConfigError, DataError
 
 __all__ = ["SUFFIXES", "FileImages", "ImageFolder", "check_resize", "from_pillow"]
@@ -170,8 +170,8 @@ class ImageFolder:
             yield from ((relative / name).as_posix() for name in names)
 
 
-class FileImages(Images):
-    """Images that are decoded from their files each time they are read; none stays in memory.
+class FileImages(Examples):
+    """Examples that are decoded from their files each time they are read; none stays in memory.
 
     >>> import tempfile
     >>> from PIL import Image
@@ -186,7 +186,7 @@ class FileImages(Images):
         folder: The folder or zip file.
         names: Names of the image files in it.
         size: (H, W) of the images.
-        channels: 1 for grey, 3 for colour. Images are converted; transparency is dropped.
+        channels: 1 for grey, 3 for colour. Examples are converted; transparency is dropped.
         crop: Side of the centred square that is resized to `size`; "square" for the largest square.
             None means that the images must have that size already.
     """
@@ -237,7 +237,7 @@ class FileImages(Images):
         other.crop = self.crop if crop is None else crop
         return other
 
-    def loaded(self, stream: bool | str = False) -> Images:
+    def loaded(self, stream: bool | str = False) -> Examples:
         """The same images, decoded into memory as uint8 or left in their files.
 
         Args:
@@ -258,7 +258,7 @@ class FileImages(Images):
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # decoders release the GIL
             for start in range(0, len(self), 1024):  # after an error, at most 1024 more are decoded
                 list(pool.map(fill, range(start, min(start + 1024, len(self)))))
-        return ArrayImages(out)
+        return ArrayExamples(out)
 
     def fingerprint(self) -> str:
         """SHA-256 of the files' names and sizes, the image shape and the crop; not of the pixels."""

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recmix.data.images import Array
+from recmix.data.examples import Array
 from recmix.errors import DataError
 
 __all__ = [

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recmix.data import fetch
-from recmix.data.images import Images
+from recmix.data.examples import Examples
 from recmix.data.splits import holdout_size
 from recmix.errors import DataError
 
 __all__ = ["DataFile", "Entry", "NamedSet", "Parts", "data_root", "entry_of", "find_or_download"]
 
-Parts = tuple[Images, Images | None, Images | None]  # training, validation, test
+Parts = tuple[Examples, Examples | None, Examples | None]  # training, validation, test
 
 
 @dataclass(frozen=True)

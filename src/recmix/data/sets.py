@@ -10,20 +10,20 @@ from typing import Any
 
 import numpy as np
 
-from recmix.data.checks import check_images
+from recmix.data.checks import check_examples
+from recmix.data.examples import Array, ArrayExamples, Examples
 from recmix.data.file_images import FileImages, ImageFolder, check_resize
 from recmix.data.formats import read_amat, read_cifar, read_idx, read_mat
-from recmix.data.images import Array, ArrayImages, Images
 from recmix.data.set_files import DataFile, Entry, NamedSet, Parts, data_root, entry_of, find_or_download
-from recmix.data.splits import ImageData, complete_parts
+from recmix.data.splits import Data, complete_parts
 from recmix.errors import ConfigError, DataError
 
 __all__ = ["SETS", "inventory", "load_named"]
 
 
-def _images(array: Array, shape: tuple[int, int, int], source: str | Path) -> ArrayImages:
+def _images(array: Array, shape: tuple[int, int, int], source: str | Path) -> ArrayExamples:
     try:
-        return ArrayImages(check_images(array, shape=shape))
+        return ArrayExamples(check_examples(array, shape=shape))
     except DataError as error:
         raise DataError(f"{source}: {error}") from error
 
@@ -43,7 +43,7 @@ def _read_mnist(found: Mapping[str, Path]) -> Parts:
 
 
 def _read_static_mnist(found: Mapping[str, Path]) -> Parts:
-    def part(name: str) -> Images:
+    def part(name: str) -> Examples:
         path = found[f"binarized_mnist_{name}.amat"]
         return _images(read_amat(path).reshape(-1, 28, 28) == 1, (1, 28, 28), path)
 
@@ -53,7 +53,7 @@ def _read_static_mnist(found: Mapping[str, Path]) -> Parts:
 def _read_omniglot(found: Mapping[str, Path]) -> Parts:
     path = found["chardata.mat"]
 
-    def part(columns: Array) -> Images:
+    def part(columns: Array) -> Examples:
         if columns.ndim != 2 or columns.shape[0] != 784:
             raise DataError(
                 f"{path} holds an array of shape {columns.shape}, expected (784, N), one image per "
@@ -75,7 +75,7 @@ def _read_cifar10(found: Mapping[str, Path]) -> Parts:
 
 
 def _read_svhn(found: Mapping[str, Path]) -> Parts:
-    def part(name: str) -> Images:
+    def part(name: str) -> Examples:
         path = found[name]
         (x,) = read_mat(path, "X")
         if x.shape[:-1] != (32, 32, 3) or x.ndim != 4 or x.dtype != np.uint8:
@@ -242,7 +242,7 @@ def load_named(
     size: int | None,
     crop: int | None,
     stream: bool | str,
-) -> ImageData:
+) -> Data:
     """Load a named set; see `recmix.data.load`."""
     spec = SETS[name]
     train, val, test = spec.read(find_or_download(spec, data_root(root), download))
@@ -260,7 +260,7 @@ def load_named(
     source: dict[str, Any] = {"kind": "named", "options": options}
     if root is not None:
         source["root"] = str(Path(root).expanduser().resolve())
-    return ImageData(name, x_train, x_val, x_test, seed, spec.dynamic, spec.binary, source)
+    return Data(name, x_train, x_val, x_test, seed, spec.dynamic, spec.binary, source)
 
 
 def inventory(root: str | Path | None = None) -> list[Entry]:
@@ -272,8 +272,8 @@ def inventory(root: str | Path | None = None) -> list[Entry]:
     return [entry_of(spec, data_root(root)) for spec in SETS.values()]
 
 
-def _binarise_once(images: Images, seed: int, what: str) -> ArrayImages:
+def _binarise_once(images: Examples, seed: int, what: str) -> ArrayExamples:
     """Draw each pixel once: 1 with its grey value as probability, else 0."""
     random = np.random.default_rng([seed, zlib.crc32(what.encode())])
     grey = np.asarray(images)
-    return ArrayImages((random.random(grey.shape) < grey).astype(np.uint8) * np.uint8(255))
+    return ArrayExamples((random.random(grey.shape) < grey).astype(np.uint8) * np.uint8(255))

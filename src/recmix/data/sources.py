@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from recmix.data.sets import SETS, load_named
-from recmix.data.splits import ImageData
+from recmix.data.splits import Data
 from recmix.data.user_data import from_arrays, load_path
 from recmix.errors import DataError, unknown
 
@@ -24,7 +24,7 @@ def load(
     size: int | None = None,
     crop: int | None = None,
     stream: bool | str = "auto",
-) -> ImageData:
+) -> Data:
     """Load a named set, a file or a folder, split into training, validation and test images.
 
     A tenth of the training images is held out for validation, by seed. If there is no test part
@@ -37,7 +37,7 @@ def load(
     - a folder of image files, or a zip file of it, with or without subfolders train, val and test.
 
     >>> load("digits")
-    ImageData('digits', train=1350, val=150, test=297, shape=(1, 8, 8))
+    Data('digits', train=1350, val=150, test=297, shape=(1, 8, 8))
 
     Args:
         name: A name from `recmix.data.SETS`, or a path. A name takes precedence: write `./mnist` for
@@ -70,21 +70,21 @@ def load(
 
 def as_data(
     source: Any, *, seed: int = 0, root: str | Path | None = None, download: bool = True
-) -> ImageData:
-    """Convert any supported source of images to `ImageData`.
+) -> Data:
+    """Convert any supported source of images to `Data`.
 
     >>> as_data("digits").name
     'digits'
 
     Args:
-        source: An `ImageData`, which is returned as it is; a name or path for `load`; or an array,
+        source: An `Data`, which is returned as it is; a name or path for `load`; or an array,
             a tensor, a torch Dataset or a DataLoader of training images for `from_arrays`. The data set
             of a DataLoader is used; batch size and order are options of training.
         seed: Seed of the split.
         root: Same as in `load`.
         download: Same as in `load`.
     """
-    if isinstance(source, ImageData):
+    if isinstance(source, Data):
         return source
     if isinstance(source, str | Path):
         return load(source, root=root, seed=seed, download=download)
@@ -100,8 +100,8 @@ def as_data(
 
 def rebuild(
     description: Mapping[str, Any], *, root: str | Path | None = None, download: bool = True
-) -> ImageData:
-    """Load the data again from the result of `ImageData.describe`, and check that they are the same.
+) -> Data:
+    """Load the data again from the result of `Data.describe`, and check that they are the same.
 
     >>> rebuild(load("digits", seed=3).describe()).seed
     3
@@ -120,7 +120,7 @@ def rebuild(
         seed, expected = description["seed"], description["fingerprint"]
     except KeyError as error:
         raise DataError(
-            f"the description of the data has no {error}; expected the result of ImageData.describe()"
+            f"the description of the data has no {error}; expected the result of Data.describe()"
         ) from None
     described_root = description.get("root")
     if root is None and described_root is not None and Path(described_root).is_dir():

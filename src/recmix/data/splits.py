@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recmix.data.images import Images
+from recmix.data.examples import Examples
 from recmix.errors import ConfigError, DataError
 
-__all__ = ["ImageData", "complete_parts", "holdout_size", "split"]
+__all__ = ["Data", "complete_parts", "holdout_size", "split"]
 
 
 def holdout_size(count: int) -> int:
@@ -58,8 +58,14 @@ def split(count: int, *, name: str, seed: int = 0, parts: int = 1) -> list[NDArr
 
 
 def complete_parts(
-    train: Images, val: Images | None, test: Images | None, *, name: str, seed: int, need_test: bool
-) -> tuple[Images, Images, Images | None]:
+    train: Examples,
+    val: Examples | None,
+    test: Examples | None,
+    *,
+    name: str,
+    seed: int,
+    need_test: bool,
+) -> tuple[Examples, Examples, Examples | None]:
     """Training, validation and test images; missing parts are held out of the training images.
 
     A missing test part is held out only with `need_test`. See `split` for `name` and `seed`.
@@ -74,13 +80,13 @@ def complete_parts(
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ImageData:
-    """Images for training, validation and test.
+class Data:
+    """Examples for training, validation and test.
 
-    >>> from recmix.data import ArrayImages
-    >>> x = ArrayImages(np.zeros((10, 1, 8, 8), np.uint8))
-    >>> ImageData("blank", x, x, None)
-    ImageData('blank', train=10, val=10, test=None, shape=(1, 8, 8))
+    >>> from recmix.data import ArrayExamples
+    >>> x = ArrayExamples(np.zeros((10, 1, 8, 8), np.uint8))
+    >>> Data("blank", x, x, None)
+    Data('blank', train=10, val=10, test=None, shape=(1, 8, 8))
 
     Attributes:
         name: Name of the data set.
@@ -94,9 +100,9 @@ class ImageData:
     """
 
     name: str
-    x_train: Images
-    x_val: Images
-    x_test: Images | None
+    x_train: Examples
+    x_val: Examples
+    x_test: Examples | None
     seed: int = 0
     dynamic: bool = False
     binary: bool = False
@@ -146,4 +152,4 @@ class ImageData:
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{part}={count}" for part, count in self.counts.items())
-        return f"ImageData({self.name!r}, {counts}, shape={self.shape})"
+        return f"Data({self.name!r}, {counts}, shape={self.shape})"

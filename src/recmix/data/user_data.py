@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from recmix.data.checks import check_images, check_size, is_tensor, to_numpy
+from recmix.data.checks import check_examples, check_size, is_tensor, to_numpy
+from recmix.data.examples import Array, ArrayExamples, Examples, is_binary
 from recmix.data.file_images import SUFFIXES, FileImages, ImageFolder, check_resize, from_pillow
 from recmix.data.formats import read_npy, read_npz
-from recmix.data.images import Array, ArrayImages, Images, is_binary
-from recmix.data.splits import ImageData, complete_parts
+from recmix.data.splits import Data, complete_parts
 from recmix.errors import ConfigError, DataError
 
 __all__ = ["from_arrays", "load_path"]
@@ -24,15 +24,15 @@ _PARTS = {"train": "x_train", "val": "x_val", "valid": "x_val", "validation": "x
 
 def from_arrays(
     x_train: Any, x_val: Any = None, x_test: Any = None, *, seed: int = 0, name: str = "arrays"
-) -> ImageData:
+) -> Data:
     """Make a data set of images in memory.
 
     Each part is a numpy array, a torch tensor, a list of images, a torch Dataset (of images, or of
-    tuples whose first element is the image), or an `Images`. Shapes are (N, C, H, W) or (N, H, W).
+    tuples whose first element is the image), or an `Examples`. Shapes are (N, C, H, W) or (N, H, W).
     uint8 means value / 255, booleans mean 0 and 1, floats must lie in [0, 1].
 
     >>> from_arrays(np.zeros((50, 28, 28), np.uint8))
-    ImageData('arrays', train=45, val=5, test=None, shape=(1, 28, 28))
+    Data('arrays', train=45, val=5, test=None, shape=(1, 28, 28))
 
     Args:
         x_train: Training images.
@@ -45,9 +45,7 @@ def from_arrays(
     return _make_data(parts, name=name, seed=seed, need_test=False, source={"kind": "arrays"})
 
 
-def load_path(
-    path: Path, seed: int, size: int | None, crop: int | None, stream: bool | str
-) -> ImageData:
+def load_path(path: Path, seed: int, size: int | None, crop: int | None, stream: bool | str) -> Data:
     """Load a user's file or folder; see `recmix.data.load`."""
     path = path.expanduser().absolute()
     if not path.exists():
@@ -81,22 +79,22 @@ def load_path(
 
 def _make_data(
     parts: Mapping[str, Any], *, name: str, seed: int, need_test: bool, source: Mapping[str, Any]
-) -> ImageData:
+) -> Data:
     x_val, x_test = parts.get("x_val"), parts.get("x_test")
     at_least = 1 + (x_val is None) + (x_test is None and need_test)
     train = _as_images(parts["x_train"], "x_train", None, at_least)
     val = None if x_val is None else _as_images(x_val, "x_val", train.shape[1:])
     test = None if x_test is None else _as_images(x_test, "x_test", train.shape[1:])
     complete = complete_parts(train, val, test, name=name, seed=seed, need_test=need_test)
-    return ImageData(name, *complete, seed=seed, binary=is_binary(complete[0]), source=source)
+    return Data(name, *complete, seed=seed, binary=is_binary(complete[0]), source=source)
 
 
-def _as_images(x: Any, what: str, shape: tuple[int, int, int] | None, at_least: int = 1) -> Images:
-    if isinstance(x, Images):
+def _as_images(x: Any, what: str, shape: tuple[int, int, int] | None, at_least: int = 1) -> Examples:
+    if isinstance(x, Examples):
         return x
     if _is_sequence_of_images(x):
         x = _stack(x, what)
-    return ArrayImages(check_images(x, what=what, shape=shape, at_least=at_least))
+    return ArrayExamples(check_examples(x, what=what, shape=shape, at_least=at_least))
 
 
 def _is_sequence_of_images(x: Any) -> bool:
@@ -152,7 +150,7 @@ def _item_to_array(item: Any, what: str) -> Array:
 
 def _read_image_files(
     path: Path, size: int | None, crop: int | None, stream: bool | str
-) -> dict[str, Images]:
+) -> dict[str, Examples]:
     check_resize(size, crop)
     if crop is not None and size is None:
         raise ConfigError(f"crop is {crop} but size is missing; give size=..., for example size=64")

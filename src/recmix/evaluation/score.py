@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recmix.data import Images
+from recmix.data import Examples
 from recmix.evaluation.bounds import at_once, bounds_of, chunks
 from recmix.evaluation.timing import posterior_milliseconds
 from recmix.inference import Inference
@@ -25,7 +25,7 @@ TIMED_BATCH = 128
 @torch.no_grad()
 def score(
     method: Method,
-    images: Images,
+    examples: Examples,
     inference: Inference | None = None,
     *,
     samples: int = 100,
@@ -37,7 +37,7 @@ def score(
 
     Args:
         method: a trained method.
-        images: the examples to score it on.
+        examples: the examples to score it on.
         inference: how the posterior is improved first; by default not at all.
         samples: K of IWAE-K; the ELBO is averaged over the same samples.
         seed: of the sampling noise.
@@ -48,17 +48,17 @@ def score(
     generator = torch.Generator(centre.device).manual_seed(seed)
     count = at_once(method.model, memory)
     elbo, iwae, weights = [], [], []
-    for start in range(0, len(images), AT_ONCE):
-        for x in chunks(_batch(images, slice(start, start + AT_ONCE), centre), used, count):
+    for start in range(0, len(examples), AT_ONCE):
+        for x in chunks(_batch(examples, slice(start, start + AT_ONCE), centre), used, count):
             q = infer(method, x, used)
             found = bounds_of(method.model, x, q, samples, generator, count)
             elbo.append(found.elbo)
             iwae.append(found.iwae)
             weights.append(q.weights)
-        report(min(start + AT_ONCE, len(images)))
-    timed = _batch(images, slice(0, TIMED_BATCH), centre)
+        report(min(start + AT_ONCE, len(examples)))
+    timed = _batch(examples, slice(0, TIMED_BATCH), centre)
     return {
-        "images": len(images),
+        "images": len(examples),
         "samples": samples,
         "seed": seed,
         "inference": used.to_json(),
@@ -88,8 +88,8 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def _batch(images: Images, index: slice, like: Tensor) -> Tensor:
-    return torch.from_numpy(images[index]).to(like.device, like.dtype)
+def _batch(examples: Examples, index: slice, like: Tensor) -> Tensor:
+    return torch.from_numpy(examples[index]).to(like.device, like.dtype)
 
 
 def _mean(name: str, values: Tensor) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 While a grid runs, its runs share the machine, and the times in their scores are too long. Here nothing
 else runs. As in the paper's table, a time is measured in five passes over all full batches of 128 test
-images.
+examples.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ def time_runs(
     from recmix.evaluation.timing import pass_milliseconds
     from recmix.training.build import load_trained
 
-    images: dict[str, Any] = {}  # test images by data; the split does not matter for times
+    examples: dict[str, Any] = {}  # test examples by data; the split does not matter for times
     for job in track(jobs, "timing", console=console):
         source = job.definition["data"]
-        if str(source) not in images:
-            images[str(source)] = load(root=data_root, **source).x_test
+        if str(source) not in examples:
+            examples[str(source)] = load(root=data_root, **source).x_test
         run = store.run(job.digest)
         method = load_trained(run.folder, device=device).method
-        x = torch.from_numpy(images[str(source)][:]).to(method.model.centre)
+        x = torch.from_numpy(examples[str(source)][:]).to(method.model.centre)
         batches = x.split(TIMED_BATCH)
         batches = [batch for batch in batches if len(batch) == len(batches[0])]  # the last may be short
         for name, found in run.scores().items():

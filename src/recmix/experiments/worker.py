@@ -24,7 +24,7 @@ from recmix.runs.files import write_json
 from recmix.runs.scores import ScoreKey
 
 if TYPE_CHECKING:
-    from recmix.data import ImageData
+    from recmix.data import Data
     from recmix.methods.method import Method
 
 __all__ = ["main", "output_to", "sigterm_interrupts", "train_together", "work"]
@@ -199,7 +199,7 @@ def _train_and_score(store: Store, digest: str, device: str, data_root: Path | N
     store.complete(digest)
 
 
-def _score(method: Method, data: ImageData, name: str) -> dict[str, Any]:
+def _score(method: Method, data: Data, name: str) -> dict[str, Any]:
     """The score with this name (a `ScoreKey`). Calibration uses validation data only."""
     import torch
 
@@ -207,14 +207,14 @@ def _score(method: Method, data: ImageData, name: str) -> dict[str, Any]:
     from recmix.evaluation.score import score
 
     key = ScoreKey.parse(name)
-    images = {"test": data.x_test, "val": data.x_val}.get(key.part) if key else None
-    if key is None or images is None:
+    examples = {"test": data.x_test, "val": data.x_val}.get(key.part) if key else None
+    if key is None or examples is None:
         raise RunError(f"the data {data.name} have no part for the score {name!r}")
     inference = key.inference
     if key.calibrated:
         held_out = torch.from_numpy(data.x_val[:EXAMPLES]).to(method.model.centre)
         inference = calibrate(method, held_out, inference, samples=key.samples).inference
-    return score(method, images, inference, samples=key.samples)
+    return score(method, examples, inference, samples=key.samples)
 
 
 def _stop_when_closed(descriptor: int) -> None:

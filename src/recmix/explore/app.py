@@ -29,7 +29,7 @@ from recmix.pages import SHARED, shared_text
 __all__ = ["make_app"]
 
 ABOUT = (
-    "Trained models over HTTP. Images are (B, C, H, W) in [0, 1], as nested lists in JSON or as a .npy "
+    "Trained models over HTTP. Examples are (B, C, H, W) in [0, 1], as nested lists in JSON or a .npy "
     "body (application/x-npy; there uint8 means value / 255) with the other fields in the URL. "
     "If the answer is a single array, 'Accept: application/x-npy' gives it as .npy. Bounds are in nats, "
     "higher is better. The numbers are those of recmix.load(...)."
@@ -171,7 +171,7 @@ def _add_batch_routes(routes: _Routes) -> None:
 
     @routes.post("/reconstruct", "images", {}, decoded, npy="images")
     async def reconstruct(run: ServedRun, x: Array) -> Answer:
-        """Images decoded at the posterior mean (as .npy only these), and at each component's mean."""
+        """Examples decoded at the posterior mean (as .npy only these), and at each component's mean."""
         return await routes.batched(answers.reconstruct, run, x)
 
     scoring = {"samples": Integer(100, 1, limits.samples), "seed": SEED}
@@ -219,7 +219,7 @@ def _add_image_routes(routes: _Routes) -> None:
 
     @routes.post("/interpolate", "images", line, points, npy="images")
     async def interpolate_images(run: ServedRun, x: Array, steps: int) -> Answer:
-        """Images decoded along the straight line between the posterior means of two images."""
+        """Examples decoded along the straight line between the posterior means of two images."""
         if len(x) != 2:
             raise Refused(422, f"two images are needed, got {len(x)}")
         return await routes.batcher.alone(partial(interpolate, run.model, x, steps=steps))

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
-from recmix.data import Images, check_images, rebuild
-from recmix.data.images import to_unit
+from recmix.data import Examples, check_examples, rebuild
+from recmix.data.examples import to_unit
 from recmix.errors import ConfigError, DataError, RecmixError, unknown
 from recmix.explore.wire import Array, Refused
 from recmix.methods.method import Method
@@ -88,7 +88,7 @@ class ServedRun:
         }
 
     @cached_property
-    def _images(self) -> Images | str:
+    def _images(self) -> Examples | str:
         """The test images, or the validation images if there is no test set; or why they are missing."""
         try:
             data = rebuild(self.model.spec.data, root=self.data_root, download=False)
@@ -119,8 +119,8 @@ class ServedRun:
             raise Refused(413, f"{len(rows)} rows of {name} are too many: at most {most} at a time")
         if name != "z":
             try:
-                with np.errstate(over="ignore"):  # check_images reports values that are too large
-                    return to_unit(check_images(rows, what=name, shape=spec.shape))
+                with np.errstate(over="ignore"):  # check_examples reports values that are too large
+                    return to_unit(check_examples(rows, what=name, shape=spec.shape))
             except DataError as error:
                 raise Refused(422, str(error)) from None
         if rows.ndim != 2 or rows.shape[1] != latent or len(rows) < 1:

@@ -188,7 +188,7 @@ def _densities(
 
 @torch.no_grad()
 def interpolate(model: ExplorableModel, images: Array, *, steps: int = 9) -> dict[str, Any]:
-    """Images decoded along the straight line between the posterior means of two images.
+    """Examples decoded along the straight line between the posterior means of two images.
 
     Args:
         model: the model.

@@ -66,7 +66,7 @@ class DecoderGraph(Graph):
 
 
 class PosteriorGraph(Graph):
-    """Images (B, C, H, W) in [0, 1] to the tensors that define q(z | x).
+    """Examples (B, C, H, W) in [0, 1] to the tensors that define q(z | x).
 
     Args:
         method: a frozen method.

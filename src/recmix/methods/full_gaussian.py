@@ -42,8 +42,8 @@ class FullComponent(Component):
 
     def forward(self, x: Tensor, model: LatentModel) -> FullGaussian:
         """One pass through the encoder."""
-        image = model.centred(x.to(model.centre.dtype))
-        features, parameters = encode_with_features(self.encoder, image)
+        example = model.centred(x.to(model.centre.dtype))
+        features, parameters = encode_with_features(self.encoder, example)
         diagonal = Gaussian.from_parameters(parameters)
         if self.below is None:
             return FullGaussian(diagonal.mean, diagonal.stddev[..., None])

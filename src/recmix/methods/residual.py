@@ -56,9 +56,9 @@ class Corrector(nn.Module):
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
-    def forward(self, image: Tensor, residual: Tensor, parameters: Tensor) -> Tensor:
-        """The change of `parameters` (B, 2 D) for images and residuals (B, C, H, W)."""
-        seen = self.features(torch.cat([image, residual], 1))
+    def forward(self, example: Tensor, residual: Tensor, parameters: Tensor) -> Tensor:
+        """The change of `parameters` (B, 2 D) for examples and residuals (B, C, H, W)."""
+        seen = self.features(torch.cat([example, residual], 1))
         hidden = nn.functional.leaky_relu(self.joint(torch.cat([seen, parameters], -1)), 0.01)
         change: Tensor = self.head(hidden)
         return change
@@ -83,11 +83,11 @@ def corrected(
     with torch.no_grad():
         if decoded is None:
             decoded = model.decoder(parameters.chunk(2, dim=-1)[0])
-        image = model.centred(x)
+        example = model.centred(x)
         # In units of the noise, so that a residual has the same size in every model.
         weight = model.likelihood.precision(decoded).mean(PIXELS, keepdim=True)
-        residual = model.likelihood.residual(image, decoded) * weight.rsqrt()
-    change: Tensor = corrector(image, residual, parameters)
+        residual = model.likelihood.residual(example, decoded) * weight.rsqrt()
+    change: Tensor = corrector(example, residual, parameters)
     return parameters + change
 
 

@@ -45,8 +45,8 @@ class WideComponent(Component):
 
     def forward(self, x: Tensor, model: LatentModel) -> Gaussian:
         """One pass through both encoders."""
-        image = model.centred(x)
-        return Gaussian.from_parameters(self.encoder(image) + self.second(image))
+        example = model.centred(x)
+        return Gaussian.from_parameters(self.encoder(example) + self.second(example))
 
 
 @register

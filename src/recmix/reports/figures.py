@@ -32,7 +32,7 @@ STYLE: dict[Any, Any] = {
 COMPONENTS = ("#e00000", "#00b8d4", "#8e6bb0", "#c98a1b", "#2e7d4f", "#4a4a4a")
 """Colours of a mixture's components; the first two are red and cyan, as in the paper's Figure 1."""
 History = Sequence[Mapping[str, float]]
-Images = NDArray[Any]
+Examples = NDArray[Any]
 
 
 def learning_curves(
@@ -69,7 +69,7 @@ def learning_curves(
 
 
 def reconstructions(
-    originals: Images, made: Mapping[str, Images], path: Path, *, title: str = "Reconstructions"
+    originals: Examples, made: Mapping[str, Examples], path: Path, *, title: str = "Reconstructions"
 ) -> Path:
     """Originals in the first row, the reconstructions of each model below.
 
@@ -94,7 +94,7 @@ def reconstructions(
         return save(figure, path)
 
 
-def samples(images: Images, path: Path, *, title: str = "Samples from the prior") -> Path:
+def samples(images: Examples, path: Path, *, title: str = "Samples from the prior") -> Path:
     """A square of images (N, C, H, W)."""
     side = math.ceil(math.sqrt(len(images)))
     with plt.rc_context({**STYLE, "axes.grid": False}):
@@ -113,7 +113,7 @@ def samples(images: Images, path: Path, *, title: str = "Samples from the prior"
         return save(figure, path)
 
 
-def _show(axes: Any, image: Images) -> None:
+def _show(axes: Any, image: Examples) -> None:
     picture = np.clip(np.moveaxis(np.asarray(image), 0, -1), 0, 1)
     if picture.shape[-1] == 3:
         axes.imshow(picture, interpolation="nearest")

@@ -1,4 +1,4 @@
-"""Batches of images on a device: stored there if they fit, otherwise streamed."""
+"""Batches of examples on a device: stored there if they fit, otherwise streamed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recmix.data import ArrayImages, Images
+from recmix.data import ArrayExamples, Examples
 
 __all__ = ["Batches", "mix"]
 
@@ -19,13 +19,13 @@ AHEAD = 4
 
 
 class Batches:
-    """Batches of a set of images, as float tensors in [0, 1] on a device.
+    """Batches of a set of examples, as float tensors in [0, 1] on a device.
 
-    Images in memory are copied to the device in their stored form (uint8 or float) and gathered there.
-    Other images are read by threads in advance.
+    Examples in memory are copied to the device in their stored form (uint8 or float) and gathered there.
+    Other examples are read by threads in advance.
 
     Args:
-        images: the images.
+        examples: the examples.
         device: the device of the batches.
         dtype: the dtype of the batches.
         binarise: whether the caller samples each pixel from a Bernoulli with its grey value as the mean.
@@ -33,28 +33,28 @@ class Batches:
 
     def __init__(
         self,
-        images: Images,
+        examples: Examples,
         *,
         device: torch.device,
         dtype: torch.dtype = torch.float32,
         binarise: bool = False,
     ) -> None:
-        self.images = images
+        self.examples = examples
         self.device = device
         self.dtype = dtype
         self.binarise = binarise
         self._stored: Tensor | None = None
-        if isinstance(images, ArrayImages):
-            raw = torch.from_numpy(np.ascontiguousarray(images.raw))
+        if isinstance(examples, ArrayExamples):
+            raw = torch.from_numpy(np.ascontiguousarray(examples.raw))
             if _fits(raw, device):
                 self._stored = raw.to(device)
 
     def __len__(self) -> int:
-        return len(self.images)
+        return len(self.examples)
 
     @property
     def resident(self) -> bool:
-        """Whether all images are on the device."""
+        """Whether all examples are on the device."""
         return self._stored is not None
 
     def steps(self, batch_size: int) -> int:
@@ -62,9 +62,9 @@ class Batches:
         return len(self) // min(batch_size, len(self))
 
     def order(self, batch_size: int, *, seed: int, epoch: int) -> Tensor:
-        """Indices of the images of each batch of an epoch, (steps, batch).
+        """Indices of the examples of each batch of an epoch, (steps, batch).
 
-        They depend only on seed and epoch. Every batch is full; images that are left over in one epoch
+        They depend only on seed and epoch. Every batch is full; examples that are left over in one epoch
         are used in others.
         """
         generator = torch.Generator().manual_seed(mix(seed, epoch))
@@ -74,7 +74,7 @@ class Batches:
         )
 
     def take(self, rows: Tensor) -> Tensor:
-        """The images with these indices, which must be on the device."""
+        """The examples with these indices, which must be on the device."""
         assert self._stored is not None
         return self._as_float(self._stored.index_select(0, rows))
 
@@ -84,7 +84,7 @@ class Batches:
             waiting: deque[Future[np.ndarray]] = deque()
             try:
                 for rows in order:
-                    waiting.append(pool.submit(self.images.__getitem__, rows.numpy()))
+                    waiting.append(pool.submit(self.examples.__getitem__, rows.numpy()))
                     if len(waiting) > AHEAD:
                         yield self._as_float(torch.from_numpy(waiting.popleft().result()))
                 while waiting:
@@ -94,7 +94,7 @@ class Batches:
                     future.cancel()
 
     def in_order(self, batch_size: int) -> Iterator[Tensor]:
-        """All images in their order."""
+        """All examples in their order."""
         rows = torch.arange(len(self)).split(batch_size)
         if self._stored is None:
             yield from self.stream(rows)
@@ -106,12 +106,12 @@ class Batches:
         return x / 255 if rows.dtype == torch.uint8 else x
 
 
-def _fits(images: Tensor, device: torch.device) -> bool:
-    """Whether the images need less than half of the free memory of the device."""
+def _fits(examples: Tensor, device: torch.device) -> bool:
+    """Whether the examples need less than half of the free memory of the device."""
     if device.type != "cuda":
         return True
     free, _ = torch.cuda.mem_get_info(device)
-    return images.numel() * images.element_size() < free // 2
+    return examples.numel() * examples.element_size() < free // 2
 
 
 def mix(*numbers: int) -> int:

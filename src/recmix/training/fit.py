@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from recmix.data import ImageData, Images, as_data
+from recmix.data import Data, Examples, as_data
 from recmix.errors import ConfigError, Interrupted, NonFiniteError, RunError
 from recmix.inference import Inference
 from recmix.methods.method import Method, check_can_be_distilled, same_shapes
@@ -94,7 +94,7 @@ class _Plan:
     """One checked request."""
 
     spec: Spec
-    data: ImageData
+    data: Data
     method: Method
     init: TrainedModel | None
     run: Run | None
@@ -161,7 +161,7 @@ def _plan(
     overwrite: bool = False,
     vae_epochs: int | None = None,
     callbacks: Sequence[Callback] = (),
-    select_on: Images | None = None,
+    select_on: Examples | None = None,
     **options: Any,
 ) -> _Plan:
     """Check a request and make its spec, networks and folder.
@@ -292,7 +292,7 @@ def _check_request(
 def _model_options(
     given: dict[str, Any],
     before: Spec | None,
-    data: ImageData,
+    data: Data,
     encoder: nn.Module | None,
     decoder: nn.Module | None,
 ) -> ModelOptions:
@@ -358,7 +358,7 @@ def _by_stage(training: Training, cls: type[Method], *, continued: bool) -> Trai
 
 def _new(
     spec: Spec,
-    data: ImageData,
+    data: Data,
     encoder: nn.Module | None,
     decoder: nn.Module | None,
     cls: type[Method],

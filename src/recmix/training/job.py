@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from recmix.data import ImageData
+from recmix.data import Data
 from recmix.errors import Interrupted, NonFiniteError
 from recmix.evaluation import bounds
 from recmix.inference import Inference
@@ -104,7 +104,7 @@ class Job:
     def __init__(
         self,
         method: Method,
-        data: ImageData,
+        data: Data,
         training: Training,
         *,
         inference: Inference | None = None,

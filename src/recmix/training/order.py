@@ -31,7 +31,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.special import stdtr
 
-from recmix.data import ImageData, Images
+from recmix.data import Data, Examples
 from recmix.errors import ConfigError, Interrupted, NonFiniteError
 from recmix.evaluation import bounds
 from recmix.inference import Inference
@@ -59,7 +59,7 @@ class Step(NamedTuple):
 
     Attributes:
         order: number of components, including the new one.
-        gain: mean over images of the gain over the control, nats.
+        gain: mean over examples of the gain over the control, nats.
         error: standard error of that.
         own: mean gain over the same mixture without the component.
         own_error: standard error of that.
@@ -67,7 +67,7 @@ class Step(NamedTuple):
         kept: whether p is below the level.
 
     >>> print(Step(order=2, gain=0.8, error=0.2, own=0.7, own_error=0.1, p=3e-5, kept=True))
-    order 2: +0.80 ± 0.20 nats on validation images, +0.70 ± 0.10 by itself (p = 3e-05), kept
+    order 2: +0.80 ± 0.20 nats on validation examples, +0.70 ± 0.10 by itself (p = 3e-05), kept
     """
 
     order: int
@@ -80,15 +80,15 @@ class Step(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"order {self.order}: {_with_error(self.gain, self.error)} nats on validation images, "
+            f"order {self.order}: {_with_error(self.gain, self.error)} nats on validation examples, "
             f"{_with_error(self.own, self.own_error)} by itself (p = {self.p:.1g}), "
             f"{'kept' if self.kept else 'not kept'}"
         )
 
 
-def halves(images: Images) -> tuple[Images, Images]:
+def halves(examples: Examples) -> tuple[Examples, Examples]:
     """Two halves of the validation examples: one selects epochs, the other is for the tests."""
-    count = len(images)
+    count = len(examples)
     if count < FEWEST:
         raise ConfigError(
             f"order = 'auto' needs at least {FEWEST} validation examples, got {count}: give more, or a "
@@ -96,13 +96,13 @@ def halves(images: Images) -> tuple[Images, Images]:
         )
     mixed = np.random.default_rng([SEED, count]).permutation(count)
     middle = (count + 1) // 2
-    return images.subset(np.sort(mixed[:middle])), images.subset(np.sort(mixed[middle:]))
+    return examples.subset(np.sort(mixed[:middle])), examples.subset(np.sort(mixed[middle:]))
 
 
 def gains(
     grown: Method,
     control: Method,
-    images: Images,
+    examples: Examples,
     inference: Inference | None = None,
     *,
     samples: int,
@@ -115,15 +115,15 @@ def gains(
     Args:
         grown: the method with the new component.
         control: the method without it.
-        images: to test on.
+        examples: to test on.
         inference: the one that selects epochs; by default none.
         samples: K of IWAE-K.
     """
     centre = grown.model.centre
     repetitions = max(1, SAMPLES // samples)
     found = []
-    for start in range(0, len(images), AT_ONCE):
-        x = torch.from_numpy(images[start : start + AT_ONCE]).to(centre.device, centre.dtype)
+    for start in range(0, len(examples), AT_ONCE):
+        x = torch.from_numpy(examples[start : start + AT_ONCE]).to(centre.device, centre.dtype)
         total = torch.zeros(len(x), dtype=torch.float64)
         for repetition in range(repetitions):
             for method, sign in ((grown, 1), (control, -1)):
@@ -143,8 +143,8 @@ def judge(
 
     Args:
         order: with the component.
-        gained: over the control, for each image.
-        own: over the same mixture without the component, for each image.
+        gained: over the control, for each example.
+        own: over the same mixture without the component, for each example.
         significance: the level.
 
     >>> clear = np.array([0.5, 0.7, 0.6, 0.8, 0.4])
@@ -159,7 +159,7 @@ def judge(
 
 def choose_order(
     spec: Spec,
-    data: ImageData,
+    data: Data,
     init: TrainedModel,
     *,
     method: type[Method],
@@ -252,7 +252,7 @@ def summary(steps: Sequence[Step]) -> str:
     return "; ".join(map(str, steps)) + end
 
 
-def _record(steps: Sequence[Step], spec: Spec, test: Images) -> dict[str, Any]:
+def _record(steps: Sequence[Step], spec: Spec, test: Examples) -> dict[str, Any]:
     assert spec.auto is not None
     return {
         "order": steps[-1].order - (not steps[-1].kept),
@@ -264,7 +264,7 @@ def _record(steps: Sequence[Step], spec: Spec, test: Images) -> dict[str, Any]:
 
 
 def _finish(
-    spec: Spec, steps: Sequence[Step], path: Sequence[Trained], test: Images, run: Run | None
+    spec: Spec, steps: Sequence[Step], path: Sequence[Trained], test: Examples, run: Run | None
 ) -> Trained:
     """Write the chosen mixture into the run: weights, spec, and the history of all steps."""
     assert spec.auto is not None

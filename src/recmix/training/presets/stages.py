@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from recmix._version import __version__
-from recmix.data import ImageData, as_data
+from recmix.data import Data, as_data
 from recmix.errors import ConfigError, Interrupted, RecmixError, RunError
 from recmix.methods.registry import find_method
 from recmix.model.options import ModelOptions, options_of
@@ -138,7 +138,7 @@ def _changed(stage: Stage, options: Mapping[str, Any]) -> Stage:
     return dataclasses.replace(stage, options={**stage.options, **options})
 
 
-def _try(stage: Stage, data: ImageData, model: Mapping[str, Any], modules: Mapping[str, Any]) -> None:
+def _try(stage: Stage, data: Data, model: Mapping[str, Any], modules: Mapping[str, Any]) -> None:
     """Make the networks of a stage once, so that an impossible option is found before training."""
     given = read_options(find_method(stage.method), stage.options)
     own = {"network": OWN} if modules["encoder"] is not None else {}

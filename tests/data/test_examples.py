@@ -3,8 +3,8 @@ import pickle
 import numpy as np
 import pytest
 
-from recmix.data import ArrayImages
-from recmix.data.images import is_binary, rows, to_unit
+from recmix.data import ArrayExamples
+from recmix.data.examples import is_binary, rows, to_unit
 from recmix.errors import DataError
 
 
@@ -12,10 +12,10 @@ from recmix.errors import DataError
 def images(request, rng):
     array = rng.integers(0, 256, (30, 2, 9, 8), dtype=np.uint8)
     if request.param == "float32":
-        return ArrayImages(to_unit(array))
+        return ArrayExamples(to_unit(array))
     if request.param == "indexed":
-        return ArrayImages(array, np.arange(29, 3, -2))
-    return ArrayImages(array)
+        return ArrayExamples(array, np.arange(29, 3, -2))
+    return ArrayExamples(array)
 
 
 def test_every_kind_of_index_reads_the_right_images(images):
@@ -40,7 +40,7 @@ def test_changing_what_was_read_does_not_change_the_store(images):
 
 @pytest.mark.parametrize("index", [30, -31, [0, 30], [0.5], [[0]], np.zeros(5, bool), "a"])
 def test_invalid_index_raises_index_error(index, rng):
-    images = ArrayImages(rng.random((30, 1, 8, 8), np.float32))
+    images = ArrayExamples(rng.random((30, 1, 8, 8), np.float32))
     with pytest.raises(IndexError):
         images[index]
 
@@ -60,7 +60,7 @@ def test_uint8_is_divided_by_255_exactly():
 
 def test_subsets_share_one_array_until_raw_is_read(rng):
     array = rng.integers(0, 256, (20, 1, 8, 8), dtype=np.uint8)
-    whole = ArrayImages(array)
+    whole = ArrayExamples(array)
     part = whole.subset([3, 5, 8]).subset([2, 0])
     assert part._store[0] is array
     assert whole.raw is array
@@ -73,14 +73,14 @@ def test_subsets_share_one_array_until_raw_is_read(rng):
 
 def test_pickle_holds_only_the_selected_images(rng):
     array = rng.integers(0, 256, (1000, 1, 8, 8), dtype=np.uint8)
-    part = ArrayImages(array, [1, 2])
+    part = ArrayExamples(array, [1, 2])
     pickled = pickle.dumps(part)
     assert len(pickled) < 1000
     np.testing.assert_array_equal(pickle.loads(pickled)[:], part[:])
 
 
 def test_mean_and_variance_equal_those_of_numpy(images, monkeypatch):
-    monkeypatch.setattr("recmix.data.images._CHUNK_VALUES", 500)  # several chunks
+    monkeypatch.setattr("recmix.data.examples._CHUNK_VALUES", 500)  # several chunks
     whole = np.asarray(images, np.float64)
     mean = images.mean()
     assert mean.dtype == np.float32
@@ -89,15 +89,15 @@ def test_mean_and_variance_equal_those_of_numpy(images, monkeypatch):
 
 
 def test_fingerprint_depends_on_values_and_order_but_not_on_chunks(images, monkeypatch):
-    same = ArrayImages(images.raw.copy())
+    same = ArrayExamples(images.raw.copy())
     first = images.fingerprint()
     assert first == same.fingerprint()
-    monkeypatch.setattr("recmix.data.images._CHUNK_VALUES", 500)
+    monkeypatch.setattr("recmix.data.examples._CHUNK_VALUES", 500)
     assert first == same.fingerprint()
     assert first != images.subset(slice(None, None, -1)).fingerprint()
     changed = images.raw.copy()
     changed[-1, -1, -1, -1] = 0 if changed[-1, -1, -1, -1] else 1
-    assert first != ArrayImages(changed).fingerprint()
+    assert first != ArrayExamples(changed).fingerprint()
 
 
 @pytest.mark.parametrize(
@@ -107,13 +107,13 @@ def test_fingerprint_depends_on_values_and_order_but_not_on_chunks(images, monke
 def test_is_binary(value, dtype, expected):
     array = np.zeros((3, 1, 8, 8), dtype)
     array[2, 0, 7, 7] = value
-    assert is_binary(ArrayImages(array)) is expected
+    assert is_binary(ArrayExamples(array)) is expected
 
 
 @pytest.mark.parametrize("array", [np.zeros((3, 8, 8), np.uint8), np.zeros((3, 1, 8, 8))])
 def test_wrong_shape_or_type_is_rejected(array):
-    with pytest.raises(DataError, match="check_images"):
-        ArrayImages(array)
+    with pytest.raises(DataError, match="check_examples"):
+        ArrayExamples(array)
 
 
 def test_mask_gives_row_numbers():
@@ -121,4 +121,4 @@ def test_mask_gives_row_numbers():
 
 
 def test_repr_gives_the_shape(images):
-    assert repr(images) == f"ArrayImages(shape={images.shape})"
+    assert repr(images) == f"ArrayExamples(shape={images.shape})"

@@ -1,4 +1,4 @@
-"""Images in memory, and the interface of all image stores: shape (N, C, H, W), values in [0, 1]."""
+"""Examples in memory, and the interface of all image stores: shape (N, C, H, W), values in [0, 1]."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from recmix.errors import DataError
 
-__all__ = ["Array", "ArrayImages", "Images", "Index", "chunk_slices", "is_binary", "rows", "to_unit"]
+__all__ = ["Array", "ArrayExamples", "Examples", "Index", "chunk_slices", "is_binary", "rows", "to_unit"]
 
 Array = NDArray[Any]
 Index = slice | Sequence[int] | NDArray[Any]
@@ -21,7 +21,7 @@ Index = slice | Sequence[int] | NDArray[Any]
 _CHUNK_VALUES = 1 << 22  # number of values processed at once: 16 MiB of float32
 
 
-class Images(ABC):
+class Examples(ABC):
     """A sequence of images of one size, read by index.
 
     ``images[i]`` is float32 (C, H, W). ``images[index]`` is float32 (B, C, H, W), where the index is
@@ -43,7 +43,7 @@ class Images(ABC):
         """
 
     @abstractmethod
-    def subset(self, index: Index) -> Images:
+    def subset(self, index: Index) -> Examples:
         """The selected images as a new object that shares the store."""
 
     @abstractmethod
@@ -78,7 +78,7 @@ class Images(ABC):
         """The mean image, (C, H, W).
 
         Args:
-            sample: Number of random images to average, if the images are not in memory. Images in
+            sample: Number of random images to average, if the images are not in memory. Examples in
                 memory are all averaged.
             seed: Seed of the random sample.
         """
@@ -108,12 +108,12 @@ class Images(ABC):
             yield self[chosen[part]]
 
 
-class ArrayImages(Images):
-    """Images in memory, stored as uint8 (divided by 255 when read) or float32.
+class ArrayExamples(Examples):
+    """Examples in memory, stored as uint8 (divided by 255 when read) or float32.
 
     Several objects can share one array, each with its own index.
 
-    >>> images = ArrayImages(np.full((4, 1, 8, 8), 255, np.uint8), index=[0, 3])
+    >>> images = ArrayExamples(np.full((4, 1, 8, 8), 255, np.uint8), index=[0, 3])
     >>> images.shape, images[0].dtype.name, float(images[0].max())
     ((2, 1, 8, 8), 'float32', 1.0)
 
@@ -127,8 +127,8 @@ class ArrayImages(Images):
     def __init__(self, array: Array, index: Index | None = None) -> None:
         if array.ndim != 4 or array.dtype not in (np.uint8, np.float32):
             raise DataError(
-                f"ArrayImages got {array.dtype} of shape {array.shape}; expected uint8 or float32 of "
-                "shape (N, C, H, W): convert the array with recmix.data.check_images"
+                f"ArrayExamples got {array.dtype} of shape {array.shape}; expected uint8 or float32 of "
+                "shape (N, C, H, W): convert the array with recmix.data.check_examples"
             )
         # One attribute, so that a thread never sees a new array with an old index.
         self._store = (array, None if index is None else rows(index, len(array)))
@@ -160,11 +160,11 @@ class ArrayImages(Images):
         chosen = rows(index, len(self))
         return array[chosen if selected is None else selected[chosen]]
 
-    def subset(self, index: Index) -> ArrayImages:
+    def subset(self, index: Index) -> ArrayExamples:
         """The selected images as a new object that shares the array."""
         array, selected = self._store
         chosen = rows(index, len(self))
-        return ArrayImages(array, chosen if selected is None else selected[chosen])
+        return ArrayExamples(array, chosen if selected is None else selected[chosen])
 
     def fingerprint(self) -> str:
         """SHA-256 of the stored values, their type and their shape."""
@@ -174,7 +174,7 @@ class ArrayImages(Images):
         return digest.hexdigest()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ArrayImages, (self.raw,)  # a pickle holds the selected images, not the shared array
+        return ArrayExamples, (self.raw,)  # a pickle holds the selected images, not the shared array
 
 
 def chunk_slices(shape: tuple[int, ...]) -> Iterator[slice]:
@@ -220,8 +220,8 @@ def to_unit(values: Array) -> NDArray[np.float32]:
     return values if values.flags.owndata else values.copy()
 
 
-def is_binary(images: Images) -> bool:
-    """Whether every value is 0 or 1. Images that are not in memory count as not binary."""
+def is_binary(images: Examples) -> bool:
+    """Whether every value is 0 or 1. Examples that are not in memory count as not binary."""
 
     def only_0_and_1(x: Array) -> bool:
         return bool(((x == 0) | (x == (255 if x.dtype == np.uint8 else 1))).all())
