@@ -6,13 +6,23 @@ BIN := $(VENV)/bin
 RECMIX_DATA ?= $(abspath $(wildcard ../shared/data))
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint types bench clean
+.PHONY: demo test test-adapters lint types bench clean
 
 demo: $(VENV)/.run
 	$(BIN)/recmix demo --out runs/demo --overwrite
 
 test: $(VENV)/.dev lint types
 	RECMIX_DATA="$(RECMIX_DATA)" $(BIN)/python -m pytest -n 2
+
+# The libraries whose models recmix reads are large, so they have an environment of their own.
+test-adapters: $(VENV)-adapters/.installed
+	$(VENV)-adapters/bin/python -m pytest -q -p no:cacheprovider -W default tests/adapters
+
+$(VENV)-adapters/.installed: pyproject.toml constraints.txt
+	@echo "installing pythae, diffusers and scvi-tools into $(VENV)-adapters (some minutes, once)"
+	$(PYTHON) -m venv $(VENV)-adapters
+	$(VENV)-adapters/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[adapters]'
+	@touch $@
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -38,4 +48,4 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@touch $@ $(VENV)/.run
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-adapters build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

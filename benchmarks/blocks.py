@@ -15,6 +15,7 @@ from benchmarks.literal import Literal, RecMixVAE
 from benchmarks.registry import Context
 from recmix.data import Data, from_arrays
 from recmix.methods.method import Method
+from recmix.model.data_facts import Statistics
 from recmix.model.options import ModelOptions
 from recmix.runs.spec import Spec
 from recmix.runs.training_options import Training
@@ -70,7 +71,7 @@ def make_method(
 ) -> Method:
     """A method with new weights, always the same ones."""
     torch.manual_seed(0)
-    return build(make_spec(device, name, latent, shape, options), **statistics)
+    return build(make_spec(device, name, latent, shape, options), statistics=Statistics(**statistics))
 
 
 def title(name: str, options: dict[str, Any]) -> str:

@@ -9,7 +9,9 @@ from typing import Any
 from recmix.data import SETS
 from recmix.inference import Inference
 from recmix.methods.registry import COMPONENTS, METHODS
+from recmix.model.likelihoods import LIKELIHOODS, Likelihood
 from recmix.model.options import ModelOptions, Option, options_of
+from recmix.model.priors import PRIORS, GaussianMixturePrior, StandardNormal, VampPrior
 from recmix.runs.training_options import Training
 from recmix.training.arguments import growth_options, method_options
 from recmix.training.presets import presets, read_preset
@@ -19,6 +21,16 @@ __all__ = ["TABLES", "table"]
 NONE = "–"
 LARGE = 1e9
 """A limit above this is not shown."""
+SHAPE, CLASSES = (3, 8, 8), 5
+"""Examples for which the table of likelihoods gives the shape of the decoder's output."""
+VALUES = {
+    "real": "any numbers",
+    "unit": "0 to 1",
+    "counts": "0, 1, 2, …",
+    "classes": "0 to K - 1; below 0: padding",
+    "eight_bit": "k / 255",
+}
+"""What `Likelihood.values` means."""
 
 
 def table(heads: Iterable[str], rows: Iterable[Iterable[str]], numbers: int = 0) -> str:
@@ -77,6 +89,49 @@ def data_sets() -> str:
     return table(["name", "image", "train / validation / test", "cite"], rows)
 
 
+def likelihoods() -> str:
+    """Every likelihood: its data, the decoder's output, its Fisher information, its noise."""
+    rows = []
+    for name, cls in sorted(LIKELIHOODS.items()):
+        output = cls.for_data(SHAPE, classes=CLASSES).output_shape(SHAPE)
+        noise = "yes" if cls.can_temper else "no"
+        text = _text((inspect.getdoc(cls) or "").partition("\n\n")[0])
+        rows.append(
+            [
+                f"`{name}`",
+                f"`{cls.__name__}`",
+                text,
+                VALUES[cls.values],
+                str(output),
+                _fisher(cls),
+                noise,
+            ]
+        )
+    heads = ["name", "class", "what it is", "values of x", f"decoder output for x {SHAPE}"]
+    return table([*heads, "Fisher information", "noise"], rows)
+
+
+def _fisher(cls: type[Likelihood]) -> str:
+    """How a likelihood computes its Fisher information in the decoder's output."""
+    if cls.fisher is not Likelihood.fisher:
+        return "blocks, formula"
+    if cls.precision is not Likelihood.precision:
+        return "diagonal, formula"
+    return "blocks, from samples" if cls.blocks is not Likelihood.blocks else "diagonal, from samples"
+
+
+def priors() -> str:
+    """The priors that options can give."""
+    kinds = {cls.name: cls for cls in (StandardNormal, GaussianMixturePrior, VampPrior)}
+    texts = {
+        name: _text((inspect.getdoc(cls) or "").partition("\n\n")[0]) for name, cls in kinds.items()
+    }
+    texts["flow"] = "A neural spline flow of zuko"
+    classes = {name: f"`{cls.__name__}`" for name, cls in kinds.items()}
+    rows = [[f"`{name}`", classes.get(name, "`OwnPrior`"), texts[name]] for name in PRIORS]
+    return table(["name", "class", "what it is"], rows)
+
+
 def commands() -> str:
     """The commands of the program."""
     from recmix.cli import app
@@ -125,6 +180,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "inference-options": lambda: options(options_of(Inference).values()),
     "auto-options": lambda: options(list(growth_options(METHODS["rme"]).values())[1:]),
     "data-sets": data_sets,
+    "likelihoods": likelihoods,
+    "priors": priors,
     "commands": commands,
     "presets": preset_list,
     **{f"options-{name}": lambda name=name: options_of_method(name) for name in METHODS},

@@ -341,7 +341,18 @@ def pilot() -> str:
     return "\n".join(lines) + "\n"
 
 
+def resnet() -> str:
+    """Binary MNIST with residual networks, one split."""
+    rows = json.loads((RESULTS / "resnet_binary.json").read_text())["rows"]
+    lines = []
+    for row in rows:
+        bound = f"{row['iwae']:.2f} ± {row['error']:.2f}"
+        lines.append([row["row"], f"{row['images']:,}", f"{row['elbo']:.2f}", bound])
+    return table(["row", "test images", "ELBO", "IWAE-100"], lines, numbers=3)
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "resnet": resnet,
     "pilot": pilot,
     "readme": readme,
     "reach": lambda: reach_table(frontier_rows()),

@@ -22,6 +22,7 @@ LEVELS = [
     {"training"},
     {"experiments", "reports", "explore", "exports"},
     {"api"},
+    {"adapters"},
     {"commands"},
     {"cli", "__init__"},
 ]

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 from recmix._version import __version__
 
 if TYPE_CHECKING:
-    from recmix import data, objectives
-    from recmix.api import Model, fit, fit_many, fit_preset, load
+    from recmix import adapters, data, objectives
+    from recmix.api import Model, fit, fit_many, fit_preset, load, wrap
     from recmix.errors import RecmixError
     from recmix.inference import Inference
     from recmix.methods.method import Method
     from recmix.methods.registry import register
+    from recmix.model import likelihoods, priors
     from recmix.model.latent import LatentModel
     from recmix.posteriors import Posterior
 
@@ -28,13 +29,17 @@ __all__ = [
     "Posterior",
     "RecmixError",
     "__version__",
+    "adapters",
     "data",
     "fit",
     "fit_many",
     "fit_preset",
+    "likelihoods",
     "load",
     "objectives",
+    "priors",
     "register",
+    "wrap",
 ]
 
 _HOME = {
@@ -48,13 +53,22 @@ _HOME = {
     "fit_many": "recmix.api",
     "fit_preset": "recmix.api",
     "load": "recmix.api",
+    "wrap": "recmix.api",
     "register": "recmix.methods.registry",
+}
+
+_MODULES = {
+    "adapters": "recmix.adapters",
+    "data": "recmix.data",
+    "likelihoods": "recmix.model.likelihoods",
+    "objectives": "recmix.objectives",
+    "priors": "recmix.model.priors",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("data", "objectives"):
-        return importlib.import_module(f"recmix.{name}")
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
     raise AttributeError(f"module 'recmix' has no attribute {name!r}")

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from recmix.data import Examples, check_examples
+from recmix.data import Examples, check_examples, check_values
 from recmix.errors import ConfigError
 from recmix.evaluation.bounds import bounds
 from recmix.evaluation.calibrate import EXAMPLES, calibrate
@@ -20,7 +20,9 @@ from recmix.evaluation.gap import Gap
 from recmix.exports.serialise import export
 from recmix.inference import Inference
 from recmix.methods.method import Method, infer, infer_no_grad
+from recmix.model.assembly import Own
 from recmix.model.latent import LatentModel
+from recmix.model.likelihoods import Likelihood
 from recmix.posteriors import Posterior
 from recmix.runs.files import write_json
 from recmix.runs.folder import Run
@@ -30,8 +32,9 @@ from recmix.training.checkpoint import save_weights
 from recmix.training.fit import train_models
 from recmix.training.job import Callback
 from recmix.training.presets import Preset, train_preset
+from recmix.training.wrap import wrap_networks
 
-__all__ = ["Model", "fit", "fit_many", "fit_preset", "load"]
+__all__ = ["Model", "fit", "fit_many", "fit_preset", "load", "wrap"]
 
 CHUNK = 512
 """Examples that pass through a network at a time."""
@@ -42,7 +45,8 @@ class Model(nn.Module):
 
     It is an `nn.Module`: ``model(x)`` is the posterior of a batch, with gradients, and `state_dict`,
     `to`, `eval`, hooks and `torch.compile` work. The other methods take numpy arrays or tensors
-    (B, C, H, W) in [0, 1] (uint8 counts as value / 255) and return tensors without gradients.
+    (B, ...) with the values of the training data (uint8 images mean value / 255), and return tensors
+    without gradients.
 
     Args:
         method: the trained method.
@@ -72,8 +76,8 @@ class Model(nn.Module):
 
     @property
     def latent_model(self) -> LatentModel:
-        """p(x, z)."""
-        return self.method.model
+        """p(x, z), with the noise of the inference."""
+        return self.inference.model(self.method.model)
 
     @property
     def device(self) -> torch.device:
@@ -81,7 +85,7 @@ class Model(nn.Module):
         return self.latent_model.centre.device
 
     def forward(self, x: Tensor) -> Posterior:
-        """q(z | x) of a batch x (B, C, H, W) in [0, 1] on the model's device, with gradients."""
+        """q(z | x) of a batch x (B, ...) on the model's device, with gradients."""
         return infer(self.method, x, self.inference)
 
     def refined(self, steps: int, *, restarts: int | None = None, reuse: int | None = None) -> Model:
@@ -103,7 +107,13 @@ class Model(nn.Module):
         return self.using(**{name: value for name, value in given.items() if value is not None})
 
     def calibrated(
-        self, x: Any, samples: int = 100, *, seed: int = 0, memory: int | None = None
+        self,
+        x: Any,
+        samples: int = 100,
+        *,
+        noise: bool = False,
+        seed: int = 0,
+        memory: int | None = None,
     ) -> Model:
         """The same model with the scale of its posterior chosen on held-out examples.
 
@@ -115,12 +125,20 @@ class Model(nn.Module):
         Args:
             x: held-out examples that no reported score uses; the first thousand are used here.
             samples: K of the IWAE-K bound that is maximised.
+            noise: whether the likelihood's noise (its variance, or the temperature of its logits) is
+                chosen too. The result is another model of the data: it has another p(x).
             seed: of the sampling noise.
             memory: bytes for the decoder's activations at a time; by default what suits the device.
         """
         examples = self._examples(x[:EXAMPLES])
         found = calibrate(
-            self.method, examples, self.inference, samples=samples, seed=seed, memory=memory
+            self.method,
+            examples,
+            self.inference,
+            samples=samples,
+            seed=seed,
+            memory=memory,
+            noise=noise,
         )
         return self.using(**vars(found.inference))
 
@@ -209,13 +227,13 @@ class Model(nn.Module):
 
     @torch.no_grad()
     def reconstruct(self, x: Any) -> Tensor:
-        """E[x | z] at the posterior mean, (B, C, H, W)."""
+        """E[x | z] at the posterior mean, (B, ...)."""
         means = [infer_no_grad(self.method, part, self.inference).mean for part in self._chunks(x)]
         return torch.cat([self.latent_model.decode(mean) for mean in means])
 
     @torch.no_grad()
     def sample(self, n: int = 64, *, seed: int | None = None) -> Tensor:
-        """E[x | z] for n draws of z from the prior, (n, C, H, W)."""
+        """E[x | z] for n draws of z from the prior, (n, ...)."""
         if n < 1:
             raise ConfigError(f"sample needs a positive number of examples, got {n}")
         generator = torch.Generator(self.device)
@@ -227,7 +245,7 @@ class Model(nn.Module):
 
     @torch.no_grad()
     def decode(self, z: Any) -> Tensor:
-        """E[x | z]: (..., D) -> (..., C, H, W)."""
+        """E[x | z]: (..., D) -> (..., *shape)."""
         return self.latent_model.decode(self._latents(z))
 
     def export(
@@ -268,12 +286,14 @@ class Model(nn.Module):
         return z
 
     def _examples(self, x: Any) -> Tensor:
-        like = self.latent_model.centre
-        if isinstance(x, Tensor) and x.is_floating_point() and x.ndim == 4:
-            x = x.detach()
-            if x.is_cuda and _valid(x, self.spec.shape):
-                return torch.as_tensor(x, dtype=like.dtype, device=like.device)
-        checked = check_examples(x, what="x", shape=self.spec.shape)
+        model = self.method.model
+        like = model.centre
+        on_device = isinstance(x, Tensor) and x.is_cuda and x.is_floating_point()
+        if on_device and tuple(x.shape[1:]) == model.shape and len(x) and bool(x.isfinite().all()):
+            return x.detach().to(like.device, like.dtype)  # without a copy to the host
+        fields = None if model.fields is None else model.fields.shapes
+        checked = check_examples(x, what="x", shape=model.shape, fields=fields)
+        check_values(checked, model.likelihood.requirement, model.likelihood.name)
         examples = torch.as_tensor(checked, device=like.device).to(like.dtype)
         return examples / 255 if checked.dtype == np.uint8 else examples
 
@@ -281,14 +301,6 @@ class Model(nn.Module):
         if isinstance(x, Examples):
             return [self._examples(x[i : i + CHUNK]) for i in range(0, len(x), CHUNK)]
         return list(self._examples(x).split(CHUNK))
-
-
-def _valid(x: Tensor, shape: tuple[int, int, int]) -> bool:
-    """Whether a tensor on a GPU holds examples of this shape in [0, 1]."""
-    if tuple(x.shape[1:]) != shape or not len(x):
-        return False
-    low, high = torch.stack(x.aminmax()).tolist()
-    return bool(low >= 0 and high <= 1)
 
 
 def fit(
@@ -301,6 +313,8 @@ def fit(
     overwrite: bool = False,
     encoder: nn.Module | None = None,
     decoder: nn.Module | None = None,
+    likelihood: str | Likelihood | None = None,
+    prior: Any = None,
     vae_epochs: int | None = None,
     callbacks: Sequence[Callback] = (),
     progress: bool | None = None,
@@ -317,8 +331,11 @@ def fit(
         out: folder of the run; without it nothing is written.
         resume: continue the run in `out`, if there is one.
         overwrite: replace the run in `out`.
-        encoder: your own module (B, C, H, W) -> (B, 2 latent); changed in place.
-        decoder: your own module (N, latent) -> (N, C, H, W); changed in place.
+        encoder: your own module, examples (B, ...) to (B, 2 latent) or another form that `wrap` accepts;
+            changed in place.
+        decoder: your own module (N, latent) -> (N, ...); changed in place.
+        likelihood: p(x | z), a name or an object; by default what suits the data.
+        prior: p(z), a name or an object; by default N(0, I).
         vae_epochs: epochs of the first VAE, if it is trained here.
         callbacks: functions called with (epoch, metrics) after each epoch.
         progress: True shows progress, False does not, None shows it if there is a terminal.
@@ -366,12 +383,60 @@ def fit_preset(
     return _model(train_preset(preset, data, progress=progress, **arguments))
 
 
+def wrap(
+    encoder: nn.Module,
+    decoder: nn.Module,
+    *,
+    likelihood: str | Likelihood,
+    latent: int | tuple[int, ...] | None = None,
+    prior: Any = None,
+    example: Any = None,
+    label: str = "VAE",
+) -> Model:
+    """A `Model` of an encoder and a decoder that were trained elsewhere.
+
+    Nothing is trained or copied. The result does all that a fitted model does: `log_likelihood`, `gap`,
+    `refined`, `calibrated`, ``fit("rme", data, init=it)``, `export`, `save`. The networks are set to
+    evaluation mode. x is used as it is given: bring it into the form that the networks were trained on.
+
+    Args:
+        encoder: x (B, ...) to a tensor (B, 2 D) with means and log-variances; or a tuple of the two; or
+            a dict or object with a mean and a log-variance, scale or variance; or a Normal or
+            MultivariateNormal of `torch.distributions`.
+        decoder: z (N, D), or z of the shape of the encoder's mean, to the parameters of p(x | z).
+        likelihood: p(x | decoder output): a name such as ``bernoulli``, or an object such as
+            ``recmix.likelihoods.Gaussian(0.1)``.
+        latent: the dimension or shape of z; needed only without an example.
+        prior: p(z): None for N(0, I), a distribution, or a module with `log_prob` and `sample`.
+        example: a batch of a few examples (B, ...), from which all shapes are read.
+        label: its name in tables.
+
+    >>> import torch
+    >>> encoder, decoder = nn.Linear(6, 4), nn.Linear(2, 6)
+    >>> model = wrap(encoder, decoder, likelihood="bernoulli", example=torch.zeros(1, 6))
+    >>> model.log_likelihood(torch.ones(3, 6)).shape
+    torch.Size([3])
+    """
+    found = wrap_networks(
+        encoder,
+        decoder,
+        likelihood=likelihood,
+        latent=latent,
+        prior=prior,
+        example=example,
+        label=label,
+    )
+    return _model(found)
+
+
 def load(
     folder: str | Path,
     *,
     device: str = "auto",
     encoder: nn.Module | None = None,
     decoder: nn.Module | None = None,
+    likelihood: Likelihood | None = None,
+    prior: Any = None,
     method: type[Method] | None = None,
 ) -> Model:
     """A trained model from its folder. Nothing in the folder is executed.
@@ -381,10 +446,12 @@ def load(
         device: where to put it.
         encoder: a module of the class it was trained with, if that was the user's own.
         decoder: the same for the decoder.
+        likelihood: the same for the likelihood.
+        prior: the same for the prior.
         method: the class of the method, if it is not registered.
     """
-    how: dict[str, Any] = {"device": device, "encoder": encoder, "decoder": decoder, "method": method}
-    return _model(load_trained(folder, **how))
+    own = Own(encoder, decoder, likelihood, prior)
+    return _model(load_trained(folder, device=device, own=own, method=method))
 
 
 def _model(trained: Trained) -> Model:

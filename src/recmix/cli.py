@@ -8,11 +8,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import Annotated
 
 import typer
 
-from recmix._version import __version__
 from recmix.commands.compare import compare_command
 from recmix.commands.demo import demo_command
 from recmix.commands.evaluate import evaluate_command
@@ -23,7 +21,7 @@ from recmix.commands.lists import data_command, methods_command
 from recmix.commands.presets import presets_command
 from recmix.commands.report import figure_one_command, report_command
 from recmix.commands.summary import summary_command
-from recmix.commands.terminal import err, out, plain
+from recmix.commands.terminal import before_command, err, plain
 from recmix.commands.train import add_train
 from recmix.errors import Interrupted, RecmixError
 
@@ -66,21 +64,6 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(1)
 
 
-def _version(show: bool) -> None:
-    if show:
-        out.print(f"recmix {__version__}", highlight=False)
-        raise typer.Exit
-
-
-@app.callback()
-def _root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
-    ] = False,
-) -> None:
-    pass
-
-
 COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "data": (data_command, "recmix data --data-root ~/data"),
     "methods": (methods_command, "recmix methods --json"),
@@ -98,6 +81,7 @@ COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "export": (export_command, "recmix export runs/rme --format onnx"),
     "explore": (explore_command, "recmix explore runs/vae runs/rme"),
 }
+app.callback()(before_command)
 for _name, (_command, _example) in COMMANDS.items():
     app.command(_name, epilog=f"Example: [bold]{_example}[/]")(_command)
 

@@ -21,7 +21,7 @@ class RecmixError(Exception):
 
 
 class DataError(RecmixError, ValueError):
-    """Data that is missing, corrupt, or not images in [0, 1]."""
+    """Data that is missing, corrupt, or of a form that is not supported."""
 
 
 class ConfigError(RecmixError, ValueError):

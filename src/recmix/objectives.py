@@ -46,7 +46,7 @@ def elbo(
     parts = posterior.components
     if len(parts) == 1:
         z, log_q = posterior.rsample_and_log_prob(samples, generator=generator)
-        return (model.log_conditional(x, z) - posterior.kl_to_prior(z, log_q)).mean(0)
+        return (model.log_conditional(x, z) - model.kl(posterior, z, log_q)).mean(0)
     drawn = [q.rsample_and_log_prob(samples, generator=generator)[0] for q in parts]
     z = torch.cat(drawn)  # (K S, B, D)
     log_w = (model.log_joint(x, z) - posterior.log_prob(z)).unflatten(0, (len(parts), samples))

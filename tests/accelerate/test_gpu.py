@@ -13,15 +13,15 @@ from recmix.accelerate.graph_engines import CompileEngine, GraphEngine
 from recmix.accelerate.stacked_posteriors import stacks_of
 from recmix.errors import DataError, NonFiniteError
 from recmix.inference import Inference
-from recmix.methods.method import infer
-from recmix.methods.registry import METHODS, find_method
+from recmix.methods.method import Objective, infer
+from recmix.methods.registry import METHODS
+from recmix.model.data_facts import Statistics
 from recmix.model.options import ModelOptions
 from recmix.posteriors import Mixture
 from recmix.runs.spec import Spec
 from recmix.runs.training_options import Training
 from recmix.training.build import build
 from recmix.training.engines import Eager, pick_engine
-from recmix.training.fit import _new
 from recmix.training.job import Job
 
 PLAIN = Inference()
@@ -38,11 +38,17 @@ def job(method, seed=0, training=None, inference=PLAIN, **options):
     spec = recmix.fit(
         method, data, init=start, epochs=1, progress=False, engine="eager", device="cuda", **options
     ).spec
-    made = _new(spec, data, None, None, find_method(method))
+    made = build(spec, statistics=Statistics(centre=data.x_train.mean()))
     torch.manual_seed(0)  # some components start at random
     made.start_from(start.method)
     given = {"epochs": 2, "learning_rate": 1e-3, "batch_size": 32, "seed": seed} | (training or {})
-    return Job(made, data, Training(**given), inference=inference, continued=True)
+    options = Training(**given)
+    objective = Objective(
+        iwae_samples=options.objective_samples if options.objective == "iwae" else 0,
+        inference=inference,
+        distil=options.distil,
+    )
+    return Job(made, data, options, objective=objective, continued=True)
 
 
 def run(engine, jobs, steps=6):
@@ -308,7 +314,7 @@ def test_images_on_the_gpu_are_checked_there():
     x = torch.rand(4, 1, 12, 12, device="cuda")
     torch.testing.assert_close(model.posterior(x).mean.cpu(), model.posterior(x.cpu()).mean.cpu())
     with pytest.raises(DataError):
-        model.posterior(x + 1)
+        model.posterior(x * torch.nan)
 
 
 @pytest.fixture
@@ -329,7 +335,8 @@ def untrained(name, shape, **options):
         options=options,
         training=Training(device="cuda"),
     )
-    method = build(spec, centre=np.random.default_rng(0).random(shape), variance=0.1).to("cuda").eval()
+    found = Statistics(centre=np.random.default_rng(0).random(shape), variance=0.1)
+    method = build(spec, statistics=found).to("cuda").eval()
     for p in method.parameters():
         p.data.add_(0.02 * torch.randn_like(p))
     return method

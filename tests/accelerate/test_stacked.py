@@ -7,12 +7,19 @@ import torch
 from torch import nn
 
 from recmix.accelerate.stacked import Stacked
-from recmix.accelerate.stacked_posteriors import _encoders, _gates, stacks_of
+from recmix.accelerate.stacked_posteriors import STACKED, _encoders, _gates, stacks_of
 from recmix.methods.registry import METHODS
 from recmix.model.latent import LatentModel
 from recmix.model.likelihoods import Gaussian as GaussianLikelihood
 from recmix.model.networks import make_decoder, make_encoder
 from recmix.posteriors import Mixture
+
+
+@pytest.fixture(autouse=True)
+def stacks_are_asked(monkeypatch):
+    """As on a machine with a GPU."""
+    for function, stacked in STACKED:
+        monkeypatch.setattr(function, "alternatives", [stacked])
 
 
 class Own(nn.Module):

@@ -91,7 +91,7 @@ def jacobian(model, z, chunk=None):
     """Output and Jacobian as Gauss-Newton steps compute them: by kernels where these apply."""
     problem = make_log_joint(model, torch.zeros(len(z), *model.shape, device=DEVICE), z.dtype, chunk)
     assert isinstance(problem, KernelLogJoint)
-    return problem._jacobian(z)
+    return problem.linearise(z)
 
 
 def agree(model, batch, chunk=None):
@@ -442,7 +442,7 @@ def test_log_joint_and_its_derivatives(name, shape, latent):
     double = (image.double(), decoded.double())
     close(joint, likelihood.log_prob(*double) + standard_normal(z.double()), 1e-6)
     close(residual, likelihood.residual(*double).flatten(2), 1e-6)
-    close(weight, likelihood.precision(double[1]).flatten(2), 1e-6)
+    close(weight, likelihood.precision(*double).flatten(2), 1e-6)
     likelihood.float()
     decoded[1, 2, 0, 0, 0] = torch.nan
     joint = newton_kernels.score(likelihood, image, decoded, z, slopes=False)[0]

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from recmix.model.replaceable import replaceable
+
 SCRIPT = """
 import json, sys
 if sys.argv[1] == "without":
@@ -99,3 +101,19 @@ except recmix.RecmixError as error:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "unknown optimizer 'muon'" in done.stdout
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+def test_alternatives_for_a_gpu_are_asked_only_where_there_is_one(gpu, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+
+    @replaceable
+    def double(x):
+        return x + x
+
+    @double.register_for_gpu
+    def on_gpu(x):
+        return -1
+
+    assert double.alternatives == ([on_gpu] if gpu else [])
+    assert double(2) == (-1 if gpu else 4)

@@ -44,7 +44,7 @@ class LowRankComponent(Component):
         nn.init.normal_(self.factor.bias, std=1e-3)
 
     def forward(self, x, model):
-        features, output = encode_with_features(self.encoder, model.centred(x))
+        features, output = encode_with_features(self.encoder, model.observed(x))
         diagonal = Gaussian.from_parameters(output)
         w = self.factor(features).unflatten(-1, (self.latent, self.rank))
         covariance = torch.diag_embed(diagonal.variance) + w @ w.mT

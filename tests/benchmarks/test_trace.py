@@ -9,8 +9,8 @@ from pathlib import Path
 from benchmarks.trace import Call, first_calls, returns
 
 ROOT = Path(__file__).parents[2]
-MOST_RETURNS = 85
-"""Measured: 82. Lower it when the way of a training becomes shorter."""
+MOST_RETURNS = 46
+"""Measured: 56. Lower it when the way of a training becomes shorter."""
 
 
 def test_training_seldom_returns_to_a_room():

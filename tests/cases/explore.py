@@ -11,6 +11,7 @@ import recmix
 from recmix.commands.explore import load_models
 from recmix.explore.app import make_app
 from recmix.explore.catalogue import Catalogue
+from recmix.model.data_facts import Statistics
 from recmix.model.options import ModelOptions
 from recmix.runs.spec import Spec
 from recmix.runs.training_options import Training
@@ -33,7 +34,7 @@ def save(folder, method="rme", *, latent=2, data=None, label="", inference=None,
     )
     with torch.random.fork_rng():
         torch.manual_seed(3)
-        made = build(spec, centre=np.full((1, 8, 8), 0.3), variance=0.05)
+        made = build(spec, statistics=Statistics(np.full((1, 8, 8), 0.3), variance=0.05))
         with torch.no_grad():  # larger weights, so that answers differ between images
             for weight in made.parameters():
                 if weight.ndim > 1:

@@ -5,6 +5,7 @@ import json
 import torch
 
 import recmix
+from recmix.model.assembly import Own
 from recmix.model.options import ModelOptions
 from recmix.runs.spec import Spec
 from recmix.runs.training_options import Training
@@ -28,7 +29,7 @@ def model(method, *, network="conv", likelihood="gaussian", encoder=None, decode
         training=Training(device="cpu"),
         options=options,
     )
-    made = build(spec, encoder=encoder, decoder=decoder)
+    made = build(spec, own=Own(encoder, decoder))
     with torch.no_grad():
         for p in made.parameters():
             p.add_(0.05 * torch.randn_like(p))

@@ -75,12 +75,13 @@ def add_run(
     options=None,
     training=None,
     inference=None,
+    model=None,
     init="vae",
     rng=None,
 ):
     """Write one run folder as `recmix` and its grid would, and return its path.
 
-    `options`, `training` and `inference` are added to the spec.
+    `options`, `training`, `inference` and `model` are added to the spec.
     """
     rng = rng or random.Random(hash((split, restart)))
     usual, option, _ = SETTINGS.get(label, (label.lower(), "order", None))
@@ -93,7 +94,9 @@ def add_run(
         label=label,
         shape=(1, 28, 28),
         options={**({} if setting is None else {option: setting, "eps_max": 0.1}), **(options or {})},
-        model=ModelOptions(latent=latent, likelihood=likelihood, decoder_network=decoder_network),
+        model=ModelOptions(
+            latent=latent, likelihood=likelihood, decoder_network=decoder_network, **(model or {})
+        ),
         training=Training(
             **{"epochs": epochs, "learning_rate": rate, "seed": restart, **(training or {})}
         ),
@@ -143,7 +146,9 @@ def add_run(
     return folder
 
 
-def add_scores(folder, *, part="test", samples=100, calibrated=False, inference=None, **values):
+def add_scores(
+    folder, *, part="test", samples=100, calibrated=False, noise=False, inference=None, **values
+):
     """Add a score like the run's first one, with another inference and other values."""
     path = folder / "scores.json"
     scores = json.loads(path.read_text())
@@ -151,7 +156,8 @@ def add_scores(folder, *, part="test", samples=100, calibrated=False, inference=
     score = {**next(iter(scores.values())), "inference": used.to_json(), "samples": samples}
     if used.refine:
         score |= {"kind": "refined", "steps": used.refine}
-    key = str(ScoreKey(part, samples, used.uncalibrated if calibrated else used, calibrated))
+    named = used.uncalibrated if calibrated else used
+    key = str(ScoreKey(part, samples, named, calibrated, noise))
     write(path, {**scores, key: {**score, **values}})
     return key
 

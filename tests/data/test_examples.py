@@ -7,49 +7,59 @@ from recmix.data import ArrayExamples
 from recmix.data.examples import is_binary, rows, to_unit
 from recmix.errors import DataError
 
+EVENTS = {
+    "uint8": (2, 9, 8),
+    "float32": (2, 9, 8),
+    "indexed": (2, 3),
+    "vectors": (7,),
+    "video": (2, 1, 3, 4),
+}
 
-@pytest.fixture(params=["uint8", "float32", "indexed"])
-def images(request, rng):
-    array = rng.integers(0, 256, (30, 2, 9, 8), dtype=np.uint8)
+
+@pytest.fixture(params=EVENTS)
+def examples(request, rng):
+    array = rng.integers(0, 256, (30, *EVENTS[request.param]), dtype=np.uint8)
     if request.param == "float32":
         return ArrayExamples(to_unit(array))
+    if request.param == "vectors":
+        return ArrayExamples(rng.normal(-3, 20, array.shape).astype(np.float32))
     if request.param == "indexed":
         return ArrayExamples(array, np.arange(29, 3, -2))
     return ArrayExamples(array)
 
 
-def test_every_kind_of_index_reads_the_right_images(images):
-    whole = np.asarray(images)
+def test_every_kind_of_index_reads_the_right_images(examples):
+    whole = np.asarray(examples)
     assert whole.dtype == np.float32
-    assert whole.shape == images.shape == (len(images), 2, 9, 8)
-    mask = np.arange(len(images)) % 3 == 0
+    assert whole.shape == examples.shape == (len(examples), *examples[0].shape)
+    mask = np.arange(len(examples)) % 3 == 0
     for index in (3, np.int64(3), -1, slice(2, 7), slice(None, None, -1), [4, 1, 4], mask, []):
-        read = images[index]
+        read = examples[index]
         assert read.dtype == np.float32
         np.testing.assert_array_equal(read, whole[index])
-    np.testing.assert_array_equal(np.stack(list(images)), whole)
+    np.testing.assert_array_equal(np.stack(list(examples)), whole)
 
 
-def test_changing_what_was_read_does_not_change_the_store(images):
-    before = np.array(images)
+def test_changing_what_was_read_does_not_change_the_store(examples):
+    before = np.array(examples)
     for index in (0, slice(0, 5), [1, 2]):
-        images[index][...] = 0.5
-    np.asarray(images)[...] = 0.5
-    np.testing.assert_array_equal(np.array(images), before)
+        examples[index][...] = 0.5
+    np.asarray(examples)[...] = 0.5
+    np.testing.assert_array_equal(np.array(examples), before)
 
 
 @pytest.mark.parametrize("index", [30, -31, [0, 30], [0.5], [[0]], np.zeros(5, bool), "a"])
 def test_invalid_index_raises_index_error(index, rng):
-    images = ArrayExamples(rng.random((30, 1, 8, 8), np.float32))
+    examples = ArrayExamples(rng.random((30, 1, 8, 8), np.float32))
     with pytest.raises(IndexError):
-        images[index]
+        examples[index]
 
 
-def test_numpy_array_protocol(images):
-    assert np.asarray(images, np.float64).dtype == np.float64
-    assert images.__array__(copy=True).dtype == np.float32
+def test_numpy_array_protocol(examples):
+    assert np.asarray(examples, np.float64).dtype == np.float64
+    assert examples.__array__(copy=True).dtype == np.float32
     with pytest.raises(ValueError, match="without a copy"):
-        images.__array__(copy=False)
+        examples.__array__(copy=False)
 
 
 def test_uint8_is_divided_by_255_exactly():
@@ -79,24 +89,41 @@ def test_pickle_holds_only_the_selected_images(rng):
     np.testing.assert_array_equal(pickle.loads(pickled)[:], part[:])
 
 
-def test_mean_and_variance_equal_those_of_numpy(images, monkeypatch):
-    monkeypatch.setattr("recmix.data.examples._CHUNK_VALUES", 500)  # several chunks
-    whole = np.asarray(images, np.float64)
-    mean = images.mean()
-    assert mean.dtype == np.float32
+def test_mean_and_variance_equal_those_of_numpy(examples, monkeypatch):
+    monkeypatch.setattr("recmix.data.examples._CHUNK_VALUES", 50)  # several chunks
+    whole = np.asarray(examples, np.float64)
+    mean, deviation = examples.mean(), examples.deviation()
+    assert (mean.dtype, deviation.dtype) == (np.float32, np.float32)
     np.testing.assert_allclose(mean, whole.mean(0), rtol=1e-6)
-    np.testing.assert_allclose(images.variance(mean), ((whole - mean) ** 2).mean(), rtol=1e-6)
+    np.testing.assert_allclose(examples.variance(mean), ((whole - mean) ** 2).mean(), rtol=1e-6)
+    np.testing.assert_allclose(deviation, whole.std(0), rtol=1e-6)
 
 
-def test_fingerprint_depends_on_values_and_order_but_not_on_chunks(images, monkeypatch):
-    same = ArrayExamples(images.raw.copy())
-    first = images.fingerprint()
+def test_deviation_is_1_where_a_value_is_constant(rng):
+    array = rng.normal(0, 5, (50, 4)).astype(np.float32)
+    array[:, 1] = 0.1  # its mean in float64 is not exactly 0.1
+    array[:, 2] = np.where(np.arange(50) % 2, 1e-44, 0)  # its square is 0 in float32
+    deviation = ArrayExamples(array).deviation()
+    np.testing.assert_array_equal(deviation[[1, 2]], 1)
+    np.testing.assert_allclose(deviation[[0, 3]], array.astype(np.float64).std(0)[[0, 3]], rtol=1e-6)
+
+
+def test_deviation_does_not_lose_digits_with_a_large_mean(rng):
+    noise = rng.normal(0, 1, (1000, 3))
+    array = (10_000 + noise).astype(np.float32)
+    deviation = ArrayExamples(array).deviation()
+    np.testing.assert_allclose(deviation, array.astype(np.float64).std(0), rtol=1e-6)
+
+
+def test_fingerprint_depends_on_values_and_order_but_not_on_chunks(examples, monkeypatch):
+    same = ArrayExamples(examples.raw.copy())
+    first = examples.fingerprint()
     assert first == same.fingerprint()
-    monkeypatch.setattr("recmix.data.examples._CHUNK_VALUES", 500)
+    monkeypatch.setattr("recmix.data.examples._CHUNK_VALUES", 50)
     assert first == same.fingerprint()
-    assert first != images.subset(slice(None, None, -1)).fingerprint()
-    changed = images.raw.copy()
-    changed[-1, -1, -1, -1] = 0 if changed[-1, -1, -1, -1] else 1
+    assert first != examples.subset(slice(None, None, -1)).fingerprint()
+    changed = examples.raw.copy()
+    changed.flat[-1] = 0 if changed.flat[-1] else 1
     assert first != ArrayExamples(changed).fingerprint()
 
 
@@ -110,7 +137,9 @@ def test_is_binary(value, dtype, expected):
     assert is_binary(ArrayExamples(array)) is expected
 
 
-@pytest.mark.parametrize("array", [np.zeros((3, 8, 8), np.uint8), np.zeros((3, 1, 8, 8))])
+@pytest.mark.parametrize(
+    "array", [np.zeros(3, np.uint8), np.zeros((3, 1, 8, 8)), np.zeros((3, 4), np.int64)]
+)
 def test_wrong_shape_or_type_is_rejected(array):
     with pytest.raises(DataError, match="check_examples"):
         ArrayExamples(array)
@@ -120,5 +149,12 @@ def test_mask_gives_row_numbers():
     np.testing.assert_array_equal(rows(np.array([True, False, True]), 3), [0, 2])
 
 
-def test_repr_gives_the_shape(images):
-    assert repr(images) == f"ArrayExamples(shape={images.shape})"
+def test_repr_gives_the_shape(examples):
+    assert repr(examples) == f"ArrayExamples(shape={examples.shape})"
+
+
+def test_fingerprints_never_change():
+    """Run folders hold fingerprints of data in uint8 and float32."""
+    array = np.arange(128, dtype=np.uint8).reshape(2, 1, 8, 8)
+    assert ArrayExamples(array).fingerprint().startswith("3908357e8ef1fd7b")
+    assert ArrayExamples(to_unit(array)).fingerprint().startswith("07923a40849325df")

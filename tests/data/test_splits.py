@@ -51,13 +51,13 @@ def test_invalid_seed_is_rejected(seed):
 
 
 @pytest.mark.parametrize(("count", "parts"), [(1, 1), (2, 2), (0, 1)])
-def test_too_few_images_are_rejected(count, parts):
-    with pytest.raises(DataError, match=f"{count} image.*at least {parts + 1}"):
+def test_too_few_examples_are_rejected(count, parts):
+    with pytest.raises(DataError, match=f"{count} example.*at least {parts + 1}"):
         split(count, name="a", parts=parts)
 
 
 @pytest.fixture
-def images(rng):
+def examples(rng):
     return ArrayExamples(rng.integers(0, 256, (50, 1, 8, 8), dtype=np.uint8))
 
 
@@ -71,26 +71,38 @@ def images(rng):
         (True, True, True, (50, 50, 50)),
     ],
 )
-def test_only_missing_parts_are_held_out(images, val, test, need_test, counts):
-    given = (images, images if val else None, images if test else None)
+def test_only_missing_parts_are_held_out(examples, val, test, need_test, counts):
+    given = (examples, examples if val else None, examples if test else None)
     parts = complete_parts(*given, name="a", seed=0, need_test=need_test)
     assert tuple(None if part is None else len(part) for part in parts) == counts
     if not val and not test and need_test:
         together = np.concatenate([part.raw for part in parts])
-        assert sorted(map(bytes, together)) == sorted(map(bytes, images.raw))
+        assert sorted(map(bytes, together)) == sorted(map(bytes, examples.raw))
 
 
-def test_description_is_json_and_fingerprint_depends_on_images(images):
-    data = Data("a", images, images, None, seed=3)
+def test_description_is_json_and_fingerprint_depends_on_examples(examples):
+    data = Data("a", examples, examples, None, seed=3)
     description = json.loads(json.dumps(data.describe()))
     assert description["counts"] == {"train": 50, "val": 50, "test": None}
     assert (description["shape"], description["seed"]) == ([1, 8, 8], 3)
     assert len(description["fingerprint"]) == 64
-    other = Data("a", images.subset(slice(49)), images, None, seed=3)
+    other = Data("a", examples.subset(slice(49)), examples, None, seed=3)
     assert other.fingerprint != data.fingerprint
+    assert not {"fields", "columns"} & set(description)  # so that the specs of earlier runs stay equal
 
 
-def test_parts_of_different_shapes_are_rejected(images):
+def test_fields_and_columns_must_fit_the_shape():
+    x = ArrayExamples(np.zeros((4, 3), np.float32))
+    data = Data("a", x, x, None, fields={"b": (2,), "c": ()})
+    assert json.loads(json.dumps(data.describe()))["fields"] == [["b", [2]], ["c", []]]
+    assert Data("a", x, x, None, columns=("b", "c", "d")).describe()["columns"] == ["b", "c", "d"]
+    with pytest.raises(DataError, match=r"have 2 values, but an example has shape \(3,\)"):
+        Data("a", x, x, None, fields={"b": (2,)})
+    with pytest.raises(DataError, match=r"2 names of columns, but an example has shape \(3,\)"):
+        Data("a", x, x, None, columns=("b", "c"))
+
+
+def test_parts_of_different_shapes_are_rejected(examples):
     other = ArrayExamples(np.zeros((5, 1, 8, 9), np.uint8))
     with pytest.raises(DataError, match=r"x_test.*\(1, 8, 9\).*\(1, 8, 8\)"):
-        Data("a", images, images, other)
+        Data("a", examples, examples, other)

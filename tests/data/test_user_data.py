@@ -1,13 +1,19 @@
+import json
 import shutil
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 from PIL import Image
+from scipy import sparse
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from recmix.data import ArrayExamples, FileImages, as_data, from_arrays, load
+from recmix.data import ArrayExamples, FileImages, as_data, as_examples, from_arrays, load, rebuild
 from recmix.errors import ConfigError, DataError
+from recmix.model.fields import Fields
 
 
 def sorted_images(data):
@@ -86,15 +92,25 @@ def test_colour_pillow_images_equal_arrays(rng):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (Items([]), "has no images"),
-        ([], "no images"),
+        (Items([]), "has no examples"),
+        ([], "no examples"),
         (Items([np.zeros((8, 8)), np.zeros((8, 9))]), r"x_train\[1\] is .*\(8, 9\), x_train\[0\]"),
         (Items([np.zeros((8, 8)), np.zeros((8, 8), np.uint8)]), r"x_train\[1\] is uint8"),
-        (Items([{"image": 1, "label": 2}]), "keys image, label"),
+        (Items([{"a": 1}, {"b": 1}]), r"x_train\[1\] has the fields b, x_train\[0\] has a"),
+        (Items([{"a": "text"}] * 3), r"x_train\[0\]\['a'\] is a str"),
+        (Items([{"a": [1]}, {"a": [1, 2]}]), r"x_train\[1\], field 'a', is int64 of shape \(2,\)"),
         (Items(["a"]), r"x_train\[0\] is a str"),
         (Stream(), "without a length"),
-        (np.zeros((1, 28, 28)), "1 image.s., expected at least 2"),
-        ({"x_train": np.zeros((5, 28, 28))}, "is a dict"),
+        (np.zeros((1, 28, 28)), "1 example.s., expected at least 2"),
+        ({"x_train": np.zeros((5, 28, 28))}, r"dict with the keys x_train.*from_arrays\(\*\*parts\)"),
+        ({}, "empty dict"),
+        ({"a": np.zeros((4, 2)), "b": np.zeros(3)}, r"'b' has \(3,\) examples"),
+        ({"a": np.zeros((1, 2))}, "1 example.s., expected at least 2"),
+        ({"a": np.array([[1.0], [np.nan]])}, "NaN or infinite.* example 1"),
+        ({"a": np.array([1, 2**25])}, r"field 'a' has the integer 33554432.*2\*\*24"),
+        ({"a": sparse.csr_array(np.eye(3))}, r"x_train\['a'\] is a sparse matrix.*toarray"),
+        ({"a": 3}, r"x_train\['a'\] is a int"),
+        ({"a": np.zeros((0, 3))}, r"x_train\['a'\] is .*\(0, 3\)"),
         (None, "is a NoneType"),
         (7, "is a int"),
     ],
@@ -108,7 +124,7 @@ def test_invalid_images_in_memory_are_rejected(source, message):
 def test_parts_of_different_shapes_are_rejected(grey):
     with pytest.raises(DataError, match=r"x_test is .*1x27x28, expected 1x28x28"):
         from_arrays(grey, grey, grey[:, 1:])
-    with pytest.raises(DataError, match=r"x_val has images of shape \(1, 27, 28\)"):
+    with pytest.raises(DataError, match=r"x_val has examples of shape \(1, 27, 28\)"):
         from_arrays(grey, ArrayExamples(grey[:, None, 1:]))
 
 
@@ -156,7 +172,7 @@ def test_invalid_array_files_are_rejected(tmp_path, grey):
     with pytest.raises(DataError, match=r"a\.npz: x_test"):
         load(tmp_path / "a.npz")
     np.save(tmp_path / "two.npy", grey[:2])
-    with pytest.raises(DataError, match="2 image.s., expected at least 3"):
+    with pytest.raises(DataError, match="2 example.s., expected at least 3"):
         load(tmp_path / "two.npy")
     with pytest.raises(ConfigError, match="size and crop are for image files"):
         load(tmp_path / "two.npy", size=32)
@@ -214,13 +230,16 @@ def test_files_of_different_sizes_need_size(tmp_path, write_image_files, as_sour
     assert load(path, size=12, crop=10).describe()["options"]["crop"] == 10
 
 
-def test_too_large_or_too_few_files_are_rejected(tmp_path, write_image_files):
+def test_files_of_any_size_are_read(tmp_path, write_image_files):
     write_image_files(tmp_path / "large", ["a.png", "b.png", "c.png"], (200, 150))
-    with pytest.raises(DataError, match=r"a\.png is 200x150.*size=64"):
-        load(tmp_path / "large")
+    assert load(tmp_path / "large").shape == (3, 200, 150)
+    assert load(tmp_path / "large", size=4).shape == (3, 4, 4)
     assert load(tmp_path / "large", size=64).shape == (3, 64, 64)
+
+
+def test_too_few_files_are_rejected(tmp_path, write_image_files):
     write_image_files(tmp_path / "few", ["a.png", "b.png"])
-    with pytest.raises(DataError, match=r"few: .*2 image.*at least 3"):
+    with pytest.raises(DataError, match=r"few: .*2 example.*at least 3"):
         load(tmp_path / "few")
     (tmp_path / "none").mkdir()
     with pytest.raises(DataError, match=r"none has no images.*\.png"):
@@ -230,8 +249,7 @@ def test_too_large_or_too_few_files_are_rejected(tmp_path, write_image_files):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"size": 4}, "size is 4"),
-        ({"size": 200}, "size is 200"),
+        ({"size": 0}, "size is 0"),
         ({"crop": 8}, "size is missing"),
         ({"size": 8, "crop": -1}, "crop is -1"),
         ({"stream": "maybe"}, "stream is 'maybe'"),
@@ -268,3 +286,176 @@ def test_unsupported_files_are_rejected(tmp_path, name, message):
     (tmp_path / name).write_bytes(b"x")
     with pytest.raises(DataError, match=message):
         load(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("x", "shape", "kind"),
+    [
+        (np.linspace(-3, 3, 40).reshape(10, 4), (4,), "real"),
+        (np.linspace(-3, 3, 40).reshape(10, 4).tolist(), (4,), "real"),
+        (torch.arange(40).view(10, 4), (4,), "counts"),
+        (TensorDataset(torch.rand(10, 4), torch.zeros(10)), (4,), "unit"),
+        ([np.arange(4)] * 10, (4,), "counts"),
+        ([(0.5, 2.5)] * 10, (2,), "real"),
+        (np.arange(40, dtype=np.uint8).reshape(10, 4), (4,), "counts"),
+        (np.zeros((10, 2, 3, 4, 5)), (2, 3, 4, 5), "binary"),
+        (sparse.random(10, 4, density=0.5, rng=0), (4,), "unit"),
+    ],
+)
+def test_examples_of_any_shape_are_accepted(x, shape, kind):
+    data = as_data(x)
+    assert (data.shape, data.kind, data.fields, data.columns) == (shape, kind, None, None)
+    assert data.counts == {"train": 9, "val": 1, "test": None}
+
+
+TOKENS = {"tokens": np.arange(30).reshape(10, 3), "length": np.arange(10), "edges": np.ones((10, 2, 2))}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        TOKENS,
+        {name: torch.from_numpy(value) for name, value in TOKENS.items()},
+        {name: value.tolist() for name, value in TOKENS.items()},
+        Items([{name: value[row] for name, value in TOKENS.items()} for row in range(10)]),
+        [{name: value[row] for name, value in TOKENS.items()} for row in range(10)],
+        DataLoader(
+            Items([({name: value[row] for name, value in TOKENS.items()}, 1) for row in range(10)])
+        ),
+    ],
+    ids=["arrays", "tensors", "lists", "data set", "list of dicts", "data loader of pairs"],
+)
+def test_fields_are_stored_flat(source):
+    data = as_data(source)
+    assert data.fields == {"tokens": (3,), "length": (), "edges": (2, 2)}
+    assert (data.shape, data.kind, data.binary) == ((8,), "fields", False)
+    both = np.concatenate([data.x_train[:], data.x_val[:]])
+    found = Fields(data.fields).unpack(both[np.argsort(both[:, 0])])
+    for name, value in TOKENS.items():
+        np.testing.assert_array_equal(found[name], value)
+    description = json.loads(json.dumps(data.describe()))
+    assert Fields.from_json(description["fields"]) == Fields(data.fields)
+    assert data.fingerprint == as_data(TOKENS).fingerprint
+
+
+def test_all_parts_have_the_fields_of_the_training_part():
+    turned = dict(reversed(TOKENS.items()))
+    data = from_arrays(TOKENS, turned, ArrayExamples(np.ones((3, 8), np.float32)))
+    np.testing.assert_array_equal(
+        data.x_val[:], np.concatenate([v.reshape(10, -1) for v in TOKENS.values()], 1)
+    )
+    with pytest.raises(DataError, match="x_val: got the fields tokens; expected tokens, length, edges"):
+        from_arrays(TOKENS, {"tokens": TOKENS["tokens"]})
+    with pytest.raises(DataError, match=r"x_val: field 'tokens' has shape \(10, 2\)"):
+        from_arrays(TOKENS, TOKENS | {"tokens": TOKENS["tokens"][:, :2]})
+    with pytest.raises(DataError, match="x_val is a dict .*no fields"):
+        from_arrays(TOKENS["tokens"], TOKENS)
+
+
+def test_uint8_in_fields_keeps_its_values_and_images_are_grey():
+    adjacency = np.ones((4, 9, 9), np.uint8)
+    assert from_arrays({"edges": adjacency}).x_train[:].max() == 1
+    white = [{"image": Image.new("L", (5, 4), 255), "label": 7}] * 4
+    data = from_arrays(white)
+    assert data.fields == {"image": (1, 4, 5), "label": ()}
+    np.testing.assert_array_equal(np.unique(data.x_train[:]), [1, 7])
+
+
+def test_fingerprint_depends_on_the_fields():
+    x = np.zeros((5, 4))
+    prints = {
+        from_arrays(fields).fingerprint
+        for fields in ({"a": x}, {"b": x}, {"a": x[:, :2], "b": x[:, 2:]})
+    }
+    assert len(prints | {from_arrays(x).fingerprint}) == 4
+
+
+def test_as_examples_checks_shape_and_fields():
+    assert as_examples(np.zeros((2, 28, 28))).shape == (2, 1, 28, 28)
+    assert as_examples(TOKENS, shape=(8,), fields={n: v.shape[1:] for n, v in TOKENS.items()}).shape == (
+        10,
+        8,
+    )
+    with pytest.raises(DataError, match="5 values, expected 4 values"):
+        as_examples(np.zeros((2, 5)), shape=(4,))
+    with pytest.raises(DataError, match=r"shape \(5,\), expected \(4,\)"):
+        as_examples(ArrayExamples(np.zeros((2, 5), np.float32)), shape=(4,))
+
+
+SHARED_FOLDER = settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+@SHARED_FOLDER
+@given(
+    hnp.arrays(
+        st.sampled_from([np.float32, np.float64, np.int32, np.bool_]),
+        hnp.array_shapes(min_dims=2, max_dims=4, min_side=3, max_side=5),
+        elements={"min_value": -1000, "max_value": 1000},
+    )
+)
+def test_array_files_round_trip(tmp_path, array):
+    np.save(tmp_path / "a.npy", array)
+    np.savez(tmp_path / "a.npz", x_train=array, x_val=array, x_test=array)
+    np.savez(
+        tmp_path / "b.npz",
+        **{"x_train.a": array, "x_train.b": array[:, 0], "x_val.a": array[:1], "x_val.b": array[:1, 0]},
+    )
+    expected = array[:, None] if array.ndim == 3 else array
+    np.testing.assert_array_equal(load(tmp_path / "a.npz").x_train[:], expected.astype(np.float32))
+    data = load(tmp_path / "a.npy")
+    parts = np.concatenate([data.x_train[:], data.x_val[:], data.x_test[:]])
+    assert sorted(row.tobytes() for row in parts) == sorted(
+        row.tobytes() for row in expected.astype(np.float32)
+    )
+    fields = load(tmp_path / "b.npz")
+    assert fields.fields == {"a": array.shape[1:], "b": array.shape[2:]}
+    unpacked = Fields(fields.fields).unpack(fields.x_val[:])
+    np.testing.assert_array_equal(unpacked["a"], array[:1].astype(np.float32))
+    assert rebuild(json.loads(json.dumps(fields.describe()))).fingerprint == fields.fingerprint
+
+
+@SHARED_FOLDER
+@given(
+    hnp.arrays(np.int64, (5, 3), elements=st.integers(0, 3)),
+    st.sampled_from(["csr", "csc", "coo", "bsr", "dia"]),
+)
+def test_sparse_files_round_trip(tmp_path, dense, form):
+    sparse.save_npz(tmp_path / "a.npz", sparse.csr_array(dense).asformat(form))
+    data = load(tmp_path / "a.npz")
+    assert type(data.x_train).__name__ == "SparseExamples"
+    parts = np.concatenate([data.x_train[:], data.x_val[:], data.x_test[:]])
+    assert sorted(map(tuple, parts.tolist())) == sorted(map(tuple, dense.tolist()))
+    assert rebuild(data.describe()).fingerprint == data.fingerprint
+
+
+def test_fields_of_an_npz_file_are_split(tmp_path):
+    np.savez(tmp_path / "a.npz", **TOKENS)
+    data = load(tmp_path / "a.npz")
+    assert data.counts == {"train": 8, "val": 1, "test": 1}
+    assert data.fields == {"tokens": (3,), "length": (), "edges": (2, 2)}
+    np.savez(tmp_path / "a.npz", a=np.zeros((5, 2)), b=np.zeros(4))
+    with pytest.raises(DataError, match=r"a\.npz: x_train: field 'b' has \(4,\) examples"):
+        load(tmp_path / "a.npz")
+
+
+def test_damaged_sparse_files_are_rejected(tmp_path):
+    good = {
+        "indices": [0, 1, 2],
+        "indptr": [0, 1, 2, 3],
+        "format": b"csr",
+        "shape": [3, 3],
+        "data": np.ones(3),
+    }
+    for wrong in (
+        {"indices": [0, 9**8, 2]},
+        {"indptr": [0, 1, 9**8, 3]},
+        {"indptr": [0]},
+        {"format": b"xyz"},
+    ):
+        np.savez(tmp_path / "a.npz", **good | wrong)
+        with pytest.raises(DataError, match=r"a\.npz"):
+            load(tmp_path / "a.npz")

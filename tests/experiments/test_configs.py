@@ -26,6 +26,7 @@ EXPECTED = {
     "frontier_omniglot20": (1, CONTROLS + 4, 5),
     "frontier_omniglot50": (1, CONTROLS + 4, 5),
     "frontier_binary_adam": (1, CONTROLS, 5),
+    "frontier_binary_resnet": (1, CONTROLS + 1, 5),
     "frontier_binary": (1, CONTROLS + 2, 5),
     "frontier_digits": (1, CONTROLS + 6, 6),
     "ablation_digits": (1, CONTROLS + 9, 6),

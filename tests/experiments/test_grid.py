@@ -57,13 +57,9 @@ def test_jobs_of_a_grid():
     assert len(found.jobs) == 2 * 2 * (4 * 6 + 4)  # splits, restarts, columns times rows
     assert not found.notes
     job = next(j for j in found.jobs if j.row == "SA(2)" and j.column["data"] == "binary-mnist")
-    assert job.column == {
-        "data": "binary-mnist",
-        "latent": 50,
-        "likelihood": "bernoulli",
-        "network": "dense",
-        "decoder_network": "dense",
-    }
+    wanted = {"data": "binary-mnist", "latent": 50, "likelihood": "bernoulli"}
+    wanted |= {"network": "dense", "decoder_network": "dense"}
+    assert wanted.items() <= job.column.items()
     assert job.evaluate == ("test/100", "test/500", "val/50")
     assert job.definition["options"] == {"steps": 2, "step_size": 0.01}  # no defaults
     assert job.definition["training"] == {"epochs": 2, "learning_rate": 1e-5}
@@ -214,6 +210,7 @@ def test_changing_what_defines_a_result_changes_the_digest(where, value):
             "methods": [{"name": "rme", "order": 2, "bound": 500, "jitter": 0.0, "train": "all"}]
         },  # defaults
         {"methods": [{"name": "rme", "order": 2, "refined": [2], "reuse": 0, "restarts": 3}]},
+        {"methods": [{"name": "rme", "order": 2, "calibrated": "noise"}]},
         {"columns": [{"data": "digits", "latent": 2, "network": "conv", "likelihood": "gaussian"}]},
         {
             "budget": {
@@ -349,7 +346,10 @@ def test_own_images(tmp_path):
         ({"methods": [{"name": "rme", "ordr": 3}]}, "did you mean 'order'"),
         ({"methods": [{"name": "rme", "order": "three"}]}, "order must be a whole number"),
         ({"methods": [{"name": "rme", "continued": 1}]}, "continued must be true or false"),
-        ({"methods": [{"name": "rme", "calibrated": 2}]}, "calibrated must be true or false, got 2"),
+        ({"methods": [{"name": "rme", "calibrated": 2}]}, 'true, false or "noise", got 2'),
+        ({"methods": [{"name": "rme", "calibrated": "all"}]}, "true, false or \"noise\", got 'all'"),
+        ({"methods": [{"name": "rme", "noise": 1.5}]}, 'calibrated = "noise" chooses it on validation'),
+        ({"columns": [{"data": "digits", "widths": "wide"}]}, "widths must be whole numbers such as"),
         ({"methods": [{"name": "rme", "label": 1}]}, "label must be text"),
         ({"methods": [{"name": "rme", "after": 3}]}, "after must be text"),
         ({"methods": [{"name": "rme", "after": "X"}]}, r"'X', but .* no such row .* VAE, VAE\+"),
@@ -379,6 +379,13 @@ def test_invalid_content_is_refused(change, message):
             {"methods": [{"name": "iaf", "calibrated": True}]},
             "IAF.*only Gaussians and mixtures of Gaussians can be calibrated",
         ),
+        (
+            {
+                "columns": [{"data": "digits", "latent": 2, "likelihood": "poisson"}],
+                "methods": [{"name": "rme", "calibrated": "noise"}],
+            },
+            "RME.*the poisson likelihood has no noise that can be calibrated: use calibrated = true",
+        ),
     ],
 )
 def test_impossible_options_are_found_before_the_first_run(change, message):
@@ -388,7 +395,7 @@ def test_impossible_options_are_found_before_the_first_run(change, message):
 
 
 def test_possible_options_pass_the_check():
-    check(grid(methods=[{"name": "rme", "calibrated": True}, {"name": "iaf"}]).jobs)
+    check(grid(methods=[{"name": "rme", "calibrated": "noise"}, {"name": "iaf"}]).jobs)
 
 
 def test_grid_files(tmp_path):
@@ -439,6 +446,39 @@ def test_score_names_hold_the_whole_inference():
     keys = tuple(f"{part}/3/{how}" for part in ("test", "val") for how in refined)
     assert found["R"].evaluate == keys
     assert found["RESIDUAL(3)"].evaluate == ("test/3/restarts=4", "val/3/restarts=4")
+
+
+def test_noise_is_a_third_score():
+    entry = {"name": "vae", "continued": True, "refined": [2], "calibrated": "noise"}
+    used = ["", "/gauss-newton,refine=2,reuse=2,restarts=1"]
+    assert by_row(methods=[entry])["VAE+"].evaluate == (
+        *(f"test/3{how}" for how in used),
+        *(f"test/3{how}/calibrated" for how in used),
+        *(f"test/3{how}/calibrated+noise" for how in used),
+        *(f"val/3{how}" for how in used),
+    )
+
+
+def test_options_of_the_model_are_axes_and_part_of_the_name():
+    priors = {"prior": ["standard", "mixture"], "network": "mlp", "widths": ["8,4", "16"]}
+    jobs = grid(columns=[{"data": "digits", "latent": 2, **priors}]).jobs
+    assert len(set(digests(grid(columns=[{"data": "digits", "latent": 2, **priors}])))) == 3 * 4
+    titles = [job.title for job in jobs if job.row == "VAE+"]
+    assert titles == [
+        "VAE+ digits 2 mlp/mlp widths=(8,4) split 0 restart 0",
+        "VAE+ digits 2 mlp/mlp widths=(16,) split 0 restart 0",
+        "VAE+ digits 2 mlp/mlp prior=mixture widths=(8,4) split 0 restart 0",
+        "VAE+ digits 2 mlp/mlp prior=mixture widths=(16,) split 0 restart 0",
+    ]
+
+
+def test_the_networks_for_own_data_depend_on_their_shape(tmp_path):
+    columns = [{"data": str(tmp_path / "table.csv"), "latent": 2}]
+    (job, *_) = grid(columns=columns).jobs
+    assert job.definition["model"]["network"] == job.column["decoder_network"] == "auto"
+    assert job.title == "VAE table.csv 2 split 0 restart 0"
+    (job, *_) = grid(columns=[columns[0] | {"network": "conv"}]).jobs
+    assert job.column["network"] == job.column["decoder_network"] == "conv"
 
 
 def test_restarts_without_effect_are_not_in_score_names():

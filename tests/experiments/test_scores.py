@@ -68,6 +68,37 @@ def test_calibration_uses_validation_data(disagreeing):
     assert found != calibrate(method, x_test, samples=3).inference
 
 
+def test_calibrated_noise_has_its_own_scores_and_rows(tmp_path):
+    """Vectors with a Gaussian likelihood, from the file to the rows of the report."""
+    x = np.random.default_rng(0).normal(size=(90, 6)).astype(np.float32)
+    np.save(tmp_path / "table.npy", x)
+    jobs = grid(
+        columns=[{"data": str(tmp_path / "table.npy"), "latent": 2, "variance": 0.01}],
+        methods=[{"name": "vae", "continued": True, "calibrated": "noise"}],
+    ).jobs
+    store = run_jobs(tmp_path / "store", jobs)
+    found = scores(store, jobs[1])
+    assert set(found) == {"test/3", "test/3/calibrated", "test/3/calibrated+noise", "val/3"}
+    assert found["test/3/calibrated"]["inference"]["noise"] == 1
+    noisy = found["test/3/calibrated+noise"]
+    data = load(tmp_path / "table.npy")
+    method = load_trained(store.folder(jobs[1].digest), device="cpu").method
+    held_out = torch.from_numpy(data.x_val[:])
+    used = calibrate(method, held_out, samples=3, noise=True).inference
+    assert used.noise > 2  # the variance is much too small for these data
+    assert noisy["inference"] == used.to_json()
+    assert noisy["iwae"] > found["test/3/calibrated"]["iwae"] + 10
+    results = summarise(read_store(store.root).records, samples=3)
+    assert {str(row) for row, _ in results.cells} == {
+        "VAE",
+        "VAE+",
+        "VAE+ calibrated",
+        "VAE+ calibrated with noise",
+    }
+    (column,) = results.columns
+    assert column.title.endswith("table.npy, mlp networks, variance=0.01")
+
+
 def test_calibration_uses_the_first_validation_examples(disagreeing, monkeypatch, tmp_path):
     data, store, jobs = disagreeing
     vae, name = jobs["VAE", 0], "test/3/calibrated"

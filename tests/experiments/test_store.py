@@ -255,17 +255,17 @@ def test_a_damaged_job_file_is_replaced(store):
 def test_a_run_waits_for_the_run_it_starts_from(tmp_path, finished):
     store = Store(tmp_path)
     queue = JobQueue(store, JOBS)
-    job, claim = queue.take(threads=1)
-    assert job.digest == VAE.digest
+    first = queue.take(threads=1)
+    assert first.job.digest == VAE.digest
     assert queue.take(threads=1) is None
     store.unpack(VAE.digest, finished.pack(VAE.digest))
-    assert queue.ended(job, "killed").kind == "done"
-    claim.release()
+    assert queue.ended(first, "killed").kind == "done"
+    assert store.holder(VAE.digest) == ""
     taken = [queue.take(threads=1), queue.take(threads=1)]
-    assert [job.row for job, _ in taken] == ["VAE+", "RME(2)"]
+    assert [entry.job.row for entry in taken] == ["VAE+", "RME(2)"]
     assert queue.take(threads=1) is None
-    for _, claim in taken:
-        claim.release()
+    for entry in taken:
+        entry.claim.release()
 
 
 def test_a_killed_run_is_tried_again_a_few_times(tmp_path):
@@ -273,9 +273,7 @@ def test_a_killed_run_is_tried_again_a_few_times(tmp_path):
     queue = JobQueue(store, JOBS)
     for attempt in range(RETRIES + 1):
         assert queue.open
-        job, claim = queue.take(threads=1)
-        claim.release()
-        entry = queue.ended(job, "its worker was killed by SIGKILL")
+        entry = queue.ended(queue.take(threads=1), "its worker was killed by SIGKILL")
         assert entry.attempts == attempt + 1
     assert entry.kind == "failed"
     assert "killed by SIGKILL, 3 times" in store.state(VAE).reason
@@ -289,34 +287,33 @@ def test_a_killed_run_is_tried_again_a_few_times(tmp_path):
     assert again.take(threads=1) is None
     retrying = JobQueue(store, JOBS, retry_failed=True)
     assert retrying.counts == {"waiting": 3}
-    job, claim = retrying.take(threads=1)
-    assert job.digest == VAE.digest
+    entry = retrying.take(threads=1)
+    assert entry.job.digest == VAE.digest
     assert store.state(VAE).kind == "new"
-    claim.release()
+    entry.claim.release()
 
 
 def test_a_stopped_run_has_not_failed(tmp_path):
     queue = JobQueue(Store(tmp_path), JOBS)
-    job, claim = queue.take(threads=1)
-    claim.release()
+    entry = queue.take(threads=1)
     for _ in range(RETRIES + 2):
-        assert queue.ended(job, "stopped", stopping=True).kind == "waiting"
+        assert queue.ended(entry, "stopped", stopping=True).kind == "waiting"
 
 
 def test_runs_of_another_driver_are_waited_for(tmp_path, finished):
     store = Store(tmp_path)
     other, queue = JobQueue(store, JOBS), JobQueue(store, JOBS)
-    _, claim = other.take(threads=1)
+    taken = other.take(threads=1)
     assert queue.take(threads=1) is None
     assert queue.counts == {"elsewhere": 1, "waiting": 2}
     assert queue.open
     store.unpack(VAE.digest, finished.pack(VAE.digest))
-    claim.release()
+    taken.claim.release()
     queue.look()
     assert queue.entries[VAE.digest].kind == "done"
-    job, claim = queue.take(threads=1)
-    assert job.row == "VAE+"
-    claim.release()
+    taken = queue.take(threads=1)
+    assert taken.job.row == "VAE+"
+    taken.claim.release()
 
 
 def test_runs_finished_by_another_driver_are_not_repeated(tmp_path, finished):

@@ -46,10 +46,21 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(tmp_path, capsys):
     shown = " ".join(shown.split())
     assert "runs: 3; columns: 1, splits: 1, restarts: 1" in shown
     assert "validation bound: IWAE-3; test bounds: IWAE-3" in shown
+    assert "calibrated" not in shown
     assert "VAE+ is not in the file and was added" in shown
     assert "data: digits is present" in shown
     assert "time left with 2 runs at a time: unknown until the first epoch of a run is done" in shown
     assert not (tmp_path / "store").exists()
+
+
+def test_a_dry_run_names_the_calibrations(tmp_path, capsys):
+    for value, words in (
+        ("true", "test bounds: IWAE-3; calibrated: 1 run note:"),
+        ('"noise"', "test bounds: IWAE-3; calibrated: 1 run; calibrated with noise: 1 run note:"),
+    ):
+        file = write_grid(tmp_path, data="digits", method=f'name = "rme"\ncalibrated = {value}')
+        assert run_grid(file, tmp_path / "store", dry_run=True, device="cpu") == 0
+        assert words in printed(capsys)
 
 
 def test_a_dry_run_names_missing_data(tmp_path, capsys):
@@ -124,16 +135,15 @@ def test_events_are_shown_while_a_grid_runs(terminal, store, finished):
     found = expand({**content(), "title": "With [brackets]"}, "small")
     queue = JobQueue(store, found.jobs)
     with watching(found, queue, 1, console) as watcher:
-        job, claim = queue.take(threads=1)
-        entry = queue.entries[job.digest]
+        entry = queue.take(threads=1)
+        job = entry.job
         watcher.began(entry)
         watcher.tick()
         store.fail(job.digest, "not [finite]")
-        watcher.ended(queue.ended(job, ""))
+        watcher.ended(queue.ended(entry, ""))
         store.forget_failure(job.digest)
         store.unpack(job.digest, finished.pack(job.digest))
-        watcher.ended(queue.ended(job, ""))
-        claim.release()
+        watcher.ended(queue.ended(entry, ""))
     shown = text.getvalue()
     assert "not [finite]" in shown
     assert str(store.log(job.digest)) in shown.replace("\n", "")

@@ -209,14 +209,14 @@ def test_runs_of_one_kind_are_trained_together(tmp_path):
     try:
         while taken := queue.take(1):
             together = [taken]
-            while more := queue.take(1, like=taken[0]):
+            while more := queue.take(1, like=taken.job):
                 together.append(more)
-            for _, claim in together:
-                claim.release()
-            rounds.append(sorted(job.row for job, _ in together))
-            worker([str(tmp_path), *(job.digest for job, _ in together), "--device", "cpu"])
-            for job, _ in together:
-                queue.ended(job, "")
+            for entry in together:
+                entry.claim.release()
+            rounds.append(sorted(entry.job.row for entry in together))
+            worker([str(tmp_path), *(entry.job.digest for entry in together), "--device", "cpu"])
+            for entry in together:
+                queue.ended(entry, "")
     finally:
         signal.signal(signal.SIGTERM, before)
     assert ["VAE", "VAE"] in rounds

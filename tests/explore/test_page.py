@@ -8,10 +8,16 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+import torch
 import uvicorn
 from cases.explore import app_of, ask, save
 from PIL import Image
+from torch import nn
 
+import recmix
+from recmix.commands.explore import load_models
+from recmix.explore.app import make_app
+from recmix.explore.catalogue import Catalogue
 from recmix.inference import Inference
 from recmix.pages import SHARED, shared_text
 
@@ -360,3 +366,23 @@ def test_late_answers_are_ignored(page):
     page.wait_for_timeout(100)
     assert texts(page, ".bounds dd") == numbers
     assert texts(page, "#cards .problem") == ["", ""]
+
+
+def test_runs_that_are_not_images_are_left_out_with_a_message(browser, runs):
+    vector = recmix.wrap(
+        nn.Linear(6, 4), nn.Linear(2, 6), likelihood="bernoulli", example=torch.zeros(1, 6)
+    )
+    with (
+        served(make_app(Catalogue({"table": vector, **load_models(runs[:1], device="cpu")}))) as address,
+        opened(browser, address) as page,
+    ):
+        assert page.locator("#cards article").count() == 1
+        assert "table has examples of shape (6,)" in page.inner_text("#problem")
+    with served(make_app(Catalogue({"table": vector}))) as address:
+        context = browser.new_context()
+        page = context.new_page()
+        page.goto(address)
+        page.locator("#problem", has_text="table").wait_for()
+        assert "table has examples of shape (6,)" in page.inner_text("#problem")
+        assert page.locator("#cards article").count() == 0
+        context.close()

@@ -59,12 +59,12 @@ X = [[[0.0] * 8] * 8]
     [
         ("/posterior", {"images": X[0]}, "flat vectors"),
         ("/posterior", {"images": [[[0.0] * 9] * 9]}, "expected 1x8x8"),
-        ("/posterior", {"images": [[[[2.0] * 8] * 8]]}, "[0, 1]"),
+        ("/posterior", {"images": [[[[1e300] * 8] * 8]]}, "too large"),
         ("/posterior", {"images": [[1, 2], [3]]}, "is not one array"),
         ("/posterior", {"images": [["a"]]}, "numbers only"),
         ("/posterior", {"images": [[[[None] * 8] * 8]]}, "numbers only"),
         ("/posterior", {"images": "none"}, "nested lists"),
-        ("/posterior", {"images": []}, "no images"),
+        ("/posterior", {"images": []}, "no examples"),
         ("/posterior", {}, "'images' is missing"),
         ("/posterior", [1], "expected an object"),
         ("/posterior", {"images": [X], "imagse": 1}, "did you mean"),
@@ -80,7 +80,7 @@ X = [[[0.0] * 8] * 8]
         ("/explain", {"image": [X]}, "5 dimensions"),
         ("/explain", {"image": X, "steps": 9}, "0 to 8"),
         ("/explain", {"image": 3}, "nested lists"),
-        ("/interpolate", {"images": [X]}, "two images"),
+        ("/interpolate", {"images": [X]}, "two examples"),
     ],
 )
 def test_error_says_what_is_wrong(app, path, content, words):

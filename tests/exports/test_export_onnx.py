@@ -4,10 +4,13 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
-from cases.exports import METHODS, check, model
+import torch
+from cases.exports import METHODS, check, model, run
 
+import recmix
 from recmix.exports.serialise import export
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,3 +47,18 @@ def test_example_of_the_documentation(tmp_path, monkeypatch, capsys):
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "export.md").read_text(), re.S)
     exec(compile(code, "docs/export.md", "exec"), {})
     assert "(100, 16, 2) (1600, 1, 8, 8)" in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_onnx_of_a_table(tmp_path):
+    x = np.random.default_rng(0).poisson(3, (60, 5)).astype(np.float32)
+    how = {"latent": 2, "widths": (8,), "epochs": 1, "device": "cpu", "progress": False}
+    model = recmix.fit("vae", x, likelihood="poisson", **how)
+    folder = model.export(tmp_path / "x")
+    given = torch.from_numpy(x[:6])
+    log_weights, means, _ = run(folder, "posterior", given)
+    assert log_weights.shape == (6, 1)
+    torch.testing.assert_close(means[:, 0], model.posterior(given).mean)
+    (decoded,) = run(folder, "decoder", torch.randn(4, 2))
+    assert decoded.shape == (4, 5)
+    assert (decoded > 0).all()

@@ -58,7 +58,7 @@ def test_one_step_on_a_linear_gaussian_model_is_exact():
     method = vlae(model, steps=1)
     weight, bias = model.decoder[0].weight, model.decoder[0].bias
     noise = model.likelihood.variance
-    flat = model.centred(x).flatten(1) - bias
+    flat = model.observed(x).flatten(1) - bias
     precision = weight.T @ weight / noise + torch.eye(LATENT).double()
     mean = torch.linalg.solve(precision, weight.T @ flat.T / noise).T
     marginal = torch.distributions.MultivariateNormal(
@@ -70,7 +70,7 @@ def test_one_step_on_a_linear_gaussian_model_is_exact():
     expected = torch.linalg.inv(precision).expand(5, LATENT, LATENT)
     torch.testing.assert_close(q.covariance_matrix, expected)
     z, log_q = q.rsample_and_log_prob(3)
-    log_p = marginal.log_prob(model.centred(x).flatten(1)).expand(3, 5)
+    log_p = marginal.log_prob(model.observed(x).flatten(1)).expand(3, 5)
     torch.testing.assert_close(model.log_joint(x, z) - log_q, log_p)
 
 

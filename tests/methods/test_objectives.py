@@ -153,7 +153,7 @@ def test_gradients_reach_encoder_and_decoder(name, mixture):
 
     def bound(modules):
         model, encoders = modules
-        parts = [Gaussian.from_parameters(encoder(model.centred(x))) for encoder in encoders]
+        parts = [Gaussian.from_parameters(encoder(model.observed(x))) for encoder in encoders]
         q = Mixture(parts, weights) if mixture else parts[0]
         return BOUNDS[name](model, x, q).mean()
 

@@ -42,7 +42,7 @@ def test_steps_equal_the_pseudocode(likelihood, bound):
     latent_model = literal.model
 
     def log_likelihood(x, z):
-        centred = latent_model.centred(x)
+        centred = latent_model.observed(x)
         return latent_model.likelihood.log_prob(centred, latent_model.decoder(z)[None])[0]
 
     reference = _reference(literal, log_likelihood, rate, bound)
@@ -78,7 +78,7 @@ class _Centred(nn.Module):
         self.latent_model = [latent_model]  # in a list, so that it is not a submodule
 
     def forward(self, x):
-        return self.network(self.latent_model[0].centred(x))
+        return self.network(self.latent_model[0].observed(x))
 
 
 def _reference(literal, log_likelihood, rate, bound):
@@ -131,7 +131,7 @@ def test_posterior_is_the_recursion_written_out():
     method = recursion(3, eps_max=0.5)
     x = torch.rand(BATCH, *SHAPE, dtype=torch.float64)
     q = method.posterior(x)
-    eps = [gate(method.model.centred(x))[0].exp() for gate in method.gates]
+    eps = [gate(method.model.observed(x))[0].exp() for gate in method.gates]
     torch.manual_seed(1)
     z = torch.randn(5, BATCH, LATENT, dtype=torch.float64)
     density = method.component(0, x).log_prob(z).exp()

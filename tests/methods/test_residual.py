@@ -174,7 +174,7 @@ def test_restarts_select_the_best_iterate_of_all_sequences(likelihood, shared):
     part, model = method.components[0], method.model
     for p in [*list(part.encoder.parameters())[-2:], *part.correctors[-1].head.parameters()]:
         p.mul_(30)  # far from 0, so that starting points and iterates differ
-    mean, log_variance = part.encoder(model.centred(x())).chunk(2, dim=-1)
+    mean, log_variance = part.encoder(model.observed(x())).chunk(2, dim=-1)
     iterates = []
     for scale in (1.0, 0.8, 1.2):  # one sequence after another
         now = torch.cat([scale * mean, log_variance], -1)

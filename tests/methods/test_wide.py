@@ -17,7 +17,7 @@ def test_starts_at_the_encoder_and_is_a_sum():
     torch.testing.assert_close(method.posterior(x()).mean, plain.posterior(x()).mean)
     part = method.components[0]
     nn.init.normal_(part.second.head.weight)
-    image = method.model.centred(x())
+    image = method.model.observed(x())
     both = part.encoder(image) + part.second(image)
     q = method.posterior(x())
     torch.testing.assert_close(torch.cat([q.mean, q.log_variance], -1), both)

@@ -6,6 +6,7 @@ from cases.oracle import LinearGaussian
 from torch import nn
 from torch.distributions import Independent, Normal
 
+from recmix.methods.optimizers import model_groups
 from recmix.model.latent import LatentModel, standard_normal
 from recmix.model.likelihoods import Bernoulli, Gaussian
 
@@ -54,7 +55,7 @@ def test_centred_likelihood_adds_the_training_mean():
     torch.testing.assert_close(model.decode(z), model.decoder(z) + centre.double())
     assert torch.equal(model.shift, model.centre)
     x = torch.rand(5, *SHAPE, dtype=torch.float64)
-    torch.testing.assert_close(model.centred(x), x - centre.double())
+    torch.testing.assert_close(model.observed(x), x - centre.double())
 
 
 def test_uncentred_likelihood_ignores_the_training_mean():
@@ -62,7 +63,7 @@ def test_uncentred_likelihood_ignores_the_training_mean():
     assert model.centre.abs().sum() == 0
     assert model.shift is None
     x = torch.rand(5, *SHAPE, dtype=torch.float64)
-    assert model.centred(x) is x
+    assert model.observed(x) is x
     z = torch.randn(4, 5, 2, dtype=torch.float64)
     torch.testing.assert_close(model.decode(z), model.decoder_output(z).sigmoid())
 
@@ -78,11 +79,11 @@ def test_samples_are_decoded_prior_samples():
 
 
 def test_variance_has_its_own_learning_rate():
-    networks, variance = make(Gaussian()).parameter_groups(0.1, 20.0)
+    networks, variance = model_groups(make(Gaussian()), 0.1, 20.0)
     assert (networks["lr"], variance["lr"]) == (0.1, 2.0)
     assert len(networks["params"]) == 2
     assert len(variance["params"]) == 1
-    assert len(make(Bernoulli()).parameter_groups(0.1, 20.0)) == 1
+    assert len(model_groups(make(Bernoulli()), 0.1, 20.0)) == 1
 
 
 def test_centre_is_saved_with_the_weights():

@@ -3,7 +3,7 @@
 import pytest
 from cases.reports import add_run, fill, write
 
-from recmix.reports.page import report
+from recmix.reports.write_report import write_report
 
 NASTY = "<img src=x onerror=\"document.title='run'\"><script>document.title='run'</script>"
 
@@ -15,10 +15,10 @@ def address(tmp_path_factory):
     rows = {("VAE", None), ("VAE+", None), ("SA", 1), ("SA", 8), ("RME", 2), ("RME", 5)}
     fill(store, sets=("mnist", "omniglot"), dims=(20, 50), splits=6, restarts=2, rows=rows)
     failed = add_run(store, "RME", 3, name="failed-run", status="running")
-    write(failed / "failed.json", {"error": NASTY})
+    write(failed / "failed.json", {"reason": NASTY})
     add_run(store, NASTY, 7, data="mnist", name=NASTY.replace("/", "|"))
     (store / "broken").mkdir()
-    return report(store, folder / "report.html").path.as_uri()
+    return write_report(store, out=folder / "report.html").as_uri()
 
 
 @pytest.fixture

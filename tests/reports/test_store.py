@@ -20,7 +20,7 @@ def change(path, **values):
 
 
 def messages(store):
-    return {problem.folder: problem.message for problem in read_store(store).problems}
+    return dict(problem.split(": ", 1) for problem in read_store(store).problems)
 
 
 def test_reports_do_not_import_torch():
@@ -171,7 +171,7 @@ def test_files_hidden_folders_and_figures_are_not_runs(tmp_path):
 
 def test_failed_run_and_waiting_run_have_their_status(tmp_path):
     folder = add_run(tmp_path, name="a", status="running")
-    write(folder / "failed.json", {"error": "out of memory", "attempts": 2})
+    write(folder / "failed.json", {"reason": "out of memory", "traceback": ""})
     (folder / "log.txt").write_text("Traceback ...\n")
     waiting = tmp_path / "b"
     waiting.mkdir()
@@ -179,16 +179,18 @@ def test_failed_run_and_waiting_run_have_their_status(tmp_path):
     write(waiting / "job.json", job)
     failed, new = read_store(tmp_path).records
     assert (failed.status, failed.reason) == ("failed", "out of memory")
-    assert failed.text.head == ["Traceback ..."]
+    assert failed.text == ["Traceback ..."]
     assert (new.status, new.row) == ("new", Row("RME", 2))
 
 
 def test_long_logs_and_curves_are_shortened(tmp_path):
     folder = add_run(tmp_path, name="a", epochs=3000)
     record = read_store(tmp_path).records[0]
-    assert (len(record.log.head), len(record.log.tail)) == (LOG_HEAD, LOG_TAIL)
-    assert record.log.left_out == pytest.approx(3001 - LOG_HEAD - LOG_TAIL, rel=0.1)
-    assert '"epoch": 3000' in record.log.tail[-1]
+    assert len(record.log) == LOG_HEAD + 1 + LOG_TAIL
+    _, left_out, *words = record.log[LOG_HEAD].split()
+    assert words == ["lines", "left", "out", "…"]
+    assert int(left_out) == pytest.approx(3001 - LOG_HEAD - LOG_TAIL, rel=0.1)
+    assert '"epoch": 3000' in record.log[-1]
     assert len(record.curve["epoch"]) <= CURVE_POINTS + 1
     assert record.curve["epoch"][0] == 1
     assert record.curve["epoch"][-1] == 3000

@@ -10,8 +10,9 @@ import pytest
 from cases.reports import SETTINGS, add_run, fill
 from rich.console import Console
 
-from recmix.reports.forms import to_html, to_markdown, to_terminal
+from recmix.reports.forms import to_markdown, to_terminal
 from recmix.reports.latex import latex_document, to_latex
+from recmix.reports.page import TEMPLATES
 from recmix.reports.read_store import read_store
 from recmix.reports.records import CONTROL, Row, TableColumn
 from recmix.reports.statistics import summarise
@@ -19,6 +20,11 @@ from recmix.reports.tables import LEVELS, all_tables, gain_table, level_of, like
 
 NASTY = r"<script>alert(1)</script> & $x_1^2$ 50% #{~} \input{/etc/passwd} | `*[a](b)* 中文 é"
 MNIST = TableColumn(data="mnist", latent=20)
+
+
+def to_html(table):
+    """The table as the page shows it."""
+    return str(TEMPLATES.get_template("table.html").module.draw(table, LEVELS))
 
 
 @pytest.fixture(scope="module")
@@ -56,11 +62,11 @@ def shown(table, width=200):
 
 
 def test_colours_are_those_of_the_paper():
-    assert LEVELS["best"].colour == (1.0, 0.0, 0.0)
-    assert LEVELS["strong"].colour is None
-    assert LEVELS["weak"].colour == (1.0, 0.85, 0.0)
-    assert LEVELS["hint"].colour == (1.0, 0.6, 0.0)
-    assert LEVELS["little"].colour == (1.0, 0.2, 0.0)
+    assert LEVELS["best"].colour == "rgb(255,0,0)"
+    assert not LEVELS["strong"].colour
+    assert LEVELS["weak"].colour == "rgb(255,217,0)"
+    assert LEVELS["hint"].colour == "rgb(255,153,0)"
+    assert LEVELS["little"].colour == "rgb(255,51,0)"
     limits = {0.0: "strong", 0.01: "strong", 0.0101: "weak", 0.05: "weak", 0.0501: "hint"}
     limits |= {0.1: "hint", 0.101: "little", 1.0: "little"}
     assert {p: level_of(p).name for p in limits} == limits

@@ -235,3 +235,10 @@ def test_inferences_have_the_same_words_only_if_they_do_the_same(one, other, def
     scaled = replace(one, scale=1.25)
     assert inference_words(scaled, default) != inference_words(one, default)
     assert inference_words(scaled, replace(default, scale=1.25)) == inference_words(one, default)
+    noisy = replace(one, noise=1.25)
+    assert inference_words(noisy, default) != inference_words(one, default)
+    assert inference_words(noisy, replace(default, noise=1.25)) == inference_words(one, default)
+    assert inference_words(replace(scaled, noise=1.25), default) not in (
+        inference_words(scaled, default),
+        inference_words(noisy, default),
+    )

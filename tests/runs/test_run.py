@@ -188,7 +188,7 @@ def test_spec_json_has_its_documented_fields(folder):
     names = {"format", "recmix", "method", "label", "setting", "options", "model", "shape"}
     assert set(content) == names | {"training", "inference", "data", "init", "auto"}
     assert content["format"] == 2
-    assert set(content["model"]) == {"latent", "likelihood", "network", "decoder_network"}
+    assert set(content["model"]) == set(options_of(ModelOptions))
     assert set(content["training"]) == set(options_of(Training))
     assert set(content["inference"]) == set(options_of(Inference))
 

@@ -55,9 +55,14 @@ def test_unknown_choice_names_option_value_and_choices(name):
 
 @pytest.mark.parametrize("name", [name for name, found in SHARED.items() if found.kind is not str])
 def test_value_of_wrong_type_names_option_value_and_type(name):
-    words = {"likelihood": "text", "decoder_network": "text", "tensorboard": "true or false"}
+    words = {
+        "likelihood": "a name or an object of recmix.likelihoods",
+        "decoder_network": "text",
+        "tensorboard": "true or false",
+    }
+    words |= {"activation": "text", "widths": "whole numbers such as 512,512"}
     expected = words.get(name, "a (whole )?number")
-    given = 3 if expected == "text" else "many"
+    given = 3 if "text" in expected or "name" in expected else "many"
     assert re.fullmatch(f"{name} must be {expected}, got {given!r}", refused(**{name: given}))
 
 

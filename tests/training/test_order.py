@@ -11,6 +11,8 @@ from torch import nn
 import recmix
 from recmix.data import ArrayExamples, Data
 from recmix.errors import ConfigError
+from recmix.model.assembly import Own
+from recmix.model.data_facts import Statistics
 from recmix.model.options import ModelOptions
 from recmix.runs.spec import Spec
 from recmix.runs.training_options import Training
@@ -122,7 +124,11 @@ def with_modes(k, count=600):
         training=Training(dtype="float64", device="cpu"),
     )
     centre = np.full(SHAPE, 0.5, np.float32)
-    method = build(spec, encoder=Root(k), decoder=Power(k), centre=centre, variance=(SCALE * NOISE) ** 2)
+    method = build(
+        spec,
+        own=Own(Root(k), Power(k)),
+        statistics=Statistics(centre, variance=(SCALE * NOISE) ** 2),
+    )
     return data, recmix.Model(method, spec)
 
 

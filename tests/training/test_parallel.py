@@ -32,9 +32,9 @@ left = Path(request["out"]).parent / "left"
 atexit.register(lambda: left.write_text(str(torch.distributed.is_initialized())))  # runs last
 data = recmix.data.from_arrays(images(60))
 if request.pop("late", False) and os.environ["RANK"] == "1":  # it reads the folder after the other
-    module = importlib.import_module("recmix.training.fit")
-    plain = module._is_complete
-    module._is_complete = lambda *a, **k: (time.sleep(2), plain(*a, **k))[1]
+    module = importlib.import_module("recmix.training.plan")
+    plain = module.is_complete
+    module.is_complete = lambda *a, **k: (time.sleep(2), plain(*a, **k))[1]
 recmix.fit(request.pop("method"), data, progress=False, **request)
 """
 

@@ -1,4 +1,4 @@
-"""Fused Adam that uses more of a GPU."""
+"""An Adam optimiser that uses more of a GPU's processors than torch's fused Adam."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recmix.methods.optimizers import adam, device_of
+from recmix.methods.optimizers import OPTIMIZERS, adam, device_of
 
 __all__ = ["ChunkedAdam", "capturable_adam", "with_tensor_rates"]
 
@@ -17,10 +17,11 @@ CHUNK = 2**13
 
 
 class ChunkedAdam(torch.optim.Adam):
-    """torch's fused Adam on small pieces of the tensors: the same numbers in less time.
+    """torch's fused Adam, applied to small pieces of each parameter: the same result in less time.
 
-    The fused kernel gives one block of threads 65,536 numbers, so a network of a few hundred thousand
-    weights occupies only a few of the GPU's processors. Pieces of 8,192 are spread over many of them.
+    torch's fused CUDA kernel gives 65,536 numbers to one block of threads. So a network of a few
+    hundred thousand weights occupies only a few of the GPU's processors. This class cuts the
+    parameters into pieces of 8,192 numbers, which are spread over many processors.
 
     >>> weight = torch.nn.Parameter(torch.zeros(3))
     >>> weight.grad = torch.ones(3)
@@ -31,14 +32,14 @@ class ChunkedAdam(torch.optim.Adam):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient."""
+        """Update every parameter that has a gradient. `closure` must be None."""
         if closure is not None:
             raise NotImplementedError("closures are not supported: compute gradients before the step")
         for group in self.param_groups:
             self.update_group(group)
 
     def update_group(self, group: dict[str, Any]) -> None:
-        """Update the parameters of one group."""
+        """Update the parameters of one of the optimiser's parameter groups."""
         lists: tuple[list[Tensor], ...] = ([], [], [], [], [], [])
         self._init_group(group, *lists)
         params, grads, firsts, seconds, _, steps = lists
@@ -65,7 +66,11 @@ class ChunkedAdam(torch.optim.Adam):
 
 
 def _pieces(*row: Tensor) -> Iterable[tuple[Tensor, ...]]:
-    """Equal pieces of a parameter, its gradient and its two moments, each with the step count."""
+    """Cut a parameter, its gradient and its Adam moments into pieces of at most `CHUNK` numbers.
+
+    Args:
+        *row: these four tensors, then the parameter's step count, which all its pieces share.
+    """
     *tensors, step = row
     if tensors[0].numel() <= CHUNK or not all(t.is_contiguous() for t in tensors):
         yield row
@@ -74,19 +79,29 @@ def _pieces(*row: Tensor) -> Iterable[tuple[Tensor, ...]]:
         yield (*cut, step)
 
 
-@adam.register
-def capturable_adam(groups: list[dict[str, Any]], learning_rate: float) -> torch.optim.Adam:
-    """On a GPU: Adam that a CUDA graph can capture."""
+def capturable_adam(groups: list[dict[str, Any]], learning_rate: float) -> torch.optim.Optimizer:
+    """Make an Adam optimiser; on a GPU one whose steps a CUDA graph can capture.
+
+    On other devices it is torch's Adam.
+    """
     if device_of(groups).type != "cuda":
-        return NotImplemented
+        return adam(groups, learning_rate)
     return with_tensor_rates(ChunkedAdam(groups, lr=learning_rate, fused=True, capturable=True))
 
 
 def with_tensor_rates(optimizer: torch.optim.Adam) -> torch.optim.Adam:
-    """The optimiser with its first rates stored; on a GPU rates are tensors, which a graph can read."""
+    """Prepare an optimiser's learning rates for CUDA graphs and return the optimiser.
+
+    Each parameter group stores its first learning rate as ``initial_lr``. On a GPU the learning
+    rate ``lr`` becomes a tensor, so that a captured graph reads its present value at each replay.
+    """
     device = device_of(optimizer.param_groups)
     for group in optimizer.param_groups:
         group["initial_lr"] = float(group["lr"])
         if device.type == "cuda":
             group["lr"] = torch.tensor(group["initial_lr"], device=device)
     return optimizer
+
+
+if torch.cuda.is_available():
+    OPTIMIZERS["adam"] = capturable_adam

@@ -1,4 +1,4 @@
-"""A posterior as a CUDA graph: one replay instead of launching every kernel."""
+"""Compute a posterior by replaying a CUDA graph, instead of launching every kernel separately."""
 
 from __future__ import annotations
 
@@ -32,17 +32,19 @@ class _Graph(NamedTuple):
 
 
 class Captured:
-    """q(z | x) without gradients; on a GPU captured for each batch shape that occurs twice.
+    """Computes q(z | x) without gradients; on a GPU by replaying a CUDA graph.
 
-    These networks are small, so on a GPU a posterior is bound by launching its kernels. Replayed as a
-    graph it takes several times less. The result is copied out of the graph and belongs to the caller.
-    A graph is captured again when a parameter or buffer has changed or was replaced, or after training.
-    Otherwise, for a shape that occurs for the first time and for methods that cannot be captured, it
-    calls `recmix.methods.method.infer`.
+    The networks are small, so on a GPU most of the time is spent on launching kernels. Replaying a
+    graph is several times faster. Each shape of x has its own graph. The graph is captured when the
+    shape occurs for the second time. It is captured again after training, or when a parameter or
+    buffer was changed or replaced. The result is a copy, which the next replay does not overwrite.
+
+    `recmix.methods.method.infer` is called without a graph in four cases: on a CPU, in training
+    mode, when a shape occurs for the first time, and for methods that cannot be captured.
 
     Args:
         method: the method whose posterior is captured.
-        inference: how the posterior is improved.
+        inference: the refinement and calibration that are applied to the posterior.
     """
 
     def __init__(self, method: Method, inference: Inference) -> None:
@@ -86,7 +88,14 @@ class Captured:
         return graph.posterior.copy()
 
     def _capture(self, method: Method, x: Tensor, versions: list[Any]) -> _Graph:
-        """Record the posterior of one batch shape."""
+        """Capture a CUDA graph that computes the posterior of batches with the shape of x.
+
+        Args:
+            method: the method whose posterior is captured.
+            x: any batch with the wanted shape.
+            versions: numbers that change with the parameters. They are stored with the graph, to
+                see later whether the graph is outdated.
+        """
         device = x.device
         with torch.inference_mode(False):  # a tensor made in inference mode cannot be overwritten later
             kept = x.clone()
@@ -102,7 +111,7 @@ class Captured:
         return _Graph(graph, kept, posterior, versions, self._held(method))
 
     def _held(self, method: Method) -> list[Any]:
-        """The present parameters, buffers and packed weights, which the graph reads."""
+        """The tensors that a captured graph reads: parameters, buffers and packed weights."""
         stacks = [stack.held() for part in method.modules() for stack in stacks_of(part)]
         return [place[name].detach() for place, name in self._places] + stacks
 
@@ -110,9 +119,9 @@ class Captured:
 _captured: WeakKeyDictionary[Method, dict[Inference, Captured]] = WeakKeyDictionary()
 
 
-@infer_no_grad.register
+@infer_no_grad.register_for_gpu
 def replay(method: Method, x: Tensor, inference: Inference) -> Posterior:
-    """On a GPU: replay the posterior as a CUDA graph."""
+    """Compute q(z | x) for x on a GPU by replaying a CUDA graph; a version of `infer_no_grad`."""
     if not x.is_cuda:
         return NotImplemented
     known = _captured.get(method)

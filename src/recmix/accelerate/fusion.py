@@ -1,9 +1,9 @@
-"""Fewer kernels: elementwise arithmetic compiled into single kernels, and parallel branches.
+"""Fewer GPU kernels: elementwise functions are compiled, and work can run in parallel branches.
 
-On a GPU a training step is bound by the number of its kernels, and most of them are a few additions and
-exponentials around the networks. Inside `fusing()` the functions marked `fusable` go through
-`torch.compile`, which makes one or two kernels of each, forward and backward. Work inside `branch`
-becomes a parallel branch of the CUDA graph that is being captured.
+On a GPU the time of a training step depends mainly on its number of kernels. Most of these kernels
+are a few additions and exponentials around the networks. Inside `fusing()` the functions marked
+`fusable` go through `torch.compile`, which makes one or two kernels of each function, forward and
+backward. Work inside `branch` becomes a parallel branch of the CUDA graph that is being captured.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["branch", "fusing"]
 
 @contextmanager
 def fusing() -> Iterator[None]:
-    """In this context, fusable functions are compiled."""
+    """Context in which the functions marked `fusable` are compiled by `torch.compile`."""
     import torch._dynamo
 
     fused = [(function, _fused(function)) for function in FUSABLE]
@@ -40,7 +40,10 @@ def fusing() -> Iterator[None]:
 
 @functools.cache
 def _fused(function: Replaceable[..., Any]) -> Callable[..., Any]:
-    """The compiled form of a function. Inside code that is being compiled it does not apply."""
+    """Return a version of `function` that runs its plain code compiled by `torch.compile`.
+
+    The version returns NotImplemented when it is called inside code that is itself being compiled.
+    """
     compiled = torch.compile(function.plain)
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -51,10 +54,15 @@ def _fused(function: Replaceable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def branch(x: Tensor) -> Iterator[Callable[[], None]]:
-    """While a CUDA graph is captured, kernels in this context form a parallel branch.
+    """Put the kernels of this context on a parallel branch of the CUDA graph being captured.
 
-    They can read the results of all earlier kernels. They run in parallel with later kernels until the
-    yielded function is called, which joins the branch.
+    Kernels of the branch can read the results of all kernels before it. They run in parallel with
+    the kernels that come after the context, until the yielded function is called. This function
+    joins the branch: later kernels wait for it. If no graph is being captured, the context changes
+    nothing.
+
+    Args:
+        x: a tensor on the device of the capture.
 
     >>> with branch(torch.ones(1)) as join:
     ...     one = torch.ones(1) + 1
@@ -73,5 +81,5 @@ def branch(x: Tensor) -> Iterator[Callable[[], None]]:
 
 @functools.cache
 def _side_streams(device: torch.device) -> list[torch.cuda.Stream]:
-    """Two streams for branches: one of them may be the stream of the capture."""
+    """Two CUDA streams for `branch`; at least one of them is not the stream of the capture."""
     return [torch.cuda.Stream(device) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Engines that capture training steps as CUDA graphs."""
+"""Engines that run training steps as captured CUDA graphs."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ WARMUP = 3
 
 
 class GraphEngine(Engine):
-    """One step of all jobs as a CUDA graph.
+    """Runs one training step of each job by replaying a single CUDA graph.
 
-    Each job's step is captured on its own stream. So the graph has one branch per job, and the device
-    can run them in parallel: a single small network uses little of it.
+    A job is the training of one model. Each job's step is captured on its own CUDA stream, so the
+    graph has one branch per job. The device can run the branches in parallel, because a single
+    small network uses little of the device.
 
     Args:
         jobs: all on one CUDA device, which also holds their data.
@@ -63,14 +64,15 @@ class GraphEngine(Engine):
                 main.wait_stream(stream)
 
     def step(self) -> None:
-        """Replay the graph."""
+        """Replay the graph: one training step of each job."""
         self.graph.replay()
 
 
 class CompileEngine(GraphEngine):
-    """The graph, with networks and elementwise arithmetic compiled into fewer kernels.
+    """A `GraphEngine` whose networks and elementwise functions are compiled into fewer kernels.
 
-    It takes about a minute to start, and pays off for many epochs or many replicas.
+    Compilation takes about a minute at the start. It is worth this time for many epochs, or for
+    many models that are trained together.
     """
 
     name = "compile"
@@ -87,7 +89,7 @@ class CompileEngine(GraphEngine):
 
 @contextmanager
 def _compiled(networks: Sequence[nn.Module]) -> Iterator[None]:
-    """In this context, calls of these networks use their compiled forms."""
+    """Context in which these networks, when called, run code compiled by `torch.compile`."""
     for network in networks:
         network.compile()
     try:
@@ -98,7 +100,11 @@ def _compiled(networks: Sequence[nn.Module]) -> Iterator[None]:
 
 
 def _snapshot(job: Job) -> dict[str, Any]:
-    """A copy of everything that a step changes."""
+    """Copy everything that a training step of the job changes, for `_restore`.
+
+    These are the weights, the optimisers' states, the averaged weights, the random state and the
+    metrics.
+    """
     slots = {
         (name, p): {k: v.clone() for k, v in optimizer.state[p].items() if isinstance(v, Tensor)}
         for name, optimizer in job.optimizers.items()
@@ -118,7 +124,11 @@ def _snapshot(job: Job) -> dict[str, Any]:
 
 @torch.no_grad()
 def _restore(job: Job, kept: dict[str, Any]) -> None:
-    """Restore a snapshot in place: a graph reads the same tensors."""
+    """Restore a job's state from a copy made by `_snapshot`.
+
+    The values are written into the existing tensors, because the captured graph reads these
+    tensors.
+    """
     for key, value in job.method.state_dict().items():
         value.copy_(kept["method"][key])
     for key, value in job.averages.items():

@@ -1,17 +1,18 @@
 """One Triton kernel for one layer of K networks of the same shape: product, bias and activation.
 
-A convolution is a matrix product. Its left factor is gathered from the image while it is read: row m is
-one position of the output in one example, and the depth runs over (kernel row, kernel column, channel).
-Weights are packed once in that order. Activations between layers are channels-last, (K, B, H, W, C), so
-a layer reads contiguous memory. The first layer reads images (B, C, H, W) and subtracts the centre.
+A convolution is computed as a matrix product. Row m of the left factor belongs to one output
+position of one example. The inner dimension of the product, called depth here, runs over (kernel
+row, kernel column, channel). The left factor is not stored: the kernel reads its entries from the
+image. Weights are packed once in the order of the depth. Activations between layers are
+channels-last, (K, B, H, W, C), so a layer reads contiguous memory. The first layer reads images (B,
+C, H, W) and subtracts the centre, a fixed image, from them.
 
-A product of float32 numbers is the sum of three TF32 products, which has the accuracy of float32 on
-tensor cores. Each number is split into a TF32 number and a remainder; products of two remainders are
-left out.
-Weights are split when they are packed, inputs when they are read.
+A product of float32 numbers is computed as the sum of three TF32 products, which has the accuracy
+of float32 on tensor cores. Each number is split into a TF32 number and a remainder. The product of
+two remainders is left out. Weights are split when they are packed, inputs when they are read.
 
-Block sizes depend on the shapes alone. Nothing is tuned at run time and nothing waits for the device, so
-a CUDA graph can capture everything here.
+Block sizes depend on the shapes alone. Nothing is tuned at run time and nothing waits for the
+device, so a CUDA graph can capture these kernels.
 """
 
 from __future__ import annotations
@@ -209,16 +210,19 @@ def _log_weights(
 
 
 def tiles(networks: int, rows: int, columns: int, depth: int, taps: int) -> tuple[int, ...]:
-    """Block sizes of a product: rows, columns and depth of a block, warps, stages of its loop.
+    """Choose the block sizes of the Triton kernel for `networks` matrix products of the same shape.
 
-    The largest block that gives enough programs.
+    The block is the largest one for which the kernel still has enough programs to fill the GPU.
 
     Args:
-        networks: products of this shape.
-        rows: of each product.
-        columns: of each product.
-        depth: of each product.
-        taps: positions of the convolution kernel; 1 for a linear layer.
+        networks: number of matrix products.
+        rows: rows of each product's result.
+        columns: columns of each product's result.
+        depth: length of the sum in each entry of a product.
+        taps: number of positions of the convolution kernel; 1 for a linear layer.
+
+    Returns:
+        Rows, columns and depth of a block, the number of warps, and the number of pipeline stages.
     """
     for bm, bn in ((128, 64), (128, 32), (64, 64), (64, 32), (32, 32), (16, 32), (16, 16)):
         if bn < 2 * columns and networks * -(-rows // bm) * -(-columns // bn) >= PROGRAMS:
@@ -233,7 +237,11 @@ def _power_of_two(n: int) -> int:
 
 
 def split(weight: Tensor) -> Tensor:
-    """The nearest TF32 numbers and the remainders, also as TF32 numbers: float32 (...) -> (2, ...)."""
+    """Split float32 numbers (...) into two TF32 numbers each, (2, ...).
+
+    The first is the TF32 number nearest to the weight. The second is the remainder, rounded to
+    TF32.
+    """
 
     def nearest(x: Tensor) -> Tensor:
         return ((x.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
@@ -254,20 +262,23 @@ def conv2d_stacked(
     slope: float = 1.0,
     centre: Tensor | None = None,
 ) -> Tensor:
-    """K convolutions, their biases and activations.
+    """Compute one convolution layer of K networks, with biases and activations, by one kernel.
 
     Args:
-        x: images for all networks, (B, C, H, W), or activations of each, (K, B, H, W, C); contiguous.
-        weight: (2, K, N, kernel row · kernel column · C), from `split`.
+        x: images that all networks read, (B, C, H, W); or activations of each network, (K, B, H, W,
+            C). Must be contiguous.
+        weight: weights packed by `split`, (2, K, N, kernel rows · kernel columns · C), for N output
+            channels.
         bias: (K, N).
-        kernel: rows and columns.
-        stride: of rows and columns.
-        padding: of rows and columns, with zeros.
-        slope: factor of negative values: 1 for no activation, 0 for ReLU.
-        centre: (C, H, W), subtracted from x before padding; only for images for all networks.
+        kernel: rows and columns of the convolution kernel.
+        stride: stride along rows and columns.
+        padding: zero padding of rows and columns.
+        slope: factor of negative values in the activation: 1 for no activation, 0 for ReLU.
+        centre: an image (C, H, W) that is subtracted from x before padding; only if all networks
+            read the same images.
 
     Returns:
-        (K, B, H', W', N).
+        Activations (K, B, H', W', N).
     """
     if x.dim() == 4:
         batch, channels, height, width = x.shape
@@ -291,20 +302,23 @@ def linear_stacked(
     limits: Limits | None = None,
     parts: bool = False,
 ) -> Tensor:
-    """K linear layers, their biases and activations.
+    """Compute one linear layer of K networks, with biases and activations, by one kernel.
 
     Args:
-        x: rows for all networks, (B, I), or for each, (K, B, I); contiguous. Examples (B, C, H, W) and
-            activations (K, B, H, W, C) are read as such rows.
-        weight: (2, K, N, I) from `split`; with `parts` (2, K, N, I / K).
+        x: vectors that all networks read, (B, I); or vectors of each network, (K, B, I). Must be
+            contiguous. Examples (B, C, H, W) and activations (K, B, H, W, C) are read as such
+            vectors.
+        weight: weights packed by `split`, (2, K, N, I), for N outputs; with `parts` (2, K, N, I /
+            K).
         bias: (K, N).
-        slope: factor of negative values: 1 for no activation, 0 for ReLU.
-        centre: (I,), subtracted from x; only for rows for all networks.
-        limits: the second half of the columns is clamped to these.
-        parts: layer k reads only the k-th part of each row of x (B, I).
+        slope: factor of negative values in the activation: 1 for no activation, 0 for ReLU.
+        centre: a vector (I,) that is subtracted from x; only if all networks read the same vectors.
+        limits: smallest and largest value of the second half of the N outputs, which is clamped.
+        parts: divide each vector of x (B, I) into K parts of equal length; layer k reads only part
+            k.
 
     Returns:
-        (K, B, N).
+        Outputs (K, B, N).
     """
     if x.dim() > 3:
         x = x.flatten(x.dim() - 3)
@@ -324,14 +338,18 @@ def log_weights_of_parts(
     minimum: float,
     maximum: float,
 ) -> Tensor:
-    """log α (B, M + 1) of a recursive mixture with M gates, each with one hidden layer of F units.
+    """The mixing weights log α (B, M + 1) of a recursive mixture with M gates, by one kernel.
+
+    Gate m is a network with one hidden layer of F units. It gives ε_m(x), the share of component m
+    in the mixture of the components 0 … m.
 
     Args:
-        sums: (parts, B, M F); their sum over parts is the hidden layers before bias and activation.
-        bias: of the hidden layers, (M, F).
-        weight: of the last layers, (M, F).
-        last: their biases, (M, 1).
-        slope: factor of negative values in the hidden layers.
+        sums: (parts, B, M F). The sum over the first axis gives the hidden units of all gates,
+            before bias and activation.
+        bias: biases of the hidden layers, (M, F).
+        weight: weights of the gates' last layers, (M, F).
+        last: biases of the gates' last layers, (M, 1).
+        slope: factor of negative values in the activation of the hidden layers.
         minimum: the smallest ε.
         maximum: the largest ε.
     """

@@ -1,4 +1,4 @@
-"""Sequences of torch layers as functions that use the Triton kernels."""
+"""Turn sequences of torch layers into functions that use the Triton kernels."""
 
 from __future__ import annotations
 
@@ -21,15 +21,21 @@ PARTS = 16
 def sequence(
     networks: Sequence[Sequence[nn.Module]], shape: Sequence[int], limits: Limits | None = None
 ) -> Run | None:
-    """K sequences of layers as one function of x (B, ...) and its centre.
+    """Turn K networks of the same shape into one function of a batch x and a centre.
+
+    The function subtracts the centre, a tensor of the shape of one example or None, from x (B,
+    ...).
 
     Args:
-        networks: convolutions, then linear layers, with activations after any of them.
-        shape: of one example, (C, H, W) or (I,).
-        limits: the second half of the last layer's outputs is clamped to these.
+        networks: the layers of each network: convolutions, then linear layers, with activations
+            after any of them.
+        shape: shape of one example, (C, H, W) or (I,).
+        limits: smallest and largest value of the second half of the last layer's outputs, which is
+            clamped.
 
     Returns:
-        A function that gives (K, B, N), or None if the kernels do not support a layer.
+        A function that gives the outputs of all networks, (K, B, N); or None if the kernels do not
+        support a layer.
     """
     made: list[tuple[Any, tuple[Tensor, Tensor], dict[str, Any]]] = []
     size = tuple(shape)
@@ -79,19 +85,23 @@ def sequence(
 def recursion(
     gates: Sequence[Sequence[nn.Module]], shape: Sequence[int], minimum: float, maximum: float
 ) -> Run | None:
-    """The gates of a recursive mixture as one function of x (B, ...) and its centre.
+    """Turn the gates of a recursive mixture into one function of a batch x and a centre.
 
-    The first layers of all gates are one product. Its long sum over the pixels is divided into parts
-    that run in parallel. A second kernel adds the parts and computes the rest.
+    The function subtracts the centre, a tensor of the shape of one example or None, from x (B,
+    ...). The first layers of all gates are computed as one matrix product. Its long sum over the
+    pixels is divided into parts that run in parallel. A second kernel adds the parts and computes
+    the rest.
 
     Args:
-        gates: the layers of each gate: linear, activation, linear to one score.
-        shape: of one example.
+        gates: the layers of each gate: linear, activation, linear to one number. Gate m gives
+            ε_m(x), the share of component m in the mixture of the components 0 … m.
+        shape: shape of one example.
         minimum: the smallest ε.
         maximum: the largest ε.
 
     Returns:
-        A function that gives log α (B, order), or None if the kernels do not support a layer.
+        A function that gives the mixing weights log α, (B, number of components); or None if the
+        kernels do not support a layer.
     """
     pixels = math.prod(shape)
     kinds = [[layer for layer in gate if type(layer) is not nn.Flatten] for gate in gates]
@@ -123,11 +133,12 @@ def recursion(
 
 
 def _packed(layers: Sequence[Any], columns: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Weights (2, K, N, depth) in the kernel's order, and biases (K, N).
+    """Pack one layer of K networks: weights (2, K, N, depth) in the kernel's order, biases (K, N).
 
     Args:
-        layers: K convolutions or linear layers.
-        columns: numbers of channels, rows and columns of the inputs of one output, in this order.
+        layers: K convolutions or linear layers with N outputs.
+        columns: channels, rows and columns of the inputs that one output depends on; their product
+            is the depth.
     """
     weights = [layer.weight.detach().reshape(-1, *columns) for layer in layers]
     return split(torch.stack([w.permute(0, 2, 3, 1).flatten(1) for w in weights])), _biases(layers)
@@ -139,13 +150,16 @@ def _biases(layers: Sequence[Any]) -> Tensor:
 
 
 def _slope(layer: nn.Module) -> float | None:
-    """The factor of an activation for negative values; None if it is not of this kind."""
+    """The factor by which an activation multiplies negative values: 0 for ReLU, 1 for the identity.
+
+    None if the layer is not ReLU, LeakyReLU or the identity.
+    """
     if type(layer) is nn.LeakyReLU:
         return float(layer.negative_slope)
     return {nn.ReLU: 0.0, nn.Identity: 1.0}.get(type(layer))
 
 
 def _supported(layer: nn.Conv2d) -> bool:
-    """Whether the kernel supports this convolution."""
+    """Whether the Triton kernel supports this convolution."""
     zeros = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
     return zeros and layer.groups == 1 and layer.dilation == (1, 1)

@@ -1,11 +1,12 @@
 """Muon: matrices are updated by the orthogonal part of their momentum, everything else by Adam.
 
-A few directions dominate a gradient. With the singular value decomposition U S Vᵀ of the momentum, the
-step U Vᵀ moves a layer about equally far in all directions. The networks here need fewer epochs with it
-than with Adam.
+A few directions dominate a gradient. If the momentum has the singular value decomposition U S Vᵀ,
+the update U Vᵀ changes a layer about equally much in all directions. The networks here need fewer
+epochs with Muon than with Adam.
 
-References: Jordan et al., Muon: An optimizer for hidden layers in neural networks, 2024; Liu et al.,
-Muon is scalable for LLM training, 2025 (the step's length depends on the longer side).
+References: Jordan et al., Muon: An optimizer for hidden layers in neural networks, 2024; Liu et
+al., Muon is scalable for LLM training, 2025 (there the length of an update depends on the longer
+side of the matrix).
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ SMALLEST = 64
 
 
 class Muon(ChunkedAdam):
-    """Muon for the groups marked ``orthogonal``, Adam for the others.
+    """Muon for the parameter groups marked ``orthogonal``, Adam for the other groups.
 
-    The weight of a convolution is treated as a matrix: its first axis by all others. Nothing waits for
-    the device, so a CUDA graph can capture it.
+    The weight of a convolution is treated as a matrix: the first axis gives the rows, all other
+    axes together the columns. A step never waits for the device, so a CUDA graph can capture it.
 
     >>> layer = torch.nn.Linear(3, 2)
     >>> optimizer = muon([{"params": list(layer.parameters())}], 0.1)
@@ -47,7 +48,7 @@ class Muon(ChunkedAdam):
     """
 
     def update_group(self, group: dict[str, Any]) -> None:
-        """Update the parameters of one group."""
+        """Update one parameter group: by Muon if it is marked ``orthogonal``, else by Adam."""
         if not group.get("orthogonal", False):
             super().update_group(group)
             return
@@ -70,7 +71,7 @@ class Muon(ChunkedAdam):
 
 
 def muon(groups: Iterable[dict[str, Any]], learning_rate: float) -> torch.optim.Adam:
-    """Muon for parameters with two or more axes, Adam for the others."""
+    """Make an optimiser: Muon for parameters with two or more axes, Adam for the others."""
     divided = []
     for group in groups:
         for matrices in (True, False):
@@ -83,9 +84,10 @@ def muon(groups: Iterable[dict[str, Any]], learning_rate: float) -> torch.optim.
 
 
 def orthogonal(matrices: Sequence[Tensor]) -> list[Tensor]:
-    """Approximately U Vᵀ for each matrix U S Vᵀ; see `QUINTIC` for the singular values.
+    """Approximately U Vᵀ for each matrix with the singular value decomposition U S Vᵀ.
 
-    On a GPU, where starting many small products takes time, matrices whose shorter sides have similar
+    The singular values of the result are not exactly 1; `QUINTIC` says how close they are. On a
+    GPU, where starting many small products takes time, matrices whose shorter sides have similar
     lengths are padded with zeros and computed together. The zeros stay zeros.
 
     >>> near = orthogonal([torch.diag(torch.tensor([3.0, 1.0, 2.0]))])[0]
@@ -105,7 +107,7 @@ def orthogonal(matrices: Sequence[Tensor]) -> list[Tensor]:
 
 
 def orthogonal_batch(matrices: Sequence[Tensor]) -> list[Tensor]:
-    """`orthogonal` of a few matrices as one batch."""
+    """Compute `orthogonal` of a few matrices together, padded to one batch."""
     flat = [m.t() if m.shape[0] > m.shape[1] else m for m in matrices]
     rows, columns = (max(m.shape[axis] for m in flat) for axis in (0, 1))
     x = torch.stack([F.pad(m, (0, columns - m.shape[1], 0, rows - m.shape[0])) for m in flat])

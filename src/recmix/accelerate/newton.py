@@ -1,4 +1,4 @@
-"""Gauss-Newton steps by Triton kernels, where no gradient is needed."""
+"""Gauss-Newton steps on log p(x, z) by Triton kernels, where no gradient of the steps is needed."""
 
 from __future__ import annotations
 
@@ -17,18 +17,22 @@ from recmix.inference.gauss_newton import (
     NormalEquations,
     damped_step,
     is_traceable,
-    jacobian,
     make_log_joint,
     tangent_chunk,
 )
 from recmix.model.latent import LatentModel, standard_normal
+from recmix.model.likelihoods import Bernoulli, Gaussian
 from recmix.posteriors.full import cholesky, in_double
 
 __all__ = ["KernelLogJoint", "kernels_apply"]
 
 
 def kernels_apply(device_type: str, dtype: torch.dtype) -> bool:
-    """Whether kernels may be used: a GPU (or Triton's interpreter), float32, no gradient, no trace."""
+    """Whether the Triton kernels for Gauss-Newton steps may be used now.
+
+    They need a GPU (or Triton's interpreter) and float32. Gradients must be disabled, and the code
+    must not be compiled or traced.
+    """
     available = device_type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
     traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() or is_traceable()
     return available and dtype == torch.float32 and not torch.is_grad_enabled() and not traced
@@ -39,7 +43,10 @@ def _applies(like: Tensor) -> bool:
 
 
 class KernelLogJoint(LogJoint):
-    """A `LogJoint` that uses Triton kernels where they apply."""
+    """A `LogJoint` (log p(x, z) of one batch x as a function of z) that uses Triton kernels.
+
+    Where the kernels do not apply, it uses the plain code of `LogJoint`.
+    """
 
     def __init__(
         self, model: LatentModel, x: Tensor, dtype: torch.dtype, chunk: int | None = None
@@ -50,57 +57,66 @@ class KernelLogJoint(LogJoint):
         self.packed: Any = None if layers is None else tangent_kernels.pack(layers, like)
 
     def _decoded(self, z: Tensor) -> Tensor:
-        """The decoder's output for z (T, B, D): (T, B, C, H, W)."""
+        """The decoder's outputs (T, B, C, H, W) for T latent points per example, z (T, B, D)."""
         if self.packed:
             decoded = tangent_kernels.values(self.packed, z.flatten(0, 1))
             if decoded is not None:
                 return decoded.view(*z.shape[:2], *decoded.shape[1:])
         return self.model.decoder_output(z)
 
-    def _jacobian(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        if self.packed:
+    def linearise(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """The decoder's output (B, C, H, W) at z (B, D), and its Jacobian in z, (B, P, D).
+
+        P = C · H · W is the number of output values.
+        """
+        if self.packed and _applies(z):
             pushed = tangent_kernels.push(self.packed, z, self.chunk or tangent_chunk(self.model, z))
             if pushed is not None:
                 return pushed
-        return jacobian(self.model, z, chunk=self.chunk)
+        return super().linearise(z)
 
     def log_joint(self, z: Tensor) -> Tensor:
-        """log p(x, z) of points z (T, B, D): (T, B)."""
+        """log p(x, z) of T latent points per example: z (T, B, D) -> (T, B)."""
         decoded = self._decoded(z)
         scored = newton_kernels.score(self.model.likelihood, self.observed, decoded, z, slopes=False)
         if scored is not None:
             return scored[0]
-        return self.model.likelihood.log_prob(self.observed, decoded) + standard_normal(z)
+        return self.model.log_density(self.observed, decoded) + standard_normal(z)
 
-    def equations(self, z: Tensor) -> NormalEquations:
-        """The quadratic model around z (B, D)."""
-        likelihood, observed = self.model.likelihood, self.observed
-        if not _applies(z):
-            return super().equations(z)
-        decoded, slope = self._jacobian(z)
-        scored = newton_kernels.score(likelihood, observed, decoded[None], z[None], slopes=True)
-        if scored is not None:
-            at, residual, weight = (t.squeeze(0) for t in scored)
-        else:
-            residual = likelihood.residual(observed, decoded).flatten(1)
-            weight = likelihood.precision(decoded).flatten(1)
-            at = likelihood.log_prob(observed, decoded[None]).squeeze(0) + standard_normal(z)
-        made = newton_kernels.equations(slope, weight, residual, z)
-        if made is not None:
-            return NormalEquations(at, *made)
-        gradient = (slope.mT @ residual[..., None]).squeeze(-1) - z
-        identity = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)
-        return NormalEquations(at, gradient, slope.mT @ (weight[..., None] * slope) + identity)
+    def assemble(self, z: Tensor, decoded: Tensor, slope: Tensor) -> NormalEquations:
+        """The quadratic (Gauss-Newton) model of log p(x, z) around z.
+
+        Args:
+            z: latent points (B, D).
+            decoded: the decoder's output at z, from `linearise`.
+            slope: the decoder's Jacobian at z, from `linearise`.
+        """
+        if _applies(z):
+            likelihood = self.model.likelihood
+            scored = newton_kernels.score(likelihood, self.observed, decoded[None], z[None], slopes=True)
+            if scored is not None:
+                at, residual, weight = (t.squeeze(0) for t in scored)
+                made = newton_kernels.equations(slope, weight, residual, z)
+                if made is not None:
+                    return NormalEquations(at, *made)
+        return super().assemble(z, decoded, slope)
 
     def gradient(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """log p(x, z) (B,) and its derivative (B, D): kernels compute all of J in less time."""
+        """log p(x, z) (B,) and its gradient with respect to z (B, D), at z (B, D).
+
+        The kernels compute the decoder's whole Jacobian for it; this takes less time than autograd.
+        """
         if not self.packed:
             return super().gradient(z)
         here = self.equations(z)
         return here.log_joint, here.gradient
 
     def dampings(self, level: Tensor) -> Tensor:
-        """The candidates of one step, (T, B)."""
+        """The T candidate dampings (T, B) of the next Gauss-Newton step.
+
+        Args:
+            level: the present damping λ of each example, (B,).
+        """
         return newton_kernels.candidate_dampings(level, DAMPINGS)
 
     def choose(
@@ -113,7 +129,17 @@ class KernelLogJoint(LogJoint):
         level: Tensor,
         least: float,
     ) -> tuple[Tensor, Tensor]:
-        """The next z (B, D) and λ (B,)."""
+        """Take each example's best candidate step; return the next z (B, D) and damping λ (B,).
+
+        Args:
+            reached: log p(x, z + step) of each of T candidates, (T, B).
+            here: the quadratic model at z.
+            z: latent points (B, D).
+            step: candidate steps (T, B, D).
+            tried: the dampings of the candidate steps, (T, B).
+            level: the present damping λ, (B,).
+            least: lower limit of the next λ.
+        """
         limits = (least, LARGEST)
         given = (reached, here.log_joint, z, step, tried, level)
         chosen = newton_kernels.choose(*given, beyond=10 * DAMPINGS[-1], limits=limits)
@@ -124,15 +150,26 @@ class KernelLogJoint(LogJoint):
 def make_kernel_log_joint(
     model: LatentModel, x: Tensor, dtype: torch.dtype, chunk: int | None = None
 ) -> LogJoint:
-    """A `KernelLogJoint` where kernels apply."""
-    if not kernels_apply(x.device.type, dtype):
+    """Make a `KernelLogJoint`, or return NotImplemented if the kernels do not apply.
+
+    They support Gaussian and Bernoulli likelihoods and the prior N(0, I).
+    """
+    simple = type(model.likelihood) in (Bernoulli, Gaussian) and model.prior.standard
+    simple = simple and model.likelihood.noise == 1
+    if not kernels_apply(x.device.type, dtype) or not simple or model.spread is not None:
         return NotImplemented
     return KernelLogJoint(model, x, dtype, chunk)
 
 
 @damped_step.register
 def damped_step_by_kernels(gradient: Tensor, precision: Tensor, damping: Tensor) -> Tensor:
-    """(H + λ I)⁻¹ g by one kernel."""
+    """Compute the damped Gauss-Newton step (H + λ I)⁻¹ g by one kernel.
+
+    Args:
+        gradient: g, the gradient of log p(x, z) with respect to z.
+        precision: H, the Gauss-Newton approximation of the negative Hessian.
+        damping: λ.
+    """
     if not _applies(gradient):
         return NotImplemented
     solved = newton_kernels.solve(gradient, precision, damping)
@@ -141,7 +178,7 @@ def damped_step_by_kernels(gradient: Tensor, precision: Tensor, damping: Tensor)
 
 @cholesky.register
 def cholesky_by_kernels(matrix: Tensor) -> Tensor:
-    """Cholesky factors by one kernel."""
+    """Compute the lower Cholesky factors of matrices (B, D, D) by one kernel."""
     if not _applies(matrix) or matrix.dim() != 3:
         return NotImplemented
     factor = newton_kernels.factor(matrix)
@@ -150,5 +187,9 @@ def cholesky_by_kernels(matrix: Tensor) -> Tensor:
 
 @in_double.register
 def keep_float32(factor: Tensor) -> Tensor:
-    """Keep float32 where kernels apply, because the kernels add their own ridge to the matrix."""
+    """Return `factor` unchanged, in float32, where the kernels apply; a version of `in_double`.
+
+    The plain version converts `factor` to float64. The kernels do not need this, because they add a
+    small multiple of the identity to the matrix themselves.
+    """
     return factor if _applies(factor) else NotImplemented

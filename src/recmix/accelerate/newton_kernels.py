@@ -1,8 +1,8 @@
-"""The small matrices of Gauss-Newton steps on a GPU: a few Triton kernels instead of dozens of torch's.
+"""A few Triton kernels for the small matrices of Gauss-Newton steps, instead of many torch kernels.
 
-They compute log densities, normal equations, damped steps, the choice among them and Cholesky factors,
-for matrices that one program can hold. Everything has the accuracy of float32, and nothing waits for the
-device.
+They compute log densities, normal equations, damped steps, the choice among these steps, and
+Cholesky factors. One program of a kernel holds a whole matrix, so the latent dimension is limited.
+All results have the accuracy of float32, and nothing waits for the device.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PIXELS, PARTS, PROGRAMS = 32, 8, 1024
 
 
 def usable(*tensors: Tensor) -> bool:
-    """Whether the kernels can run on these tensors. They give no gradients."""
+    """Whether the kernels can run on these tensors. Gradients must be disabled."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
         return False
     device = tensors[0].device
@@ -55,7 +55,7 @@ _broken: set[str] = set()
 
 
 def unless_broken(function: Callable[P, R | None]) -> Callable[P, R | None]:
-    """Return None if a kernel cannot be compiled or launched, and warn once."""
+    """Decorator: the function returns None and warns once if its kernel cannot compile or run."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R | None:
@@ -316,14 +316,19 @@ def _choose(
 def score(
     likelihood: Likelihood, image: Tensor, decoded: Tensor, z: Tensor, *, slopes: bool
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """log p(x, z) (L, B), and residuals and precisions (L, B, P); None if the kernel does not apply.
+    """log p(x, z) of L latent points per example, (L, B), and what normal equations need of it.
 
     Args:
         likelihood: p(x | z).
         image: x as the likelihood reads it, (B, C, H, W).
-        decoded: (L, B, C, H, W).
-        z: (L, B, D).
+        decoded: the decoder's outputs for z, (L, B, C, H, W).
+        z: latent points (L, B, D).
         slopes: whether to compute residuals and precisions.
+
+    Returns:
+        log p(x, z), (L, B). Then, for each of the P decoder outputs, the first derivative of log
+        p(x | z) with respect to it (residual) and its negative expected second derivative
+        (precision), (L, B, P) each. None if the kernel does not apply.
     """
     kind, (levels, batch, latent) = type(likelihood), z.shape
     if kind not in (Gaussian, Bernoulli) or decoded.shape != (levels, *image.shape):
@@ -348,13 +353,16 @@ def score(
 def equations(
     slope: Tensor, weight: Tensor, residual: Tensor, z: Tensor
 ) -> tuple[Tensor, Tensor] | None:
-    """Jᵀ r - z (B, D) and Jᵀ W J + I (B, D, D), or None if the kernel does not apply.
+    """The gradient and the precision matrix of the normal equations of one Gauss-Newton step.
 
     Args:
-        slope: J, (B, P, D).
-        weight: the diagonal of W, (B, P).
-        residual: r, (B, P).
+        slope: J, the decoder's Jacobian with respect to z, (B, P, D).
+        weight: the diagonal of W, the precision of each of the P decoder outputs, (B, P).
+        residual: r, the derivative of log p(x | z) with respect to each decoder output, (B, P).
         z: latent points (B, D).
+
+    Returns:
+        Jᵀ r - z (B, D) and Jᵀ W J + I (B, D, D); None if the kernel does not apply.
     """
     batch, pixels, latent = slope.shape
     if latent > LARGEST or slope.stride(1) != 1 or not usable(slope, weight, residual, z):
@@ -383,22 +391,34 @@ def equations(
 
 
 def candidate_dampings(level: Tensor, multiples: tuple[float, ...]) -> Tensor:
-    """The candidate dampings (L, B): each of L multiples times the present λ (B,)."""
+    """The candidate dampings (L, B): the present damping `level` (B,) times each of L multiples."""
     return _on_device(multiples, level.device) * level
 
 
 @functools.cache
 def _on_device(multiples: tuple[float, ...], device: torch.device) -> Tensor:
-    """The multiples (L, 1) on a device, cached: a CUDA graph capture cannot copy from the host."""
+    """The multiples as a tensor (L, 1) on a device.
+
+    It is cached, because nothing can be copied from the host while a CUDA graph is captured.
+    """
     return torch.tensor(multiples, dtype=torch.float32, device=device)[:, None]
 
 
 @unless_broken
 def solve(gradient: Tensor, precision: Tensor, damping: Tensor) -> Tensor | None:
-    """(H + λ I)⁻¹ g (L, B, D) for g (L, B, D), H (L, B, D, D), λ (L, B); None if it does not apply.
+    """Solve (H + λ I) δ = g for the damped Gauss-Newton steps δ, (L, B, D).
 
-    Gauss-Jordan elimination that keeps the matrix symmetric. For positive definite matrices it is about
-    as accurate as a Cholesky factor (Peters and Wilkinson 1975), and it gives the solution directly.
+    The method is Gauss-Jordan elimination that keeps the matrix symmetric. For positive definite
+    matrices it is about as accurate as a Cholesky factor (Peters and Wilkinson 1975), and it gives
+    the solution directly.
+
+    Args:
+        gradient: g, (L, B, D).
+        precision: H, (L, B, D, D).
+        damping: λ, (L, B).
+
+    Returns:
+        The steps, or None if the kernel does not apply.
     """
     latent = gradient.shape[-1]
     if latent > LARGEST or gradient.dim() != 3 or not usable(gradient, precision, damping):
@@ -428,7 +448,10 @@ def solve(gradient: Tensor, precision: Tensor, damping: Tensor) -> Tensor | None
 
 @unless_broken
 def factor(matrix: Tensor) -> Tensor | None:
-    """The same as `recmix.posteriors.full.cholesky` for (B, D, D), or None if it does not apply."""
+    """Cholesky factors of matrices (B, D, D), as from `recmix.posteriors.full.cholesky`.
+
+    None if the kernel does not apply.
+    """
     batch, latent, _ = matrix.shape
     if latent > LARGEST or not usable(matrix):
         return None
@@ -456,17 +479,20 @@ def choose(
     beyond: float,
     limits: tuple[float, float],
 ) -> tuple[Tensor, Tensor] | None:
-    """The next z (B, D) and λ (B,) of each example, as in `LogJoint.choose`; None if it does not apply.
+    """The next z (B, D) and damping λ (B,) of each example; the same rule as `LogJoint.choose`.
 
     Args:
-        reached: log p(x, z + step), (L, B).
+        reached: log p(x, z + step) of each of L candidate steps, (L, B).
         joint: log p(x, z), (B,).
         z: latent points (B, D).
-        step: (L, B, D).
+        step: candidate steps, (L, B, D).
         tried: the dampings λ of these steps, (L, B).
         level: the present λ, (B,).
-        beyond: factor of λ if no step increased log p(x, z).
-        limits: of the next λ.
+        beyond: the factor that multiplies the present λ if no step increased log p(x, z).
+        limits: smallest and largest value of the next λ.
+
+    Returns:
+        The next z and λ, or None if the kernel does not apply.
     """
     given = (reached, joint, z, step, tried, level)
     if not usable(*given):

@@ -1,7 +1,8 @@
-"""Several networks of the same shape in one pass: one kernel for each layer of them all.
+"""Evaluate several networks of the same shape together: one kernel per layer for all of them.
 
-The posterior of a mixture evaluates K encoders for the same images. On a GPU their time is bound by the
-number of kernels. So one stacked network of the same depth takes little longer than one of them.
+The posterior of a mixture evaluates K encoders for the same images. On a GPU the time of small
+networks depends mainly on the number of kernels. So a stacked network, which computes each layer
+for all K networks at once, takes little longer than one network alone.
 """
 
 from __future__ import annotations
@@ -29,21 +30,24 @@ Run = Callable[[Tensor, Tensor | None], Tensor]
 class Stacked:
     """K networks of the same shape as one function: x (B, ...) -> (K, B, F), without gradients.
 
-    It is built at its first use, and again when a parameter has changed. Networks of convolutions,
-    linear layers and pointwise activations use Triton kernels (`recmix.accelerate.kernels`) if possible,
-    else grouped convolutions and batched products. Other networks use `torch.func.stack_module_state` if
-    possible. If nothing is possible the result is None, and there is one warning.
+    The function is built at its first use, and again when a parameter has changed. Networks of
+    convolutions, linear layers and pointwise activations use Triton kernels
+    (`recmix.accelerate.kernels`) if possible, else grouped convolutions and batched products. Other
+    networks use `torch.func.stack_module_state` if possible. If nothing is possible the result is
+    None, and there is one warning.
 
-    On a CPU grouped convolutions are slower than the networks one by one. So networks are stacked only
-    on the given kinds of device.
+    On a CPU grouped convolutions are slower than evaluating the networks one by one. So networks
+    are stacked only on the given kinds of device.
 
     Args:
-        networks: of one architecture.
-        devices: kinds of device on which to stack; on others the result is None.
-        only_kernels: use Triton kernels or nothing; for one network nothing else is faster.
+        networks: networks with the same layers and shapes.
+        devices: kinds of device on which to stack the networks; on others the result is None.
+        only_kernels: use Triton kernels or nothing. This is for a single network, for which nothing
+            else is faster.
 
     Attributes:
-        how: ``triton``, ``layers``, ``vmap``, or ``separate`` if they are not stacked.
+        how: ``triton``, ``layers`` or ``vmap``: how the networks are stacked; ``separate`` if they
+            are not.
 
     >>> nets = [nn.Sequential(nn.Flatten(), nn.Linear(4, 3)) for _ in range(2)]
     >>> Stacked(nets, devices=("cpu",))(torch.zeros(5, 1, 2, 2)).shape
@@ -68,10 +72,10 @@ class Stacked:
         self._held: list[Tensor] = []
 
     def drop(self) -> None:
-        """Forget the stack; the next use builds it again.
+        """Discard the stacked function; the next use builds it again.
 
-        Call this where changes of parameters cannot be detected: after replays of a CUDA graph, or when
-        modules were replaced.
+        Call this where changes of the parameters cannot be detected: after replays of a CUDA graph,
+        or when modules were replaced.
         """
         if not self._fixed:
             self._run, self._built = None, []
@@ -79,22 +83,22 @@ class Stacked:
                 self.how = ""
 
     def held(self) -> Any:
-        """An object that keeps in memory the weights that a captured graph reads."""
+        """An object that keeps in memory the stacked weights that a captured graph reads."""
         return self._run
 
     def fix(self, x: Tensor) -> None:
-        """Build the stack permanently for the device of x, so that it can be traced."""
+        """Build the stacked function for the device of x and keep it, so that it can be traced."""
         self.devices = (x.device.type,)
         self(x)
         self._fixed = True
 
     @torch.no_grad()
     def __call__(self, x: Tensor, shift: Tensor | None = None) -> Tensor | None:
-        """All networks in one pass: x (B, ...) -> (K, B, F), or None if they cannot be stacked.
+        """Evaluate all networks together: x (B, ...) -> (K, B, F); None if they cannot be stacked.
 
         Args:
             x: the input of all networks.
-            shift: subtracted from x first.
+            shift: a tensor that is subtracted from x first.
         """
         if self.how == "separate" or x.device.type not in self.devices:
             return None
@@ -113,7 +117,10 @@ class Stacked:
         return None if self._run is None else self._run(x, shift)
 
     def _state(self, x: Tensor) -> list[Any]:
-        """Key of the cached stack: shape, dtype, device of x; numbers that change with the weights."""
+        """A key that changes when the stacked function must be built again.
+
+        It holds shape, dtype and device of x, and numbers that change with the networks' weights.
+        """
         return [x.shape[1:], x.dtype, x.device, *state(self._places)]
 
     def _build(self, x: Tensor, shift: Tensor | None) -> Run | None:
@@ -145,7 +152,10 @@ class Stacked:
         return _shifted(made)
 
     def _try_kernels(self, layers: list[list[nn.Module]], x: Tensor, shift: Tensor | None) -> Run | None:
-        """These layers by Triton kernels, tried once on x; None if the kernels do not support them."""
+        """A function that evaluates these layers by Triton kernels; it is run once on x as a test.
+
+        None if the kernels do not support the layers, or if the test fails.
+        """
         given = self._held if shift is None else [*self._held, shift]
         if any(one.dtype != x.dtype or one.device != x.device for one in given):
             return None
@@ -176,7 +186,7 @@ class Stacked:
 
 
 class StackedEncoders(Stacked):
-    """K encoders as one function to K Gaussians.
+    """K encoders of the same shape as one function that gives their K Gaussians.
 
     >>> nets = [nn.Sequential(nn.Flatten(), nn.Linear(4, 6)) for _ in range(2)]
     >>> StackedEncoders(nets, devices=("cpu",)).gaussians(torch.zeros(5, 1, 2, 2)).mean.shape
@@ -199,10 +209,12 @@ class StackedEncoders(Stacked):
 
 
 class StackedGates(Stacked):
-    """The gates of a recursive mixture as one function to its log-weights.
+    """The gates of a recursive mixture as one function that gives the mixture's log-weights.
+
+    Gate m gives ε_m(x), the share of component m in the mixture of the components 0 … m.
 
     Args:
-        gates: ε_1 … ε_M, with the same bounds.
+        gates: ε_1 … ε_M, all with the same smallest and largest value.
         devices: as in `Stacked`.
 
     >>> gates = StackedGates([Gate((1, 2, 2)) for _ in range(2)], devices=("cpu",))
@@ -215,7 +227,7 @@ class StackedGates(Stacked):
         self.bounds = (gates[0].minimum, gates[0].maximum) if gates else (0.0, 1.0)
 
     def log_weights(self, x: Tensor, shift: Tensor | None = None) -> Tensor | None:
-        """log α(x), (B, M + 1), or None if the gates cannot be stacked."""
+        """The mixing weights log α(x - shift), (B, M + 1); None if the gates cannot be stacked."""
         out = self(x, shift)
         if out is None or self.how == "triton":
             return out
@@ -228,7 +240,7 @@ class StackedGates(Stacked):
 
 
 def places(networks: Sequence[nn.Module]) -> list[tuple[dict[str, Any], str]]:
-    """The dictionary and name of each parameter and buffer of the networks."""
+    """Where each parameter and buffer of the networks is stored: a module's dictionary and a key."""
     return [
         (kept, name)
         for network in networks
@@ -240,7 +252,11 @@ def places(networks: Sequence[nn.Module]) -> list[tuple[dict[str, Any], str]]:
 
 
 def state(kept: Sequence[tuple[dict[str, Any], str]]) -> list[list[int]]:
-    """Numbers that change when a tensor in these places is changed or replaced."""
+    """Numbers that change when a tensor stored in one of these places is changed or replaced.
+
+    Args:
+        kept: dictionaries and keys, from `places`.
+    """
     now = [place[name] for place, name in kept]
     return [[t._version for t in now], [t.data_ptr() for t in now]]
 
@@ -266,7 +282,14 @@ POINTWISE = (nn.ReLU, nn.LeakyReLU, nn.Tanh, nn.SiLU, nn.GELU, nn.ELU, nn.Sigmoi
 
 
 def _stack_layers(networks: list[list[nn.Module]]) -> Callable[[Tensor], Tensor] | None:
-    """One function for each layer: shared input, then K groups of channels, then K batches of rows."""
+    """Stack K networks layer by layer with torch operations; None if a layer does not allow it.
+
+    The first layer reads one input that all networks share. Then convolutions keep the networks as
+    K groups of channels, and linear layers keep them as a batch of K matrices.
+
+    Args:
+        networks: the layers of each network.
+    """
     count = len(networks)
     made: list[Layer] = []
     state = "shared"

@@ -1,7 +1,8 @@
-"""Posteriors of several encoders in one pass, by stacked networks."""
+"""Posteriors of several encoders of the same shape, evaluated together as stacked networks."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -15,7 +16,9 @@ from recmix.methods.component import Component
 from recmix.methods.method import Method, fuse_networks
 from recmix.methods.recursive import RecursiveMixture, recursive_mixture
 from recmix.methods.vae import GaussianComponent, encode
+from recmix.model.foreign import ForeignEncoder
 from recmix.model.latent import LatentModel
+from recmix.model.replaceable import Replaceable
 from recmix.posteriors import Gaussian, Mixture
 
 __all__ = ["stacks_of"]
@@ -25,12 +28,21 @@ _stacks: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()
 
 
 def stacks_of(owner: nn.Module) -> list[Stacked]:
-    """The stacked networks of a method or component, which exist after its first use."""
+    """The `Stacked` networks made for a method or component; none before its first use."""
     return [stack for stack, _ in _stacks.get(owner, [])]
 
 
 def _stack(owner: Any, kind: type[S], networks: list[nn.Module], **how: Any) -> S:
-    """The owner's stack of this kind; rebuilt after the owner was trained."""
+    """The `Stacked` networks of class `kind` that belong to a method or component.
+
+    They are made at the first call, and built again after the owner was trained.
+
+    Args:
+        owner: the method or component.
+        kind: subclass of `Stacked`.
+        networks: the networks to stack.
+        **how: further arguments of `kind`.
+    """
     kept = _stacks.setdefault(owner, [])
     for entry in kept:
         if type(entry[0]) is kind:
@@ -49,7 +61,18 @@ def _applies(owner: nn.Module) -> bool:
 
 
 def _all_gaussian(method: Method) -> bool:
-    return all(type(part) is GaussianComponent for part in method.components)
+    parts: Any = method.components
+    return method.model.fields is None and all(
+        type(part) is GaussianComponent and type(part.encoder) is not ForeignEncoder for part in parts
+    )
+
+
+def _seen(model: LatentModel, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The input of the networks as x and a shift that is still to be subtracted; None for no shift.
+
+    Triton kernels can subtract the shift while they read x.
+    """
+    return (x, model.shift) if model.spread is None else (model.standardised(x), None)
 
 
 def _encoders(method: Method) -> StackedEncoders:
@@ -61,47 +84,60 @@ def _gates(method: RecursiveMixture) -> StackedGates:
     return _stack(method, StackedGates, list(method.gates))
 
 
-@encode.register
+@encode.register_for_gpu
 def encode_by_kernels(component: Component, x: Tensor, model: LatentModel) -> Gaussian:
-    """One encoder by Triton kernels."""
-    if not x.is_cuda or not _applies(component):
+    """Compute the Gaussian of one component's encoder for x on a GPU, by Triton kernels."""
+    if not x.is_cuda or not _applies(component) or model.fields is not None:
         return NotImplemented
     stack = _stack(component, StackedEncoders, [component.encoder], only_kernels=True)
-    found = stack.gaussians(x, model.shift)
+    found = stack.gaussians(*_seen(model, x))
     if found is None:
         return NotImplemented
     return Gaussian.from_clamped(found.mean[0], found.log_variance[0])
 
 
-@recursive_mixture.register
+@recursive_mixture.register_for_gpu
 def stacked_recursive_mixture(method: RecursiveMixture, x: Tensor) -> Mixture:
-    """The posterior of a recursive mixture: one pass for all encoders, the gates in parallel."""
+    """The posterior of a recursive mixture: one pass for all encoders, parallel to the gates."""
     if method.order < 2 or not _applies(method) or not _all_gaussian(method):
         return NotImplemented
     encoders, gates = _encoders(method), _gates(method)
     with branch(x) as join:  # captured first, so that it starts first: it takes longer
-        parts = encoders.gaussians(x, method.model.shift)
-    log_weights = gates.log_weights(x, method.model.shift)
+        parts = encoders.gaussians(*_seen(method.model, x))
+    log_weights = gates.log_weights(*_seen(method.model, x))
     join()
     if parts is None or log_weights is None:
         return NotImplemented
     return Mixture.from_stack(parts, log_weights)
 
 
-@blind_mixture.register
+@blind_mixture.register_for_gpu
 def stacked_blind_mixture(method: BlindMixture, x: Tensor) -> Mixture:
     """The posterior of a blind mixture, with one pass for all encoders."""
     if not _applies(method) or not _all_gaussian(method):
         return NotImplemented
-    parts = _encoders(method).gaussians(x, method.model.shift)
+    parts = _encoders(method).gaussians(*_seen(method.model, x))
     if parts is None:
         return NotImplemented
-    return Mixture.from_stack(parts, method.weight_net(method.model.centred(x)))
+    return Mixture.from_stack(parts, method.weight_net(method.model.standardised(x)))
+
+
+STACKED: list[tuple[Replaceable[..., Any], Callable[..., Any]]] = [
+    (recursive_mixture, stacked_recursive_mixture),
+    (blind_mixture, stacked_blind_mixture),
+]
+"""What is faster on a GPU, and on a CPU needed only for networks that are stacked permanently."""
 
 
 @fuse_networks.register
 def fuse_stacked_networks(method: Method) -> None:
-    """Stack a frozen method's networks permanently, on the CPU, so that they can be traced."""
+    """Stack the networks of a method that will not be trained any more, so that they can be traced.
+
+    This is done on the CPU and is permanent.
+    """
+    for function, stacked in STACKED:
+        if stacked not in function.alternatives:
+            function.register(stacked)
     x = torch.zeros(2, *method.model.shape, dtype=method.model.centre.dtype)
     stacks: list[Stacked] = []
     if _all_gaussian(method) and len(method.components) > 1:

@@ -1,4 +1,4 @@
-"""`recmix evaluate`: scores of a trained run."""
+"""`recmix evaluate`: scores of a trained run, or of a model that a Python function returns."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from recmix.commands.own_parts import check_no_own_parts
+from recmix.commands.python_model import is_python_path, python_model
 from recmix.commands.terminal import Json, Root, out, print_scores
-from recmix.errors import ConfigError, unknown
+from recmix.errors import ConfigError, DataError, unknown
 
 if TYPE_CHECKING:
     from recmix.api import Model
@@ -20,7 +22,13 @@ __all__ = ["evaluate_command"]
 
 
 def evaluate_command(
-    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    run: Annotated[
+        str,
+        typer.Argument(
+            help="Folder of a run; or module:function, a Python function without arguments that returns "
+            "a recmix.Model (needs --data)."
+        ),
+    ],
     samples: Annotated[
         int | None, typer.Option(help="K of IWAE-K (default 100, with --gap 1000).")
     ] = None,
@@ -38,6 +46,13 @@ def evaluate_command(
     calibrate: Annotated[
         bool, typer.Option("--calibrate", help="Calibrate the posterior on validation data first.")
     ] = False,
+    calibrate_noise: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate-noise",
+            help="Calibrate the posterior and the likelihood's noise. This changes p(x).",
+        ),
+    ] = False,
     gap: Annotated[
         bool, typer.Option("--gap", help="Measure what inference loses, and where; gives advice.")
     ] = False,
@@ -50,26 +65,33 @@ def evaluate_command(
     memory: Annotated[
         int | None, typer.Option(help="MiB for the decoder's activations (default: by device).")
     ] = None,
-    data: Annotated[str | None, typer.Option(help="Other data than it was trained on.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Other data than those of the run: a name or a path.")
+    ] = None,
     data_root: Root = None,
     as_json: Json = False,
 ) -> None:
-    """Score a trained run: ELBO, IWAE with standard errors, mixing weights, time."""
-    from recmix.api import load
+    """Score a trained model: ELBO, IWAE with standard errors, mixing weights, time."""
     from recmix.evaluation.score import score
     from recmix.runs.folder import Run
     from recmix.runs.scores import ScoreKey
 
+    calibrate = calibrate or calibrate_noise
     _check(samples, memory, split, images, calibrate=calibrate, gap=gap)
-    model = load(run, device=device)
-    model = _refined(model, refine, restarts, reuse)
+    model = _model(run, data, device)
+    if calibrate_noise and not model.latent_model.likelihood.can_temper:
+        raise ConfigError(
+            f"the {model.latent_model.likelihood.name} likelihood has no noise that can be calibrated: "
+            "use --calibrate"
+        )
     source = _data_of(model, data, data_root)
     scored = _part(source, split)
-    if scored.shape[1:] != model.spec.shape:
-        raise ConfigError(
-            f"{run} was trained on examples of shape {model.spec.shape}, "
-            f"those of {data} have shape {scored.shape[1:]}"
-        )
+    if data is not None:
+        _check_data(model, source, [scored, *([_part(source, "val")] if calibrate else [])], run, data)
+    own = data is None or source.fingerprint == model.spec.data.get("fingerprint")
+    # Scores on other data are not stored. A model that was trained elsewhere does not name its data.
+    folder = model.folder if own or not model.spec.data else None
+    model = _refined(model, refine, restarts, reuse)
     limit = None if memory is None else memory * 2**20
     if gap:
         from recmix.commands.gap import report_gap
@@ -79,8 +101,8 @@ def evaluate_command(
             source,
             scored,
             split=split,
-            own=data is None,
-            folder=run,
+            own=own,
+            folder=folder,
             count=200 if images is None else images,
             samples=1000 if samples is None else samples,
             seed=seed,
@@ -91,9 +113,10 @@ def evaluate_command(
         return
     samples = 100 if samples is None else samples
     used = model.inference.uncalibrated if calibrate else model.inference
-    key = ScoreKey(split, samples, used, calibrate)
+    key = ScoreKey(split, samples, used, calibrate, calibrate_noise)
     if calibrate:
-        model = model.calibrated(_part(source, "val"), samples, memory=limit)
+        held_out = _part(source, "val")
+        model = model.calibrated(held_out, samples, noise=calibrate_noise, memory=limit)
     with _progress(f"evaluating {split}", len(scored), as_json) as report:
         found = score(
             model.method,
@@ -104,14 +127,50 @@ def evaluate_command(
             memory=limit,
             report=report,
         )
-    if data is None:
-        Run(run).add_score(str(key), found)
+    if folder is not None:
+        Run(folder).add_score(str(key), found)
     if as_json:
         out.print_json(json.dumps({"run": str(run), "split": split, **found}))
         return
     print_scores([(model.spec.label, found)], title=f"{split}, {found['images']:,} examples")
     if calibrate:
-        out.print(_calibration(found["inference"]))
+        out.print(_calibration(found["inference"], noise=calibrate_noise))
+
+
+def _model(run: str, data: str | None, device: str) -> Model:
+    """The model in a folder, or the one that a Python function returns."""
+    from recmix.api import load
+    from recmix.runs.folder import Run
+    from recmix.training.build import pick_device
+
+    if Path(run).exists() or not is_python_path(run):
+        advice = "name a function that loads it: recmix evaluate module:function --data FILE"
+        check_no_own_parts(Run(run).spec(), run, advice)
+        return load(run, device=device)
+    if data is None:
+        raise ConfigError(f"--data is missing: name the data to score {run} on")
+    model = python_model(run)
+    return model if device == "auto" else model.to(pick_device(device))
+
+
+def _check_data(model: Model, data: Data, parts: list[Any], run: str, name: str) -> None:
+    """Refuse data of another shape, with other fields, or with values that the likelihood excludes."""
+    from recmix.data import check_values
+
+    fields = model.method.model.fields
+    expected = model.spec.shape if fields is None else fields.shapes
+    given = data.shape if fields is None else data.fields
+    if given != expected:
+        raise ConfigError(
+            f"{run} was trained on examples of shape {expected}, those of {name} have shape {given}"
+        )
+    likelihood = model.latent_model.likelihood
+    for part in parts:
+        if not (data.dynamic and part is data.x_train):  # those are binarised
+            try:
+                check_values(part, likelihood.requirement, likelihood.name, what="the data")
+            except DataError as error:
+                raise DataError(f"{name}: {error}") from error
 
 
 def _check(
@@ -149,18 +208,22 @@ def _refined(model: Model, refine: int | None, restarts: int | None, reuse: int 
     return model.refined(steps, restarts=restarts, reuse=reuse)
 
 
-def _calibration(inference: dict[str, Any]) -> str:
+def _calibration(inference: dict[str, Any], *, noise: bool) -> str:
     """The result of a calibration, in words.
 
-    >>> _calibration({"scale": 1.5, "slope": 0.007})
+    >>> _calibration({"scale": 1.5, "slope": 0.007}, noise=False)
     'calibrated on validation data: scale 1.50, doubled for every 99 nats that an example fits worse'
+    >>> _calibration({"scale": 1.5, "slope": 0.0, "noise": 0.8}, noise=True)
+    "calibrated on validation data: scale 1.50; the likelihood's noise times 0.80, which changes p(x)"
     """
     text = f"calibrated on validation data: scale {inference['scale']:.2f}"
-    if not (slope := inference["slope"]):
+    if slope := inference["slope"]:
+        how = "doubled" if slope > 0 else "halved"
+        nats = math.log(2) / abs(slope)
+        text += f", {how} for every {nats:,.0f} nats that an example fits worse"
+    if not noise:
         return text
-    how = "doubled" if slope > 0 else "halved"
-    nats = math.log(2) / abs(slope)
-    return f"{text}, {how} for every {nats:,.0f} nats that an example fits worse"
+    return f"{text}; the likelihood's noise times {inference['noise']:.2f}, which changes p(x)"
 
 
 def _part(data: Data, name: str) -> Any:

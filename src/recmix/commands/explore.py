@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from recmix.commands.own_parts import check_no_own_parts
 from recmix.commands.terminal import Root
 from recmix.explore.serve import PORT, serve
 
@@ -51,9 +52,11 @@ def explore_command(
 def load_models(folders: Sequence[Path], *, device: str = "auto") -> dict[str, Model]:
     """Load runs. Each is named after its folder, with a number added if an earlier one has that name."""
     from recmix.api import load
+    from recmix.runs.folder import Run
 
     models: dict[str, Model] = {}
     for folder in folders:
+        check_no_own_parts(Run(folder).spec(), folder, "use recmix.explore.serve.serve(model) in Python")
         base = folder.resolve().name or "run"
         names = (base, *(f"{base}-{i}" for i in range(2, len(folders) + 2)))
         models[next(name for name in names if name not in models)] = load(folder, device=device)

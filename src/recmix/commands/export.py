@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from recmix.commands.own_parts import check_no_own_parts
 from recmix.commands.terminal import out, plain
-from recmix.errors import RunError
 
 __all__ = ["export_command"]
 
@@ -31,12 +31,8 @@ def export_command(
     from recmix.exports import export
     from recmix.runs.folder import Run
 
-    spec = Run(run).spec()
-    if "own" in (spec.model.network, spec.model.decoder_network):
-        raise RunError(
-            f"{run} has its user's own networks, which are not stored: export it from Python with "
-            "recmix.load(run, encoder=…, decoder=…).export(…)"
-        )
+    advice = "export it from Python with recmix.load(run, encoder=…, decoder=…).export(…)"
+    check_no_own_parts(Run(run).spec(), run, advice)
     made = export(run, folder, format=form, fuse=fuse, overwrite=overwrite)
     files = ", ".join(sorted(path.name for path in made.iterdir()))
     out.print(f"wrote {files} in {plain(made)}", highlight=False)

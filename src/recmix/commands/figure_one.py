@@ -21,7 +21,6 @@ from recmix.errors import ConfigError
 from recmix.methods.blind_mixture import BlindMixture
 from recmix.methods.method import Method, Optimizers
 from recmix.methods.recursive import RecursiveMixture
-from recmix.model.latent import standard_normal
 from recmix.posteriors import Gaussian, Mixture
 from recmix.reports.posterior_figure import FigureStage, Instance, posterior_animation, posterior_stages
 from recmix.runs.spec import Spec
@@ -148,8 +147,8 @@ def _least_gaussian(vae: Model, data: Data) -> Tensor:
     for part in z.split(64):
         decoded = model.decoder(part)[:, None]  # once for all images
         wide = decoded.expand(-1, len(shown), *model.shape)
-        log_likelihood = model.likelihood.log_prob(model.centred(shown), wide)
-        parts.append(log_likelihood + standard_normal(part)[:, None])
+        log_likelihood = model.log_density(model.observed(shown), wide)
+        parts.append(log_likelihood + model.prior.log_prob(part)[:, None])
     share = torch.cat(parts).double().softmax(0)  # (G, N)
     z = z.double()
     mean = share.T @ z  # (N, 2)
@@ -241,7 +240,7 @@ def _window(seen: list[Seen], i: int, vae: Model, x: Tensor) -> tuple[np.ndarray
 
 def _stage(seen: Seen, i: int) -> FigureStage:
     name, means, variances, weights = seen
-    return FigureStage(name=name, means=means[:, i], covariances=variances[:, i], weights=weights[i])
+    return FigureStage(name=name, means=means[:, i], variances=variances[:, i], weights=weights[i])
 
 
 def _only(instance: Instance, epochs: list[int]) -> Instance:

@@ -45,9 +45,8 @@ def report_gap(
         data: the data that contain the examples.
         measured: the part to measure on.
         split: name of this part.
-        own: whether the run was trained on `data`. Only then training examples are measured too, and
-            the result is stored in the run's folder.
-        folder: the run's folder.
+        own: whether the run was trained on `data`. Only then training examples are measured too.
+        folder: the run's folder, where the result is stored; None does not store it.
         count: largest number of examples.
         samples: importance samples for log p(x).
         seed: of the choice of images and of all noise.
@@ -73,7 +72,7 @@ def report_gap(
         "device": device_name(model.device),
         **found.to_json(),
     }
-    if own and folder is not None:
+    if folder is not None:
         write_json(folder / FILE, content)
     if as_json:
         console.print_json(json.dumps(content))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,8 +10,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["Json", "Root", "err", "out", "plain", "print_scores"]
+from recmix._version import __version__
 
+__all__ = ["Json", "Root", "before_command", "err", "first_process", "out", "plain", "print_scores"]
 
 out = Console(soft_wrap=True)
 err = Console(stderr=True, soft_wrap=True)
@@ -19,6 +21,26 @@ Root = Annotated[
     typer.Option("--data-root", help="Folder of the data sets (default: RECMIX_DATA, then a cache)."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+
+
+def _show_version(show: bool) -> None:
+    if show:
+        out.print(f"recmix {__version__}", highlight=False)
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+]
+
+
+def before_command(version: Version = False) -> None:
+    """The flags before the name of a command."""
+
+
+def first_process() -> bool:
+    """Whether this process prints: under ``torchrun`` only the first one does."""
+    return "TORCHELASTIC_RUN_ID" not in os.environ or os.environ.get("RANK", "0") == "0"
 
 
 def plain(message: object) -> str:

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from recmix.commands.terminal import err, out, plain
+from recmix.commands.own_parts import check_no_own_parts
+from recmix.commands.terminal import err, first_process, out, plain
 from recmix.errors import ConfigError, RunError, unknown
 from recmix.runs.files import read_toml
 
@@ -30,7 +31,8 @@ TRAIN_EPILOG = (
 RUN_OPTIONS: dict[str, tuple[Any, str]] = {
     "data": (
         str,
-        "Named data set (see `recmix data`), or a path: .npy, .npz, a folder or zip of images.",
+        "Named data set (see `recmix data`), or a path: .npy, .npz (also sparse), .csv, .csv.gz, "
+        ".parquet, a folder or zip of images. Examples have any shape.",
     ),
     "data_root": (Path, "Folder of the data sets (default: RECMIX_DATA, then a cache)."),
     "size": (int, "Resize image files to this side, after a square crop."),
@@ -101,8 +103,8 @@ def _run_training(request: dict[str, Any], *, resume: bool, overwrite: bool) -> 
     from recmix.api import fit, fit_preset
     from recmix.data import load, rebuild
     from recmix.runs.folder import Run
-    from recmix.training.world import world
 
+    prints = first_process()
     source, root = request.pop("data"), request.pop("data_root", None)
     seed, cut = request.pop("split_seed", 0), {k: request.pop(k, None) for k in ("size", "crop")}
     if isinstance(source, dict):
@@ -110,14 +112,14 @@ def _run_training(request: dict[str, Any], *, resume: bool, overwrite: bool) -> 
     else:
         data = load(source, root=root, seed=seed, **cut)
     folder = Path(request["out"])
-    if world().writer:
+    if prints:
         err.print(f"{data.name}: " + ", ".join(f"{n} {part}" for part, n in data.counts.items() if n))
     both: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "progress": True}
     if "preset" in request:
         model = fit_preset(request.pop("preset"), data, **both, **request)
     else:
         model = fit(request.pop("method"), data, **both, **request)
-    if not world().writer:
+    if not prints:
         return
     status = Run(folder).status()
     if model.spec.auto:
@@ -145,8 +147,7 @@ def _stored(folder: Path) -> dict[str, Any]:
     spec = run.spec()
     if spec.auto and "step of" in spec.auto:
         raise RunError(f"{folder} is one step of choosing an order: resume {folder.parent} instead")
-    if "own" in (spec.model.network, spec.model.decoder_network):
-        raise RunError(f"{folder} has its user's own networks: resume it from Python with recmix.fit")
+    check_no_own_parts(spec, folder, "resume it from Python with recmix.fit")
     init = spec.init or {}
     found: dict[str, Any] = {
         **spec.options,
@@ -193,6 +194,9 @@ def _train_with_options() -> Callable[..., None]:
     from recmix.model.options import Option, options_of
     from recmix.training.arguments import GROUPS, growth_options, method_options
 
+    own = {name: method_options(cls) | growth_options(cls) for name, cls in sorted(METHODS.items())}
+    shared = {group: options_of(cls) for group, cls in GROUPS.items()}
+
     def flag(name: str, kind: Any, text: str, panel: str, default: Any = None) -> inspect.Parameter:
         if default is not None and not isinstance(default, bool):
             text += f" [dim](default {default})[/]"
@@ -209,16 +213,16 @@ def _train_with_options() -> Callable[..., None]:
     parameters["overwrite"] = flag("overwrite", bool, "Replace the run in --out.", "The run")
     users: dict[str, dict[str, list[str]]] = {}  # option -> help text -> methods
     options: dict[str, Option] = {}
-    for name, cls in sorted(METHODS.items()):
-        for option in (method_options(cls) | growth_options(cls)).values():
+    for name, known in own.items():
+        for option in known.values():
             users.setdefault(option.name, {}).setdefault(option.help, []).append(name)
             options.setdefault(option.name, option)
     for option in options.values():
         texts = users[option.name].items()
         text = " ".join(f"[bold]{', '.join(names)}[/]: {plain(words)}" for words, names in texts)
         parameters.setdefault(option.name, flag(option.name, _flag_type(option.kind), text, "Methods"))
-    for group, cls in GROUPS.items():
-        for option in options_of(cls).values():
+    for group, known in shared.items():
+        for option in known.values():
             kind, panel = _flag_type(option.kind), group.capitalize()
             parameters[option.name] = flag(option.name, kind, option.help, panel, option.default)
 

@@ -1,4 +1,4 @@
-"""Image data: named sets, a user's files and arrays; checked, split, with values in [0, 1].
+"""Data of any kind: named sets, a user's files and arrays; checked and split.
 
 >>> import recmix.data
 >>> data = recmix.data.load("digits")
@@ -9,9 +9,12 @@
 from recmix.data.checks import check_examples
 from recmix.data.examples import ArrayExamples, Examples
 from recmix.data.file_images import FileImages
+from recmix.data.in_memory import as_examples
+from recmix.data.requirements import check_values
 from recmix.data.set_files import Entry, NamedSet, data_root
 from recmix.data.sets import SETS, inventory
 from recmix.data.sources import as_data, load, rebuild
+from recmix.data.sparse_examples import SparseExamples
 from recmix.data.splits import Data, split
 from recmix.data.user_data import from_arrays
 
@@ -23,8 +26,11 @@ __all__ = [
     "Examples",
     "FileImages",
     "NamedSet",
+    "SparseExamples",
     "as_data",
+    "as_examples",
     "check_examples",
+    "check_values",
     "data_root",
     "from_arrays",
     "inventory",

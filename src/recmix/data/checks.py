@@ -1,83 +1,130 @@
-"""Check that an array holds images. An error says what was given, what was expected, what to do."""
+"""Check that an array holds examples. An error says what was given, what was expected, what to do."""
 
 from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from recmix.data.columns import is_frame, table_of_frame
 from recmix.data.examples import Array, chunk_slices
+from recmix.data.sparse_examples import SparseExamples, is_sparse
 from recmix.errors import DataError
+from recmix.model.fields import LARGEST_INTEGER, Fields
 
-__all__ = ["SIDES", "check_examples", "check_size", "is_tensor", "to_numpy"]
+__all__ = ["check_examples", "is_tensor", "pack_fields", "shape_text", "to_numpy"]
 
-SIDES = (8, 128)  # smallest and largest image side that the networks accept
-
-_EXPECTED = "expected images of shape (N, C, H, W) or (N, H, W)"
+_EXPECTED = "expected numbers of shape (N, ...), one example per row"
+_CHANNELS = (1, 3, 4)  # sizes of a last axis that looks like the channels of images
+_IMAGE_SIDE = 8  # sides from which an array looks like images
 
 
 def check_examples(
-    x: Any, *, what: str = "x", shape: tuple[int, int, int] | None = None, at_least: int = 1
+    x: Any,
+    *,
+    what: str = "x",
+    shape: tuple[int, ...] | None = None,
+    at_least: int = 1,
+    fields: Mapping[str, Sequence[int]] | None = None,
 ) -> Array:
-    """Check images and return them as an array (N, C, H, W), uint8 or float32 in [0, 1].
+    """Check examples and return them as an array (N, *event), uint8 (means value / 255) or float32.
 
-    uint8 means value / 255. Booleans mean 0 and 1. Other floats become float32. If nothing has to
-    change, the given array itself is returned.
+    - uint8 with three axes or more holds grey values, which mean value / 255. All other integers, also
+      uint8 with two axes, are counts or tokens: their values are used as they are.
+    - Booleans mean 0 and 1. Floats become float32 and may have any finite value.
+    - (N, H, W) becomes (N, 1, H, W), unless `shape` is (H, W).
+
+    If nothing has to change, the given array itself is returned.
 
     >>> check_examples(np.zeros((5, 28, 28))).shape
     (5, 1, 28, 28)
+    >>> check_examples(np.array([[3, 0], [1, 9]])).dtype.name
+    'float32'
     >>> check_examples(np.zeros((5, 28, 28, 1)), what="x_train")
     Traceback (most recent call last):
     ...
     recmix.errors.DataError: x_train is float64 of shape (5, 28, 28, 1), which looks channels-last; \
-expected images of shape (N, C, H, W) or (N, H, W): use x_train.transpose(0, 3, 1, 2)
+expected images of shape (N, C, H, W): use x_train.transpose(0, 3, 1, 2). If these are not images, \
+use recmix.data.ArrayExamples(x_train.astype('float32'))
 
     Args:
-        x: A numpy array, a torch tensor, or nested lists of numbers.
+        x: A numpy array, a torch tensor, nested lists of numbers, a `scipy.sparse` matrix, a pandas
+            DataFrame, or with `fields` a dict of arrays.
         what: Name of `x` in error messages.
-        shape: Required (C, H, W).
-        at_least: Required number of images.
+        shape: Required event shape.
+        at_least: Required number of examples.
+        fields: Shapes of the fields, for examples with several fields.
 
     Raises:
-        DataError: If `x` does not hold such images.
+        DataError: If `x` does not hold such examples.
     """
-    array = to_numpy(x, what)
+    if isinstance(x, Mapping):
+        if fields is None:
+            raise DataError(
+                f"{what} is a dict with the fields {_names(x)}, but the examples have no fields; "
+                f"{_EXPECTED}, as a numpy array or a torch tensor"
+            )
+        array, _ = pack_fields(x, what, Fields(fields))
+    elif is_sparse(x):
+        array = np.asarray(SparseExamples(x, what).raw.toarray())
+    elif is_frame(x):
+        array = table_of_frame(x, what).values
+    else:
+        array = to_numpy(x, what)
     given = f"{what} is {array.dtype} of shape {array.shape}"
     _check_type(array, given, what)
-    if array.ndim == 3 and array.shape[-1] in (1, 3, 4) and min(array.shape[:2]) >= SIDES[0]:
-        raise DataError(
-            f"{given}, which looks like one channels-last image; {_EXPECTED}: "
-            f"use {what}.transpose(2, 0, 1)[None], and give more than one image"
-        )
-    if array.ndim == 3:
-        array = array[:, None]
-    _check_shape(array, given, what)
+    if array.size == 0:
+        raise DataError(f"{given}: it has no examples; {_EXPECTED}, with N of 1 or more")
+    array = _with_event_axes(array, shape, given, what)
     if shape is not None and array.shape[1:] != shape:
-        found, expected = ("x".join(map(str, size)) for size in (array.shape[1:], shape))
-        raise DataError(
-            f"{given}: its images are {found}, expected {expected}: all images of a data set, and "
-            "those given to a model trained on it, must have one shape (C, H, W)"
-        )
+        raise DataError(f"{given}: {_wrong_shape(array, shape, what)}")
     if len(array) < at_least:
-        raise DataError(f"{given}: it has {len(array)} image(s), expected at least {at_least}")
+        raise DataError(f"{given}: it has {len(array)} example(s), expected at least {at_least}")
     if array.dtype == np.bool_:
         return array.astype(np.uint8) * np.uint8(255)
     _check_values(array, given, what)
-    dtype = np.uint8 if array.dtype == np.uint8 else np.float32
+    grey = array.dtype == np.uint8 and array.ndim > 2
     # torch.from_numpy takes a writable, contiguous array without a copy or a warning.
+    dtype = np.uint8 if grey else np.float32
     return np.require(array, dtype, ["C_CONTIGUOUS", "WRITEABLE", "ALIGNED"])
 
 
-def check_size(height: int, width: int, given: str) -> None:
-    """Raise a DataError that begins with `given` unless the networks accept images of this size."""
-    low, high = SIDES
-    if not (low <= height <= high and low <= width <= high):
-        raise DataError(
-            f"{given}; each side must have {low} to {high} pixels: resize the images "
-            "(for image files, give size=..., for example size=64)"
-        )
+def pack_fields(x: Mapping[str, Any], what: str, fields: Fields | None = None) -> tuple[Array, Fields]:
+    """Pack a dict of arrays (N, *shape) to one array float32 (N, P); also return the fields.
+
+    Values are used as they are, also those of uint8.
+
+    Args:
+        x: The arrays by name.
+        what: Name of `x` in error messages.
+        fields: Names and shapes; by default those of the arrays, in the order of the dict.
+    """
+    arrays = {}
+    for name, value in x.items():
+        if is_sparse(value):
+            raise DataError(
+                f"{what}[{name!r}] is a sparse matrix; expected an array, as examples with several "
+                "fields are stored dense: use .toarray()"
+            )
+        arrays[name] = array = to_numpy(value, f"{what}[{name!r}]")
+        if array.ndim < 1 or array.size == 0:
+            raise DataError(
+                f"{what}[{name!r}] is {array.dtype} of shape {array.shape}; expected (N, ...), one row "
+                "per example, with N of 1 or more"
+            )
+    if not arrays:
+        raise DataError(f"{what} is an empty dict; expected an array for each field")
+    try:
+        found = fields or Fields.of_arrays(arrays)
+        packed = found.pack(arrays)
+    except DataError as error:
+        raise DataError(f"{what}: {error}") from error
+    if packed.ndim != 2:
+        raise DataError(f"{what} has fields without an axis for the examples; expected (N, ...)")
+    return np.asarray(packed), found
 
 
 def is_tensor(x: Any) -> bool:
@@ -100,85 +147,102 @@ def to_numpy(x: Any, what: str = "x") -> Array:
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(
             f"{what}, a {type(x).__name__}, cannot be converted to one array ({error}); {_EXPECTED}, "
-            "all images of one size"
+            "all examples of one shape: pad sequences to one length, and give the lengths as a second "
+            "field"
         ) from error
     raise DataError(f"{what} is a {type(x).__name__}; {_EXPECTED}, as a numpy array or a torch tensor")
 
 
+def shape_text(shape: tuple[int, ...]) -> str:
+    """The event shape in words.
+
+    >>> shape_text((1, 28, 28)), shape_text((7,))
+    ('1x28x28', '7 values')
+    """
+    return "x".join(map(str, shape)) if len(shape) > 1 else f"{math.prod(shape)} values"
+
+
+def _names(x: Mapping[str, Any]) -> str:
+    return ", ".join(map(str, x)) or "none"
+
+
 def _check_type(array: Array, given: str, what: str) -> None:
-    if array.dtype in (np.uint8, np.bool_) or np.issubdtype(array.dtype, np.floating):
-        return
-    if np.issubdtype(array.dtype, np.integer):
-        raise DataError(
-            f"{given}; expected uint8, or floats in [0, 1]: use {what}.astype('uint8') for grey "
-            f"values from 0 to 255, {what}.astype('float32') for values in [0, 1]"
-        )
     if array.dtype == np.object_:
         raise DataError(
-            f"{given}: an array of Python objects, perhaps images of different sizes; expected "
-            "numbers, uint8 or float: resize the images to one size and use numpy.stack"
+            f"{given}: an array of Python objects, perhaps examples of different shapes; expected "
+            "numbers: give all examples one shape and use numpy.stack"
         )
-    raise DataError(f"{given}; expected numbers, uint8 or float in [0, 1]")
+    if array.dtype.kind not in "biuf":
+        raise DataError(f"{given}; expected numbers: integers, floats or booleans")
+    if array.dtype.kind in "iu" and array.size:
+        largest = max(int(array.min()), int(array.max()), key=abs)
+        if abs(largest) > LARGEST_INTEGER:
+            raise DataError(
+                f"{given} and has the integer {largest}, but float32 holds whole numbers exactly only "
+                f"up to 2**24 = {LARGEST_INTEGER}: number the values from 0, or, if rounding does no "
+                f"harm, use {what}.astype('float32')"
+            )
 
 
-def _check_shape(array: Array, given: str, what: str) -> None:
-    if array.size == 0:
-        raise DataError(f"{given}: it has no images; {_EXPECTED} with N of 1 or more")
+def _with_event_axes(array: Array, shape: tuple[int, ...] | None, given: str, what: str) -> Array:
+    """Refuse arrays without event axes and images that are channels-last; add a channel axis."""
+    if array.ndim < 2:
+        advice = f"{what}.reshape(-1, 1) for examples of one value"
+        if array.shape == shape:
+            advice = f"{what}[None] for one example"
+        raise DataError(f"{given}, {array.ndim} dimension(s); {_EXPECTED}: use {advice}")
+    if shape is not None and array.shape[1:] == shape:
+        return array
+    *_, height, width, channels = (1, *array.shape)
+    large = channels in _CHANNELS and min(height, width) >= _IMAGE_SIDE
+    other = f"use recmix.data.ArrayExamples({what}.astype('float32'))"
+    if array.ndim == 4 and large:
+        raise DataError(
+            f"{given}, which looks channels-last; expected images of shape (N, C, H, W): "
+            f"use {what}.transpose(0, 3, 1, 2). If these are not images, {other}"
+        )
+    if array.ndim == 3 and large and (height == width or array.dtype == np.uint8):
+        raise DataError(
+            f"{given}, which looks like one channels-last image; expected images of shape "
+            f"(N, C, H, W): use {what}.transpose(2, 0, 1)[None], and give more than one. If this is not "
+            f"an image, {other}"
+        )
+    return array[:, None] if array.ndim == 3 else array
+
+
+def _wrong_shape(array: Array, shape: tuple[int, ...], what: str) -> str:
+    """Why an array does not hold examples of a shape, and what to do."""
+    text = f"each example is {shape_text(array.shape[1:])}, expected {shape_text(shape)}"
     if array.ndim == 2:
-        raise DataError(
-            f"{given}, which looks like flat vectors; {_EXPECTED}: "
-            f"use {what}.reshape({_image_shape(array.shape[1])})"
-        )
-    if array.ndim != 4:
-        raise DataError(f"{given}, {array.ndim} dimensions; {_EXPECTED}")
-    _, channels, height, width = array.shape
-    if width < SIDES[0] <= min(channels, height):
-        raise DataError(
-            f"{given}, which looks channels-last; {_EXPECTED}: use {what}.transpose(0, 3, 1, 2)"
-        )
-    check_size(height, width, f"{given}: its images are {height}x{width}")
-
-
-def _image_shape(values: int) -> str:
-    """The likely image shape of flat vectors, for an error message."""
-    for channels in (1, 3):
-        side = math.isqrt(values // channels)
-        if channels * side * side == values and side > 1:
-            return f"-1, {channels}, {side}, {side}"
-    return "N, C, H, W"
+        text = f"its examples are flat vectors of {array.shape[1]} values, expected {shape_text(shape)}"
+    elif array.ndim != 1 + len(shape):
+        text += f" (the array has {array.ndim} dimensions, expected {1 + len(shape)})"
+    if math.prod(array.shape[1:]) == math.prod(shape):
+        return f"{text}: use {what}.reshape({', '.join(map(str, (-1, *shape)))})"
+    if math.prod(array.shape) == math.prod(shape):
+        return f"{text}: for one example use {what}[None]"
+    return (
+        f"{text}: all examples of a data set, and those given to a model trained on it, must have one "
+        "shape"
+    )
 
 
 def _check_values(array: Array, given: str, what: str) -> None:
-    low, high = math.inf, -math.inf
+    largest = float(np.finfo(np.float32).max)
+    high = -math.inf
     for part in chunk_slices(array.shape):
         chunk = array[part]
         chunk_low, chunk_high = float(chunk.min()), float(chunk.max())
-        if not (math.isfinite(chunk_low) and math.isfinite(chunk_high)):
-            image = part.start + int(np.argmax(~np.isfinite(chunk).all(axis=(1, 2, 3))))
+        if not (chunk_low >= -largest and chunk_high <= largest):
+            fits = np.abs(chunk) <= largest  # NaN is not
+            row = part.start + int(np.argmin(fits.all(axis=tuple(range(1, array.ndim)))))
             raise DataError(
-                f"{given} and has values that are NaN or infinite, the first in image {image}; "
-                "expected finite values in [0, 1]: remove such images or use numpy.nan_to_num"
+                f"{given} and has values that are NaN or infinite (or too large for float32), the first "
+                f"in example {row}; expected finite values: remove such examples or use numpy.nan_to_num"
             )
-        low, high = min(low, chunk_low), max(high, chunk_high)
-    if array.dtype == np.uint8:
-        if high == 1:
-            raise DataError(
-                f"{given} and its values are only 0 and 1, but uint8 means value / 255; "
-                f"for black and white images use {what}.astype(bool)"
-            )
-    elif np.float32(low) < 0 or np.float32(high) > 1:
-        advice = _range_advice(low, high, what)
-        raise DataError(f"{given} with values from {low:.6g} to {high:.6g}; expected [0, 1]: {advice}")
-
-
-def _range_advice(low: float, high: float, what: str) -> str:
-    if low >= -0.01 and high <= 1.01:
-        return f"use {what}.clip(0, 1)"
-    if low >= -1 and high <= 1:
-        return f"if the values were scaled to [-1, 1], use ({what} + 1) / 2"
-    if low >= 0 and high <= 255:
-        return f"give grey values from 0 to 255 as uint8, or divide by 255: {what} / 255"
-    return (
-        f"rescale them, for example ({what} - {what}.min()) / ({what}.max() - {what}.min()); "
-        "give grey values from 0 to 255 as uint8, or divide by 255"
-    )
+        high = max(high, chunk_high)
+    if array.dtype == np.uint8 and array.ndim > 2 and high == 1:
+        raise DataError(
+            f"{given} and its values are only 0 and 1, but uint8 means value / 255; "
+            f"for black and white images use {what}.astype(bool)"
+        )

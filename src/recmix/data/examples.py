@@ -1,4 +1,4 @@
-"""Examples in memory, and the interface of all image stores: shape (N, C, H, W), values in [0, 1]."""
+"""Examples in memory, and the interface of all stores of examples: shape (N, *event), float32."""
 
 from __future__ import annotations
 
@@ -13,7 +13,17 @@ from numpy.typing import DTypeLike, NDArray
 
 from recmix.errors import DataError
 
-__all__ = ["Array", "ArrayExamples", "Examples", "Index", "chunk_slices", "is_binary", "rows", "to_unit"]
+__all__ = [
+    "Array",
+    "ArrayExamples",
+    "Examples",
+    "Index",
+    "chunk_slices",
+    "is_binary",
+    "one_if_constant",
+    "rows",
+    "to_unit",
+]
 
 Array = NDArray[Any]
 Index = slice | Sequence[int] | NDArray[Any]
@@ -22,33 +32,34 @@ _CHUNK_VALUES = 1 << 22  # number of values processed at once: 16 MiB of float32
 
 
 class Examples(ABC):
-    """A sequence of images of one size, read by index.
+    """A sequence of examples of one shape, read by index.
 
-    ``images[i]`` is float32 (C, H, W). ``images[index]`` is float32 (B, C, H, W), where the index is
-    a slice, an integer array or a mask. Values lie in [0, 1]. ``numpy.asarray(images)`` reads all.
+    ``examples[i]`` is float32 of the shape of one example, the event shape. ``examples[index]`` is
+    float32 (B, *event), where the index is a slice, an integer array or a mask.
+    ``numpy.asarray(examples)`` reads all.
     """
 
     in_memory: ClassVar[bool]
 
     @property
     @abstractmethod
-    def shape(self) -> tuple[int, int, int, int]:
-        """(N, C, H, W)."""
+    def shape(self) -> tuple[int, ...]:
+        """(N, *event)."""
 
     @abstractmethod
     def take(self, index: Index) -> Array:
-        """Stored values of the selected images, (B, C, H, W): uint8 (divide by 255) or float32.
+        """Stored values of the selected examples, (B, *event): uint8 (divide by 255) or float32.
 
         For code that moves batches to a device and divides there. May share memory with the store.
         """
 
     @abstractmethod
     def subset(self, index: Index) -> Examples:
-        """The selected images as a new object that shares the store."""
+        """The selected examples as a new object."""
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """SHA-256 that identifies the images, as hexadecimal digits."""
+        """SHA-256 that identifies the examples, as hexadecimal digits."""
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -65,7 +76,7 @@ class Examples(ABC):
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
         if copy is False:
-            raise ValueError("images cannot be converted to an array without a copy; use copy=True")
+            raise ValueError("examples cannot be converted to an array without a copy; use copy=True")
         out = np.empty(self.shape, np.float32 if dtype is None else dtype)
         for part in chunk_slices(self.shape):
             out[part] = self[part]
@@ -75,27 +86,43 @@ class Examples(ABC):
         return f"{type(self).__name__}(shape={self.shape})"
 
     def mean(self, sample: int = 10_000, seed: int = 0) -> NDArray[np.float32]:
-        """The mean image, (C, H, W).
+        """The mean of each value, of the event shape.
 
         Args:
-            sample: Number of random images to average, if the images are not in memory. Examples in
-                memory are all averaged.
+            sample: Number of random examples to average, if the examples are not in memory. Examples
+                in memory are all averaged.
             seed: Seed of the random sample.
         """
-        chosen = self._sample(sample, seed)
-        total = np.zeros(self.shape[1:], np.float64)
-        for chunk in self._chunks(chosen):
-            total += chunk.sum(axis=0, dtype=np.float64)
-        return (total / len(chosen)).astype(np.float32)
+        return self._mean(self._sample(sample, seed)).astype(np.float32)
 
     def variance(self, mean: Array, sample: int = 10_000, seed: int = 0) -> float:
-        """The mean squared deviation from a mean image (C, H, W), over images and pixels.
+        """The mean squared deviation from `mean` (event shape), over examples and their values.
 
         See `mean` for `sample` and `seed`.
         """
         chosen = self._sample(sample, seed)
         squares = (np.square(chunk - mean).sum(dtype=np.float64) for chunk in self._chunks(chosen))
         return float(sum(squares)) / (len(chosen) * math.prod(self.shape[1:]))
+
+    def deviation(self, sample: int = 10_000, seed: int = 0) -> NDArray[np.float32]:
+        """The standard deviation of each value, of the event shape; 1 where the value is constant.
+
+        See `mean` for `sample` and `seed`.
+        """
+        chosen = self._sample(sample, seed)
+        mean, first = self._mean(chosen), self[chosen[:1]]
+        squares = np.zeros(self.shape[1:], np.float64)
+        constant = np.ones(self.shape[1:], np.bool_)
+        for chunk in self._chunks(chosen):
+            squares += np.square(chunk - mean).sum(axis=0)
+            constant &= (chunk == first).all(axis=0)
+        return one_if_constant(np.sqrt(squares / len(chosen)), constant)
+
+    def _mean(self, chosen: NDArray[np.int64]) -> NDArray[np.float64]:
+        total = np.zeros(self.shape[1:], np.float64)
+        for chunk in self._chunks(chosen):
+            total += chunk.sum(axis=0, dtype=np.float64)
+        return total / len(chosen)
 
     def _sample(self, sample: int, seed: int) -> NDArray[np.int64]:
         count = len(self)
@@ -113,38 +140,37 @@ class ArrayExamples(Examples):
 
     Several objects can share one array, each with its own index.
 
-    >>> images = ArrayExamples(np.full((4, 1, 8, 8), 255, np.uint8), index=[0, 3])
-    >>> images.shape, images[0].dtype.name, float(images[0].max())
+    >>> examples = ArrayExamples(np.full((4, 1, 8, 8), 255, np.uint8), index=[0, 3])
+    >>> examples.shape, examples[0].dtype.name, float(examples[0].max())
     ((2, 1, 8, 8), 'float32', 1.0)
 
     Args:
-        array: (M, C, H, W), uint8 or float32 with values in [0, 1].
-        index: Selects and orders the images of the array; by default all of them.
+        array: (M, *event), uint8 or float32.
+        index: Selects and orders the examples of the array; by default all of them.
     """
 
     in_memory = True
 
     def __init__(self, array: Array, index: Index | None = None) -> None:
-        if array.ndim != 4 or array.dtype not in (np.uint8, np.float32):
+        if array.ndim < 2 or array.dtype not in (np.uint8, np.float32):
             raise DataError(
                 f"ArrayExamples got {array.dtype} of shape {array.shape}; expected uint8 or float32 of "
-                "shape (N, C, H, W): convert the array with recmix.data.check_examples"
+                "shape (N, ...), two axes or more: convert the array with recmix.data.check_examples"
             )
         # One attribute, so that a thread never sees a new array with an old index.
         self._store = (array, None if index is None else rows(index, len(array)))
 
     @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """(N, C, H, W)."""
+    def shape(self) -> tuple[int, ...]:
+        """(N, *event)."""
         array, selected = self._store
-        _, channels, height, width = array.shape
-        return len(array) if selected is None else len(selected), channels, height, width
+        return len(array) if selected is None else len(selected), *array.shape[1:]
 
     @property
     def raw(self) -> Array:
-        """Stored values of all selected images, uint8 or float32.
+        """Stored values of all selected examples, uint8 or float32.
 
-        The first access copies the selected images and releases the shared array.
+        The first access copies the selected examples and releases the shared array.
         """
         array, selected = self._store
         if selected is not None:
@@ -153,7 +179,7 @@ class ArrayExamples(Examples):
         return array
 
     def take(self, index: Index) -> Array:
-        """Stored values of the selected images, (B, C, H, W): uint8 or float32."""
+        """Stored values of the selected examples, (B, *event): uint8 or float32."""
         array, selected = self._store
         if selected is None and isinstance(index, slice):
             return array[index]
@@ -161,7 +187,7 @@ class ArrayExamples(Examples):
         return array[chosen if selected is None else selected[chosen]]
 
     def subset(self, index: Index) -> ArrayExamples:
-        """The selected images as a new object that shares the array."""
+        """The selected examples as a new object that shares the array."""
         array, selected = self._store
         chosen = rows(index, len(self))
         return ArrayExamples(array, chosen if selected is None else selected[chosen])
@@ -170,11 +196,11 @@ class ArrayExamples(Examples):
         """SHA-256 of the stored values, their type and their shape."""
         digest = hashlib.sha256(f"{self._store[0].dtype.name} {self.shape}".encode())
         for part in chunk_slices(self.shape):
-            digest.update(np.ascontiguousarray(self.take(part)).data)
+            digest.update(np.ascontiguousarray(self.raw[part]).data)
         return digest.hexdigest()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ArrayExamples, (self.raw,)  # a pickle holds the selected images, not the shared array
+        return ArrayExamples, (self.raw,)  # a pickle holds the selected examples, not the shared array
 
 
 def chunk_slices(shape: tuple[int, ...]) -> Iterator[slice]:
@@ -185,7 +211,7 @@ def chunk_slices(shape: tuple[int, ...]) -> Iterator[slice]:
 
 
 def rows(index: Index, count: int) -> NDArray[np.int64]:
-    """Row numbers that a slice, an integer array or a mask selects from `count` images.
+    """Row numbers that a slice, an integer array or a mask selects from `count` examples.
 
     >>> rows(slice(None, None, 2), 5), rows([-1], 5)
     (array([0, 2, 4]), array([4]))
@@ -195,7 +221,7 @@ def rows(index: Index, count: int) -> NDArray[np.int64]:
     array = np.asarray(index)
     if array.dtype == np.bool_:
         if array.shape != (count,):
-            raise IndexError(f"the mask has shape {array.shape}; expected ({count},), one per image")
+            raise IndexError(f"the mask has shape {array.shape}; expected ({count},), one per example")
         return np.flatnonzero(array)
     if array.ndim != 1 or not (array.size == 0 or np.issubdtype(array.dtype, np.integer)):
         raise IndexError(
@@ -205,12 +231,12 @@ def rows(index: Index, count: int) -> NDArray[np.int64]:
     chosen = array.astype(np.int64)
     outside = chosen[(chosen < -count) | (chosen >= count)]
     if outside.size:
-        raise IndexError(f"index {outside[0]} is out of range for {count} images")
+        raise IndexError(f"index {outside[0]} is out of range for {count} examples")
     return np.where(chosen < 0, chosen + count, chosen)
 
 
 def to_unit(values: Array) -> NDArray[np.float32]:
-    """Stored values as float32 in [0, 1]: uint8 is divided by 255. The result is never a view.
+    """Stored values as float32: uint8 is divided by 255. The result is never a view.
 
     >>> to_unit(np.array([0, 51, 255], np.uint8))
     array([0. , 0.2, 1. ], dtype=float32)
@@ -220,12 +246,18 @@ def to_unit(values: Array) -> NDArray[np.float32]:
     return values if values.flags.owndata else values.copy()
 
 
-def is_binary(images: Examples) -> bool:
+def is_binary(examples: Examples) -> bool:
     """Whether every value is 0 or 1. Examples that are not in memory count as not binary."""
 
     def only_0_and_1(x: Array) -> bool:
         return bool(((x == 0) | (x == (255 if x.dtype == np.uint8 else 1))).all())
 
-    return images.in_memory and all(
-        only_0_and_1(images.take(part)) for part in chunk_slices(images.shape)
+    return examples.in_memory and all(
+        only_0_and_1(examples.take(part)) for part in chunk_slices(examples.shape)
     )
+
+
+def one_if_constant(deviation: Array, constant: Array) -> NDArray[np.float32]:
+    """Standard deviations as float32; 1 for constant values and where float32 would give 0."""
+    small = deviation < np.finfo(np.float32).tiny
+    return np.where(constant | small, 1, deviation).astype(np.float32)

@@ -19,7 +19,6 @@ from typing import IO, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from recmix.data.checks import SIDES
 from recmix.data.examples import Array, ArrayExamples, Examples, Index, rows
 from recmix.errors import ConfigError, DataError
 
@@ -186,7 +185,7 @@ class FileImages(Examples):
         folder: The folder or zip file.
         names: Names of the image files in it.
         size: (H, W) of the images.
-        channels: 1 for grey, 3 for colour. Examples are converted; transparency is dropped.
+        channels: 1 for grey, 3 for colour. Images are converted; transparency is dropped.
         crop: Side of the centred square that is resized to `size`; "square" for the largest square.
             None means that the images must have that size already.
     """
@@ -273,9 +272,8 @@ class FileImages(Examples):
 
 def check_resize(size: int | None, crop: int | None) -> None:
     """Raise a ConfigError if `size` or `crop` is out of range."""
-    low, high = SIDES
-    if size is not None and not low <= size <= high:
-        raise ConfigError(f"size is {size}; expected {low} to {high} pixels")
+    if size is not None and size < 1:
+        raise ConfigError(f"size is {size}; expected 1 pixel or more")
     if crop is not None and crop < 1:
         raise ConfigError(f"crop is {crop}; expected 1 pixel or more")
 

@@ -24,8 +24,10 @@ from recmix.data.examples import Array
 from recmix.errors import DataError
 
 __all__ = [
+    "as_data_error",
     "open_decompressed",
     "read_amat",
+    "read_bytes",
     "read_cifar",
     "read_idx",
     "read_mat",
@@ -34,10 +36,11 @@ __all__ = [
 ]
 
 _REPLACE = "replace it with an intact copy"
+_PARTS = ("x_train", "x_val", "x_test")
 
 
 @contextlib.contextmanager
-def _as_data_error(path: Path, what: str) -> Iterator[None]:
+def as_data_error(path: Path, what: str) -> Iterator[None]:
     """Turn every error that a library raises on a damaged file into a DataError with the path."""
     try:
         yield
@@ -63,7 +66,7 @@ def open_decompressed(path: Path) -> io.BufferedIOBase:
 
 def read_bytes(path: Path, md5: str | None = None) -> bytes:
     """Read the bytes of a file, decompressed if it is a gzip file, and check their MD5 sum if given."""
-    with _as_data_error(path, "file"):
+    with as_data_error(path, "file"):
         try:
             with open_decompressed(path) as stream:
                 content = stream.read()
@@ -74,7 +77,7 @@ def read_bytes(path: Path, md5: str | None = None) -> bytes:
         if found != md5:
             raise DataError(
                 f"{path} is not the published file: the MD5 sum of its (decompressed) content is "
-                f"{found}, expected {md5}: {_REPLACE}; to load your own images, give their path"
+                f"{found}, expected {md5}: {_REPLACE}; to load your own data, give their path"
             )
     return content
 
@@ -152,7 +155,7 @@ def read_mat(path: Path, *keys: str) -> list[Array]:
             f"{path} is a MATLAB 7.3 (HDF5) file; expected version 5: "
             "save it from MATLAB with -v7, or from Python with scipy.io.savemat"
         )
-    with _as_data_error(path, "MATLAB 5 file"):
+    with as_data_error(path, "MATLAB 5 file"):
         stream: Any = io.BytesIO(content)  # loadmat's type annotations allow paths only
         found = loadmat(stream, variable_names=list(keys))
     for key in keys:
@@ -165,7 +168,7 @@ def read_mat(path: Path, *keys: str) -> list[Array]:
 
 def read_npy(path: Path) -> Array:
     """Read the array of a .npy file."""
-    with _as_data_error(path, ".npy file of numbers"):
+    with as_data_error(path, ".npy file of numbers"):
         array = np.load(path, allow_pickle=False)
     if not isinstance(array, np.ndarray):
         array.close()
@@ -173,22 +176,46 @@ def read_npy(path: Path) -> Array:
     return array
 
 
-def read_npz(path: Path) -> dict[str, Array]:
-    """Read x_train, x_val and x_test from an .npz file. A single array of any name is x_train.
+def read_npz(path: Path) -> dict[str, Any]:
+    """Read x_train, x_val and x_test from an .npz file; each is an array, or a dict of arrays by field.
 
-    If there is an x_train, arrays of other names, such as labels, are not read.
+    - `x_train` is an array; `x_val` and `x_test` are optional. Arrays of other names, such as labels,
+      are not read.
+    - `x_train.NAME` is a field of `x_train`; the same for `x_val` and `x_test`.
+    - Without an `x_train`, a single array is x_train, and several arrays are its fields.
+    - A file of `scipy.sparse.save_npz` holds one sparse matrix, which is x_train.
     """
     if not zipfile.is_zipfile(path):
-        with _as_data_error(path, ".npz file"):
+        with as_data_error(path, ".npz file"):
             path.open("rb").close()
         raise DataError(f"{path} is not a readable .npz file (not a complete zip file): {_REPLACE}")
-    with _as_data_error(path, ".npz file of numbers"), np.load(path, allow_pickle=False) as archive:
+    with as_data_error(path, ".npz file of numbers"), np.load(path, allow_pickle=False) as archive:
         keys = archive.files
         if "x_train" in keys:
-            return {key: archive[key] for key in ("x_train", "x_val", "x_test") if key in keys}
-        if len(keys) == 1:
-            return {"x_train": archive[keys[0]]}
+            return {part: archive[part] for part in _PARTS if part in keys}
+        if any(key.startswith("x_train.") for key in keys):
+            fields = {part: [key for key in keys if key.startswith(f"{part}.")] for part in _PARTS}
+            return {
+                part: {key.partition(".")[2]: archive[key] for key in found}
+                for part, found in fields.items()
+                if found
+            }
+        if {"format", "shape", "data"} <= set(keys):
+            return {"x_train": _read_sparse(path)}
+        arrays = {key: archive[key] for key in keys}
+    if len(arrays) == 1:
+        return {"x_train": arrays[keys[0]]}
+    if not arrays or any(part in keys for part in _PARTS):
         raise DataError(
             f"{path} holds {', '.join(keys) or 'nothing'}; expected x_train (x_val and x_test are "
-            "optional), or a single array: save it with numpy.savez(path, x_train=...)"
+            "optional), or a single array, or the fields of the examples: save it with "
+            "numpy.savez(path, x_train=...)"
         )
+    return {"x_train": arrays}
+
+
+def _read_sparse(path: Path) -> Any:
+    """Read the matrix of a file of `scipy.sparse.save_npz`, which does not unpickle either."""
+    from scipy import sparse
+
+    return sparse.load_npz(path)

@@ -20,12 +20,20 @@ from recmix.errors import ConfigError, DataError
 
 __all__ = ["SETS", "inventory", "load_named"]
 
+_AGAIN = "download the file again"
+
 
 def _images(array: Array, shape: tuple[int, int, int], source: str | Path) -> ArrayExamples:
     try:
-        return ArrayExamples(check_examples(array, shape=shape))
+        checked = check_examples(array, shape=shape)
     except DataError as error:
         raise DataError(f"{source}: {error}") from error
+    if checked.dtype != np.uint8 and not (checked.min() >= 0 and checked.max() <= 1):
+        low, high = checked.min(), checked.max()
+        raise DataError(
+            f"{source}: it has values from {low:.6g} to {high:.6g}, expected [0, 1]: {_AGAIN}"
+        )
+    return ArrayExamples(checked)
 
 
 def _read_digits(found: Mapping[str, Path]) -> Parts:
@@ -57,7 +65,7 @@ def _read_omniglot(found: Mapping[str, Path]) -> Parts:
         if columns.ndim != 2 or columns.shape[0] != 784:
             raise DataError(
                 f"{path} holds an array of shape {columns.shape}, expected (784, N), one image per "
-                "column: download the file again"
+                f"column: {_AGAIN}"
             )
         # Each column is a 28x28 image in MATLAB's column-major order.
         upright = columns.T.reshape(-1, 28, 28).transpose(0, 2, 1).astype(np.float32)
@@ -81,7 +89,7 @@ def _read_svhn(found: Mapping[str, Path]) -> Parts:
         if x.shape[:-1] != (32, 32, 3) or x.ndim != 4 or x.dtype != np.uint8:
             raise DataError(
                 f"{path}: X is {x.dtype} of shape {x.shape}, expected uint8 of shape (32, 32, 3, N): "
-                "download the file again"
+                f"{_AGAIN}"
             )
         return _images(x.transpose(3, 2, 0, 1), (3, 32, 32), path)
 

@@ -25,16 +25,21 @@ def load(
     crop: int | None = None,
     stream: bool | str = "auto",
 ) -> Data:
-    """Load a named set, a file or a folder, split into training, validation and test images.
+    """Load a named set, a file or a folder, split into training, validation and test examples.
 
-    A tenth of the training images is held out for validation, by seed. If there is no test part
+    A tenth of the training examples is held out for validation, by seed. If there is no test part
     either (CelebA, most paths), the split is 80/10/10.
 
     A path is one of
 
-    - a `.npy` file of shape (N, C, H, W) or (N, H, W), uint8 or float in [0, 1];
-    - an `.npz` file with `x_train` and optional `x_val` and `x_test`, or with one array;
+    - a `.npy` file of shape (N, ...);
+    - an `.npz` file with `x_train` and optional `x_val` and `x_test`, or with one array; with the fields
+      of the examples, named `x_train.NAME` or `NAME`; or of `scipy.sparse.save_npz`;
+    - a `.csv` or `.csv.gz` file of numbers separated by commas, with or without names of columns;
+    - a `.parquet` file of numbers, if pyarrow is installed;
     - a folder of image files, or a zip file of it, with or without subfolders train, val and test.
+
+    See `recmix.data.from_arrays` for the meaning of the values.
 
     >>> load("digits")
     Data('digits', train=1350, val=150, test=297, shape=(1, 8, 8))
@@ -54,7 +59,7 @@ def load(
     """
     if not isinstance(name, str | Path):
         raise DataError(
-            f"load got a {type(name).__name__}; expected a name or a path: for images in memory use "
+            f"load got a {type(name).__name__}; expected a name or a path: for examples in memory use "
             "recmix.data.from_arrays"
         )
     if isinstance(name, str) and name in SETS:
@@ -71,15 +76,16 @@ def load(
 def as_data(
     source: Any, *, seed: int = 0, root: str | Path | None = None, download: bool = True
 ) -> Data:
-    """Convert any supported source of images to `Data`.
+    """Convert any supported source of examples to `Data`.
 
     >>> as_data("digits").name
     'digits'
 
     Args:
-        source: An `Data`, which is returned as it is; a name or path for `load`; or an array,
-            a tensor, a torch Dataset or a DataLoader of training images for `from_arrays`. The data set
-            of a DataLoader is used; batch size and order are options of training.
+        source: A `Data`, which is returned as it is; a name or path for `load`; or training examples
+            in memory for `from_arrays`: an array, a tensor, a list, a dict of arrays, a DataFrame, a
+            sparse matrix, a torch Dataset or a DataLoader. The data set of a DataLoader is used; batch
+            size and order are options of training.
         seed: Seed of the split.
         root: Same as in `load`.
         download: Same as in `load`.
@@ -90,7 +96,7 @@ def as_data(
         return load(source, root=root, seed=seed, download=download)
     if isinstance(source, tuple):
         raise DataError(
-            f"got a tuple of {len(source)}; for training, validation and test images use "
+            f"got a tuple of {len(source)}; for training, validation and test examples use "
             "recmix.data.from_arrays(x_train, x_val, x_test)"
         )
     if hasattr(source, "dataset") and not hasattr(source, "__getitem__"):
@@ -113,7 +119,7 @@ def rebuild(
         download: Same as in `load`.
 
     Raises:
-        DataError: If the data were arrays in memory, or the images have changed.
+        DataError: If the data were arrays in memory, or the examples have changed.
     """
     try:
         kind, name = description["kind"], description["name"]
@@ -133,7 +139,7 @@ def rebuild(
     data = load(source, root, seed, download, **description.get("options", {}))
     if data.fingerprint != expected:
         raise DataError(
-            f"{name} has changed: it has {data.counts} images of shape {data.shape}, "
+            f"{name} has changed: it has {data.counts} examples of shape {data.shape}, "
             f"fingerprint {data.fingerprint[:12]}; expected {description.get('counts')}, "
             f"fingerprint {expected[:12]}: give the original data"
         )

@@ -1,4 +1,4 @@
-"""Split images into training, validation and test parts."""
+"""Split examples into training, validation and test parts."""
 
 from __future__ import annotations
 
@@ -13,13 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recmix.data.examples import Examples
+from recmix.data.values import Kind, kind_of, largest
 from recmix.errors import ConfigError, DataError
+from recmix.model.data_facts import Statistics
+from recmix.model.fields import Fields
 
 __all__ = ["Data", "complete_parts", "holdout_size", "split"]
 
 
+_FEW = 1000  # examples that `Data.statistics` gives
+
+
 def holdout_size(count: int) -> int:
-    """Number of images in one held-out part: a tenth of `count`, at least one.
+    """Number of examples in one held-out part: a tenth of `count`, at least one.
 
     >>> holdout_size(60_000), holdout_size(4)
     (6000, 1)
@@ -28,17 +34,17 @@ def holdout_size(count: int) -> int:
 
 
 def split(count: int, *, name: str, seed: int = 0, parts: int = 1) -> list[NDArray[np.int64]]:
-    """Split `count` images at random: sorted indices of the rest, then of `parts` held-out tenths.
+    """Split `count` examples at random: sorted indices of the rest, then of `parts` held-out tenths.
 
-    The result depends on (name, count, seed) only: each image gets a seeded uniform number, and
-    the images with the smallest numbers are held out.
+    The result depends on (name, count, seed) only: each example gets a seeded uniform number,
+    and the examples with the smallest numbers are held out.
 
     >>> train, val = split(20, name="mnist")
     >>> len(train), len(val)
     (18, 2)
 
     Args:
-        count: Number of images.
+        count: Number of examples.
         name: Name of the data set. Different sets are split differently with the same seed.
         seed: Seed of the split.
         parts: Number of held-out tenths: 1 for validation, 2 for validation and test.
@@ -48,8 +54,8 @@ def split(count: int, *, name: str, seed: int = 0, parts: int = 1) -> list[NDArr
     size = holdout_size(count)
     if count <= parts * size:
         raise DataError(
-            f"{name}: {count} image(s) cannot be split into {parts + 1} parts; "
-            f"give at least {parts + 1} images, or give each part"
+            f"{name}: {count} example(s) cannot be split into {parts + 1} parts; "
+            f"give at least {parts + 1} examples, or give each part"
         )
     numbers = np.random.default_rng([int(seed), zlib.crc32(name.encode())]).random(count)
     order = np.argsort(numbers, kind="stable")
@@ -66,7 +72,7 @@ def complete_parts(
     seed: int,
     need_test: bool,
 ) -> tuple[Examples, Examples, Examples | None]:
-    """Training, validation and test images; missing parts are held out of the training images.
+    """Training, validation and test examples; missing parts are held out of the training examples.
 
     A missing test part is held out only with `need_test`. See `split` for `name` and `seed`.
     """
@@ -90,13 +96,16 @@ class Data:
 
     Attributes:
         name: Name of the data set.
-        x_train: Training images.
-        x_val: Validation images, for early stopping and the choice of hyperparameters.
-        x_test: Test images; None only for arrays without a test part.
+        x_train: Training examples.
+        x_val: Validation examples, for early stopping and the choice of hyperparameters.
+        x_test: Test examples; None only for arrays without a test part.
         seed: Seed of the split.
-        dynamic: Training images are grey and are binarised again each time they are used.
+        dynamic: Training examples lie in [0, 1] and are binarised again each time they are used.
         binary: Values are 0 and 1 (if `dynamic`, after binarisation). A Bernoulli likelihood fits.
-        source: Where the images come from, for `describe`.
+        source: Where the examples come from, for `describe`.
+        fields: Event shape of each field by name, for examples with several fields. The examples are
+            then flat (N, P); `recmix.model.fields.Fields` unpacks them.
+        columns: Names of the values, for a table whose columns have names.
     """
 
     name: str
@@ -107,39 +116,90 @@ class Data:
     dynamic: bool = False
     binary: bool = False
     source: Mapping[str, Any] = field(default_factory=lambda: {"kind": "arrays"})
+    fields: dict[str, tuple[int, ...]] | None = None
+    columns: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        for part, images in (("x_val", self.x_val), ("x_test", self.x_test)):
-            if images is not None and images.shape[1:] != self.shape:
+        for part, examples in (("x_val", self.x_val), ("x_test", self.x_test)):
+            if examples is not None and examples.shape[1:] != self.shape:
                 raise DataError(
-                    f"{self.name}: {part} has images of shape {images.shape[1:]}, x_train of shape "
-                    f"{self.shape}; all parts of a data set must have one image shape (C, H, W)"
+                    f"{self.name}: {part} has examples of shape {examples.shape[1:]}, x_train of shape "
+                    f"{self.shape}; all parts of a data set must have one event shape"
                 )
+        if self.fields is not None and self.shape != (Fields(self.fields).size,):
+            raise DataError(
+                f"{self.name}: the fields {self.fields} have {Fields(self.fields).size} values, but an "
+                f"example has shape {self.shape}; pack the fields with recmix.model.fields.Fields"
+            )
+        if self.columns is not None and self.shape != (len(self.columns),):
+            raise DataError(
+                f"{self.name}: there are {len(self.columns)} names of columns, but an example has shape "
+                f"{self.shape}"
+            )
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """(C, H, W) of one image."""
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one example, the event shape."""
         return self.x_train.shape[1:]
+
+    @cached_property
+    def kind(self) -> Kind:
+        """Which values the training examples have.
+
+        - "binary": 0 and 1, perhaps after dynamic binarisation.
+        - "unit": numbers in [0, 1].
+        - "counts": whole numbers of 0 or more, some above 1.
+        - "real": other numbers.
+        - "fields": the examples have several fields.
+        """
+        if self.fields is not None:
+            return "fields"
+        return "binary" if self.binary or self.dynamic else kind_of(self.x_train)
+
+    @cached_property
+    def classes(self) -> int:
+        """One more than the largest value in all parts: the number of classes that begin with 0."""
+        parts = [part for part in (self.x_train, self.x_val, self.x_test) if part is not None]
+        return 1 + int(max(largest(part) for part in parts))
+
+    def statistics(self, *, spread: bool = False, examples: bool = False) -> Statistics:
+        """What a new model needs to know of the training examples; nothing for several fields.
+
+        Args:
+            spread: Whether the standard deviation of each value is needed.
+            examples: Whether a few examples are needed.
+        """
+        if self.fields is not None:
+            return Statistics()
+        centre = self.x_train.mean()
+        return Statistics(
+            centre=centre,
+            spread=self.x_train.deviation() if spread else None,
+            variance=self.x_train.variance(centre),
+            examples=self.x_train[:_FEW] if examples else None,
+        )
 
     @property
     def counts(self) -> dict[str, int | None]:
-        """Number of images in each part; None for a missing test part."""
+        """Number of examples in each part; None for a missing test part."""
         test = None if self.x_test is None else len(self.x_test)
         return {"train": len(self.x_train), "val": len(self.x_val), "test": test}
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over the three parts: equal for equal images in equal splits.
+        """SHA-256 over the three parts: equal for equal examples in equal splits.
 
         For images that stay in their files it depends on file names and sizes, not on pixels.
         """
         parts = (self.x_train, self.x_val, self.x_test)
         digests = ["none" if part is None else part.fingerprint() for part in parts]
+        if self.fields is not None:
+            digests.append(str(Fields(self.fields)))
         return hashlib.sha256(" ".join(digests).encode()).hexdigest()
 
     def describe(self) -> dict[str, Any]:
-        """Description (for JSON) with which `recmix.data.rebuild` loads and checks the same images."""
-        return {
+        """Description (for JSON) with which `recmix.data.rebuild` loads and checks the same examples."""
+        described = {
             "name": self.name,
             **self.source,
             "seed": int(self.seed),
@@ -149,6 +209,11 @@ class Data:
             "binary": self.binary,
             "fingerprint": self.fingerprint,
         }
+        if self.fields is not None:
+            described["fields"] = Fields(self.fields).to_json()
+        if self.columns is not None:
+            described["columns"] = list(self.columns)
+        return described
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{part}={count}" for part, count in self.counts.items())

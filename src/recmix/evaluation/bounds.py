@@ -80,15 +80,18 @@ def bounds(
     """
     used = inference or Inference()
     count = at_once(method.model, memory)
-    found = [
-        bounds_of(method.model, part, infer(method, part, used), samples, generator, count)
-        for part in chunks(x, used, count)
-    ]
+    posteriors = [(part, infer(method, part, used)) for part in chunks(x, used, count)]
+    model = used.model(method.model)
+    found = [bounds_of(model, part, q, samples, generator, count) for part, q in posteriors]
     return Bounds(*(torch.cat(column) for column in zip(*found, strict=True)))
 
 
 def chunks(x: Tensor, inference: Inference, count: int) -> tuple[Tensor, ...]:
-    """x in parts, such that all restarts of a part together decode at most `count` latent vectors."""
+    """Split a batch x into parts that need at most `count` latent vectors at a time.
+
+    An example needs one latent vector for each restart (starting point) of its refinement. A part
+    has at least one example, even if that needs more than `count`.
+    """
     return x.split(max(1, count // inference.restarts))
 
 

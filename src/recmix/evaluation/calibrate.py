@@ -28,6 +28,10 @@ EXAMPLES = 1000
 """Held-out examples that the numbers are fitted to."""
 OCTAVE = 0.25
 """Distance between two scales that are tried, in octaves."""
+NOISE_OCTAVE = 0.125
+"""Distance between two values of the noise that are tried, in octaves."""
+LARGEST_NOISE = 6.0
+"""Largest absolute value of these octaves."""
 SLOPE_STEP = 0.1
 """Distance between two slopes, as log-scale per standard deviation of log p(x, mean)."""
 LARGEST_SLOPE = 1.0
@@ -37,7 +41,7 @@ LARGEST_SLOPE = 1.0
 class Calibration(NamedTuple):
     """The result of `calibrate`; bounds in nats per held-out example."""
 
-    inference: Inference  # with scale, slope and reference
+    inference: Inference  # with scale, slope, reference and noise
     before: float  # IWAE of the uncalibrated posterior
     after: float  # IWAE of the calibrated posterior
 
@@ -51,12 +55,14 @@ def calibrate(
     samples: int = 100,
     seed: int = 0,
     memory: int | None = None,
+    noise: bool = False,
 ) -> Calibration:
     """The scale and slope that give the highest IWAE-`samples` on held-out examples x.
 
     Scales a quarter of an octave apart are tried with the same noise, from 1 in both directions, as long
     as the gain over the last one is more than twice its standard error over examples. Then slopes are
-    tried in the same way; then, if there is a slope, scales again.
+    tried in the same way; then, if there is a slope, scales again. With `noise`, factors of the
+    likelihood's noise are tried first, and once more at the end.
 
     Args:
         method: trained; its posterior must be a Gaussian or a mixture of Gaussians.
@@ -65,14 +71,48 @@ def calibrate(
         samples: K.
         seed: of the noise.
         memory: bytes for the decoder's activations at a time; by default what suits the device.
+        noise: whether the likelihood's noise is chosen too. This changes p(x).
     """
     used = (inference or Inference()).uncalibrated
     count = at_once(method.model, memory)
+    if noise:
+        reached = _reached_with_noise(method, x, used, samples, seed, count)
+        start = reached(0.0)
+        octaves, _ = _line_search(reached, 0.0, start, NOISE_OCTAVE, LARGEST_NOISE)
+        found = _calibrate(method, x, replace(used, noise=2.0**octaves), samples, seed, count)
+        reached = _reached_with_noise(method, x, found.inference, samples, seed, count)
+        octaves, best = _line_search(reached, octaves, reached(octaves), NOISE_OCTAVE, LARGEST_NOISE)
+        chosen = replace(found.inference, noise=2.0**octaves)
+        return Calibration(chosen, float(start.mean()), float(best.mean()))
+    return _calibrate(method, x, used, samples, seed, count)
+
+
+def _reached_with_noise(
+    method: Method, x: Tensor, inference: Inference, samples: int, seed: int, count: int
+) -> Callable[[float], Tensor]:
+    """The IWAE bound of each example as a function of the octaves of the noise."""
+
+    def reached(octaves: float) -> Tensor:
+        used = replace(inference, noise=2.0**octaves)
+        generator = torch.Generator(x.device).manual_seed(seed)
+        parts = [(part, infer(method, part, used)) for part in chunks(x, used, count)]
+        model = used.model(method.model)
+        found = [bounds_of(model, part, q, samples, generator, count).iwae for part, q in parts]
+        return torch.cat(found).double()
+
+    return reached
+
+
+def _calibrate(
+    method: Method, x: Tensor, used: Inference, samples: int, seed: int, count: int
+) -> Calibration:
+    """`calibrate` for a given noise."""
+    model = used.model(method.model)
     posteriors = [(part, infer(method, part, used)) for part in chunks(x, used, count)]
     if not posteriors[0][1].can_scale:
         posteriors[0][1].scaled(1.0)  # raises the error that says why
         raise ConfigError(f"the posterior of {method.name} cannot be calibrated")
-    fits = [method.model.log_joint(part, q.mean[None])[0] for part, q in posteriors]
+    fits = [model.log_joint(part, q.mean[None])[0] for part, q in posteriors]
     fit = torch.cat(fits).double()
     reference, spread = float(fit.mean()), float(fit.std(correction=0))
 
@@ -83,7 +123,7 @@ def calibrate(
             scale: float | Tensor = 2.0**octaves
             if slope:
                 scale = example_scales(2.0**octaves, slope / spread, reference - good)
-            found.append(bounds_of(method.model, part, q.scaled(scale), samples, noise, count).iwae)
+            found.append(bounds_of(model, part, q.scaled(scale), samples, noise, count).iwae)
         return torch.cat(found).double()
 
     largest = math.log2(LARGEST_SCALE)
@@ -108,14 +148,17 @@ def calibrate(
 def _line_search(
     reached: Callable[[float], Tensor], start: float, best: Tensor, step: float, limit: float
 ) -> tuple[float, Tensor]:
-    """The best value on a grid around the start, and its bound; stops at the first small gain.
+    """The best value of one setting by the mean bound, and the bound of each example there (B,).
+
+    The search goes from `start` upwards in steps, then from `start` downwards. Each direction ends
+    when a step does not clearly increase the bound (see `_is_higher`), or at `limit`.
 
     Args:
-        reached: the bound of each example for a value, (B,).
+        reached: function from a value of the setting to the bound of each example, (B,).
         start: the first value.
-        best: the bound of each example for the first value, (B,).
+        best: the bound of each example at `start`, (B,).
         step: distance between values.
-        limit: largest absolute value.
+        limit: largest absolute value to try.
     """
     ends = []
     for way in (step, -step):

@@ -59,7 +59,8 @@ def decompose(
             raise ConfigError(f"{word} must be a whole number, at least {least}; got {value!r}")
     if not len(x):
         raise ConfigError("there are no examples to measure a gap on: give at least one")
-    model = method.model
+    inference = inference or Inference()
+    model = inference.model(method.model)
     x = x.to(model.centre)
     count = at_once(model, memory)
     rows = max(1, count // (2 * noise_pairs(model.latent)))
@@ -72,7 +73,7 @@ def decompose(
     for start in range(0, len(x), rows):
         part, here = x[start : start + rows], picked[start : start + rows]
         with torch.no_grad():
-            q = infer(method, part, inference or Inference())
+            q = infer(method, part, inference)
         family, exact = family_of(q)
         own = as_full(q)
         mode, every_mode = modes(model, part, starts_of(q))

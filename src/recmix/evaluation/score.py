@@ -51,7 +51,7 @@ def score(
     for start in range(0, len(examples), AT_ONCE):
         for x in chunks(_batch(examples, slice(start, start + AT_ONCE), centre), used, count):
             q = infer(method, x, used)
-            found = bounds_of(method.model, x, q, samples, generator, count)
+            found = bounds_of(used.model(method.model), x, q, samples, generator, count)
             elbo.append(found.elbo)
             iwae.append(found.iwae)
             weights.append(q.weights)

@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,9 @@ from rich.console import Console
 
 from recmix.errors import ConfigError, RunError
 from recmix.experiments.grid import Grid, GridJob
-from recmix.experiments.job_queue import JobQueue
+from recmix.experiments.job_queue import JobQueue, QueuedJob
 from recmix.experiments.stopping import Stop
-from recmix.experiments.store import RUN_FILES, Claim, Store
+from recmix.experiments.store import RUN_FILES, Store
 from recmix.experiments.view import Watcher, watching
 from recmix.experiments.worker import output_to, sigterm_interrupts, work
 
@@ -96,16 +97,14 @@ def run_on_ray(
         )
         mailbox = ray.remote(Mailbox).options(num_cpus=0, scheduling_strategy=next_to_driver).remote()
         task = ray.remote(do).options(num_cpus=1, num_gpus=1 if gpus else 0, max_retries=0)
-        starts: dict[str, Any] = {}
-        root = None if data_root is None else str(data_root)
+
+        @cache
+        def start_of(digest: str | None) -> Any:
+            return None if digest is None else ray.put(queue.store.pack(digest, START))
 
         def submit(job: GridJob) -> Any:
-            store = queue.store
-            if job.depends is not None and job.depends not in starts:
-                starts[job.depends] = ray.put(store.pack(job.depends, START))
-            start = None if job.depends is None else starts[job.depends]
-            files = ray.put(store.pack(job.digest))
-            return task.remote(job.digest, job.depends, files, start, device, root, mailbox)
+            files, start = ray.put(queue.store.pack(job.digest)), start_of(job.depends)
+            return task.remote(job.digest, job.depends, files, start, device, data_root, mailbox)
 
         try:
             with watching(grid, queue, places, console) as watcher:
@@ -127,41 +126,37 @@ def _drive(
     stop: Stop,
 ) -> None:
     """Submit runs that can start, at most `most` at a time, and store the files that they return."""
-    running: dict[Any, tuple[GridJob, Claim]] = {}
+    running: dict[Any, QueuedJob] = {}
     asked = 0.0
     try:
         while True:
             queue.look()
             while len(running) < most and not stop and (taken := queue.take(threads=1)):
-                job, claim = taken
-                claim.note(pid=os.getpid(), where="ray")
-                running[submit(job)] = taken
-                watcher.began(queue.entries[job.digest])
+                taken.claim.note(pid=os.getpid(), where="ray")
+                running[submit(taken.job)] = taken
+                watcher.began(taken)
             if stop and not asked:
                 asked = time.monotonic()
                 mailbox.stop.remote()
             if not running and (stop or not queue.open):
                 return
-            if running:
-                ended, _ = ray.wait(list(running), timeout=POLL)
-            else:
-                ended = []
+            ended = ray.wait(list(running), timeout=POLL)[0] if running else []
+            if not running:
                 time.sleep(POLL)
             for digest, files in ray.get(mailbox.collect.remote()).items():
-                if any(job.digest == digest for job, _ in running.values()):
+                if any(entry.job.digest == digest for entry in running.values()):
                     queue.store.unpack(digest, files)
             for reference in ended:
-                job, claim = running.pop(reference)
-                how = _receive(ray, queue.store, job, reference)
-                watcher.ended(queue.ended(job, how, stopping=bool(stop)))
-                claim.release()
+                entry = running.pop(reference)
+                how = _receive(ray, queue.store, entry.job, reference)
+                watcher.ended(queue.ended(entry, how, stopping=bool(stop)))
             if stop.at_once or (asked and time.monotonic() - asked > GRACE):
                 return
             watcher.tick()
     finally:
-        for reference, (_, claim) in running.items():
+        for reference, entry in running.items():
             ray.cancel(reference, force=True)
-            claim.release()
+            entry.claim.release()
 
 
 def _receive(ray: Any, store: Store, job: GridJob, reference: Any) -> str:
@@ -183,7 +178,7 @@ def do(
     files: Files,
     start: Files | None,
     device: str,
-    data_root: str | None,
+    data_root: Path | None,
     mailbox: Any,
 ) -> Files:
     """The task: one run in a local folder. Returns the run's files."""
@@ -194,9 +189,8 @@ def do(
         store.unpack(digest, files)
         if depends is not None and start is not None:
             store.unpack(depends, start)
-        root = None if data_root is None else Path(data_root)
         with output_to(store.log(digest)), _posting(store, digest, mailbox) as stopped:
-            work(store, digest, device=device, data_root=root, stopped=stopped)
+            work(store, digest, device=device, data_root=data_root, stopped=stopped)
         return store.pack(digest)
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from statistics import fmean
+from typing import NamedTuple
 
 from recmix.experiments.grid import GridJob
 from recmix.experiments.job_queue import JobQueue
@@ -13,24 +15,14 @@ from recmix.experiments.job_queue import JobQueue
 __all__ = ["Clock", "TimeLeft", "in_words"]
 
 
-@dataclass(frozen=True)
-class TimeLeft:
-    """An estimate of the remaining time.
+class TimeLeft(NamedTuple):
+    """An estimate of the remaining time."""
 
-    Attributes:
-        seconds: for the runs with an estimate, divided by the number of workers.
-        known: number of runs with an estimate.
-        unknown: number of runs without one.
-        measured: number of finished runs that the estimate uses.
-        at_most: whether some runs count with their largest number of epochs, because no run of their
-            kind is finished.
-    """
-
-    seconds: float
-    known: int
-    unknown: int
-    measured: int
-    at_most: bool = False
+    seconds: float  # for the runs with an estimate, divided by the number of workers
+    known: int  # runs with an estimate
+    unknown: int  # runs without one
+    measured: int  # finished runs that the estimate uses
+    at_most: bool  # some runs count with all their epochs, because no run of their kind is finished
 
     def __str__(self) -> str:
         if not self.known and not self.unknown:
@@ -56,7 +48,13 @@ class Clock:
 
     def left(self) -> TimeLeft:
         """The time left now."""
-        per_run, per_epoch = self._finished(), self._running()
+        store = self.queue.store
+        for digest in (entry.job.digest for entry in self.queue.of_kind("done")):
+            if digest not in self._seconds:  # each job file is read once
+                self._seconds[digest] = store.job_file(digest).get("seconds") or 0.0
+        running = [entry.job.digest for entry in self.queue.of_kind("running")]
+        per_run = self._by_kind(self._seconds)
+        per_epoch = self._by_kind({digest: store.last_epoch(digest)[1] for digest in running})
         total, known, unknown, at_most = 0.0, 0, 0, False
         for entry in self.queue.of_kind("waiting", "running", "elsewhere"):
             kinds = self._kinds[entry.job.digest]
@@ -64,7 +62,7 @@ class Clock:
                 spent = time.monotonic() - entry.since if entry.kind == "running" else 0.0
                 total += max(0.0, seconds - spent)
             elif (seconds := _first(per_epoch, kinds)) is not None:
-                done, _ = self.queue.store.last_epoch(entry.job.digest)
+                done, _ = store.last_epoch(entry.job.digest)
                 total += seconds * max(0, entry.job.definition["training"]["epochs"] - done)
                 at_most = True
             else:
@@ -74,25 +72,13 @@ class Clock:
         measured = sum(1 for seconds in self._seconds.values() if seconds)
         return TimeLeft(total / max(1, min(self.workers, known)), known, unknown, measured, at_most)
 
-    def _finished(self) -> dict[tuple[str, ...], float]:
-        """Mean seconds of finished runs, by kind; each job file is read once."""
-        found: dict[tuple[str, ...], list[float]] = {}
-        for entry in self.queue.of_kind("done"):
-            digest = entry.job.digest
-            if digest not in self._seconds:
-                self._seconds[digest] = self.queue.store.job_file(digest).get("seconds") or 0.0
-            for kind in self._kinds[digest] if self._seconds[digest] else ():
-                found.setdefault(kind, []).append(self._seconds[digest])
-        return {kind: sum(times) / len(times) for kind, times in found.items()}
-
-    def _running(self) -> dict[tuple[str, ...], float]:
-        """Seconds of an epoch of a running run, by kind."""
-        found: dict[tuple[str, ...], float] = {}
-        for entry in self.queue.of_kind("running"):
-            _, seconds = self.queue.store.last_epoch(entry.job.digest)
-            for kind in self._kinds[entry.job.digest] if seconds else ():
-                found[kind] = seconds
-        return found
+    def _by_kind(self, seconds: Mapping[str, float]) -> dict[tuple[str, ...], float]:
+        """Mean seconds by kind of run; runs without a time are left out."""
+        found = defaultdict(list)
+        for digest, taken in seconds.items():
+            for kind in self._kinds[digest] if taken else ():
+                found[kind].append(taken)
+        return {kind: fmean(times) for kind, times in found.items()}
 
 
 def _first(times: Mapping[tuple[str, ...], float], kinds: Iterable[tuple[str, ...]]) -> float | None:

@@ -13,7 +13,7 @@
     second = { epochs = 20, learning_rate = 1e-5 }
     [[columns]]            # a list gives one column for each of its values
     data = ["mnist", "omniglot"]
-    latent = [20, 50]      # also: likelihood, network, decoder_network, size, crop
+    latent = [20, 50]      # also: all other options of the model, such as likelihood; size, crop
     methods = ["rme"]      # the methods of these columns (default: all)
     first = { epochs = 50 }  # replaces values of the budget; also: second
     [[methods]]            # a list gives one row for each of its values
@@ -23,7 +23,8 @@
     after = "VAE+"         # the row whose model it starts from (default: the first stage)
     label = "MINE"         # name of the row (default: `recmix.training.labels.row_label`)
     refined = [2, 4]       # also scored with this many Gauss-Newton steps
-    calibrated = true      # each of these also scored with calibration on validation data
+    calibrated = true      # each of these also scored with calibration on validation data; with
+                           # "noise" a third time, with calibration of the likelihood's noise too
 
 The name of a run is a digest of its definition: everything that defines its result, and nothing else. So
 a run that several grids contain is done once. A definition holds only options that differ from their
@@ -61,37 +62,25 @@ __all__ = ["Grid", "GridJob", "check", "digest_of", "expand", "read_grid"]
 
 DIGITS = 16
 """Hexadecimal digits of a digest."""
+SHOWN = ("latent", "network", "decoder_network", "likelihood")
+"""Options of a model with their own place in the name of a run, or that the data determine."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GridJob:
-    """One run of a grid.
+    """One run of a grid."""
 
-    Attributes:
-        digest: name of the run, from `definition`.
-        definition: everything that defines the result, as plain JSON values.
-        column: data, latent dimension, likelihood and networks.
-        label: name of its row in the table, such as ``RME``.
-        setting: value of the option that the table varies, if there is one.
-        option: name of that option.
-        split: seed of the validation split.
-        restart: seed of the initial weights.
-        depends: digest of the run it starts from, or None.
-        evaluate: names of its scores, see `recmix.runs.scores.ScoreKey`.
-        extra: options that are not part of the definition.
-    """
-
-    digest: str = ""
-    definition: dict[str, Any]
-    column: dict[str, Any]
-    label: str
-    setting: Any
-    option: str | None
-    split: int = 0
-    restart: int = 0
-    depends: str | None = None
-    evaluate: tuple[str, ...]
-    extra: dict[str, Any]
+    digest: str = ""  # name of the run, from `definition`
+    definition: dict[str, Any]  # everything that defines the result, as plain JSON values
+    column: dict[str, Any]  # data, latent dimension, likelihood and networks
+    label: str  # name of its row in the table, such as ``RME``
+    setting: Any  # value of the option that the table varies, if there is one
+    option: str | None  # name of that option
+    split: int = 0  # seed of the validation split
+    restart: int = 0  # seed of the initial weights
+    depends: str | None = None  # digest of the run it starts from, or None
+    evaluate: tuple[str, ...]  # names of its scores, see `recmix.runs.scores.ScoreKey`
+    extra: dict[str, Any]  # options that are not part of the definition
 
     @property
     def row(self) -> str:
@@ -100,12 +89,14 @@ class GridJob:
 
     @property
     def title(self) -> str:
-        """Row, data, dimension, networks if they are unusual, split and restart."""
+        """Row, data, dimension, other options of the model if they are unusual, split and restart."""
         of = self.column
-        unusual = {of["network"], of["decoder_network"]} - {"conv"}
-        networks = f" {of['network']}/{of['decoder_network']}" if unusual else ""
-        where = f"{Path(of['data']).name} {of['latent']}{networks}"
-        return f"{self.row} {where} split {self.split} restart {self.restart}"
+        words = [Path(of["data"]).name, str(of["latent"])]
+        if {of["network"], of["decoder_network"]} - {"conv", "auto"}:
+            words.append(f"{of['network']}/{of['decoder_network']}")
+        changed = {k: v for k, v in self.definition["model"].items() if k not in SHOWN}
+        words += [f"{name}={str(value).replace(' ', '')}" for name, value in changed.items()]
+        return f"{self.row} {' '.join(words)} split {self.split} restart {self.restart}"
 
     def to_json(self) -> dict[str, Any]:
         """Its entry in the grid's file of the store."""
@@ -163,10 +154,6 @@ def expand(content: Mapping[str, Any], name: str) -> Grid:
     ...                "protocol": {"splits": 1, "restarts": 1}}, "small")
     >>> [job.row for job in grid.jobs]
     ['VAE', 'VAE+', 'RME(2)', 'RME(3)']
-
-    Args:
-        content: of the TOML file.
-        name: of the grid.
     """
     title, protocol, columns, entries = read_parts(content, name)
     rows, notes = _with_controls(entries)
@@ -190,9 +177,8 @@ def expand(content: Mapping[str, Any], name: str) -> Grid:
     if repeated:
         notes.append(f"runs that are in the file more than once are done once (repeated: {repeated})")
     _check_rows_differ(found.values())
-    return Grid(
-        name=name, title=title, jobs=tuple(found.values()), protocol=protocol, notes=tuple(notes)
-    )
+    jobs = tuple(found.values())
+    return Grid(name=name, title=title, jobs=jobs, protocol=protocol, notes=tuple(notes))
 
 
 def _with_controls(entries: list[GridRow]) -> tuple[list[GridRow], list[str]]:
@@ -260,8 +246,9 @@ def _template(
     from recmix.training.arguments import method_options
     from recmix.training.fit import IGNORED_ON_RESUME
 
-    training = stage_training(column.budget, row)
-    inference = _default_inference(row, training)
+    training, inference = stage_training(column.budget, row), row.inference
+    if not inference.refine and not training.distil:  # drop options that have no effect
+        inference = Inference(restarts=inference.restarts if row.method.can_restart else 1)
     trained_with = inference.changed() if inference.refine or training.distil else {}
     defaults = {name: one.default for name, one in method_options(row.method).items()}
     changed = training.changed()
@@ -285,19 +272,15 @@ def _template(
     )
 
 
-def _default_inference(row: GridRow, training: Training) -> Inference:
-    """The inference of the run's training and first score; options that have no effect are dropped."""
-    if row.inference.refine or training.distil:
-        return row.inference
-    return Inference(restarts=row.inference.restarts if row.method.can_restart else 1)
-
-
 def _score_keys(row: GridRow, default: Inference, protocol: Mapping[str, Any]) -> list[str]:
     """Names of the run's scores. Calibrated inference is scored on test data only."""
     used = [default, *(replace(row.inference, refine=steps) for steps in row.refined)]
-    keys = [ScoreKey("test", samples, how) for samples in protocol["samples"] for how in used]
+    plain = [ScoreKey("test", samples, how) for samples in protocol["samples"] for how in used]
+    keys = list(plain)
     if row.calibrated:
-        keys += [key._replace(calibrated=True) for key in keys]
+        keys += [key._replace(calibrated=True) for key in plain]
+    if row.noise:
+        keys += [key._replace(calibrated=True, noise=True) for key in plain]
     keys += [ScoreKey("val", protocol["choose_by"], how) for how in used]
     return list(dict.fromkeys(map(str, keys)))
 
@@ -337,8 +320,9 @@ def check(jobs: Iterable[GridJob]) -> None:
                 shape=(channels, data.get("size", height), data.get("size", width)),
                 training=Training(device="cpu"),
             )
-            calibrated = any(key.endswith("/calibrated") for key in job.evaluate)
-            kind = digest_of({**spec.to_json(), "calibrated": calibrated})
+            keys = [key for key in map(ScoreKey.parse, job.evaluate) if key is not None]
+            calibrated, noise = any(key.calibrated for key in keys), any(key.noise for key in keys)
+            kind = digest_of({**spec.to_json(), "calibrated": calibrated, "noise": noise})
             if kind in seen:
                 continue
             seen.add(kind)
@@ -346,6 +330,11 @@ def check(jobs: Iterable[GridJob]) -> None:
                 method = build(spec).eval()
                 if calibrated:
                     method.posterior(torch.zeros(1, *spec.shape)).scaled(1.0)
+                if noise and not method.model.likelihood.can_temper:
+                    raise ConfigError(
+                        f"the {method.model.likelihood.name} likelihood has no noise that can be "
+                        "calibrated: use calibrated = true"
+                    )
             except ConfigError as error:
                 raise ConfigError(f"{job.title}: {error}") from error
 

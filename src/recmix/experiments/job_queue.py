@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from recmix.errors import RunError
@@ -32,6 +32,8 @@ class QueuedJob:
     attempts: int = 0
     since: float = 0.0
     look_again: float = 0.0
+    retry: bool = False
+    claim: Claim = field(default_factory=Claim)
 
 
 class JobQueue:
@@ -40,18 +42,11 @@ class JobQueue:
     def __init__(self, store: Store, jobs: Iterable[GridJob], *, retry_failed: bool = False) -> None:
         self.store = store
         self.entries = {job.digest: QueuedJob(job) for job in jobs}
-        self._retry: set[str] = set()
         self._next_look = 0.0
         for entry in self.entries.values():
-            state = store.state(entry.job)
-            if state.kind == "done":
-                entry.kind = "done"
-            elif state.kind == "failed" and retry_failed:
-                self._retry.add(entry.job.digest)
-            elif state.kind == "failed":
-                entry.kind, entry.reason = "failed", state.reason
-            elif state.kind == "damaged":
-                entry.reason = f"damaged and will be repaired: {state.reason}"
+            self._read(entry)
+            if entry.kind == "failed" and retry_failed:
+                entry.kind, entry.reason, entry.retry = "waiting", "", True
         self._block_dependent()
 
     @property
@@ -76,8 +71,8 @@ class JobQueue:
                 entry.kind, entry.reason = "blocked", reason
         self._block_dependent()
 
-    def take(self, threads: int, like: GridJob | None = None) -> tuple[GridJob, Claim] | None:
-        """The next run that can start, with its claim; writes its job file with this number of threads.
+    def take(self, threads: int, like: GridJob | None = None) -> QueuedJob | None:
+        """Claim the next run that can start, and write its job file with this number of threads.
 
         With `like`, only a run with the same label and data, to train it together with that one.
         """
@@ -86,20 +81,22 @@ class JobQueue:
             job = entry.job
             if job.depends is not None and self.entries[job.depends].kind != "done":
                 continue
-            if entry.look_again > now or (like is not None and not _trains_with(job, like)):
+            if entry.look_again > now or (like is not None and _kind(job) != _kind(like)):
                 continue
             claim = self.store.claim(job.digest)
             if claim is None:
                 entry.kind, entry.look_again = "elsewhere", now + LOOK_AGAIN
                 entry.reason = self.store.holder(job.digest)
                 continue
+            entry.claim = claim
             try:
-                if self._begin(entry, threads):
-                    return job, claim
-            except BaseException:
-                claim.release()
-                raise
-            claim.release()
+                if self._begin(entry):
+                    self.store.prepare(job, threads)
+                    entry.kind, entry.reason, entry.since = "running", "", time.monotonic()
+                    return entry
+            finally:
+                if entry.kind != "running":
+                    claim.release()
         return None
 
     def look(self) -> None:
@@ -117,12 +114,11 @@ class JobQueue:
             if holder := self.store.holder(entry.job.digest):
                 entry.kind, entry.reason = "elsewhere", holder
 
-    def ended(self, job: GridJob, how: str, *, stopping: bool = False) -> QueuedJob:
-        """Update the state of a run whose worker has ended.
+    def ended(self, entry: QueuedJob, how: str, *, stopping: bool = False) -> QueuedJob:
+        """Update the state of a run whose worker has ended, and release its claim.
 
         `how` says in words how it ended; `stopping` whether it was asked to stop.
         """
-        entry = self.entries[job.digest]
         entry.kind, entry.reason = "waiting", ""
         self._read(entry)
         if entry.kind == "waiting" and not stopping:
@@ -132,33 +128,29 @@ class JobQueue:
                 entry.kind = "failed"
                 entry.reason = f"{how}, {entry.attempts} times"
                 try:
-                    self.store.fail(job.digest, entry.reason)
+                    self.store.fail(entry.job.digest, entry.reason)
                 except RunError as error:  # such as a full disk: the other runs go on
                     entry.reason += f"; {error}"
         self._block_dependent()
+        entry.claim.release()
         return entry
 
-    def _begin(self, entry: QueuedJob, threads: int) -> bool:
-        """Start a claimed run; False if another driver has finished it in the meantime."""
-        digest = entry.job.digest
-        if digest in self._retry:
-            self._retry.discard(digest)
-            self.store.forget_failure(digest)
-        entry.kind, entry.reason = "waiting", ""
+    def _begin(self, entry: QueuedJob) -> bool:
+        """Whether a claimed run has to be done: another driver may have finished it in the meantime."""
+        if entry.retry:
+            entry.retry = False
+            self.store.forget_failure(entry.job.digest)
+        entry.kind = "waiting"
         self._read(entry)
-        if entry.kind != "waiting":
-            self._block_dependent()
-            return False
-        self.store.prepare(entry.job, threads)
-        entry.kind, entry.since = "running", time.monotonic()
-        return True
+        self._block_dependent()
+        return entry.kind == "waiting"
 
     def _read(self, entry: QueuedJob) -> None:
         state = self.store.state(entry.job)
-        if state.kind == "done":
-            entry.kind, entry.reason = "done", ""
-        elif state.kind == "failed":
-            entry.kind, entry.reason = "failed", state.reason
+        if state.kind in ("done", "failed"):
+            entry.kind, entry.reason = state.kind, state.reason
+        elif state.kind == "damaged":
+            entry.reason = f"damaged and will be repaired: {state.reason}"
 
     def _block_dependent(self) -> None:
         """Block runs that start from a failed or blocked run. One pass is enough: jobs are in order."""
@@ -170,6 +162,6 @@ class JobQueue:
                     entry.reason = f"it starts from {before.job.title}, which is {before.kind}"
 
 
-def _trains_with(one: GridJob, other: GridJob) -> bool:
-    """Whether two runs have the same number of batches per epoch and can train together."""
-    return one.definition["data"] == other.definition["data"] and one.label == other.label
+def _kind(job: GridJob) -> tuple[str, str]:
+    """Runs of one kind have the same number of batches per epoch and can train together."""
+    return job.label, str(job.definition["data"])

@@ -18,10 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recmix.errors import ConfigError
-from recmix.experiments.grid import GridJob
-from recmix.experiments.job_queue import JobQueue
+from recmix.experiments.job_queue import JobQueue, QueuedJob
 from recmix.experiments.stopping import Stop
-from recmix.experiments.store import Claim, Store
+from recmix.experiments.store import Store
 from recmix.experiments.view import Watcher
 
 __all__ = ["Slot", "cores", "make_slots", "run_here"]
@@ -47,10 +46,6 @@ def make_slots(workers: int | None = None, device: str = "auto") -> list[Slot]:
 
     >>> [slot.threads for slot in make_slots(1, "cpu")] == [cores()]
     True
-
-    Args:
-        workers: their number, if not the default.
-        device: as in `recmix.runs.training_options.Training`.
     """
     if workers is not None and workers < 1:
         raise ConfigError(f"workers must be positive, got {workers}")
@@ -78,23 +73,21 @@ def run_here(
             for worker in [w for w in running if w.process.poll() is not None]:
                 running.remove(worker)
                 free.append(worker.slot)
-                for job in worker.jobs:
-                    watcher.ended(queue.ended(job, worker.end(), stopping=bool(stop)))
-                worker.close()
+                worker.ask_to_stop()
+                for entry in worker.entries:
+                    watcher.ended(queue.ended(entry, worker.end(), stopping=bool(stop)))
             queue.look()
             while free and not stop and (together := _take(queue, free[0])):
-                jobs, claims = [job for job, _ in together], [claim for _, claim in together]
                 try:
-                    running.append(_start(queue.store, jobs, claims, free[0], device, data_root))
+                    running.append(_start(queue.store, together, free[0], device, data_root))
                 except OSError as error:
                     how = f"its worker could not be started ({error.strerror})"
-                    for job, claim in together:
-                        watcher.ended(queue.ended(job, how))
-                        claim.release()
+                    for entry in together:
+                        watcher.ended(queue.ended(entry, how))
                     continue
                 free.pop(0)
-                for job in jobs:
-                    watcher.began(queue.entries[job.digest])
+                for entry in together:
+                    watcher.began(entry)
             if stop and not asked:
                 asked = time.monotonic()
                 for worker in running:
@@ -108,18 +101,20 @@ def run_here(
             time.sleep(POLL)
     finally:
         for worker in running:
-            worker.close()
+            worker.ask_to_stop()
+            for entry in worker.entries:
+                entry.claim.release()
 
 
-def _take(queue: JobQueue, slot: Slot) -> list[tuple[GridJob, Claim]]:
+def _take(queue: JobQueue, slot: Slot) -> list[QueuedJob]:
     """The next run, and on a GPU further runs that train together with it; empty if there is none."""
-    if (taken := queue.take(slot.threads)) is None:
-        return []
-    together = [taken]
-    while slot.gpu is not None and len(together) < REPLICAS:
-        if (more := queue.take(slot.threads, like=taken[0])) is None:
+    together: list[QueuedJob] = []
+    most = 1 if slot.gpu is None else REPLICAS
+    while len(together) < most:
+        taken = queue.take(slot.threads, like=together[0].job if together else None)
+        if taken is None:
             break
-        together.append(more)
+        together.append(taken)
     return together
 
 
@@ -127,8 +122,7 @@ def _take(queue: JobQueue, slot: Slot) -> list[tuple[GridJob, Claim]]:
 class _Worker:
     process: subprocess.Popen[bytes]
     slot: Slot
-    jobs: list[GridJob]
-    claims: list[Claim]
+    entries: list[QueuedJob]
 
     def ask_to_stop(self) -> None:
         """Close its pipe: it saves and ends."""
@@ -142,43 +136,31 @@ class _Worker:
             return f"its worker was killed by {signal.Signals(-status).name}"
         return f"its worker ended with status {status} and left no result"
 
-    def close(self) -> None:
-        """Close its pipe and release its claims in this process."""
-        self.ask_to_stop()
-        for claim in self.claims:
-            claim.release()
-
 
 def _start(
-    store: Store,
-    jobs: list[GridJob],
-    claims: list[Claim],
-    slot: Slot,
-    device: str,
-    data_root: Path | None,
+    store: Store, entries: list[QueuedJob], slot: Slot, device: str, data_root: Path | None
 ) -> _Worker:
     """Start a worker for a list of runs."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(slot.threads)}
     if slot.gpu is not None:
         environment["CUDA_VISIBLE_DEVICES"], device = slot.gpu, "cuda"
     command = [sys.executable, "-m", "recmix.experiments.worker", str(store.root.resolve())]
-    command += [job.digest for job in jobs]
-    command += ["--driven", "--device", device]
+    command += [*(entry.job.digest for entry in entries), "--driven", "--device", device]
     if data_root is not None:
         command += ["--data-root", str(data_root)]
-    with store.log(jobs[0].digest).open("a") as log:
+    with store.log(entries[0].job.digest).open("a") as log:
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
             env=environment,
-            pass_fds=[claim.descriptor for claim in claims],
+            pass_fds=[entry.claim.descriptor for entry in entries],
             start_new_session=True,  # Ctrl-C in the terminal goes to the driver only
         )
-    for claim in claims:
-        claim.note(pid=process.pid)
-    return _Worker(process, slot, jobs, claims)
+    for entry in entries:
+        entry.claim.note(pid=process.pid)
+    return _Worker(process, slot, entries)
 
 
 def cores() -> int:

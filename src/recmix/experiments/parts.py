@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from recmix.errors import ConfigError, unknown
 from recmix.inference import Inference
@@ -16,7 +16,7 @@ from recmix.runs.training_options import Training
 if TYPE_CHECKING:
     from recmix.methods.method import Method
 
-__all__ = ["GridColumn", "GridRow", "Parts", "read_parts", "read_rows", "stage_training"]
+__all__ = ["GridColumn", "GridRow", "read_parts", "read_rows", "stage_training"]
 
 PROTOCOL = ("splits", "restarts", "samples", "choose_by")
 STAGES = ("first", "second")
@@ -28,25 +28,19 @@ CHOSEN_ELSEWHERE = {
     "device": "--device chooses it",
     **dict.fromkeys(options_of(ModelOptions), "it belongs to [[columns]]"),
     **dict.fromkeys(("scale", "slope", "reference"), "calibrated = true chooses it on validation data"),
+    "noise": 'calibrated = "noise" chooses it on validation data',
 }
 """Options that a [[methods]] entry cannot have, and why."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GridColumn:
-    """One column of the table.
+    """One column of the table."""
 
-    Attributes:
-        data: name of the data set or path, and size and crop if given.
-        model: latent dimension, likelihood and networks.
-        methods: names of the methods in this column.
-        budget: training options by stage.
-    """
-
-    data: dict[str, Any]
-    model: ModelOptions
-    methods: tuple[str, ...]
-    budget: Mapping[str, Mapping[str, Any]]
+    data: dict[str, Any]  # name of the data set or path, and size and crop if given
+    model: ModelOptions  # latent dimension, likelihood and networks
+    methods: tuple[str, ...]  # names of the methods in this column
+    budget: Mapping[str, Mapping[str, Any]]  # training options by stage
 
     def to_json(self) -> dict[str, Any]:
         """Data and model as plain values."""
@@ -57,33 +51,21 @@ class GridColumn:
 
 @dataclass(frozen=True, kw_only=True)
 class GridRow:
-    """One row of the table: a method with its options.
-
-    Attributes:
-        method: its class.
-        first: the method of the first stage that it starts from, if it is of the second stage.
-        second: whether it is of the second stage: it starts from a trained model.
-        after: the row that it starts from instead of the first stage, or empty.
-        options: the method's own options, complete.
-        training: the training options of the entry.
-        inference: the inference options of the entry.
-        refined: further numbers of Gauss-Newton steps that it is scored with.
-        calibrated: whether it is also scored with calibration.
-        label: name of the row, or empty for the default.
-        varied: options that the entry gives as lists, as words for the label.
-    """
+    """One row of the table: a method with its options."""
 
     method: type[Method]
+    # the method of the first stage that it starts from, if it is of the second stage
     first: type[Method]
-    second: bool
-    after: str
-    options: dict[str, Any]
-    training: dict[str, Any]
-    inference: Inference
-    refined: tuple[int, ...]
-    calibrated: bool
-    label: str
-    varied: tuple[str, ...]
+    second: bool  # whether it is of the second stage: it starts from a trained model
+    after: str  # the row that it starts from instead of the first stage, or empty
+    options: dict[str, Any]  # the method's own options, complete
+    training: dict[str, Any]  # the training options of the entry
+    inference: Inference  # the inference options of the entry
+    refined: tuple[int, ...]  # further numbers of Gauss-Newton steps that it is scored with
+    calibrated: bool  # whether it is also scored with calibration
+    noise: bool  # whether it is also scored with calibration of the likelihood's noise
+    label: str  # name of the row, or empty for the default
+    varied: tuple[str, ...]  # options that the entry gives as lists, as words for the label
 
     def same_training(self, other: GridRow) -> bool:
         """Whether the two rows are trained in the same way."""
@@ -93,17 +75,10 @@ class GridRow:
         )
 
 
-class Parts(NamedTuple):
-    """The content of a grid's file."""
-
-    title: str
-    protocol: dict[str, Any]
-    columns: list[GridColumn]
-    rows: list[GridRow]
-
-
-def read_parts(content: Mapping[str, Any], name: str) -> Parts:
-    """The parts of a file's content. The name of the grid is the default of its title."""
+def read_parts(
+    content: Mapping[str, Any], name: str
+) -> tuple[str, dict[str, Any], list[GridColumn], list[GridRow]]:
+    """Title, protocol, columns and rows of a file's content. `name` is the default of the title."""
     _check_keys(content, ("title", "protocol", "budget", "columns", "methods"), "table")
     title = content.get("title", name)
     if not isinstance(title, str):
@@ -113,7 +88,7 @@ def read_parts(content: Mapping[str, Any], name: str) -> Parts:
     rows = [row for entry in _tables(content, "methods") for row in read_rows(entry)]
     names = sorted({row.method.name for row in rows})
     columns = [c for entry in _tables(content, "columns") for c in _columns(entry, budget, names)]
-    return Parts(title, protocol, columns, rows)
+    return title, protocol, columns, rows
 
 
 def read_rows(entry: Mapping[str, Any]) -> Iterator[GridRow]:
@@ -126,11 +101,14 @@ def read_rows(entry: Mapping[str, Any]) -> Iterator[GridRow]:
         raise ConfigError("an entry of [[methods]] has no name: `recmix methods` lists them")
     method = find_method(entry["name"])
     given: dict[str, Any] = {}
-    for key, kind in (("continued", bool), ("calibrated", bool), ("label", str), ("after", str)):
+    for key, kind in (("continued", bool), ("label", str), ("after", str)):
         given[key] = entry.get(key, kind())
         if not isinstance(given[key], kind):
             words = "text" if kind is str else "true or false"
             raise ConfigError(f"{key} must be {words}, got {given[key]!r}")
+    calibrated = entry.get("calibrated", False)
+    if not (isinstance(calibrated, bool) or calibrated == "noise"):
+        raise ConfigError(f'calibrated must be true, false or "noise", got {calibrated!r}')
     refined = _numbers(entry["refined"], "refined", least=1) if "refined" in entry else []
     options = {key: value for key, value in entry.items() if key not in ENTRY}
     for key in options:
@@ -148,7 +126,8 @@ def read_rows(entry: Mapping[str, Any]) -> Iterator[GridRow]:
             training=own.training,
             inference=Inference(**own.inference),
             refined=tuple(refined),
-            calibrated=given["calibrated"],
+            calibrated=bool(calibrated),
+            noise=calibrated == "noise",
             label=given["label"],
             varied=tuple(f"{key}={values[key]}" for key in lists),
         )
@@ -217,6 +196,7 @@ def _columns(
 
 def _data_and_model(values: Mapping[str, Any]) -> tuple[dict[str, Any], ModelOptions]:
     from recmix.data import SETS
+    from recmix.model.networks import AUTO_NETWORK
 
     if "data" not in values:
         raise ConfigError("an entry of [[columns]] has no data: name a set (`recmix data`) or a path")
@@ -231,6 +211,9 @@ def _data_and_model(values: Mapping[str, Any]) -> tuple[dict[str, Any], ModelOpt
         if not (path.exists() or "/" in name or path.suffix):
             raise ConfigError(unknown("data set", name, SETS))
         name = str(path.resolve())  # the path is the identity of a user's own data
+        model.setdefault(
+            "network", AUTO_NETWORK
+        )  # what suits the shape, which is known when it is loaded
     made = ModelOptions(**model)
     sizes = {key: _numbers([values[key]], key, least=1)[0] for key in SIZES if key in values}
     made = replace(made, decoder_network=made.decoder_network or made.network)

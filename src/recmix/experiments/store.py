@@ -22,9 +22,8 @@ import re
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from recmix.errors import RunError
 from recmix.experiments.grid import Grid, GridJob, digest_of
@@ -37,12 +36,13 @@ __all__ = ["Claim", "Store", "StoredState"]
 DIGEST = re.compile(r"[0-9a-f]{16}")
 GRID_NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")
 STATUS = "status.json"
+CHECKED = tuple(name for name in Run.FILES if name.endswith((".json", ".safetensors")))
+"""Files of a run that must be readable if they exist."""
 RUN_FILES = (*Run.FILES, "job.json", "failed.json", "log.txt")
 """The files that are sent when a run is done on another machine."""
 
 
-@dataclass(frozen=True)
-class StoredState:
+class StoredState(NamedTuple):
     """The state of a run in the store, and the reason."""
 
     kind: Literal["done", "failed", "damaged", "begun", "new"]
@@ -55,7 +55,7 @@ class Claim:
     The kernel releases the lock when the last process that holds it ends, also if it is killed.
     """
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int = -1) -> None:
         self.descriptor = descriptor
 
     def note(self, **more: Any) -> None:
@@ -110,16 +110,13 @@ class Store:
     def check_format(self) -> None:
         """Refuse a store that a version of recmix with another format wrote."""
         for path in sorted(self.root.glob("grid-*.json")):
-            found = FORMAT
-            with contextlib.suppress(RunError):  # a damaged list of runs is replaced
-                found = _mapping(path).get("format", 0)
-            check_format(found, f"the store {self.root} ({path.name})")
+            if found := _mapping_or_empty(path):  # a damaged list of runs is replaced
+                check_format(found.get("format", 0), f"the store {self.root} ({path.name})")
 
     def keep(self, grid: Grid) -> Path:
         """List the runs of a grid in the store."""
         path = self.grid_file(grid.name)
-        self._make(self.root)
-        write_json(path, grid.to_json())
+        self._write(path, grid.to_json())
         return path
 
     def state(self, job: GridJob) -> StoredState:
@@ -137,10 +134,9 @@ class Store:
             path = run.folder / name
             if problem := _problem(path) if path.exists() else "the file is missing":
                 return StoredState("damaged", f"{path}: {problem}")
-        missing = [key for key in job.evaluate if key not in scores]
-        return (
-            StoredState("begun", f"not scored: {', '.join(missing)}") if missing else StoredState("done")
-        )
+        if missing := [key for key in job.evaluate if key not in scores]:
+            return StoredState("begun", f"not scored: {', '.join(missing)}")
+        return StoredState("done")
 
     def prepare(self, job: GridJob, threads: int) -> None:
         """Write the job file for the worker; needs the claim.
@@ -149,31 +145,27 @@ class Store:
         """
         old = self.job_file(job.digest)
         begun = self.run(job.digest).exists
-        self._write_job(
-            job.digest,
-            {
-                "format": FORMAT,
-                **job.to_json(),
-                "evaluate": list(dict.fromkeys([*job.evaluate, *old.get("evaluate", ())])),
-                "definition": job.definition,
-                "extra": job.extra,
-                "threads": old.get("threads", threads) if begun else threads,
-                "seconds": old.get("seconds"),
-            },
-        )
+        content = {
+            "format": FORMAT,
+            **job.to_json(),
+            "evaluate": list(dict.fromkeys([*job.evaluate, *old.get("evaluate", ())])),
+            "definition": job.definition,
+            "extra": job.extra,
+            "threads": old.get("threads", threads) if begun else threads,
+            "seconds": old.get("seconds"),
+        }
+        self._write(self.folder(job.digest) / "job.json", content)
 
     def job_file(self, digest: str) -> dict[str, Any]:
         """The content of ``job.json``; empty if it is missing, damaged or of another run."""
-        path = self.folder(digest) / "job.json"
-        with contextlib.suppress(RunError):
-            found = _mapping(path)
-            return found if digest_of(found.get("definition") or {}) == digest else {}
-        return {}
+        found = _mapping_or_empty(self.folder(digest) / "job.json")
+        return found if digest_of(found.get("definition") or {}) == digest else {}
 
     def complete(self, digest: str) -> None:
         """Write down how long a finished run took, and remove its checkpoint."""
         seconds = sum(event.get("seconds", 0.0) for event in self.events(digest))
-        self._write_job(digest, {**self.job_file(digest), "seconds": round(seconds, 3)})
+        content = {**self.job_file(digest), "seconds": round(seconds, 3)}
+        self._write(self.folder(digest) / "job.json", content)
         self.run(digest).checkpoint.unlink(missing_ok=True)
 
     def events(self, digest: str) -> list[dict[str, Any]]:
@@ -192,22 +184,14 @@ class Store:
                 return int(event["epoch"]), float(event["seconds"])
         return 0, 0.0
 
-    def _write_job(self, digest: str, content: dict[str, Any]) -> None:
-        self._make(self.folder(digest))
-        write_json(self.folder(digest) / "job.json", content)
-
     def failure(self, digest: str) -> dict[str, Any]:
         """Why a run failed; empty if it did not."""
-        path = self.folder(digest) / "failed.json"
-        with contextlib.suppress(RunError):
-            return _mapping(path)
-        return {}
+        return _mapping_or_empty(self.folder(digest) / "failed.json")
 
     def fail(self, digest: str, reason: str, trace: str = "") -> None:
         """Write down why a run failed."""
-        self._make(self.folder(digest))
         content = {"reason": reason, "time": _now(), "traceback": trace}
-        write_json(self.folder(digest) / "failed.json", content)
+        self._write(self.folder(digest) / "failed.json", content)
 
     def forget_failure(self, digest: str) -> None:
         """Allow a failed run to be tried again."""
@@ -223,30 +207,21 @@ class Store:
         for part in run.folder.glob(".*.part"):
             part.unlink()
         here = {name for name in Run.FILES if (run.folder / name).exists()}
-        found = []
-
-        def damaged(name: str) -> bool:
-            problem = _problem(run.folder / name)
-            if problem:
-                found.append(f"{name} is damaged ({problem})")
-            return bool(problem)
-
-        for name in ("scores.json", STATUS):
-            if damaged(name):
-                (run.folder / name).unlink()
+        damaged = {name: problem for name in CHECKED if (problem := _problem(run.folder / name))}
+        found = [f"{name} is damaged ({problem})" for name, problem in damaged.items()]
+        for name in {"scores.json", STATUS} & damaged.keys():
+            (run.folder / name).unlink()
+        usable = here - damaged.keys()
         done = run.status().get("status") == "done"
-        needed = ["spec.json", "history.json"] if done else ["spec.json"]
-        missing = [f"there is no {name}" for name in needed if here and name not in here]
-        found += missing
-        restart = bool(missing) or damaged("spec.json") or damaged("history.json")
-        if done and ("weights.safetensors" not in here or damaged("weights.safetensors")):
+        needed = {"spec.json", "history.json"} if done else {"spec.json", *here & {"history.json"}}
+        if done and "weights.safetensors" not in usable:
             found.append("it has no weights")
             (run.folder / STATUS).unlink()
-            done = False
-            restart |= "checkpoint.safetensors" not in here
-        restart |= not done and damaged("checkpoint.safetensors")
-        if restart:
-            found.append("it starts again")
+            needed.add("checkpoint.safetensors")
+        elif not done:
+            needed |= here & {"checkpoint.safetensors"}
+        if here and not needed <= usable:
+            found.append(f"it starts again: it needs {', '.join(sorted(needed - usable))}")
             run.clear()
         return found
 
@@ -304,6 +279,10 @@ class Store:
                 raise RunError(f"{name!r} is not the name of a file of a run")
             write_bytes(folder / name, content)
 
+    def _write(self, path: Path, content: dict[str, Any]) -> None:
+        self._make(path.parent)
+        write_json(path, content)
+
     def _make(self, folder: Path) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -321,6 +300,13 @@ def _mapping(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise RunError(f"{path} is not a JSON object: the file is damaged")
     return found
+
+
+def _mapping_or_empty(path: Path) -> dict[str, Any]:
+    """The content of a JSON file; empty if the file is missing or damaged."""
+    with contextlib.suppress(RunError):
+        return _mapping(path)
+    return {}
 
 
 def _problem(path: Path) -> str:

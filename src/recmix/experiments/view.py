@@ -20,6 +20,7 @@ from recmix.experiments.estimate import Clock, in_words
 from recmix.experiments.grid import Grid
 from recmix.experiments.job_queue import JobQueue, QueuedJob
 from recmix.experiments.store import Store
+from recmix.runs.scores import ScoreKey
 
 __all__ = ["Watcher", "print_plan", "print_status", "print_summary", "progress", "watching"]
 
@@ -32,43 +33,32 @@ SHOWN = 12
 COLOURS = {"done": "green", "running": "cyan", "waiting": "white", "failed": "red", "blocked": "yellow"}
 
 
-class Watcher:
-    """Receives events of a grid. This base class ignores them."""
-
-    def began(self, entry: QueuedJob) -> None:
-        """A run has begun."""
-
-    def ended(self, entry: QueuedJob) -> None:
-        """The worker of a run has ended, with or without a result."""
-
-    def tick(self) -> None:
-        """Some time has passed."""
-
-
 @contextmanager
 def watching(grid: Grid, queue: JobQueue, workers: int, console: Console) -> Iterator[Watcher]:
     """A watcher that draws a live table on a terminal, or else prints lines."""
     clock = Clock(queue, workers)
-    if not console.is_terminal:
-        lines = _Lines(queue, clock, console)
-        yield lines
-        lines.summary()
-        return
-    with Live(console=console, auto_refresh=False, transient=True) as live:
-        yield _LiveTable(grid, queue, clock, live)
+    if console.is_terminal:
+        with Live(console=console, auto_refresh=False, transient=True) as live:
+            yield _LiveTable(grid, queue, clock, live)
+    else:
+        watcher = Watcher(queue, clock, console)
+        yield watcher
+        watcher.summary()
 
 
-class _Lines(Watcher):
-    """One line for each event, and regular lines about the whole grid."""
+class Watcher:
+    """Prints a line for each event of a grid, and regular lines about the whole grid."""
 
     def __init__(self, queue: JobQueue, clock: Clock, console: Console) -> None:
         self.queue, self.clock, self.console = queue, clock, console
         self.last = time.monotonic()
 
     def began(self, entry: QueuedJob) -> None:
+        """A run has begun."""
         self._print(f"begun: {entry.job.title} ({entry.job.digest})")
 
     def ended(self, entry: QueuedJob) -> None:
+        """The worker of a run has ended, with or without a result."""
         if entry.kind == "done":
             self._print(f"done: {entry.job.title}, {_scores(self.queue.store, entry)}")
         elif entry.kind == "failed":
@@ -77,6 +67,7 @@ class _Lines(Watcher):
             self._print(f"not done: {entry.job.title}: {entry.reason or 'saved, to be continued'}")
 
     def tick(self) -> None:
+        """Some time has passed."""
         if time.monotonic() - self.last > LINE_EVERY:
             self.summary()
 
@@ -95,8 +86,11 @@ class _LiveTable(Watcher):
     """A table that is drawn again and again."""
 
     def __init__(self, grid: Grid, queue: JobQueue, clock: Clock, live: Live) -> None:
-        self.grid, self.queue, self.clock, self.live = grid, queue, clock, live
-        self.last = 0.0
+        super().__init__(queue, clock, live.console)
+        self.grid, self.live, self.last = grid, live, 0.0
+
+    def began(self, entry: QueuedJob) -> None:
+        """The next tick shows it."""
 
     def ended(self, entry: QueuedJob) -> None:
         if entry.kind == "failed":
@@ -125,7 +119,7 @@ def print_plan(
     lines = [
         f"runs: {len(grid.jobs)}; columns: {len(columns)}, splits: {len(protocol['splits'])}, "
         f"restarts: {len(protocol['restarts'])}; validation bound: IWAE-{protocol['choose_by']}; "
-        f"test bounds: {bounds}",
+        f"test bounds: {bounds}{_calibrations(grid)}",
         *(f"note: {note}" for note in grid.notes),
     ]
     waiting = [entry for entry in queue.of_kind("waiting") if entry.reason]
@@ -176,6 +170,16 @@ def progress(store: Store, entry: QueuedJob) -> str:
         return f"epoch {len(rows) + 1} of at most {epochs}, {now}"
     except (RunError, KeyError, TypeError):
         return "unknown"
+
+
+def _calibrations(grid: Grid) -> str:
+    """Which calibrations are scored too, in words, with the number of runs."""
+    keys = [[key for key in map(ScoreKey.parse, job.evaluate) if key] for job in grid.jobs]
+    counts = {
+        "calibrated": sum(any(k.calibrated and not k.noise for k in of_job) for of_job in keys),
+        "calibrated with noise": sum(any(k.noise for k in of_job) for of_job in keys),
+    }
+    return "".join(f"; {how}: {n} run{'s' * (n != 1)}" for how, n in counts.items() if n)
 
 
 def _rows(queue: JobQueue, title: str) -> Table:

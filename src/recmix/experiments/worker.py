@@ -101,9 +101,10 @@ def work(
     Returns:
         ``done``, ``failed`` (the reason is in the store) or ``interrupted``.
     """
-    result, error, trace = _attempt(lambda: _train_and_score(store, digest, device, data_root), stopped)
+    result, error = _attempt(lambda: _train_and_score(store, digest, device, data_root), stopped)
     if error is not None:
         reason = str(error) if isinstance(error, RecmixError) else f"{type(error).__name__}: {error}"
+        trace = "".join(traceback.format_exception(error))
         store.fail(digest, reason or type(error).__name__, trace)
     return result
 
@@ -133,20 +134,18 @@ def train_together(
 
 def _attempt(
     action: Callable[[], None], stopped: threading.Event | None
-) -> tuple[str, Exception | None, str]:
-    """Do something that may fail: ``done``, ``failed`` or ``interrupted``; the error; its traceback."""
+) -> tuple[str, Exception | None]:
+    """Do something that may fail: ``done``, ``failed`` or ``interrupted``, and the error if failed."""
     try:
         action()
     except (Interrupted, KeyboardInterrupt) as stop:
         print(f"interrupted: {stop}", file=sys.stderr)
-        return "interrupted", None, ""
+        return "interrupted", None
     except Exception as error:  # any error is a failure of the run; other runs go on
-        trace = traceback.format_exc()
-        print(trace, file=sys.stderr)
-        if stopped is not None and stopped.is_set():
-            return "interrupted", None, ""
-        return "failed", error, trace
-    return "done", None, ""
+        traceback.print_exc()
+        interrupted = stopped is not None and stopped.is_set()
+        return ("interrupted", None) if interrupted else ("failed", error)
+    return "done", None
 
 
 def _request(store: Store, digest: str, device: str, data_root: Path | None) -> dict[str, Any]:
@@ -213,7 +212,8 @@ def _score(method: Method, data: Data, name: str) -> dict[str, Any]:
     inference = key.inference
     if key.calibrated:
         held_out = torch.from_numpy(data.x_val[:EXAMPLES]).to(method.model.centre)
-        inference = calibrate(method, held_out, inference, samples=key.samples).inference
+        found = calibrate(method, held_out, inference, samples=key.samples, noise=key.noise)
+        inference = found.inference
     return score(method, examples, inference, samples=key.samples)
 
 

@@ -11,7 +11,6 @@ from torch import Tensor
 from recmix.explore.catalogue import ExplorableModel
 from recmix.explore.wire import Array
 from recmix.posteriors import Posterior
-from recmix.posteriors.posterior import randn
 
 __all__ = ["Moments", "decode", "moments", "posterior", "prior", "reconstruct", "score", "to_array"]
 
@@ -67,7 +66,7 @@ def to_array(tensor: Tensor) -> Array:
 
 
 def posterior(model: ExplorableModel, x: Array) -> dict[str, Any]:
-    """Weights, means and covariances of the components, and the overall mean, for x (B, C, H, W)."""
+    """Weights, means and covariances of the components, and the overall mean, for x (B, ...)."""
     q = model.posterior(x)
     found = {**moments(q)._asdict(), "mean": q.mean}
     return {name: to_array(v) if isinstance(v, Tensor) else v for name, v in found.items()}
@@ -75,7 +74,7 @@ def posterior(model: ExplorableModel, x: Array) -> dict[str, Any]:
 
 @torch.no_grad()
 def reconstruct(model: ExplorableModel, x: Array) -> dict[str, Any]:
-    """The images decoded at the posterior mean (B, C, H, W) and at each component's (B, K, C, H, W)."""
+    """The examples decoded at the posterior mean (B, ...) and at each component's (B, K, ...)."""
     q = model.posterior(x)
     parts = q.components if len(q.components) > 1 else []
     means = torch.stack([q.mean, *(part.mean for part in parts)], 1)  # (B, 1 + K, D)
@@ -87,16 +86,16 @@ def reconstruct(model: ExplorableModel, x: Array) -> dict[str, Any]:
 
 
 def decode(model: ExplorableModel, z: Array) -> dict[str, Any]:
-    """The mean images of z (B, D)."""
+    """The mean examples of z (B, D)."""
     parts = torch.from_numpy(z).split(AT_ONCE)
     return {"images": to_array(torch.cat([model.decode(part) for part in parts]))}
 
 
 def prior(model: ExplorableModel, count: int, seed: int) -> Array:
     """The draws z (count, D) from the prior that `recmix.Model.sample` decodes for this seed."""
-    like = model.latent_model.centre
-    generator = torch.Generator(like.device).manual_seed(seed)
-    return to_array(randn((count, model.latent_model.latent), like, generator))
+    latent_model = model.latent_model
+    generator = torch.Generator(latent_model.centre.device).manual_seed(seed)
+    return to_array(latent_model.prior.sample(count, generator=generator))
 
 
 def score(model: ExplorableModel, x: Array, samples: int, seed: int) -> dict[str, Any]:

@@ -29,15 +29,21 @@ from recmix.pages import SHARED, shared_text
 __all__ = ["make_app"]
 
 ABOUT = (
-    "Trained models over HTTP. Examples are (B, C, H, W) in [0, 1], as nested lists in JSON or a .npy "
-    "body (application/x-npy; there uint8 means value / 255) with the other fields in the URL. "
+    "Trained models over HTTP. The field images has examples (B, ...) of any kind. Their shape, and the "
+    "values that the run's likelihood accepts, are shape and values in /runs: real (any number), unit "
+    "(0 to 1), counts, classes:K (0 to K - 1) or eight_bit (k / 255). They are nested lists in JSON, or "
+    "a .npy body (application/x-npy; there uint8 images mean value / 255) with the other fields in the "
+    "URL. "
     "If the answer is a single array, 'Accept: application/x-npy' gives it as .npy. Bounds are in nats, "
     "higher is better. The numbers are those of recmix.load(...)."
 )
+TOO_LARGE = (
+    "the model gives results that are not finite for these values: give values like those of its data"
+)
 LARGEST = 2**31 - 1
 SEED = Integer(0, 0, LARGEST)
-AXES = {"images": "BCHW", "image": "CHW", "z": "BD"}
-"""The arrays that a request can give, and their axes."""
+LEADING = {"images": "B", "image": ""}
+"""The examples that a request can give, and the axes before those of one example."""
 TEXT, WHOLE, OBJECT = {"type": "string"}, {"type": "integer"}, {"type": "object"}
 LIST = {"type": "array", "items": OBJECT}
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -50,13 +56,9 @@ def make_app(
     limits: Limits | None = None,
     batching: bool = True,
 ) -> ASGIApp:
-    """The server's application.
+    """The server's application. By default a request needs a loopback name as its host.
 
-    Args:
-        catalogue: the models.
-        access: what a request needs; by default a loopback name as its host.
-        limits: the largest requests that are accepted.
-        batching: pass requests that wait at the same time through the model together.
+    With `batching`, requests that wait at the same time pass through the model together.
     """
     limits = limits or Limits()
     # Each new thread starts with as many torch threads as there are cores.
@@ -108,25 +110,26 @@ class _Routes:
     ) -> Callable[[Compute], None]:
         """Add a route. It reads and checks requests, and sends what the decorated function computes.
 
-        Args:
-            path: its path.
-            takes: the array of a request, one of `AXES`, or None.
-            integers: the integer fields of a request.
-            gives: the fields of the answer.
-            npy: the field of the answer that can be sent as ``.npy``, if any.
+        A request has an array (``z``, one of `LEADING`, or None) and integer fields. An answer has the
+        fields `gives`. The field `npy` of it can be sent as ``.npy``.
         """
         runs = list(self.catalogue.runs)
         arrays: dict[str, Any] = {}
-        if takes is not None:
-            limits = (-LARGEST_LATENT, LARGEST_LATENT) if takes == "z" else (0, 1)
-            arrays[takes] = array(AXES[takes], sizes=self.catalogue.sizes(), limits=limits)
+        if takes == "z":
+            limits = (-LARGEST_LATENT, LARGEST_LATENT)
+            arrays[takes] = array("BD", sizes=self.catalogue.sizes(), limits=limits)
+        elif takes is not None:
+            arrays[takes] = self._given(LEADING[takes])
 
         def add(compute: Compute) -> None:
             async def answer(request: Request) -> Response:
                 fields, rows = await wire.read_request(request, takes, integers)
                 run = self.catalogue.find(fields.pop("run"))
                 given = [] if takes is None else [run.check(takes, rows, self.limits.images)]
-                found = await compute(run, *given, **fields)
+                try:
+                    found = await compute(run, *given, **fields)
+                except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+                    raise Refused(422, TOO_LARGE) from None
                 return respond(request, found, run=run.name, array=npy)
 
             self.app.post(
@@ -143,6 +146,18 @@ class _Routes:
 
         return add
 
+    def _given(self, lead: str) -> dict[str, Any]:
+        """The schema of examples in a request."""
+        axes, limits = self.catalogue.axes, self.catalogue.limits
+        if axes is None:
+            return reference.any_array(lead)
+        return array((*lead, *axes), sizes=self.catalogue.sizes(), limits=limits)
+
+    def decoded(self, lead: str) -> dict[str, Any]:
+        """The schema of mean examples in an answer."""
+        axes = self.catalogue.axes if self.catalogue.decodes_examples else None
+        return reference.any_array(lead) if axes is None else array((*lead, *axes))
+
     async def batched(
         self, compute: Callable[[ExplorableModel, Array], Answer], run: ServedRun, rows: Array
     ) -> Answer:
@@ -152,7 +167,7 @@ class _Routes:
 
 def _add_batch_routes(routes: _Routes) -> None:
     """Posterior, reconstructions, scores, decoder and prior, for many examples at a time."""
-    limits, images = routes.limits, array("BCHW")
+    limits, images = routes.limits, routes.decoded("B")
     moments = {
         "weights": array("BK"),
         "mean": array("BD"),
@@ -167,7 +182,7 @@ def _add_batch_routes(routes: _Routes) -> None:
         """Mixing weights, component means and variances, and the overall mean of q(z | x)."""
         return await routes.batched(answers.posterior, run, x)
 
-    decoded = {"weights": array("BK"), "images": images, "components": array("BKCHW")}
+    decoded = {"weights": array("BK"), "images": images, "components": routes.decoded("BK")}
 
     @routes.post("/reconstruct", "images", {}, decoded, npy="images")
     async def reconstruct(run: ServedRun, x: Array) -> Answer:
@@ -179,15 +194,15 @@ def _add_batch_routes(routes: _Routes) -> None:
 
     @routes.post("/score", "images", scoring, bounds)
     async def score(run: ServedRun, x: Array, samples: int, seed: int) -> Answer:
-        """ELBO and IWAE of each image, from the same samples."""
+        """ELBO and IWAE of each example, from the same samples."""
         if len(x) * samples > limits.decodings:
-            given, most = f"{len(x)} images with {samples} samples each", limits.decodings
-            raise Refused(413, f"{given} are too many: at most {most} samples; send fewer images")
+            given, most = f"{len(x)} examples with {samples} samples each", limits.decodings
+            raise Refused(413, f"{given} are too many: at most {most} samples; send fewer examples")
         return await routes.batcher.alone(partial(answers.score, run.model, x, samples, seed))
 
     @routes.post("/decode", "z", {}, {"images": images}, npy="images")
     async def decode(run: ServedRun, z: Array) -> Answer:
-        """The mean images of latent vectors z."""
+        """The mean examples of latent vectors z."""
         return await routes.batched(answers.decode, run, z)
 
     drawing = {"count": Integer(16, 1, limits.images), "seed": Integer(-1, -1, LARGEST)}
@@ -195,38 +210,38 @@ def _add_batch_routes(routes: _Routes) -> None:
 
     @routes.post("/sample", None, drawing, drawn, npy="images")
     async def sample(run: ServedRun, count: int, seed: int) -> Answer:
-        """Mean images of draws from the prior; the seed -1 stands for a random seed."""
+        """Mean examples of draws from the prior; the seed -1 stands for a random seed."""
         seed = seed if seed >= 0 else secrets.randbelow(LARGEST)
         z = answers.prior(run.model, count, seed)
         return {**await routes.batched(answers.decode, run, z), "z": z, "seed": seed}
 
 
 def _add_image_routes(routes: _Routes) -> None:
-    """One image in detail, and interpolation between two images."""
+    """One example in detail, and interpolation between two examples."""
     limits = routes.limits
     explaining = {"steps": Integer(4, 0, limits.steps), "samples": Integer(100, 1, 1000)}
     explaining |= {"grid": Integer(80, 8, limits.grid), "seed": SEED}
-    explained = {"mean": array("D"), "reconstruction": array("CHW"), "components": LIST}
+    explained = {"mean": array("D"), "reconstruction": routes.decoded(""), "components": LIST}
     explained |= {"plane": OBJECT, "bounds": OBJECT, "refinement": LIST}
 
     @routes.post("/explain", "image", explaining, explained)
     async def explain_image(run: ServedRun, x: Array, **fields: int) -> Answer:
-        """One image: components, a plane of the latent space, bounds, each step of refinement."""
+        """One example: components, a plane of the latent space, bounds, each step of refinement."""
         return await routes.batcher.alone(partial(explain, run.model, x, **fields))
 
     line = {"steps": Integer(9, 2, limits.path)}
-    points = {"z": array("ND"), "images": array("NCHW")}
+    points = {"z": array("ND"), "images": routes.decoded("N")}
 
     @routes.post("/interpolate", "images", line, points, npy="images")
     async def interpolate_images(run: ServedRun, x: Array, steps: int) -> Answer:
-        """Examples decoded along the straight line between the posterior means of two images."""
+        """Examples decoded along the straight line between the posterior means of two examples."""
         if len(x) != 2:
-            raise Refused(422, f"two images are needed, got {len(x)}")
+            raise Refused(422, f"two examples are needed, got {len(x)}")
         return await routes.batcher.alone(partial(interpolate, run.model, x, steps=steps))
 
 
 def _add_information(routes: _Routes) -> None:
-    """The runs, their test images, and the state of the server."""
+    """The runs, their test examples, and the state of the server."""
     app, catalogue, limits = routes.app, routes.catalogue, routes.limits
     listed = {"runs": LIST, "default": TEXT}
 
@@ -237,16 +252,18 @@ def _add_information(routes: _Routes) -> None:
         return respond(request, {"runs": described, "default": catalogue.default})
 
     paging = {"start": Integer(0, 0, LARGEST), "count": Integer(24, 1, min(256, limits.images))}
-    part = {"total": WHOLE, "start": WHOLE, "images": array("BCHW")}
+    axes = catalogue.axes
+    shown = reference.any_array("B") if axes is None else array(("B", *axes))
+    part = {"total": WHOLE, "start": WHOLE, "images": shown}
 
     @app.get(
         "/runs/{run}/images",
         response_class=Response,
-        responses=reference.responses("some test images", part, npy=True),
+        responses=reference.responses("some test examples", part, npy=True),
         openapi_extra={"parameters": reference.parameters(paging)},
     )
     async def test_images(request: Request, run: str) -> Response:
-        """Test images of a run, if its data are on this machine; they are never downloaded."""
+        """Test examples of a run, if its data are on this machine; they are never downloaded."""
         given = wire.read_fields(dict(request.query_params), paging)
         chosen = catalogue.find(run)
         found = await asyncio.to_thread(chosen.test_images, given["start"], given["count"])

@@ -64,11 +64,17 @@ class Batcher:
 
         The arrays that `work` returns have one row for each row given; other values hold for all rows.
         """
-        return await self._add(kind, work, rows)
+        if len(self._waiting) >= self.queue:
+            raise Refused(429, f"{self.queue} requests are waiting already: try again in a moment")
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Waiting(kind, work, rows, answer))
+        if not self._busy:
+            self._start()
+        return await answer
 
     async def alone(self, work: Callable[[], Answer]) -> Answer:
         """``work()``, computed in the model's thread."""
-        return await self._add(None, lambda _: work(), np.empty(0))
+        return await self.rows(None, lambda _: work(), np.empty(0))
 
     def close(self) -> None:
         """Wait for the pass that is being computed, and stop the thread."""
@@ -77,17 +83,6 @@ class Batcher:
     def state(self) -> dict[str, int]:
         """Numbers of requests that wait, of answered requests, and of passes."""
         return {"waiting": len(self._waiting), "answered": self.answered, "passes": self.passes}
-
-    def _add(
-        self, kind: Hashable, work: Callable[[Array], Answer], rows: Array
-    ) -> asyncio.Future[Answer]:
-        if len(self._waiting) >= self.queue:
-            raise Refused(429, f"{self.queue} requests are waiting already: try again in a moment")
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Waiting(kind, work, rows, answer))
-        if not self._busy:
-            self._start()
-        return answer
 
     def _start(self) -> None:
         """Start the next pass, if a request waits."""

@@ -1,4 +1,4 @@
-"""The models that a server offers, by name, with their test images."""
+"""The models that a server offers, by name, with their test examples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
-from recmix.data import Examples, check_examples, rebuild
+from recmix.data import Examples, check_examples, check_values, rebuild
 from recmix.data.examples import to_unit
 from recmix.errors import ConfigError, DataError, RecmixError, unknown
 from recmix.explore.wire import Array, Refused
@@ -23,6 +23,9 @@ from recmix.runs.spec import Spec
 
 __all__ = ["LARGEST_LATENT", "Catalogue", "ExplorableModel", "ServedRun"]
 
+CHANNELS = (1, 3)
+"""Numbers of channels of the images that the page shows."""
+IMAGE_AXES = ("C", "H", "W")
 LARGEST_LATENT = 1000
 """Latent vectors must lie within this many prior standard deviations of 0."""
 
@@ -39,34 +42,44 @@ class ExplorableModel(Protocol):
         """p(x, z)."""
 
     def posterior(self, x: Any) -> Posterior:
-        """q(z | x) for x (B, C, H, W), without gradients."""
+        """q(z | x) for examples x (B, ...), without gradients."""
 
     def bounds(self, x: Any, samples: int, *, seed: int) -> tuple[Tensor, Tensor]:
         """ELBO and IWAE-`samples`, (B,) each."""
 
     def decode(self, z: Any) -> Tensor:
-        """E[x | z]: (..., D) -> (..., C, H, W)."""
+        """E[x | z]: (..., D) -> (..., *shape)."""
 
 
 @dataclass(eq=False)
 class ServedRun:
-    """One model of a server.
+    """One model of a server."""
 
-    Args:
-        name: by which requests choose it.
-        label: by which a page shows it.
-        model: the model.
-        data_root: folder of the named data sets; by default where they were in training.
-    """
-
-    name: str
-    label: str
+    name: str  # by which requests choose it
+    label: str  # by which a page shows it
     model: ExplorableModel
+    # folder of the named data sets; by default where they were in training
     data_root: Path | None = None
 
     def __post_init__(self) -> None:
         blank = np.zeros((1, *self.model.spec.shape), np.float32)
-        self.components = self.model.posterior(blank).weights.shape[1]  # this also warms up the networks
+        q = self.model.posterior(blank)  # this also warms up the networks
+        self.components = q.weights.shape[1]
+        self.decoded = tuple(self.model.decode(q.mean).shape[1:])
+
+    @property
+    def not_shown(self) -> str:
+        """Why the page cannot show the run; empty for images of one or three channels."""
+        shape = self.model.spec.shape
+        if len(shape) == 3 and shape[0] in CHANNELS and self.decoded == shape:
+            return ""
+        what = f"has examples of shape {shape}"
+        if self.decoded != shape:
+            what += f" and a decoder that gives shape {self.decoded}"
+        return (
+            f"the explorer shows images of one or three channels; {self.name} {what}: the page leaves "
+            "it out, the HTTP interface serves it"
+        )
 
     def describe(self) -> dict[str, Any]:
         """The run's settings as plain values."""
@@ -83,13 +96,15 @@ class ServedRun:
             "latent": spec.model.latent,
             "likelihood": self.model.latent_model.likelihood.name,
             "shape": list(spec.shape),
+            "values": self.model.latent_model.likelihood.requirement,
+            "not_shown": self.not_shown or None,
             "epochs": len(self.model.history),
             "data": {"name": data.get("name"), "counts": data.get("counts")},
         }
 
     @cached_property
     def _images(self) -> Examples | str:
-        """The test images, or the validation images if there is no test set; or why they are missing."""
+        """The test examples, or those of the validation part without one; or why they are missing."""
         try:
             data = rebuild(self.model.spec.data, root=self.data_root, download=False)
         except (RecmixError, OSError) as error:
@@ -97,30 +112,31 @@ class ServedRun:
         return data.x_val if data.x_test is None else data.x_test
 
     def test_images(self, start: int, count: int) -> dict[str, Any]:
-        """Part of the test images. The data are read by the first call, and never downloaded."""
+        """Part of the test examples. The data are read by the first call, and never downloaded."""
         images = self._images
         if isinstance(images, str):
             name = self.model.spec.data.get("name", "of this run")
             raise Refused(404, f"the data {name} are not on this machine: {images}")
-        part = images[start : start + count] if start < len(images) else np.zeros((0, 1, 1, 1))
+        part = images[start : start + count] if start < len(images) else np.zeros((0, *images.shape[1:]))
         return {"start": start, "total": len(images), "images": np.ascontiguousarray(part)}
 
     def check(self, name: str, rows: Array, most: int) -> Array:
         """Check the array of a request and return it in the form that the model takes.
 
-        Args:
-            name: ``image`` (C, H, W), ``images`` (B, C, H, W) or ``z`` (B, D).
-            rows: the array.
-            most: the largest B.
+        It is an ``image``, one example of the run's shape, or at most `most` rows of ``images`` (B, ...)
+        or of ``z`` (B, D). Values of examples must be those that the likelihood accepts.
         """
         spec, latent = self.model.spec, self.model.spec.model.latent
         rows = rows[None] if name == "image" else rows
         if rows.ndim and len(rows) > most:
             raise Refused(413, f"{len(rows)} rows of {name} are too many: at most {most} at a time")
         if name != "z":
+            likelihood = self.model.latent_model.likelihood
             try:
                 with np.errstate(over="ignore"):  # check_examples reports values that are too large
-                    return to_unit(check_examples(rows, what=name, shape=spec.shape))
+                    checked = check_examples(rows, what=name, shape=spec.shape)
+                check_values(checked, likelihood.requirement, likelihood.name, what=name)
+                return to_unit(checked)
             except DataError as error:
                 raise Refused(422, str(error)) from None
         if rows.ndim != 2 or rows.shape[1] != latent or len(rows) < 1:
@@ -135,10 +151,6 @@ class Catalogue:
     """The runs of a server by name; the first is the default.
 
     A run is shown by its label. If several runs have the same label, the name is added to it.
-
-    Args:
-        models: the models by name.
-        data_root: folder of the named data sets; by default where they were in training.
     """
 
     def __init__(self, models: Mapping[str, ExplorableModel], *, data_root: Path | None = None) -> None:
@@ -150,16 +162,40 @@ class Catalogue:
         self.runs = {n: ServedRun(n, shown[n], model, data_root) for n, model in models.items()}
         self.default = next(iter(models))
 
+    @cached_property
+    def axes(self) -> tuple[str, ...] | None:
+        """Names of the axes of an example; None if the runs have different numbers of axes."""
+        counts = {len(run.model.spec.shape) for run in self.runs.values()}
+        if len(counts) > 1:
+            return None
+        (count,) = counts
+        return IMAGE_AXES if count == len(IMAGE_AXES) else tuple(f"N{i + 1}" for i in range(count))
+
     def sizes(self) -> dict[str, int]:
-        """Channels C, height H, width W and latent dimension D, where all runs have the same."""
+        """Lengths of the axes of an example and latent dimension D, where all runs have the same."""
         specs = [run.model.spec for run in self.runs.values()]
-        each = [dict(zip("CHWD", (*spec.shape, spec.model.latent), strict=True)) for spec in specs]
+        names = (*(self.axes or ()), "D")
+        shapes = [(*(spec.shape if self.axes else ()), spec.model.latent) for spec in specs]
+        each = [dict(zip(names, shape, strict=True)) for shape in shapes]
         return {axis: size for axis, size in each[0].items() if all(one[axis] == size for one in each)}
+
+    @property
+    def limits(self) -> tuple[float, float] | None:
+        """The range of the values of examples, if the likelihoods of all runs have the same."""
+        needs = {run.model.latent_model.likelihood.requirement for run in self.runs.values()}
+        if needs <= {"unit", "binary_or_unit", "eight_bit"}:
+            return (0, 1)
+        largest = float(np.finfo(np.float32).max)
+        return (-largest, largest) if needs == {"real"} else None
+
+    @property
+    def decodes_examples(self) -> bool:
+        """Whether the decoders of all runs give results of the shape of an example."""
+        return all(run.decoded == run.model.spec.shape for run in self.runs.values())
 
     def find(self, name: str | None) -> ServedRun:
         """The run of this name; the default for None."""
-        if name is None:
-            name = self.default
-        if name not in self.runs:
-            raise Refused(404, unknown("run", name[:80], self.runs))
-        return self.runs[name]
+        found = self.runs.get(self.default if name is None else name)
+        if found is None:
+            raise Refused(404, unknown("run", str(name)[:80], self.runs))
+        return found

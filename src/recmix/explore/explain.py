@@ -1,4 +1,4 @@
-"""One image in detail: its components, a plane of the latent space, and each step of refinement."""
+"""One example in detail: its components, a plane of the latent space, and each step of refinement."""
 
 from __future__ import annotations
 
@@ -48,19 +48,13 @@ Path = list[tuple[FullGaussian, float]]
 
 @torch.no_grad()
 def explain(
-    model: ExplorableModel,
-    image: Array,
-    *,
-    steps: int = 4,
-    samples: int = 100,
-    grid: int = 80,
-    seed: int = 0,
+    model: ExplorableModel, image: Array, *, steps: int, samples: int, grid: int, seed: int
 ) -> dict[str, Any]:
-    """The posterior of one image in detail; `docs/explorer.md` describes the answer.
+    """The posterior of one example in detail; `docs/explorer.md` describes the answer.
 
     Args:
         model: the model.
-        image: (1, C, H, W) in [0, 1].
+        image: the example, (1, ...).
         steps: Gauss-Newton steps from the posterior mean.
         samples: K of the bounds.
         grid: points along each side of the plane.
@@ -70,7 +64,10 @@ def explain(
     x = torch.from_numpy(image).to(latent_model.centre)
     q = model.posterior(image)
     found = moments(q)
-    path = [_refined(latent_model, x, q.mean, step, reuse) for step in range(steps + 1)]
+    path: Path = []
+    for step in range(steps + 1):  # from the start each time: damping depends on the steps before
+        z, at = ascend(latent_model, x, q.mean, steps=step, reuse=reuse)
+        path.append((FullGaussian.from_precision(z, at.precision), float(at.log_joint)))
     plane = _plane(q.mean[0], found)
     points = torch.cat([q.mean, found.means[0], *(laplace.mean for laplace, _ in path)])
     decoded = to_array(latent_model.decode(points))
@@ -106,17 +103,6 @@ def explain(
             for step, (laplace, log_joint) in enumerate(path)
         ],
     }
-
-
-def _refined(
-    model: LatentModel, x: Tensor, start: Tensor, steps: int, reuse: int
-) -> tuple[FullGaussian, float]:
-    """The Laplace approximation after some steps, and log p(x, z) at its mean z.
-
-    All steps are recomputed, because the damping of a step depends on the steps before it.
-    """
-    z, at = ascend(model, x, start, steps=steps, reuse=reuse)
-    return FullGaussian.from_precision(z, at.precision), float(at.log_joint)
 
 
 def _bounds(model: LatentModel, x: Tensor, q: Posterior, samples: int, seed: int) -> dict[str, float]:
@@ -187,14 +173,8 @@ def _densities(
 
 
 @torch.no_grad()
-def interpolate(model: ExplorableModel, images: Array, *, steps: int = 9) -> dict[str, Any]:
-    """Examples decoded along the straight line between the posterior means of two images.
-
-    Args:
-        model: the model.
-        images: (2, C, H, W).
-        steps: points on the line, with both ends.
-    """
+def interpolate(model: ExplorableModel, images: Array, *, steps: int) -> dict[str, Any]:
+    """Decode points of the line between the posterior means of two examples (2, ...)."""
     first, last = model.posterior(images).mean
     share = torch.linspace(0, 1, steps, dtype=first.dtype, device=first.device)[:, None]
     z = (1 - share) * first + share * last

@@ -42,26 +42,17 @@ LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """What a request needs to be answered.
+    """What a request needs to be answered."""
 
-    Args:
-        token: a secret in ``Authorization: Bearer`` or in the page's cookie; None if none is needed.
-        hosts: host names that requests may use for the server; None allows all. On a loopback address
-            this stops web sites that give this machine's address a name of their own (DNS rebinding).
-    """
-
+    # a secret in ``Authorization: Bearer`` or in the page's cookie; None if none is needed
     token: str | None = None
+    # host names that requests may use for the server; None allows all. On a loopback address this stops
+    # web sites that give this machine's address a name of their own (DNS rebinding).
     hosts: tuple[str, ...] | None = LOOPBACK
 
 
 class Guard:
-    """Checks the host, the origin, the token and the size of a request; adds the security headers.
-
-    Args:
-        app: the application that answers the requests.
-        access: what a request needs.
-        limits: how large it may be.
-    """
+    """Checks the host, the origin, the token and the size of a request; adds the security headers."""
 
     def __init__(self, app: ASGIApp, *, access: Access, limits: Limits) -> None:
         self.app = app
@@ -130,8 +121,7 @@ class Guard:
         in_url = parse_qs(scope["query_string"]).get(b"token", [b""])[0]
         if scope["method"] == "GET" and scope["path"] == "/" and self._is_token(in_url):
             return False
-        help_text = "send 'Authorization: Bearer TOKEN', or open /?token=TOKEN"
-        raise Refused(401, f"a token is needed: {help_text}")
+        raise Refused(401, "a token is needed: send 'Authorization: Bearer TOKEN' or open /?token=TOKEN")
 
     def _is_token(self, given: bytes) -> bool:
         return hmac.compare_digest(given, (self.access.token or "").encode())
@@ -140,9 +130,7 @@ class Guard:
         """Send the browser to the page's URL without the token, which is now in a cookie."""
         cookie = f"={self.access.token}; HttpOnly; SameSite=Strict; Path=/".encode()
         headers = [(b"location", b"/"), (b"set-cookie", _cookie_name(scope) + cookie)]
-        headers.append((b"content-length", b"0"))
-        await send({"type": "http.response.start", "status": 303, "headers": headers})
-        await send({"type": "http.response.body", "body": b""})
+        await _send(send, 303, headers, b"")
 
     async def _read_body(
         self, headers: dict[bytes, bytes], receive: Receive, parts: list[bytes]
@@ -222,8 +210,12 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 
 
 async def _send_error(send: Send, status: int, message: str) -> None:
-    body = to_json({"error": message})
-    headers = [(b"content-type", JSON.encode()), (b"content-length", str(len(body)).encode())]
+    headers = [(b"content-type", JSON.encode())]
     headers += [ERROR_HEADERS[status]] if status in ERROR_HEADERS else []
+    await _send(send, status, headers, to_json({"error": message}))
+
+
+async def _send(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+    headers = [*headers, (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

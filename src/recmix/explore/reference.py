@@ -9,7 +9,7 @@ from typing import Any
 
 from recmix.explore.wire import JSON, NPY, Integer
 
-__all__ = ["array", "page", "parameters", "request_body", "responses"]
+__all__ = ["any_array", "array", "page", "parameters", "request_body", "responses"]
 
 ERRORS = {
     400: "the request is damaged",
@@ -21,25 +21,25 @@ ERRORS = {
     408: "the body arrived too slowly",
     413: "the body is too large",
     415: "the body is neither JSON nor .npy",
-    422: "the content is not what is expected",
+    422: "the content is not what is expected: shape, type, or values that the likelihood excludes",
     429: "too many requests are waiting: try again in a moment",
 }
 
 
 def array(
-    axes: str, *, sizes: Mapping[str, int] | None = None, limits: tuple[float, float] | None = None
+    axes: Sequence[str],
+    *,
+    sizes: Mapping[str, int] | None = None,
+    limits: tuple[float, float] | None = None,
 ) -> dict[str, Any]:
-    """The schema of nested lists of numbers.
+    """The schema of nested lists of numbers in a range; each axis has a name, and a size if known.
 
-    Args:
-        axes: one letter for each axis, the outermost first.
-        sizes: lengths of the axes, where they are known.
-        limits: the range of the numbers.
+    Without `sizes` it is part of an answer, in which numbers that are not finite are null.
 
     >>> array("BD")["description"]
     '(B, D)'
     """
-    schema: dict[str, Any] = {"type": "number"}
+    schema: dict[str, Any] = {"type": "number" if sizes is not None else ["number", "null"]}
     if limits is not None:
         schema |= {"minimum": limits[0], "maximum": limits[1]}
     for axis in reversed(axes):
@@ -48,6 +48,19 @@ def array(
             size = sizes.get(axis)
             schema |= {"minItems": 1} if size is None else {"minItems": size, "maxItems": size}
     return {**schema, "description": f"({', '.join(axes)})"}
+
+
+def any_array(lead: str) -> dict[str, Any]:
+    """The schema of nested lists of numbers of which only the first axes are known.
+
+    >>> any_array("B")["description"]
+    '(B, ...), see the shape of the run in /runs'
+    """
+    known = ", ".join([*lead, "..."])
+    return {
+        "type": "array",
+        "description": f"({known}), see the shape of the run in /runs",
+    }
 
 
 def request_body(

@@ -86,7 +86,12 @@ def serve(
         entry = address if secret is None else f"{address}?token={secret}"
         shown = address if token else entry
         print(f"{', '.join(catalogue.runs)}: {shown} (Ctrl-C stops)", flush=True)
-        if browser:  # the socket is listening already, so the browser can connect before the server runs
+        left_out = [run.not_shown for run in catalogue.runs.values() if run.not_shown]
+        for why in left_out:
+            print(f"note: {why}", flush=True)
+        if browser and len(left_out) < len(
+            catalogue.runs
+        ):  # the socket is listening already, so the browser can connect before the server runs
             threading.Thread(target=webbrowser.open, args=(entry,), daemon=True).start()
         _run(server, listening)
 

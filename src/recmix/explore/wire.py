@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import re
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -45,12 +46,12 @@ class Limits:
     held: int = 256 * 2**20  # bytes of all requests that are being read or wait for their answer
     seconds: float = 30.0  # in which the body of a request must arrive
     queue: int = 256  # requests that wait for the model
-    images: int = 1024  # images, latent vectors or prior samples of one request
+    images: int = 1024  # examples, latent vectors or prior samples of one request
     samples: int = 10_000  # K of IWAE-K
-    decodings: int = 100_000  # images times samples of one request
+    decodings: int = 100_000  # examples times samples of one request
     steps: int = 8  # Gauss-Newton steps of /explain
     grid: int = 120  # points along each side of its plane
-    path: int = 64  # images of /interpolate
+    path: int = 64  # points of /interpolate
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,7 @@ class Integer:
         if isinstance(given, str) and re.fullmatch(r"-?[0-9]{1,20}", given):
             given = int(given)
         if isinstance(given, bool) or not isinstance(given, int) or not self.low <= given <= self.high:
-            shown = repr(given)
-            shown = shown if len(shown) < 40 else f"{shown[:40]}…"
+            shown = reprlib.repr(given)
             raise Refused(422, f"{name} is a whole number from {self.low} to {self.high}, got {shown}")
         return given
 
@@ -79,14 +79,9 @@ class Integer:
 async def read_request(
     request: Request, array: str | None, known: Mapping[str, Integer]
 ) -> tuple[dict[str, Any], Any]:
-    """The fields of a request, and its array if it has one.
+    """The integer fields `known` of a request, and its array of this name if it has one.
 
     Both are read from a JSON body. If the body is ``.npy``, the fields are in the URL.
-
-    Args:
-        request: the request.
-        array: the name of its array, or None if it has none.
-        known: its integer fields.
     """
     kind = request.headers.get("content-type", JSON).split(";")[0].strip().lower()
     content = await request.body()
@@ -109,12 +104,9 @@ async def read_request(
 def read_fields(
     given: Mapping[str, Any], known: Mapping[str, Integer], array: str | None = None
 ) -> dict[str, Any]:
-    """The field ``run`` (None if not given) and the integers of a request; other fields are refused.
+    """The field ``run`` (None if not given) and the integers `known`; other fields are refused.
 
-    Args:
-        given: all fields except the array.
-        known: the integer fields.
-        array: the array's name, for the error message.
+    The error message names the array, which is not among the given fields, as a valid field too.
     """
     for name in given:
         if name != "run" and name not in known:
@@ -203,14 +195,7 @@ def to_npy(array: Array) -> bytes:
 def respond(
     request: Request, found: Mapping[str, Any], *, run: str | None = None, array: str | None = None
 ) -> Response:
-    """The response to a request: JSON, or one array as ``.npy`` if the request accepts that.
-
-    Args:
-        request: the request.
-        found: the fields of the answer.
-        run: the name of the run that gave it.
-        array: the field that can be sent as ``.npy``, if any.
-    """
+    """The response to a request: JSON, or the field `array` as ``.npy`` if the request accepts that."""
     if NPY in request.headers.get("accept", ""):
         if array is None:
             raise Refused(406, f"this answer is not a single array: accept {JSON} instead of {NPY}")

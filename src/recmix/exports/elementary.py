@@ -1,12 +1,13 @@
-"""Linear algebra in additions, products and roots, for runtimes that have no other operators.
+"""Linear algebra and log Γ in simple operations, for runtimes that have no other operators.
 
-ONNX has no Cholesky factor, no triangular solve, no QR and no derivative of a convolution. Matrices have
-the size of latent vectors, so an unrolled loop over dimensions is a few hundred small operations. Each
-function has the signature of the torch operator that it replaces; see `ELEMENTARY`.
+ONNX has no Cholesky factor, no triangular solve, no QR, no log Γ and no derivative of a convolution.
+Matrices have the size of latent vectors, so an unrolled loop over dimensions is a few hundred small
+operations. Each function has the signature of the torch operator that it replaces; see `ELEMENTARY`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["BACKWARD", "ELEMENTARY", "cholesky_ex", "convolution_backward", "qr", "solve_triangular"]
+__all__ = ["BACKWARD", "ELEMENTARY", "cholesky_ex", "convolution_backward", "lgamma", "qr"]
+__all__ += ["solve_triangular"]
+
+SHIFT = 8
+"""Stirling's series is used for arguments above this number."""
 
 
 def cholesky_ex(
@@ -79,6 +84,21 @@ def qr(matrix: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
     return torch.cat(columns, -1), torch.cat(rows, -2)
 
 
+def lgamma(x: Tensor) -> Tensor:
+    """log Γ(x) for x > 0: Stirling's series at x + 8, minus the logarithms of the factors in between.
+
+    >>> lgamma(torch.tensor([1.0, 4.0, 0.5]))
+    tensor([0.0000, 1.7918, 0.5724])
+    """
+    factors = x.log()
+    for shift in range(1, SHIFT):
+        factors = factors + (x + shift).log()
+    y = x + SHIFT
+    inverse = 1 / y
+    series = inverse * (1 / 12 - inverse.square() * (1 / 360 - inverse.square() / 1260))
+    return (y - 0.5) * y.log() - y + 0.5 * math.log(2 * math.pi) + series - factors
+
+
 def convolution_backward(
     slope: Tensor,
     x: Tensor,
@@ -120,5 +140,6 @@ ELEMENTARY: dict[Any, Callable[..., Any]] = {
     aten.linalg_cholesky_ex.default: cholesky_ex,
     aten.linalg_solve_triangular.default: solve_triangular,
     aten.linalg_qr.default: qr,
+    aten.lgamma.default: lgamma,
 }
 """Operators of torch, and the functions that replace them in an ONNX graph."""

@@ -17,7 +17,7 @@ import torch
 from recmix._version import __version__
 from recmix.errors import ConfigError, RunError, unknown
 from recmix.exports.elementary import BACKWARD, ELEMENTARY
-from recmix.exports.graphs import DecoderGraph, Graph, frozen, posterior_graph
+from recmix.exports.graphs import DecoderGraph, Graph, X, frozen, posterior_graph
 from recmix.inference.gauss_newton import traceable
 from recmix.runs.files import write_bytes, write_json
 from recmix.runs.spec import Spec
@@ -27,10 +27,10 @@ __all__ = ["SUFFIX", "export"]
 
 SUFFIX = {"onnx": ".onnx", "torchscript": ".pt", "pt2": ".pt2"}
 """The formats and their file suffixes."""
-GRAPHS = ("posterior", "decoder")
 DESCRIPTION = "export.json"
+FILES = (DESCRIPTION, *(graph + end for graph in ("posterior", "decoder") for end in SUFFIX.values()))
 OPSET = 18
-FORMAT = 1
+FORMAT = 2
 LONG = 500
 """ONNX graphs with more operators are not simplified here, which would take minutes."""
 ADVICE = (
@@ -61,7 +61,8 @@ def export(
     """
     if format not in SUFFIX:
         raise ConfigError(unknown("format", format, SUFFIX))
-    _check_packages(format)
+    if format == "onnx":
+        _check_packages()
     trained = run if isinstance(run, Trained) else load_trained(run, device="cpu")
     if out is None:
         if trained.folder is None:
@@ -71,7 +72,8 @@ def export(
     _check_folder(folder, overwrite)
     method = frozen(trained.method, fuse=fuse)
     posterior = posterior_graph(method, trained.spec.inference)
-    graphs = {"posterior": posterior, "decoder": DecoderGraph(method.model)}
+    decoder = DecoderGraph(trained.spec.inference.model(method.model))
+    graphs = {"posterior": posterior, "decoder": decoder}
     made = {name: _serialise(graph.eval(), format) for name, graph in graphs.items()}
     _make_folder(folder)
     for name, content in made.items():
@@ -83,9 +85,8 @@ def export(
 def _description(
     spec: Spec, format: str, fuse: bool, graphs: dict[str, Graph], made: dict[str, bytes]
 ) -> dict[str, Any]:
-    dtype = spec.training.dtype
     found: dict[str, Any] = {"format": FORMAT, "recmix": __version__, "torch": torch.__version__}
-    found |= {"kind": format, "fused": fuse, "dtype": dtype}
+    found |= {"kind": format, "fused": fuse, "dtype": spec.training.dtype}
     if format == "onnx":
         found["opset"] = OPSET
     found |= {"method": spec.method, "spec": spec.to_json()}
@@ -97,17 +98,30 @@ def _description(
             "inputs": {key: list(shape) for key, shape in graph.inputs.items()},
             "outputs": {key: list(shape) for key, shape in graph.outputs.items()},
         }
-    found["posterior"]["range"] = {"images": [0.0, 1.0]}
-    found["decoder"]["range"] = {
-        # The mean of a Gaussian likelihood is not limited to the range of the data.
-        "images": [0.0, 1.0] if spec.model.likelihood == "bernoulli" else None
-    }
+    model = graphs["posterior"].latent_model
+    requirement = model.likelihood.requirement
+    found["posterior"] |= {"values": {X: requirement}, "range": {X: _range(requirement)}}
+    found["decoder"]["range"] = {X: _range(model.likelihood.values)}
+    if model.fields is not None:
+        found["posterior"]["fields"] = {X: model.fields.to_json()}
     return found
 
 
-def _check_packages(format: str) -> None:
-    if format != "onnx":
-        return
+def _range(values: str) -> list[float | None] | None:
+    """The smallest and the largest value that a likelihood accepts; None stands for no limit.
+
+    >>> _range("counts"), _range("classes:4"), _range("real")
+    ([0.0, None], [0.0, 3.0], None)
+    """
+    kind, _, classes = values.partition(":")
+    if kind in ("unit", "binary_or_unit", "eight_bit"):
+        return [0.0, 1.0]
+    if kind in ("counts", "classes"):
+        return [0.0, float(classes) - 1 if classes else None]
+    return [None, float(classes) - 1] if kind == "padded_classes" else None
+
+
+def _check_packages() -> None:
     try:
         for name in ("onnx", "onnxscript"):
             importlib.import_module(name)
@@ -121,10 +135,8 @@ def _check_packages(format: str) -> None:
 def _check_folder(folder: Path, overwrite: bool) -> None:
     if folder.suffix in SUFFIX.values() or (folder.exists() and not folder.is_dir()):
         raise RunError(f"{folder} names a file: an export is three files in a folder, so name a folder")
-    if overwrite or not folder.exists():
-        return
-    names = [DESCRIPTION, *(graph + end for graph in GRAPHS for end in SUFFIX.values())]
-    if there := [name for name in names if (folder / name).exists()]:
+    there = [name for name in FILES if (folder / name).exists()]
+    if there and not overwrite:
         raise RunError(
             f"{folder} already holds an export ({', '.join(there)}): replace it with --overwrite "
             "(overwrite=True), or give another folder"
@@ -135,7 +147,7 @@ def _make_folder(folder: Path) -> None:
     """Make the folder, and remove the files of an earlier export."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name in (DESCRIPTION, *(graph + end for graph in GRAPHS for end in SUFFIX.values())):
+        for name in FILES:
             (folder / name).unlink(missing_ok=True)
     except OSError as error:
         raise RunError(f"could not write to the folder {folder}: {error.strerror}") from error
@@ -152,14 +164,17 @@ def _serialise(graph: Graph, format: str) -> bytes:
     except ConfigError:
         raise
     except Exception as error:  # tracers raise errors of any kind
-        why = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        first: BaseException = error
+        while first.__cause__ is not None:  # the exporter of ONNX adds general advice to each
+            first = first.__cause__
+        why = next(iter(str(first).strip().splitlines()), type(first).__name__)
         raise ConfigError(
             f"the graph of the {graph.kind} cannot be exported to {format}: {why}. {ADVICE}"
         ) from error
 
 
 def _check(graph: Graph, traced: Callable[..., Any]) -> None:
-    """Check that the traced graph gives the same results, for other images and batch sizes."""
+    """Check that the traced graph gives the same results, for other examples and batch sizes."""
     for batch in (1, 4):
         given = graph.example(batch=batch)
         expected, found = graph(*given), traced(*given)
@@ -167,7 +182,7 @@ def _check(graph: Graph, traced: Callable[..., Any]) -> None:
         if not all(a.shape == b.shape and torch.allclose(a, b, 1e-4, 1e-4) for a, b in pairs):
             raise ConfigError(
                 f"the traced graph of the {graph.kind} gives other results than the model for {batch} "
-                f"images, so nothing was written. {ADVICE}"
+                f"examples, so nothing was written. {ADVICE}"
             )
 
 
@@ -211,8 +226,8 @@ def _pt2(graph: Graph) -> bytes:
 def _torchscript(graph: Graph) -> bytes:
     if graph.has_derivatives:
         raise ConfigError(
-            "this posterior is refined by derivatives of the decoder, which TorchScript cannot trace: "
-            "use --format onnx or --format pt2"
+            "this posterior uses derivatives of the decoder, the likelihood or the prior, which "
+            "TorchScript cannot trace: use --format onnx or --format pt2"
         )
     traced: Any = torch.jit.trace(graph, graph.example(), check_trace=False)  # type: ignore[no-untyped-call]
     traced = torch.jit.freeze(traced)  # type: ignore[no-untyped-call]
@@ -237,8 +252,7 @@ def _onnx(graph: Graph) -> bytes:
     assert made is not None
     proto = made.model_proto
     _name_axes(proto.graph, graph)
-    content: bytes = proto.SerializeToString()
-    return content
+    return proto.SerializeToString()
 
 
 @contextmanager

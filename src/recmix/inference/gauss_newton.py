@@ -1,10 +1,11 @@
 """Damped Gauss-Newton ascent of log p(x, z) in z, for any decoder and any likelihood.
 
 With the decoder linearised at z, decode(z + δ) ≈ m + J δ, the log joint is a quadratic with gradient
-g = Jᵀ r - z and curvature H = Jᵀ W J + I, where r and W are the likelihood's `residual` and `precision`
-at m. A step solves (H + λ I) δ = g. The damping λ of each example is chosen from a few candidates by the
-log joint that they reach (Levenberg-Marquardt). An example that no candidate improves keeps its z,
-so log p(x, z) never falls for any example. Nothing is read back to the host.
+g = Jᵀ r + ∇ log p(z) and curvature H = Jᵀ W J - ∇² log p(z), where r and W are the likelihood's
+`residual` and Fisher information at m. For a standard normal prior these are Jᵀ r - z and Jᵀ W J + I.
+A step solves (H + λ I) δ = g. The damping λ of each example is chosen from a few candidates by the log
+joint that they reach (Levenberg-Marquardt). An example that no candidate improves keeps its z, so
+log p(x, z) never falls for any example. Nothing is read back to the host.
 
 J has D columns. Forward-mode differentiation gives each for about the cost of one decoding, and no
 pixels-by-pixels matrix is formed. The Jacobian is the expensive part. So each step may be followed by
@@ -16,6 +17,7 @@ Autoencoders, ICML 2019.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -25,7 +27,7 @@ from torch import Tensor, nn
 from torch.func import jvp, vmap
 
 from recmix.errors import ConfigError
-from recmix.model.latent import LatentModel, standard_normal
+from recmix.model.latent import LatentModel
 from recmix.model.replaceable import replaceable
 from recmix.posteriors.full import cholesky
 
@@ -60,8 +62,8 @@ class NormalEquations(NamedTuple):
     """The quadratic model of log p(x, z) around z (B, D)."""
 
     log_joint: Tensor  # (B,) log p(x, z)
-    gradient: Tensor  # (B, D) g = Jᵀ r - z
-    precision: Tensor  # (B, D, D) H = Jᵀ W J + I
+    gradient: Tensor  # (B, D) g = Jᵀ r + ∇ log p(z)
+    precision: Tensor  # (B, D, D) H = Jᵀ W J - ∇² log p(z)
 
 
 def jacobian(model: LatentModel, z: Tensor, *, chunk: int | None = None) -> tuple[Tensor, Tensor]:
@@ -90,7 +92,7 @@ def tangent_chunk(model: LatentModel, z: Tensor) -> int:
     """Tangents per pass that keep the memory moderate, for z (B, D)."""
     if is_traceable():  # a tracer cannot follow a number that depends on the batch
         return z.shape[1]
-    values = max(1, len(z) * model.centre.numel())
+    values = max(1, len(z) * math.prod(model.likelihood.output_shape(model.shape)))
     return max(1, min(z.shape[1], TANGENT_VALUES // values))
 
 
@@ -124,9 +126,10 @@ _traceable = False
 
 @contextmanager
 def traceable() -> Iterator[None]:
-    """In this context Jacobians are formed in a way that a tracer can follow for any batch size.
+    """A context in which a tracer such as `torch.export` can record the Jacobian of a decoder.
 
-    A tracer cannot follow forward mode, nor a number of chunks that depends on the batch.
+    A tracer cannot record forward-mode differentiation, nor a loop whose length depends on the
+    batch size. In this context neither is used, so the traced graph is valid for any batch size.
     """
     global _traceable  # noqa: PLW0603  (one switch for the process)
     before, _traceable = _traceable, True
@@ -174,24 +177,32 @@ class LogJoint:
         self, model: LatentModel, x: Tensor, dtype: torch.dtype, chunk: int | None = None
     ) -> None:
         self.model = model
-        self.observed = model.centred(x.to(dtype))
+        self.observed = model.observed(x.to(dtype))
         self.chunk = chunk
 
     def log_joint(self, z: Tensor) -> Tensor:
         """log p(x, z) of points z (T, B, D): (T, B)."""
         decoded = self.model.decoder_output(z)
-        return self.model.likelihood.log_prob(self.observed, decoded) + standard_normal(z)
+        return self.model.log_density(self.observed, decoded) + self.model.prior.log_prob(z)
 
     def equations(self, z: Tensor) -> NormalEquations:
         """The quadratic model around z (B, D)."""
-        likelihood = self.model.likelihood
-        decoded, slope = jacobian(self.model, z, chunk=self.chunk)
-        residual = likelihood.residual(self.observed, decoded).flatten(1)  # (B, P)
-        weight = likelihood.precision(decoded).flatten(1)  # (B, P)
-        at = likelihood.log_prob(self.observed, decoded[None]).squeeze(0) + standard_normal(z)
-        gradient = (slope.mT @ residual[..., None]).squeeze(-1) - z
-        identity = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)
-        return NormalEquations(at, gradient, slope.mT @ (weight[..., None] * slope) + identity)
+        decoded, slope = self.linearise(z)
+        return self.assemble(z, decoded, slope)
+
+    def linearise(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """The decoder's output (B, *output) and its Jacobian (B, P, D) at z (B, D)."""
+        return jacobian(self.model, z, chunk=self.chunk)
+
+    def assemble(self, z: Tensor, decoded: Tensor, slope: Tensor) -> NormalEquations:
+        """The quadratic model around z from the results of `linearise`."""
+        model, observed = self.model, self.observed
+        residual = model.likelihood.residual(observed, decoded).flatten(1)  # (B, P)
+        at = model.log_density(observed, decoded[None]).squeeze(0) + model.prior.log_prob(z)
+        of_prior, curvature = model.prior.gradient_and_curvature(z)
+        gradient = (slope.mT @ residual[..., None]).squeeze(-1) + of_prior
+        weighted = model.likelihood.fisher(observed, decoded, slope)  # W J
+        return NormalEquations(at, gradient, slope.mT @ weighted + curvature)
 
     def gradient(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """log p(x, z) (B,) and its derivative in z (B, D)."""
@@ -312,7 +323,17 @@ def ascend(
 
 
 def _reuse_curvature(joint: LogJoint, z: Tensor, precision: Tensor, level: Tensor) -> Tensor:
-    """One step from z with a given curvature, at the best of a few lengths; z where none is better."""
+    """One step from z with a new gradient and the curvature of an earlier point.
+
+    For each example the step is tried with the lengths `LENGTHS`. The length with the highest
+    log p(x, z) is taken. If no length increases log p(x, z), the example keeps its z.
+
+    Args:
+        joint: log p(x, z) of the batch.
+        z: latent points (B, D).
+        precision: the curvature H at the earlier point, (B, D, D).
+        level: the damping λ (B,).
+    """
     before, gradient = joint.gradient(z)
     step = damped_step(gradient[None], precision[None], level[None])  # (1, B, D)
     tried = torch.cat([length * step for length in LENGTHS])

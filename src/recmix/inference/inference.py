@@ -26,12 +26,13 @@ class Inference(Options):
 
     Refinement moves each component's mean to a higher log p(x, z) by Gauss-Newton steps and replaces the
     component by a Gaussian with the curvature found there. Calibration then multiplies the standard
-    deviations by a factor chosen on validation data. The default does nothing.
+    deviations by a factor chosen on validation data. The likelihood's noise can be calibrated too, which
+    changes the model of the data. The default does nothing.
 
     Calling it gives the improved posterior: ``inference(model, x, q)``.
 
-    >>> Inference(refine=2)
-    Inference(how='gauss-newton', refine=2, reuse=2, restarts=1, scale=1.0, slope=0.0, reference=0.0)
+    >>> Inference(refine=2).changed()
+    {'refine': 2}
     >>> Inference(refine=2).key, Inference(reuse=5).key
     ('gauss-newton,refine=2,reuse=2,restarts=1', '')
     """
@@ -51,6 +52,11 @@ class Inference(Options):
     scale: float = option(1.0, "Factor of the posterior's standard deviations.", above=0)
     slope: float = option(0.0, "Log-scale added per nat that log p(x, mean) lies below the reference.")
     reference: float = option(0.0, "The log p(x, mean), in nats, at which `scale` applies.")
+    noise: float = option(
+        1.0,
+        "Factor of the likelihood's noise: variance, or temperature of the logits. Changes p(x).",
+        above=0,
+    )
 
     def __call__(self, model: LatentModel, x: Tensor, q: Posterior) -> Posterior:
         """q(z | x), refined and calibrated.
@@ -62,12 +68,16 @@ class Inference(Options):
         """
         from recmix.inference.improve import improve
 
-        return improve(self, model, x, q)
+        return improve(self, self.model(model), x, q)
+
+    def model(self, model: LatentModel) -> LatentModel:
+        """p(x, z) with the noise of this inference; bounds of log p(x) must use it."""
+        return model if self.noise == 1 else model.with_noise(self.noise)
 
     @property
     def uncalibrated(self) -> Inference:
         """The same refinement without calibration."""
-        return replace(self, scale=1.0, slope=0.0, reference=0.0)
+        return replace(self, scale=1.0, slope=0.0, reference=0.0, noise=1.0)
 
     @property
     def in_training(self) -> Inference:
@@ -92,6 +102,8 @@ class Inference(Options):
             shown.append(f"restarts={self.restarts}")
         if self.calibrated:
             shown += [f"{name}={getattr(self, name)!r}" for name in CALIBRATION]
+        if self.noise != 1:
+            shown.append(f"noise={self.noise!r}")
         return ",".join(shown)
 
     @classmethod

@@ -129,7 +129,7 @@ class BlindMixture(Method):
 @replaceable
 def blind_mixture(method: BlindMixture, x: Tensor) -> Mixture:
     """The posterior of a mixture with softmax weights for x (B, C, H, W)."""
-    log_weights = method.weight_net(method.model.centred(x))
+    log_weights = method.weight_net(method.model.standardised(x))
     return Mixture([method.component(m, x) for m in range(method.order)], log_weights)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from torch import Tensor, nn
 
@@ -27,7 +27,7 @@ class CountsTraining(nn.Module):
 
     trainings: int = 0
 
-    def train(self, mode: bool = True) -> CountsTraining:
+    def train(self, mode: bool = True) -> Self:
         """Like `nn.Module.train`, and counts calls with mode True."""
         self.trainings += mode
         super().train(mode)

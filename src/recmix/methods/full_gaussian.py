@@ -42,7 +42,7 @@ class FullComponent(Component):
 
     def forward(self, x: Tensor, model: LatentModel) -> FullGaussian:
         """One pass through the encoder."""
-        example = model.centred(x.to(model.centre.dtype))
+        example = model.observed(x.to(model.centre.dtype))
         features, parameters = encode_with_features(self.encoder, example)
         diagonal = Gaussian.from_parameters(parameters)
         if self.below is None:

@@ -38,7 +38,7 @@ class HouseholderVectors(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start at the axes."""
+        """Set all weights to 0 and the biases such that v_t = e_t, a unit vector, for every x."""
         for t, layer in enumerate((self.first, *self.later)):
             nn.init.zeros_(layer.weight)
             nn.init.zeros_(layer.bias)
@@ -77,7 +77,7 @@ class HouseholderComponent(Component):
 
     def forward(self, x: Tensor, model: LatentModel) -> Reflected:
         """q(z | x) for x (B, C, H, W): the encoder's Gaussian, reflected by vectors computed from x."""
-        features, output = encode_with_features(self.encoder, model.centred(x))
+        features, output = encode_with_features(self.encoder, model.observed(x))
         mean, log_variance = output.chunk(2, -1)
         units = [unit(v) for v in self.vectors(features)]
         return Reflected(Gaussian(self.signs * mean, log_variance), Reflections(units))

@@ -77,7 +77,12 @@ class GatedStep(Transform):
         return torch.cat([found[d] for d in range(z.shape[-1])], -1), log_det
 
     def _shift(self, hidden: Tensor, d: int | None = None) -> tuple[Tensor, Tensor]:
-        """(1 - σ) m and log(σ / σ_0) from the first layer's sums, for all dimensions or the d-th."""
+        """The shift (1 - σ) m and the log-scale log(σ / σ_0) of the step; σ_0 is σ at s = 0.
+
+        Args:
+            hidden: the first hidden layer before its activation, (..., H).
+            d: compute only this dimension of z; by default all of them.
+        """
         latent = self.layers.first.shape[1]
         rows = slice(None) if d is None else slice(d, None, latent)
         hidden = F.elu(F.linear(F.elu(hidden), self.layers.second, self.layers.second_bias))
@@ -122,7 +127,7 @@ class AutoregressiveNN(nn.Module):
         nn.init.zeros_(last.bias)
 
     def forward(self, features: Tensor) -> GatedStep:
-        """The step for a batch, from its features (B, F)."""
+        """The step of the flow for a batch of examples x, given their features (B, F)."""
         latent = len(self.order)
         first, second, last = (part for part in self.layers if isinstance(part, MaskedLinear))
         weight = first.mask * first.weight  # (H, D + F)
@@ -168,7 +173,7 @@ class IAFComponent(Component):
 
     def forward(self, x: Tensor, model: LatentModel) -> Flow:
         """One pass through the encoder; the features of x go to every step."""
-        features, output = encode_with_features(self.encoder, model.centred(x))
+        features, output = encode_with_features(self.encoder, model.observed(x))
         return Flow(Gaussian.from_parameters(output), [step(features) for step in self.steps])
 
 

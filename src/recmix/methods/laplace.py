@@ -62,7 +62,7 @@ class LaplaceComponent(GaussianComponent):
 
     def parameters_at(self, x: Tensor, model: LatentModel) -> Tensor:
         """The encoder's own mean and log-variance, (B, 2 D), in the model's dtype."""
-        output: Tensor = self.encoder(model.centred(x.to(model.centre.dtype)))
+        output: Tensor = self.encoder(model.observed(x.to(model.centre.dtype)))
         return output
 
     def forward(self, x: Tensor, model: LatentModel) -> FullGaussian:  # type: ignore[override]
@@ -125,7 +125,7 @@ class VLAE(Method):
         parameters = component.parameters_at(x, self.model)
         q = component.refine(x, parameters.detach().chunk(2, dim=-1)[0], self.model)
         z, log_q = q.rsample_and_log_prob(1, generator=generator)
-        elbo = (self.model.log_conditional(x, z) - q.kl_to_prior(z, log_q)).mean()
+        elbo = (self.model.log_conditional(x, z) - self.model.kl(q, z, log_q)).mean()
         if not parameters.requires_grad:
             return -elbo
         own = (parameters * elbo_gradient(self.model, x, parameters[None], generator)[0]).sum()

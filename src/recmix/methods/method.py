@@ -14,7 +14,7 @@ from recmix.errors import ConfigError
 from recmix.inference import Inference
 from recmix.inference.refinement import check_decoder_has_jacobian
 from recmix.methods.component import Component, CountsTraining
-from recmix.methods.optimizers import make_optimizer
+from recmix.methods.optimizers import make_optimizer, model_groups
 from recmix.model.latent import LatentModel
 from recmix.model.replaceable import replaceable
 from recmix.objectives import elbo, log_mean_exp
@@ -200,7 +200,7 @@ class Method(CountsTraining, ABC):
         shared = {id(p) for p in self.model.parameters()}
         own = [p for p in self.parameters() if id(p) not in shared]
         groups = self.groups(own, learning_rate, fresh_rate)
-        groups += self.model.parameter_groups(learning_rate, variance_rate)
+        groups += model_groups(self.model, learning_rate, variance_rate)
         return {"all": make_optimizer(optimizer, groups, learning_rate)}
 
     def step(

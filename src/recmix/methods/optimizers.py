@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from recmix.errors import ConfigError, unknown
-from recmix.model.replaceable import load_accelerated, replaceable
+from recmix.model.latent import LatentModel
+from recmix.model.replaceable import load_accelerated
 
-__all__ = ["OPTIMIZERS", "adam", "device_of", "make_optimizer"]
+__all__ = ["OPTIMIZERS", "adam", "device_of", "make_optimizer", "model_groups"]
 
 
-@replaceable
 def adam(groups: list[dict[str, Any]], learning_rate: float) -> torch.optim.Optimizer:
     """torch's Adam. Each group remembers its first learning rate as ``initial_lr``."""
     fused = device_of(groups).type in ("cpu", "cuda")
@@ -30,7 +30,7 @@ def device_of(groups: Iterable[dict[str, Any]]) -> torch.device:
 
 
 OPTIMIZERS: dict[str, Callable[[list[dict[str, Any]], float], torch.optim.Optimizer]] = {"adam": adam}
-"""Functions (parameter groups, learning rate) -> optimiser."""
+"""Functions (parameter groups, learning rate) -> optimiser; `recmix.accelerate` adds to them."""
 
 
 def make_optimizer(
@@ -41,3 +41,16 @@ def make_optimizer(
     if name not in OPTIMIZERS:
         raise ConfigError(unknown("optimizer", name, OPTIMIZERS))
     return OPTIMIZERS[name](list(groups), learning_rate)
+
+
+def model_groups(model: LatentModel, learning_rate: float, variance_rate: float) -> list[dict[str, Any]]:
+    """Parameter groups of a model: decoder, prior and likelihood.
+
+    The likelihood's own parameters have a larger rate: Adam moves a scalar by at most the learning rate
+    per step, and the noise variance must change by a large factor.
+    """
+    networks = [*model.decoder.parameters()], [*model.prior.parameters()]
+    groups: list[dict[str, Any]] = [{"params": ps, "lr": learning_rate} for ps in networks if ps]
+    if own := list(model.likelihood.parameters()):
+        groups.append({"params": own, "lr": learning_rate * variance_rate})
+    return groups

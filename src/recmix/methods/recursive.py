@@ -19,7 +19,7 @@ from recmix.methods.method import (
     same_shapes,
     update,
 )
-from recmix.methods.optimizers import make_optimizer
+from recmix.methods.optimizers import make_optimizer, model_groups
 from recmix.methods.registry import find_component, register
 from recmix.model.latent import LatentModel
 from recmix.model.networks import Gate, bounded
@@ -125,8 +125,8 @@ class RecursiveMixture(Method):
         """log α(x), (B, order)."""
         if self.order == 1:
             return x.new_zeros(x.shape[0], 1)
-        observed = self.model.centred(x)
-        gates = [gate(observed) for gate in self.gates]
+        seen = self.model.standardised(x)
+        gates = [gate(seen) for gate in self.gates]
         log_eps, log_rest = (torch.stack(part, -1) for part in zip(*gates, strict=True))
         return recursive_log_weights(log_eps, log_rest)
 
@@ -184,7 +184,7 @@ class RecursiveMixture(Method):
 
         found: Optimizers = {f"component_{m}": own(part) for m, part in enumerate(self.components)}
         found |= {f"gate_{m}": own(gate) for m, gate in enumerate(self.gates, start=1)}
-        groups = self.model.parameter_groups(learning_rate, variance_rate)
+        groups = model_groups(self.model, learning_rate, variance_rate)
         found["decoder"] = make_optimizer(optimizer, groups, learning_rate)
         return found
 
@@ -205,7 +205,7 @@ class RecursiveMixture(Method):
         distances = []
         for m, (q, (z, log_q)) in enumerate(zip(old, drawn, strict=True)):
             # The first term is not log p(x | z), but has the same gradient in q_m's parameters.
-            gain = (z[0] * slope[m]).sum() - q.kl_to_prior(z, log_q).mean()
+            gain = (z[0] * slope[m]).sum() - self.model.kl(q, z, log_q).mean()
             if mixed is not None:
                 distance = log_q - _log_mixture(mixed.components, mixed.log_alpha, z)  # (1, B)
                 gain = gain + self.novelty(m, q, log_q, distance)
@@ -289,15 +289,15 @@ class RecursiveMixture(Method):
             z = torch.cat([mixed.z, z])
             log_joint = torch.cat([mixed.log_joint, log_joint])
         gate: Any = self.gates[m - 1]
-        observed = self.model.centred(x)
+        seen = self.model.standardised(x)
 
-        score = gate.layers(observed).squeeze(-1)
+        score = gate.layers(seen).squeeze(-1)
         limits = (gate.minimum, gate.maximum)
         elbo = _mixture_elbo(score, *limits, mixed.log_alpha, before, new, log_joint)
         update(-elbo, optimizers[f"gate_{m}"])
 
         with torch.no_grad():
-            score = gate.layers(observed).squeeze(-1)
+            score = gate.layers(seen).squeeze(-1)
             log_alpha, log_mixture = _mix(score, *limits, mixed.log_alpha, before, new)
         return _Mixed([*mixed.components, q], log_alpha, z, log_joint, log_mixture)
 

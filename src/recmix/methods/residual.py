@@ -24,9 +24,8 @@ from recmix.methods.method import TEACHER_SAMPLES, Method
 from recmix.methods.registry import register, register_component
 from recmix.methods.vae import GaussianComponent, elbo_gradient
 from recmix.methods.wide import WIDTH
-from recmix.model.latent import LatentModel, standard_normal
-from recmix.model.likelihoods import PIXELS
-from recmix.model.networks import conv_encoder
+from recmix.model.latent import LatentModel
+from recmix.model.pair_features import PairFeatures
 from recmix.posteriors import Gaussian, Posterior
 from recmix.posteriors.gaussian import LOG_VARIANCE_RANGE
 
@@ -38,8 +37,8 @@ MAX_CORRECTIONS = 8
 class Corrector(nn.Module):
     """c(x, r, μ, log σ²) -> changes of (μ, log σ²), (B, 2 D); zero before training.
 
-    The convolutions of the paper's encoder see x and the residual as channels. Two linear layers then
-    also see the parameters of the posterior so far.
+    For images, the convolutions of the paper's encoder see x and the residual as channels. Two linear
+    layers then also see the parameters of the posterior so far.
 
     Args:
         model: gives the shapes.
@@ -48,17 +47,17 @@ class Corrector(nn.Module):
 
     def __init__(self, model: LatentModel, *, width: float = WIDTH) -> None:
         super().__init__()
-        channels, height, side = model.shape
-        encoder = conv_encoder((2 * channels, height, side), model.latent, width=width)
-        self.features = encoder.features
-        self.joint = nn.Linear(encoder.hidden + 2 * model.latent, encoder.hidden)
-        self.head = nn.Linear(encoder.hidden, 2 * model.latent)
+        output = model.likelihood.output_shape(model.shape)
+        self.features = PairFeatures(model.shape, output, model.latent, width=width)
+        hidden = self.features.hidden
+        self.joint = nn.Linear(hidden + 2 * model.latent, hidden)
+        self.head = nn.Linear(hidden, 2 * model.latent)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
     def forward(self, example: Tensor, residual: Tensor, parameters: Tensor) -> Tensor:
-        """The change of `parameters` (B, 2 D) for examples and residuals (B, C, H, W)."""
-        seen = self.features(torch.cat([example, residual], 1))
+        """The change of `parameters` (B, 2 D) for examples (B, *shape) and residuals (B, *output)."""
+        seen = self.features(example, residual)
         hidden = nn.functional.leaky_relu(self.joint(torch.cat([seen, parameters], -1)), 0.01)
         change: Tensor = self.head(hidden)
         return change
@@ -83,11 +82,12 @@ def corrected(
     with torch.no_grad():
         if decoded is None:
             decoded = model.decoder(parameters.chunk(2, dim=-1)[0])
-        example = model.centred(x)
+        example = model.observed(x)
         # In units of the noise, so that a residual has the same size in every model.
-        weight = model.likelihood.precision(decoded).mean(PIXELS, keepdim=True)
+        weight = model.likelihood.precision(example, decoded)
+        weight = weight.mean(tuple(range(1, weight.ndim)), keepdim=True).clamp(min=1e-12)
         residual = model.likelihood.residual(example, decoded) * weight.rsqrt()
-    change: Tensor = corrector(example, residual, parameters)
+    change: Tensor = corrector(model.standardised(x), residual, parameters)
     return parameters + change
 
 
@@ -159,7 +159,7 @@ class ResidualComponent(Component):
             model: p(x, z).
             detach: each iterate carries gradients to its own corrector only.
         """
-        found = [self.encoder(model.centred(x))]
+        found = [self.encoder(model.observed(x))]
         for t in range(self.corrections):
             before = found[-1].detach() if detach else found[-1]
             found.append(corrected(model, self.corrector(t), x, before))
@@ -182,16 +182,16 @@ class ResidualComponent(Component):
             restarts: sequences for each example; they start at the encoder's mean times each of
                 `restart_scales`.
         """
-        mean, log_variance = self.encoder(model.centred(x)).chunk(2, dim=-1)
+        mean, log_variance = self.encoder(model.observed(x)).chunk(2, dim=-1)
         now = torch.cat([torch.cat([s * mean, log_variance], -1) for s in restart_scales(restarts)])
         repeated = x.repeat(restarts, *(1 for _ in model.shape))
-        observed = model.centred(repeated)
+        observed = model.observed(repeated)
         best, best_score = now, torch.full_like(now[:, 0], -torch.inf)
         for t in range(self.corrections + 1):
             at, width = now.chunk(2, dim=-1)
             decoded = model.decoder(at)
-            score = model.likelihood.log_prob(observed, decoded[None])[0]
-            score = score + standard_normal(at) + 0.5 * width.clamp(*LOG_VARIANCE_RANGE).sum(-1)
+            score = model.log_density(observed, decoded[None])[0]
+            score = score + model.prior.log_prob(at) + 0.5 * width.clamp(*LOG_VARIANCE_RANGE).sum(-1)
             better = score > best_score  # false where the score is not a number
             best = torch.where(better[:, None], now, best)
             best_score = torch.where(better, score, best_score)
@@ -274,7 +274,7 @@ class ResidualVAE(Method):
         *early, last = self._part.iterates(x, self.model, detach=True)
         q = Gaussian.from_parameters(last)
         z, log_q = q.rsample_and_log_prob(1, generator=generator)
-        elbo = (self.model.log_conditional(x, z) - q.kl_to_prior(z, log_q)).mean()
+        elbo = (self.model.log_conditional(x, z) - self.model.kl(q, z, log_q)).mean()
         if not last.requires_grad:
             return -elbo
         parameters = torch.stack(early)  # (T, B, 2 D)

@@ -112,7 +112,7 @@ class SemiAmortisedComponent(Component):
     def forward(self, x: Tensor, model: LatentModel) -> Gaussian:
         """The encoder's pass, then the gradient steps."""
         x = x.to(model.centre.dtype)
-        start: Tensor = self.encoder(model.centred(x))
+        start: Tensor = self.encoder(model.observed(x))
         unrolled = self.training and not self.first_order and torch.is_grad_enabled()
         if unrolled:
             if not start.requires_grad:  # a frozen encoder: the decoder's gradient needs the steps
@@ -126,7 +126,7 @@ class SemiAmortisedComponent(Component):
         """The ELBO that a step increases, (B,), at λ = `parameters` (B, 2 D)."""
         q = Gaussian.from_parameters(parameters)
         z = q.mean + q.stddev * self.noise[step % len(self.noise)]  # (S, B, D)
-        return model.log_conditional(x, z).mean(0) - q.kl_to_prior(z, z).squeeze(0)
+        return model.log_conditional(x, z).mean(0) - model.kl(q, z).mean(0)
 
     def _ascend(self, x: Tensor, start: Tensor, model: LatentModel, *, create_graph: bool) -> Tensor:
         parameters, velocity = start, torch.zeros_like(start)
@@ -253,7 +253,7 @@ def _mean_elbo(method: Method, x_val: Tensor) -> float:
     for x in x_val.to(dtype).split(TUNING_BATCH):
         q = method.posterior(x)
         z, log_q = q.rsample_and_log_prob(1, generator=generator)
-        total += float((model.log_conditional(x, z) - q.kl_to_prior(z, log_q)).double().sum())
+        total += float((model.log_conditional(x, z) - model.kl(q, z, log_q)).double().sum())
     return total / len(x_val) if math.isfinite(total) else -math.inf
 
 

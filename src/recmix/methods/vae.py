@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import MultivariateNormal
 
 from recmix.methods.component import Component
 from recmix.methods.method import Method
 from recmix.methods.registry import register, register_component
 from recmix.model.latent import LatentModel
 from recmix.model.replaceable import replaceable
-from recmix.posteriors import Gaussian
+from recmix.posteriors import FullGaussian, Gaussian
 
 __all__ = ["VAE", "GaussianComponent", "elbo_gradient", "encode"]
 
 
 @replaceable
-def encode(component: Component, x: Tensor, model: LatentModel) -> Gaussian:
-    """The diagonal Gaussian that a component's encoder gives for x (B, C, H, W)."""
-    return Gaussian.from_parameters(component.encoder(model.centred(x)))
+def encode(component: Component, x: Tensor, model: LatentModel) -> Gaussian | FullGaussian:
+    """The Gaussian that a component's encoder gives for x (B, ...).
+
+    It is diagonal, unless the encoder comes from elsewhere and gives a full covariance.
+    """
+    found = component.encoder(model.observed(x))
+    if isinstance(found, MultivariateNormal):
+        return FullGaussian(found.mean, found.scale_tril)
+    return Gaussian.from_parameters(found)
 
 
 @register_component
@@ -28,7 +35,7 @@ class GaussianComponent(Component):
     kind = "gaussian"
     closed_form_entropy = True
 
-    def forward(self, x: Tensor, model: LatentModel) -> Gaussian:
+    def forward(self, x: Tensor, model: LatentModel) -> Gaussian | FullGaussian:
         """One pass through the encoder."""
         return encode(self, x, model)
 
@@ -67,5 +74,5 @@ def elbo_gradient(
     leaf = parameters.detach().requires_grad_()
     q = Gaussian.from_parameters(leaf)
     z, log_q = q.rsample_and_log_prob(1, generator=generator)  # (1, T, B, D)
-    elbo = model.log_conditional(x, z[0]) - q.kl_to_prior(z, log_q)[0]
+    elbo = model.log_conditional(x, z[0]) - model.kl(q, z, log_q)[0]
     return torch.autograd.grad(elbo.mean(-1).sum(), leaf)[0]

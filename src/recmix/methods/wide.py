@@ -8,7 +8,7 @@ from recmix.methods.component import Component
 from recmix.methods.method import Method
 from recmix.methods.registry import register, register_component
 from recmix.model.latent import LatentModel
-from recmix.model.networks import conv_encoder
+from recmix.model.networks import make_encoder
 from recmix.posteriors import Gaussian
 
 __all__ = ["WIDTH", "WideComponent", "WideVAE"]
@@ -19,14 +19,16 @@ WIDTH = 2.0
 
 @register_component
 class WideComponent(Component):
-    """A Gaussian whose parameters are the sum of two encoders: (μ, log σ²) = e(x) + w(x).
+    """A Gaussian whose parameters are the sum of two encoders' outputs: (μ, log σ²) = e(x) + w(x).
 
-    w starts at zero, so the density starts as that of e. Both see only x and can run in parallel.
+    Before training w(x) = 0, so the density is that of e alone. Both encoders read only x, so they
+    can run in parallel.
 
     Args:
-        encoder: e.
-        model: gives the shapes.
-        width: of w, in units of the paper's encoder.
+        encoder: e, the given encoder.
+        model: gives the shapes of x and z.
+        width: multiplies the layer sizes of the default encoder (for images the paper's) to give
+            those of w.
     """
 
     kind = "wide"
@@ -35,7 +37,7 @@ class WideComponent(Component):
 
     def __init__(self, encoder: nn.Module, model: LatentModel, *, width: float = WIDTH) -> None:
         super().__init__(encoder, model)
-        self.second = conv_encoder(model.shape, model.latent, width=width)
+        self.second = make_encoder("auto", model.shape, model.latent, width=width)
         nn.init.zeros_(self.second.head.weight)
         nn.init.zeros_(self.second.head.bias)
 
@@ -45,8 +47,9 @@ class WideComponent(Component):
 
     def forward(self, x: Tensor, model: LatentModel) -> Gaussian:
         """One pass through both encoders."""
-        example = model.centred(x)
-        return Gaussian.from_parameters(self.encoder(example) + self.second(example))
+        return Gaussian.from_parameters(
+            self.encoder(model.observed(x)) + self.second(model.standardised(x))
+        )
 
 
 @register

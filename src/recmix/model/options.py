@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import operator
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -48,10 +49,10 @@ def option(
 
 
 _HOLDS: dict[str, Callable[[float, float], bool]] = {
-    "at least": lambda value, limit: value >= limit,
-    "above": lambda value, limit: value > limit,
-    "at most": lambda value, limit: value <= limit,
-    "below": lambda value, limit: value < limit,
+    "at least": operator.ge,
+    "above": operator.gt,
+    "at most": operator.le,
+    "below": operator.lt,
 }
 
 
@@ -102,6 +103,10 @@ class Options:
         for one in options_of(type(self)).values():
             value = one.read(getattr(self, one.name))
             object.__setattr__(self, one.name, value)
+        self.check()
+
+    def check(self) -> None:
+        """Refuse values that do not fit together."""
 
     def to_json(self) -> dict[str, Any]:
         """All options by name."""
@@ -153,11 +158,53 @@ class ModelOptions(Options):
 
     latent: int = option(20, "Dimension of z.", at_least=1)
     likelihood: str | None = option(
-        None, "gaussian or bernoulli. Default: bernoulli for binary data, gaussian for other data."
+        None,
+        "p(x | z): gaussian, gaussian-features (a variance for each value), gaussian-decoded "
+        "(variances from the decoder), bernoulli, bernoulli-probabilities, categorical, poisson, "
+        "negative-binomial, zero-inflated-negative-binomial, multinomial or logistic-mixture. "
+        "Default: bernoulli for binary data, poisson for counts, gaussian for other data.",
     )
-    network: str = option("conv", "Networks: conv (the paper's), or dense (fully connected).")
+    variance: float | None = option(None, "gaussian: a fixed variance. Default: it is learned.", above=0)
+    classes: int | None = option(
+        None, "categorical: number of classes. Default: one more than the largest value.", at_least=2
+    )
+    standardise: str = option(
+        "mean",
+        "gaussian likelihoods: what is done to x first, and undone on output: mean (subtract the "
+        "training mean), features (also divide each value by its standard deviation) or none.",
+        choices=["mean", "features", "none"],
+    )
+    prior: str = option(
+        "standard", "p(z): standard (normal), mixture (of Gaussians), vamp (VampPrior) or flow."
+    )
+    prior_components: int = option(
+        50, "mixture: number of Gaussians. vamp: number of pseudo-examples.", at_least=1
+    )
+    network: str = option(
+        "conv",
+        "conv (the paper's), dense (fully connected, as large as conv), mlp (fully connected, for "
+        "examples of any shape), resnet (residual, larger), or auto, which is also used where none is "
+        "given: conv for images with sides of 8 to 128, else mlp.",
+    )
     decoder_network: str | None = option(
         None, "The decoder's network, if it differs from the encoder's."
+    )
+    widths: tuple[int, ...] | None = option(
+        None,
+        "mlp: sizes of the hidden layers (512,512). resnet: channels at each resolution (32,64,128). "
+        "The first number is next to the example.",
+    )
+    blocks: int = option(2, "resnet: residual blocks at each resolution.", at_least=1)
+    activation: str | None = option(
+        None,
+        "mlp and resnet: the activation (relu for mlp, silu for resnet).",
+        choices=["relu", "leaky_relu", "elu", "silu", "gelu", "tanh"],
+    )
+    normalisation: str = option(
+        "none", "mlp: normalisation before each activation.", choices=["none", "layer", "batch"]
+    )
+    dropout: float = option(
+        0.0, "mlp: share of hidden units set to zero in training.", at_least=0, below=1
     )
 
 
@@ -179,6 +226,10 @@ def _convert(kind: Any, value: Any) -> Any:  # noqa: PLR0911  (one return per ty
         return None
     if kind is str:
         return value if isinstance(value, str) else None
+    if kind == tuple[int, ...]:  # (512, 512), or the text "512,512"
+        given = value.split(",") if isinstance(value, str) else value
+        numbers = [_convert(int, one) for one in given] if isinstance(given, list | tuple) else [None]
+        return None if None in numbers else tuple(numbers)
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
@@ -193,4 +244,5 @@ def _name(kind: Any) -> str:
     if typing.get_origin(kind) is Literal:
         choices = ", ".join(map(repr, typing.get_args(kind)))
         return f"one of {choices}" if len(typing.get_args(kind)) > 1 else choices
-    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[kind]
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    return names.get(kind, "whole numbers such as 512,512")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -55,6 +56,11 @@ class Replaceable(Generic[P, R]):
         """Add an alternative; usable as a decorator."""
         self.alternatives.append(alternative)
         return alternative
+
+    def register_for_gpu(self, alternative: Callable[..., Any]) -> Callable[..., Any]:
+        """Add an alternative that only applies on a GPU; a machine without one never asks it."""
+        interpreted = os.environ.get("TRITON_INTERPRET") == "1"  # kernels run on the CPU, for tests
+        return self.register(alternative) if torch.cuda.is_available() or interpreted else alternative
 
 
 def replaceable(function: Callable[P, R]) -> Replaceable[P, R]:

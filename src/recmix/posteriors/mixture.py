@@ -115,7 +115,10 @@ class Mixture(Posterior):
         return {"log_weights": self.log_weights, **stacked}
 
     def copy(self) -> Posterior:
-        """The same density with its own tensors; those of a stack are copied in one operation."""
+        """The same density with its own tensors.
+
+        If the components were given as one stack, all their tensors are copied in one operation.
+        """
         if self._stack is None:
             return super().copy()
         whole = Gaussian.from_clamped(*torch.stack(self._stack).unbind())

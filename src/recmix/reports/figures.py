@@ -1,4 +1,4 @@
-"""Figures as PNG or SVG files, from plain arrays and histories."""
+"""Draw learning curves, reconstructions and samples as PNG or SVG files, from plain arrays."""
 
 from __future__ import annotations
 
@@ -42,13 +42,18 @@ def learning_curves(
     after: Mapping[str, int] | None = None,
     title: str = "Learning curves",
 ) -> Path:
-    """Validation bound by epoch, one line for each run.
+    """Draw the validation bound against the epoch, with one line for each run.
 
     Args:
-        histories: the rows of each run, by its name.
-        path: of the figure.
-        after: number of epochs before the first of a run (those of the run it started from).
-        title: above the figure.
+        histories: for each run, by its name, one mapping per epoch. The keys ``epoch`` and
+            ``val_iwae`` (the validation bound in nats per image) are used.
+        path: the file to write. Its suffix selects PNG or SVG.
+        after: for a run that continued another run, the number of epochs of that other run. The
+            line of the run starts after so many epochs.
+        title: of the figure.
+
+    Returns:
+        The path.
     """
     after = after or {}
     with plt.rc_context(STYLE):
@@ -71,61 +76,56 @@ def learning_curves(
 def reconstructions(
     originals: Examples, made: Mapping[str, Examples], path: Path, *, title: str = "Reconstructions"
 ) -> Path:
-    """Originals in the first row, the reconstructions of each model below.
+    """Draw original images in the first row, and below it a row of reconstructions for each model.
 
     Args:
-        originals: (N, C, H, W) in [0, 1].
-        made: reconstructions of the same shape, by model.
-        path: of the figure.
-        title: above the figure.
+        originals: images (N, C, H, W) with values from 0 to 1.
+        made: the reconstructions of these images, in the same shape, by the name of the model.
+        path: the file to write. Its suffix selects PNG or SVG.
+        title: of the figure.
+
+    Returns:
+        The path.
     """
     rows = {"original": originals, **made}
+    size = (0.62 * len(originals) + 1.1, 0.66 * len(rows) + 0.5)
+    return _images(list(rows.values()), path, title, size, names=list(rows))
+
+
+def samples(images: Examples, path: Path, *, title: str = "Samples from the prior") -> Path:
+    """Draw images (N, C, H, W) side by side in a square, and write the figure to `path`."""
+    side = math.ceil(math.sqrt(len(images)))
+    rows = [images[start : start + side] for start in range(0, len(images), side)]
+    return _images(rows, path, title, (0.6 * side, 0.6 * len(rows) + 0.4))
+
+
+def _images(
+    rows: Sequence[Examples],
+    path: Path,
+    title: str,
+    size: tuple[float, float],
+    names: Sequence[str] = (),
+) -> Path:
+    """Draw rows of images, with a name to the left of each row. No row is longer than the first."""
     with plt.rc_context({**STYLE, "axes.grid": False}):
-        columns = len(originals)
-        size = (0.62 * columns + 1.1, 0.66 * len(rows) + 0.5)
         figure, grid = plt.subplots(
-            len(rows), columns, figsize=size, layout="constrained", squeeze=False
+            len(rows), len(rows[0]), figsize=size, layout="constrained", squeeze=False
         )
-        for line, (name, images) in zip(grid, rows.items(), strict=True):
-            for axes, image in zip(line, images, strict=True):
-                _show(axes, image)
+        for axes in grid.flat:
+            axes.set(xticks=[], yticks=[])
+            axes.spines[:].set_visible(False)
+        for line, images in zip(grid, rows, strict=True):
+            for axes, image in zip(line, images, strict=False):
+                picture = np.clip(np.moveaxis(np.asarray(image), 0, -1), 0, 1)  # one channel or three
+                axes.imshow(picture, cmap="gray_r", vmin=0, vmax=1, interpolation="nearest")
+        for line, name in zip(grid, names, strict=False):
             line[0].set_ylabel(name, rotation=0, ha="right", va="center")
         figure.suptitle(title, fontsize=11)
         return save(figure, path)
 
 
-def samples(images: Examples, path: Path, *, title: str = "Samples from the prior") -> Path:
-    """A square of images (N, C, H, W)."""
-    side = math.ceil(math.sqrt(len(images)))
-    with plt.rc_context({**STYLE, "axes.grid": False}):
-        figure, grid = plt.subplots(
-            math.ceil(len(images) / side),
-            side,
-            figsize=(0.6 * side, 0.6 * math.ceil(len(images) / side) + 0.4),
-            layout="constrained",
-            squeeze=False,
-        )
-        for axes, image in zip(grid.flat, images, strict=False):
-            _show(axes, image)
-        for axes in grid.flat[len(images) :]:
-            axes.axis("off")
-        figure.suptitle(title, fontsize=11)
-        return save(figure, path)
-
-
-def _show(axes: Any, image: Examples) -> None:
-    picture = np.clip(np.moveaxis(np.asarray(image), 0, -1), 0, 1)
-    if picture.shape[-1] == 3:
-        axes.imshow(picture, interpolation="nearest")
-    else:
-        axes.imshow(picture[..., 0], cmap="gray_r", vmin=0, vmax=1, interpolation="nearest")
-    axes.set(xticks=[], yticks=[])
-    for spine in axes.spines.values():
-        spine.set_visible(False)
-
-
 def save(figure: Any, path: Path) -> Path:
-    """Write a figure. The suffix of the path selects PNG or SVG."""
+    """Write a matplotlib figure to a file and close it. The path's suffix selects PNG or SVG."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with mpl.rc_context({"svg.hashsalt": "recmix"}):  # the same figure gives the same file
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)

@@ -1,25 +1,46 @@
-"""Tables as text: for the terminal, as Markdown and as HTML."""
+"""Write the tables of a report as text: for the terminal, and as Markdown."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Group
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from recmix.reports.tables import LEVELS, Level, Table, TableEntry
-from recmix.reports.template import environment
+from recmix.reports.tables import LEVELS, Line, Table, TableEntry
 
-__all__ = ["one_line", "to_html", "to_markdown", "to_terminal"]
+__all__ = ["markdown_table", "one_line", "to_markdown", "to_terminal"]
+
+MARKDOWN = str.maketrans(
+    {"&": "&amp;", "<": "&lt;", ">": "&gt;", **{c: "\\" + c for c in r"\`*_[]|#"}},
+)
+
+
+def _cells(
+    table: Table, line: Line, places: Sequence[int], show: Callable[[TableEntry], Any]
+) -> list[Any]:
+    """Return the cells of one table row, for the columns with the indices `places`.
+
+    Each column gives the cell with our result, in the form that `show` makes. If the paper has
+    numbers for the column, a cell with the paper's number and the difference from ours follows.
+    """
+    found = []
+    for i in places:
+        entry = line.entries[i]
+        found.append(show(entry))
+        if table.printed[i]:
+            found.append(f"{entry.paper} ({entry.difference})" if entry.difference else entry.paper)
+    return found
 
 
 def to_terminal(table: Table, width: int = 120) -> Group:
-    """For a rich console: one table or more for each data set, so that they fit into the width.
+    """Return a table as an object that a rich console prints.
 
-    Args:
-        table: to show.
-        width: of the console, in characters.
+    Each data set gets a table of its own. A table that is wider than `width` characters is divided
+    into several tables, each with some of the columns.
     """
     parts: list[RichTable | Text] = [Text(table.title, style="bold"), Text(table.caption, style="dim")]
     for title, places in table.groups:
@@ -28,12 +49,11 @@ def to_terminal(table: Table, width: int = 120) -> Group:
     if table.coloured:
         legend = Text("Colours: ")
         for level in LEVELS.values():
-            legend.append(level.words, style=_terminal_style(level, bold=level.name == "best"))
+            legend.append(level.words, style=f"{'bold' if level.name == 'best' else ''} {level.colour}")
             legend.append("  ")
         parts.append(legend)
     parts += [Text(f"Note: {note}", style="dim") for note in table.notes]
-    parts.append(Text())
-    return Group(*parts)
+    return Group(*parts, Text())
 
 
 def _terminal_table(table: Table, places: Sequence[int]) -> RichTable:
@@ -43,27 +63,23 @@ def _terminal_table(table: Table, places: Sequence[int]) -> RichTable:
         drawn.add_column(f"dim {table.columns[i].latent}", no_wrap=True)
         if table.printed[i]:
             drawn.add_column("paper", style="dim", no_wrap=True)
-    for number, line in enumerate(table.lines):
-        cells = [Text(str(line.row))]
-        for i in places:
-            cells.append(_terminal_cell(line.entries[i]))
-            if table.printed[i]:
-                cells.append(Text(_paper(line.entries[i])))
-        last = number + 1 == len(table.lines) or table.lines[number + 1].first
-        drawn.add_row(*cells, end_section=last)
+    for line in table.lines:
+        if line.first:
+            drawn.add_section()
+        drawn.add_row(Text(str(line.row)), *_cells(table, line, places, _terminal_cell))
     return drawn
 
 
 def _pieces(table: Table, places: Sequence[int], width: int) -> list[list[int]]:
-    """The columns in groups that fit into the width."""
+    """Divide the columns with the indices `places` into groups that fit into `width` characters."""
     name = max(len(str(line.row)) for line in table.lines) + 4
     pieces: list[list[int]] = []
     room = 0
     for i in places:
-        entries = [line.entries[i] for line in table.lines]
-        needed = max(_terminal_cell(entry).cell_len for entry in entries) + 3
-        if table.printed[i]:
-            needed += max(len(_paper(entry)) for entry in entries) + 3
+        rows = [_cells(table, line, [i], _terminal_cell) for line in table.lines]
+        needed = sum(
+            max(cell_len(str(cell)) for cell in column) + 3 for column in zip(*rows, strict=True)
+        )
         if not pieces or needed > room:
             pieces.append([])
             room = width - name
@@ -72,75 +88,55 @@ def _pieces(table: Table, places: Sequence[int], width: int) -> list[list[int]]:
     return pieces
 
 
-def _paper(entry: TableEntry) -> str:
-    """The paper's number, and in brackets our number minus the paper's."""
-    return f"{entry.paper} ({entry.difference})" if entry.difference else entry.paper
-
-
-def _terminal_style(level: Level | None, *, bold: bool) -> str:
-    words = ["bold"] if bold else []
-    if level is not None and level.colour is not None:
-        words.append(level.rgb)
-    return " ".join(words)
-
-
 def _terminal_cell(entry: TableEntry) -> Text:
-    text = Text(entry.text, style=_terminal_style(entry.level, bold=entry.bold))
+    colour = entry.level.colour if entry.level else ""
+    text = Text(entry.text, style=f"bold {colour}" if entry.bold else colour)
     if entry.spread:
-        text.append(f" {entry.spread}" if entry.spread.startswith("[") else f" ± {entry.spread}")
-    for word in (entry.p, entry.more):
-        if word:
-            text.append(f"  {word}", style="not bold dim")
+        text.append(f" {entry.signed_spread}")
+    for word in entry.details:
+        text.append(f"  {word}", style="not bold dim")
     return text
 
 
 def to_markdown(table: Table) -> str:
-    """One Markdown table for each data set, with p-values as text."""
-    parts = [f"## {_markdown(table.title)}", "", _markdown(table.caption), ""]
+    """Return a table as Markdown: one Markdown table per data set, with p-values in the cells."""
+    parts = [f"## {_escaped(table.title)}", "", _escaped(table.caption), ""]
     for title, places in table.groups:
-        head = ["method"]
+        heads = ["method"]
         for i in places:
-            head.append(f"dim {table.columns[i].latent}")
-            if table.printed[i]:
-                head.append("paper (difference)")
-        parts += [f"### {_markdown(title)}", "", _markdown_row(head)]
-        parts.append(_markdown_row(["---", *["---:"] * (len(head) - 1)]))
-        for line in table.lines:
-            cells = [_markdown(str(line.row))]
-            for i in places:
-                entry = line.entries[i]
-                cells.append(_markdown_cell(entry))
-                if table.printed[i]:
-                    cells.append(_paper(entry))
-            parts.append(_markdown_row(cells))
-        parts.append("")
-    parts += [f"- {_markdown(note)}" for note in table.notes]
+            heads += [f"dim {table.columns[i].latent}", "paper (difference)"][: 1 + table.printed[i]]
+        rows = [
+            [_escaped(str(line.row)), *_cells(table, line, places, _markdown_cell)]
+            for line in table.lines
+        ]
+        parts += [f"### {_escaped(title)}", "", markdown_table(heads, rows)]
+    parts += [f"- {_escaped(note)}" for note in table.notes]
     return "\n".join(parts) + "\n"
 
 
-def _markdown_row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> str:
+    """Return a Markdown table with these column heads and rows of cells.
+
+    The first `left` columns are aligned left, the others right.
+    """
+    aligned = ["---"] * left + ["---:"] * (len(heads) - left)
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (heads, aligned, *rows))
 
 
 def _markdown_cell(entry: TableEntry) -> str:
     shown = f"**{entry.text}**" if entry.bold else entry.text
     if entry.spread:
-        shown += f" {entry.spread}" if entry.spread.startswith("[") else f" ± {entry.spread}"
-    more = ", ".join(word for word in (entry.p, entry.more) if word)
-    return (f"{shown} ({more})" if more else shown).replace("<", "&lt;")
+        shown += f" {entry.signed_spread}"
+    if entry.details:
+        shown += f" ({', '.join(entry.details)})"
+    return shown.replace("<", "&lt;")
 
 
-def _markdown(text: str) -> str:
-    """Text in which Markdown and HTML characters are escaped."""
-    escaped = "".join("\\" + c if c in r"\`*_[]|#" else c for c in one_line(text))
-    return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+def _escaped(text: str) -> str:
+    """Return a text on one line, with the special characters of Markdown and HTML escaped."""
+    return one_line(text).translate(MARKDOWN)
 
 
 def one_line(text: str) -> str:
-    """Text without line breaks and control characters."""
+    """Return a text on one line: line breaks and control characters become spaces."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
-
-
-def to_html(table: Table) -> str:
-    """One HTML table, as in the page: escaped, with sort buttons and a caption."""
-    return environment().get_template("table.html").render(table=table, levels=LEVELS, alone=True)

@@ -1,4 +1,4 @@
-"""Figure of accuracy against time: one labelled point for each row of a summary."""
+"""Draw the accuracy of methods against their inference time, with one labelled point per method."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from recmix.reports.figures import COLOURS, STYLE, save
 from recmix.reports.records import PAPER_ORDER
+from recmix.reports.statistics import TIMED_BATCH
 from recmix.reports.summary import Point
 
 __all__ = ["frontiers"]
@@ -27,18 +28,20 @@ ITERATIONS = 500
 """Most iterations of label placement. A time limit would not give the same figure again."""
 
 
-def frontiers(
-    panels: Mapping[str, Sequence[Point]], path: Path, *, samples: int = 100, batch: int = 128
-) -> Path:
-    """Draw gain over VAE+ against time, one panel for each data set and dimension.
+def frontiers(panels: Mapping[str, Sequence[Point]], path: Path, *, samples: int = 100) -> Path:
+    """Draw the gain of each method over the control VAE+ against its inference time.
 
-    The dashed line joins the points that no other point beats in both. Labels do not overlap.
+    A dashed line joins the best points: no other point has both a higher gain and a shorter time.
+    Labels are moved so that they do not overlap.
 
     Args:
-        panels: points by title, from `recmix.reports.summary.panels`.
-        path: of the figure.
-        samples: K of IWAE-K.
-        batch: images in the timed batch.
+        panels: the points of each panel, by its title: one panel for each data set and latent
+            dimension. `recmix.reports.summary.panels` makes them.
+        path: the file to write. Its suffix selects PNG or SVG.
+        samples: K of the IWAE-K bound, for the label of the axis.
+
+    Returns:
+        The path.
     """
     across = min(ACROSS, max(1, len(panels)))
     down = max(1, math.ceil(len(panels) / across))
@@ -48,7 +51,7 @@ def frontiers(
         figure, grid = plt.subplots(down, across, figsize=size, layout="constrained", squeeze=False)
         for axes in grid.flat[len(panels) :]:
             axes.axis("off")
-        figure.supxlabel(f"milliseconds per batch of {batch}", fontsize=10)
+        figure.supxlabel(f"milliseconds per batch of {TIMED_BATCH}", fontsize=10)
         figure.supylabel(f"test IWAE-{samples} over VAE+ (nats per image)", fontsize=10)
         for axes, (title, points) in zip(grid.flat, panels.items(), strict=False):
             axes.set_title(title)
@@ -61,7 +64,7 @@ def frontiers(
 
 
 def _looks(labels: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """Colour and marker by label: the same for the paper's methods in every figure."""
+    """Return colour and marker by label. The paper's methods have the same ones in every figure."""
     found = list(dict.fromkeys([*PAPER_ORDER, *labels]))
     return {
         label: (COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]) for i, label in enumerate(found)
@@ -69,7 +72,7 @@ def _looks(labels: Iterable[str]) -> dict[str, tuple[str, str]]:
 
 
 def _draw(axes: Any, points: Sequence[Point], looks: Mapping[str, tuple[str, str]]) -> None:
-    """Draw points, standard deviations and the frontier."""
+    """Draw the points of a panel, their standard deviations and the line of the best points."""
     axes.axhline(0, color="#bbbbbb", lw=0.8, zorder=0)
     axes.set_xscale("log")
     front, best = [], -math.inf
@@ -92,7 +95,10 @@ def _draw(axes: Any, points: Sequence[Point], looks: Mapping[str, tuple[str, str
 
 
 def _label(axes: Any, points: Sequence[Point], looks: Mapping[str, tuple[str, str]]) -> list[Any]:
-    """Write the name of each point near it, without overlaps, with a line to the point if it is far."""
+    """Write the name of each point near the point, so that names do not overlap.
+
+    A name far from its point gets a line to it. The matplotlib texts are returned.
+    """
     places = [(point.milliseconds, point.nats) for point in points]
     shifted = axes.transData.transform(places) + OFFSET
     style = {"fontsize": 8, "path_effects": [withStroke(linewidth=2, foreground="white")]}

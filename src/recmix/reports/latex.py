@@ -1,4 +1,4 @@
-"""Tables as LaTeX, in the paper's layout and colours."""
+"""Write the tables of a report as LaTeX, in the paper's layout and colours."""
 
 from __future__ import annotations
 
@@ -34,24 +34,20 @@ ESCAPES = {
 
 
 def to_latex(table: Table) -> str:
-    """One ``table`` environment in the paper's layout. It needs what `PREAMBLE` defines."""
-    layout, spans = "l", []
-    for _, places in table.groups:
-        width = sum(1 + table.printed[i] for i in places)
+    """Return a table as one LaTeX ``table`` environment, in the paper's layout.
+
+    The LaTeX document must contain `PREAMBLE`, which loads packages and defines colours.
+    """
+    widths = [1 + printed for printed in table.printed]
+    layout, groups, dims, kinds = "l", [], [], []
+    for title, places in table.groups:
+        rule = "" if places[-1] == len(widths) - 1 else "|"  # between two data sets
+        width = sum(widths[i] for i in places)
         layout += "|" + "l" * width
-        spans.append(width)
-    total = sum(spans)
-    groups = [
-        rf"\multicolumn{{{width}}}{{c{'' if last else '|'}}}{{{_latex(title)}}}"
-        for (title, _), width, last in zip(table.groups, spans, _lasts(spans), strict=True)
-    ]
-    dims, kinds = [], []
-    for (_, places), last in zip(table.groups, _lasts(table.groups), strict=True):
+        groups.append(_span(width, rule, _latex(title)))
         for i in places:
-            end = "" if last or i != places[-1] else "|"
-            latent = table.columns[i].latent
-            dims.append(rf"\multicolumn{{{1 + table.printed[i]}}}{{c{end}}}{{${latent}$}}")
-            kinds += ["ours", r"\color{gray} paper"] if table.printed[i] else ["ours"]
+            dims.append(_span(widths[i], rule * (i == places[-1]), f"${table.columns[i].latent}$"))
+            kinds += ["ours", r"\color{gray} paper"][: widths[i]]
     lines = [
         r"\begin{table}",
         r"\centering",
@@ -62,7 +58,7 @@ def to_latex(table: Table) -> str:
         rf"\begin{{tabular}}{{{layout}}}",
         r"\toprule",
         f"Dataset & {' & '.join(groups)} " + r"\\",
-        rf"\cline{{2-{total + 1}}}",
+        rf"\cline{{2-{sum(widths) + 1}}}",
         r"\ \ $\textrm{dim}({\bf z})$ & " + " & ".join(dims) + r" \\",
     ]
     if any(table.printed):
@@ -79,7 +75,7 @@ def to_latex(table: Table) -> str:
 
 
 def latex_document(tables: Sequence[Table]) -> str:
-    """A complete document with all tables."""
+    """Return a complete LaTeX document with these tables, one per page."""
     body = "\n\\clearpage\n".join(to_latex(table) for table in tables)
     return (
         "\\documentclass{article}\n\\usepackage[margin=2cm,landscape]{geometry}\n"
@@ -88,8 +84,9 @@ def latex_document(tables: Sequence[Table]) -> str:
     )
 
 
-def _lasts(items: Sequence[object]) -> list[bool]:
-    return [i + 1 == len(items) for i in range(len(items))]
+def _span(width: int, rule: str, text: str) -> str:
+    """Return a centred LaTeX cell over `width` columns; `rule` is ``|`` for a line on its right."""
+    return rf"\multicolumn{{{width}}}{{c{rule}}}{{{text}}}"
 
 
 def _latex_row(table: Table, line: Line) -> str:
@@ -120,9 +117,8 @@ def _latex_cell(entry: TableEntry) -> str:
         text += rf"\ {entry.spread}"
     elif entry.spread:
         text += f"^{{{entry.spread}}}"
-    more = ", ".join(word for word in (entry.p, entry.more) if word)
-    shown = f"${colour}{text}$"
-    return shown if not (more and entry.level is None) else shown + rf" {{\tiny {_latex(more)}}}"
+    more = ", ".join(entry.details) if entry.level is None else ""
+    return f"${colour}{text}$" + (rf" {{\tiny {_latex(more)}}}" if more else "")
 
 
 def _latex_code(table: Table) -> str:
@@ -136,7 +132,10 @@ def _latex_code(table: Table) -> str:
 
 
 def _latex(text: str) -> str:
-    """Text that LaTeX prints unchanged. Letters without a glyph become their code point."""
+    """Return LaTeX code that prints this text. Accents are dropped.
+
+    Other letters without an ASCII form are printed as their code point, such as ``[U+4E2D]``.
+    """
     parts = []
     for c in one_line(text):
         if c in ESCAPES:

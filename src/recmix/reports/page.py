@@ -6,36 +6,35 @@ import base64
 import gzip
 import hashlib
 import json
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from recmix._version import __version__
-from recmix.errors import RunError
 from recmix.pages import shared_text
 from recmix.reports.published import CITATION, best_printed
-from recmix.reports.read_store import printable, read_store
-from recmix.reports.records import (
-    CONTROL,
-    PAPER_ORDER,
-    Log,
-    Problem,
-    Record,
-    Row,
-    StoreContent,
-    TableColumn,
-    set_title,
-)
-from recmix.reports.statistics import Results, summarise
-from recmix.reports.tables import LEVELS, all_tables, fixed, p_text, signed
-from recmix.reports.template import environment, template_text
-from recmix.runs.files import write_bytes
+from recmix.reports.read_store import printable
+from recmix.reports.records import CONTROL, PAPER_ORDER, SET_TITLES, Record, Row, StoreContent
+from recmix.reports.runs import finite
+from recmix.reports.statistics import Results
+from recmix.reports.tables import LEVELS, all_tables, decimals, fixed, p_text, signed, with_spread
 
-__all__ = ["Written", "page", "report"]
+__all__ = ["TEMPLATES", "page"]
+
+FOLDER = Path(__file__).with_name("templates")
+TEMPLATES = Environment(
+    loader=FileSystemLoader(FOLDER),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+"""The templates of the page. Everything that they print is escaped."""
+TEMPLATES.filters["minus"] = lambda text: text.replace("-", "−")  # as wide as a plus
 
 CHUNK = 64
 """Runs whose details are compressed together. A click on a run decompresses one chunk."""
@@ -48,230 +47,125 @@ MEDIA_TYPES = {"jpg": "jpeg", "svg": "svg+xml"}
 """Media types of images whose names differ from the file's ending."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Written:
-    """A report page that was written.
-
-    Attributes:
-        path: the HTML file.
-        runs: number of runs in it.
-        problems: what could not be read.
-        size: bytes of the file.
-    """
-
-    path: Path
-    runs: int
-    problems: Sequence[Problem]
-    size: int
-
-
-def report(
-    store: str | Path,
-    out: str | Path,
-    *,
-    samples: int = 100,
-    holm: bool = False,
-    figures: Sequence[Path] | Mapping[str, Path] | None = None,
-) -> Written:
-    """Write the report of a store as one HTML file.
+def page(store: StoreContent, results: Results) -> str:
+    """Return the HTML text of a report.
 
     Args:
-        store: folder of run folders.
-        out: the file to write.
-        samples: number of samples K of IWAE-K.
-        holm: apply Holm's correction to the p-values of each column.
-        figures: image files to show, or a mapping from captions to image files. By default the
-            images in the store's folder ``figures``.
+        store: what was read from the store, the folder of run folders.
+        results: the numbers of the tables, from `recmix.reports.statistics.summarise`.
     """
-    found = read_store(store)
-    if not found.records and not found.problems:
-        raise RunError(f"{store} holds no runs yet: train some, then write the report")
-    results = summarise(found.records, samples=samples, correct=holm)
-    text = page(found, results, figures=found.figures if figures is None else figures)
-    content = text.encode("utf-8", "backslashreplace")
-    out = Path(out)
-    if out.is_dir():
-        raise RunError(f"{out} is a folder: give the name of a file, such as {out / 'report.html'}")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"could not create the folder {out.parent}: {error.strerror}") from error
-    write_bytes(out, content)
-    out.chmod(0o644)  # everyone may read it, also behind a web server
-    return Written(path=out, runs=len(found.records), problems=found.problems, size=len(content))
-
-
-def page(
-    store: StoreContent, results: Results, *, figures: Sequence[Path] | Mapping[str, Path] = ()
-) -> str:
-    """Return the HTML of a report.
-
-    Args:
-        store: the runs.
-        results: their statistics.
-        figures: image files to show, or a mapping from captions to image files.
-    """
-    columns = {column: i for i, column in enumerate(results.columns)}
-    rows = {row: i for i, row in enumerate(results.rows)}
-    records = sorted(
-        store.records, key=lambda r: (columns[r.column], rows[r.row], r.split, r.restart, r.folder)
-    )
-    style = shared_text("base.css") + template_text("page.css")
-    script = shared_text("dom.js") + template_text("charts.js") + template_text("page.js")
-    embedded, problems = _embed(figures)
-    messages = [*(str(problem) for problem in store.problems), *problems]
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return (
-        environment()
-        .get_template("page.html")
-        .render(
-            title=printable(store.folder.resolve().name),
-            version=__version__,
-            citation=CITATION,
-            style=Markup(style),
-            script=Markup(script),
-            digest=digest,
-            tables=all_tables(results),
-            levels=LEVELS,
-            counts=_counts(records),
-            highlights=_highlights(results),
-            data_sets=list(dict.fromkeys((c.data, set_title(c.data)) for c in results.columns)),
-            dims=sorted({column.latent for column in results.columns}),
-            figures=embedded,
-            messages=messages[:MAX_MESSAGES],
-            more_messages=max(0, len(messages) - MAX_MESSAGES),
-            samples=results.samples,
-            index=_compressed(_index(records, results)),
-            chunks=[
-                _compressed([_details(record) for record in records[start : start + CHUNK]])
-                for start in range(0, len(records), CHUNK)
-            ],
-        )
+    records = sorted(store.records, key=lambda record: record.order)
+    own = {name: (FOLDER / name).read_text("utf-8") for name in ("page.css", "charts.js", "page.js")}
+    script = shared_text("dom.js") + own["charts.js"] + own["page.js"]
+    figures, problems = _embedded(store.figures)
+    messages = [*store.problems, *problems]
+    return TEMPLATES.get_template("page.html").render(
+        title=printable(store.folder.resolve().name),
+        version=__version__,
+        citation=CITATION,
+        style=Markup(shared_text("base.css") + own["page.css"]),
+        script=Markup(script),
+        digest=_base64(hashlib.sha256(script.encode()).digest()),
+        tables=all_tables(results),
+        levels=LEVELS,
+        counts=_counts(records),
+        highlights=_highlights(results),
+        data_sets={column.data: SET_TITLES.get(column.data, column.data) for column in results.columns},
+        dims=sorted({column.latent for column in results.columns}),
+        figures=figures,
+        messages=messages[:MAX_MESSAGES],
+        more_messages=max(0, len(messages) - MAX_MESSAGES),
+        samples=results.samples,
+        index=_compressed(_index(records, results)),
+        chunks=[
+            _compressed([_details(record) for record in records[start : start + CHUNK]])
+            for start in range(0, len(records), CHUNK)
+        ],
     )
 
 
-# --- summary ---------------------------------------------------------------------------------------
+def _counts(records: Sequence[Record]) -> dict[str, int]:
+    """Return the counts at the top of the page: all runs, runs by state, splits, table rows."""
+    states = Counter(record.status for record in records)
+    return {
+        "runs": len(records),
+        "done": states.pop("done", 0),
+        **dict(sorted(states.items())),
+        "splits": len({record.split for record in records}),
+        "methods and settings": len({record.row for record in records}),
+    }
 
 
-def _counts(records: Sequence[Record]) -> list[tuple[str, str]]:
-    """Return the numbers at the top of the page, each with its name."""
-    states: dict[str, int] = {}
-    for record in records:
-        states[record.status] = states.get(record.status, 0) + 1
-    splits = {record.split for record in records}
-    found = [("runs", f"{len(records):,}"), ("done", f"{states.pop('done', 0):,}")]
-    found += [(status, f"{count:,}") for status, count in sorted(states.items())]
-    found.append(("splits", f"{len(splits)}"))
-    found.append(("methods and settings", f"{len({record.row for record in records})}"))
-    return found
-
-
-@dataclass(frozen=True, kw_only=True)
-class Highlight:
-    """The best row of one column, as text.
-
-    Attributes:
-        column: the column of the tables.
-        place: its number.
-        best: the name of the row.
-        bound: mean and standard deviation of its test bound.
-        gain: its gain over the control.
-        paper: the paper's best row and mean.
-    """
-
-    column: TableColumn
-    place: int
-    best: str
-    bound: str
-    gain: str
-    paper: str
-
-
-def _highlights(results: Results) -> list[Highlight]:
-    """Return the best row of each column."""
+def _highlights(results: Results) -> list[dict[str, Any]]:
+    """Return per table column the best row, its bound, its gain over VAE+, and the paper's best."""
     found = []
     for place, column in enumerate(results.columns):
         cell = results.best(column)
         if cell is None or cell.mean is None:
             continue
-        digits = 2 if abs(cell.mean) < 200 else 1
-        spread = "" if cell.std is None else f" ± {fixed(cell.std, digits)}"
-        printed = best_printed(column)
-        gain, against = "", cell.versus_control
-        if cell.row == CONTROL:
-            gain = "the control: no method gains over it"
+        digits, printed, against = decimals(cell.mean), best_printed(column), cell.versus_control
+        gain = "the control: no method gains over it" if cell.row == CONTROL else ""
         if against is not None and against.difference is not None:
-            gain = f"{signed(against.difference, digits)} nats over VAE+"
-            gain += f" ({p_text(against)})" if against.p is not None else f" ({against.reason})"
+            why = p_text(against) or against.reason
+            gain = f"{signed(against.difference, digits)} nats over VAE+ ({why})"
+        paper = "" if printed is None else f"{printed.row} {fixed(printed.mean, digits)}"
+        bound = with_spread(cell.mean, cell.std)
         found.append(
-            Highlight(
-                column=column,
-                place=place,
-                best=str(cell.row),
-                bound=f"{fixed(cell.mean, digits)}{spread}",
-                gain=gain,
-                paper="" if printed is None else f"{printed.row} {fixed(printed.mean, digits)}",
-            )
+            {"column": column, "place": place, "best": cell.row, "bound": bound}
+            | {"gain": gain, "paper": paper}
         )
     return found
 
 
-def _embed(
-    figures: Sequence[Path] | Mapping[str, Path],
-) -> tuple[list[tuple[str, str]], list[str]]:
-    """Return captions and data addresses of images, and a message for each image that is left out."""
-    named = figures if isinstance(figures, Mapping) else {_caption(path): path for path in figures}
+def _embedded(figures: Sequence[Path]) -> tuple[list[tuple[str, str]], list[str]]:
+    """Return caption and ``data:`` URL of each image, and a message for each image left out."""
     embedded, problems = [], []
-    for caption, path in named.items():
+    for path in figures:
         try:
-            size = path.stat().st_size
-            if size > MAX_FIGURE_BYTES:
+            if (size := path.stat().st_size) > MAX_FIGURE_BYTES:
                 problems.append(f"{path.name}: {size:,} bytes, too large for the page: left out")
                 continue
             content = path.read_bytes()
         except OSError as error:
             problems.append(f"{path.name}: could not read it: {error.strerror or error}")
             continue
+        caption = printable(path.stem).replace("_", " ").strip()
         ending = path.suffix.lower().lstrip(".")
-        encoded = base64.b64encode(content).decode()
-        embedded.append((caption, f"data:image/{MEDIA_TYPES.get(ending, ending)};base64,{encoded}"))
+        address = f"data:image/{MEDIA_TYPES.get(ending, ending)};base64,{_base64(content)}"
+        embedded.append((caption[:1].upper() + caption[1:], address))
     return embedded, problems
 
 
-def _caption(path: Path) -> str:
-    text = printable(path.stem).replace("_", " ").strip()
-    return text[:1].upper() + text[1:]
-
-
-# --- data of the page's script ---------------------------------------------------------------------
+def _base64(content: bytes) -> str:
+    return base64.b64encode(content).decode()
 
 
 def _index(records: Sequence[Record], results: Results) -> dict[str, Any]:
-    """Return the page's plot data: columns, cells, one entry per run, curves of the selected runs."""
-    rows = list(results.rows)
-    row_of = {row: i for i, row in enumerate(rows)}
+    """Return the data of the page's plots, for its script.
+
+    They are the rows, columns and cells of the tables, one entry for each run, and the learning
+    curves of the runs that validation data selected.
+    """
+    row_of = {row: i for i, row in enumerate(results.rows)}
     column_of = {column: i for i, column in enumerate(results.columns)}
     chosen = {record.folder for cell in results.cells.values() for record in cell.chosen.values()}
-    statuses = sorted({record.status for record in records})
-    status_of = {status: i for i, status in enumerate(statuses)}
-    hues = _hues(rows)
-    cells = [
-        [row_of[row], column_of[column], cell.mean, cell.std, cell.milliseconds, len(cell.values)]
-        for (row, column), cell in results.cells.items()
-        if cell.mean is not None
-    ]
+    hues = _hues(results.rows)
 
     def score(record: Record, name: str) -> float | None:
-        return _rounded(record.score(record.key("test", results.samples), name))
+        return _rounded(record.score(record.keys(results.samples)[record.row], name))
 
     return {
         "samples": results.samples,
         "chunk": CHUNK,
-        "rows": [str(row) for row in rows],
-        "hues": [hues[row.label] for row in rows],
+        "rows": [str(row) for row in results.rows],
+        "hues": [hues[row.label] for row in results.rows],
         "columns": [{"name": str(c), "data": c.data, "dim": c.latent} for c in results.columns],
-        "statuses": statuses,
-        "cells": [[_rounded(value) for value in cell] for cell in cells],
+        "cells": [
+            [row_of[row], column_of[column], len(cell.values)]
+            + [_rounded(value) for value in (cell.mean, cell.std, cell.milliseconds)]
+            for (row, column), cell in results.cells.items()
+            if cell.mean is not None and not row.noise  # that is another model of the data
+        ],
         "runs": [
             [
                 record.folder,
@@ -279,7 +173,7 @@ def _index(records: Sequence[Record], results: Results) -> dict[str, Any]:
                 column_of[record.column],
                 record.split,
                 record.restart,
-                status_of[record.status],
+                record.status,
                 _rounded(record.validation),
                 score(record, "iwae"),
                 score(record, "milliseconds"),
@@ -297,7 +191,7 @@ def _index(records: Sequence[Record], results: Results) -> dict[str, Any]:
 
 
 def _hues(rows: Sequence[Row]) -> dict[str, int]:
-    """Return the number of each label's colour; labels of the paper keep theirs in every report."""
+    """Return a colour number for each method label; those of the paper's methods never change."""
     labels = dict.fromkeys(row.label for row in rows)
     found = {label: PAPER_ORDER.index(label) for label in labels if label in PAPER_ORDER}
     free = [i for i in range(COLOURS) if i not in found.values()] or list(range(COLOURS))
@@ -317,43 +211,26 @@ def _details(record: Record) -> dict[str, Any]:
         "scores": record.scores,
         "failure": record.failure,
         "environment": record.environment,
-        "log": _log(record.log),
-        "text": _log(record.text),
+        "log": record.log,
+        "text": record.text,
         "curve": {name: record.curve[name] for name in ("epoch", "val_iwae") if name in record.curve},
     }
     return {name: value for name, value in found.items() if value not in (None, "", {}, [], ())}
 
 
-def _log(log: Log) -> list[Any]:
-    return [list(log.head), log.left_out, list(log.tail)] if log.head or log.tail else []
-
-
-def _rounded(value: float | int | None) -> float | int | None:
-    """Round to seven digits, which is more than the page shows; None for a value that is not finite."""
-    if value is None or isinstance(value, int):
-        return value
-    if not math.isfinite(value):
-        return None
-    rounded = float(f"{value:.7g}")
-    return int(rounded) if rounded.is_integer() else rounded
+def _rounded(value: float | None) -> float | None:
+    """Round a number to seven digits, which is more than the page shows. None stays None."""
+    return None if value is None else float(f"{value:.7g}")
 
 
 def _compressed(content: Any) -> str:
-    """Return compressed JSON as base64, which needs no escaping in HTML."""
+    """Return the content as JSON, compressed with gzip and written as base64.
+
+    Base64 text needs no escaping in HTML.
+    """
     try:
         text = json.dumps(content, separators=(",", ":"), allow_nan=False)
     except ValueError:  # JSON has no NaN and no infinity
-        text = json.dumps(_nan_as_text(content), separators=(",", ":"))
+        text = json.dumps(finite(content, str), separators=(",", ":"))
     packed = gzip.compress(text.encode("utf-8", "backslashreplace"), compresslevel=6, mtime=0)
-    return base64.b64encode(packed).decode("ascii")
-
-
-def _nan_as_text(content: Any) -> Any:
-    """Return the same with text for NaN and infinity, which JSON does not have."""
-    if isinstance(content, float):
-        return content if math.isfinite(content) else str(content)
-    if isinstance(content, Mapping):
-        return {key: _nan_as_text(value) for key, value in content.items()}
-    if isinstance(content, list | tuple):
-        return [_nan_as_text(value) for value in content]
-    return content
+    return _base64(packed)

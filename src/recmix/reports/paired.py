@@ -1,4 +1,7 @@
-"""Paired comparison of two rows over splits: the exact signed-rank test, and Holm's correction."""
+"""Compare two methods by their scores on the same splits of the data.
+
+The module has Wilcoxon's signed-rank test with exact p-values, and Holm's correction of p-values.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,11 @@ Array = NDArray[np.float64]
 
 
 def _signed_ranks(differences: Array) -> Array:
-    """Ranks of the sizes, with signs. Ties share their mean rank; zeros are ranked, then set to 0."""
+    """Return the rank of each absolute difference, with the sign of the difference.
+
+    Equal absolute differences share their mean rank. Zeros are ranked too; then their rank is set
+    to 0.
+    """
     from scipy.stats import rankdata
 
     ranks: Array = rankdata(np.abs(differences)) * np.sign(differences)
@@ -31,11 +38,13 @@ def _signed_ranks(differences: Array) -> Array:
 
 
 def signed_rank_p(differences: Sequence[float] | Array) -> float:
-    """One-sided exact p-value of the signed-rank test: that the differences lie above zero.
+    """Test whether differences are above zero: one-sided p-value of Wilcoxon's signed-rank test.
 
-    It is P(W₊ ≥ w₊) if each sign is equally likely, given the ranks. Ties share their mean rank, and
-    zeros are ranked but have no sign (Pratt 1959). With ties or zeros all signs are enumerated; only
-    beyond `MOST_TIED` pairs the normal approximation is used then.
+    W₊ is the sum of the ranks of the positive differences, ranked by absolute value, and w₊ is its
+    observed value. The p-value is P(W₊ ≥ w₊) if each difference is positive or negative with equal
+    probability. Equal absolute differences (ties) share their mean rank. Zeros are ranked too, but
+    count neither as positive nor as negative (Pratt 1959). The p-value is exact, except for more
+    than `MOST_TIED` differences with ties or zeros: then it is a normal approximation.
 
     >>> signed_rank_p([1, 2, 3, 4, 5, 6]) == 1 / 64
     True
@@ -64,27 +73,25 @@ def signed_rank_p(differences: Sequence[float] | Array) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """A paired comparison of two rows over the splits they share.
+    """The result of comparing two table rows by their scores on the splits that both have."""
 
-    Attributes:
-        pairs: number of splits that both have.
-        p: one-sided exact p-value that the first row is higher; None if there are too few pairs.
-        reason: why there is no p-value.
-        difference: mean of first minus second, in nats.
-        interval: 95 % t interval of that mean, if there are at least two pairs.
-        effect: matched-pairs rank-biserial correlation, (W₊ - W₋)/(W₊ + W₋), from -1 to 1.
-    """
-
-    pairs: int
+    pairs: int  # number of splits that both have
+    # one-sided exact p-value that the first row is higher; None if there are too few pairs
     p: float | None = None
-    reason: str = ""
-    difference: float | None = None
+    reason: str = ""  # why there is no p-value
+    difference: float | None = None  # mean of first minus second, in nats
+    # 95 % t interval of that mean, if there are at least two pairs
     interval: tuple[float, float] | None = None
+    # matched-pairs rank-biserial correlation, (W₊ - W₋)/(W₊ + W₋), from -1 to 1
     effect: float | None = None
 
 
 def compare(first: Mapping[int, float], second: Mapping[int, float]) -> Comparison:
-    """Compare two rows, each given by its score on each split.
+    """Compare two table rows on the splits that both have.
+
+    Args:
+        first: the score of the first row in nats, by split.
+        second: the score of the second row in nats, by split.
 
     >>> found = compare({s: 2.0 + s / 9 for s in range(8)}, {s: 1.0 for s in range(8)})
     >>> found.p == 1 / 256, found.effect
@@ -116,7 +123,9 @@ def compare(first: Mapping[int, float], second: Mapping[int, float]) -> Comparis
 
 
 def holm(values: Sequence[float | None]) -> list[float | None]:
-    """Holm's step-down correction (Holm 1979). None stays None and does not count.
+    """Correct p-values for the number of tests by Holm's step-down method (Holm 1979).
+
+    None stands for a test that was not done. It stays None and does not count as a test.
 
     >>> holm([0.01, None, 0.04, 0.03])
     [0.03, None, 0.06, 0.06]

@@ -1,11 +1,15 @@
-"""The paper's Figure 1: two components learn the true posterior in a two-dimensional latent space."""
+"""Draw the paper's Figure 1: how a mixture of two Gaussians learns the true posterior p(z | x).
+
+z has two dimensions, so that densities can be drawn. A recursive mixture learns its components one
+after the other, a blind mixture learns both at once.
+"""
 
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -22,149 +26,110 @@ __all__ = ["FigureStage", "Instance", "posterior_animation", "posterior_stages"]
 Array = NDArray[Any]
 
 
+ROWS = ("recursive", "blind mixture")
+MILLISECONDS = 500
+"""Time that the animation shows one stage; the last one is shown four times as long."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class FigureStage:
-    """A mixture of Gaussians over a two-dimensional z after some epochs of learning.
+    """A mixture of K diagonal Gaussians over a two-dimensional z, after some training epochs."""
 
-    Attributes:
-        name: its title, such as ``epoch 3``.
-        means: (K, 2).
-        covariances: (K, 2, 2), or (K, 2) with the variances of diagonal ones.
-        weights: (K,) of the mixture; components with less weight are drawn thinner.
-    """
-
-    name: str
-    means: Array
-    covariances: Array
-    weights: Array | None = None
+    name: str  # its title, such as ``epoch 3``
+    means: Array  # (K, 2)
+    variances: Array  # (K, 2)
+    weights: Array  # (K,) of the mixture; components with less weight are drawn thinner
 
 
 @dataclass(frozen=True, kw_only=True)
 class Instance:
-    """An image whose posterior is shown.
+    """One image x of the figure: its true posterior p(z | x) on a grid and its learned mixtures."""
 
-    Attributes:
-        name: such as ``instance 1``.
-        x: (G,) coordinates of the grid along the first dimension of z.
-        y: (H,) along the second.
-        density: (H, G) of the true posterior on that grid, up to a factor; row j, column i is at
-            (x[i], y[j]).
-        recursive: stages of learning the second component.
-        blind: stages of learning both at once; as many as `recursive`.
-    """
-
-    name: str
-    x: Array
-    y: Array
+    name: str  # such as ``instance 1``
+    x: Array  # (G,) coordinates of the grid along the first dimension of z
+    y: Array  # (H,) along the second
+    # (H, G) of the true posterior on that grid, up to a factor; row j, column i is at (x[i], y[j])
     density: Array
-    recursive: Sequence[FigureStage]
-    blind: Sequence[FigureStage]
+    recursive: Sequence[FigureStage]  # stages of learning the second component
+    blind: Sequence[FigureStage]  # stages of learning both at once; as many as `recursive`
 
 
-def posterior_stages(
-    instances: Sequence[Instance],
-    path: Path,
-    *,
-    title: str = "",
-    names: tuple[str, str] = ("recursive", "blind mixture"),
-) -> Path:
-    """The paper's Figure 1: the recursive mixture in the upper row, the blind mixture in the lower.
+def posterior_stages(instances: Sequence[Instance], path: Path) -> Path:
+    """Draw the paper's Figure 1: the recursive mixture in the upper row, the blind one below it.
 
-    Contours show the true posterior, ellipses one and two standard deviations of q_0 (red) and q_1
-    (cyan). Stages go from left to right, and instances are side by side.
+    Contours show the true posterior. Ellipses show one and two standard deviations of the mixture's
+    components: red for the first, cyan for the second. From left to right the mixture is trained
+    for more epochs. The images are side by side.
 
     Args:
-        instances: one or more.
-        path: of the figure; its suffix selects PNG or SVG.
-        title: above the figure.
-        names: of the two rows.
+        instances: the images, each with its true posterior and its mixtures.
+        path: the file to write. Its suffix selects PNG or SVG.
+
+    Returns:
+        The path.
     """
-    counts = [max(len(one.recursive), len(one.blind)) for one in instances]
+    counts = [len(one.recursive) for one in instances]
     with plt.rc_context({**STYLE, "axes.grid": False}):
         size = (1.75 * sum(counts) + 0.5 * len(counts), 4.1)
         figure = plt.figure(figsize=size, layout="constrained")
         blocks = figure.subfigures(1, len(instances), width_ratios=counts, squeeze=False)[0]
-        for place, (block, one, count) in enumerate(zip(blocks, instances, counts, strict=True)):
+        for block, one, count in zip(blocks, instances, counts, strict=True):
             grid = block.subplots(2, count, squeeze=False, sharex=True, sharey=True)
             block.suptitle(one.name, fontsize=11)
-            for line, stages, name in zip(grid, (one.recursive, one.blind), names, strict=True):
-                for axes in line[len(stages) :]:
-                    axes.axis("off")
-                for axes, stage in zip(line, stages, strict=False):
+            for line, stages, name in zip(grid, (one.recursive, one.blind), ROWS, strict=True):
+                for axes, stage in zip(line, stages, strict=True):
                     _posterior(axes, one, stage)
                     axes.set_title(stage.name, fontsize=9)
-                if place == 0:
+                if one is instances[0]:
                     line[0].set_ylabel(name)
-        if title:
-            figure.suptitle(title, fontsize=12)
         return save(figure, path)
 
 
-def posterior_animation(
-    instances: Sequence[Instance],
-    path: Path,
-    *,
-    milliseconds: int = 500,
-    names: tuple[str, str] = ("recursive", "blind mixture"),
-) -> Path:
-    """The same as an animated GIF: one frame for each stage. The last one is shown longer.
+def posterior_animation(instances: Sequence[Instance], path: Path) -> Path:
+    """Write the figure of `posterior_stages` as an animated GIF, with one frame for each stage.
 
-    Args:
-        instances: one or more.
-        path: of the GIF.
-        milliseconds: duration of a frame.
-        names: of the two rows.
+    A stage is a mixture after some training epochs.
     """
-    count = max(max(len(one.recursive), len(one.blind)) for one in instances)
+    count = max(len(one.recursive) for one in instances)
     frames = []
     for at in range(count):
         with plt.rc_context({**STYLE, "axes.grid": False, "figure.dpi": 110}):
+            size = (2.9 * len(instances) + 0.4, 6)
             figure, grid = plt.subplots(
-                2,
-                len(instances),
-                figsize=(2.9 * len(instances) + 0.4, 6),
-                layout="constrained",
-                squeeze=False,
+                2, len(instances), figsize=size, layout="constrained", squeeze=False
             )
-            for column, one in enumerate(instances):
-                for row, stages in enumerate((one.recursive, one.blind)):
-                    axes = grid[row][column]
+            for one, pair in zip(instances, grid.T, strict=True):
+                for axes, stages in zip(pair, (one.recursive, one.blind), strict=True):
                     stage = stages[min(at, len(stages) - 1)]
                     _posterior(axes, one, stage)
-                    head = f"{one.name}\n{stage.name}" if row == 0 else stage.name
-                    axes.set_title(head, fontsize=10)
-                    if column == 0:
-                        axes.set_ylabel(names[row])
+                    axes.set_title(stage.name, fontsize=10)
+                pair[0].set_title(f"{one.name}\n{pair[0].get_title()}", fontsize=10)
+            for axes, name in zip(grid[:, 0], ROWS, strict=True):
+                axes.set_ylabel(name)
             buffer = io.BytesIO()
             figure.savefig(buffer, format="png")
             plt.close(figure)
         with Image.open(buffer) as picture:
             frames.append(picture.convert("P", palette=Image.Palette.ADAPTIVE, colors=128))
     path.parent.mkdir(parents=True, exist_ok=True)
-    held = [milliseconds] * (count - 1) + [4 * milliseconds]
+    held = [MILLISECONDS] * (count - 1) + [4 * MILLISECONDS]
     frames[0].save(path, save_all=True, append_images=frames[1:], duration=held, loop=0)
     return path
 
 
 def _posterior(axes: Any, one: Instance, stage: FigureStage) -> None:
-    """Contours of the true posterior and the ellipses of one mixture."""
-    density = np.asarray(one.density, dtype=float)
-    top = float(density.max())
+    """Draw the contours of an image's true posterior and the ellipses of one mixture."""
+    top = float(one.density.max())
     if top > 0:
         levels = top * np.array([0.05, 0.2, 0.4, 0.6, 0.8, 0.95])
-        axes.contourf(one.x, one.y, density, levels=[*levels, 1.01 * top], cmap="Greys", alpha=0.35)
-        axes.contour(one.x, one.y, density, levels=levels, colors="#6b7280", linewidths=0.7)
-    means, spread = np.asarray(stage.means, float), np.asarray(stage.covariances, float)
-    weights = np.ones(len(means)) if stage.weights is None else np.asarray(stage.weights, float)
-    for m, (mean, covariance, weight) in enumerate(zip(means, spread, weights, strict=True)):
-        full = np.diag(covariance) if covariance.ndim == 1 else covariance
-        values, vectors = np.linalg.eigh(full)
-        angle = math.degrees(math.atan2(vectors[1, 1], vectors[0, 1]))
-        colour = COMPONENTS[m % len(COMPONENTS)]
-        for deviations in (1, 2):
-            width, height = 2 * deviations * np.sqrt(np.maximum(values[::-1], 0))
-            ellipse = Ellipse(mean, width, height, angle=angle, fill=False, ec=colour)
-            ellipse.set(linewidth=0.8 + 1.2 * weight, alpha=1.0 if deviations == 1 else 0.55)
+        shades = [*levels, 1.01 * top]
+        axes.contourf(one.x, one.y, one.density, levels=shades, cmap="Greys", alpha=0.35)
+        axes.contour(one.x, one.y, one.density, levels=levels, colors="#6b7280", linewidths=0.7)
+    parts = zip(stage.means, np.sqrt(stage.variances), stage.weights, cycle(COMPONENTS), strict=False)
+    for mean, (width, height), weight, colour in parts:
+        for deviations, alpha in ((1, 1.0), (2, 0.55)):
+            ellipse = Ellipse(mean, 2 * deviations * width, 2 * deviations * height, fill=False)
+            ellipse.set(edgecolor=colour, linewidth=0.8 + 1.2 * weight, alpha=alpha)
             axes.add_patch(ellipse)
         axes.plot(*mean, marker="+", color=colour, ms=6)
     axes.set(xlim=(one.x[0], one.x[-1]), ylim=(one.y[0], one.y[-1]), xticks=[], yticks=[])

@@ -1,4 +1,8 @@
-"""Markdown tables from a summary: the best results with the paper's, and every row."""
+"""Make Markdown tables from a summary: our best results with the paper's, and all our results.
+
+A summary is a list of rows from `recmix.reports.summary.summary`. Each row has the results of one
+method with one kind of inference on one data set with one latent dimension.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,12 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from recmix.reports.forms import markdown_table
 from recmix.reports.published import Published, best_printed, likelihood_of
 from recmix.reports.records import CONTROL, Row, TableColumn
 from recmix.reports.statistics import TIMED_BATCH
 from recmix.reports.summary import other_device
-from recmix.reports.tables import EMPTY, fixed, signed
+from recmix.reports.tables import EMPTY, decimals, signed, with_spread
 
 __all__ = ["REACH", "frontier_table", "gains", "reach_table"]
 
@@ -29,25 +34,34 @@ Line = dict[str, Any]
 
 
 def reach_table(rows: Iterable[Line]) -> str:
-    """The paper's VAE and its best, then our results: VAE+, feed-forward and refined, as Markdown.
+    """Return a Markdown table of the paper's VAE, the paper's best method, and our best results.
 
-    Feed-forward shows the row without steps that has the best validation bound, VAE and VAE+ left out.
-    Refined shows one model: among those scored after the most steps, the one with the best validation
-    bound after as many steps. Bounds are compared for the K of the test bound, on splits that all rows
-    have. A calibrated row replaces the uncalibrated row of the same model. Every cell names its row, and
-    its number of splits if VAE+ has more. A dash means that nothing was measured.
+    Our results are VAE+, VAE+ calibrated, and the following methods:
+
+    - The column "feed-forward" shows the best method whose inference has no optimisation steps. VAE
+      and VAE+ are not considered.
+    - The columns "refined" show the best method whose inference has optimisation steps, after 2
+      and after 4 steps. Only methods that were scored after the largest number of steps are
+      considered.
+
+    The best method is the one with the highest validation bound. These bounds are IWAE-K with the K
+    of the test bound, if it was measured, and are averaged over the splits that all compared
+    methods have. A calibrated row replaces the uncalibrated row of the same model. Rows whose
+    likelihood has a changed noise are another model of the data and are left out. A cell of these
+    methods names the method, and its number of splits if VAE+ has more. A dash means that nothing
+    was measured.
 
     Args:
-        rows: of `recmix.reports.summary.summary`.
+        rows: of a summary, from `recmix.reports.summary.summary`.
     """
     found = list(rows)
     heads = ["data, dimension", "paper: VAE", "paper: best", "VAE+", "VAE+ calibrated", "feed-forward"]
     heads += [f"refined, {steps} steps" for steps in STEPS]
-    lines = [_row(heads), _row(["---", *["---:"] * (len(heads) - 1)])]
+    lines = []
     for data, latent in REACH:
         likelihood = "bernoulli" if data == "binary-mnist" else "gaussian"
         column = TableColumn(data=data, latent=latent, likelihood=likelihood)
-        here = [row for row in found if row["column"] == str(column)]
+        here = [row for row in found if row["column"] == str(column) and "noise" not in row]
         by_name = {row["row"]: row for row in here}
         most = by_name[str(CONTROL)]["splits"] if str(CONTROL) in by_name else 0
         best, forward, refined = best_printed(column), _feed_forward(here), _refined(here)
@@ -58,26 +72,20 @@ def reach_table(rows: Iterable[Line]) -> str:
             *(_ours(by_name.get(name)) for name in ("VAE+", "VAE+ calibrated")),
             *(_named(row, most) for row in [forward, *(refined.get(steps) for steps in STEPS)]),
         ]
-        lines.append(_row(cells))
-    return "\n".join(lines) + "\n"
+        lines.append(cells)
+    return markdown_table(heads, lines)
 
 
 def frontier_table(rows: Iterable[Line]) -> str:
-    """Every row of a summary, as Markdown.
-
-    Args:
-        rows: of `recmix.reports.summary.summary`.
-    """
-    heads, lines = gains(rows)
-    aligned = ["---"] * 3 + ["---:"] * (len(heads) - 3)
-    return "\n".join(map(_row, [heads, aligned, *lines])) + "\n"
+    """Return all rows of a summary as a Markdown table with bounds, gains over VAE+ and times."""
+    return markdown_table(*gains(rows), left=3)
 
 
 def gains(rows: Iterable[Line]) -> tuple[list[str], list[list[str]]]:
-    """Heads and cells of a table of every row: its gain over VAE+ and its time.
+    """Return column heads and cells of a table with all rows of a summary.
 
-    Args:
-        rows: of `recmix.reports.summary.summary`.
+    The table has the bound of each row, its gain over VAE+ with the p-value, its inference time,
+    and its gap between log p(x) and the ELBO.
     """
     found = list(rows)
     samples = found[0]["samples"] if found else 100
@@ -85,8 +93,8 @@ def gains(rows: Iterable[Line]) -> tuple[list[str], list[list[str]]]:
     heads += ["splits", f"ms per batch of {TIMED_BATCH}", "total gap"]
     lines = []
     for row in found:
-        gap, places = row["gap"], _digits(row["mean"])
-        over = EMPTY if row["difference"] is None else signed(row["difference"], places)
+        gap, difference = row["gap"], row["difference"]
+        over = EMPTY if difference is None else signed(difference, decimals(row["mean"]))
         p = EMPTY if row["p_vae_plus"] is None else f"{row['p_vae_plus']:.2g}"
         lines.append(
             [
@@ -105,15 +113,18 @@ def gains(rows: Iterable[Line]) -> tuple[list[str], list[list[str]]]:
 
 
 def _kind(row: Line) -> str:
-    """The kind of inference, with its steps and restarts."""
+    """Describe the inference of a summary row: its kind, optimisation steps and restarts."""
     steps, restarts = row["steps"], row["inference"]["restarts"]
     words = [str(row["kind"])]
-    words += [f"{steps} step{'s' * (steps != 1)}"] if steps else []
-    return ", ".join(words + ([f"{restarts} restarts"] if restarts > 1 else []))
+    if steps:
+        words.append(f"{steps} step{'s' * (steps != 1)}")
+    if restarts > 1:
+        words.append(f"{restarts} restarts")
+    return ", ".join(words)
 
 
 def _time(row: Line) -> str:
-    """Milliseconds, in brackets if other runs used the machine at the same time."""
+    """Return the time of a row in milliseconds, in brackets if other runs shared the machine."""
     if row["milliseconds"] is None:
         return EMPTY
     text = f"{row['milliseconds']:.2f}"
@@ -121,7 +132,10 @@ def _time(row: Line) -> str:
 
 
 def _feed_forward(rows: Sequence[Line]) -> Line | None:
-    """The row without steps that has the best validation bound. Test scores are not used."""
+    """Return the row with the best validation bound among those without optimisation steps.
+
+    VAE and VAE+ are not considered. Test scores are not used.
+    """
     left_out = (BASE.label, CONTROL.label)
     found = [row for row in rows if row["kind"] != "refined" and row["label"] not in left_out]
     bounds = _validation_bounds(found)
@@ -130,7 +144,10 @@ def _feed_forward(rows: Sequence[Line]) -> Line | None:
 
 
 def _refined(rows: Sequence[Line]) -> dict[int, Line]:
-    """The rows of the model that is shown refined, by the number of steps."""
+    """Return the rows of the best model with optimisation steps, by the number of steps.
+
+    The best model has the highest validation bound after the largest number of steps.
+    """
     models: dict[tuple[Any, ...], dict[int, Line]] = {}
     for row in sorted(rows, key=lambda row: bool(row["calibrated"])):  # calibrated rows replace others
         if row["kind"] == "refined" and row["steps"] in STEPS:
@@ -145,11 +162,12 @@ def _refined(rows: Sequence[Line]) -> dict[int, Line]:
 
 
 def _validation_bounds(rows: Sequence[Line]) -> list[float]:
-    """Mean validation bound of each row over the splits that all rows have; -inf without one.
+    """Return the mean validation bound (IWAE-K) of each row, over the splits that all rows have.
 
-    The K is that of the test bound if the rows share a split with it, otherwise the smallest K with
-    which they do. If they share no split for any K, rows that share none with the rows of more splits
-    get -inf.
+    A row without a validation bound gets -inf and does not count for the common splits. K is that
+    of the test bound, if all other rows have a common split with this K. Otherwise it is the
+    smallest K for which they have one. If they have none for any K, rows without a common split
+    with the rows of more splits get -inf too.
     """
     bounds = [row["validations"] for row in rows]
     known = [bound for bound in bounds if bound]
@@ -169,10 +187,10 @@ def _validation_bounds(rows: Sequence[Line]) -> list[float]:
 
 
 def _shared(splits: Sequence[set[str]], *, strict: bool) -> set[str]:
-    """The splits that all sets contain.
+    """Return the splits that all sets contain.
 
-    If not `strict`, sets are intersected from the largest to the smallest, and a set that would make the
-    intersection empty is skipped.
+    If not `strict`, the sets are intersected from the largest to the smallest, and a set that would
+    make the intersection empty is skipped.
     """
     if strict:
         return set.intersection(*splits)
@@ -183,29 +201,18 @@ def _shared(splits: Sequence[set[str]], *, strict: bool) -> set[str]:
 
 
 def _printed(figure: Published | None) -> str:
-    return EMPTY if figure is None else _spread(figure.mean, figure.std)
+    return EMPTY if figure is None else with_spread(figure.mean, figure.std)
 
 
 def _ours(row: Line | None) -> str:
-    return EMPTY if row is None else _spread(row["mean"], row["std"])
+    return EMPTY if row is None else with_spread(row["mean"], row["std"])
 
 
 def _named(row: Line | None, most: int) -> str:
-    """A result with the name of its row, and the number of its splits if that is below `most`."""
+    """Return the result of a summary row as text, with the name of the row.
+
+    The number of splits is added if it is below `most`.
+    """
     if row is None:
         return EMPTY
     return f"{row['row']}: {_ours(row)}" + (f" ({row['splits']} splits)" if row["splits"] < most else "")
-
-
-def _spread(mean: float, std: float | None) -> str:
-    places = _digits(mean)
-    return fixed(mean, places) + ("" if std is None else f" ± {fixed(std, places)}")
-
-
-def _digits(value: float) -> int:
-    """One decimal as in the paper; two for small scores, as on binary images."""
-    return 2 if abs(value) < 200 else 1
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"

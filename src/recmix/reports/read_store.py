@@ -1,7 +1,8 @@
-"""Reads a store of run folders into records. A broken folder gets a message; the others are read.
+"""Read all run folders of a store into records.
 
-A store is a folder of run folders (see `recmix.runs.folder`). A grid adds a ``job.json`` to each, which
-says which row of a table the run belongs to. What cannot be read becomes a message for that folder.
+A store is a folder of run folders (see `recmix.runs.folder`). If a grid made the runs, each folder
+also has a ``job.json``, which says to which row of the tables the run belongs. A folder or file
+that cannot be read gives a message; the other folders are read all the same.
 """
 
 from __future__ import annotations
@@ -9,24 +10,25 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recmix.errors import RunError
+from recmix.errors import ConfigError, RunError
 from recmix.inference import Inference
+from recmix.model.options import ModelOptions, options_of
 from recmix.reports.records import (
     CONTROL,
     Curve,
-    Problem,
     Record,
     Row,
     StoreContent,
     TableColumn,
+    more_options,
     number,
 )
 from recmix.reports.store_files import LINE, read_json, read_log, read_optional
@@ -44,13 +46,14 @@ IMAGES = (".png", ".svg", ".gif", ".jpg", ".jpeg", ".webp")
 PLACE = {"label": str, "data": str, "latent": int, "split": int, "restart": int}
 PLACE |= dict.fromkeys(("network", "decoder_network", "likelihood"), str)
 """Fields that determine a run's row and column in the tables, with their types."""
+JOB_COLUMN = ("data", "size", "crop", *options_of(ModelOptions))
+"""Fields of a ``job.json`` that name a column of its grid."""
 
 
 def read_store(folder: str | Path) -> StoreContent:
-    """Read every run folder of a store.
+    """Read every run folder of a store, and list the images in its folder ``figures``.
 
-    Args:
-        folder: of the store.
+    A run folder that cannot be read gives a message in the result, not an error.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -59,7 +62,7 @@ def read_store(folder: str | Path) -> StoreContent:
     if (folder / "spec.json").exists():
         raise RunError(f"{folder} is the folder of one run: give the folder that holds it")
     records: list[Record] = []
-    problems: list[Problem] = []
+    problems: list[str] = []
     figures: list[Path] = []
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
@@ -70,29 +73,47 @@ def read_store(folder: str | Path) -> StoreContent:
         if entry.name.startswith(".") or not (entry.is_symlink() or entry.is_dir()):
             continue
         if entry.is_symlink():
-            problems.append(Problem(name, "is a link, and links are not followed: move the run here"))
+            problems.append(f"{name}: is a link, and links are not followed: move the run here")
         elif entry.name == FIGURES:
-            found = (
-                path for path in sorted(Path(entry.path).iterdir()) if path.suffix.lower() in IMAGES
-            )
-            figures = [path for path in found if path.is_file() and not path.is_symlink()]
+            images = [p for p in sorted(Path(entry.path).iterdir()) if p.suffix.lower() in IMAGES]
+            figures = [path for path in images if path.is_file() and not path.is_symlink()]
         else:
             messages: list[str] = []
             try:
                 records.append(_read_run(entry.path, name, messages))
             except RunError as error:
                 messages.append(str(error))
-            problems += [Problem(name, message) for message in messages]
-    return StoreContent(folder=folder, records=distinguish(records), problems=problems, figures=figures)
+            problems += [f"{name}: {message}" for message in messages]
+    records = distinguish(_with_known_columns(records))
+    return StoreContent(folder=folder, records=records, problems=problems, figures=figures)
+
+
+def _with_known_columns(records: Sequence[Record]) -> list[Record]:
+    """Return the records, with complete table columns for runs that have not begun.
+
+    A grid leaves some options open until the data are loaded, such as the likelihood. So a run that
+    has not begun takes the table column of a begun run from the same column of the grid.
+    """
+
+    def named(job: Mapping[str, Any] | None) -> str:
+        return json.dumps([(job or {}).get(name) for name in JOB_COLUMN])
+
+    known = {named(record.job): record.column for record in records if record.spec is not None}
+    return [
+        replace(record, column=known.get(named(record.job), record.column))
+        if record.spec is None
+        else record
+        for record in records
+    ]
 
 
 def printable(name: str) -> str:
-    """A file name as valid text; bytes that are not UTF-8 are escaped."""
+    """Return a file name as valid text, in which bytes that are not UTF-8 are escaped."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def _read_run(path: str, name: str, messages: list[str]) -> Record:
-    """The record of one folder. Messages about parts that are left out are added to `messages`."""
+    """Read one run folder. A message for each file that is left out is added to `messages`."""
     job = read_optional(path, "job.json", dict, messages)
     content = read_json(path, "spec.json")
     if content is None and job is None:
@@ -102,22 +123,22 @@ def _read_run(path: str, name: str, messages: list[str]) -> Record:
     history = read_optional(path, "history.json", list, messages) or []
     scores = read_optional(path, "scores.json", dict, messages) or {}
     gap = read_optional(path, "gap.json", dict, messages)
-    failure = read_optional(path, "failed.json", object, messages)
+    failure = read_optional(path, "failed.json", dict, messages)
     start, log = read_log(path, "log.jsonl")
     _, text = read_log(path, "log.txt")
     if job and job.get("digest") not in (None, name):
         messages.append(f"its job.json belongs to another folder ({str(job['digest'])[:80]!r})")
     curve, best = _curve(history, messages)
-    validation = number(status.get("best_validation"))
+    validation, best_epoch = number(status.get("best_validation")), number(status.get("best_epoch"))
     state = str(status.get("status", "new"))
     failed = failure is not None and state != "done"
     return Record(
         folder=name,
         **_place(spec, job or {}),
         status="failed" if failed else state,
-        reason=_reason(failure) if failed else str(status.get("reason", "")),
-        epochs=_whole(status.get("epoch")) or 0,
-        best_epoch=_whole(status.get("best_epoch")),
+        reason=str((failure if failed else status).get("reason", ""))[:LINE],
+        epochs=int(number(status.get("epoch")) or 0),
+        best_epoch=None if best_epoch is None else int(best_epoch),
         validation=best if validation is None else validation,
         scores={key: value for key, value in scores.items() if isinstance(value, dict)},
         gap=gap and {key: value for key, value in gap.items() if key not in ("images", "advice")},
@@ -144,9 +165,11 @@ def _spec(content: Any) -> Spec:
 
 
 def _place(spec: Spec | None, job: Mapping[str, Any]) -> dict[str, Any]:
-    """Row, column, split, restart and default inference. The values of a job replace those of the spec.
+    """Return where a run belongs in the tables: row, column, split, restart and default inference.
 
-    But a job cannot give the label of the control to a run that is not the control.
+    Values of ``job.json`` replace those of ``spec.json``, with two exceptions. The options of the
+    model come from the spec, because the job leaves some of them open until the data are loaded.
+    And a job cannot give the label VAE+ of the control to another run.
     """
     binary = job.get("data") in ("binary-mnist", "static-mnist")
     found: dict[str, Any] = {"network": "conv", "decoder_network": "conv"}
@@ -159,13 +182,16 @@ def _place(spec: Spec | None, job: Mapping[str, Any]) -> dict[str, Any]:
             "latent": spec.model.latent,
             "split": spec.data.get("seed", 0),
             "restart": spec.training.seed,
-            "network": spec.model.network,
-            "decoder_network": spec.model.decoder_network or spec.model.network,
             "continued": spec.init is not None,
         }
     found |= {key: value for key, value in job.items() if value is not None or key == "setting"}
-    if spec is not None:
+    if spec is None:
+        found["more"] = more_options(_job_model(job), job)
+    else:
+        found["network"] = spec.model.network
+        found["decoder_network"] = spec.model.decoder_network or spec.model.network
         found["likelihood"] = spec.model.likelihood or found["likelihood"]
+        found["more"] = more_options(spec.model, spec.data.get("options") or {})
         found["label"] = spec.label if found["label"] == CONTROL.label else found["label"]
     for key, kind in PLACE.items():
         value = found.get(key)
@@ -180,7 +206,7 @@ def _place(spec: Spec | None, job: Mapping[str, Any]) -> dict[str, Any]:
         setting = json.dumps(setting)
     inference = Inference() if spec is None else spec.inference
     return {
-        "row": Row(found["label"], setting, calibrated=inference.calibrated),
+        "row": Row.of(found["label"], setting, inference),
         "column": TableColumn(**{f.name: found[f.name] for f in fields(TableColumn)}),
         "split": found["split"],
         "restart": found["restart"],
@@ -189,51 +215,37 @@ def _place(spec: Spec | None, job: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _curve(history: list[Any], messages: list[str]) -> tuple[Curve, float | None]:
-    """Thinned learning curves, and the best validation bound in them."""
-    rows = [row for row in history if isinstance(row, dict)]
+def _job_model(job: Mapping[str, Any]) -> ModelOptions:
+    """Return the model options in the content of a ``job.json``, with defaults for the others."""
     try:
-        epochs = np.array([row["epoch"] for row in rows], dtype=float)
-        bound = np.array([row.get("val_iwae") for row in rows], dtype=float)
-    except (KeyError, TypeError, ValueError) as error:
-        messages.append(
-            f"history.json has rows without an epoch or with text instead of numbers ({error!r:.80})"
-        )
+        return ModelOptions(**{k: job[k] for k in options_of(ModelOptions) if job.get(k) is not None})
+    except ConfigError as error:
+        raise RunError(f"job.json: {error}. Remove the folder and run it again") from error
+
+
+def _curve(history: list[Any], messages: list[str]) -> tuple[Curve, float | None]:
+    """Return the learning curves of a run at some of its epochs, and its best validation bound."""
+    rows = [row for row in history if isinstance(row, dict)]
+    series: dict[str, NDArray[np.float64]] = {}
+    for name in ("epoch", *CURVES):
+        if any(name in row for row in rows):
+            try:
+                series[name] = np.array([row.get(name) for row in rows], dtype=float)
+            except (TypeError, ValueError):
+                messages.append(f"history.json has text instead of numbers in {name}: left out")
+    if rows and not np.isfinite(series.get("epoch", np.nan)).all():
+        messages.append("history.json has rows without an epoch: left out")
         return {}, None
-    if not rows or not np.isfinite(epochs).all():
-        return {}, None
-    finite = np.isfinite(bound)
-    at = int(np.where(finite, bound, -np.inf).argmax())
-    best = float(bound[at]) if finite.any() else None
+    bound = series.get("val_iwae", np.full(len(rows), np.nan))
+    bound = np.where(np.isfinite(bound), bound, -np.inf)
     kept = list(range(len(rows)))
     if len(rows) > CURVE_POINTS:
         even = np.linspace(0, len(rows) - 1, CURVE_POINTS).round().astype(int)
-        kept = sorted({*even.tolist(), at})
-    curve = {"epoch": _plain(epochs[kept])}
-    for name in CURVES:
-        if name in rows[at]:
-            try:
-                values = np.array([rows[i].get(name) for i in kept], dtype=float)
-            except (TypeError, ValueError):
-                messages.append(f"history.json has text instead of numbers in {name}: left out")
-                continue
-            curve[name] = _plain(values)
-    return curve, best
+        kept = sorted({*even.tolist(), int(bound.argmax())})
+    curve = {name: _plain(values[kept]) for name, values in series.items()}
+    return curve, number(bound.max(initial=-np.inf))
 
 
 def _plain(values: NDArray[np.float64]) -> list[float | None]:
-    """Rounded numbers; those that are not finite become None."""
+    """Round numbers to three decimals; NaN and infinity become None."""
     return [value if math.isfinite(value) else None for value in values.round(3).tolist()]
-
-
-def _reason(failure: Any) -> str:
-    if isinstance(failure, dict):
-        for key in ("reason", "message", "error"):
-            if isinstance(failure.get(key), str):
-                return str(failure[key])[:LINE]
-    return json.dumps(failure)[:LINE]
-
-
-def _whole(value: Any) -> int | None:
-    found = number(value)
-    return None if found is None else int(found)

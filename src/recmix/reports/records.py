@@ -1,4 +1,8 @@
-"""Runs as plain values, and the row and the column of the tables that each of them belongs to."""
+"""Runs as plain values, and the row and the column of the tables to which each run belongs.
+
+A row of the tables is a method with its options and its inference. A column is a data set with the
+options of the model. A run is one training: one row, one column, one split of the data, one seed.
+"""
 
 from __future__ import annotations
 
@@ -10,29 +14,21 @@ from pathlib import Path
 from typing import Any
 
 from recmix.inference import Inference
+from recmix.model.options import ModelOptions
 from recmix.runs.scores import ScoreKey
 
-__all__ = [
-    "CONTROL",
-    "Curve",
-    "Log",
-    "Problem",
-    "Record",
-    "Row",
-    "Setting",
-    "StoreContent",
-    "TableColumn",
-    "inference_words",
-    "number",
-    "parsed",
-    "set_title",
-]
+__all__ = ["CONTROL", "Curve", "Record", "Row", "Setting", "StoreContent", "TableColumn"]
+__all__ += ["inference_words", "more_options", "number", "parsed"]
 
 Setting = int | float | str | None
 Curve = Mapping[str, Sequence[float | None]]
 LARGEST = 1e100
+CALIBRATION = ("scale", "slope", "reference", "noise")
+"""Options of an inference that a calibration chooses."""
+IN_COLUMN = ("latent", "network", "decoder_network", "likelihood")
+"""Options of a model that have their own field in a column."""
 PAPER_ORDER = ("VAE", "VAE+", "SA", "IAF", "HF", "ME", "VLAE", "RME", "BVI-ER1", "BVI-ER2")
-PAPER_SETS = {
+SET_TITLES = {
     "mnist": "MNIST",
     "omniglot": "OMNIGLOT",
     "cifar10": "CIFAR10",
@@ -40,32 +36,38 @@ PAPER_SETS = {
     "celeba": "CelebA",
     "binary-mnist": "Binary MNIST",
     "static-mnist": "Static MNIST",
+    "digits": "Digits",
 }
-TITLES = {**PAPER_SETS, "digits": "Digits"}
+"""Data sets in the paper's order, as the paper writes them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of a table: a method, its setting, and how its posterior is used.
+    """A row of the tables: a method, its setting, and the inference that computes its posterior.
 
-    Attributes:
-        label: name of the method in the tables, from the run's spec.
-        setting: value of the option that the tables vary, such as the order.
-        options: the options by which it differs from other rows with this label and setting.
-        inference: how the posterior is used, in words; empty for the run's default.
-        calibrated: whether the posterior is calibrated on validation data.
+    The setting is the value of the one option that the tables vary for a method, such as the order
+    of RME.
 
     >>> print(Row("RME", 5), Row("VAE+", options="learning_rate=0.0001"), sep=", ")
     RME(5), VAE+ [learning_rate=0.0001]
     >>> print(Row("RESIDUAL", inference="+2 steps", calibrated=True))
     RESIDUAL +2 steps, calibrated
+    >>> print(Row("VAE+", calibrated=True, noise=True))
+    VAE+ calibrated with noise
     """
 
-    label: str
-    setting: Setting = None
-    options: str = ""
-    inference: str = ""
-    calibrated: bool = False
+    label: str  # name of the method in the tables, from the run's spec
+    setting: Setting = None  # value of the option that the tables vary, such as the order
+    options: str = ""  # the options by which it differs from other rows with this label and setting
+    inference: str = ""  # how the posterior is used, in words; empty for the run's default
+    calibrated: bool = False  # whether the posterior is calibrated on validation data
+    noise: bool = False  # whether the likelihood's noise is changed: then p(x) is another one
+
+    @classmethod
+    def of(cls, label: str, setting: Setting, inference: Inference) -> Row:
+        """Return the row of a run with this method label, setting and default inference."""
+        noise = inference.noise != 1
+        return cls(label, setting, calibrated=inference.calibrated or noise, noise=noise)
 
     def __str__(self) -> str:
         name = self.label if self.setting is None else f"{self.label}({self.setting})"
@@ -73,41 +75,50 @@ class Row:
 
     @property
     def use(self) -> str:
-        """The text after label and setting: the options, the inference, the calibration."""
+        """The part of the row's name after label and setting: options, inference, calibration."""
         options = f"[{self.options}] " if self.options else ""
-        words = ", ".join(filter(None, [self.inference, "calibrated" * self.calibrated]))
+        how = ("calibrated" + " with noise" * self.noise) * self.calibrated
+        words = ", ".join(filter(None, [self.inference, how]))
         return f"{options}{words}".strip()
 
     @property
     def order(self) -> tuple[Any, ...]:
-        """Sort key: the paper's order of methods, then label, setting, options, inference."""
-        known = self.label in PAPER_ORDER
-        place = (0, PAPER_ORDER.index(self.label), "") if known else (1, 0, self.label)
+        """Sort key of rows: the paper's order of methods, label, setting, options, inference."""
+        place = _place(self.label, PAPER_ORDER)
         if isinstance(self.setting, int | float):
             setting: tuple[int, float, str] = (1, self.setting, "")
         else:
             setting = (0 if self.setting is None else 2, 0, str(self.setting))
-        return (*place, *setting, self.options, _by_number(self.inference), self.calibrated)
+        used = (_by_number(self.inference), self.calibrated, self.noise)
+        return (place, self.label, *setting, self.options, *used)
 
 
 CONTROL = Row("VAE+")
 """The control: the VAE, continued with the same schedule. Gains are differences from it."""
 
 
+def _place(name: str, names: Sequence[str]) -> int:
+    """Return the index of a name in `names`, or their number if the name is not among them."""
+    return names.index(name) if name in names else len(names)
+
+
 def _by_number(text: str) -> list[str | int]:
-    """Sort key that puts ``2 steps`` before ``10 steps``: texts and numbers in turn."""
+    """Return a sort key that puts ``2 steps`` before ``10 steps``: texts and numbers in turn."""
     return [int(part) if part.isdigit() else part for part in re.split(r"([0-9]+)", text)]
 
 
 def inference_words(used: Inference, default: Inference) -> str:
-    """How an inference differs from a run's default, in words.
+    """Describe in words how the inference `used` differs from the default inference of a run.
 
-    Inferences that differ have different words, except for a calibration that is the default's or none.
+    Different inferences give different words, with one exception: the words do not tell no
+    calibration from the calibration of the default.
 
     >>> inference_words(Inference(refine=2, restarts=3), Inference())
     '+2 steps, 3 restarts'
     >>> inference_words(Inference(refine=2, reuse=0), Inference(refine=4))
     '2 steps, reuse 0'
+    >>> inference_words(Inference(noise=1.3), Inference())
+    'noise 1.3'
     """
     words = []
     if used.refine != default.refine:
@@ -118,33 +129,42 @@ def inference_words(used: Inference, default: Inference) -> str:
         words.append(f"reuse {used.reuse}")
     if used.restarts != default.restarts:
         words.append(f"{used.restarts} restart{'s' * (used.restarts != 1)}")
-    if used.calibrated and not _same_calibration(used, default):
-        words += [f"scale {used.scale!r}", f"slope {used.slope!r}", f"reference {used.reference!r}"]
+    if not _same_calibration(used, default):
+        if used.calibrated:
+            words += [f"{name} {getattr(used, name)!r}" for name in ("scale", "slope", "reference")]
+        if used.noise != 1:
+            words.append(f"noise {used.noise!r}")
     return ", ".join(words)
 
 
 def _same_calibration(one: Inference, other: Inference) -> bool:
-    return (one.scale, one.slope, one.reference) == (other.scale, other.slope, other.reference)
+    return all(getattr(one, name) == getattr(other, name) for name in CALIBRATION)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableColumn:
-    """What makes scores comparable: the data, the dimension of z, the networks and the likelihood."""
+    """A column of the tables: a data set and all options of the model.
+
+    Only scores in the same column can be compared.
+    """
 
     data: str
     latent: int
     network: str = "conv"
     decoder_network: str = "conv"
     likelihood: str = "gaussian"
+    more: str = ""  # other options of data and model that differ from their defaults, see `more_options`
 
     @property
     def title(self) -> str:
-        """The data set as the paper writes it, with networks and likelihood if they are unusual.
+        """The data set's name as in the paper, with the model options that are not the usual ones.
 
         >>> TableColumn(data="mnist", latent=20, decoder_network="dense").title
         'MNIST, dense decoder'
+        >>> TableColumn(data="mnist", latent=20, more="prior=mixture").title
+        'MNIST, prior=mixture'
         """
-        words = [set_title(self.data)]
+        words = [SET_TITLES.get(self.data, self.data)]
         if self.network == self.decoder_network != "conv":
             words.append(f"{self.network} networks")
         else:
@@ -153,26 +173,36 @@ class TableColumn:
         usual = "bernoulli" if self.data in ("binary-mnist", "static-mnist") else "gaussian"
         if self.likelihood != usual:
             words.append(self.likelihood)
-        return ", ".join(words)
+        return ", ".join(filter(None, [*words, self.more]))
 
     @property
     def order(self) -> tuple[Any, ...]:
-        """Sort key: the paper's order of data sets, then title and dimension."""
-        known = self.data in PAPER_SETS
-        place = (0, list(PAPER_SETS).index(self.data)) if known else (1, 0)
-        return (*place, self.title, self.latent)
+        """Sort key of columns: the paper's order of data sets, then title and latent dimension."""
+        return (_place(self.data, list(SET_TITLES)), self.title, self.latent)
 
     def __str__(self) -> str:
         return f"{self.title}, dim {self.latent}"
 
 
-@dataclass(frozen=True, slots=True)
-class Log:
-    """The first and last lines of a log, and the number of lines left out between them."""
+def more_options(model: ModelOptions, data: Mapping[str, Any]) -> str:
+    """Return as text the changed options for which `TableColumn` has no field of its own.
 
-    head: Sequence[str] = ()
-    tail: Sequence[str] = ()
-    left_out: int = 0
+    Changed options are those that differ from their defaults.
+
+    Args:
+        model: the options of the model.
+        data: the options with which image files were read. Only ``size`` and ``crop`` are used.
+
+    >>> more_options(ModelOptions(latent=5, prior="mixture", widths=(64, 32)), {"size": 16})
+    'size=16, prior=mixture, widths=64,32'
+    """
+    found = {name: data[name] for name in ("size", "crop") if data.get(name) is not None}
+    found |= {name: value for name, value in model.changed().items() if name not in IN_COLUMN}
+    return ", ".join(f"{name}={_plain(value)}" for name, value in found.items())
+
+
+def _plain(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else f"{value}"
 
 
 parsed = cache(ScoreKey.parse)
@@ -181,91 +211,69 @@ parsed = cache(ScoreKey.parse)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One run as plain values.
+    """One run as plain values: its place in the tables, its state, scores, curves and files."""
 
-    Attributes:
-        folder: name of its folder in the store.
-        row: its row in the tables, for the run's default inference.
-        column: its column in the tables.
-        split: which split of the data.
-        restart: seed of the training.
-        inference: the run's default inference.
-        continued: whether it started from another run.
-        status: new, running, interrupted, failed or done.
-        reason: why it has this status.
-        epochs: number of epochs trained.
-        best_epoch: the epoch whose weights were kept.
-        validation: best bound on the validation data, in nats. Runs are selected by it alone.
-        scores: measured numbers, by `ScoreKey`.
-        gap: means from ``gap.json``, if it exists.
-        curve: thinned learning curves: ``epoch`` and the series of `CURVES` that the run has.
-        spec: content of ``spec.json``.
-        job: content of ``job.json``.
-        failure: content of ``failed.json``.
-        environment: machine and versions at each start.
-        log: events, from ``log.jsonl``.
-        text: printed output, from ``log.txt``.
-    """
-
-    folder: str
-    row: Row
-    column: TableColumn
-    split: int
-    restart: int
-    inference: Inference = field(default_factory=Inference)
-    continued: bool = False
-    status: str = "new"
-    reason: str = ""
-    epochs: int = 0
-    best_epoch: int | None = None
+    folder: str  # name of its folder in the store
+    row: Row  # its row in the tables, for the run's default inference
+    column: TableColumn  # its column in the tables
+    split: int  # which split of the data
+    restart: int  # seed of the training
+    inference: Inference = field(default_factory=Inference)  # the run's default inference
+    continued: bool = False  # whether it started from another run
+    status: str = "new"  # new, running, interrupted, failed or done
+    reason: str = ""  # why it has this status
+    epochs: int = 0  # number of epochs trained
+    best_epoch: int | None = None  # the epoch whose weights were kept
+    # best bound on the validation data, in nats. Runs are selected by it alone.
     validation: float | None = None
+    # measured numbers, by `ScoreKey`
     scores: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    gap: Mapping[str, Any] | None = None
+    gap: Mapping[str, Any] | None = None  # means from ``gap.json``, if it exists
+    # thinned learning curves: ``epoch`` and the series of `CURVES` that the run has
     curve: Curve = field(default_factory=dict)
-    spec: Mapping[str, Any] | None = None
-    job: Mapping[str, Any] | None = None
-    failure: Any = None
-    environment: Sequence[Mapping[str, Any]] = ()
-    log: Log = Log()
-    text: Log = Log()
+    spec: Mapping[str, Any] | None = None  # content of ``spec.json``
+    job: Mapping[str, Any] | None = None  # content of ``job.json``
+    failure: Any = None  # content of ``failed.json``
+    environment: Sequence[Mapping[str, Any]] = ()  # machine and versions at each start
+    log: Sequence[str] = ()  # first and last events, from ``log.jsonl``
+    text: Sequence[str] = ()  # first and last lines of the printed output, from ``log.txt``
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """Sort key of runs: the tables' order of columns and rows, then split, restart, folder."""
+        return (self.column.order, self.row.order, self.split, self.restart, self.folder)
 
     def score(self, key: str, name: str) -> float | None:
-        """A measured number, if it exists and is finite."""
-        return number(self.scores.get(key, {}).get(name))
-
-    def key(self, part: str, samples: int) -> str:
-        """Name of the score for the run's default inference."""
-        return str(ScoreKey(part, samples, self.inference))
-
-    def keys(self, part: str, samples: int) -> dict[Row, str]:
-        """The name of the score for each row that the run has a score for, and for its default row.
+        """Return one number of a score, or None if it is missing or not finite.
 
         Args:
-            part: of the data.
-            samples: K of IWAE-K.
+            key: name of the score, see `recmix.runs.scores.ScoreKey`.
+            name: name of the number in the score, such as ``iwae`` or ``milliseconds``.
         """
-        found = {self.row: self.key(part, samples)}
+        return number(self.scores.get(key, {}).get(name))
+
+    def keys(self, samples: int) -> dict[Row, str]:
+        """Return the names of the run's IWAE-K test scores for K = `samples`, by table row.
+
+        A run has one row for each inference with which it was scored. The first is the row of its
+        default inference, even if that was not scored.
+        """
+        found = {self.row: str(ScoreKey("test", samples, self.inference))}
         for name in self.scores:
             key = parsed(name)
-            if key is None or (key.part, key.samples) != (part, samples) or str(key) != name:
+            if key is None or (key.part, key.samples) != ("test", samples) or str(key) != name:
                 continue
             used = key.inference
-            by_default = used.calibrated and _same_calibration(used, self.inference)
-            words = inference_words(used, self.inference)
-            row = replace(self.row, inference=words, calibrated=key.calibrated or by_default)
+            noise = used.noise != 1
+            by_default = (used.calibrated or noise) and _same_calibration(used, self.inference)
+            row = replace(
+                self.row,
+                inference=inference_words(used, self.inference),
+                calibrated=key.calibrated or by_default,
+                noise=key.noise or noise,
+            )
             found.setdefault(row, name)
         return found
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """What is wrong with one folder of the store."""
-
-    folder: str
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.folder}: {self.message}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,25 +282,12 @@ class StoreContent:
 
     folder: Path
     records: Sequence[Record]
-    problems: Sequence[Problem]
+    problems: Sequence[str]  # each begins with the name of the folder
     figures: Sequence[Path] = ()
 
 
-def set_title(data: str) -> str:
-    """A data set as the paper writes it.
-
-    >>> set_title("celeba")
-    'CelebA'
-    """
-    return TITLES.get(data, data)
-
-
 def number(value: Any) -> float | None:
-    """A finite number that can be squared, or None."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        try:
-            found = float(value)
-        except OverflowError:
-            return None
-        return found if abs(found) < LARGEST else None
+    """Return the value as a float, or None if it is no finite number or too large to be squared."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST:
+        return float(value)
     return None

@@ -1,14 +1,15 @@
-"""All runs of a store in one compact JSON file. It gives the same tables as the store.
+"""Write all runs of a store into one small JSON file, and read it again.
 
-A store holds weights and logs. This file has one line for each run, with its options and its scores.
-Options of training and inference that have their default value are left out.
+A store is a folder of run folders, which hold weights and logs. The JSON file has only the options
+and scores of each run, one run per line, and gives the same tables. Options of training and
+inference that have their default value are left out.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from recmix.reports.variants import DEFAULTS, distinguish
 from recmix.runs.files import read_json, write_bytes
 from recmix.runs.spec import FORMAT, check_format
 
-__all__ = ["one_per_line", "read_runs", "write_runs"]
+__all__ = ["finite", "one_per_line", "read_runs", "write_runs"]
 
 COLUMN = tuple(f.name for f in fields(TableColumn))
 SAME = ("folder", "split", "restart", "continued", "status", "epochs", "best_epoch", "validation")
@@ -33,36 +34,34 @@ INFERENCE = Inference().to_json()
 
 
 def write_runs(records: Iterable[Record], path: Path) -> None:
-    """Write the runs of a store, in the order of the tables.
-
-    Args:
-        records: of the store.
-        path: of the file.
-    """
-    ordered = sorted(records, key=lambda r: (r.column.order, r.row.order, r.split, r.restart, r.folder))
+    """Write the runs of a store into a JSON file, one run per line, in the order of the tables."""
+    ordered = sorted(records, key=lambda record: record.order)
     head = {"format": FORMAT, "recmix": __version__}
     write_bytes(path, one_per_line(head, "runs", map(_line, ordered)).encode())
 
 
 def one_per_line(head: Mapping[str, Any], name: str, items: Iterable[Mapping[str, Any]]) -> str:
-    """A JSON object whose last value is a list with one item per line, for short files and diffs.
+    """Return a JSON object as text, with a list whose items are on one line each.
+
+    So files are short, and a diff shows the items that changed. NaN and infinity become null.
+
+    Args:
+        head: the first keys and values of the object.
+        name: the key of the list, which comes last.
+        items: of the list.
 
     >>> print(one_per_line({"format": 1}, "runs", [{"a": math.nan}]), end="")
     {"format": 1,
      "runs": [
       {"a": null}]}
     """
-    start = json.dumps(_finite(head), ensure_ascii=False)[:-1]
-    lines = ",".join(f"\n  {json.dumps(_finite(item), ensure_ascii=False)}" for item in items)
-    return f'{start},\n "{name}": [{lines}]}}\n'
+    start, *rest = (json.dumps(finite(item), ensure_ascii=False) for item in (head, *items))
+    lines = ",".join(f"\n  {line}" for line in rest)
+    return f'{start[:-1]},\n "{name}": [{lines}]}}\n'
 
 
 def read_runs(path: Path) -> list[Record]:
-    """The records of a file that `write_runs` wrote.
-
-    Args:
-        path: of the file.
-    """
+    """Read the runs of a JSON file that `write_runs` wrote."""
     content = read_json(path)
     if not isinstance(content, dict) or not isinstance(content.get("runs"), list):
         raise RunError(f"{path} does not hold the runs of a store: `recmix summary STORE` writes them")
@@ -82,12 +81,15 @@ def _line(record: Record) -> dict[str, Any]:
     found = {
         "label": record.row.label,
         "setting": record.row.setting,
-        **asdict(record.column),
+        **{name: value for name, value in asdict(record.column).items() if value != ""},
         **{name: getattr(record, name) for name in SAME},
         **{name: spec.get(name) for name in SPEC},
-        "training": _changed(spec.get("training") or {}, DEFAULTS),
+        "training": _changed(spec.get("training"), DEFAULTS),
         "inference": record.inference.changed(),
-        "scores": {key: _short(score) for key, score in record.scores.items()},
+        "scores": {
+            key: {**score, "inference": _changed(score.get("inference"), INFERENCE)}
+            for key, score in record.scores.items()
+        },
         "gap": record.gap,
         "environment": {key: started[key] for key in ENVIRONMENT if key in started},
     }
@@ -97,10 +99,13 @@ def _line(record: Record) -> dict[str, Any]:
 def _record(line: Mapping[str, Any]) -> Record:
     inference = Inference(**line.get("inference", {}))
     return Record(
-        row=Row(line["label"], line.get("setting"), calibrated=inference.calibrated),
+        row=Row.of(line["label"], line.get("setting"), inference),
         column=TableColumn(**{key: line[key] for key in COLUMN if key in line}),
         inference=inference,
-        scores={key: _long(score) for key, score in line.get("scores", {}).items()},
+        scores={
+            key: {**score, "inference": {**INFERENCE, **score.get("inference", {})}}
+            for key, score in line.get("scores", {}).items()
+        },
         gap=line.get("gap"),
         spec={name: line.get(name) for name in SPEC},
         environment=[dict(line.get("environment", {}))],
@@ -108,28 +113,22 @@ def _record(line: Mapping[str, Any]) -> Record:
     )
 
 
-def _changed(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in options.items() if k not in defaults or v != defaults[k]}
+def _changed(options: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    given = options if isinstance(options, dict) else {}
+    return {k: v for k, v in given.items() if k not in defaults or v != defaults[k]}
 
 
-def _short(score: Mapping[str, Any]) -> dict[str, Any]:
-    """A score without the default values of its inference."""
-    used = score.get("inference")
-    return {**score, "inference": _changed(used, INFERENCE)} if isinstance(used, dict) else dict(score)
+def finite(content: Any, replacement: Callable[[float], Any] = lambda value: None) -> Any:
+    """Replace NaN and infinity, which JSON does not have, in nested mappings and lists.
 
-
-def _long(score: Mapping[str, Any]) -> dict[str, Any]:
-    """The inverse of `_short`."""
-    used = score.get("inference")
-    return {**score, "inference": {**INFERENCE, **used}} if isinstance(used, dict) else dict(score)
-
-
-def _finite(content: Any) -> Any:
-    """The same without the numbers that JSON does not have."""
-    if isinstance(content, float) and not math.isfinite(content):
-        return None
+    Args:
+        content: a value, or mappings and lists of values.
+        replacement: gets the number and returns the new value. By default it returns None.
+    """
+    if isinstance(content, float):
+        return content if math.isfinite(content) else replacement(content)
     if isinstance(content, Mapping):
-        return {key: _finite(value) for key, value in content.items()}
+        return {key: finite(value, replacement) for key, value in content.items()}
     if isinstance(content, list | tuple):
-        return [_finite(value) for value in content]
+        return [finite(value, replacement) for value in content]
     return content

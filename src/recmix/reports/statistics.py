@@ -1,7 +1,9 @@
-"""From records to the numbers of a table: selection on validation data, means over splits, comparisons.
+"""Compute the numbers of the tables from the records of runs.
 
-In each cell (row, column) and each split the run with the best *validation* bound is selected. Test
-scores never select. Means and standard deviations are over splits. Rows are compared split by split.
+A cell of a table belongs to a row (a method and its inference) and a column (a data set and a
+model). For each cell and each split of the data, the run with the best *validation* bound is
+selected. Test scores never select a run. Means and standard deviations are over the splits. Two
+rows are compared by their differences on each split.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,82 +26,55 @@ TIMED_BATCH = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """The numbers of one row in one column.
-
-    Attributes:
-        chosen: the run that validation selected, by split.
-        keys: names of the scores of these runs, by split.
-        values: their test scores, by split; splits whose run has no score are missing.
-        mean: over splits, in nats.
-        std: over splits (n - 1); None for one split.
-        milliseconds: mean time to compute the posterior of a batch of 128, over the selected runs.
-        milliseconds_std: its standard deviation.
-        repeated: number of done runs that repeat another one of the same split and restart.
-        pending: number of runs that are not done.
-        batches: sizes of timed batches that are not 128; their times are left out.
-        devices: on which it was timed.
-        timed_alone: whether nothing else ran on the machine.
-        best: whether it is the best of its column.
-        versus_best: the column's best row compared with this one.
-        versus_control: this row compared with VAE+.
-    """
+    """One table cell: the selected runs of one row in one column, their scores and the means."""
 
     row: Row
     column: TableColumn
-    chosen: Mapping[int, Record] = field(default_factory=dict)
-    keys: Mapping[int, str] = field(default_factory=dict)
-    values: Mapping[int, float] = field(default_factory=dict)
-    mean: float | None = None
-    std: float | None = None
-    milliseconds: float | None = None
-    milliseconds_std: float | None = None
-    repeated: int = 0
-    pending: int = 0
-    batches: Sequence[int] = ()
-    devices: Sequence[str] = ()
-    timed_alone: bool = True
-    best: bool = False
-    versus_best: Comparison | None = None
-    versus_control: Comparison | None = None
+    chosen: Mapping[int, Record]  # the run that validation selected, by split
+    keys: Mapping[int, str]  # names of the scores of these runs, by split
+    values: Mapping[int, float]  # their test scores, by split; runs without a score are missing
+    mean: float | None  # over splits, in nats
+    std: float | None  # over splits (n - 1); None for one split
+    milliseconds: float | None  # mean time of the posterior of a batch of 128, over the selected runs
+    milliseconds_std: float | None  # its standard deviation
+    repeated: int  # number of done runs that repeat another one of the same split and restart
+    pending: int  # number of runs that are not done
+    batches: Sequence[int]  # sizes of timed batches that are not 128; their times are left out
+    devices: Sequence[str]  # on which it was timed
+    timed_alone: bool  # whether nothing else ran on the machine
+    best: bool = False  # whether it is the best of its column
+    versus_best: Comparison | None = None  # the column's best row compared with this one
+    versus_control: Comparison | None = None  # this row compared with VAE+
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """All cells of a store.
+    """The cells of the tables, for all runs of a store."""
 
-    Attributes:
-        rows: in the paper's order; VAE+ is always among them.
-        columns: in the paper's order.
-        cells: by row and column; combinations without runs are missing.
-        most: the largest number of scored splits in each column.
-        samples: K of the IWAE-K that is compared.
-        holm: whether p-values were corrected within each column.
-    """
-
-    rows: Sequence[Row]
-    columns: Sequence[TableColumn]
+    rows: Sequence[Row]  # in the paper's order; VAE+ is always among them
+    columns: Sequence[TableColumn]  # in the paper's order
+    # by row and column; combinations without runs are missing
     cells: Mapping[tuple[Row, TableColumn], Cell]
-    most: Mapping[TableColumn, int]
-    samples: int
-    holm: bool
+    samples: int  # K of the IWAE-K that is compared
+    holm: bool  # whether p-values were corrected within each column
 
     def best(self, column: TableColumn) -> Cell | None:
-        """The best cell of a column."""
+        """Return the best cell of a column, or None if the column has no score."""
         return next((cell for cell in self.column(column) if cell.best), None)
 
     def column(self, column: TableColumn) -> list[Cell]:
-        """The cells of a column, in the order of the rows."""
+        """Return the cells of a column, in the order of the rows."""
         found = (self.cells.get((row, column)) for row in self.rows)
         return [cell for cell in found if cell is not None]
 
     def splits(self, column: TableColumn) -> int:
-        """The largest number of scored splits in a column."""
-        return self.most.get(column, 0)
+        """Return the largest number of splits for which a row of this column has test scores."""
+        return max((len(cell.values) for cell in self.column(column)), default=0)
 
     def control_problem(self, column: TableColumn) -> str:
-        """Why a column has no control, in words; empty if it has one.
+        """Say in words why a column has no control VAE+; the text is empty if it has one.
 
-        If there are VAE+ with different options, none of them is chosen.
+        If a column has VAE+ runs with different training options, none of them is the control.
         """
         rows = [cell.row for cell in self.column(column) if cell.row.label == CONTROL.label]
         if len({row.options for row in rows if row.options}) > 1:
@@ -109,10 +84,11 @@ class Results:
 
 
 def select(records: Iterable[Record]) -> dict[int, Record]:
-    """For each split the run with the best validation bound. Test scores are not used.
+    """Select for each split of the data the run with the best validation bound.
 
-    Only runs that are done are selected. A run without a validation bound comes last; among equal bounds
-    the lower restart is selected, then the first folder by name.
+    Test scores are not used. Only runs that are done are selected. A run without a validation bound
+    is selected only if no other has one. Among equal bounds, the run with the lower restart number
+    is selected, then the run whose folder name comes first.
     """
 
     def preference(record: Record) -> tuple[float, int, str]:
@@ -126,39 +102,33 @@ def select(records: Iterable[Record]) -> dict[int, Record]:
     return dict(sorted(chosen.items()))
 
 
-def summarise(
-    records: Iterable[Record], *, samples: int = 100, correct: bool = False, part: str = "test"
-) -> Results:
-    """The cells of all tables.
+def summarise(records: Iterable[Record], *, samples: int = 100, correct: bool = False) -> Results:
+    """Compute the cells of all tables.
 
     Args:
-        records: of a store.
-        samples: K of IWAE-K.
-        correct: correct p-values for their number within a column (Holm).
-        part: of the data, whose scores are shown.
+        records: the runs.
+        samples: K of the IWAE-K test bound.
+        correct: whether p-values are corrected for the number of tests in a column (Holm).
     """
     models: dict[tuple[Row, TableColumn], list[Record]] = defaultdict(list)
     for record in records:
         models[model_of(record)].append(record)
     cells = {}
     for (_, column), found in models.items():
-        keys = {record.folder: record.keys(part, samples) for record in found}
+        keys = {record.folder: record.keys(samples) for record in found}
         for row in {row for names in keys.values() for row in names}:
             names = {folder: known[row] for folder, known in keys.items() if row in known}
             cells[row, column] = _cell(row, column, found, names)
     columns = sorted({column for _, column in cells}, key=lambda column: column.order)
     rows = sorted({row for row, _ in cells} | {CONTROL}, key=lambda row: row.order)
-    most = {}
     for column in columns:
-        here = [cells[row, column] for row in rows if (row, column) in cells]
-        most[column] = max(len(cell.values) for cell in here)
-        for cell in _tested(here, correct):
+        for cell in _tested([cells[row, column] for row in rows if (row, column) in cells], correct):
             cells[cell.row, column] = cell
-    return Results(rows=rows, columns=columns, cells=cells, most=most, samples=samples, holm=correct)
+    return Results(rows=rows, columns=columns, cells=cells, samples=samples, holm=correct)
 
 
 def _cell(row: Row, column: TableColumn, records: Sequence[Record], names: Mapping[str, str]) -> Cell:
-    """The cell of a row. `names` has the name of the score of each run, by folder."""
+    """Compute one cell from the runs of its model; `names` has each run's score name, by folder."""
     chosen = select(records)
     keys = {split: names[run.folder] for split, run in chosen.items() if run.folder in names}
     scored = {split: chosen[split].score(key, "iwae") for split, key in keys.items()}
@@ -190,7 +160,7 @@ def _cell(row: Row, column: TableColumn, records: Sequence[Record], names: Mappi
 
 
 def _moments(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """Mean and standard deviation (n - 1)."""
+    """Return mean and standard deviation (divisor n - 1); None replaces what has too few values."""
     if not values:
         return None, None
     array = np.asarray(values)
@@ -198,19 +168,21 @@ def _moments(values: Sequence[float]) -> tuple[float | None, float | None]:
 
 
 def _tested(cells: Sequence[Cell], correct: bool) -> list[Cell]:
-    """The cells of one column, with the best marked and the comparisons added.
+    """Return the cells of one column, with the best cell marked and the comparisons added.
 
-    The best is the highest mean among the rows with the most splits. So a row with one
-    good split is never the best.
+    The best cell has the highest mean among the cells with the most splits. So one good split does
+    not make a cell the best if others have more splits. Cells whose likelihood has a changed noise
+    are another model of the data. They cannot be the best and are not compared with it.
     """
-    most = max((len(cell.values) for cell in cells), default=0)
-    complete = [cell for cell in cells if len(cell.values) == most and cell.mean is not None]
-    if not complete:
-        return list(cells)
-    best = max(complete, key=lambda cell: cell.mean if cell.mean is not None else -math.inf)
+    same_model = [cell for cell in cells if not cell.row.noise]
+    most = max((len(cell.values) for cell in same_model), default=0)
+    complete = [cell for cell in same_model if len(cell.values) == most and cell.mean is not None]
+    best = max(complete, key=lambda cell: cell.mean or 0.0, default=None)
     scored = {cell.row: cell for cell in cells if cell.values}
     against_best = {
-        row: compare(best.values, cell.values) for row, cell in scored.items() if cell is not best
+        cell.row: compare(best.values, cell.values)
+        for cell in same_model
+        if best is not None and cell is not best and cell.values
     }
     against_control = {
         row: compare(cell.values, control.values)
@@ -231,15 +203,17 @@ def _tested(cells: Sequence[Cell], correct: bool) -> list[Cell]:
 
 
 def control_of(row: Row) -> Row:
-    """The row that a row is compared with: VAE+, or for a calibrated row VAE+ calibrated.
+    """Return the control of a row: VAE+, calibrated in the same way as the row.
 
-    VAE+ calibrated itself is compared with VAE+.
+    The control of a calibrated VAE+ itself is the uncalibrated VAE+.
 
     >>> print(control_of(Row("RME", 5)), control_of(Row("RME", calibrated=True)), sep=", ")
     VAE+, VAE+ calibrated
+    >>> print(control_of(Row("RME", 5, calibrated=True, noise=True)))
+    VAE+ calibrated with noise
     """
-    calibrated = replace(CONTROL, calibrated=True)
-    return calibrated if row.calibrated and row != calibrated else CONTROL
+    alike = replace(CONTROL, calibrated=row.calibrated or row.noise, noise=row.noise)
+    return CONTROL if row == alike else alike
 
 
 def _corrected(family: Mapping[Row, Comparison]) -> dict[Row, Comparison]:

@@ -1,15 +1,19 @@
-"""Reads files of a store without trusting them: no links are followed, no large file is read whole."""
+"""Read files of a store, the folder of run folders, that may be damaged or harmful.
+
+Symbolic links are not followed, JSON files that are too large are refused, and of a large log only
+the beginning and the end are read.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import stat
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, BinaryIO
 
 from recmix.errors import RunError
-from recmix.reports.records import Log
 
 __all__ = ["LINE", "LOG_HEAD", "LOG_TAIL", "read_json", "read_log", "read_optional"]
 
@@ -17,68 +21,55 @@ LOG_HEAD, LOG_TAIL, LINE = 6, 24, 400
 """Lines kept at the start and at the end of a log, and characters kept of a line."""
 LARGEST_JSON = 64 * 2**20
 LARGEST_LOG = 64 * 2**10
+STARTS = 5
+"""Start events kept of a log."""
 
 
-def _open(path: str, name: str) -> tuple[int, int] | None:
-    """Descriptor and size of a plain file, or None if it does not exist. Links are not followed."""
-    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+@contextmanager
+def _opened(folder: str, name: str) -> Iterator[tuple[BinaryIO, int]]:
+    """Open a regular file without following links, and yield it with its size in bytes.
+
+    A missing file raises FileNotFoundError; every other error of the system becomes a `RunError`.
+    """
+
+    def without_links(path: str, flags: int) -> int:
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
     try:
-        handle = os.open(f"{path}/{name}", flags)
+        with open(f"{folder}/{name}", "rb", opener=without_links) as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise OSError("it is not a plain file")
+            yield file, found.st_size
     except FileNotFoundError:
-        return None
+        raise
     except OSError as error:
         raise RunError(f"could not read {name}: {error.strerror or error}") from error
-    found = os.fstat(handle)
-    if not stat.S_ISREG(found.st_mode):
-        os.close(handle)
-        raise RunError(f"could not read {name}: it is not a plain file")
-    return handle, found.st_size
 
 
-def _read(handle: int, count: int) -> bytes:
-    parts = []
-    while count > 0 and (part := os.read(handle, count)):
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)
-
-
-def read_json(path: str, name: str) -> Any:
-    """The content of a JSON file, or None if it does not exist.
-
-    Args:
-        path: of the folder.
-        name: of the file.
-    """
-    opened = _open(path, name)
-    if opened is None:
-        return None
-    handle, size = opened
+def read_json(folder: str, name: str) -> Any:
+    """Return the content of the JSON file `name` in `folder`, or None if it does not exist."""
     try:
-        if size > LARGEST_JSON:
-            raise RunError(f"{name} has {size:,} bytes, more than a report reads ({LARGEST_JSON:,})")
-        return json.loads(_read(handle, size))
+        with _opened(folder, name) as (file, size):
+            if size > LARGEST_JSON:
+                raise RunError(f"{name} has {size:,} bytes, more than a report reads ({LARGEST_JSON:,})")
+            return json.loads(file.read(size))
+    except FileNotFoundError:
+        return None
     except (ValueError, RecursionError) as error:
         raise RunError(
             f"{name} is not readable JSON ({error}): it is damaged or half written"
         ) from error
-    except OSError as error:
-        raise RunError(f"could not read {name}: {error.strerror or error}") from error
-    finally:
-        os.close(handle)
 
 
-def read_optional(path: str, name: str, kind: type, messages: list[str]) -> Any:
-    """The content of a JSON file that the run can do without, or None. An error becomes a message.
+def read_optional(folder: str, name: str, kind: type, messages: list[str]) -> Any:
+    """Return the content of a JSON file without which the rest of the run can still be shown.
 
-    Args:
-        path: of the folder.
-        name: of the file.
-        kind: expected type of the content.
-        messages: to which the message is added.
+    It is None if the file does not exist. If the file is damaged, or its content is not of the type
+    `kind`, a message is added to `messages` and None is returned.
     """
     try:
-        content = read_json(path, name)
+        content = read_json(folder, name)
     except RunError as error:
         messages.append(str(error))
         return None
@@ -88,58 +79,48 @@ def read_optional(path: str, name: str, kind: type, messages: list[str]) -> Any:
     return content
 
 
-def read_log(path: str, name: str) -> tuple[list[dict[str, Any]], Log]:
-    """The start events of a log, and its first and last lines.
+def read_log(folder: str, name: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the start events of a log file, and the first and last lines of the file.
 
-    Args:
-        path: of the folder.
-        name: of the file.
+    A training writes a start event each time it begins or continues. It has the machine and the
+    versions of software.
     """
     try:
-        opened = _open(path, name)
+        with _opened(folder, name) as (file, size):
+            head = file.read(LARGEST_LOG)
+            file.seek(max(LARGEST_LOG, size - LARGEST_LOG))
+            tail = file.read(LARGEST_LOG)
+    except FileNotFoundError:
+        return [], []
     except RunError as error:
-        return [], Log(head=[str(error)])
-    if opened is None:
-        return [], Log()
-    handle, size = opened
-    try:
-        head = _read(handle, min(size, LARGEST_LOG))
-        tail = b""
-        if size > LARGEST_LOG:
-            os.lseek(handle, max(LARGEST_LOG, size - LARGEST_LOG), os.SEEK_SET)
-            tail = _read(handle, LARGEST_LOG)
-    except OSError as error:
-        return [], Log(head=[f"could not read {name}: {error.strerror or error}"])
-    finally:
-        os.close(handle)
-    return _starts(head + b"\n" + tail), _trim(head, tail, size)
+        return [], [str(error)]
+    shown = [line if len(line) <= LINE else line[:LINE] + " …" for line in _ends(head, tail, size)]
+    return _starts(head + b"\n" + tail), shown
 
 
-def _trim(head: bytes, tail: bytes, size: int) -> Log:
+def _ends(head: bytes, tail: bytes, size: int) -> list[str]:
+    """Return the lines of a log; of a long log only the first and last, with a line in between.
+
+    That line says how many lines are left out. `head` and `tail` are the bytes that were read,
+    `size` is the size of the file.
+    """
     lines = head.decode("utf-8", "replace").splitlines()
     if not tail and len(lines) <= LOG_HEAD + LOG_TAIL:
-        return Log(head=_cut(lines))
-    total, last = len(lines), lines[-LOG_TAIL:]
+        return lines
+    total, last = len(lines), lines
     if tail:  # the middle was not read: estimate the number of lines from the head
         total = round(size * len(lines) / len(head))
-        last = tail.decode("utf-8", "replace").splitlines()[1:][-LOG_TAIL:]
-    first = lines[:LOG_HEAD]
-    left = max(total - len(first) - len(last), 1)
-    return Log(head=_cut(first), tail=_cut(last), left_out=left)
-
-
-def _cut(lines: Iterable[str]) -> list[str]:
-    return [line if len(line) <= LINE else line[:LINE] + " …" for line in lines]
+        last = tail.decode("utf-8", "replace").splitlines()[1:]
+    first, last = lines[:LOG_HEAD], last[-LOG_TAIL:]
+    return [*first, f"… {max(total - len(first) - len(last), 1)} lines left out …", *last]
 
 
 def _starts(content: bytes) -> list[dict[str, Any]]:
-    """The start events, which name machine and versions; the last five."""
     found: list[dict[str, Any]] = []
-    for line in content.splitlines() if b'"start"' in content else ():
-        try:
-            event = json.loads(line) if b'"start"' in line else None
-        except ValueError:
-            continue
-        if isinstance(event, dict) and event.get("event") == "start":
-            found.append({key: value for key, value in event.items() if key != "event"})
-    return found[-5:]
+    for line in content.splitlines():
+        if b'"start"' in line:
+            with suppress(ValueError):
+                event = json.loads(line)
+                if isinstance(event, dict) and event.pop("event", None) == "start":
+                    found.append(event)
+    return found[-STARTS:]

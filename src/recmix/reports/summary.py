@@ -1,6 +1,7 @@
-"""The results of a store: one row for each data set, dimension, method and inference.
+"""Summarise the results of a store, the folder of run folders, as plain rows for a JSON file.
 
-The kind of a row, from its scores, says what is computed for each example:
+There is one row for each data set, latent dimension, method and inference. The field ``kind`` of a
+row says what its inference computes for each example:
 
 ================  =============================================================================
 ``encoder``       one pass through the encoders
@@ -8,8 +9,10 @@ The kind of a row, from its scores, says what is computed for each example:
 ``refined``       optimisation steps for each example
 ================  =============================================================================
 
-In each split the run with the best validation bound is selected, as in the tables. Means are over
-splits. Gains are differences from VAE+ of the same data set and dimension, split by split.
+In each split of the data the run with the best validation bound is selected, as in the tables. Means
+are over the splits. A gain is the mean over splits of the difference from the control VAE+ on the
+same data set with the same dimension. A row whose likelihood has a changed noise is another model of
+the data. Such a row has the field ``noise``: the factor of the noise, as a mean over the runs.
 """
 
 from __future__ import annotations
@@ -36,11 +39,16 @@ Score = tuple[Record, str]
 
 
 def summary(records: Iterable[Record], *, samples: int = 100) -> list[dict[str, Any]]:
-    """The rows, by data set, dimension and method.
+    """Return the results of runs as one mapping for each data set, dimension, method and inference.
+
+    Each mapping has the test bound (mean over splits, standard deviation, and value on each split),
+    the validation bounds, the gain over the control VAE+ with its p-value, and the inference time.
+    They are sorted as in the tables: by data set, latent dimension and method. Results without a
+    test bound are left out.
 
     Args:
-        records: of a store.
-        samples: K of IWAE-K.
+        records: the runs of a store.
+        samples: K of the IWAE-K test bound.
     """
     results = summarise(records, samples=samples)
     cells = [cell for column in results.columns for cell in results.column(column)]
@@ -48,13 +56,24 @@ def summary(records: Iterable[Record], *, samples: int = 100) -> list[dict[str, 
 
 
 def to_json(rows: Sequence[dict[str, Any]], *, samples: int = 100) -> str:
-    """The rows as a JSON file, one per line."""
+    """Return the rows of `summary` as the text of a JSON file, one row per line.
+
+    `samples` is the K of their IWAE-K test bounds.
+    """
     head = {"format": FORMAT, "samples": samples, "unit": "nats per test image"}
     return one_per_line(head, "rows", rows)
 
 
 class Point(NamedTuple):
-    """A point of the frontier figure."""
+    """A point of the figure of gain against time: a method with its inference.
+
+    Attributes:
+        name: full name of the table row, such as ``RME(2) +2 steps``.
+        label: name of the method alone, which selects colour and marker.
+        milliseconds: inference time for a batch of 128 examples.
+        nats: mean gain over VAE+.
+        std: standard deviation of the gain over splits, if there are several.
+    """
 
     name: str
     label: str
@@ -64,11 +83,16 @@ class Point(NamedTuple):
 
 
 def panels(rows: Iterable[dict[str, Any]]) -> dict[str, list[Point]]:
-    """The points of the frontier figure, by data set and dimension: gain over VAE+ against time.
+    """Return the points of the figure of gain over VAE+ against inference time, by panel title.
 
-    If some rows of a column were timed with nothing else running, the other rows are left out. If none
-    was, the title says so. Two kinds of rows are always left out: those timed on another device than
-    VAE+, and calibrated ones, which take the same time and have another control.
+    There is one panel for each data set and latent dimension. A time is best measured while no
+    other run uses the machine. If some rows of a panel have such a time, the others are left out.
+    If no row has one, the title of the panel says that the machine was shared. Always left out are
+    rows timed on another device than VAE+, and rows with calibration or a changed noise, which take
+    as long as without it and are compared with another control.
+
+    Args:
+        rows: of `summary`.
     """
     found = list(rows)
     shown = [
@@ -77,6 +101,7 @@ def panels(rows: Iterable[dict[str, Any]]) -> dict[str, list[Point]]:
         if row["milliseconds"] is not None
         and row["difference"] is not None
         and not row["calibrated"]
+        and "noise" not in row
         and not other_device(row, found)
     ]
     alone = {row["column"] for row in shown if row["timed_alone"]}
@@ -90,7 +115,7 @@ def panels(rows: Iterable[dict[str, Any]]) -> dict[str, list[Point]]:
 
 
 def other_device(row: dict[str, Any], rows: Iterable[dict[str, Any]]) -> bool:
-    """Whether a row was timed on another device than VAE+ of the same data set and dimension."""
+    """Whether a row of `summary` was timed on another device than VAE+ in the same table column."""
     controls = (r for r in rows if (r["column"], r["row"]) == (row["column"], str(CONTROL)))
     control = next(controls, None)
     return control is not None and control["devices"] != row["devices"]
@@ -106,7 +131,7 @@ def _line(cell: Cell, results: Results) -> dict[str, Any]:
         "column": str(column),
         "dataset": column.data,
         "dim": column.latent,
-        **{k: v for k, v in asdict(column).items() if k not in ("data", "latent")},
+        **{k: v for k, v in asdict(column).items() if k not in ("data", "latent") and v != ""},
         "row": str(row),
         "method": (runs[0].spec or {}).get("method"),
         "label": row.label,
@@ -116,7 +141,8 @@ def _line(cell: Cell, results: Results) -> dict[str, Any]:
         "steps": first.get("steps", 0),
         "inference": {name: getattr(inference, name) for name in REFINEMENT},
         "calibrated": row.calibrated,
-        "scale": _mean(number((r.scores[k].get("inference") or {}).get("scale")) for r, k in scored),
+        "scale": _factor(scored, "scale"),
+        **({"noise": _factor(scored, "noise")} if row.noise else {}),
         "mean": cell.mean,
         "std": cell.std,
         "splits": len(cell.values),
@@ -132,17 +158,24 @@ def _line(cell: Cell, results: Results) -> dict[str, Any]:
     }
 
 
+def _factor(scored: Sequence[Score], name: str) -> float | None:
+    """Return the mean over runs of one option of their scores' inference, such as ``scale``."""
+    return _mean(number((run.scores[key].get("inference") or {}).get(name)) for run, key in scored)
+
+
 def _inference(name: str) -> Inference:
-    """The inference of a score."""
+    """Return the inference that the name of a score contains, or the default inference."""
     key = parsed(name)
     return Inference() if key is None else key.inference
 
 
 def _validation(cell: Cell, samples: int) -> dict[str, Any]:
-    """Bounds on the validation data, without calibration but with the refinement of the row.
+    """Return the IWAE-K bounds of a row's runs on validation data.
 
-    ``validations`` has them by K and split. ``validation`` is their mean over splits for the K of the
-    test bound if every run has it, otherwise for the smallest K that every run has, otherwise None.
+    They are computed with the refinement of the row, but without calibration, which used the same
+    data. ``validations`` has the bounds by K and split. ``validation`` is their mean over splits,
+    for the K of the test bound if every run has it, otherwise for the smallest K that every run
+    has. ``validation_samples`` is this K. Both are None if there is no such K.
     """
     found: dict[int, dict[str, float]] = {}
     for split in cell.values:
@@ -163,9 +196,11 @@ def _validation(cell: Cell, samples: int) -> dict[str, Any]:
 
 
 def _over_control(cell: Cell, results: Results) -> dict[str, Any]:
-    """The gain over VAE+, paired by split, with its exact p-value for any number of pairs.
+    """Return the fields about a row's gain over VAE+: mean, standard deviation, p-value and others.
 
-    With fewer pairs than the tables need, nothing is called significant and the reason is given.
+    The gain is the difference from VAE+ on the splits that both have. The p-value is given for any
+    number of splits. If there are too few for the tables, ``significant`` is None and ``reason``
+    says why.
     """
     control = results.cells.get((control_of(cell.row), cell.column))
     theirs = control.values if control is not None else {}
@@ -186,17 +221,14 @@ def _over_control(cell: Cell, results: Results) -> dict[str, Any]:
     if reason:
         reason += f": the smallest possible p is {0.5 ** len(differences):.2g}"
     significant = None if p is None else p <= SIGNIFICANT
-    return found | {
-        "p_vae_plus": signed_rank_p(differences),
-        "significant": significant,
-        "reason": reason,
-    }
+    own = {"p_vae_plus": signed_rank_p(differences), "significant": significant, "reason": reason}
+    return found | own
 
 
 def _times(scored: Sequence[Score]) -> dict[str, Any]:
-    """The median time of a batch over the runs, and the devices.
+    """Return the inference time of a batch of 128 (median over the runs) and the devices used.
 
-    If some runs were timed with nothing else running, the others are left out.
+    If some runs were timed while nothing else ran on the machine, the other runs are left out.
     """
     timed = [(run, key) for run, key in scored if run.score(key, "batch") == TIMED_BATCH]
     alone = [(run, key) for run, key in timed if run.scores[key].get("alone") is True]
@@ -210,7 +242,11 @@ def _times(scored: Sequence[Score]) -> dict[str, Any]:
 
 
 def _gap(scored: Sequence[Score]) -> dict[str, Any] | None:
-    """The gap between log p(x) and the ELBO, over the runs that have it for the row's inference."""
+    """Return the mean gap between log p(x) and the ELBO, with its standard error.
+
+    The mean is over the runs whose gap was measured with the inference of the row. It is None if
+    there is no such run.
+    """
     totals, references, errors = [], [], []
     for run, key in scored:
         gap = run.gap or {}

@@ -1,15 +1,17 @@
-"""The paper's tables, made from results; `recmix.reports.forms` and `.latex` write them as text.
+"""Make the paper's tables from our results; `recmix.reports.forms` and `.latex` write them as text.
 
-Rows are methods in the paper's order, columns are data sets by dimension. In each column the best row is
-red and bold. The colour of another row shows the p-value of its difference from the best. The paper's
-number follows ours, with the difference.
+Rows are methods in the paper's order. Columns are data sets, each with its latent dimensions. In
+each column the best row is red and bold. The colour of another row shows the p-value of its
+difference from the best row. The paper's number follows ours, with the difference between the two.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import groupby
+from typing import NamedTuple
 
 from recmix.reports import notes
 from recmix.reports.paired import Comparison
@@ -17,59 +19,33 @@ from recmix.reports.published import Published, likelihood_of, time_of
 from recmix.reports.records import CONTROL, Row, TableColumn
 from recmix.reports.statistics import TIMED_BATCH, Cell, Results
 
-__all__ = [
-    "LEVELS",
-    "Level",
-    "Line",
-    "Table",
-    "TableEntry",
-    "all_tables",
-    "fixed",
-    "gain_table",
-    "level_of",
-    "likelihood_table",
-    "p_text",
-    "signed",
-    "time_table",
-]
+__all__ = ["LEVELS", "Level", "Line", "Table", "TableEntry", "all_tables", "decimals", "fixed"]
+__all__ += ["gain_table", "level_of", "likelihood_table", "p_text", "signed", "time_table"]
+__all__ += ["with_spread"]
 
 EMPTY = "–"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Level:
-    """A colour of the paper's tables.
+class Level(NamedTuple):
+    """A colour of the paper's tables, which marks the best row or a range of p-values."""
 
-    Attributes:
-        name: short, for style sheets.
-        words: what it means.
-        colour: red, green and blue, 0 to 1; None for the usual colour of text.
-        latex: the paper's name of the colour.
-    """
-
-    name: str
-    words: str
-    colour: tuple[float, float, float] | None = None
-    latex: str = ""
-
-    @property
-    def rgb(self) -> str:
-        """The colour, for the terminal."""
-        assert self.colour is not None
-        return "rgb({},{},{})".format(*(round(255 * part) for part in self.colour))
+    name: str  # short, for style sheets
+    words: str  # what it means
+    colour: str = ""  # for the terminal; empty for the usual colour of text
+    latex: str = ""  # the paper's name of the colour
 
 
 LEVELS = {
-    "best": Level(name="best", words="best on average", colour=(1.0, 0.0, 0.0), latex="red"),
-    "strong": Level(name="strong", words="p ≤ 0.01"),
-    "weak": Level(name="weak", words="0.01 < p ≤ 0.05", colour=(1.0, 0.85, 0.0), latex="lor"),
-    "hint": Level(name="hint", words="0.05 < p ≤ 0.1", colour=(1.0, 0.6, 0.0), latex="or"),
-    "little": Level(name="little", words="p > 0.1", colour=(1.0, 0.2, 0.0), latex="dor"),
+    "best": Level("best", "best on average", "rgb(255,0,0)", "red"),
+    "strong": Level("strong", "p ≤ 0.01"),
+    "weak": Level("weak", "0.01 < p ≤ 0.05", "rgb(255,217,0)", "lor"),
+    "hint": Level("hint", "0.05 < p ≤ 0.1", "rgb(255,153,0)", "or"),
+    "little": Level("little", "p > 0.1", "rgb(255,51,0)", "dor"),
 }
 
 
 def level_of(p: float | None) -> Level | None:
-    """The paper's colour for a p-value.
+    """Return the colour that the paper's tables use for a p-value, or None without a p-value.
 
     >>> [level_of(p).name for p in (0.01, 0.05, 0.1, 0.2)]
     ['strong', 'weak', 'hint', 'little']
@@ -82,139 +58,131 @@ def level_of(p: float | None) -> Level | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableEntry:
-    """A cell as text, with the numbers by which it is sorted.
+    """A table cell as text, with the numbers by which the HTML page sorts it."""
 
-    Attributes:
-        text: the mean, or the gain.
-        spread: the standard deviation, or an interval.
-        value: number by which it is sorted.
-        level: its colour.
-        bold: whether it is bold.
-        p: the p-value as text, or the word ``best``.
-        more: further text, such as the effect size.
-        paper: the paper's number.
-        paper_spread: the paper's standard deviation.
-        paper_value: the paper's number, for sorting.
-        difference: ours minus the paper's.
+    text: str = EMPTY  # the mean, or the gain
+    spread: str = ""  # the standard deviation, or an interval
+    value: float | None = None  # number by which it is sorted
+    level: Level | None = None  # its colour
+    bold: bool = False  # whether it is bold
+    p: str = ""  # the p-value as text, or the word ``best``
+    more: str = ""  # further text, such as the effect size
+    paper: str = ""  # the paper's number
+    paper_spread: str = ""  # the paper's standard deviation
+    paper_value: float | None = None  # the paper's number, for sorting
+    difference: str = ""  # ours minus the paper's
+
+    @property
+    def signed_spread(self) -> str:
+        """`spread` with a ± before it, or unchanged if it is an interval such as ``[0.1, 0.4]``."""
+        return self.spread if self.spread.startswith("[") else f"± {self.spread}"
+
+    @property
+    def details(self) -> list[str]:
+        """The p-value and the further text of the cell, as far as they are not empty."""
+        return [word for word in (self.p, self.more) if word]
+
+
+class Line(NamedTuple):
+    """A row of a table as text.
+
+    `first` is true for the first row of a method, such as SA(1) of the rows SA(1) to SA(8).
     """
-
-    text: str = EMPTY
-    spread: str = ""
-    value: float | None = None
-    level: Level | None = None
-    bold: bool = False
-    p: str = ""
-    more: str = ""
-    paper: str = ""
-    paper_spread: str = ""
-    paper_value: float | None = None
-    difference: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """A row of a table; `first` is true for the first of a label, such as SA(1) of SA(1) to SA(8)."""
 
     row: Row
     entries: Sequence[TableEntry]
     first: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table that can be written in any form.
+    """A table as text cells, which can be written as HTML, Markdown, LaTeX or terminal text."""
 
-    Attributes:
-        key: short name.
-        title: above it.
-        caption: what its numbers are.
-        columns: data sets by dimension.
-        printed: for each column, whether the paper has numbers for it.
-        lines: the rows.
-        notes: below it.
-        coloured: whether it uses the colours of `LEVELS`.
-    """
+    key: str  # short name
+    title: str  # above it
+    caption: str  # what its numbers are
+    columns: Sequence[TableColumn]  # data sets by dimension
+    lines: Sequence[Line]  # the rows
+    notes: Sequence[str]  # below it
 
-    key: str
-    title: str
-    caption: str
-    columns: Sequence[TableColumn]
-    printed: Sequence[bool]
-    lines: Sequence[Line]
-    notes: Sequence[str]
-    coloured: bool = False
+    @cached_property
+    def printed(self) -> list[bool]:
+        """For each column, whether the paper has numbers for it."""
+        return [any(line.entries[i].paper for line in self.lines) for i in range(len(self.columns))]
 
-    @property
+    @cached_property
+    def coloured(self) -> bool:
+        """Whether a cell of the table has one of the colours of `LEVELS`."""
+        return any(entry.level for line in self.lines for entry in line.entries)
+
+    @cached_property
     def groups(self) -> list[tuple[str, list[int]]]:
-        """Data sets, each with the indices of its columns."""
+        """The titles of the data sets, each with the indices of its columns in the table."""
         places = groupby(range(len(self.columns)), key=lambda i: self.columns[i].title)
         return [(title, list(found)) for title, found in places]
 
 
-# --- the three tables ------------------------------------------------------------------------------
-
-
 def all_tables(results: Results) -> list[Table]:
-    """Log-likelihood, gain over VAE+, inference time."""
+    """Return the three tables of a report: log-likelihood, gain over VAE+, inference time."""
     return [likelihood_table(results), gain_table(results), time_table(results)]
 
 
 def likelihood_table(results: Results) -> Table:
-    """The paper's Table 1: test log-likelihood, with colours and the paper's numbers."""
+    """Return the paper's Table 1, test log-likelihoods, with our results and the paper's numbers."""
 
     def entry(cell: Cell, digits: int) -> TableEntry:
         if cell.mean is None:
             return TableEntry()
-        tested = cell.versus_best
-        coloured = notes.coloured(results, cell.column)
+        tested, most = cell.versus_best, results.splits(cell.column)
         level = LEVELS["best"] if cell.best else level_of(tested.p if tested else None)
         return TableEntry(
             text=fixed(cell.mean, digits),
-            spread="" if cell.std is None else fixed(cell.std, digits),
+            spread=fixed(cell.std, digits),
             value=cell.mean,
-            level=level if coloured else None,
+            level=level if notes.coloured(results, cell.column) else None,
             bold=cell.best,
-            p="best" if cell.best else "" if tested is None else p_text(tested),
-            more=notes.short(cell, results),
+            p="best" if cell.best else p_text(tested),
+            more="" if len(cell.values) == most else f"{len(cell.values)} of {most} splits",
         )
 
     corrected = " Holm-corrected within a column." if results.holm else ""
-    return _table(
-        results,
-        entry,
-        likelihood_of,
+    return Table(
         key="likelihood",
-        title=f"Test log-likelihood (IWAE-{results.samples}, nats per image)",
+        title=f"Test log-likelihood (IWAE-{results.samples}, nats per example)",
         caption=(
             "Mean and standard deviation over splits; in each split the restart with the best "
             "validation bound. p: one-sided exact Wilcoxon signed-rank test of the best row against "
             f"this one.{corrected} Paper: the paper's number and the difference of ours from it."
         ),
-        remarks=[
+        columns=results.columns,
+        lines=_lines(results, entry, likelihood_of),
+        notes=[
             *notes.few(results),
             *notes.smallest(results),
             *notes.control_missing(results),
+            *notes.other_noise(results),
             *notes.incomplete(results),
             *notes.repeated(results),
             "The best row is chosen by the same test scores that are then compared, as in the paper. So "
             "the p-values are a little too small.",
         ],
-        coloured=True,
     )
 
 
 def gain_table(results: Results) -> Table:
-    """The gain of each row over VAE+, the same VAE continued with the same schedule."""
+    """Return the table of gains over VAE+, which is the plain VAE trained further.
+
+    The schedule of this further training is the one of the other methods.
+    """
 
     def entry(cell: Cell, digits: int) -> TableEntry:
         found = cell.versus_control
         if found is None or found.difference is None:
             return TableEntry(text="control" if cell.row == CONTROL and cell.values else EMPTY)
-        low, high = found.interval or (0.0, 0.0)
-        shown = f"[{signed(low, digits)}, {signed(high, digits)}]" if found.interval else ""
+        ends = ", ".join(signed(end, digits) for end in found.interval or ())
         return TableEntry(
             text=signed(found.difference, digits),
-            spread=shown,
+            spread=ends and f"[{ends}]",
             value=found.difference,
             bold=found.p is not None and found.p <= 0.05,
             p=p_text(found),
@@ -222,125 +190,122 @@ def gain_table(results: Results) -> Table:
         )
 
     corrected = ", Holm-corrected within a column" if results.holm else ""
-    return _table(
-        results,
-        entry,
-        lambda row, column: None,
+    return Table(
         key="gain",
-        title="Gain over VAE+ (nats per image)",
+        title="Gain over VAE+ (nats per example)",
         caption=(
             "Mean difference from VAE+ over shared splits with its 95 % t interval; p: one-sided exact "
             f"Wilcoxon signed-rank test that the row is higher{corrected}; r: matched-pairs "
             "rank-biserial correlation, from -1 to 1. Bold: p ≤ 0.05."
         ),
-        remarks=[*notes.few(results), *notes.control_missing(results)],
+        columns=results.columns,
+        lines=_lines(results, entry, lambda row, column: None),
+        notes=[
+            *notes.few(results),
+            *notes.control_missing(results),
+            *notes.other_noise(results),
+        ],
     )
 
 
 def time_table(results: Results) -> Table:
-    """The paper's table of inference times: milliseconds for the posterior of a batch of 128."""
+    """Return the paper's table of inference times, with our results.
+
+    A time is the milliseconds in which the posterior of a batch of 128 examples is computed.
+    """
 
     def entry(cell: Cell, digits: int) -> TableEntry:
         if cell.milliseconds is None:
             return TableEntry()
-        places = _time_digits(cell.milliseconds)
+        places = 1 if cell.milliseconds >= 10 else 2 if cell.milliseconds >= 1 else 3
         return TableEntry(
             text=fixed(cell.milliseconds, places),
-            spread="" if cell.milliseconds_std is None else fixed(cell.milliseconds_std, places),
+            spread=fixed(cell.milliseconds_std, places),
             value=cell.milliseconds,
         )
 
-    return _table(
-        results,
-        entry,
-        time_of,
+    return Table(
         key="time",
         title=f"Inference time (milliseconds per batch of {TIMED_BATCH})",
         caption=(
-            f"Time to compute the posterior of a batch of {TIMED_BATCH} images: mean and standard "
+            f"Time to compute the posterior of a batch of {TIMED_BATCH} examples: mean and standard "
             "deviation over the runs of the table above. recmix grid --time measures each run alone, as "
-            "the mean of five passes over the test images. The paper used an RTX 2080 Ti."
+            "the mean of five passes over the test examples. The paper used an RTX 2080 Ti."
         ),
-        remarks=[*notes.devices(results), *notes.control_missing(results)],
+        columns=results.columns,
+        lines=_lines(results, entry, time_of),
+        notes=[*notes.devices(results), *notes.control_missing(results)],
     )
 
 
-def _table(
+def _lines(
     results: Results,
     make: Callable[[Cell, int], TableEntry],
-    printed: Callable[[Row, TableColumn], Published | None],
-    *,
-    key: str,
-    title: str,
-    caption: str,
-    remarks: Sequence[str],
-    coloured: bool = False,
-) -> Table:
-    digits = {column: _digits(results, column) for column in results.columns}
-    lines, label = [], ""
+    printed_for: Callable[[Row, TableColumn], Published | None],
+) -> list[Line]:
+    """Return the rows of a table as text.
+
+    `make` turns the numbers of a cell into text with a number of decimals. `printed_for` returns the
+    paper's number for a row and column.
+    """
+    columns = {}
+    for column in results.columns:
+        means = [cell.mean for cell in results.column(column) if cell.mean is not None]
+        columns[column] = min(map(decimals, means), default=1)
+    lines: list[Line] = []
     for row in results.rows:
         entries = []
-        for column in results.columns:
+        for column, digits in columns.items():
             cell = results.cells.get((row, column))
-            entry = TableEntry() if cell is None else make(cell, digits[column])
-            entries.append(_with_paper(entry, printed(row, column), digits[column]))
-        lines.append(Line(row=row, entries=entries, first=row.label != label))
-        label = row.label
-    has = [any(line.entries[i].paper for line in lines) for i in range(len(results.columns))]
-    return Table(
-        key=key,
-        title=title,
-        caption=caption,
-        columns=results.columns,
-        printed=has,
-        lines=lines,
-        notes=remarks,
-        coloured=coloured and any(notes.coloured(results, column) for column in results.columns),
-    )
+            entry = TableEntry() if cell is None else make(cell, digits)
+            printed = printed_for(row, column)
+            entries.append(entry if printed is None else _with_paper(entry, printed, digits))
+        lines.append(Line(row, entries, not lines or row.label != lines[-1].row.label))
+    return lines
 
 
-def _with_paper(entry: TableEntry, printed: Published | None, digits: int) -> TableEntry:
-    """The entry with the paper's number added."""
-    if printed is None:
-        return entry
+def _with_paper(entry: TableEntry, printed: Published, digits: int) -> TableEntry:
     places = 1 if printed.table.endswith("_ms") else digits
     return replace(
         entry,
         difference="" if entry.value is None else signed(entry.value - printed.mean, places),
         paper=fixed(printed.mean, places),
-        paper_spread="" if printed.std is None else fixed(printed.std, places),
+        paper_spread=fixed(printed.std, places),
         paper_value=printed.mean,
     )
 
 
-# --- numbers ---------------------------------------------------------------------------------------
-
-
-def fixed(value: float, digits: int) -> str:
-    """A number with this many decimals, without a minus before zero."""
-    shown = f"{value:.{digits}f}"
-    return shown[1:] if float(shown) == 0 and shown.startswith("-") else shown
+def fixed(value: float | None, digits: int) -> str:
+    """Return a number with `digits` decimals, without a minus before zero. None gives empty text."""
+    return "" if value is None else f"{value:z.{digits}f}"
 
 
 def signed(value: float, digits: int) -> str:
-    """The same with its sign, for differences."""
-    shown = f"{value:+.{digits}f}"
-    return fixed(0.0, digits) if float(shown) == 0 else shown
+    """Return a number with `digits` decimals and its sign, plus or minus, but no sign before zero."""
+    shown = f"{value:+z.{digits}f}"
+    return shown if float(shown) else shown[1:]
 
 
-def _digits(results: Results, column: TableColumn) -> int:
-    """One decimal as in the paper; two for small scores, as on binary images."""
-    sizes = [abs(cell.mean) for cell in results.column(column) if cell.mean is not None]
-    return 2 if sizes and max(sizes) < 200 else 1
+def decimals(value: float) -> int:
+    """Return how many decimals a score in nats is shown with.
+
+    It is one, as in the paper, and two for absolute values below 200, as on binary images.
+    """
+    return 2 if abs(value) < 200 else 1
 
 
-def _time_digits(milliseconds: float) -> int:
-    return 1 if milliseconds >= 10 else 2 if milliseconds >= 1 else 3
+def with_spread(mean: float, std: float | None) -> str:
+    """Return a mean score and its standard deviation, if there is one, as text.
+
+    >>> with_spread(-84.5, 0.25), with_spread(1185.7, None)
+    ('-84.50 ± 0.25', '1185.7')
+    """
+    return " ± ".join(fixed(value, decimals(mean)) for value in (mean, std) if value is not None)
 
 
-def p_text(found: Comparison) -> str:
-    """A p-value as text; empty if there is none."""
-    if found.p is None:
+def p_text(found: Comparison | None) -> str:
+    """Return the p-value of a comparison as text; empty if there is none."""
+    if found is None or found.p is None:
         return ""
     if found.p < 0.001:
         return "p < 0.001"

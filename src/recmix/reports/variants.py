@@ -20,15 +20,13 @@ DEFAULTS = Training().to_json()
 
 
 def distinguish(records: Iterable[Record]) -> list[Record]:
-    """Return the records, with options added to row names where runs were trained differently.
+    """Return the records, with options in their row names where runs were trained differently.
 
-    Two runs of one split and restart with the same label and setting, but with other options, get rows
-    such as ``VAE+ [learning_rate=0.0001]``. Otherwise one of them would replace the other. Runs with
-    different default inferences get different rows too. The row ``VAE+`` without options, the control,
-    only holds runs that were trained with the same options and have no default refinement.
-
-    Args:
-        records: of one store.
+    Two runs may have the same method label, setting, column, split and seed, but different training
+    options. Then each gets a row of its own, with a name such as ``VAE+ [learning_rate=0.0001]``.
+    Otherwise one of them would replace the other in the tables. Runs with different default
+    inferences get different rows too. The row ``VAE+`` without options is the control. It only has
+    runs with equal training options and without refinement in their default inference.
     """
     records = list(records)
     groups: dict[tuple[Row, TableColumn], list[Record]] = defaultdict(list)
@@ -40,12 +38,15 @@ def distinguish(records: Iterable[Record]) -> list[Record]:
 
 
 def model_of(record: Record) -> tuple[Row, TableColumn]:
-    """The row and column of a run without its inference: all uses of one model."""
-    return replace(record.row, calibrated=False), record.column
+    """Return the row and column of a run, with the row as it is without calibration.
+
+    They are the same for all runs of one model, however its posterior is calibrated.
+    """
+    return replace(record.row, calibrated=False, noise=False), record.column
 
 
 def _names_to_show(records: Sequence[Record]) -> list[str]:
-    """Names of the options that the rows of these runs, which have one label and setting, must show."""
+    """Return the options that row names must show, so that different runs of one row are told apart."""
     same_seed: dict[tuple[int, int], list[Record]] = defaultdict(list)
     for record in records:
         same_seed[record.split, record.restart].append(record)
@@ -59,7 +60,7 @@ def _names_to_show(records: Sequence[Record]) -> list[str]:
 
 
 def _unequal(options: Iterable[Mapping[str, Any]]) -> set[str]:
-    """Names of the options that are not the same in all that have them."""
+    """Return the names of the options that have different values in different mappings."""
     values: dict[str, set[str]] = defaultdict(set)
     for found in options:
         for name, value in found.items():
@@ -77,7 +78,7 @@ def _with_options(record: Record, names: Sequence[str]) -> Record:
 
 
 def _training_options(record: Record) -> dict[str, Any]:
-    """The options that define a training."""
+    """Return the method of a run and all options that define its training."""
     spec = record.spec or {}
     training = {**DEFAULTS, **(spec.get("training") or {})}
     kept = {name: value for name, value in training.items() if name not in REPEATED}
@@ -85,15 +86,18 @@ def _training_options(record: Record) -> dict[str, Any]:
 
 
 def _all_options(record: Record) -> dict[str, Any]:
-    """The options of a training and of the default inference that have an effect, and the start."""
+    """Return the options of a run's training and default inference, and the run it started from.
+
+    Options of the inference that have no effect are left out.
+    """
     used, init = record.inference, (record.spec or {}).get("init") or {}
     start = [Path(str(init.get("run") or "")).name, str(init.get("weights") or "")[:8]]
     found = {"init": "/".join(filter(None, start)) or "none", **_training_options(record)}
-    found |= _refinement(used) | {"scale": used.scale, "slope": used.slope}
+    found |= _refinement(used) | {"scale": used.scale, "slope": used.slope, "noise": used.noise}
     return found | ({"reference": used.reference} if used.calibrated else {})
 
 
 def _refinement(used: Inference) -> dict[str, Any]:
-    """The options of refinement that have an effect."""
+    """Return the options of an inference that concern refinement and have an effect."""
     found: dict[str, Any] = {"refine": used.refine, "restarts": used.restarts}
     return found | ({"how": used.how, "reuse": used.reuse} if used.refine else {})

@@ -1,4 +1,7 @@
-"""`recmix report`: read a store and write its report as a page, Markdown, LaTeX or terminal text."""
+"""The command `recmix report`: read a store of run folders and write a report.
+
+The report is an HTML page, Markdown, LaTeX or text in the terminal.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,9 @@ from rich.text import Text
 from recmix.errors import ConfigError, RunError, unknown
 from recmix.reports.forms import to_markdown, to_terminal
 from recmix.reports.latex import latex_document
-from recmix.reports.page import report
+from recmix.reports.page import page
 from recmix.reports.published import CITATION
 from recmix.reports.read_store import read_store
-from recmix.reports.records import Problem
 from recmix.reports.statistics import summarise
 from recmix.reports.tables import Table, all_tables
 from recmix.runs.files import write_bytes
@@ -40,43 +42,54 @@ def write_report(
     """Write the report of a store, and print what was written and what could not be read.
 
     Args:
-        store: folder of run folders.
+        store: the folder that holds the run folders.
         out: the file to write. Default: ``report.html`` for html, the terminal for the other forms.
         form: one of `FORMS`.
-        samples: K of IWAE-K.
-        holm: correct p-values for their number within a column.
-        console: for text.
-        errors: for messages about runs that could not be read.
+        samples: K of the IWAE-K test bound that is reported.
+        holm: whether p-values are corrected for the number of tests in a table column (Holm).
+        console: where text is printed. Default: the standard output.
+        errors: where messages about unreadable runs are printed. Default: the standard error.
 
     Returns:
-        The file, if one was written.
+        The path of the file that was written, or None if the report was printed.
     """
     if form not in FORMS:
         raise ConfigError(unknown("format", form, FORMS))
     if samples < 1:
         raise ConfigError(f"samples must be positive, got {samples}")
-    console = console or Console()
-    errors = errors or Console(stderr=True)
-    if form == "html":
-        written = report(store, out or "report.html", samples=samples, holm=holm)
-        size = f"{written.size / 2**20:.1f} MB" if written.size >= 2**20 else f"{written.size:,} bytes"
-        console.print(Text(f"{_runs(written.runs)} reported in {written.path} ({size})"))
-        _print_problems(written.problems, errors)
-        return written.path
+    console, errors = console or Console(), errors or Console(stderr=True)
     found = read_store(store)
     if not found.records and not found.problems:
-        raise RunError(f"{store} holds no runs yet: nothing to report")
-    tables = all_tables(summarise(found.records, samples=samples, correct=holm))
-    if out is not None:
-        plain = Console(width=160, file=io.StringIO(), color_system=None)
-        _print_tables(tables, form, plain)
-        text = plain.file.getvalue()  # type: ignore[attr-defined]
-        write_bytes(Path(out), text.encode("utf-8", "backslashreplace"))
-        console.print(Text(f"{_runs(len(found.records))} reported in {out}"))
+        raise RunError(f"{store} holds no runs yet: train some, then write the report")
+    results = summarise(found.records, samples=samples, correct=holm)
+    path = None
+    if form == "html":
+        path = Path(out or "report.html")
+        _write(path, page(found, results))
+        path.chmod(0o644)  # everyone may read it, also behind a web server
+    elif out is not None:
+        path, file = Path(out), io.StringIO()
+        _print_tables(all_tables(results), form, Console(width=160, file=file, color_system=None))
+        _write(path, file.getvalue())
     else:
-        _print_tables(tables, form, console)
+        _print_tables(all_tables(results), form, console)
+    if path is not None:
+        count, size = len(found.records), path.stat().st_size
+        runs = "1 run" if count == 1 else f"{count:,} runs"
+        bytes_ = f"{size / 2**20:.1f} MB" if size >= 2**20 else f"{size:,} bytes"
+        console.print(Text(f"{runs} reported in {path} ({bytes_})"))
     _print_problems(found.problems, errors)
-    return None if out is None else Path(out)
+    return path
+
+
+def _write(path: Path, text: str) -> None:
+    if path.is_dir():
+        raise RunError(f"{path} is a folder: give the name of a file, such as {path / 'report.html'}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"could not create the folder {path.parent}: {error.strerror}") from error
+    write_bytes(path, text.encode("utf-8", "backslashreplace"))
 
 
 def _print_tables(tables: Sequence[Table], form: str, console: Console) -> None:
@@ -91,12 +104,8 @@ def _print_tables(tables: Sequence[Table], form: str, console: Console) -> None:
         console.print(Text(source, style="dim"))
 
 
-def _runs(count: int) -> str:
-    return "1 run" if count == 1 else f"{count:,} runs"
-
-
-def _print_problems(problems: Sequence[Problem], errors: Console) -> None:
-    """Print the first messages about folders that could not be read, and count the rest."""
+def _print_problems(problems: Sequence[str], errors: Console) -> None:
+    """Print the first messages about unreadable run folders, and the number of the others."""
     for problem in problems[:SHOWN]:
         errors.print(Text(f"note: {problem}", style="yellow"))
     if more := len(problems[SHOWN:]):

@@ -56,21 +56,13 @@ class Run:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
+        self.weights = self.folder / "weights.safetensors"  # of the best epoch
+        self.checkpoint = self.folder / "checkpoint.safetensors"
 
     @property
     def exists(self) -> bool:
         """Whether the folder holds a run."""
         return (self.folder / "spec.json").exists()
-
-    @property
-    def weights(self) -> Path:
-        """The file of the best weights."""
-        return self.folder / "weights.safetensors"
-
-    @property
-    def checkpoint(self) -> Path:
-        """The file of the last training state."""
-        return self.folder / "checkpoint.safetensors"
 
     def create(self, spec: Spec, *, overwrite: bool = False) -> None:
         """Make the folder of a new run; refuses a folder that already holds one."""

@@ -15,7 +15,8 @@ class ScoreKey(NamedTuple):
     """The name under which a score is kept. Two different inferences never share one.
 
     A calibration is named by how it is found, not by the numbers found: ``calibrated`` means that scale,
-    slope and reference were chosen on validation data for IWAE-`samples`. The score holds the numbers.
+    slope and reference were chosen on validation data for IWAE-`samples`; ``calibrated+noise`` means
+    that the likelihood's noise was chosen there too. The score holds the numbers.
 
     >>> str(ScoreKey("test", 100, Inference(refine=2), calibrated=True))
     'test/100/gauss-newton,refine=2,reuse=2,restarts=1/calibrated'
@@ -27,16 +28,18 @@ class ScoreKey(NamedTuple):
     samples: int
     inference: Inference = Inference()
     calibrated: bool = False
+    noise: bool = False
 
     def __str__(self) -> str:
-        parts = [self.part, str(self.samples), self.inference.key, "calibrated" * self.calibrated]
+        how = ("calibrated" + "+noise" * self.noise) * self.calibrated
+        parts = [self.part, str(self.samples), self.inference.key, how]
         return "/".join(filter(None, parts))
 
     @classmethod
     def parse(cls, text: str) -> ScoreKey | None:
         """The inverse of `str`; None if the text is not a score's name."""
         found = re.fullmatch(
-            r"(\w+)/(\d{1,9})(?:/([\w.,=+-]*=[\w.,=+-]*))?(/calibrated)?", text, re.ASCII
+            r"(\w+)/(\d{1,9})(?:/([\w.,=+-]*=[\w.,=+-]*))?(/calibrated(?:\+noise)?)?", text, re.ASCII
         )
         if not found:
             return None
@@ -45,4 +48,4 @@ class ScoreKey(NamedTuple):
             used = Inference.from_key(inference or "")
         except ConfigError:
             return None
-        return cls(part, int(samples), used, calibrated is not None)
+        return cls(part, int(samples), used, calibrated is not None, "noise" in (calibrated or ""))

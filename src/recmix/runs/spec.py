@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from recmix._version import __version__
@@ -25,7 +25,7 @@ class Spec:
     Args:
         method: name of the method.
         label: name of the run's row in tables, such as ``VAE+``.
-        shape: (C, H, W) of an example.
+        shape: of an example, such as (C, H, W).
         options: the method's own options.
         model: latent dimension, likelihood and networks; a user's own modules are called ``own``.
         training: how it is trained.
@@ -38,7 +38,7 @@ class Spec:
     """
 
     method: str
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     label: str = ""
     options: dict[str, Any] = field(default_factory=dict)
     model: ModelOptions = field(default_factory=ModelOptions)
@@ -51,9 +51,7 @@ class Spec:
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        values |= {name: values[name].to_json() for name in GROUPS}
-        return {"format": FORMAT, "recmix": __version__, **values, "shape": list(self.shape)}
+        return {"format": FORMAT, "recmix": __version__, **asdict(self), "shape": list(self.shape)}
 
     @classmethod
     def from_json(cls, content: Any, where: str = "spec") -> Spec:

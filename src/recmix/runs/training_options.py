@@ -114,8 +114,8 @@ class Training(Options):
     checkpoint_every: int = option(1, "Epochs between checkpoints.", at_least=1)
     tensorboard: bool = option(False, "Also write TensorBoard event files into the run folder.")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        """Refuse examples that are not data in the training of a decoder."""
         if self.augment + self.decoder_samples > 1:
             raise ConfigError(
                 "augment and decoder_samples are shares of one batch, at most 1 together; "

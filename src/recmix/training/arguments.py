@@ -11,6 +11,7 @@ from recmix.errors import ConfigError, unknown
 from recmix.inference import Inference
 from recmix.methods.component import MAX_ORDER
 from recmix.methods.method import Method
+from recmix.methods.registry import find_method
 from recmix.model.options import ModelOptions, Option, options_of
 from recmix.runs.training_options import Training
 
@@ -23,8 +24,9 @@ GROUPS: dict[str, type] = {"model": ModelOptions, "training": Training, "inferen
 
 
 class Given(NamedTuple):
-    """Options by group."""
+    """A method and its options by group."""
 
+    cls: type[Method]
     method: dict[str, Any]  # complete, with defaults
     model: dict[str, Any]  # only what was given
     training: dict[str, Any]
@@ -75,24 +77,27 @@ def split_auto(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, An
     return {"order": 1} | {k: v for k, v in options.items() if k not in names}, auto
 
 
-def read_options(method: type[Method], given: Mapping[str, Any], also: Iterable[str] = ()) -> Given:
+def read_options(
+    method: str | type[Method] | Method, given: Mapping[str, Any], also: Iterable[str] = ()
+) -> Given:
     """Sort keyword arguments into groups; unknown names and invalid values are errors.
 
     Args:
-        method: the method whose options are read.
+        method: the method whose options are read: its name, its class or an instance.
         given: keyword arguments.
         also: further valid names, for the error message.
     """
-    growth = growth_options(method)
-    own = method_options(method) | growth
+    cls = find_method(method)
+    growth = growth_options(cls)
+    own = method_options(cls) | growth
     groups = {name: options_of(group) for name, group in GROUPS.items()}
     known = {*own, *also, *(name for group in groups.values() for name in group)}
     for name in given:
         if name not in known:
-            raise ConfigError(unknown(f"option for {method.name}", name, known))
+            raise ConfigError(unknown(f"option for {cls.name}", name, known))
     if "order" in own and not growth and given.get("order") == AUTO:
         raise ConfigError(
-            f"order = 'auto' adds components one at a time, which {method.name} cannot do: use rme, or "
+            f"order = 'auto' adds components one at a time, which {cls.name} cannot do: use rme, or "
             "give a number"
         )
     mine = {name: option.default for name, option in own.items()}
@@ -108,7 +113,7 @@ def read_options(method: type[Method], given: Mapping[str, Any], also: Iterable[
         group: {name: options[name].read(given[name]) for name in given if name in options}
         for group, options in groups.items()
     }
-    return Given(method=mine, **shared)
+    return Given(cls, mine, **shared)
 
 
 def _arguments(docstring: str) -> dict[str, str]:

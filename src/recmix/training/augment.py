@@ -66,7 +66,7 @@ class Augment:
         if not len(x):
             return x
         model = self.method.model
-        mean: Tensor = self.method.base_encoder(model.centred(x)).chunk(2, dim=-1)[0]
+        mean: Tensor = self.method.base_encoder(model.observed(x)).chunk(2, dim=-1)[0]
         u = torch.rand(len(x), 1, generator=generator, device=x.device, dtype=x.dtype)
         noise = torch.randn(mean.shape, generator=generator, device=x.device, dtype=x.dtype)
         near = mean + TOWARDS * u * (mean.roll(1, 0) - mean) + NOISE * noise

@@ -7,24 +7,27 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import torch
-from torch import nn
 
-from recmix.errors import ConfigError, RunError
+from recmix.errors import ConfigError
 from recmix.methods.method import Method
 from recmix.methods.registry import find_method
-from recmix.model.latent import LatentModel
-from recmix.model.likelihoods import make_likelihood
-from recmix.model.networks import check_decoder, check_encoder, make_decoder, make_encoder
+from recmix.model.assembly import Own, make_model
+from recmix.model.data_facts import Statistics
+from recmix.model.fields import Fields
+from recmix.model.priors import VampPrior
+from recmix.model.replaceable import load_accelerated
 from recmix.runs.folder import Run
 from recmix.runs.spec import Spec
 from recmix.training.checkpoint import load_weights
 
-__all__ = ["OWN", "Trained", "TrainedModel", "build", "load_trained", "pick_device", "place"]
-
-OWN = "own"
-"""The name of a network that is a user's own module."""
+__all__ = [
+    "Trained",
+    "TrainedModel",
+    "build",
+    "load_trained",
+    "pick_device",
+]
 
 
 @dataclass(frozen=True)
@@ -69,69 +72,41 @@ def pick_device(name: str) -> torch.device:
 def build(
     spec: Spec,
     *,
-    encoder: nn.Module | None = None,
-    decoder: nn.Module | None = None,
-    centre: np.ndarray | None = None,
-    variance: float = 1.0,
-    method: type[Method] | None = None,
+    own: Own = Own(),  # noqa: B008  (frozen)
+    statistics: Statistics = Statistics(),  # noqa: B008  (frozen)
+    method: type[Method] | Method | None = None,
 ) -> Method:
     """A new method for a spec, with weights from torch's global random stream.
 
     Args:
         spec: what to make.
-        encoder: a user's own encoder.
-        decoder: a user's own decoder.
-        centre: the training mean (C, H, W).
-        variance: where the variance of a Gaussian likelihood starts.
-        method: the class, if it is not registered.
+        own: the user's own parts.
+        statistics: of the training data.
+        method: the class, if it is not registered; or an instance, which is only moved to the device.
     """
-    model, shape = spec.model, spec.shape
-    if encoder is None:
-        encoder = make_encoder(_built_in(model.network, "encoder"), shape, model.latent)
-    else:
-        check_encoder(encoder, shape, model.latent)
-    if decoder is None:
-        kind = _built_in(model.decoder_network or model.network, "decoder")
-        decoder = make_decoder(kind, shape, model.latent)
-    else:
-        check_decoder(decoder, shape, model.latent)
-    likelihood = model.likelihood or "gaussian"
-    given = {"variance": max(variance, 1e-6)} if likelihood == "gaussian" else {}
-    latent_model = LatentModel(
-        decoder,
-        make_likelihood(likelihood, **given),
-        latent=model.latent,
-        shape=shape,
-        centre=None if centre is None else torch.from_numpy(centre),
-    )
-    make: Callable[..., Method] = method or find_method(spec.method)
-    made = make(latent_model, encoder, **spec.options)
-    return place(made, spec)
-
-
-def place(method: Method, spec: Spec) -> Method:
-    """Move a method to the device and dtype of its spec."""
     device = pick_device(spec.training.device)
-    method.to(device, getattr(torch, spec.training.dtype))
-    if device.type == "cpu":  # convolutions are faster in this layout there
-        method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return method
-
-
-def _built_in(kind: str, what: str) -> str:
-    if kind == OWN:
-        raise RunError(
-            f"this run has its user's own {what}. Modules are code and are not stored: pass {what}=…"
+    made = method if isinstance(method, Method) else None
+    if made is None:
+        fields = Fields.from_json(spec.data["fields"]) if spec.data.get("fields") else None
+        latent_model, encoder = make_model(
+            spec.model, spec.shape, fields=fields, own=own, statistics=statistics
         )
-    return kind
+        load_accelerated()
+        make: Callable[..., Method] = method or find_method(spec.method)  # type: ignore[assignment]
+        made = make(latent_model, encoder, **spec.options)
+        if isinstance(latent_model.prior, VampPrior):
+            latent_model.prior.use(made.base_encoder)
+    made.to(device, getattr(torch, spec.training.dtype))
+    if device.type == "cpu":  # convolutions are faster in this layout there
+        made.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return made
 
 
 def load_trained(
     folder: str | Path,
     *,
     device: str = "auto",
-    encoder: nn.Module | None = None,
-    decoder: nn.Module | None = None,
+    own: Own = Own(),  # noqa: B008  (frozen)
     method: type[Method] | None = None,
 ) -> Trained:
     """A trained run from its folder. Nothing in the folder is executed.
@@ -139,14 +114,13 @@ def load_trained(
     Args:
         folder: written by `recmix.fit`, `recmix.Model.save` or ``recmix train``.
         device: where to put it.
-        encoder: a module of the class it was trained with, if that was the user's own.
-        decoder: the same for the decoder.
+        own: the user's own parts, of the classes it was trained with.
         method: the class of the method, if it is not registered.
     """
     run = Run(folder)
     stored = run.spec()
     spec = replace(stored, training=replace(stored.training, device=device))
     with torch.random.fork_rng():  # the random weights are replaced at once
-        made = build(spec, encoder=encoder, decoder=decoder, method=method)
+        made = build(spec, own=own, method=method)
     load_weights(run.weights, made)
     return Trained(made, spec, run.history(), run.folder)

@@ -12,7 +12,6 @@ from typing import ClassVar
 
 import torch
 
-from recmix.model.replaceable import load_accelerated
 from recmix.training.job import Job
 
 __all__ = ["ENGINES", "Eager", "Engine", "pick_engine"]
@@ -60,7 +59,6 @@ def pick_engine(name: str, jobs: Sequence[Job]) -> tuple[Engine, str]:
     """
     if name == "eager":
         return Eager(jobs), "eager engine, as requested"
-    load_accelerated()
     why = _cannot_capture(jobs)
     if why is not None:
         return Eager(jobs), f"eager engine: {why}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
@@ -15,8 +14,7 @@ from torch.optim import Optimizer
 from recmix.data import Data
 from recmix.errors import Interrupted, NonFiniteError
 from recmix.evaluation import bounds
-from recmix.inference import Inference
-from recmix.methods.method import Method, Objective, Optimizers
+from recmix.methods.method import ELBO, Method, Objective, Optimizers
 from recmix.runs.files import write_json
 from recmix.runs.folder import Run
 from recmix.runs.training_options import Training
@@ -93,7 +91,7 @@ class Job:
         method: trained in place.
         data: training and validation data.
         training: options, with `epochs` and `learning_rate` filled in.
-        inference: the posterior that is validated and that the decoder learns from.
+        objective: what a step maximises; its inference gives the posterior that is validated.
         continued: it starts from trained weights; these count as epoch 0 when the best is selected.
         run: where checkpoints go; without it nothing is written.
         resume: continue from the run's checkpoint if there is one.
@@ -107,7 +105,7 @@ class Job:
         data: Data,
         training: Training,
         *,
-        inference: Inference | None = None,
+        objective: Objective = ELBO,
         continued: bool = False,
         run: Run | None = None,
         resume: bool = False,
@@ -115,15 +113,8 @@ class Job:
         callbacks: Sequence[Callback] = (),
     ) -> None:
         centre = method.model.centre
-        used = inference or Inference()
         self.method = method
-        self.objective = Objective(
-            iwae_samples=training.objective_samples if training.objective == "iwae" else 0,
-            inference=used,
-            distil=training.distil,
-            teacher=replace(used.uncalibrated, refine=training.distil_steps),
-        )
-        self.validated = used.in_training
+        self.objective = objective
         self.training = training
         self.callbacks = list(callbacks)
         self.continued = continued
@@ -148,15 +139,6 @@ class Job:
                 decoder_samples=training.decoder_samples,
                 binary=data.binary or data.dynamic,
             )
-        self.optimizers: Optimizers = method.optimizers(
-            training.learning_rate or 1e-3,
-            variance_rate=training.variance_rate,
-            fresh_rate=(training.fresh_rate or 1.0) if continued else 1.0,
-            optimizer=training.optimizer,
-        )
-        self.world.average_gradients(self.optimizers)
-        if training.max_gradient_norm:
-            _clip(self.optimizers, training.max_gradient_norm)
         self.generator = torch.Generator(centre.device).manual_seed(training.seed)
         self.state = State()
         self.best: dict[str, Tensor] = {}
@@ -165,6 +147,16 @@ class Job:
         self._written = -1  # epoch of the best weights on disk
         self._order = torch.zeros(0, dtype=torch.int64)
         self._stream: Iterator[Tensor] | None = None
+        self.optimizers: Optimizers = method.train().optimizers(
+            training.learning_rate or 1e-3,
+            variance_rate=training.variance_rate,
+            fresh_rate=(training.fresh_rate or 1.0) if continued else 1.0,
+            optimizer=training.optimizer,
+        )
+        if self.world.size > 1:
+            self.world.average_gradients(self.optimizers)
+        if training.max_gradient_norm:
+            _clip(self.optimizers, training.max_gradient_norm)
 
     @property
     def averages(self) -> dict[str, Tensor]:
@@ -248,7 +240,7 @@ class Job:
         with self._averaged():
             self.method.eval()
             parts = [
-                bounds(self.method, x, self.validated, samples=samples, generator=generator)
+                bounds(self.method, x, self.objective.inference, samples=samples, generator=generator)
                 for x in self.held_out.in_order(EVALUATION_BATCH)
             ]
             self.method.train()

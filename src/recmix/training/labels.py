@@ -49,9 +49,9 @@ def row_label(method: type[Method], training: Training, inference: Inference, in
 
 def _changes(training: Training, inference: Inference) -> dict[str, object]:
     """The options that change what is learned and are not at their defaults."""
-    changed = training.changed()
+    changed = {k: v for k, v in vars(training).items() if v != getattr(type(training), k)}
     found = {k: v for k, v in changed.items() if k in CHANGES or DETAILS.get(k) in changed}
     if inference.refine or training.distil:
-        refinement = ("refine", "reuse", "restarts")
-        found |= {k: v for k, v in inference.changed().items() if k in refinement}
+        used = {name: getattr(inference, name) for name in ("refine", "reuse", "restarts")}
+        found |= {k: v for k, v in used.items() if v != getattr(type(inference), k)}
     return found

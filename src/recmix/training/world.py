@@ -58,9 +58,8 @@ class World:
             for gradient, part in zip(found, flat.split([g.numel() for g in found]), strict=True):
                 gradient.copy_(part.view_as(gradient))
 
-        if self.size > 1:
-            for optimizer in optimizers.values():
-                optimizer.register_step_pre_hook(hook)
+        for optimizer in optimizers.values():
+            optimizer.register_step_pre_hook(hook)
 
     def sum(self, values: Tensor) -> Tensor:
         """The sum over all processes."""

@@ -82,7 +82,11 @@ class Explorer {
 
 setUpTheme();
 try {
-  const { runs } = await get("/runs");
+  const { runs: all } = await get("/runs");
+  const runs = all.filter((run) => !run.not_shown);
+  const leftOut = all.filter((run) => run.not_shown).map((run) => `${run.not_shown}.`).join(" ");
+  if (!runs.length) throw new Error(leftOut);
+  $("problem").textContent = leftOut;
   const data = [...new Set(runs.map((run) => run.data.name).filter(Boolean))];
   $("title").textContent = (data.length ? data : runs.map((run) => run.name)).join(", ");
   document.title = `${$("title").textContent}: recmix explorer`;

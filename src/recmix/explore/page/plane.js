@@ -54,13 +54,6 @@ const contour = (rows, level, place) => {
   return parts.join("");
 };
 
-// Half axes and angle of the ellipse of a covariance (2, 2).
-const ellipse = ([[a, b], [, d]]) => {
-  const [middle, difference] = [(a + d) / 2, Math.hypot((a - d) / 2, b)];
-  return { long: Math.sqrt(Math.max(0, middle + difference)), short: Math.sqrt(Math.max(0, middle - difference)),
-    angle: 0.5 * Math.atan2(2 * b, a - d) };
-};
-
 export class Plane {
   #x = null;
   #y = null;
@@ -134,13 +127,14 @@ export class Plane {
       count > 1 ? svg("text", { x: x + 5, y: y - 4 }, String(k + 1)) : null);
   }
 
-  #outline(mean, covariance, deviations, name) {
-    const { long, short, angle } = ellipse(covariance);
-    const [cos, sin] = [Math.cos(angle), Math.sin(angle)];
+  // An ellipse: the Cholesky factor of the covariance maps a circle to it.
+  #outline(mean, [[a, b], [, d]], deviations, name) {
+    const first = Math.sqrt(Math.max(a, 1e-30));
+    const second = Math.sqrt(Math.max(0, d - (b / first) ** 2));
     const points = Array.from({ length: 64 }, (_, i) => {
       const turn = (2 * Math.PI * i) / 64;
-      const [u, v] = [deviations * long * Math.cos(turn), deviations * short * Math.sin(turn)];
-      return `${fixed(this.#x(mean[0] + u * cos - v * sin))},${fixed(this.#y(mean[1] + u * sin + v * cos))}`;
+      const [u, v] = [deviations * Math.cos(turn), deviations * Math.sin(turn)];
+      return `${fixed(this.#x(mean[0] + first * u))},${fixed(this.#y(mean[1] + (b / first) * u + second * v))}`;
     });
     return svg("polygon", { class: name, points: points.join(" ") });
   }

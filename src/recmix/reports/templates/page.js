@@ -46,14 +46,14 @@ const index = await unpack("index").catch((error) => {
   }
   throw error;
 });
-const { rows, hues, columns, statuses, curves } = index;
-const cells = index.cells.map(([row, column, mean, std, time, splits]) => ({ name: rows[row], hue: hues[row], column, mean, std, time, splits }));
+const { rows, hues, columns, curves } = index;
+const cells = index.cells.map(([row, column, splits, mean, std, time]) => ({ name: rows[row], hue: hues[row], column, mean, std, time, splits }));
 const runs = index.runs.map(([folder, row, column, split, restart, status, validation, test, time, selected, continued], i) =>
-  ({ i, folder, row, column, split, restart, status: statuses[status], validation, test, time, selected, continued }));
+  ({ i, folder, row, column, split, restart, status, validation, test, time, selected, continued }));
+const statuses = [...new Set(runs.map((run) => run.status))].sort();
 
 // --- filters -------------------------------------------------------------------------------------
 let visible = columns.map((_, i) => i);
-const listeners = [];
 const filter = () => {
   const data = $("filter-data").value;
   const dim = $("filter-dim").value;
@@ -68,7 +68,8 @@ const filter = () => {
     if (width) group.colSpan = width;
   }
   $("filter-count").textContent = `${visible.length} of ${columns.length} columns`;
-  for (const listener of listeners) listener();
+  listFromStart();
+  draw();
 };
 for (const id of ["filter-data", "filter-dim"]) $(id).addEventListener("change", filter);
 for (const form of document.querySelectorAll("form")) form.addEventListener("submit", (event) => event.preventDefault());
@@ -101,7 +102,6 @@ const drawFrontiers = () => {
       : el("p", { class: "empty" }, "There is no time for a batch of 128 here."));
   });
 };
-listeners.push(drawFrontiers);
 
 // --- learning curves -----------------------------------------------------------------------------
 const dashes = ["", "6 3", "2 3", "8 3 2 3"];
@@ -166,7 +166,6 @@ const drawCurves = () => {
 };
 
 for (const id of ["curve-column", "curve-stage", "curve-split", "curve-series"]) $(id).addEventListener("change", drawCurves);
-listeners.push(drawCurves);
 
 // --- runs ----------------------------------------------------------------------------------------
 const PAGE = 50;
@@ -236,7 +235,6 @@ $("run-search").addEventListener("input", listFromStart);
 for (const id of ["run-status", "run-selected"]) $(id).addEventListener("change", listFromStart);
 $("run-previous").addEventListener("click", () => { page--; listRuns(); });
 $("run-next").addEventListener("click", () => { page++; listRuns(); });
-listeners.push(listFromStart);
 
 // --- one run -------------------------------------------------------------------------------------
 const runIn = new Map(runs.map((run) => [run.folder, run]));
@@ -247,7 +245,6 @@ const detailsOf = async ({ i }) => {
   return (await packs.get(pack))[i % index.chunk];
 };
 const fold = (title, text, open = false) => el("details", { open }, el("summary", {}, title), el("pre", { tabindex: "0" }, text));
-const logText = ([first, omitted, last]) => [...first, ...(omitted ? [`… ${omitted} lines left out …`] : []), ...last].join("\n");
 const json = (value) => JSON.stringify(value, null, 2);
 
 const factsOf = (run, found) => {
@@ -291,20 +288,22 @@ const openRun = async (run) => {
     fold("Spec", found.spec ? json(found.spec) : "none: the run has not started"),
     ...(found.job ? [fold("Job", json(found.job))] : []),
     ...(found.scores ? [fold("Scores", json(found.scores))] : []),
-    fold("Log", found.log ? logText(found.log) : "empty"),
-    ...(found.text ? [fold("Printed output", logText(found.text))] : []));
+    fold("Log", found.log?.join("\n") ?? "empty"),
+    ...(found.text ? [fold("Printed output", found.text.join("\n"))] : []));
   body.parentElement.scrollTop = 0;
 };
 $("details-close").addEventListener("click", () => $("details").close());
 $("details").addEventListener("click", (event) => { if (event.target === $("details")) $("details").close(); });
 
-listeners.push(fitTables);
-filter();
-let widthBefore = document.body.clientWidth;
-addEventListener("resize", () => {
-  if (document.body.clientWidth === widthBefore) return;
-  widthBefore = document.body.clientWidth;
+// Draws everything that depends on the width of the page.
+const draw = () => {
   drawFrontiers();
   drawCurves();
   fitTables();
+};
+filter();
+let widthBefore = document.body.clientWidth;
+addEventListener("resize", () => {
+  if (document.body.clientWidth !== widthBefore) draw();
+  widthBefore = document.body.clientWidth;
 });

@@ -24,7 +24,6 @@ from typing import Any
 
 from recmix.errors import ConfigError, unknown
 from recmix.inference import Inference
-from recmix.methods.registry import find_method
 from recmix.runs.files import read_toml
 from recmix.runs.training_options import Training
 from recmix.training.arguments import read_options, split_auto
@@ -171,7 +170,7 @@ def _stage(entry: Mapping[str, Any], before: list[str]) -> Stage:
 
 def check_options(method: str, options: Mapping[str, Any]) -> None:
     """Refuse options that a method and its training do not have, or values they cannot take."""
-    given = read_options(find_method(method), options, OWN)
+    given = read_options(method, options, OWN)
     split_auto(given.method)
     Training(**given.training)
     Inference(**given.inference)

@@ -20,13 +20,14 @@ from recmix._version import __version__
 from recmix.data import Data, as_data
 from recmix.errors import ConfigError, Interrupted, RecmixError, RunError
 from recmix.methods.registry import find_method
+from recmix.model.assembly import Own, complete_options
 from recmix.model.options import ModelOptions, options_of
 from recmix.runs.files import read_json, write_json
 from recmix.runs.folder import PRESET, Run
 from recmix.runs.spec import FORMAT, Spec, check_format
 from recmix.runs.training_options import Training
 from recmix.training.arguments import read_options, split_auto
-from recmix.training.build import OWN, Trained, build
+from recmix.training.build import Trained, build
 from recmix.training.fit import train_models
 from recmix.training.presets.read import Preset, Stage, check_options, parse, read_preset
 from recmix.training.world import world
@@ -140,21 +141,17 @@ def _changed(stage: Stage, options: Mapping[str, Any]) -> Stage:
 
 def _try(stage: Stage, data: Data, model: Mapping[str, Any], modules: Mapping[str, Any]) -> None:
     """Make the networks of a stage once, so that an impossible option is found before training."""
-    given = read_options(find_method(stage.method), stage.options)
-    own = {"network": OWN} if modules["encoder"] is not None else {}
-    if modules["decoder"] is not None:
-        own["decoder_network"] = OWN
-    elif own and "decoder_network" not in model:
-        own["decoder_network"] = "conv"
+    given = read_options(stage.method, stage.options)
+    own = Own(**modules)
     spec = Spec(
         method=stage.method,
         options=split_auto(given.method)[0],
         shape=data.shape,
-        model=ModelOptions(**{**model, **own}),
+        model=complete_options(model, shape=data.shape, kind=data.kind, own=own),
         training=Training(device="cpu"),
     )
     with torch.random.fork_rng():
-        build(spec, **copy.deepcopy(dict(modules)))
+        build(spec, own=own.copied())
 
 
 def _claim(

@@ -1,0 +1,7 @@
+"""Models of other libraries as a `recmix.Model`, without training. Libraries are imported on use."""
+
+from recmix.adapters.diffusers_model import diffusers
+from recmix.adapters.pythae_model import pythae
+from recmix.adapters.scvi_model import scvi
+
+__all__ = ["diffusers", "pythae", "scvi"]

@@ -1,0 +1,202 @@
+"""Tables of numbers with named columns: pandas DataFrames, .csv and .parquet files."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import io
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recmix.data.formats import as_data_error, read_bytes
+from recmix.errors import DataError
+from recmix.model.fields import LARGEST_INTEGER
+
+__all__ = ["ColumnTable", "is_frame", "read_csv", "read_parquet", "table_of_frame"]
+
+_OLDEST_PYARROW = (14, 0, 1)  # older versions unpickle what a file contains
+
+
+class ColumnTable(NamedTuple):
+    """A table of numbers."""
+
+    values: NDArray[np.float32]  # (N, F)
+    columns: tuple[str, ...] | None  # names of the columns, if there are any
+
+
+def is_frame(x: Any) -> bool:
+    """Whether `x` is a pandas DataFrame; does not import pandas."""
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and isinstance(x, pandas.DataFrame)
+
+
+def table_of_frame(frame: Any, what: str) -> ColumnTable:
+    """The numbers of a pandas DataFrame and the names of its columns; the index is not used.
+
+    Raises:
+        DataError: If a column does not hold numbers, or a value is missing.
+    """
+    names = tuple(map(str, frame.columns))
+    _refuse_columns(
+        what,
+        [
+            f"{name!r} ({kind})"
+            for name, kind in zip(names, frame.dtypes, strict=True)
+            if not _plain(kind)
+        ],
+    )
+    columns = (frame.iloc[:, number] for number in range(len(names)))
+    return _table(what, names, len(frame), map(_column_values, columns))
+
+
+def read_csv(path: Path) -> ColumnTable:
+    """Read a table of numbers separated by commas, gzipped or not.
+
+    The first line may hold the names of the columns: it does if one of its cells is not a number.
+    """
+    with as_data_error(path, ".csv file of numbers in UTF-8"):
+        text = read_bytes(path).decode("utf-8-sig")
+    lines = io.StringIO(text, newline="")
+    first: Sequence[str] = []
+    while not any(cell.strip() for cell in first):
+        start = lines.tell()
+        with as_data_error(path, ".csv file of numbers"):
+            first = next(csv.reader(lines), ["end"])
+    if lines.tell() == start:
+        raise DataError(f"{path} is empty; expected numbers separated by commas")
+    names = None if all(map(_is_number, first)) else tuple(cell.strip() for cell in first)
+    if names is None:
+        lines.seek(start)
+    elif len(names) == 1 and any(mark in names[0] for mark in ";\t"):
+        raise DataError(f"{path} seems to be separated by semicolons or tabs; expected commas")
+    elif not names[0]:
+        raise DataError(
+            f"{path}: the first column has no name, so it seems to hold row numbers: write the file "
+            "without them (in pandas: to_csv(path, index=False)), or give the column a name"
+        )
+    rest = lines.read()
+    if not rest.strip():
+        raise DataError(f"{path} has no row of numbers; expected one row per example")
+    try:
+        values = np.loadtxt(io.StringIO(rest), delimiter=",", quotechar='"', comments=None, ndmin=2)
+    except ValueError as error:
+        wrong = _wrong_cell(text, names, len(first)) or str(error)
+        raise DataError(f"{path}, {wrong}: give numbers only, with equally many in each line") from None
+    if values.shape[1] != len(first):
+        raise DataError(
+            f"{path} has {len(first)} names of columns, but {values.shape[1]} columns: name every column"
+        )
+    return _table(str(path), names, len(values), values.T)
+
+
+def read_parquet(path: Path) -> ColumnTable:
+    """Read a .parquet file of numbers; needs the package pyarrow."""
+    try:
+        parquet: Any = importlib.import_module("pyarrow.parquet")
+    except ImportError:
+        raise DataError(
+            f"{path}: .parquet files are read with pyarrow, which is not installed: "
+            "use `pip install pyarrow`, or save the table as .csv or .npy"
+        ) from None
+    arrow: Any = sys.modules["pyarrow"]
+    if tuple(int(part) for part in arrow.__version__.split(".")[:3] if part.isdigit()) < _OLDEST_PYARROW:
+        raise DataError(
+            f"{path}: pyarrow {arrow.__version__} may run code from a .parquet file: update it with "
+            "`pip install --upgrade pyarrow`"
+        )
+    with as_data_error(path, ".parquet file"), parquet.ParquetFile(path) as file:
+        table = file.read()
+    if "__index_level_0__" in table.column_names:  # the index of a pandas DataFrame
+        table = table.drop_columns(["__index_level_0__"])
+    types = arrow.types
+    plain = (types.is_integer, types.is_floating, types.is_boolean)
+    _refuse_columns(
+        str(path),
+        [f"{f.name!r} ({f.type})" for f in table.schema if not any(test(f.type) for test in plain)],
+    )
+    columns = (column.to_numpy() for column in table.columns)
+    return _table(str(path), tuple(table.column_names), table.num_rows, columns)
+
+
+def _table(what: str, names: tuple[str, ...] | None, count: int, columns: Iterable[Any]) -> ColumnTable:
+    """Put columns together to float32 (N, F); refuse values that are missing or not exact."""
+    columns = list(columns)
+    out = np.empty((count, len(columns)), np.float32)
+    for number, column in enumerate(columns):
+        name = f"column {names[number]!r}" if names else f"column {number + 1}"
+        values = np.asarray(column, np.float64) if column.dtype == np.object_ else column
+        with np.errstate(over="ignore"):  # reported below
+            out[:, number] = values
+        finite = np.isfinite(out[:, number])
+        if not finite.all():
+            row = int(np.argmin(finite))
+            raise DataError(
+                f"{what}: {name} has a value that is missing, infinite or too large for float32, "
+                f"{values[row]}, the first in row {row} (counted from 0): fill such values or drop such "
+                "rows, in pandas with fillna or dropna"
+            )
+        if values.dtype.kind in "iu" and count:
+            largest = max(int(values.min()), int(values.max()), key=abs)
+            if abs(largest) > LARGEST_INTEGER:
+                raise DataError(
+                    f"{what}: {name} has the integer {largest}, but float32 holds whole numbers exactly "
+                    f"only up to 2**24 = {LARGEST_INTEGER}: drop the column if it is an identifier, or "
+                    "convert it to floats"
+                )
+    return ColumnTable(out, names)
+
+
+def _refuse_columns(what: str, wrong: Sequence[str]) -> None:
+    if wrong:
+        more = f" and {len(wrong) - 10} more" if len(wrong) > 10 else ""
+        raise DataError(
+            f"{what}: these columns do not hold numbers: {', '.join(wrong[:10])}{more}: drop them, or "
+            "encode them as numbers, in pandas with get_dummies"
+        )
+
+
+def _plain(kind: Any) -> bool:
+    """Whether a pandas type holds numbers or booleans."""
+    return getattr(kind, "kind", "O") in tuple("biuf")
+
+
+def _column_values(column: Any) -> Any:
+    """The values of a pandas column; missing ones are NaN."""
+    if isinstance(column.dtype, np.dtype):
+        return column.to_numpy()
+    if column.isna().any():
+        return column.to_numpy(np.float64, na_value=np.nan)
+    return column.to_numpy(np.dtype(column.dtype.kind + "8") if column.dtype.kind in "iuf" else np.bool_)
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _wrong_cell(text: str, names: tuple[str, ...] | None, width: int) -> str | None:
+    """Where a csv file first has a cell that is not a number, or a line of another length."""
+    reader = csv.reader(io.StringIO(text, newline=""))
+    waiting_for_names = names is not None
+    for row in reader:
+        if not any(cell.strip() for cell in row):
+            continue
+        if waiting_for_names:
+            waiting_for_names = False
+            continue
+        if len(row) != width:
+            return f"line {reader.line_num}: {len(row)} values, expected {width}"
+        for number, cell in enumerate(row):
+            if not _is_number(cell):
+                name = repr(names[number]) if names else str(number + 1)
+                shown = "is empty" if not cell.strip() else f"is {cell[:40]!r}, not a number"
+                return f"line {reader.line_num}: column {name} {shown}"
+    return None

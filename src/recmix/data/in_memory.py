@@ -1,0 +1,207 @@
+"""Examples in memory: arrays, tensors, lists, torch data sets, dicts, DataFrames, sparse matrices."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from recmix.data.checks import check_examples, is_tensor, pack_fields, to_numpy
+from recmix.data.columns import ColumnTable, is_frame, table_of_frame
+from recmix.data.examples import Array, ArrayExamples, Examples, to_unit
+from recmix.data.file_images import from_pillow
+from recmix.data.sparse_examples import SparseExamples, is_sparse
+from recmix.errors import DataError
+from recmix.model.fields import Fields
+
+__all__ = ["Form", "Part", "as_examples", "read_part"]
+
+_PART_NAMES = {"x_train", "x_val", "x_test"}
+
+
+class Form(NamedTuple):
+    """What the examples of all parts must have in common; None stands for anything."""
+
+    shape: tuple[int, ...] | None = None
+    fields: Fields | None = None
+    columns: tuple[str, ...] | None = None
+
+
+class Part(NamedTuple):
+    """The examples of one part of a data set, and their form."""
+
+    examples: Examples
+    form: Form
+
+
+def as_examples(
+    x: Any,
+    *,
+    what: str = "x",
+    shape: tuple[int, ...] | None = None,
+    fields: Mapping[str, Sequence[int]] | None = None,
+    columns: Sequence[str] | None = None,
+) -> Examples:
+    """Convert examples in memory of any supported type to `Examples`, for a model or a data set.
+
+    >>> as_examples([[1.0, 2.0], [3.0, 4.0]]).shape
+    (2, 2)
+
+    Args:
+        x: Same as a part of `from_arrays`.
+        what: Name of `x` in error messages.
+        shape: Required event shape.
+        fields: Required fields, if the examples have several, as in `Data.fields`.
+        columns: Required names of the columns of a DataFrame, as in `Data.columns`.
+    """
+    names = None if columns is None else tuple(columns)
+    form = Form(shape, None if fields is None else Fields(fields), names)
+    return read_part(x, what, None if form == Form() else form).examples
+
+
+def read_part(x: Any, what: str, form: Form | None = None, at_least: int = 1) -> Part:
+    """The examples of one part; see `from_arrays` for what `x` can be.
+
+    Args:
+        x: The examples.
+        what: Name of `x` in error messages.
+        form: Required form; by default any, as for training examples.
+        at_least: Required number of examples.
+    """
+    shape = None if form is None else form.shape
+    if isinstance(x, Examples):
+        if shape is not None and x.shape[1:] != shape:
+            raise DataError(
+                f"{what} has examples of shape {x.shape[1:]}, expected {shape}: all examples of a data "
+                "set must have one shape"
+            )
+        return Part(x, Form(x.shape[1:]))
+    if _is_sequence_of_examples(x):
+        x = _stack(x, what)
+    if isinstance(x, Mapping):
+        return _read_fields(x, what, form, at_least)
+    if is_sparse(x):
+        sparse = SparseExamples(x, what)
+        _check_sparse(sparse, what, shape, at_least)
+        return Part(sparse, Form(sparse.shape[1:]))
+    if is_frame(x):
+        x = table_of_frame(x, what)
+    columns: tuple[str, ...] | None = None
+    if isinstance(x, ColumnTable):
+        x, columns = x
+        if form is not None and form.columns and columns:
+            _check_columns(columns, form.columns, what)
+    array = check_examples(x, what=what, shape=shape, at_least=at_least)
+    return Part(ArrayExamples(array), Form(array.shape[1:], columns=columns))
+
+
+def _read_fields(x: Mapping[str, Any], what: str, form: Form | None, at_least: int) -> Part:
+    names = ", ".join(map(str, x))
+    if _PART_NAMES & set(x):
+        raise DataError(
+            f"{what} is a dict with the keys {names}; the keys of a dict are the fields of an example: "
+            "for training, validation and test parts use recmix.data.from_arrays(**parts)"
+        )
+    if form is not None and form.fields is None:
+        raise DataError(
+            f"{what} is a dict with the fields {names}, but the examples have no fields: give one array"
+        )
+    packed, fields = pack_fields(x, what, None if form is None else form.fields)
+    array = check_examples(packed, what=what, at_least=at_least)
+    return Part(ArrayExamples(array), Form(array.shape[1:], fields))
+
+
+def _check_sparse(
+    examples: SparseExamples, what: str, shape: tuple[int, ...] | None, at_least: int
+) -> None:
+    given = f"{what} is a sparse matrix of shape {examples.shape}"
+    if shape is not None and examples.shape[1:] != shape:
+        raise DataError(f"{given}; expected examples of shape {shape}")
+    if len(examples) < at_least:
+        raise DataError(f"{given}: it has {len(examples)} example(s), expected at least {at_least}")
+
+
+def _check_columns(columns: tuple[str, ...], expected: tuple[str, ...], what: str) -> None:
+    if columns == expected:
+        return
+    missing = [name for name in expected if name not in columns][:5]
+    more = [name for name in columns if name not in expected][:5]
+    found = "has its columns in another order"
+    if missing or more:
+        found = (
+            f"lacks the columns {', '.join(missing) or 'none'}, and has {', '.join(more) or 'none'} more"
+        )
+    raise DataError(
+        f"{what} {found}; expected the columns {', '.join(expected[:5])}"
+        f"{', ...' if len(expected) > 5 else ''} in this order: in pandas use {what}[list_of_names]"
+    )
+
+
+def _is_sequence_of_examples(x: Any) -> bool:
+    """Whether `x` is a sequence of examples (a torch Dataset, a list of arrays) and not one array."""
+    if isinstance(x, list):
+        first = x[0] if x else None
+        if isinstance(first, list | tuple):
+            first = first[0] if first else None
+        return first is not None and not isinstance(first, list | tuple | int | float | np.generic)
+    if isinstance(x, tuple | str | bytes | Mapping) or is_tensor(x) or hasattr(x, "__array__"):
+        return False
+    return hasattr(x, "__getitem__") and not (is_sparse(x) or is_frame(x))
+
+
+def _stack(items: Any, what: str) -> Array | dict[str, Array]:
+    """Collect all examples of a sequence in one array, or in one array for each field."""
+    try:
+        count = len(items)
+    except (TypeError, NotImplementedError):
+        raise DataError(
+            f"{what} is a {type(items).__name__} without a length; expected an array, or a data set "
+            "that is read by index: collect its examples in an array first"
+        ) from None
+    if count == 0:
+        raise DataError(f"{what}, a {type(items).__name__}, has no examples; give at least two")
+    first = _item_fields(items[0], f"{what}[0]")
+    out = {name: np.empty((count, *array.shape), array.dtype) for name, array in first.items()}
+    for row in range(count):
+        item = _item_fields(items[row], f"{what}[{row}]") if row else first
+        if set(item) != set(first):
+            raise DataError(
+                f"{what}[{row}] has the fields {', '.join(item)}, {what}[0] has {', '.join(first)}; all "
+                "examples must have the same fields"
+            )
+        for name, array in first.items():
+            value = item[name]
+            if value.shape != array.shape or value.dtype != array.dtype:
+                field = f", field {name!r}," if name else ""
+                raise DataError(
+                    f"{what}[{row}]{field} is {value.dtype} of shape {value.shape}, {what}[0] is "
+                    f"{array.dtype} of shape {array.shape}; all examples must have one shape and type: "
+                    "resize images, pad sequences"
+                )
+            out[name][row] = value
+    return out.get("", out)
+
+
+def _item_fields(item: Any, what: str) -> dict[str, Array]:
+    """The arrays of one example of a sequence, by field; "" is the name if there are no fields."""
+    if isinstance(item, tuple | list) and item:
+        item = item[0]
+    if not isinstance(item, Mapping):
+        return {"": _item_to_array(item, what)}
+    found = {}
+    for name, value in item.items():
+        number = isinstance(value, int | float | np.generic)
+        array = np.asarray(value) if number else _item_to_array(value, f"{what}[{name!r}]")
+        found[str(name)] = to_unit(array) if _is_image(value) else array
+    return found
+
+
+def _is_image(item: Any) -> bool:
+    pillow = sys.modules.get("PIL.Image")
+    return pillow is not None and isinstance(item, pillow.Image)
+
+
+def _item_to_array(item: Any, what: str) -> Array:
+    return from_pillow(item) if _is_image(item) else to_numpy(item, what)

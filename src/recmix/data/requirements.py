@@ -1,0 +1,184 @@
+"""Check that the values of examples fit a likelihood."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from recmix.data.checks import to_numpy
+from recmix.data.examples import Array, Examples, chunk_slices, to_unit
+from recmix.data.sparse_examples import SparseExamples, is_sparse
+from recmix.data.splits import Data
+from recmix.data.values import stored_values
+from recmix.errors import ConfigError, DataError, unknown
+
+__all__ = ["check_values"]
+
+_GRID_ERROR = 1e-3  # largest distance of 255 x from a whole number; float32 makes it 2e-5
+
+
+@dataclass(frozen=True)
+class _Requirement:
+    needs: str
+    fits: Callable[[Array], Array]  # of float32 values
+    grey_fits: bool  # whether value / 255 always fits
+    advice: str
+
+
+def check_values(data: Any, requirement: str, likelihood: str, *, what: str = "x") -> None:
+    """Raise a DataError unless all values fit a likelihood.
+
+    >>> check_values(np.array([[0.0, 3.0], [-1.5, 2.0]]), "counts", "poisson")
+    Traceback (most recent call last):
+    ...
+    recmix.errors.DataError: the poisson likelihood needs counts (whole numbers of 0 or more), but \
+x has the negative value -1.5 in example 1: choose a likelihood of real values, such as 'gaussian', \
+or convert the values to counts
+
+    Args:
+        data: A `Data`, all parts of which are checked; an `Examples`; or an array or tensor (N, ...), in
+            which uint8 means value / 255, as in the result of `check_examples`.
+        requirement: "real" (any finite number), "unit" ([0, 1]), "binary_or_unit" ([0, 1] too),
+            "counts" (whole numbers of 0 or more), "classes:K" (whole numbers from 0 to K - 1),
+            "padded_classes:K" (also negative whole numbers, which mark padding) or "eight_bit" (k / 255
+            for a whole number k from 0 to 255).
+        likelihood: Name of the likelihood, for the message.
+        what: Name of `data` in the message; not used for a `Data`.
+    """
+    rule = _find(requirement)
+    if not isinstance(data, Data):
+        _check(data, rule, likelihood, what)
+        return
+    parts = {"x_train": data.x_train, "x_val": data.x_val, "x_test": data.x_test}
+    for name, examples in parts.items():
+        if examples is not None and not (data.dynamic and name == "x_train"):  # those are binarised
+            _check(examples, rule, likelihood, name)
+
+
+def _check(examples: Any, rule: _Requirement, likelihood: str, what: str) -> None:
+    if is_sparse(examples):
+        examples = SparseExamples(examples, what)
+    elif not isinstance(examples, Examples):
+        examples = to_numpy(examples, what)
+    for start, values in _parts(examples):
+        if values.dtype == np.uint8 and rule.grey_fits:
+            continue
+        wrong = ~rule.fits(_as_float(values))
+        if not wrong.any():
+            continue
+        place = int(np.argmax(wrong))
+        value = float(_as_float(values).reshape(-1)[place])
+        if isinstance(examples, SparseExamples):
+            row = examples.row_of(start + place)
+        else:
+            row = start + place // max(1, math.prod(values.shape[1:]))
+        sign = "negative " if value < 0 else ""
+        low, high = _range(examples)
+        advice = rule.advice.format(scale=_scale_advice(low, high, what))
+        raise DataError(
+            f"the {likelihood} likelihood needs {rule.needs}, but {what} has the {sign}value "
+            f"{value:.6g} in example {row}: {advice}"
+        )
+
+
+def _parts(examples: Any) -> Iterator[tuple[int, Array]]:
+    """Values of `Examples` or of an array, in parts, with the number of the first of each."""
+    if isinstance(examples, Examples):
+        yield from stored_values(examples)
+        return
+    for part in chunk_slices(examples.shape):
+        yield part.start, examples[part]
+
+
+def _as_float(values: Array) -> Array:
+    """Values as float32; uint8 is divided by 255."""
+    if values.dtype == np.uint8:
+        return to_unit(values)
+    with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused
+        return values.astype(np.float32, copy=False)
+
+
+def _range(examples: Any) -> tuple[float, float]:
+    """The smallest and the largest value."""
+    low, high = math.inf, -math.inf
+    for _, values in _parts(examples):
+        numbers = _as_float(values)
+        low, high = min(low, float(numbers.min())), max(high, float(numbers.max()))
+    if isinstance(examples, SparseExamples):
+        low, high = min(low, 0.0), max(high, 0.0)
+    return low, high
+
+
+def _scale_advice(low: float, high: float, what: str) -> str:
+    """How values from `low` to `high` get into [0, 1]."""
+    if low >= -0.01 and high <= 1.01:
+        return f"use {what}.clip(0, 1)"
+    if low >= -1 and high <= 1:
+        return f"if the values were scaled to [-1, 1], use ({what} + 1) / 2"
+    if low >= 0 and high <= 255:
+        return f"give images with grey values from 0 to 255 as uint8, or divide by 255: {what} / 255"
+    return f"rescale them, for example ({what} - {what}.min()) / ({what}.max() - {what}.min())"
+
+
+_REAL = "choose a likelihood of real values, such as 'gaussian'"
+_UNIT = f"{{scale}}, or {_REAL}"
+
+
+def _in_unit(x: Array) -> Array:
+    return (x >= 0) & (x <= 1)
+
+
+def _whole(x: Array) -> Array:
+    return (x == np.rint(x)) & np.isfinite(x)
+
+
+def _count(x: Array) -> Array:
+    return (x >= 0) & _whole(x)
+
+
+def _on_grid(x: Array) -> Array:
+    grey = 255 * x.astype(np.float64)
+    return _in_unit(x) & (np.abs(grey - np.rint(grey)) <= _GRID_ERROR)
+
+
+_REQUIREMENTS = {
+    "real": _Requirement("finite numbers", np.isfinite, True, "remove such examples"),
+    "unit": _Requirement("values in [0, 1]", _in_unit, True, _UNIT),
+    "binary_or_unit": _Requirement("0 and 1, or values in [0, 1]", _in_unit, True, _UNIT),
+    "counts": _Requirement(
+        "counts (whole numbers of 0 or more)",
+        _count,
+        False,
+        f"{_REAL}, or convert the values to counts",
+    ),
+    "eight_bit": _Requirement(
+        "grey values of 8 bits (k / 255, for k from 0 to 255)",
+        _on_grid,
+        True,
+        f"give images as uint8, or {_REAL}",
+    ),
+}
+
+
+def _find(requirement: str) -> _Requirement:
+    if requirement in _REQUIREMENTS:
+        return _REQUIREMENTS[requirement]
+    name, _, number = requirement.partition(":")
+    if name not in ("classes", "padded_classes"):
+        names = [*_REQUIREMENTS, "classes:K", "padded_classes:K"]
+        raise ConfigError(unknown("requirement of a likelihood", requirement, names))
+    if not number.isdigit() or int(number) < 1:
+        raise ConfigError(
+            f"the requirement is {requirement!r}; expected a number of classes, such as '{name}:5'"
+        )
+    last, padded = int(number) - 1, name == "padded_classes"
+    return _Requirement(
+        f"classes (whole numbers from 0 to {last}{'; negative ones mark padding' if padded else ''})",
+        lambda x: (_whole(x) if padded else _count(x)) & (x <= last),
+        False,
+        f"number the classes from 0 to {last}, or give the right number of classes",
+    )

@@ -1,0 +1,71 @@
+"""The kind of values that examples have; it decides which likelihood is the default."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import numpy as np
+
+from recmix.data.examples import Array, Examples, chunk_slices
+from recmix.data.sparse_examples import SparseExamples
+from recmix.model.fields import LARGEST_INTEGER
+
+__all__ = ["Kind", "kind_of", "largest", "stored_values"]
+
+Kind = Literal["binary", "unit", "real", "counts", "fields"]
+
+
+def kind_of(examples: Examples) -> Kind:
+    """The kind of the values of examples: "binary", "unit", "counts" or "real".
+
+    Examples that are not in memory are image files, and count as "unit".
+
+    >>> from recmix.data import ArrayExamples
+    >>> kind_of(ArrayExamples(np.array([[0, 3], [1, 0]], np.float32)))
+    'counts'
+    >>> kind_of(ArrayExamples(np.array([[0, 0.5], [1, 0]], np.float32)))
+    'unit'
+    """
+    if not examples.in_memory:
+        return "unit"
+    unit = whole = True
+    for _, values in stored_values(examples):
+        if values.dtype == np.uint8:
+            whole = whole and bool(((values == 0) | (values == 255)).all())
+            if not whole:
+                return "unit"
+            continue
+        low, high = float(values.min()), float(values.max())
+        unit = unit and low >= 0 and high <= 1
+        # float32 has no fractions above this limit, so that a large value says nothing.
+        whole = (
+            whole and low >= 0 and high <= LARGEST_INTEGER and bool((values == np.rint(values)).all())
+        )
+        if not (unit or whole):
+            return "real"
+    if unit:
+        return "binary" if whole else "unit"
+    return "counts"
+
+
+def largest(examples: Examples) -> float:
+    """The largest value of examples."""
+    found = [0.0] if isinstance(examples, SparseExamples) else []
+    for _, values in stored_values(examples):
+        found.append(float(values.max()) / (255 if values.dtype == np.uint8 else 1))
+    return max(found)
+
+
+def stored_values(examples: Examples) -> Iterator[tuple[int, Array]]:
+    """All stored values in parts, with the number of the first example or stored value of each.
+
+    The parts of sparse examples are vectors of the values that are not 0.
+    """
+    if not isinstance(examples, SparseExamples):
+        for part in chunk_slices(examples.shape):
+            yield part.start, examples.take(part)
+        return
+    values = examples.raw.data
+    for part in chunk_slices(values.shape):
+        yield part.start, values[part]

@@ -1,0 +1,257 @@
+"""Make a `LatentModel` and its encoder from options, a user's own parts and facts about the data."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from recmix.errors import ConfigError, RunError
+from recmix.model.data_facts import Statistics
+from recmix.model.fields import Fields
+from recmix.model.foreign import ForeignEncoder, as_decoder, as_encoder, latent_shape
+from recmix.model.latent import LatentModel
+from recmix.model.likelihoods import Gaussian, Likelihood, find_likelihood
+from recmix.model.networks import (
+    AUTO_NETWORK,
+    Shape,
+    check_decoder,
+    check_encoder,
+    check_network_options,
+    default_network,
+    make_decoder,
+    make_encoder,
+    network_options,
+)
+from recmix.model.options import ModelOptions
+from recmix.model.priors import Prior, VampPrior, as_prior, make_prior
+
+__all__ = ["OWN", "Own", "Statistics", "complete_options", "make_model"]
+
+OWN = "own"
+"""The name of a network, likelihood or prior that is a user's own object."""
+USUAL_LIKELIHOOD = {"binary": "bernoulli", "counts": "poisson"}
+"""The likelihood for data of each kind, if none is chosen; gaussian for other kinds."""
+
+
+@dataclass(frozen=True)
+class Own:
+    """Parts of a model that are a user's own objects; None where a part is made from the spec."""
+
+    encoder: nn.Module | None = None
+    decoder: nn.Module | None = None
+    likelihood: Likelihood | None = None
+    prior: Any = None
+
+    def copied(self) -> Own:
+        """A copy of each part."""
+        return copy.deepcopy(self)
+
+    def or_those_of(self, model: LatentModel, encoder: nn.Module, named: ModelOptions) -> Own:
+        """These parts; where one is missing, a copy of the part of a trained model, if it is its user's.
+
+        Args:
+            model: the trained model.
+            encoder: its encoder.
+            named: its options.
+        """
+        theirs = {
+            "encoder": (named.network, encoder),
+            "decoder": (named.decoder_network, model.decoder),
+            "likelihood": (named.likelihood, model.likelihood),
+            "prior": (named.prior, model.prior),
+        }
+        found: dict[str, Any] = {
+            name: copy.deepcopy(part)
+            for name, (kind, part) in theirs.items()
+            if kind == OWN and getattr(self, name) is None
+        }
+        return replace(self, **found)
+
+
+NOTHING, NO_STATISTICS = Own(), Statistics()
+
+
+def complete_options(
+    given: Mapping[str, Any],
+    *,
+    shape: Shape,
+    kind: str = "unit",
+    classes: int = 0,
+    fields: Fields | None = None,
+    own: Own = NOTHING,
+    before: ModelOptions | None = None,
+) -> ModelOptions:
+    """Complete model options: the given values, else those of a trained model, else the defaults.
+
+    Args:
+        given: options by name; None means not given.
+        shape: of an example.
+        kind: of the data, such as "binary", "counts" or "real".
+        classes: one more than the largest value in the data.
+        fields: of an example, if it has several.
+        own: the user's own parts.
+        before: the options of the trained model, if there is one.
+    """
+    found = {k: v for k, v in given.items() if v is not None}
+    if before:
+        found = vars(before) | found
+    network = OWN if own.encoder is not None else found.get("network", AUTO_NETWORK)
+    decoder_network = found.get("decoder_network") or network
+    if own.decoder is not None:
+        decoder_network = OWN
+    elif decoder_network == OWN:
+        decoder_network = AUTO_NETWORK
+    usual = None if fields is not None else default_network(shape)
+    network, decoder_network = (
+        usual if name == AUTO_NETWORK else name for name in (network, decoder_network)
+    )
+    if network is None or decoder_network is None:
+        raise ConfigError(
+            f"the examples have the fields {', '.join(fields.shapes if fields else ())}, for which "
+            "there is no built-in network: give encoder= and decoder=, which take a dict of tensors"
+        )
+    found |= {"network": network, "decoder_network": decoder_network}
+    if (likelihood := own.likelihood) is not None:
+        found["likelihood"] = likelihood.name if likelihood.named else OWN
+        if isinstance(likelihood, Gaussian) and not likelihood.learned:
+            found["variance"] = float(likelihood.variance.mean())
+    found.setdefault("likelihood", USUAL_LIKELIHOOD.get(kind, "gaussian"))
+    if own.prior is not None:
+        found["prior"] = as_prior(own.prior, int(found.get("latent", 1))).name
+    if found["likelihood"] == "categorical":
+        found.setdefault("classes", classes)
+    options = ModelOptions(**found)
+    check_network_options(options, [name for name in (network, decoder_network) if name != OWN])
+    return options
+
+
+def make_model(
+    model: ModelOptions,
+    shape: Shape,
+    *,
+    fields: Fields | None = None,
+    own: Own = NOTHING,
+    statistics: Statistics = NO_STATISTICS,
+) -> tuple[LatentModel, nn.Module]:
+    """The model p(x, z) and its encoder: the user's own parts, and new ones.
+
+    Args:
+        model: the options.
+        shape: of an example.
+        fields: of an example, if it has several.
+        own: the user's own parts.
+        statistics: of the training data.
+    """
+    likelihood = own.likelihood or _likelihood(model, shape, statistics)
+    output = likelihood.output_shape(shape)
+    given = [own.encoder, own.decoder]
+    weights = [p for part in given if part for p in part.parameters() if p.is_floating_point()]
+    like = weights[0] if weights else torch.zeros(())
+    example = torch.zeros(2, *shape).to(like)
+    seen = example if fields is None else fields.unpack(example)
+    if own.encoder is None:
+        kind = _built_in(model.network, "encoder")
+        encoder: nn.Module = make_encoder(kind, shape, model.latent, **network_options(kind, model))
+    else:
+        encoder = _in_evaluation(own.encoder, as_encoder, seen)
+        if fields is None and not isinstance(encoder, ForeignEncoder):
+            check_encoder(encoder, shape, model.latent)
+    if own.decoder is None:
+        kind = _built_in(model.decoder_network or model.network, "decoder")
+        options = network_options(kind, model)
+        decoder: nn.Module = make_decoder(kind, shape, model.latent, output, **options)
+    else:
+        dims: tuple[int, ...] = (model.latent,)
+        if isinstance(encoder, ForeignEncoder):
+            dims = _in_evaluation(encoder, latent_shape, seen)
+        decoder = _in_evaluation(own.decoder, as_decoder, dims, example)
+        check_decoder(decoder, output, model.latent)
+    centre = None if model.standardise == "none" else statistics.centre
+    latent_model = LatentModel(
+        decoder,
+        likelihood,
+        latent=model.latent,
+        shape=shape,
+        centre=None if centre is None else torch.from_numpy(centre),
+        spread=_spread(model, shape, likelihood, statistics),
+        prior=_prior(model, shape, own, encoder),
+        fields=fields,
+    )
+    if isinstance(latent_model.prior, VampPrior) and statistics.examples is not None:
+        chosen = torch.from_numpy(statistics.examples)[: model.prior_components]
+        latent_model.prior.start_at(latent_model.standardised(chosen))
+    return latent_model, encoder
+
+
+def _in_evaluation(module: nn.Module, work: Callable[..., Any], *arguments: Any) -> Any:
+    """``work(module, *arguments)``, with the module in evaluation mode meanwhile."""
+    training = module.training
+    module.eval()
+    try:
+        return work(module, *arguments)
+    finally:
+        module.train(training)
+
+
+def _likelihood(options: ModelOptions, shape: Shape, statistics: Statistics) -> Likelihood:
+    """A new likelihood for the options."""
+    name = options.likelihood or "gaussian"
+    if name == OWN:
+        raise RunError(
+            "this run has its user's own likelihood. Classes are code and are not stored: pass "
+            "likelihood=…"
+        )
+    kind = find_likelihood(name)
+    variance = statistics.variance if options.standardise != "features" else 1.0
+    made = kind.for_data(shape, variance=max(variance, 1e-6), classes=options.classes or 0)
+    if options.variance is not None:
+        if not isinstance(made, Gaussian):
+            raise ConfigError(f"variance is an option of gaussian likelihoods; this one is {name}")
+        made.fix(options.variance)
+    return made
+
+
+def _spread(
+    options: ModelOptions, shape: Shape, likelihood: Likelihood, statistics: Statistics
+) -> torch.Tensor | None:
+    """The standard deviations that x is divided by, if the options ask for it."""
+    if options.standardise != "features":
+        return None
+    if not likelihood.centred:
+        raise ConfigError(
+            f"standardise='features' is for gaussian likelihoods; the {likelihood.name} likelihood "
+            "needs x as it is"
+        )
+    if statistics.spread is None:
+        return torch.ones(shape)
+    return torch.from_numpy(statistics.spread)
+
+
+def _prior(options: ModelOptions, shape: Shape, own: Own, encoder: nn.Module) -> Prior:
+    """The user's own prior, or a new one for the options."""
+    if own.prior is not None:
+        return as_prior(own.prior, options.latent)
+    if options.prior == OWN:
+        raise RunError(
+            "this run has its user's own prior. Classes are code and are not stored: pass prior=…"
+        )
+    return make_prior(
+        options.prior,
+        options.latent,
+        components=options.prior_components,
+        encoder=encoder,
+        shape=shape,
+    )
+
+
+def _built_in(kind: str, what: str) -> str:
+    if kind == OWN:
+        raise RunError(
+            f"this run has its user's own {what}. Modules are code and are not stored: pass {what}=…"
+        )
+    return kind

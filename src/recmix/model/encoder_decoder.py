@@ -1,0 +1,206 @@
+"""`Encoder` and `Decoder`: what all built-in networks are, and functions for any network.
+
+An encoder maps examples x (B, *shape) to the mean and log-variance of q(z|x), concatenated in one tensor
+(B, 2·latent). A decoder maps z (N, latent) to what the likelihood reads, (N, *output). The shape of an
+example has one axis or more: (F,) for vectors, (C, H, W) for images.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from numbers import Real
+
+from torch import Tensor, nn
+
+from recmix.errors import ConfigError
+
+__all__ = [
+    "Decoder",
+    "Encoder",
+    "Shape",
+    "checked_hidden",
+    "checked_latent",
+    "checked_shape",
+    "encode_with_features",
+    "feature_size",
+    "parameter_count",
+    "reset",
+    "scaled",
+]
+
+Shape = tuple[int, ...]
+"""Sizes of the axes of one example, such as (channels, height, width)."""
+
+
+class Encoder(nn.Module):
+    """An encoder in two parts: features of the example, and a linear head on them.
+
+    Normalising flows use the features as their context.
+
+    Args:
+        features: Maps x (B, *shape) to (B, hidden).
+        head: Maps (B, hidden) to (B, 2·latent), the mean and log-variance of q(z|x).
+
+    Attributes:
+        hidden: Number of features.
+        latent: Dimension of z.
+
+    >>> import torch
+    >>> encoder = Encoder(nn.Flatten(), nn.Linear(64, 2 * 5))
+    >>> encoder(torch.zeros(3, 1, 8, 8)).shape
+    torch.Size([3, 10])
+    """
+
+    def __init__(self, features: nn.Module, head: nn.Linear) -> None:
+        super().__init__()
+        if head.out_features % 2:
+            raise ConfigError(
+                f"the encoder's head gives {head.out_features} numbers, expected an even count: "
+                "a mean and a log-variance for each latent dimension"
+            )
+        self.features = features
+        self.head = head
+        self.hidden = head.in_features
+        self.latent = head.out_features // 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The mean and log-variance of q(z|x), (B, 2·latent), of examples x (B, *shape)."""
+        output: Tensor = self.head(self.features(x))
+        return output
+
+
+class Decoder(nn.Module):
+    """A decoder: a chain of layers from z (N, latent) to (N, *shape), without a last activation.
+
+    Args:
+        layers: The chain.
+        shape: Shape of what it gives for one latent point.
+        latent: Dimension of z.
+
+    >>> import torch
+    >>> layers = nn.Sequential(nn.Linear(5, 64), nn.Unflatten(1, (1, 8, 8)))
+    >>> Decoder(layers, shape=(1, 8, 8), latent=5)(torch.zeros(3, 5)).shape
+    torch.Size([3, 1, 8, 8])
+    """
+
+    def __init__(self, layers: nn.Sequential, *, shape: Shape, latent: int) -> None:
+        super().__init__()
+        self.layers = layers
+        self.shape = shape
+        self.latent = latent
+
+    def forward(self, z: Tensor) -> Tensor:
+        """What the likelihood reads, (N, *shape), for latent points z (N, latent)."""
+        decoded: Tensor = self.layers(z)
+        return decoded
+
+
+def feature_size(encoder: nn.Module, latent: int) -> int:
+    """The number of features that `encode_with_features` gives.
+
+    >>> feature_size(Encoder(nn.Flatten(), nn.Linear(64, 10)), 5), feature_size(nn.Flatten(), 32)
+    (64, 64)
+    """
+    return encoder.hidden if isinstance(encoder, Encoder) else 2 * latent
+
+
+def encode_with_features(encoder: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """An encoder's features (B, F) and its output (B, 2·latent), in one pass.
+
+    A module that is not an `Encoder` has no features of its own: its output is used as features. To
+    define the features of your own network, build it as `Encoder(features, head)`.
+
+    >>> import torch
+    >>> encoder = Encoder(nn.Flatten(), nn.Linear(64, 10))
+    >>> features, output = encode_with_features(encoder, torch.zeros(3, 1, 8, 8))
+    >>> features.shape, output.shape
+    (torch.Size([3, 64]), torch.Size([3, 10]))
+    """
+    if isinstance(encoder, Encoder):
+        features: Tensor = encoder.features(x)
+        return features, encoder.head(features)
+    output: Tensor = encoder(x)
+    return output, output
+
+
+def parameter_count(module: nn.Module) -> int:
+    """The number of parameters.
+
+    >>> parameter_count(nn.Linear(3, 2))
+    8
+    """
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def reset(module: nn.Module) -> None:
+    """Give all parameters new random values, as when the module was made.
+
+    Calls `reset_parameters` of every submodule, inner ones first, so that an outer module can override
+    them. Nothing changes if a parameter cannot be reset.
+
+    Raises:
+        ConfigError: A parameter belongs to a module without `reset_parameters`.
+
+    >>> layer = nn.Linear(3, 2)
+    >>> before = layer.weight.clone()
+    >>> reset(layer)
+    >>> bool((layer.weight == before).any())
+    False
+    """
+    for path, part in module.named_modules():
+        if not hasattr(part, "reset_parameters"):
+            for name, _ in part.named_parameters(recurse=False):
+                raise ConfigError(
+                    f"cannot reset parameter {'.'.join(filter(None, (path, name)))!r}: its "
+                    f"module {type(part).__name__} has no reset_parameters(); give it one"
+                )
+    for part in reversed(list(module.modules())):
+        redraw = getattr(part, "reset_parameters", None)
+        if redraw is not None:
+            redraw()
+
+
+def checked_shape(shape: Sequence[int]) -> Shape:
+    """The shape of an example as a tuple of ints; refuses what is not a shape.
+
+    >>> checked_shape([784])
+    (784,)
+    """
+    sizes = list(shape) if isinstance(shape, Sequence) else []
+    if not sizes or not all(_is_size(size) for size in sizes):
+        given = tuple(shape) if isinstance(shape, Sequence) else shape
+        raise ConfigError(
+            f"examples of shape {given!r}: expected a tuple of whole numbers of at least 1, such as "
+            "(784,) for vectors or (channels, height, width) for images"
+        )
+    return tuple(int(size) for size in sizes)
+
+
+def checked_latent(latent: int) -> int:
+    """The dimension of z; refuses numbers below 1."""
+    if latent < 1:
+        raise ConfigError(f"latent={latent}: expected a latent dimension of at least 1")
+    return latent
+
+
+def checked_hidden(hidden: int) -> int:
+    """The size of a hidden layer; refuses numbers below 1."""
+    if hidden < 1:
+        raise ConfigError(f"hidden={hidden}: expected a hidden layer of at least 1 unit")
+    return hidden
+
+
+def scaled(units: int, width: float) -> int:
+    """A number of units or channels times a factor, at least 1.
+
+    >>> scaled(32, 2.0), scaled(10, 0.01)
+    (64, 1)
+    """
+    if not (math.isfinite(width) and width > 0):
+        raise ConfigError(f"width={width}: expected a positive factor; 1 is the encoder's usual width")
+    return max(1, round(units * width))
+
+
+def _is_size(size: object) -> bool:
+    return isinstance(size, Real) and float(size) >= 1 and float(size).is_integer()

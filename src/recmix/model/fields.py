@@ -1,0 +1,186 @@
+"""Examples with several fields, stored as one flat array: pack a dict of arrays and unpack it."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from recmix.errors import DataError
+
+__all__ = ["LARGEST_INTEGER", "Fields"]
+
+LARGEST_INTEGER = 2**24
+"""The largest n for which float32 holds all whole numbers from -n to n exactly."""
+
+Array = TypeVar("Array")  # a numpy array or a torch tensor
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class Fields:
+    """Names and shapes of the fields of an example, in the order in which they are packed.
+
+    The fields of an example are flattened and concatenated to one vector of `size` numbers. So a data
+    set and a model handle one tensor, and the networks unpack it. Numpy arrays and torch tensors are
+    treated alike. Torch is not imported.
+
+    >>> fields = Fields({"tokens": (5,), "length": ()})
+    >>> packed = fields.pack({"tokens": np.ones((2, 5), int), "length": np.array([3, 4])})
+    >>> packed.shape, packed.dtype.name
+    ((2, 6), 'float32')
+    >>> fields.unpack(packed)["length"]
+    array([3., 4.], dtype=float32)
+
+    Args:
+        shapes: Shape of each field of one example, by name. A field with one number has shape ().
+    """
+
+    entries: tuple[tuple[str, tuple[int, ...]], ...]
+
+    def __init__(self, shapes: Mapping[str, Sequence[int]]) -> None:
+        entries = tuple((name, tuple(int(side) for side in shape)) for name, shape in shapes.items())
+        for name, shape in entries:
+            if not isinstance(name, str) or not name:
+                raise DataError(f"a field has the name {name!r}; expected text, such as 'tokens'")
+            if any(side < 1 for side in shape):
+                raise DataError(f"field {name!r} has shape {shape}; expected sides of 1 or more")
+        if not entries:
+            raise DataError("there are no fields; expected at least one, such as {'tokens': (20,)}")
+        object.__setattr__(self, "entries", entries)
+
+    @classmethod
+    def of_arrays(cls, arrays: Mapping[str, Any]) -> Fields:
+        """The fields of a dict of arrays (N, *shape), whose first axes count examples.
+
+        >>> Fields.of_arrays({"nodes": np.zeros((7, 4)), "edges": np.zeros((7, 4, 4))})
+        Fields({'nodes': (4,), 'edges': (4, 4)})
+        """
+        return cls({name: tuple(array.shape[1:]) for name, array in arrays.items()})
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of each field, by name."""
+        return dict(self.entries)
+
+    @property
+    def size(self) -> int:
+        """Number of values of one example, P."""
+        return sum(math.prod(shape) for _, shape in self.entries)
+
+    def pack(self, values: Mapping[str, Any]) -> Any:
+        """Flatten and concatenate the fields of some examples.
+
+        Args:
+            values: An array, tensor or list (B, *shape) for each field; B may be several axes.
+
+        Returns:
+            (B, P): a tensor if a value is a tensor, else a numpy array of float32. Floating tensors
+            keep their type; all other values become float32.
+
+        Raises:
+            DataError: If a field is missing, unknown, of another shape, or has an integer that float32
+                does not hold exactly.
+        """
+        if set(values) != set(self.shapes):
+            raise DataError(
+                f"got the fields {', '.join(map(str, values)) or 'none'}; "
+                f"expected {', '.join(self.shapes)}"
+            )
+        given = [values[name] for name in self.shapes]
+        torch = sys.modules.get("torch")
+        tensors = [value for value in given if torch is not None and isinstance(value, torch.Tensor)]
+        if torch is None or not tensors:
+            parts = [_float32(np.asarray(value), name) for name, value in values.items()]
+            flat = self._flat(dict(zip(values, parts, strict=True)))
+            return np.concatenate(flat, axis=-1)
+        found = {}
+        for name, value in values.items():
+            tensor = torch.as_tensor(value, device=tensors[0].device)
+            if not tensor.is_floating_point():
+                if tensor.numel() and tensor.dtype != torch.bool:
+                    _check_exact(tensor.min().item(), tensor.max().item(), name)
+                tensor = tensor.to(torch.float32)
+            found[name] = tensor
+        return torch.cat(self._flat(found), dim=-1)
+
+    def unpack(self, x: Array) -> dict[str, Array]:
+        """The fields of packed examples (B, P), each (B, *shape); B may be several axes."""
+        packed: Any = x
+        if not packed.ndim or packed.shape[-1] != self.size:
+            raise DataError(
+                f"packed examples have shape {tuple(packed.shape)}; expected (..., {self.size}) for "
+                f"the fields {self.shapes}"
+            )
+        lead = packed.shape[:-1]
+        return {
+            name: packed[..., start:stop].reshape((*lead, *shape))
+            for name, shape, start, stop in self._places()
+        }
+
+    def to_json(self) -> list[list[Any]]:
+        """Pairs of name and shape, which keep their order in JSON."""
+        return [[name, list(shape)] for name, shape in self.entries]
+
+    @classmethod
+    def from_json(cls, pairs: Sequence[Sequence[Any]]) -> Fields:
+        """The fields that `to_json` described.
+
+        >>> Fields.from_json(Fields({"tokens": (5,), "length": ()}).to_json()).size
+        6
+        """
+        return cls({str(name): tuple(shape) for name, shape in pairs})
+
+    def __repr__(self) -> str:
+        return f"Fields({self.shapes})"
+
+    def _places(self) -> Iterator[tuple[str, tuple[int, ...], int, int]]:
+        """Name, shape, first position and last position + 1 of each field."""
+        start = 0
+        for name, shape in self.entries:
+            stop = start + math.prod(shape)
+            yield name, shape, start, stop
+            start = stop
+
+    def _flat(self, values: Mapping[str, Any]) -> list[Any]:
+        """The fields as (B, size of the field), in order; B must be the same for all."""
+        flat: list[Any] = []
+        for name, shape in self.entries:
+            value = values[name]
+            axes = value.ndim - len(shape)
+            if axes < 0 or tuple(value.shape[axes:]) != shape:
+                raise DataError(
+                    f"field {name!r} has shape {tuple(value.shape)}; expected (B, *{shape}) for B "
+                    "examples"
+                )
+            rest = tuple(value.shape[:axes])
+            if flat and rest != tuple(flat[0].shape[:-1]):
+                first = self.entries[0][0]
+                raise DataError(
+                    f"field {name!r} has {rest} examples, field {first!r} has "
+                    f"{tuple(flat[0].shape[:-1])}; all fields must have the same number of examples"
+                )
+            flat.append(value.reshape((*rest, math.prod(shape))))
+        return flat
+
+
+def _float32(array: Any, name: str) -> Any:
+    if array.dtype.kind not in "biuf":
+        raise DataError(f"field {name!r} is {array.dtype} of shape {array.shape}; expected numbers")
+    if array.dtype.kind in "iu" and array.size:
+        _check_exact(int(array.min()), int(array.max()), name)
+    with np.errstate(over="ignore"):  # what is too large becomes infinite
+        return array.astype(np.float32)
+
+
+def _check_exact(low: float, high: float, name: str) -> None:
+    """Refuse integers that float32 would round."""
+    largest = max(low, high, key=abs)
+    if abs(largest) > LARGEST_INTEGER:
+        raise DataError(
+            f"field {name!r} has the integer {largest}, but float32 holds whole numbers exactly only up "
+            f"to 2**24 = {LARGEST_INTEGER}: number the values from 0, or give floats"
+        )

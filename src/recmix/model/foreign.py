@@ -1,0 +1,206 @@
+"""Networks that were written elsewhere, as the encoder and decoder of a `LatentModel`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Distribution, Independent, MultivariateNormal, Normal
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from recmix.errors import ConfigError
+
+__all__ = ["ForeignDecoder", "ForeignEncoder", "as_decoder", "as_encoder", "latent_shape"]
+
+MEANS = ("mean", "mu", "loc", "embedding", "z_mean", "qz_m")
+LOG_VARIANCES = ("log_variance", "logvar", "log_var", "log_covariance", "z_log_var", "log_sigma2")
+SCALES = ("scale", "std", "stddev", "sigma")
+VARIANCES = ("variance", "var", "qz_v")
+NESTED = ("latent_dist", "posterior", "distribution")
+RECONSTRUCTIONS = ("reconstruction", "sample", "recon_x", "reconstructions", "x_hat", "logits")
+ACCEPTED = (
+    "expected a tensor (B, 2 D) with means and log-variances; a tuple (mean, log-variance); a dict or "
+    "an object with a mean and one of log_variance, logvar, scale, std or variance; or a "
+    "torch.distributions.Normal or MultivariateNormal"
+)
+
+
+class ForeignEncoder(nn.Module):
+    """An encoder of any output as a module that gives (B, 2 D), or a `MultivariateNormal`.
+
+    Args:
+        network: the encoder as it was trained.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Any) -> Tensor | MultivariateNormal:
+        """Mean and log-variance of q(z | x) in one tensor (B, 2 D), or a full Gaussian."""
+        return read_posterior(self.network(x))
+
+
+class ForeignDecoder(nn.Module):
+    """A decoder with any latent shape and output as a module (N, D) -> (N, *output).
+
+    Args:
+        network: the decoder as it was trained.
+        latent: the shape of z for one example.
+    """
+
+    def __init__(self, network: nn.Module, latent: tuple[int, ...]) -> None:
+        super().__init__()
+        self.network = network
+        self.latent = tuple(latent)
+
+    def forward(self, z: Tensor) -> Tensor:
+        """The decoder's output for z (N, D)."""
+        return read_reconstruction(self.network(z.reshape(len(z), *self.latent)))
+
+
+def as_encoder(network: nn.Module, example: Any) -> nn.Module:
+    """`network` itself if it gives a tensor (B, 2 D), else a `ForeignEncoder`.
+
+    Args:
+        network: a user's encoder.
+        example: examples as the encoder sees them.
+    """
+    _check_module(network, "encoder")
+    if isinstance(network, ForeignEncoder):
+        return network
+    out = _tried(network, example, "encoder")
+    plain = isinstance(out, Tensor) and out.ndim == 2 and out.shape[1] % 2 == 0
+    return network if plain else ForeignEncoder(network)
+
+
+def as_decoder(network: nn.Module, latent: tuple[int, ...], like: Tensor) -> nn.Module:
+    """`network` itself if it maps (N, D) to a tensor, else a `ForeignDecoder`.
+
+    Args:
+        network: a user's decoder.
+        latent: the shape of z for one example.
+        like: gives device and dtype.
+    """
+    _check_module(network, "decoder")
+    if isinstance(network, ForeignDecoder):
+        return network
+    z = torch.zeros(2, *latent, device=like.device, dtype=like.dtype)
+    out = _tried(network, z, "decoder")
+    plain = isinstance(out, Tensor) and len(latent) == 1
+    return network if plain else ForeignDecoder(network, latent)
+
+
+def latent_shape(encoder: nn.Module, example: Any) -> tuple[int, ...]:
+    """The shape of z for one example: that of the mean that an encoder gives."""
+    network = encoder.network if isinstance(encoder, ForeignEncoder) else encoder
+    out = _tried(network, example, "encoder")
+    if isinstance(out, Tensor):
+        if out.ndim != 2 or out.shape[1] % 2:
+            raise ConfigError(f"the encoder gave a tensor of shape {tuple(out.shape)}; {ACCEPTED}")
+        return (out.shape[1] // 2,)
+    mean, _ = _mean_and_rest(out)
+    return tuple(mean.shape[1:])
+
+
+def read_posterior(out: Any) -> Tensor | MultivariateNormal:
+    """Mean and log-variance (B, 2 D) from what an encoder returns, or its full Gaussian."""
+    if isinstance(out, Tensor):
+        return out
+    if isinstance(out, MultivariateNormal):
+        return out
+    mean, log_variance = _mean_and_rest(out)
+    return torch.cat([mean.flatten(1), log_variance.flatten(1)], 1)
+
+
+def read_reconstruction(out: Any) -> Tensor:
+    """The tensor in what a decoder returns."""
+    if isinstance(out, Tensor):
+        return out
+    if isinstance(out, Distribution):
+        return out.mean
+    if isinstance(out, tuple | list) and out and isinstance(out[0], Tensor):
+        return out[0]
+    for name in RECONSTRUCTIONS:
+        found = _get(out, name)
+        if isinstance(found, Tensor):
+            return found
+    raise ConfigError(
+        f"the decoder gave a {type(out).__name__}; expected a tensor, a tuple that begins with one, or "
+        f"a dict or object with one of {', '.join(RECONSTRUCTIONS)}"
+    )
+
+
+def _mean_and_rest(out: Any) -> tuple[Tensor, Tensor]:  # noqa: PLR0911  (one return per form)
+    """The mean and the log-variance, of one shape each."""
+    if isinstance(out, Independent):
+        return _mean_and_rest(out.base_dist)
+    if isinstance(out, MultivariateNormal):
+        return out.mean, out.variance.log()
+    if isinstance(out, Normal):
+        return out.loc, 2 * out.scale.log()
+    if isinstance(out, tuple | list):
+        if len(out) >= 2 and all(isinstance(part, Tensor) for part in out[:2]):
+            mean, second = out[0], out[1]
+            if mean.shape != second.shape:
+                raise ConfigError(
+                    f"the encoder gave tensors of shapes {tuple(mean.shape)} and {tuple(second.shape)}; "
+                    "expected a mean and a log-variance of one shape"
+                )
+            return mean, second
+        if len(out) == 1:
+            return _mean_and_rest(out[0])
+    for name in NESTED:
+        if (inner := _get(out, name)) is not None and not isinstance(inner, Tensor):
+            return _mean_and_rest(inner)
+    mean = _first(out, MEANS)
+    if mean is not None:
+        if (log_variance := _first(out, LOG_VARIANCES)) is not None:
+            return mean, log_variance
+        if (scale := _first(out, SCALES)) is not None:
+            return mean, 2 * scale.log()
+        if (variance := _first(out, VARIANCES)) is not None:
+            return mean, variance.log()
+    keys = f" with {', '.join(map(str, out))}" if isinstance(out, Mapping) else ""
+    raise ConfigError(f"the encoder gave a {type(out).__name__}{keys}; {ACCEPTED}")
+
+
+def _first(out: Any, names: tuple[str, ...]) -> Tensor | None:
+    """The first tensor that `out` has under one of these names."""
+    for name in names:
+        found = _get(out, name)
+        if isinstance(found, Tensor):
+            return found
+    return None
+
+
+def _get(out: Any, name: str) -> Any:
+    return out.get(name) if isinstance(out, Mapping) else getattr(out, name, None)
+
+
+def _tried(network: nn.Module, given: Any, what: str) -> Any:
+    """The network's output without gradients; refuses one that mixes the examples of a batch."""
+    for part in network.modules():
+        if isinstance(part, _BatchNorm) and (part.training or part.running_mean is None):
+            raise ConfigError(
+                f"the {what} has batch normalisation in training mode, so its output for one example "
+                f"depends on the others: call {what}.eval() first"
+            )
+    try:
+        with torch.no_grad():
+            return network(given)
+    except Exception as error:
+        shape = tuple(given.shape) if isinstance(given, Tensor) else type(given).__name__
+        raise ConfigError(
+            f"the {what} failed for an input of shape {shape}: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _check_module(network: Any, what: str) -> None:
+    if not isinstance(network, nn.Module):
+        raise ConfigError(
+            f"{what} must be a torch.nn.Module, got {type(network).__name__}: put a function into the "
+            "forward method of a module"
+        )

@@ -1,0 +1,100 @@
+"""Mixing weights: small networks that give the weights of a mixture's components for an example."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from recmix.errors import ConfigError
+from recmix.model.encoder_decoder import checked_hidden, checked_shape
+from recmix.model.replaceable import fusable
+
+__all__ = ["Gate", "WeightNet", "bounded"]
+
+
+class Gate(nn.Module):
+    """The mixing weight ε(x) of a new component, kept between two bounds.
+
+    ε(x) = ε_min + (ε_max - ε_min)·sigmoid(s(x)), where s is a network with one small hidden layer.
+    The paper's bound ε_max keeps a new component from taking over the mixture.
+
+    Args:
+        shape: Shape of one example, with any number of axes.
+        hidden: Size of the hidden layer.
+        minimum: ε_min, above 0.
+        maximum: ε_max, above ε_min and below 1.
+
+    >>> log_eps, log_rest = Gate((1, 8, 8))(torch.zeros(3, 1, 8, 8))
+    >>> log_eps.shape, torch.allclose(log_eps.exp() + log_rest.exp(), torch.ones(3))
+    (torch.Size([3]), True)
+    """
+
+    def __init__(
+        self, shape: Sequence[int], *, hidden: int = 10, minimum: float = 0.001, maximum: float = 0.1
+    ) -> None:
+        super().__init__()
+        if not 0 < minimum < maximum < 1:
+            raise ConfigError(
+                f"gate with minimum={minimum}, maximum={maximum}: "
+                "expected 0 < minimum < maximum < 1 (the paper's are 0.001 and 0.1)"
+            )
+        self.minimum = minimum
+        self.maximum = maximum
+        self.layers = _small_network(shape, hidden, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The pair log ε(x) (B,), log(1 - ε(x)) (B,) of examples x (B, *shape)."""
+        return self.bounded(self.layers(x).squeeze(-1))
+
+    def bounded(self, score: Tensor) -> tuple[Tensor, Tensor]:
+        """The pair log ε, log(1 - ε) of a score s of any shape."""
+        return bounded(score, self.minimum, self.maximum)
+
+    def extra_repr(self) -> str:
+        """The bounds."""
+        return f"minimum={self.minimum}, maximum={self.maximum}"
+
+
+@fusable
+def bounded(score: Tensor, minimum: float, maximum: float) -> tuple[Tensor, Tensor]:
+    """The pair log ε, log(1 - ε) of a gate's score s, for ε between the two bounds."""
+    span = maximum - minimum
+    # 1 - ε is formed as a sum of positive terms too: log(1 - ε) stays finite for ε_max near 1.
+    log_eps = (minimum + span * torch.sigmoid(score)).log()
+    log_rest = ((1 - maximum) + span * torch.sigmoid(-score)).log()
+    return log_eps, log_rest
+
+
+class WeightNet(nn.Module):
+    """All the weights α(x) of a mixture at once: a softmax over a small network's outputs.
+
+    Args:
+        shape: Shape of one example, with any number of axes.
+        order: Number of components.
+        hidden: Size of the hidden layer.
+
+    >>> WeightNet((1, 8, 8), 4)(torch.zeros(3, 1, 8, 8)).exp().sum(-1).allclose(torch.ones(3))
+    True
+    """
+
+    def __init__(self, shape: Sequence[int], order: int, *, hidden: int = 10) -> None:
+        super().__init__()
+        if order < 1:
+            raise ConfigError(f"order={order}: expected at least one component")
+        self.order = order
+        self.layers = _small_network(shape, hidden, order)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The log weights log α(x), (B, order), of examples x (B, *shape)."""
+        scores: Tensor = self.layers(x)
+        return scores.log_softmax(-1)
+
+
+def _small_network(shape: Sequence[int], hidden: int, outputs: int) -> nn.Sequential:
+    """The paper's small network on all values of an example: one hidden layer with ReLU."""
+    values = math.prod(checked_shape(shape))
+    hidden = checked_hidden(hidden)
+    return nn.Sequential(nn.Flatten(), nn.Linear(values, hidden), nn.ReLU(), nn.Linear(hidden, outputs))

@@ -1,0 +1,103 @@
+"""Shapes of convolutional networks: which images they take, and which outputs their decoders give."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from recmix.errors import ConfigError
+from recmix.model.encoder_decoder import Shape, checked_shape
+
+__all__ = ["ImageShape", "LastAxis", "checked_image", "halvings", "image_output"]
+
+ImageShape = tuple[int, int, int]
+"""Channels, height and width of one image."""
+
+
+def checked_image(shape: Sequence[int], sides: tuple[int, int], kind: str) -> ImageShape:
+    """The shape of an image; refuses other shapes, and sides outside the limits.
+
+    Args:
+        shape: Channels, height and width.
+        sides: The smallest and the largest side that the network takes.
+        kind: Name of the network, for the error.
+    """
+    checked = checked_shape(shape)
+    if len(checked) != 3:
+        raise ConfigError(
+            f"examples of shape {checked}: network={kind!r} takes images of shape (channels, height, "
+            "width), where a grey image has one channel; network='mlp' takes examples of any shape"
+        )
+    if not all(sides[0] <= side <= sides[1] for side in checked[1:]):
+        raise ConfigError(
+            f"images of shape {checked} (channels, height, width): network={kind!r} takes sides from "
+            f"{sides[0]} to {sides[1]}; use network='mlp', which takes any shape, crop, pad or resize "
+            "the images, or bring your own encoder and decoder modules"
+        )
+    channels, height, width = checked
+    return channels, height, width
+
+
+def halvings(shape: ImageShape) -> list[tuple[int, int]]:
+    """Heights and widths from the image's down to the smallest feature map's.
+
+    >>> halvings((1, 28, 28))
+    [(28, 28), (14, 14), (7, 7), (3, 3)]
+    """
+    sizes = [shape[1:]]
+    while min(sizes[-1]) > 4:
+        height, width = sizes[-1]
+        sizes.append((height // 2, width // 2))
+    return sizes
+
+
+def image_output(
+    shape: ImageShape, output: Sequence[int] | None, kind: str
+) -> tuple[int, Shape, list[nn.Module]]:
+    """How a convolutional decoder gives an output of another shape than the image's.
+
+    (C', H, W) are C' channels. (C', H, W, K), such as K logits for each value, are C'·K channels.
+
+    Args:
+        shape: Channels, height and width of the image.
+        output: Shape that the likelihood reads; by default the image's.
+        kind: Name of the network, for the error.
+
+    Returns:
+        The channels of the last convolution, the shape of the output, and layers for the end.
+
+    >>> image_output((3, 8, 8), (3, 8, 8, 256), "conv")
+    (768, (3, 8, 8, 256), [LastAxis(3, 256)])
+    """
+    wanted = shape if output is None else checked_shape(output)
+    if len(wanted) not in (3, 4) or wanted[1:3] != shape[1:]:
+        raise ConfigError(
+            f"an output of shape {wanted} for images of shape {shape}: the decoder network={kind!r} "
+            f"gives (channels, {shape[1]}, {shape[2]}), or that with one more axis at the end; "
+            "decoder_network='mlp' gives any shape"
+        )
+    if len(wanted) == 3:
+        return wanted[0], wanted, []
+    return wanted[0] * wanted[3], wanted, [LastAxis(wanted[0], wanted[3])]
+
+
+class LastAxis(nn.Module):
+    """Splits the channels, and moves the second part to the end: (N, C·K, H, W) -> (N, C, H, W, K).
+
+    >>> import torch
+    >>> LastAxis(3, 5)(torch.zeros(2, 15, 8, 8)).shape
+    torch.Size([2, 3, 8, 8, 5])
+    """
+
+    def __init__(self, channels: int, values: int) -> None:
+        super().__init__()
+        self.sizes = (channels, values)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (N, C·K, H, W) as (N, C, H, W, K)."""
+        return x.unflatten(1, self.sizes).movedim(2, -1)
+
+    def extra_repr(self) -> str:
+        """The two sizes."""
+        return f"{self.sizes[0]}, {self.sizes[1]}"

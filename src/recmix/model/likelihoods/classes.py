@@ -1,0 +1,88 @@
+"""The categorical likelihood, for classes and tokens."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from recmix.errors import ConfigError
+from recmix.model.likelihoods.likelihood import Likelihood, Shape, register_likelihood, sum_event
+
+__all__ = ["Categorical"]
+
+
+@register_likelihood("categorical")
+class Categorical(Likelihood):
+    """Values 0 to K - 1 whose logits are the decoder's output l, with the classes on the last axis.
+
+    log p(x|z) = Σ l_x - log Σ_k exp l_k. Negative values of x are padding and are not scored.
+
+    Args:
+        classes: K.
+
+    >>> categorical = Categorical(4)
+    >>> x = torch.tensor([[3.0, 0.0, -1.0]])  # the third is padding
+    >>> round(categorical.log_prob(x, torch.zeros(1, 3, 4)).item(), 4)  # 2 log ¼
+    -2.7726
+    """
+
+    values = "classes"
+    can_temper = True
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        if classes < 2:
+            raise ConfigError(
+                f"categorical likelihood with classes={classes}: expected at least 2; give the number "
+                "of classes, one more than the largest value in the data"
+            )
+        self.classes = classes
+
+    @classmethod
+    def for_data(cls, shape: Shape, *, variance: float = 1.0, classes: int = 0) -> Likelihood:
+        """A new categorical likelihood with K = `classes`, the number of classes in the data."""
+        return cls(classes)
+
+    @property
+    def requirement(self) -> str:
+        """Whole numbers below K; negative ones are padding."""
+        return f"padded_classes:{self.classes}"
+
+    def output_shape(self, shape: Shape) -> Shape:
+        """One logit for each value and class."""
+        return (*shape, self.classes)
+
+    def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
+        """Nats of log p(x|z), (S, B), of examples x (B, *event) with values 0 to K - 1."""
+        log_p = (decoded / self.noise).log_softmax(-1)
+        chosen = x.clamp(min=0).long().expand(log_p.shape[:-1])[..., None]
+        return sum_event(log_p.gather(-1, chosen).squeeze(-1) * (x >= 0), x)
+
+    def mean(self, decoded: Tensor) -> Tensor:
+        """The probabilities of the classes, (..., *event, K)."""
+        return (decoded / self.noise).softmax(-1)
+
+    def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """One draw of classes (..., *event), without gradient."""
+        with torch.no_grad():
+            flat = self.mean(decoded).flatten(0, -2)
+            drawn = torch.multinomial(flat, 1, generator=generator)
+            return drawn.view(decoded.shape[:-1]).to(decoded.dtype)
+
+    def residual(self, x: Tensor, decoded: Tensor) -> Tensor:
+        """1[x = k] - p_k, with the shape of `decoded`; 0 at padding."""
+        classes = torch.arange(self.classes, device=x.device, dtype=x.dtype)
+        hot = (x[..., None] == classes).to(decoded.dtype)
+        return (hot - self.mean(decoded)) * (x >= 0)[..., None] / self.noise
+
+    def precision(self, x: Tensor, decoded: Tensor) -> Tensor:
+        """p_k·(1 - p_k); 0 at padding."""
+        p = self.mean(decoded)
+        return p * (1 - p) * (x >= 0)[..., None] / self.noise**2
+
+    def fisher(self, x: Tensor, decoded: Tensor, vectors: Tensor) -> Tensor:
+        """(diag(p) - p pᵀ) times vectors (B, P, D), for each value; 0 at padding."""
+        p = self.mean(decoded).flatten(1, -2)[..., None]  # (B, values, K, 1)
+        columns = vectors.unflatten(1, (-1, self.classes))  # (B, values, K, D)
+        weighted = p * (columns - (p * columns).sum(2, keepdim=True)) / self.noise**2
+        return (weighted * (x >= 0).flatten(1)[..., None, None]).flatten(1, 2)

@@ -1,0 +1,163 @@
+"""The discretised mixture of logistics, for images with 8 bits per value."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from recmix.errors import ConfigError
+from recmix.model.likelihoods.likelihood import Likelihood, Shape, register_likelihood
+
+__all__ = ["LogisticMixture"]
+
+COMPONENTS = 10
+"""Number of logistics, unless another is given."""
+LEAST_LOG_SCALE = -7.0
+"""Smallest log-scale of a logistic, for values in [-1, 1]."""
+
+
+@register_likelihood("logistic-mixture")
+class LogisticMixture(Likelihood):
+    """Each pixel is a mixture of discretised logistics over the 256 values k / 255.
+
+    The mixture is shared by the channels of a pixel. With three channels the mean of green depends
+    linearly on red, and that of blue on red and green. The probability of a value is the mass of its
+    interval of width 1/255; the outermost intervals extend to infinity. So log p(x|z) is that of a
+    discrete distribution, and `bits_per_dimension` is the length of a code.
+
+    The channels of the decoder's output are, for M components: M logits, then for each channel M means
+    and M log-scales, and with three channels 3 M coefficients.
+
+    Args:
+        shape: (C, H, W) with C of 1 or 3.
+        components: M.
+
+    Reference: Salimans et al., PixelCNN++, ICLR 2017.
+
+    >>> likelihood = LogisticMixture((1, 8, 8), 5)
+    >>> likelihood.output_shape((1, 8, 8))
+    (15, 8, 8)
+    """
+
+    values = "eight_bit"
+    can_temper = True
+
+    def __init__(self, shape: Shape, components: int = COMPONENTS) -> None:
+        super().__init__()
+        if len(shape) != 3 or shape[0] not in (1, 3):
+            raise ConfigError(
+                f"logistic-mixture likelihood for examples of shape {tuple(shape)}: expected images "
+                "(C, H, W) with 1 or 3 channels; for other data use gaussian or categorical"
+            )
+        if components < 1:
+            raise ConfigError(
+                f"logistic-mixture likelihood with components={components}: expected at least 1"
+            )
+        self.channels = shape[0]
+        self.components = components
+
+    @property
+    def named(self) -> bool:
+        """Whether the name describes it: with the usual number of components."""
+        return self.components == COMPONENTS
+
+    @classmethod
+    def for_data(cls, shape: Shape, *, variance: float = 1.0, classes: int = 0) -> Likelihood:
+        """For images of this shape."""
+        return cls(shape)
+
+    def output_shape(self, shape: Shape) -> Shape:
+        """Logits, means, log-scales and coefficients as channels."""
+        each = 3 if self.channels == 1 else 10
+        return (each * self.components, *shape[1:])
+
+    def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
+        """Nats of log p(x|z), (S, B), of images x (B, C, H, W) with values k / 255."""
+        logits, means, log_scales, coefficients = self._parts(decoded)
+        value = 2 * x - 1  # in [-1, 1]
+        means = self._conditional_means(value[..., None, :, :], means, coefficients)
+        inverse = (-log_scales).exp()
+        centred = value[..., None, :, :] - means  # (..., C, M, H, W)
+        upper, lower = inverse * (centred + 1 / 255), inverse * (centred - 1 / 255)
+        inside = (upper.sigmoid() - lower.sigmoid()).clamp(min=1e-12).log()
+        middle = inverse * centred
+        narrow = (
+            middle - log_scales - 2 * F.softplus(middle) - 4.848116364
+        )  # log(127.5): density x width
+        mass = torch.where(inside > -11.5, inside, narrow)  # 1e-5, where the difference loses digits
+        black, white = upper - F.softplus(upper), -F.softplus(lower)
+        at_ends = torch.where(value[..., None, :, :] > 0.999, white, mass)
+        mass = torch.where(value[..., None, :, :] < -0.999, black, at_ends)
+        by_component = mass.sum(-4) + logits.log_softmax(-3)  # (..., M, H, W)
+        return by_component.logsumexp(-3).sum((-2, -1))
+
+    def mean(self, decoded: Tensor) -> Tensor:
+        """E[x | z] of the logistics before rounding, clipped to [0, 1]: (..., C, H, W)."""
+        logits, means, _, coefficients = self._parts(decoded)
+        weights = logits.softmax(-3)[..., None, :, :, :]
+        if self.channels == 3:
+            red, green, blue = means.unbind(-4)
+            one, two, three = coefficients.unbind(-4)
+            green = green + one * red
+            means = torch.stack([red, green, blue + two * red + three * green], -4)
+        return (((weights * means).sum(-3) + 1) / 2).clamp(0, 1)
+
+    def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """One draw of images with values k / 255, without gradient."""
+        with torch.no_grad():
+            logits, means, log_scales, coefficients = self._parts(decoded)
+            gumbel = -(-_uniform(logits, generator).log()).log()
+            chosen = (logits + gumbel).argmax(-3, keepdim=True)  # (..., 1, H, W)
+
+            def of_chosen(values: Tensor) -> Tensor:  # (..., C, M, H, W) -> (..., C, H, W)
+                index = chosen[..., None, :, :, :].expand(*values.shape[:-3], 1, *values.shape[-2:])
+                return values.gather(-3, index).squeeze(-3)
+
+            mean, log_scale, slope = (of_chosen(part) for part in (means, log_scales, coefficients))
+            u = _uniform(mean, generator)
+            noise = log_scale.exp() * (u.log() - (-u).log1p())
+            drawn = [(mean[..., 0, :, :] + noise[..., 0, :, :]).clamp(-1, 1)]
+            if self.channels == 3:
+                red = drawn[0]
+                green = mean[..., 1, :, :] + slope[..., 0, :, :] * red + noise[..., 1, :, :]
+                green = green.clamp(-1, 1)
+                blue = mean[..., 2, :, :] + slope[..., 1, :, :] * red + slope[..., 2, :, :] * green
+                drawn += [green, (blue + noise[..., 2, :, :]).clamp(-1, 1)]
+            return ((torch.stack(drawn, -3) + 1) * 127.5).round() / 255
+
+    def blocks(self, values: Tensor) -> Tensor:
+        """All outputs of a pixel together: (..., H·W, outputs)."""
+        return values.flatten(3).mT
+
+    def unblock(self, values: Tensor, output: Shape) -> Tensor:
+        """The inverse of `blocks`."""
+        return values.mT.reshape(*values.shape[:2], *output)
+
+    def _parts(self, decoded: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Logits (..., M, H, W); means, log-scales and coefficients (..., C, M, H, W)."""
+        count, channels = self.components, self.channels
+        logits = decoded[..., :count, :, :]
+        rest = decoded[..., count:, :, :].unflatten(-3, (-1, channels, count))
+        means, log_scales = rest[..., 0, :, :, :, :], rest[..., 1, :, :, :, :]
+        slopes = rest[..., 2, :, :, :, :].tanh() if channels == 3 else torch.zeros_like(means)
+        wider = math.log(self.noise)
+        return logits, means, log_scales.clamp(min=LEAST_LOG_SCALE) + wider, slopes
+
+    def _conditional_means(self, given: Tensor, means: Tensor, coefficients: Tensor) -> Tensor:
+        """Means (..., C, M, H, W) of each channel, given values (..., C, 1, H, W) of earlier ones."""
+        if self.channels == 1:
+            return means
+        red, green, blue = means.unbind(-4)
+        one, two, three = coefficients.unbind(-4)
+        first, second = given[..., 0, :, :, :], given[..., 1, :, :, :]
+        green = green + one * first
+        blue = blue + two * first + three * second
+        return torch.stack([red.expand_as(green), green, blue], -4)
+
+
+def _uniform(like: Tensor, generator: torch.Generator | None) -> Tensor:
+    drawn = torch.rand(like.shape, generator=generator, dtype=like.dtype, device=like.device)
+    return drawn.clamp(1e-5, 1 - 1e-5)

@@ -1,0 +1,245 @@
+"""The class `Likelihood`: p(x | z) as a function of the decoder's output."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from recmix.errors import ConfigError, unknown
+
+__all__ = [
+    "LIKELIHOODS",
+    "Likelihood",
+    "Shape",
+    "bits_per_dimension",
+    "find_likelihood",
+    "make_likelihood",
+    "register_likelihood",
+    "sum_event",
+]
+
+Shape = tuple[int, ...]
+"""Axes of one example, without the batch."""
+
+FISHER_SAMPLES = 64
+"""Samples with which the Fisher information is estimated where no formula is given."""
+MEAN_SAMPLES = 256
+"""Samples with which E[x | z] is estimated where no formula is given."""
+
+
+class Likelihood(nn.Module, ABC):
+    """p(x | z) as a function of the decoder's output.
+
+    Examples x have shape (B, *event). Decoder outputs have shape (S, B, *output) or (B, *output), where
+    `output` is what `output_shape` returns for the event shape. Results are in nats.
+
+    A likelihood of your own defines `log_prob` and `sample`. The other methods have defaults: `mean`
+    averages samples, `residual` uses automatic differentiation, and `precision` and `fisher` average
+    products of the derivative of log p over samples. Formulas are faster and have no sampling error.
+
+    Attributes:
+        name: its name in options; "own" for a class that is not registered.
+        values: what an example may hold: "real", "unit" ([0, 1]), "counts" (0, 1, 2, ...), "classes"
+            (0 to K - 1; negative values are padding) or "eight_bit" (k / 255).
+        can_temper: whether `tempered` is possible.
+        noise: see `tempered`; 1 unless it was called.
+        centred: whether the model subtracts the training mean from x first, and adds it to the results
+            of `mean` and `sample`. Only for likelihoods that depend on x - decoded.
+
+    >>> class Laplace(Likelihood):
+    ...     def log_prob(self, x, decoded):
+    ...         return sum_event(-(x - decoded).abs() - math.log(2), x)
+    ...     def sample(self, decoded, generator=None):
+    ...         return torch.distributions.Laplace(decoded, 1.0).sample()
+    >>> x, decoded = torch.zeros(2, 5), torch.ones(2, 5)
+    >>> Laplace().log_prob(x, decoded), Laplace().residual(x, decoded)[0, 0]
+    (tensor([-8.4657, -8.4657]), tensor(-1.))
+    >>> bool((Laplace().precision(x, decoded) == 1).all())  # E[sign²]
+    True
+    """
+
+    name: ClassVar[str] = "own"
+    values: ClassVar[str] = "real"
+    centred: ClassVar[bool] = False
+    can_temper: ClassVar[bool] = False
+    noise: float = 1.0
+
+    @property
+    def named(self) -> bool:
+        """Whether its name and its weights describe it, so that a run folder can store it.
+
+        One with unusual options is a user's own object, which must be given again.
+        """
+        return self.name in LIKELIHOODS
+
+    @property
+    def requirement(self) -> str:
+        """What examples must hold, for `recmix.data.check_values`."""
+        return self.values
+
+    @abstractmethod
+    def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
+        """log p(x | z) of each example, summed over its values: (S, B)."""
+
+    @abstractmethod
+    def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """One draw x ~ p(x | z), (..., *event), without gradient."""
+
+    def mean(self, decoded: Tensor) -> Tensor:
+        """E[x | z], (..., *event); here an average of samples."""
+        generator = torch.Generator(decoded.device).manual_seed(0)
+        drawn: Tensor = sum(self.sample(decoded, generator) for _ in range(MEAN_SAMPLES))  # type: ignore[assignment]
+        return drawn / MEAN_SAMPLES
+
+    def residual(self, x: Tensor, decoded: Tensor) -> Tensor:
+        """∂ log p(x | z) / ∂ decoded, with the shape of `decoded` (B, *output); by autograd here."""
+        keep = torch.is_grad_enabled() and decoded.requires_grad
+        with torch.enable_grad():
+            at = decoded if keep else decoded.detach().requires_grad_()
+            total = self.log_prob(x, at).sum()
+            (found,) = torch.autograd.grad(total, at, create_graph=keep)
+        return found
+
+    def precision(self, x: Tensor, decoded: Tensor) -> Tensor:
+        """The diagonal of the Fisher information in the decoder's output: (B, *output).
+
+        Args:
+            x: examples (B, *event). Only what is given and not modelled is read from them: the total
+                count of an example, or which values are padding. The default reads nothing.
+            decoded: decoder outputs (B, *output).
+        """
+        return self._scores(decoded).square().mean(0)
+
+    def fisher(self, x: Tensor, decoded: Tensor, vectors: Tensor) -> Tensor:
+        """The Fisher information W in the decoder's output, times vectors: (B, P, D) -> (B, P, D).
+
+        P is the number of outputs. W = E[r rᵀ] for the residual r of x ~ p(x | z). Here it is averaged
+        over samples. Outputs in different blocks (see `blocks`) are taken as uncorrelated.
+
+        Args:
+            x: as for `precision`.
+            decoded: decoder outputs (B, *output).
+            vectors: columns, such as those of the decoder's Jacobian.
+        """
+        if type(self).blocks is Likelihood.blocks:
+            return self.precision(x, decoded).flatten(1)[..., None] * vectors
+        scores = self.blocks(self._scores(decoded))  # (K, B, features, n)
+        columns = vectors.mT.unflatten(-1, decoded.shape[1:]).movedim(1, 0)  # (D, B, *output)
+        columns = self.blocks(columns)  # (D, B, features, n)
+        along = torch.einsum("kbfn,dbfn->kdbf", scores, columns) / len(scores)
+        weighted = torch.einsum("kdbf,kbfn->dbfn", along, scores)
+        return self.unblock(weighted, decoded.shape[1:]).flatten(2).movedim(0, 2)
+
+    def blocks(self, values: Tensor) -> Tensor:
+        """Outputs (..., *output) arranged as (..., features, n); n outputs describe one feature."""
+        return values.flatten(2)[..., None]
+
+    def unblock(self, values: Tensor, output: Shape) -> Tensor:
+        """The inverse of `blocks`."""
+        return values.reshape(*values.shape[:2], *output)
+
+    def output_shape(self, shape: Shape) -> Shape:
+        """The shape of the decoder's output for examples of this shape."""
+        return shape
+
+    def tempered(self, noise: float) -> Likelihood:
+        """The same likelihood with more or less noise; the parameters are shared.
+
+        Args:
+            noise: factor of the variance (Gaussian), the scale (logistic), the dispersion (negative
+                binomial), or of the temperature of the logits (Bernoulli, categorical, multinomial).
+                1 gives the trained likelihood.
+        """
+        if not self.can_temper:
+            raise ConfigError(
+                f"the {self.name} likelihood has no noise that can be calibrated: leave out noise=True"
+            )
+        made = copy.copy(self)
+        made.noise = float(noise)
+        return made
+
+    @classmethod
+    def for_data(cls, shape: Shape, *, variance: float = 1.0, classes: int = 0) -> Likelihood:
+        """A new likelihood for data.
+
+        Args:
+            shape: of an example.
+            variance: the variance of the data around their mean.
+            classes: number of classes, for a categorical likelihood.
+        """
+        return cls()
+
+    def _scores(self, decoded: Tensor) -> Tensor:
+        """Residuals of samples x ~ p(x | z), (K, B, *output); the noise is the same at each call."""
+        generator = torch.Generator(decoded.device).manual_seed(0)
+        wide = decoded.expand(FISHER_SAMPLES, *decoded.shape).flatten(0, 1)
+        drawn = self.sample(wide.detach(), generator)
+        return self.residual(drawn, wide).unflatten(0, (FISHER_SAMPLES, -1))
+
+
+def sum_event(values: Tensor, x: Tensor) -> Tensor:
+    """Sum over the axes of one example: values (S, B, *event) or (B, *event), x (B, *event)."""
+    return values.sum(tuple(range(1 - x.ndim, 0)))
+
+
+def bits_per_dimension(log_prob: Tensor, shape: Shape) -> Tensor:
+    """Nats of log p(x) as bits per value of x; for discrete x this is the length of a code.
+
+    >>> bits_per_dimension(torch.tensor(-64 * math.log(2)), (1, 8, 8))
+    tensor(1.)
+    """
+    return -log_prob / (math.prod(shape) * math.log(2))
+
+
+LIKELIHOODS: dict[str, type[Likelihood]] = {}
+"""All registered likelihoods by name."""
+
+Kind = TypeVar("Kind", bound=type[Likelihood])
+
+
+def register_likelihood(name: str) -> Callable[[Kind], Kind]:
+    """Class decorator: make a likelihood known by a name, for options and run folders."""
+
+    def add(kind: Kind) -> Kind:
+        if LIKELIHOODS.get(name, kind).__qualname__ != kind.__qualname__:
+            raise ConfigError(f"there is another likelihood called {name!r}: choose another name")
+        kind.name = name
+        LIKELIHOODS[name] = kind
+        return kind
+
+    return add
+
+
+def find_likelihood(name: str) -> type[Likelihood]:
+    """The registered class of that name."""
+    if name not in LIKELIHOODS:
+        raise ConfigError(unknown("likelihood", name, LIKELIHOODS))
+    return LIKELIHOODS[name]
+
+
+def make_likelihood(name: str, **options: Any) -> Likelihood:
+    """The likelihood of that name with its constructor's options.
+
+    Raises:
+        ConfigError: There is no such likelihood, or it has no such option.
+
+    >>> make_likelihood("gaussian", variance=0.1)
+    Gaussian(variance=0.1, floor=1e-06)
+    """
+    kind = find_likelihood(name)
+    valid = [] if kind.__init__ is nn.Module.__init__ else list(inspect.signature(kind).parameters)
+    for option in options:
+        if option not in valid:
+            raise ConfigError(
+                unknown(f"option of the {name} likelihood", option, valid)
+                if valid
+                else f"the {name} likelihood has no options; remove {option!r}"
+            )
+    return kind(**options)

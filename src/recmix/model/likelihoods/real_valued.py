@@ -1,0 +1,245 @@
+"""Gaussian likelihoods, for real values."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from recmix.errors import ConfigError
+from recmix.model.likelihoods.likelihood import (
+    Likelihood,
+    Shape,
+    register_likelihood,
+    sum_event,
+)
+from recmix.model.replaceable import fusable
+
+__all__ = ["DecodedGaussian", "FeatureGaussian", "Gaussian"]
+
+FLOOR = 1e-6
+"""The smallest variance, unless another is given."""
+DECODED_FLOOR = 1e-4
+"""The same for variances from the decoder."""
+
+
+@register_likelihood("gaussian")
+class Gaussian(Likelihood):
+    """A normal density around the decoder's output, with one variance for all values.
+
+    log p(x|z) = -½ (|x - m|²/σ² + P·(log σ² + log 2π)), for P values and decoder output m.
+
+    The variance never falls below the floor: a `log_variance` below log(floor) is reflected to the
+    other side. The gradient has full strength on both sides, so the variance can leave the floor again;
+    a clamp or a softplus would hold it there. Read `variance`, not the raw parameter.
+
+    Args:
+        variance: Initial σ²; the variance of the data is a good choice.
+        floor: The smallest σ².
+        learned: Whether training changes σ².
+
+    >>> gaussian = Gaussian(0.25)
+    >>> x = torch.zeros(3, 1, 8, 8)
+    >>> round(gaussian.log_prob(x, x[None]).mean().item() / 64, 4)  # log 2 - ½ log 2π
+    -0.2258
+    """
+
+    centred = True
+    can_temper = True
+
+    def __init__(self, variance: float = 1.0, *, floor: float = FLOOR, learned: bool = True) -> None:
+        super().__init__()
+        for option, value in (("variance", variance), ("floor", floor)):
+            if not (math.isfinite(value) and value > 0):
+                raise ConfigError(
+                    f"gaussian likelihood with {option}={value}: expected a positive number; "
+                    "a variance of 0 means that all the examples are the same"
+                )
+        self.initial = max(float(variance), float(floor))
+        self.floor = float(floor)
+        self.log_variance: Tensor = nn.Parameter(torch.empty(()))
+        self._start(learned)
+
+    def _start(self, learned: bool) -> None:
+        self.reset_parameters()
+        if not learned:
+            self.fix(self.initial)
+
+    @property
+    def named(self) -> bool:
+        """Whether the name describes it: with the usual floor."""
+        return self.floor == FLOOR
+
+    @property
+    def learned(self) -> bool:
+        """Whether training changes σ²."""
+        return "log_variance" in self._parameters
+
+    @classmethod
+    def for_data(cls, shape: Shape, *, variance: float = 1.0, classes: int = 0) -> Likelihood:
+        """With the variance of the data as initial value."""
+        return cls(max(variance, 1e-6))
+
+    def reset_parameters(self) -> None:
+        """Set the variance to its initial value."""
+        nn.init.constant_(self.log_variance, math.log(self.initial))
+
+    def fix(self, variance: float) -> None:
+        """Set σ² of all values, and keep it fixed in training: it becomes a buffer."""
+        self.initial = variance
+        fixed = self.log_variance.detach().clone()
+        self._parameters.pop("log_variance", None)
+        self.register_buffer("log_variance", fixed)
+        self.reset_parameters()
+
+    @property
+    def variance(self) -> Tensor:
+        """σ², at least the floor; () or one per value."""
+        return self._log_variance().exp()
+
+    def _log_variance(self) -> Tensor:
+        floor = math.log(self.floor)
+        above = self.log_variance >= floor
+        found = torch.where(above, self.log_variance, 2 * floor - self.log_variance)
+        return found if self.noise == 1 else found + math.log(self.noise)
+
+    def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
+        """Nats of log p(x|z), (S, B), of centred examples x (B, *event)."""
+        return _gaussian_log_prob(x, decoded, self._log_variance())
+
+    def mean(self, decoded: Tensor) -> Tensor:
+        """The decoder's output itself."""
+        return decoded
+
+    def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """One draw m + σ·noise, without gradient."""
+        with torch.no_grad():
+            noise = torch.randn(
+                decoded.shape, generator=generator, dtype=decoded.dtype, device=decoded.device
+            )
+            return decoded + self.variance.sqrt() * noise
+
+    def residual(self, x: Tensor, decoded: Tensor) -> Tensor:
+        """(x - m)/σ², with the shape of `decoded`."""
+        return (x - decoded) * (-self._log_variance()).exp()
+
+    def precision(self, x: Tensor, decoded: Tensor) -> Tensor:
+        """1/σ² of every value; expanded in memory to the shape of `decoded`."""
+        return (-self._log_variance()).exp().expand_as(decoded)
+
+    def extra_repr(self) -> str:
+        """The start and the floor."""
+        return f"variance={self.initial}, floor={self.floor}"
+
+
+@fusable
+def _gaussian_log_prob(x: Tensor, decoded: Tensor, log_variance: Tensor) -> Tensor:
+    # One kernel forward and one backward; (x - m)² would take two and three.
+    errors = sum_event(F.mse_loss(decoded, x.expand_as(decoded), reduction="none"), x)
+    constant = math.prod(x.shape[1:]) * (log_variance + math.log(2 * math.pi))
+    return -0.5 * (errors * (-log_variance).exp() + constant)
+
+
+@register_likelihood("gaussian-features")
+class FeatureGaussian(Gaussian):
+    """A normal density around the decoder's output, with one variance for each value of x.
+
+    Args:
+        shape: of an example.
+        variance: Initial σ² of all values.
+        floor: The smallest σ².
+        learned: Whether training changes σ².
+
+    >>> FeatureGaussian((3,)).variance.shape
+    torch.Size([3])
+    """
+
+    def __init__(
+        self, shape: Shape, variance: float = 1.0, *, floor: float = FLOOR, learned: bool = True
+    ) -> None:
+        super().__init__(variance, floor=floor)
+        self.log_variance = nn.Parameter(torch.empty(tuple(shape)))
+        self._start(learned)
+
+    @classmethod
+    def for_data(cls, shape: Shape, *, variance: float = 1.0, classes: int = 0) -> Likelihood:
+        """With the variance of the data as initial value."""
+        return cls(shape, max(variance, 1e-6))
+
+    def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
+        """Nats of log p(x|z), (S, B), of centred examples x (B, *event)."""
+        log_variance = self._log_variance()
+        errors = (x - decoded).square() * (-log_variance).exp()
+        return -0.5 * sum_event(errors + log_variance + math.log(2 * math.pi), x)
+
+
+@register_likelihood("gaussian-decoded")
+class DecodedGaussian(Likelihood):
+    """A normal density whose mean and log-variance are both given by the decoder.
+
+    The first axis of the decoder's output is twice that of x: means m first, then log-variances l. The
+    variance is σ² = floor + eˡ.
+
+    Args:
+        shape: of an example.
+        floor: The smallest σ².
+
+    >>> DecodedGaussian((3, 8, 8)).output_shape((3, 8, 8))
+    (6, 8, 8)
+    """
+
+    centred = True
+    can_temper = True
+
+    def __init__(self, shape: Shape, *, floor: float = DECODED_FLOOR) -> None:
+        super().__init__()
+        if not (math.isfinite(floor) and floor > 0):
+            raise ConfigError(
+                f"gaussian-decoded likelihood with floor={floor}: expected a positive number"
+            )
+        self.floor = float(floor)
+        self.axis = -len(shape)
+
+    @property
+    def named(self) -> bool:
+        """Whether the name describes it: with the usual floor."""
+        return self.floor == DECODED_FLOOR
+
+    @classmethod
+    def for_data(cls, shape: Shape, *, variance: float = 1.0, classes: int = 0) -> Likelihood:
+        """For examples of this shape."""
+        return cls(shape)
+
+    def output_shape(self, shape: Shape) -> Shape:
+        """Means and log-variances: twice the first axis."""
+        return (2 * shape[0], *shape[1:])
+
+    def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
+        """Nats of log p(x|z), (S, B), of centred examples x (B, *event)."""
+        mean, variance, _ = self._parts(decoded)
+        terms = (x - mean).square() / variance + variance.log() + math.log(2 * math.pi)
+        return -0.5 * sum_event(terms, x)
+
+    def mean(self, decoded: Tensor) -> Tensor:
+        """The first half of the decoder's output."""
+        return decoded.chunk(2, dim=self.axis)[0]
+
+    def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """One draw m + σ·noise, without gradient."""
+        with torch.no_grad():
+            mean, variance, _ = self._parts(decoded)
+            noise = torch.randn(mean.shape, generator=generator, dtype=mean.dtype, device=mean.device)
+            return mean + variance.sqrt() * noise
+
+    def precision(self, x: Tensor, decoded: Tensor) -> Tensor:
+        """1/σ² for the means and ½ (d log σ² / dl)² for the log-variances; they are uncorrelated."""
+        _, variance, share = self._parts(decoded)
+        return torch.cat([1 / variance, 0.5 * share.square()], dim=self.axis)
+
+    def _parts(self, decoded: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """m, σ² and d log σ² / dl = eˡ / (floor + eˡ)."""
+        mean, level = decoded.chunk(2, dim=self.axis)
+        total = level.exp() + self.floor
+        return mean, self.noise * total, level.exp() / total

@@ -1,0 +1,139 @@
+"""Fully connected networks with given hidden layers, for examples of any shape."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+from torch import nn
+
+from recmix.errors import ConfigError, unknown
+from recmix.model.encoder_decoder import Decoder, Encoder, checked_latent, checked_shape, scaled
+
+__all__ = ["ACTIVATIONS", "NORMALISATIONS", "make_activation", "mlp_decoder", "mlp_encoder"]
+
+WIDTHS = (512, 512)
+"""Sizes of the hidden layers, by default."""
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "relu": nn.ReLU,
+    "leaky_relu": nn.LeakyReLU,
+    "elu": nn.ELU,
+    "silu": nn.SiLU,
+    "gelu": nn.GELU,
+    "tanh": nn.Tanh,
+}
+NORMALISATIONS: dict[str, type[nn.LayerNorm | nn.BatchNorm1d] | None] = {
+    "none": None,
+    "layer": nn.LayerNorm,
+    "batch": nn.BatchNorm1d,
+}
+
+
+def mlp_encoder(
+    shape: Sequence[int],
+    latent: int,
+    *,
+    widths: Sequence[int] = WIDTHS,
+    activation: str = "relu",
+    normalisation: str = "none",
+    dropout: float = 0.0,
+    width: float = 1.0,
+) -> Encoder:
+    """A fully connected encoder: the values of an example in one vector, hidden layers, a linear head.
+
+    Args:
+        shape: Shape of one example, with any number of axes.
+        latent: Dimension of z.
+        widths: Sizes of the hidden layers, the first one next to the example. Without any, the
+            encoder is linear.
+        activation: relu, leaky_relu, elu, silu, gelu or tanh.
+        normalisation: none, layer or batch, before each activation. With batch normalisation, an
+            example depends on the rest of its batch in training mode.
+        dropout: Share of hidden units that are set to zero in training mode.
+        width: Multiplies the sizes of the hidden layers.
+
+    >>> import torch
+    >>> encoder = mlp_encoder((13,), 2, widths=(64, 32))
+    >>> encoder(torch.zeros(5, 13)).shape, encoder.hidden
+    (torch.Size([5, 4]), 32)
+    """
+    sizes = [math.prod(checked_shape(shape)), *(scaled(n, width) for n in _checked_widths(widths))]
+    hidden = _hidden_layers(sizes, activation, normalisation, dropout)
+    head = nn.Linear(sizes[-1], 2 * checked_latent(latent))
+    return Encoder(nn.Sequential(nn.Flatten(), *hidden), head)
+
+
+def mlp_decoder(
+    shape: Sequence[int],
+    latent: int,
+    output: Sequence[int] | None = None,
+    *,
+    widths: Sequence[int] = WIDTHS,
+    activation: str = "relu",
+    normalisation: str = "none",
+    dropout: float = 0.0,
+) -> Decoder:
+    """A fully connected decoder: the hidden layers of `mlp_encoder` in reverse order.
+
+    Jacobians need one example to be independent of the others. With batch normalisation they exist in
+    evaluation mode only.
+
+    Args:
+        shape: Shape of one example, with any number of axes.
+        latent: Dimension of z.
+        output: Shape that the likelihood reads; by default the example's.
+        widths: Sizes of the hidden layers, the first one next to the example.
+        activation: As in `mlp_encoder`.
+        normalisation: As in `mlp_encoder`.
+        dropout: As in `mlp_encoder`.
+
+    >>> import torch
+    >>> mlp_decoder((13,), 2, (13, 2), widths=(64, 32))(torch.zeros(5, 2)).shape
+    torch.Size([5, 13, 2])
+    """
+    wanted = checked_shape(shape if output is None else output)
+    sizes = [checked_latent(latent), *_checked_widths(widths)[::-1]]
+    layers = _hidden_layers(sizes, activation, normalisation, dropout)
+    layers += [nn.Linear(sizes[-1], math.prod(wanted))]
+    if len(wanted) > 1:
+        layers += [nn.Unflatten(1, wanted)]
+    return Decoder(nn.Sequential(*layers), shape=wanted, latent=latent)
+
+
+def make_activation(name: str) -> nn.Module:
+    """The activation of this name.
+
+    >>> make_activation("silu")
+    SiLU()
+    """
+    if name not in ACTIVATIONS:
+        raise ConfigError(unknown("activation", name, ACTIVATIONS))
+    return ACTIVATIONS[name]()
+
+
+def _hidden_layers(
+    sizes: Sequence[int], activation: str, normalisation: str, dropout: float
+) -> list[nn.Module]:
+    if normalisation not in NORMALISATIONS:
+        raise ConfigError(unknown("normalisation", normalisation, NORMALISATIONS))
+    if not 0 <= dropout < 1:
+        raise ConfigError(f"dropout={dropout}: expected a share from 0 to below 1")
+    layers: list[nn.Module] = []
+    for before, after in pairwise(sizes):
+        layers += [nn.Linear(before, after)]
+        if normalise := NORMALISATIONS[normalisation]:
+            layers += [normalise(after)]
+        layers += [make_activation(activation)]
+        if dropout:
+            layers += [nn.Dropout(dropout)]
+    return layers
+
+
+def _checked_widths(widths: Sequence[int]) -> list[int]:
+    if isinstance(widths, str) or not all(isinstance(n, int) and n >= 1 for n in widths):
+        raise ConfigError(
+            f"widths={widths!r}: expected whole numbers of at least 1, the sizes of the hidden layers, "
+            "such as (512, 512)"
+        )
+    return list(widths)

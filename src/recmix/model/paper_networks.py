@@ -1,0 +1,230 @@
+"""The paper's convolutional networks, and fully connected ones of the same size.
+
+Reference: Kim and Pavlovic, Recursive Inference for Variational Autoencoders, NeurIPS 2020,
+supplement, tables of network architectures.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import torch
+from torch import nn
+
+from recmix.errors import ConfigError
+from recmix.model.encoder_decoder import (
+    Decoder,
+    Encoder,
+    checked_hidden,
+    checked_latent,
+    parameter_count,
+    scaled,
+)
+from recmix.model.image_shapes import ImageShape, checked_image, halvings, image_output
+
+__all__ = ["SIDES", "conv_decoder", "conv_encoder", "dense_decoder", "dense_encoder"]
+
+SIDES = (8, 128)
+"""The smallest and the largest side of an image."""
+LEAK = 0.01
+TWIN_TOLERANCE = 0.03
+"""Largest relative difference between the parameter counts of a network and its twin."""
+
+
+def conv_encoder(
+    shape: Sequence[int], latent: int, *, hidden: int | None = None, width: float = 1.0
+) -> Encoder:
+    """The paper's convolutional encoder, for any side from 8 to 128.
+
+    4x4 convolutions (stride 2, padding 1) halve the image, rounding down, while its shorter side
+    exceeds 4: 28 -> 14 -> 7 -> 3, 32 -> 16 -> 8 -> 4, 64 -> ... -> 4. The first two have 32
+    channels, the others 64. Then a hidden layer and a linear head; LeakyReLU(0.01) between.
+
+    Args:
+        shape: Channels, height and width of the images.
+        latent: Dimension of z.
+        hidden: Size of the hidden layer; by default 256 up to 1024 values per image, else 512.
+        width: Multiplies the channels and the hidden layer.
+
+    >>> encoder = conv_encoder((1, 28, 28), 20)
+    >>> encoder(torch.zeros(2, 1, 28, 28)).shape, encoder.hidden
+    (torch.Size([2, 40]), 256)
+    """
+    checked_latent(latent)
+    image = checked_image(shape, SIDES, "conv")
+    hidden = scaled(_hidden_size(image, hidden), width)
+    sizes = halvings(image)
+    channels = [image[0], *(scaled(n, width) for n in _channels(sizes))]
+    layers: list[nn.Module] = []
+    for before, after in pairwise(channels):
+        layers += [nn.Conv2d(before, after, 4, stride=2, padding=1), nn.LeakyReLU(LEAK)]
+    layers += [nn.Flatten(), nn.Linear(channels[-1] * math.prod(sizes[-1]), hidden)]
+    layers += [nn.LeakyReLU(LEAK)]
+    return Encoder(nn.Sequential(*layers), nn.Linear(hidden, 2 * latent))
+
+
+def conv_decoder(
+    shape: Sequence[int],
+    latent: int,
+    output: Sequence[int] | None = None,
+    *,
+    hidden: int | None = None,
+) -> Decoder:
+    """The paper's convolutional decoder: the encoder's sizes and channels in reverse, with ReLU.
+
+    Two linear layers, then 4x4 transposed convolutions (stride 2, padding 1). Each doubles the
+    image; where the encoder rounded down, an output padding of 1 restores the odd size
+    (3 -> 7 -> 14 -> 28).
+
+    Args:
+        shape: Channels, height and width of the images.
+        latent: Dimension of z.
+        output: Shape that the likelihood reads, (C', H, W) or (C', H, W, K); by default the image's.
+        hidden: Size of the hidden layer; by default 256 up to 1024 values per image, else 512.
+
+    >>> conv_decoder((1, 28, 28), 20)(torch.zeros(2, 20)).shape
+    torch.Size([2, 1, 28, 28])
+    """
+    checked_latent(latent)
+    image = checked_image(shape, SIDES, "conv")
+    last, wanted, end = image_output(image, output, "conv")
+    hidden = _hidden_size(image, hidden)
+    sizes = halvings(image)[::-1]
+    channels = [*_channels(sizes)[::-1], last]
+    smallest = (channels[0], *sizes[0])
+    layers: list[nn.Module] = [nn.Linear(latent, hidden), nn.ReLU()]
+    layers += [nn.Linear(hidden, math.prod(smallest)), nn.ReLU(), nn.Unflatten(1, smallest)]
+    for (c_in, c_out), ((h_in, w_in), (h_out, w_out)) in zip(
+        pairwise(channels), pairwise(sizes), strict=True
+    ):
+        extra = (h_out - 2 * h_in, w_out - 2 * w_in)
+        layers += [
+            nn.ConvTranspose2d(c_in, c_out, 4, stride=2, padding=1, output_padding=extra),
+            nn.ReLU(),
+        ]
+    return Decoder(nn.Sequential(*layers[:-1], *end), shape=wanted, latent=latent)
+
+
+def dense_encoder(
+    shape: Sequence[int], latent: int, *, hidden: int | None = None, width: float = 1.0
+) -> Encoder:
+    """A fully connected encoder with as many parameters as its twin `conv_encoder` (within 3 %).
+
+    Two hidden layers with LeakyReLU(0.01). Both get the largest equal width that does not exceed
+    the twin's parameter count. Then the layer farther from the image is widened to match it.
+
+    Args:
+        shape: Channels, height and width of the images.
+        latent: Dimension of z.
+        hidden: Size of the hidden layer of the convolutional twin.
+        width: The option `width` of the convolutional twin.
+
+    >>> dense = dense_encoder((1, 28, 28), 20)
+    >>> dense.features
+    Sequential(
+      (0): Flatten(start_dim=1, end_dim=-1)
+      (1): Linear(in_features=784, out_features=202, bias=True)
+      (2): LeakyReLU(negative_slope=0.01)
+      (3): Linear(in_features=202, out_features=202, bias=True)
+      (4): LeakyReLU(negative_slope=0.01)
+    )
+    >>> parameter_count(dense), parameter_count(conv_encoder((1, 28, 28), 20))
+    (207696, 207784)
+    """
+    checked_image(shape, SIDES, "dense")
+    with torch.device("meta"):
+        twin = conv_encoder(shape, latent, hidden=hidden, width=width)
+    pixels = math.prod(shape)
+    near, far = _twin_widths(lambda near, far: _chain_count(pixels, near, far, 2 * latent), twin, shape)
+    features = nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(pixels, near),
+        nn.LeakyReLU(LEAK),
+        nn.Linear(near, far),
+        nn.LeakyReLU(LEAK),
+    )
+    return Encoder(features, nn.Linear(far, 2 * latent))
+
+
+def dense_decoder(
+    shape: Sequence[int],
+    latent: int,
+    output: Sequence[int] | None = None,
+    *,
+    hidden: int | None = None,
+) -> Decoder:
+    """A fully connected decoder with as many parameters as its twin `conv_decoder` (within 3 %).
+
+    It has two hidden layers with ReLU. Their widths are found as in `dense_encoder`.
+
+    Args:
+        shape: Channels, height and width of the images.
+        latent: Dimension of z.
+        output: Shape that the likelihood reads, as in `conv_decoder`.
+        hidden: Size of the hidden layer of the convolutional twin.
+
+    >>> dense_decoder((1, 28, 28), 20)(torch.zeros(2, 20)).shape
+    torch.Size([2, 1, 28, 28])
+    """
+    checked_image(shape, SIDES, "dense")
+    with torch.device("meta"):
+        twin = conv_decoder(shape, latent, output, hidden=hidden)
+    values = math.prod(twin.shape)
+    near, far = _twin_widths(lambda near, far: _chain_count(latent, far, near, values), twin, twin.shape)
+    layers = nn.Sequential(
+        nn.Linear(latent, far),
+        nn.ReLU(),
+        nn.Linear(far, near),
+        nn.ReLU(),
+        nn.Linear(near, values),
+        nn.Unflatten(1, twin.shape),
+    )
+    return Decoder(layers, shape=twin.shape, latent=latent)
+
+
+def _hidden_size(shape: ImageShape, hidden: int | None) -> int:
+    if hidden is None:
+        return 256 if math.prod(shape) <= 1024 else 512
+    return checked_hidden(hidden)
+
+
+def _channels(sizes: Sequence[object]) -> list[int]:
+    """Channels of the feature map at each size after the image's."""
+    return [32 if layer < 2 else 64 for layer in range(len(sizes) - 1)]
+
+
+def _chain_count(*sizes: int) -> int:
+    """Weights and biases of a chain of linear layers."""
+    return sum((before + 1) * after for before, after in pairwise(sizes))
+
+
+def _twin_widths(
+    count: Callable[[int, int], int], twin: nn.Module, shape: Sequence[int]
+) -> tuple[int, int]:
+    """Widths of the two hidden layers of a network that has about as many parameters as its twin.
+
+    The first width is that of the layer next to the image, the second that of the other layer.
+
+    Args:
+        count: Number of parameters for these two widths.
+        twin: The convolutional network to match.
+        shape: Shape of the image, for the error message.
+
+    Raises:
+        ConfigError: No widths match within `TWIN_TOLERANCE`.
+    """
+    target = parameter_count(twin)
+    near = bisect_right(range(target + 1), target, key=lambda width: count(width, width)) - 1
+    if near >= 1:
+        base, step = count(near, near), count(near, near + 1) - count(near, near)
+        far = near + round((target - base) / step)
+        if abs(count(near, far) - target) <= TWIN_TOLERANCE * target:
+            return near, far
+    raise ConfigError(
+        f"no fully connected network for images of shape {tuple(shape)} has about the {target} "
+        f"parameters of its convolutional twin: one hidden unit next to the image takes "
+        f"{math.prod(shape)}; use kind 'conv' or bring your own module"
+    )

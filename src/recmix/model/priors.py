@@ -1,0 +1,300 @@
+"""Priors p(z): standard normal, mixture of Gaussians, VampPrior, and any density of your own."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from recmix.errors import ConfigError, unknown
+from recmix.model.replaceable import fusable
+
+__all__ = [
+    "PRIORS",
+    "GaussianMixturePrior",
+    "OwnPrior",
+    "Prior",
+    "StandardNormal",
+    "VampPrior",
+    "as_prior",
+    "make_prior",
+    "standard_normal",
+]
+
+LEAST_CURVATURE = 1e-3
+"""Smallest eigenvalue of a prior's curvature; a density of several modes curves upwards between them."""
+
+
+@fusable
+def standard_normal(z: Tensor) -> Tensor:
+    """log N(z; 0, I), summed over the last axis: (..., D) -> (...)."""
+    return -0.5 * (z.square().sum(-1) + z.shape[-1] * math.log(2 * math.pi))
+
+
+class Prior(nn.Module, ABC):
+    """p(z), a density over latent points (..., D).
+
+    Attributes:
+        name: its name in options.
+        standard: whether it is N(0, I), for which KL divergences have closed forms.
+    """
+
+    name: ClassVar[str] = "own"
+    standard: ClassVar[bool] = False
+
+    @abstractmethod
+    def log_prob(self, z: Tensor) -> Tensor:
+        """log p(z): (..., D) -> (...)."""
+
+    @abstractmethod
+    def sample(self, n: int, *, generator: torch.Generator | None = None) -> Tensor:
+        """n draws (n, D), without gradient."""
+
+    def gradient_and_curvature(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """∇ log p(z) (B, D) and -∇² log p(z) (B, D, D), with eigenvalues raised to a positive minimum.
+
+        Neither carries a gradient to the prior's parameters.
+        """
+        with torch.enable_grad():
+            at = z.detach().requires_grad_()
+            (slope,) = torch.autograd.grad(self.log_prob(at).sum(), at, create_graph=True)
+            rows = [
+                torch.autograd.grad(slope[:, d].sum(), at, retain_graph=True, allow_unused=True)[0]
+                if slope.requires_grad
+                else None
+                for d in range(z.shape[-1])
+            ]
+        zero = torch.zeros_like(z)
+        curvature = -torch.stack([zero if row is None else row for row in rows], 1)
+        values, vectors = torch.linalg.eigh(0.5 * (curvature + curvature.mT))
+        positive = (vectors * values.clamp(min=LEAST_CURVATURE)[:, None, :]) @ vectors.mT
+        return slope.detach(), positive
+
+
+class StandardNormal(Prior):
+    """N(0, I).
+
+    Args:
+        latent: D.
+
+    >>> StandardNormal(2).log_prob(torch.zeros(3, 2))
+    tensor([-1.8379, -1.8379, -1.8379])
+    """
+
+    name = "standard"
+    standard = True
+    like: Tensor
+
+    def __init__(self, latent: int) -> None:
+        super().__init__()
+        self.register_buffer("like", torch.zeros(latent), persistent=False)
+
+    def log_prob(self, z: Tensor) -> Tensor:
+        """log N(z; 0, I)."""
+        return standard_normal(z)
+
+    def sample(self, n: int, *, generator: torch.Generator | None = None) -> Tensor:
+        """n draws (n, D)."""
+        like = self.like
+        return torch.randn(n, len(like), generator=generator, device=like.device, dtype=like.dtype)
+
+    def gradient_and_curvature(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """∇ log p(z) = -z (B, D) and -∇² log p(z) = I (D, D)."""
+        identity = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)
+        return -z, identity
+
+
+class GaussianMixturePrior(Prior):
+    """A mixture of diagonal Gaussians with learned weights, means and variances.
+
+    Args:
+        latent: D.
+        components: number of Gaussians.
+
+    >>> GaussianMixturePrior(2, 5).sample(3).shape
+    torch.Size([3, 2])
+    """
+
+    name = "mixture"
+
+    def __init__(self, latent: int, components: int = 50) -> None:
+        super().__init__()
+        if components < 1:
+            raise ConfigError(f"a mixture prior needs at least 1 component, got {components}")
+        self.logits = nn.Parameter(torch.zeros(components))
+        self.means = nn.Parameter(torch.randn(components, latent))
+        self.log_variances = nn.Parameter(torch.zeros(components, latent))
+
+    def log_prob(self, z: Tensor) -> Tensor:
+        """log Σ_k w_k N(z; μ_k, σ²_k)."""
+        return _log_mixture(z, self.means, self.log_variances, self.logits.log_softmax(-1))
+
+    @torch.no_grad()
+    def sample(self, n: int, *, generator: torch.Generator | None = None) -> Tensor:
+        """n draws (n, D)."""
+        weights = self.logits.softmax(-1)
+        return _sample_mixture(n, self.means, self.log_variances, weights, generator)
+
+
+class VampPrior(Prior):
+    """The average of the encoder's posteriors for learned pseudo-examples.
+
+    p(z) = 1/K Σ_k N(z; μ(u_k), σ²(u_k)), where μ and σ² are the encoder's outputs. The encoder is used
+    and not owned: its parameters are trained as part of the posterior.
+
+    Args:
+        encoder: (K, *shape) -> (K, 2 D).
+        shape: of an example, as the encoder sees it.
+        components: K.
+        start: initial pseudo-examples (K, *shape); by default noise.
+
+    Reference: Tomczak and Welling, VAE with a VampPrior, AISTATS 2018.
+    """
+
+    name = "vamp"
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        shape: tuple[int, ...],
+        components: int = 50,
+        start: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        if components < 1:
+            raise ConfigError(f"a VampPrior needs at least 1 pseudo-example, got {components}")
+        pseudo = 0.1 * torch.randn(components, *shape) if start is None else start.detach().clone()
+        self.pseudo_examples = nn.Parameter(pseudo)
+        self.use(encoder)
+
+    def use(self, encoder: nn.Module) -> None:
+        """Take the posteriors of this encoder."""
+        self._encoder = (encoder,)  # in a tuple, so that it is not a submodule
+
+    def start_at(self, examples: Tensor) -> None:
+        """Set the first pseudo-examples to examples (N, *shape) as the encoder sees them."""
+        count = min(len(examples), len(self.pseudo_examples))
+        with torch.no_grad():
+            self.pseudo_examples[:count] = examples[:count].to(self.pseudo_examples)
+
+    def _parameters_of_components(self) -> tuple[Tensor, Tensor]:
+        means, log_variances = self._encoder[0](self.pseudo_examples).chunk(2, dim=-1)
+        return means, log_variances
+
+    def log_prob(self, z: Tensor) -> Tensor:
+        """log 1/K Σ_k N(z; μ(u_k), σ²(u_k))."""
+        means, log_variances = self._parameters_of_components()
+        weights = means.new_full((len(means),), -math.log(len(means)))
+        return _log_mixture(z, means, log_variances, weights)
+
+    @torch.no_grad()
+    def sample(self, n: int, *, generator: torch.Generator | None = None) -> Tensor:
+        """n draws (n, D)."""
+        means, log_variances = self._parameters_of_components()
+        weights = means.new_full((len(means),), 1 / len(means))
+        return _sample_mixture(n, means, log_variances, weights, generator)
+
+
+class OwnPrior(Prior):
+    """A density of your own as a prior.
+
+    Args:
+        density: a `torch.distributions.Distribution` over vectors (D,); or a module with `log_prob` and
+            `sample`; or a module that returns a distribution when it is called without arguments, such
+            as a zuko flow.
+
+    >>> normal = torch.distributions.MultivariateNormal(torch.ones(2), torch.eye(2))
+    >>> OwnPrior(normal).log_prob(torch.ones(2))
+    tensor(-1.8379)
+    """
+
+    def __init__(self, density: Any) -> None:
+        super().__init__()
+        self.density = density
+        found = self._distribution()
+        if not (hasattr(found, "log_prob") and hasattr(found, "sample")):
+            raise ConfigError(
+                f"the prior {type(density).__name__} has no log_prob and sample: give a "
+                "torch.distributions.Distribution over latent points, or a module with these two methods"
+            )
+
+    def _distribution(self) -> Any:
+        has_both = hasattr(self.density, "log_prob") and hasattr(self.density, "sample")
+        return self.density if has_both or not callable(self.density) else self.density()
+
+    def log_prob(self, z: Tensor) -> Tensor:
+        """log p(z): (..., D) -> (...)."""
+        found: Tensor = self._distribution().log_prob(z)
+        if found.shape != z.shape[:-1]:
+            raise ConfigError(
+                f"the prior's log_prob gave shape {tuple(found.shape)} for z of shape {tuple(z.shape)}: "
+                f"expected {tuple(z.shape[:-1])}, one number per latent point; torch.distributions."
+                "Independent(prior, 1) sums over the last axis"
+            )
+        return found
+
+    @torch.no_grad()
+    def sample(self, n: int, *, generator: torch.Generator | None = None) -> Tensor:
+        """n draws (n, D). Densities draw from torch's global random stream, seeded by `generator`."""
+        if generator is None:
+            drawn: Tensor = self._distribution().sample((n,))
+            return drawn
+        seed = int(torch.randint(2**62, (1,), generator=generator, device=generator.device))
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            drawn = self._distribution().sample((n,))
+        return drawn
+
+
+PRIORS = ("standard", "mixture", "vamp", "flow")
+"""Names of the priors that options can give."""
+
+
+def make_prior(
+    name: str, latent: int, *, components: int, encoder: nn.Module, shape: tuple[int, ...]
+) -> Prior:
+    """The prior of that name.
+
+    Args:
+        name: one of `PRIORS`.
+        latent: D.
+        components: number of Gaussians, or of pseudo-examples.
+        encoder: for a VampPrior.
+        shape: of an example.
+    """
+    if name == "standard":
+        return StandardNormal(latent)
+    if name == "mixture":
+        return GaussianMixturePrior(latent, components)
+    if name == "vamp":
+        return VampPrior(encoder, shape, components)
+    if name == "flow":
+        from zuko.flows import NSF
+
+        return OwnPrior(NSF(latent, transforms=3, hidden_features=(64, 64)))
+    raise ConfigError(unknown("prior", name, PRIORS))
+
+
+def as_prior(prior: Any, latent: int) -> Prior:
+    """A `Prior` from None (standard normal), a `Prior`, or a density of one's own."""
+    if prior is None:
+        return StandardNormal(latent)
+    return prior if isinstance(prior, Prior) else OwnPrior(prior)
+
+
+def _log_mixture(z: Tensor, means: Tensor, log_variances: Tensor, log_weights: Tensor) -> Tensor:
+    """log Σ_k w_k N(z; μ_k, σ²_k): z (..., D), means (K, D) -> (...)."""
+    errors = (z[..., None, :] - means).square() * (-log_variances).exp()
+    each = -0.5 * (errors + log_variances + math.log(2 * math.pi)).sum(-1)
+    return (each + log_weights).logsumexp(-1)
+
+
+def _sample_mixture(
+    n: int, means: Tensor, log_variances: Tensor, weights: Tensor, generator: torch.Generator | None
+) -> Tensor:
+    which = torch.multinomial(weights, n, replacement=True, generator=generator)
+    noise = torch.randn(n, means.shape[1], generator=generator, device=means.device, dtype=means.dtype)
+    return means[which] + (0.5 * log_variances[which]).exp() * noise

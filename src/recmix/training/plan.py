@@ -1,0 +1,330 @@
+"""`make_plan`: check a request and make what its training needs: options, data and networks."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from recmix.data import Data, Examples, as_data, check_values
+from recmix.errors import ConfigError
+from recmix.inference import Inference
+from recmix.methods.method import Method, Objective, check_can_be_distilled, same_shapes
+from recmix.model.assembly import Own, complete_options
+from recmix.model.data_facts import Statistics
+from recmix.model.fields import Fields
+from recmix.model.likelihoods import Likelihood
+from recmix.runs.folder import Run
+from recmix.runs.spec import Spec
+from recmix.runs.training_options import Training
+from recmix.training.arguments import Given, method_options, read_options, split_auto
+from recmix.training.build import Trained, TrainedModel, build, load_trained
+from recmix.training.job import Callback, Job
+from recmix.training.labels import row_label
+from recmix.training.resume import is_complete
+from recmix.training.world import world
+
+__all__ = ["FIRST_STAGE", "REQUEST", "SECOND_STAGE", "Plan", "make_plan"]
+
+FIRST_STAGE = {"epochs": 2000, "learning_rate": 5e-4}
+SECOND_STAGE = {"epochs": 20, "learning_rate": 1e-6}
+REQUEST = (
+    *("method", "data", "init", "out", "resume", "overwrite", "encoder", "decoder", "vae_epochs"),
+    "callbacks",
+)
+"""Names in a request besides options."""
+PARTS = ("likelihood", "prior")
+"""Parts of a model that a request gives by name or as an object."""
+
+
+@dataclasses.dataclass
+class Plan:
+    """One checked request: what is trained, from where, and in which folder.
+
+    Attributes:
+        spec: what defines the run.
+        data: training and validation data.
+        method: with its first weights.
+        objective: what a step maximises.
+        own: the user's own parts of the model.
+        init: the model to start from, if there is one.
+        run: the folder, if there is one.
+        found: whether the folder held a run when the request was read.
+        resume: continue the run in the folder.
+        overwrite: replace the run in the folder.
+        callbacks: called after each epoch.
+        first: the training that must come first, if there is one.
+        finished: the result, if the run in the folder is complete.
+    """
+
+    spec: Spec
+    data: Data
+    method: Method
+    objective: Objective
+    own: Own
+    init: TrainedModel | None
+    run: Run | None
+    found: bool
+    resume: bool
+    overwrite: bool
+    callbacks: Sequence[Callback] = ()
+    first: Plan | None = None
+    finished: Trained | None = None
+
+    @property
+    def chooses_order(self) -> bool:
+        """Whether its order is to be chosen by the components' gains."""
+        return self.spec.auto is not None and "order" in self.spec.auto
+
+    def claim_folder(self) -> None:
+        """Create the folder, or continue the run in it; loads a run that is already complete."""
+        if self.run is None:
+            return
+        group = world()
+        group.wait()  # until all processes have seen whether there is a run
+        if self.resume and self.found:
+            if is_complete(self.run, self.spec, group):
+                made = load_trained(
+                    self.run.folder,
+                    device=self.spec.training.device,
+                    method=type(self.method),
+                    own=self.own,
+                )
+                spec = dataclasses.replace(made.spec, inference=self.spec.inference)
+                self.finished = dataclasses.replace(made, spec=spec)
+                return
+        elif group.writer:
+            self.run.create(self.spec, overwrite=self.overwrite)
+        group.wait()
+
+    def job(self) -> Job:
+        """The training, ready to start."""
+        if self.init:
+            with torch.random.fork_rng():
+                torch.manual_seed(self.spec.training.seed)
+                self.method.start_from(self.init.method)
+        spec, setting = self.spec, self.spec.setting
+        return Job(
+            self.method,
+            self.data,
+            spec.training,
+            objective=self.objective,
+            continued=self.init is not None,
+            run=self.run,
+            resume=self.resume,
+            title=(
+                spec.label + (f"({spec.options[setting]})" if setting in spec.options else "")
+            ).lower(),
+            callbacks=self.callbacks,
+        )
+
+    def result(self, job: Job) -> Trained:
+        """The trained model."""
+        folder = None if self.run is None else self.run.folder
+        return Trained(self.method.eval(), self.spec, job.state.history, folder)
+
+
+def make_plan(
+    method: str | type[Method] | Method,
+    data: Any,
+    *,
+    encoder: nn.Module | None = None,
+    decoder: nn.Module | None = None,
+    likelihood: str | Likelihood | None = None,
+    prior: Any = None,
+    init: TrainedModel | str | Path | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    vae_epochs: int | None = None,
+    callbacks: Sequence[Callback] = (),
+    select_on: Examples | None = None,
+    **options: Any,
+) -> Plan:
+    """Check a request: read its options, then the data, then make the networks. Writes nothing.
+
+    With `select_on` it is a step of choosing an order: these examples, instead of all validation
+    examples, select the best epoch.
+    """
+    _check_request(encoder, decoder, init, resume, overwrite, vae_epochs, callbacks)
+    own = Own(encoder, decoder)
+    for name, part in (("likelihood", likelihood), ("prior", prior)):
+        if part is None or isinstance(part, str):
+            options |= {} if part is None else {name: part}
+        elif name == "likelihood" and not isinstance(part, Likelihood):
+            raise ConfigError(
+                f"likelihood must be a name or an object of recmix.likelihoods, got {part!r}"
+            )
+        else:
+            own = dataclasses.replace(own, **{name: part})
+    given = read_options(method, options, REQUEST)
+    cls, instance = given.cls, method if isinstance(method, Method) else None
+    if instance:
+        given = _with_instance(instance, given, options)
+        own = Own(instance.base_encoder, instance.model.decoder, instance.model.likelihood)
+    inference, training = Inference(**given.inference), Training(**given.training)
+    run = None if out is None else Run(out)
+    found = run is not None and run.exists
+    refinement = inference.uncalibrated
+    objective = Objective(
+        iwae_samples=training.objective_samples if training.objective == "iwae" else 0,
+        inference=inference.in_training,
+        distil=training.distil,
+        teacher=dataclasses.replace(refinement, refine=training.distil_steps),
+    )
+
+    data = as_data(data)
+    described = data.describe()
+    wanted = given.model
+    counted = wanted.get("likelihood") == "categorical" and not wanted.get("classes")
+    facts: dict[str, Any] = {
+        "shape": data.shape,
+        "kind": data.kind,
+        "classes": data.classes if counted else 0,
+        "fields": Fields(data.fields) if data.fields else None,
+    }
+    statistics = Statistics()
+    if not instance:
+        statistics = data.statistics(
+            spread=wanted.get("standardise") == "features", examples=wanted.get("prior") == "vamp"
+        )
+
+    first = None
+    if init is None and cls.starts_from and not instance:
+        first = make_plan(
+            cls.starts_from,
+            data,
+            **vars(own.copied()) | {k: v for k, v in given.model.items() if k in PARTS and v},
+            out=None if run is None else run.folder / cls.starts_from,
+            resume=resume,
+            overwrite=overwrite,
+            **{k: v for k, v in given.model.items() if k not in PARTS},
+            **vars(training) | {"epochs": vae_epochs, "learning_rate": None},
+            **vars(refinement),
+        )
+    start = _load_start(init, training.device, own)
+    before = start.spec if start else None
+    if start and not instance:
+        named = start.spec.model
+        own = own.or_those_of(start.method.model, start.method.base_encoder, named)
+    training = _by_stage(training, cls, continued=bool(start or first))
+    settings, auto = split_auto(given.method)
+    spec = Spec(
+        method=cls.name,
+        label=row_label(cls, training, inference, first.spec if first else before),
+        shape=data.shape,
+        options=settings,
+        model=complete_options(wanted, **facts, own=own, before=before.model if before else None),
+        training=training,
+        inference=inference,
+        data=described,
+        init={"run": cls.starts_from, "epochs": vae_epochs} if first else _origin(start),
+        setting=cls.setting,
+        auto=auto if select_on is None else {"step of": "order"},
+    )
+    if select_on is not None:
+        data = dataclasses.replace(data, x_val=select_on)
+
+    with torch.random.fork_rng():
+        torch.manual_seed(training.seed)  # the first weights depend on the seed alone
+        made = build(spec, own=own, statistics=statistics, method=instance or cls)
+    check_values(data, made.model.likelihood.requirement, made.model.likelihood.name)
+    inference.model(made.model)  # refuses noise that the likelihood does not have
+    if training.distil:
+        check_can_be_distilled(made)
+    if start:
+        _check_init(start, spec, made, networks=instance is None)
+    plan = Plan(spec, data, made, objective, own, start, run, found, resume, overwrite, callbacks)
+    plan.first = first
+    return plan
+
+
+def _check_request(
+    encoder: Any, decoder: Any, init: Any, resume: bool, overwrite: bool, vae_epochs: Any, callbacks: Any
+) -> None:
+    if vae_epochs is not None and (not isinstance(vae_epochs, int) or isinstance(vae_epochs, bool)):
+        raise ConfigError(f"vae_epochs must be a whole number, got {vae_epochs!r}")
+    if init is not None and not isinstance(init, str | Path) and not hasattr(init, "spec"):
+        raise ConfigError(f"init must be a trained model or its folder, got {init!r}")
+    for name, module in (("encoder", encoder), ("decoder", decoder)):
+        if module is not None and not isinstance(module, nn.Module):
+            raise ConfigError(f"{name} must be a torch.nn.Module, got {module!r}")
+    if resume and overwrite:
+        raise ConfigError("resume and overwrite exclude each other: continue a run, or replace it")
+    if not all(callable(callback) for callback in callbacks):
+        raise ConfigError(f"callbacks must be functions of (epoch, metrics), got {callbacks!r}")
+
+
+def _with_instance(method: Method, given: Given, options: Mapping[str, Any]) -> Given:
+    """The options with those of a method instance; refuses options that it has already fixed."""
+    for name in options:
+        if name in given.method or name in given.model:
+            raise ConfigError(
+                f"{name} is already fixed by the {method.name} instance, got {name}={options[name]!r}: "
+                "make the instance with it, or give the method's name or class"
+            )
+    model, known = method.model, method_options(type(method))
+    dtype = str(model.centre.dtype).removeprefix("torch.")
+    return given._replace(
+        method={n: method.options.get(n, option.default) for n, option in known.items()},
+        model={"latent": model.latent, "likelihood": model.likelihood.name},
+        training={"dtype": dtype, **given.training},
+    )
+
+
+def _load_start(init: TrainedModel | str | Path | None, device: str, own: Own) -> TrainedModel | None:
+    """The model to start from, loaded if it is a folder."""
+    return load_trained(init, device=device, own=own.copied()) if isinstance(init, str | Path) else init
+
+
+def _by_stage(training: Training, cls: type[Method], *, continued: bool) -> Training:
+    """Training options with the paper's values where none were given."""
+    usual = SECOND_STAGE if continued else FIRST_STAGE
+    return dataclasses.replace(
+        training,
+        epochs=training.epochs or int(usual["epochs"]),
+        learning_rate=training.learning_rate or usual["learning_rate"] * cls.rate_factor,
+        fresh_rate=cls.fresh_factor if training.fresh_rate is None else training.fresh_rate,
+    )
+
+
+def _origin(init: TrainedModel | None) -> dict[str, Any] | None:
+    """What a spec says about the model it starts from."""
+    if init is None:
+        return None
+    digest = hashlib.sha256()
+    for name, value in sorted(init.method.state_dict().items()):
+        digest.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
+    return {
+        "method": init.spec.method,
+        "label": init.spec.label,
+        "run": None if init.folder is None else str(init.folder.resolve()),
+        "weights": digest.hexdigest()[:16],
+    }
+
+
+def _check_init(init: TrainedModel, spec: Spec, method: Method, *, networks: bool) -> None:
+    """Refuse an init that does not fit; the names of networks are compared only if `networks`."""
+    if init.spec.shape != spec.shape:
+        raise ConfigError(
+            f"init was trained on examples of shape {init.spec.shape}, these have shape {spec.shape}"
+        )
+    for name, value in vars(init.spec.model).items():
+        ours = getattr(spec.model, name)
+        if value != ours and (networks or name in ("latent", "likelihood")):
+            raise ConfigError(
+                f"init was trained with {name} {value}, this run has {ours}: they must be the "
+                "same; train another init, or leave the option out"
+            )
+    pairs = {
+        "encoder": (init.method.base_encoder, method.base_encoder),
+        "decoder": (init.method.model.decoder, method.model.decoder),
+    }
+    for name, (one, two) in pairs.items():
+        if not same_shapes(one, two):
+            raise ConfigError(f"init has an {name} of another architecture: give the {name} it has")

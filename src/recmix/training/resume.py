@@ -1,0 +1,65 @@
+"""Whether the run in a folder is the requested one, and whether it is complete."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from recmix.errors import RunError
+from recmix.runs.files import write_json
+from recmix.runs.folder import Run
+from recmix.runs.spec import Spec
+from recmix.training.world import World
+
+__all__ = ["IGNORED_ON_RESUME", "is_complete"]
+
+IGNORED_ON_RESUME = {"epochs", "device", "checkpoint_every", "tensorboard", "root", "engine"}
+"""Options that may differ when a run is resumed."""
+
+
+def is_complete(run: Run, spec: Spec, group: World) -> bool:
+    """Whether the run in the folder is this one and complete; refuses another run.
+
+    If it is not complete, the folder gets this spec, once all processes have read the old one.
+    """
+    stored = run.spec()
+    for name, theirs, ours in _differences(stored, spec):
+        raise RunError(
+            f"{run.folder} holds a run with {name} = {theirs!r}, not {ours!r}: resume it with the same "
+            "options, or give another folder, or overwrite it"
+        )
+    if spec.auto and stored.training.epochs != spec.training.epochs:
+        raise RunError(
+            f"{run.folder} chose its order with {stored.training.epochs} epochs per step, not "
+            f"{spec.training.epochs}: another number may give another order; give another folder"
+        )
+    enough = (stored.training.epochs or 0) >= (spec.training.epochs or 0)
+    if enough and run.status()["status"] == "done":
+        return True
+    group.wait()
+    if group.writer:
+        write_json(run.folder / "spec.json", spec.to_json())
+    return False
+
+
+def _differences(stored: Spec, spec: Spec) -> Iterator[tuple[str, Any, Any]]:
+    one, two = stored.to_json(), spec.to_json()
+    one["options"], two["options"] = _requested(stored), _requested(spec)
+    for found in (one, two):
+        del found["auto"], found["recmix"], found["label"]
+        found["init"] = (found["init"] or {}).get("weights")
+        trained_with = spec.inference.refine or stored.inference.refine or spec.training.distil
+        if not trained_with:  # it says how the posterior is used, not how it is trained
+            found["inference"] = {}
+    for name, theirs in one.items():
+        ours = two[name]
+        if isinstance(theirs, dict):
+            keys = (k for k in theirs | ours if k not in IGNORED_ON_RESUME)
+            yield from ((k, theirs.get(k), ours.get(k)) for k in keys if theirs.get(k) != ours.get(k))
+        elif theirs != ours:
+            yield name, theirs, ours
+
+
+def _requested(spec: Spec) -> dict[str, Any]:
+    """The options as they were given, also where one was ``auto``."""
+    return spec.options | {k: v for k, v in (spec.auto or {}).items() if k != "why"}

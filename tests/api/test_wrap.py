@@ -1,0 +1,151 @@
+"""`recmix.wrap`: a VAE that was trained elsewhere does all that a fitted model does."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.distributions import MultivariateNormal, Normal
+
+import recmix
+from recmix.errors import ConfigError
+from recmix.model.likelihoods import Bernoulli, Gaussian, Likelihood, sum_event
+
+FEATURES, LATENT = 12, 3
+
+
+class OwnEncoder(nn.Module):
+    """Returns a tuple, as many tutorials do."""
+
+    def __init__(self, form="tuple"):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(FEATURES, 16), nn.BatchNorm1d(16), nn.Tanh())
+        self.mean, self.second = nn.Linear(16, LATENT), nn.Linear(16, LATENT)
+        self.form = form
+
+    def forward(self, x):
+        hidden = self.body(x)
+        mean, log_variance = self.mean(hidden), self.second(hidden)
+        if self.form == "full":
+            low = torch.tril(0.3 * torch.ones(LATENT, LATENT), -1)
+            return MultivariateNormal(
+                mean, scale_tril=low + torch.diag_embed((0.5 * log_variance).exp())
+            )
+        if self.form == "normal":
+            return Normal(mean, (0.5 * log_variance).exp())
+        return mean, log_variance
+
+
+def networks(form="tuple"):
+    torch.manual_seed(0)
+    decoder = nn.Sequential(nn.Linear(LATENT, 16), nn.Tanh(), nn.Linear(16, FEATURES))
+    with torch.no_grad():
+        decoder[2].weight.mul_(4)
+    return OwnEncoder(form).eval(), decoder.eval()
+
+
+@pytest.fixture
+def x():
+    return torch.randn(40, FEATURES, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("form", ["tuple", "normal", "full"])
+def test_the_bound_is_that_of_a_loop_by_hand(form, x):
+    encoder, decoder = networks(form)
+    model = recmix.wrap(encoder, decoder, likelihood=Gaussian(0.5), example=x)
+    found = model.elbo(x, 4000).mean()
+    with torch.no_grad():
+        out = encoder(x)
+        q = Normal(out[0], (0.5 * out[1]).exp()) if form == "tuple" else out
+        z = q.sample((4000,))
+        log_q = q.log_prob(z) if form == "full" else q.log_prob(z).sum(-1)
+        by_hand = (
+            Normal(decoder(z), math.sqrt(0.5)).log_prob(x).sum(-1)
+            + Normal(0.0, 1.0).log_prob(z).sum(-1)
+            - log_q
+        )
+    assert float(found) == pytest.approx(float(by_hand.mean()), abs=0.2)
+
+
+def test_all_that_a_fitted_model_does(x, tmp_path):
+    encoder, decoder = networks()
+    before = {k: v.clone() for k, v in encoder.state_dict().items()}
+    model = recmix.wrap(encoder, decoder, likelihood=Gaussian(0.5, learned=False), example=x[:2])
+    assert model.refined(3).log_likelihood(x, 50).mean() > model.log_likelihood(x, 50).mean() + 0.3
+    assert model.calibrated(x, 20).log_likelihood(x, 50).mean() >= model.log_likelihood(x, 50).mean()
+    assert model.calibrated(x, 20, noise=True).inference.noise != 1
+    gap = model.gap(x[:5], samples=50, check=1)
+    assert float((gap.log_evidence - gap.elbo).mean()) > 0
+    assert model.reconstruct(x).shape == x.shape
+    assert model.sample(5).shape == (5, FEATURES)
+    for name, value in encoder.state_dict().items():
+        assert torch.equal(value, before[name])
+    folder = model.save(tmp_path / "run")
+    again = recmix.load(folder, encoder=networks()[0], decoder=networks()[1])
+    torch.testing.assert_close(again.log_likelihood(x, 10), model.log_likelihood(x, 10))
+
+
+@pytest.mark.parametrize("method", ["vae", "rme", "residual", "sa", "full", "iaf"])
+def test_it_can_be_trained_on_with_every_kind_of_method(method, x):
+    encoder, decoder = networks()
+    model = recmix.wrap(encoder, decoder, likelihood=Gaussian(0.5, learned=False), example=x[:2])
+    better = recmix.fit(method, x.numpy(), init=model, epochs=1, progress=False)
+    assert better.log_likelihood(x, 10).isfinite().all()
+    assert better.latent_model.likelihood.variance.item() == pytest.approx(0.5)  # fixed stays fixed
+
+
+def test_export(x, tmp_path):
+    encoder, decoder = networks()
+    model = recmix.wrap(encoder, decoder, likelihood=Gaussian(0.5), example=x[:2])
+    assert (model.export(tmp_path / "out", format="pt2") / "posterior.pt2").is_file()
+
+
+class Laplace(Likelihood):
+    """A likelihood of a user."""
+
+    def log_prob(self, x, decoded):
+        return sum_event(torch.distributions.Laplace(decoded, 0.5).log_prob(x), x)
+
+    def sample(self, decoded, generator=None):
+        return torch.distributions.Laplace(decoded, 0.5).sample()
+
+
+def test_a_likelihood_and_a_prior_of_ones_own(x):
+    encoder, decoder = networks()
+    prior = MultivariateNormal(torch.zeros(LATENT), 4 * torch.eye(LATENT))
+    model = recmix.wrap(encoder, decoder, likelihood=Laplace(), prior=prior, example=x[:2])
+    z = model.posterior(x).mean
+    expected = Laplace().log_prob(x, decoder(z)) + prior.log_prob(z)
+    torch.testing.assert_close(model.log_joint(x, z[None])[0], expected.detach())
+    assert (
+        model.refined(2).log_joint(x, model.refined(2).posterior(x).mean[None]).mean() > expected.mean()
+    )
+
+
+def test_without_an_example_the_latent_dimension_is_enough():
+    encoder, decoder = networks()
+    model = recmix.wrap(encoder, decoder, likelihood=Gaussian(1.0), latent=LATENT)
+    assert model.spec.shape == (FEATURES,)
+    with pytest.raises(ConfigError, match="give example"):
+        recmix.wrap(encoder, decoder, likelihood=Gaussian(1.0))
+    with pytest.raises(ConfigError, match="latent is 5"):
+        recmix.wrap(
+            encoder, decoder, likelihood=Gaussian(1.0), latent=5, example=torch.zeros(1, FEATURES)
+        )
+
+
+def test_mistakes_are_refused(x):
+    encoder, decoder = networks()
+    with pytest.raises(ConfigError, match=r"recmix\.likelihoods\.Gaussian\(variance\)"):
+        recmix.wrap(encoder, decoder, likelihood="gaussian", example=x)
+    with pytest.raises(ConfigError, match="bernoulli-probabilities"):
+        recmix.wrap(encoder, nn.Sequential(decoder, nn.Sigmoid()), likelihood=Bernoulli(), example=x)
+    with pytest.raises(ConfigError, match=r"decoder gives \(12,\).*\(24,\)"):
+        recmix.wrap(encoder, decoder, likelihood="gaussian-decoded", example=x)
+    with pytest.raises(ConfigError, match=r"encoder\.eval\(\)"):
+        recmix.wrap(encoder.train(), decoder, likelihood=Gaussian(1.0), example=x)
+    model = recmix.wrap(encoder.eval(), decoder, likelihood="poisson", example=x)
+    with pytest.raises(recmix.RecmixError, match="needs counts"):
+        model.log_likelihood(x)
+    assert model.log_likelihood(np.ones((2, FEATURES), int)).shape == (2,)
