@@ -1,4 +1,6 @@
-"""Data of any kind: named sets, a user's files and arrays; checked and split.
+"""Load data, check them, and split them into training, validation and test examples.
+
+Data are a named data set, a user's files, or a user's arrays.
 
 >>> import recmix.data
 >>> data = recmix.data.load("digits")

@@ -30,10 +30,12 @@ def check_examples(
     at_least: int = 1,
     fields: Mapping[str, Sequence[int]] | None = None,
 ) -> Array:
-    """Check examples and return them as an array (N, *event), uint8 (means value / 255) or float32.
+    """Check examples and return them as one array (N, *event); event is the shape of one example.
 
-    - uint8 with three axes or more holds grey values, which mean value / 255. All other integers, also
-      uint8 with two axes, are counts or tokens: their values are used as they are.
+    The array is uint8, which means value / 255, or float32.
+
+    - uint8 with three axes or more holds grey values, which mean value / 255. All other integers,
+      also uint8 with two axes, are counts or tokens: their values are used as they are.
     - Booleans mean 0 and 1. Floats become float32 and may have any finite value.
     - (N, H, W) becomes (N, 1, H, W), unless `shape` is (H, W).
 
@@ -54,9 +56,9 @@ use recmix.data.ArrayExamples(x_train.astype('float32'))
         x: A numpy array, a torch tensor, nested lists of numbers, a `scipy.sparse` matrix, a pandas
             DataFrame, or with `fields` a dict of arrays.
         what: Name of `x` in error messages.
-        shape: Required event shape.
-        at_least: Required number of examples.
-        fields: Shapes of the fields, for examples with several fields.
+        shape: Required shape of one example; None for any.
+        at_least: Smallest allowed number of examples.
+        fields: Shape of each field by name, for examples with several fields.
 
     Raises:
         DataError: If `x` does not hold such examples.
@@ -93,14 +95,16 @@ use recmix.data.ArrayExamples(x_train.astype('float32'))
 
 
 def pack_fields(x: Mapping[str, Any], what: str, fields: Fields | None = None) -> tuple[Array, Fields]:
-    """Pack a dict of arrays (N, *shape) to one array float32 (N, P); also return the fields.
+    """Pack examples with several fields into one float32 array (N, P); also return the fields.
 
-    Values are used as they are, also those of uint8.
+    P is the number of values of all fields together. Values are used as they are; uint8 is not
+    divided by 255.
 
     Args:
-        x: The arrays by name.
+        x: The array (N, *shape) of each field by name.
         what: Name of `x` in error messages.
-        fields: Names and shapes; by default those of the arrays, in the order of the dict.
+        fields: Names and shapes of the fields; by default those of the arrays, in the order of the
+            dict.
     """
     arrays = {}
     for name, value in x.items():
@@ -134,7 +138,12 @@ def is_tensor(x: Any) -> bool:
 
 
 def to_numpy(x: Any, what: str = "x") -> Array:
-    """Convert a torch tensor (on any device), nested lists or an array to a numpy array."""
+    """Convert a torch tensor (on any device), nested lists or an array to a numpy array.
+
+    Args:
+        x: What to convert.
+        what: Name of `x` in error messages.
+    """
     if isinstance(x, np.ndarray):
         return x
     try:
@@ -154,7 +163,7 @@ def to_numpy(x: Any, what: str = "x") -> Array:
 
 
 def shape_text(shape: tuple[int, ...]) -> str:
-    """The event shape in words.
+    """Return the shape of one example as text.
 
     >>> shape_text((1, 28, 28)), shape_text((7,))
     ('1x28x28', '7 values')
@@ -185,7 +194,7 @@ def _check_type(array: Array, given: str, what: str) -> None:
 
 
 def _with_event_axes(array: Array, shape: tuple[int, ...] | None, given: str, what: str) -> Array:
-    """Refuse arrays without event axes and images that are channels-last; add a channel axis."""
+    """Refuse an array of fewer than two axes and channels-last images; make (N, H, W) to (N, 1, H, W)."""
     if array.ndim < 2:
         advice = f"{what}.reshape(-1, 1) for examples of one value"
         if array.shape == shape:
@@ -211,7 +220,7 @@ def _with_event_axes(array: Array, shape: tuple[int, ...] | None, given: str, wh
 
 
 def _wrong_shape(array: Array, shape: tuple[int, ...], what: str) -> str:
-    """Why an array does not hold examples of a shape, and what to do."""
+    """Return text that says why examples do not have the required `shape`, and what the user can do."""
     text = f"each example is {shape_text(array.shape[1:])}, expected {shape_text(shape)}"
     if array.ndim == 2:
         text = f"its examples are flat vectors of {array.shape[1]} values, expected {shape_text(shape)}"

@@ -23,7 +23,7 @@ _OLDEST_PYARROW = (14, 0, 1)  # older versions unpickle what a file contains
 
 
 class ColumnTable(NamedTuple):
-    """A table of numbers."""
+    """A table of numbers (N, F): N examples with F values each, and the names of its columns, if any."""
 
     values: NDArray[np.float32]  # (N, F)
     columns: tuple[str, ...] | None  # names of the columns, if there are any
@@ -36,7 +36,11 @@ def is_frame(x: Any) -> bool:
 
 
 def table_of_frame(frame: Any, what: str) -> ColumnTable:
-    """The numbers of a pandas DataFrame and the names of its columns; the index is not used.
+    """Return the numbers of a pandas DataFrame and the names of its columns; the index is not used.
+
+    Args:
+        frame: The DataFrame.
+        what: Name of the DataFrame in error messages.
 
     Raises:
         DataError: If a column does not hold numbers, or a value is missing.
@@ -55,9 +59,9 @@ def table_of_frame(frame: Any, what: str) -> ColumnTable:
 
 
 def read_csv(path: Path) -> ColumnTable:
-    """Read a table of numbers separated by commas, gzipped or not.
+    """Read a file of numbers separated by commas, one example per line; it may be gzipped.
 
-    The first line may hold the names of the columns: it does if one of its cells is not a number.
+    If a cell of the first line is not a number, the first line holds the names of the columns.
     """
     with as_data_error(path, ".csv file of numbers in UTF-8"):
         text = read_bytes(path).decode("utf-8-sig")
@@ -95,7 +99,7 @@ def read_csv(path: Path) -> ColumnTable:
 
 
 def read_parquet(path: Path) -> ColumnTable:
-    """Read a .parquet file of numbers; needs the package pyarrow."""
+    """Read a table of numbers from a .parquet file; needs the package pyarrow."""
     try:
         parquet: Any = importlib.import_module("pyarrow.parquet")
     except ImportError:
@@ -124,7 +128,10 @@ def read_parquet(path: Path) -> ColumnTable:
 
 
 def _table(what: str, names: tuple[str, ...] | None, count: int, columns: Iterable[Any]) -> ColumnTable:
-    """Put columns together to float32 (N, F); refuse values that are missing or not exact."""
+    """Join columns to one float32 array (N, F).
+
+    Refuses missing or infinite values, and whole numbers that float32 does not hold exactly.
+    """
     columns = list(columns)
     out = np.empty((count, len(columns)), np.float32)
     for number, column in enumerate(columns):
@@ -161,12 +168,12 @@ def _refuse_columns(what: str, wrong: Sequence[str]) -> None:
 
 
 def _plain(kind: Any) -> bool:
-    """Whether a pandas type holds numbers or booleans."""
+    """Whether a pandas dtype is a number or a boolean."""
     return getattr(kind, "kind", "O") in tuple("biuf")
 
 
 def _column_values(column: Any) -> Any:
-    """The values of a pandas column; missing ones are NaN."""
+    """Return the values of a pandas column as a numpy array; missing values become NaN."""
     if isinstance(column.dtype, np.dtype):
         return column.to_numpy()
     if column.isna().any():
@@ -183,7 +190,10 @@ def _is_number(cell: str) -> bool:
 
 
 def _wrong_cell(text: str, names: tuple[str, ...] | None, width: int) -> str | None:
-    """Where a csv file first has a cell that is not a number, or a line of another length."""
+    """Describe the first error in a csv file: a cell that is not a number, or a line of wrong length.
+
+    The result is None if there is no such error.
+    """
     reader = csv.reader(io.StringIO(text, newline=""))
     waiting_for_names = names is not None
     for row in reader:

@@ -1,4 +1,7 @@
-"""Examples in memory, and the interface of all stores of examples: shape (N, *event), float32."""
+"""`Examples`, the interface to the examples of a data set, and `ArrayExamples`, stored in memory.
+
+All examples have one shape, called the event shape. They are read as float32 (N, *event).
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ class Examples(ABC):
 
     ``examples[i]`` is float32 of the shape of one example, the event shape. ``examples[index]`` is
     float32 (B, *event), where the index is a slice, an integer array or a mask.
-    ``numpy.asarray(examples)`` reads all.
+    ``numpy.asarray(examples)`` reads all examples.
     """
 
     in_memory: ClassVar[bool]
@@ -44,22 +47,23 @@ class Examples(ABC):
     @property
     @abstractmethod
     def shape(self) -> tuple[int, ...]:
-        """(N, *event)."""
+        """(N, *event): the number of examples, and the shape of one example."""
 
     @abstractmethod
     def take(self, index: Index) -> Array:
-        """Stored values of the selected examples, (B, *event): uint8 (divide by 255) or float32.
+        """Return the stored values of the selected examples, (B, *event).
 
-        For code that moves batches to a device and divides there. May share memory with the store.
+        They are float32, or uint8, which means value / 255. Use this to move batches to a device
+        and to divide by 255 there. The result may share memory with this object.
         """
 
     @abstractmethod
     def subset(self, index: Index) -> Examples:
-        """The selected examples as a new object."""
+        """Return the selected examples as a new object."""
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """SHA-256 that identifies the examples, as hexadecimal digits."""
+        """Return a SHA-256 hash that identifies the examples, as hexadecimal digits."""
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -86,28 +90,32 @@ class Examples(ABC):
         return f"{type(self).__name__}(shape={self.shape})"
 
     def mean(self, sample: int = 10_000, seed: int = 0) -> NDArray[np.float32]:
-        """The mean of each value, of the event shape.
+        """Return the mean over the examples, an array of the shape of one example.
 
         Args:
-            sample: Number of random examples to average, if the examples are not in memory. Examples
-                in memory are all averaged.
-            seed: Seed of the random sample.
+            sample: If the examples are not in memory, the mean is taken over this many random
+                examples. Otherwise it is taken over all.
+            seed: Seed of the random choice.
         """
         return self._mean(self._sample(sample, seed)).astype(np.float32)
 
     def variance(self, mean: Array, sample: int = 10_000, seed: int = 0) -> float:
-        """The mean squared deviation from `mean` (event shape), over examples and their values.
+        """Return the mean of (x - mean)² over all examples and all their values, one number.
 
-        See `mean` for `sample` and `seed`.
+        Args:
+            mean: An array of the shape of one example.
+            sample: As in the method `mean`.
+            seed: As in the method `mean`.
         """
         chosen = self._sample(sample, seed)
         squares = (np.square(chunk - mean).sum(dtype=np.float64) for chunk in self._chunks(chosen))
         return float(sum(squares)) / (len(chosen) * math.prod(self.shape[1:]))
 
     def deviation(self, sample: int = 10_000, seed: int = 0) -> NDArray[np.float32]:
-        """The standard deviation of each value, of the event shape; 1 where the value is constant.
+        """Return the standard deviation over the examples, an array of the shape of one example.
 
-        See `mean` for `sample` and `seed`.
+        It is 1 where all examples have the same value. See the method `mean` for `sample` and
+        `seed`.
         """
         chosen = self._sample(sample, seed)
         mean, first = self._mean(chosen), self[chosen[:1]]
@@ -145,7 +153,7 @@ class ArrayExamples(Examples):
     ((2, 1, 8, 8), 'float32', 1.0)
 
     Args:
-        array: (M, *event), uint8 or float32.
+        array: (M, *event), uint8 or float32, where event is the shape of one example.
         index: Selects and orders the examples of the array; by default all of them.
     """
 
@@ -162,15 +170,16 @@ class ArrayExamples(Examples):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(N, *event)."""
+        """(N, *event): the number of selected examples, and the shape of one example."""
         array, selected = self._store
         return len(array) if selected is None else len(selected), *array.shape[1:]
 
     @property
     def raw(self) -> Array:
-        """Stored values of all selected examples, uint8 or float32.
+        """The stored values of all selected examples, (N, *event), uint8 (means value / 255) or float32.
 
-        The first access copies the selected examples and releases the shared array.
+        The first access copies the selected examples, and this object no longer refers to the
+        shared array.
         """
         array, selected = self._store
         if selected is not None:
@@ -179,7 +188,7 @@ class ArrayExamples(Examples):
         return array
 
     def take(self, index: Index) -> Array:
-        """Stored values of the selected examples, (B, *event): uint8 or float32."""
+        """Return the stored values of the selected examples, (B, *event): uint8 (value / 255) or float32."""
         array, selected = self._store
         if selected is None and isinstance(index, slice):
             return array[index]
@@ -187,13 +196,13 @@ class ArrayExamples(Examples):
         return array[chosen if selected is None else selected[chosen]]
 
     def subset(self, index: Index) -> ArrayExamples:
-        """The selected examples as a new object that shares the array."""
+        """Return the selected examples as a new object that shares the array."""
         array, selected = self._store
         chosen = rows(index, len(self))
         return ArrayExamples(array, chosen if selected is None else selected[chosen])
 
     def fingerprint(self) -> str:
-        """SHA-256 of the stored values, their type and their shape."""
+        """Return a SHA-256 hash of the stored values, their dtype and their shape."""
         digest = hashlib.sha256(f"{self._store[0].dtype.name} {self.shape}".encode())
         for part in chunk_slices(self.shape):
             digest.update(np.ascontiguousarray(self.raw[part]).data)
@@ -204,14 +213,17 @@ class ArrayExamples(Examples):
 
 
 def chunk_slices(shape: tuple[int, ...]) -> Iterator[slice]:
-    """Slices along the first axis of an array of this shape, each of limited size in memory."""
+    """Give slices along the first axis that together cover an array of this shape.
+
+    Each slice selects a limited number of values, so that a large array can be read in pieces.
+    """
     step = max(1, _CHUNK_VALUES // max(1, math.prod(shape[1:])))
     for start in range(0, shape[0], step):
         yield slice(start, start + step)
 
 
 def rows(index: Index, count: int) -> NDArray[np.int64]:
-    """Row numbers that a slice, an integer array or a mask selects from `count` examples.
+    """Return the indices (from 0) that a slice, an integer array or a mask selects from `count` examples.
 
     >>> rows(slice(None, None, 2), 5), rows([-1], 5)
     (array([0, 2, 4]), array([4]))
@@ -236,7 +248,7 @@ def rows(index: Index, count: int) -> NDArray[np.int64]:
 
 
 def to_unit(values: Array) -> NDArray[np.float32]:
-    """Stored values as float32: uint8 is divided by 255. The result is never a view.
+    """Convert stored values to float32: uint8 is divided by 255. The result is never a view.
 
     >>> to_unit(np.array([0, 51, 255], np.uint8))
     array([0. , 0.2, 1. ], dtype=float32)
@@ -247,7 +259,7 @@ def to_unit(values: Array) -> NDArray[np.float32]:
 
 
 def is_binary(examples: Examples) -> bool:
-    """Whether every value is 0 or 1. Examples that are not in memory count as not binary."""
+    """Whether every value of the examples is 0 or 1. Examples not in memory count as not binary."""
 
     def only_0_and_1(x: Array) -> bool:
         return bool(((x == 0) | (x == (255 if x.dtype == np.uint8 else 1))).all())
@@ -258,6 +270,12 @@ def is_binary(examples: Examples) -> bool:
 
 
 def one_if_constant(deviation: Array, constant: Array) -> NDArray[np.float32]:
-    """Standard deviations as float32; 1 for constant values and where float32 would give 0."""
+    """Return standard deviations as float32, with 1 in place of 0.
+
+    Args:
+        deviation: The standard deviations.
+        constant: Mask, true where all examples have the same value. There the result is 1, and also
+            where the deviation is too small for float32.
+    """
     small = deviation < np.finfo(np.float32).tiny
     return np.where(constant | small, 1, deviation).astype(np.float32)

@@ -1,4 +1,7 @@
-"""Downloads and archives: files are checked, and replaced atomically; errors say why."""
+"""Download files and unpack archives.
+
+Files are checked before they get their final names, and error messages say what went wrong.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ _MAX_MEMBER_BYTES = 1 << 28  # limit for one file of an archive; published ones 
 
 
 class DownloadError(Exception):
-    """No URL gave the file; the message has one line with the reason for each URL."""
+    """A file could not be downloaded; the message has one line with the reason for each URL."""
 
 
 def offline() -> bool:
@@ -53,7 +56,7 @@ def download(
     Args:
         urls: URLs to try in this order.
         target: Path of the file; ".gz" is added if only the URL ends in ".gz".
-        md5: Expected MD5 sum.
+        md5: Expected MD5 sum; None for no check.
         decompress: Whether `md5` is the sum of the decompressed content; otherwise of the file.
         timeout: Seconds to wait for an answer before the next URL is tried.
 
@@ -80,7 +83,12 @@ def download(
 
 
 def md5_of(path: Path, decompress: bool = True) -> str | None:
-    """The MD5 sum of a file's content, by default decompressed; None if a gzip file is damaged."""
+    """Return the MD5 sum of a file, or None if a gzip file is damaged.
+
+    Args:
+        path: The file.
+        decompress: Whether to decompress a gzip file first.
+    """
     digest = hashlib.md5(usedforsecurity=False)
     try:
         with open_decompressed(path) if decompress else path.open("rb") as stream:
@@ -92,9 +100,15 @@ def md5_of(path: Path, decompress: bool = True) -> str | None:
 
 
 def unpack(archive: Path, folder: Path, names: Collection[str]) -> None:
-    """Write the files of a tar archive that have one of these base names into a folder.
+    """Unpack some files of a tar archive into a folder.
 
-    Only regular files are written. If a path in the archive points outside of it, nothing is written.
+    Only regular files are unpacked, without their folders in the archive. If any path in the
+    archive is absolute or contains "..", nothing is unpacked and a DataError is raised.
+
+    Args:
+        archive: The tar archive.
+        folder: Where the files are written.
+        names: Names of the files to unpack, without folders.
     """
     try:
         with tarfile.open(archive) as tar:
@@ -125,7 +139,7 @@ def unpack(archive: Path, folder: Path, names: Collection[str]) -> None:
 
 @contextlib.contextmanager
 def _atomic_file(path: Path) -> Iterator[IO[bytes]]:
-    """Open a temporary file that replaces `path` if the block succeeds and is deleted if not."""
+    """Open a temporary file. It replaces `path` if the context ends without an error, else it is deleted."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")

@@ -40,9 +40,9 @@ _ORIENTATION = 0x0112  # EXIF tag for the orientation of the camera
 
 
 class ImageFolder:
-    """The image files in a folder or a zip file, by their relative names.
+    """Reads the image files of a folder or a zip file, each by its path relative to the folder.
 
-    Threads and forked or spawned worker processes can read at the same time.
+    Several threads and several processes (forked or spawned) can read at the same time.
     """
 
     def __init__(self, root: str | Path) -> None:
@@ -55,7 +55,7 @@ class ImageFolder:
         return {"root": self.root, "is_folder": self.is_folder, "_opened": None}
 
     def names(self) -> list[str]:
-        """Sorted relative names of all image files, without hidden files and folders."""
+        """Return the sorted relative paths of all image files, without hidden files and folders."""
         found = self._walk() if self.is_folder else self._archive()[0].namelist()
         names = sorted(name for name in found if _is_image_name(name))
         if not names:
@@ -65,18 +65,18 @@ class ImageFolder:
         return names
 
     def location(self, name: str) -> str:
-        """Text that names an image file in an error message."""
+        """Return text that names an image file in an error message."""
         return str(self.root / name) if self.is_folder else f"{name} in {self.root}"
 
     def file_size(self, name: str) -> int:
-        """Bytes of an image file."""
+        """Return the size of an image file in bytes."""
         with self._as_data_error(name):
             if self.is_folder:
                 return (self.root / name).stat().st_size
             return self._archive()[0].getinfo(name).file_size
 
     def header(self, name: str) -> tuple[int, int, int]:
-        """(channels, height, width) of an image, without decoding its pixels."""
+        """Return (channels, height, width) of an image, without decoding its pixels."""
         from PIL import Image
 
         with self._as_data_error(name), self._open(name) as stream, Image.open(stream) as image:
@@ -86,9 +86,12 @@ class ImageFolder:
             return (1 if image.mode in _GREY_MODES else 3), height, width
 
     def common_shape(self, names: Sequence[str], *, any_size: bool) -> tuple[int, int, int]:
-        """(channels, height, width) of all images; 3 channels if any image is in colour.
+        """Return one (channels, height, width) for all images; 3 channels if any image is in colour.
 
-        With `any_size`, images may differ in size, and the size is that of the first.
+        Args:
+            names: Relative paths of the image files.
+            any_size: Whether images may differ in size. Then the height and width are those of the
+                first image. Otherwise a different size is an error.
         """
         channels, height, width = self.header(names[0])
         for name in names[1:]:
@@ -115,7 +118,7 @@ class ImageFolder:
 
     @contextlib.contextmanager
     def _as_data_error(self, name: str) -> Iterator[None]:
-        """Turn every error of a decoder into a DataError that names the file."""
+        """Turn any error in this context into a DataError that names the image file."""
         try:
             yield
         except (DataError, MemoryError):
@@ -186,8 +189,8 @@ class FileImages(Examples):
         names: Names of the image files in it.
         size: (H, W) of the images.
         channels: 1 for grey, 3 for colour. Images are converted; transparency is dropped.
-        crop: Side of the centred square that is resized to `size`; "square" for the largest square.
-            None means that the images must have that size already.
+        crop: Side of the square to cut from the centre of each image and to resize to `size`;
+            "square" for the largest square. None means that the images must have that size already.
     """
 
     in_memory = False
@@ -212,11 +215,11 @@ class FileImages(Examples):
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """(N, C, H, W)."""
+        """(N, C, H, W): number of images, channels, height and width."""
         return len(self._selected), self.channels, *self.size
 
     def take(self, index: Index) -> NDArray[np.uint8]:
-        """Decoded pixels of the selected images, uint8 (B, C, H, W)."""
+        """Decode the selected images; return their pixels, uint8 (B, C, H, W)."""
         chosen = self._selected[rows(index, len(self))]
         out = np.empty((len(chosen), *self.shape[1:]), np.uint8)
         for row, number in enumerate(chosen):
@@ -224,24 +227,29 @@ class FileImages(Examples):
         return out
 
     def subset(self, index: Index) -> FileImages:
-        """The selected images as a new object."""
+        """Return the selected images as a new object."""
         other = copy.copy(self)
         other._selected = self._selected[rows(index, len(self))]
         return other
 
     def resized(self, size: int | None = None, crop: Crop = None) -> FileImages:
-        """The same images with another size or crop; None keeps the present value."""
+        """Return an object that reads the same images with another size or crop.
+
+        Args:
+            size: Side of the square images; None keeps the present size.
+            crop: As in `FileImages`; None keeps the present crop.
+        """
         other = copy.copy(self)
         other.size = self.size if size is None else (size, size)
         other.crop = self.crop if crop is None else crop
         return other
 
     def loaded(self, stream: bool | str = False) -> Examples:
-        """The same images, decoded into memory as uint8 or left in their files.
+        """Return the same images, decoded into memory as uint8 or left in their files.
 
         Args:
-            stream: False decodes them now. True leaves them in their files. "auto" leaves them there
-                if they need more than `MEMORY_LIMIT` bytes as float32.
+            stream: False decodes the images now. True leaves them in their files. "auto" leaves
+                them there if they need more than `MEMORY_LIMIT` bytes as float32.
         """
         if stream not in (True, False, "auto"):
             raise ConfigError(f"stream is {stream!r}; expected True, False or 'auto'")
@@ -260,7 +268,10 @@ class FileImages(Examples):
         return ArrayExamples(out)
 
     def fingerprint(self) -> str:
-        """SHA-256 of the files' names and sizes, the image shape and the crop; not of the pixels."""
+        """Return a SHA-256 hash of the files' names and sizes, the image shape and the crop.
+
+        The pixels are not read, so two files of the same name and size are not distinguished.
+        """
         digest = hashlib.sha256(f"{self.shape} {self.crop}".encode())
         for name in (self.names[int(number)] for number in self._selected):
             digest.update(f"{name} {self.folder.file_size(name)}\n".encode())
@@ -285,13 +296,18 @@ def from_pillow(
     crop: Crop = None,
     location: str = "the image",
 ) -> NDArray[np.uint8]:
-    """Convert a pillow image to uint8 (C, H, W); see `FileImages` for the arguments.
-
-    By default, channels and size are those of the image. Error messages begin with `location`.
+    """Convert a pillow image to uint8 (C, H, W).
 
     >>> from PIL import Image
     >>> from_pillow(Image.new("RGB", (178, 218)), 3, (64, 64), 108).shape
     (3, 64, 64)
+
+    Args:
+        image: The pillow image.
+        channels: 1 for grey, 3 for colour; by default that of the image.
+        size: (H, W) of the result; by default that of the image.
+        crop: As in `FileImages`.
+        location: Name of the image in error messages.
     """
     from PIL import Image
 

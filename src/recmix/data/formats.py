@@ -1,6 +1,6 @@
 """Readers of file formats. Each returns arrays or raises a DataError that names the file.
 
-No reader unpickles anything.
+No reader uses pickle, so reading a file runs no code.
 """
 
 from __future__ import annotations
@@ -41,7 +41,12 @@ _PARTS = ("x_train", "x_val", "x_test")
 
 @contextlib.contextmanager
 def as_data_error(path: Path, what: str) -> Iterator[None]:
-    """Turn every error that a library raises on a damaged file into a DataError with the path."""
+    """In this context, turn every error of a library on a damaged file into a DataError with the path.
+
+    Args:
+        path: The file.
+        what: What the file should be, for the message.
+    """
     try:
         yield
     except DataError:
@@ -83,9 +88,10 @@ def read_bytes(path: Path, md5: str | None = None) -> bytes:
 
 
 def read_idx(path: Path, md5: str | None = None) -> NDArray[np.uint8]:
-    """Read an IDX file of bytes, the format of MNIST.
+    """Read an IDX file of bytes, the format of MNIST, as an array.
 
-    The file holds two zeros, the type (8 for bytes), the rank, big-endian sizes, then the values.
+    The file holds two zero bytes, the type of the values (8 for bytes), the number of axes, the
+    size of each axis as a big-endian integer, and then the values.
     """
     content = read_bytes(path, md5)
     if len(content) < 4 or content[:3] != b"\0\0\x08":
@@ -105,7 +111,10 @@ def read_idx(path: Path, md5: str | None = None) -> NDArray[np.uint8]:
 
 
 def read_amat(path: Path, columns: int = 784) -> NDArray[np.uint8]:
-    """Read a text file of zeros and ones, `columns` per line, the format of static binary MNIST."""
+    """Read a text file of zeros and ones with `columns` values per line, one line per example.
+
+    This is the format of the static binary MNIST.
+    """
     text = np.frombuffer(read_bytes(path), np.uint8)
     digit = (text == ord("0")) | (text == ord("1"))
     space = (text == ord(" ")) | (text == ord("\n")) | (text == ord("\r")) | (text == ord("\t"))
@@ -130,7 +139,10 @@ def read_amat(path: Path, columns: int = 784) -> NDArray[np.uint8]:
 
 
 def read_cifar(path: Path) -> NDArray[np.uint8]:
-    """Read the images of a CIFAR-10 binary batch, (N, 3, 32, 32): records of a label and 3072 bytes."""
+    """Read the images of one binary file of CIFAR-10, (N, 3, 32, 32).
+
+    Each record of the file is a label (one byte, not used) and 3072 bytes of pixels.
+    """
     content = read_bytes(path)
     if not content or len(content) % 3073:
         raise DataError(
@@ -146,7 +158,12 @@ def read_cifar(path: Path) -> NDArray[np.uint8]:
 
 
 def read_mat(path: Path, *keys: str) -> list[Array]:
-    """Read arrays from a MATLAB file of version 5, by their names."""
+    """Read arrays from a MATLAB file of version 5.
+
+    Args:
+        path: The file.
+        *keys: Names of the arrays.
+    """
     from scipy.io import loadmat
 
     content = read_bytes(path)
@@ -177,11 +194,13 @@ def read_npy(path: Path) -> Array:
 
 
 def read_npz(path: Path) -> dict[str, Any]:
-    """Read x_train, x_val and x_test from an .npz file; each is an array, or a dict of arrays by field.
+    """Read training, validation and test examples (x_train, x_val, x_test) from an .npz file.
 
-    - `x_train` is an array; `x_val` and `x_test` are optional. Arrays of other names, such as labels,
-      are not read.
-    - `x_train.NAME` is a field of `x_train`; the same for `x_val` and `x_test`.
+    Each is an array, or a dict of arrays by field if the examples have several fields.
+
+    - `x_train` is an array; `x_val` and `x_test` are optional. Arrays of other names, such as
+      labels, are not read.
+    - `x_train.NAME` is the field NAME of `x_train`; the same for `x_val` and `x_test`.
     - Without an `x_train`, a single array is x_train, and several arrays are its fields.
     - A file of `scipy.sparse.save_npz` holds one sparse matrix, which is x_train.
     """
@@ -215,7 +234,7 @@ def read_npz(path: Path) -> dict[str, Any]:
 
 
 def _read_sparse(path: Path) -> Any:
-    """Read the matrix of a file of `scipy.sparse.save_npz`, which does not unpickle either."""
+    """Read the matrix in a file of `scipy.sparse.save_npz`, without unpickling."""
     from scipy import sparse
 
     return sparse.load_npz(path)

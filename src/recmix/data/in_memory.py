@@ -1,4 +1,7 @@
-"""Examples in memory: arrays, tensors, lists, torch data sets, dicts, DataFrames, sparse matrices."""
+"""Convert examples in memory to `Examples`.
+
+They can be arrays, tensors, lists, torch data sets, dicts, DataFrames or sparse matrices.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ _PART_NAMES = {"x_train", "x_val", "x_test"}
 
 
 class Form(NamedTuple):
-    """What the examples of all parts must have in common; None stands for anything."""
+    """Shape, fields and columns, which training, validation and test examples must have in common.
+
+    None means that anything is allowed.
+    """
 
     shape: tuple[int, ...] | None = None
     fields: Fields | None = None
@@ -30,7 +36,7 @@ class Form(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The examples of one part of a data set, and their form."""
+    """Training, validation or test examples (one part of a data set), with shape, fields and columns."""
 
     examples: Examples
     form: Form
@@ -50,9 +56,9 @@ def as_examples(
     (2, 2)
 
     Args:
-        x: Same as a part of `from_arrays`.
+        x: Any type that `from_arrays` accepts as `x_train`.
         what: Name of `x` in error messages.
-        shape: Required event shape.
+        shape: Required shape of one example; None for any.
         fields: Required fields, if the examples have several, as in `Data.fields`.
         columns: Required names of the columns of a DataFrame, as in `Data.columns`.
     """
@@ -62,13 +68,13 @@ def as_examples(
 
 
 def read_part(x: Any, what: str, form: Form | None = None, at_least: int = 1) -> Part:
-    """The examples of one part; see `from_arrays` for what `x` can be.
+    """Convert training, validation or test examples (one part of a data set) and check them.
 
     Args:
-        x: The examples.
+        x: The examples, of any type that `from_arrays` accepts.
         what: Name of `x` in error messages.
-        form: Required form; by default any, as for training examples.
-        at_least: Required number of examples.
+        form: Required shape, fields and columns; by default any, as for training examples.
+        at_least: Smallest allowed number of examples.
     """
     shape = None if form is None else form.shape
     if isinstance(x, Examples):
@@ -140,7 +146,7 @@ def _check_columns(columns: tuple[str, ...], expected: tuple[str, ...], what: st
 
 
 def _is_sequence_of_examples(x: Any) -> bool:
-    """Whether `x` is a sequence of examples (a torch Dataset, a list of arrays) and not one array."""
+    """Whether `x` is a sequence with one item per example (a torch Dataset, a list of arrays)."""
     if isinstance(x, list):
         first = x[0] if x else None
         if isinstance(first, list | tuple):
@@ -152,7 +158,7 @@ def _is_sequence_of_examples(x: Any) -> bool:
 
 
 def _stack(items: Any, what: str) -> Array | dict[str, Array]:
-    """Collect all examples of a sequence in one array, or in one array for each field."""
+    """Collect all examples of a sequence in one array, or in a dict with one array for each field."""
     try:
         count = len(items)
     except (TypeError, NotImplementedError):
@@ -185,7 +191,7 @@ def _stack(items: Any, what: str) -> Array | dict[str, Array]:
 
 
 def _item_fields(item: Any, what: str) -> dict[str, Array]:
-    """The arrays of one example of a sequence, by field; "" is the name if there are no fields."""
+    """Return the arrays of one item of a sequence by field name; "" is the name if it has no fields."""
     if isinstance(item, tuple | list) and item:
         item = item[0]
     if not isinstance(item, Mapping):

@@ -1,4 +1,4 @@
-"""Check that the values of examples fit a likelihood."""
+"""Check that the values of examples are possible under a likelihood."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Requirement:
 
 
 def check_values(data: Any, requirement: str, likelihood: str, *, what: str = "x") -> None:
-    """Raise a DataError unless all values fit a likelihood.
+    """Raise a DataError if a value of the data is not possible under the likelihood.
 
     >>> check_values(np.array([[0.0, 3.0], [-1.5, 2.0]]), "counts", "poisson")
     Traceback (most recent call last):
@@ -40,12 +40,13 @@ x has the negative value -1.5 in example 1: choose a likelihood of real values, 
 or convert the values to counts
 
     Args:
-        data: A `Data`, all parts of which are checked; an `Examples`; or an array or tensor (N, ...), in
-            which uint8 means value / 255, as in the result of `check_examples`.
+        data: A `Data`, of which training, validation and test examples are checked; an `Examples`;
+            or an array or tensor (N, ...), in which uint8 means value / 255, as in the result of
+            `check_examples`.
         requirement: "real" (any finite number), "unit" ([0, 1]), "binary_or_unit" ([0, 1] too),
             "counts" (whole numbers of 0 or more), "classes:K" (whole numbers from 0 to K - 1),
-            "padded_classes:K" (also negative whole numbers, which mark padding) or "eight_bit" (k / 255
-            for a whole number k from 0 to 255).
+            "padded_classes:K" (also negative whole numbers, which mark padding) or "eight_bit" (k /
+            255 for a whole number k from 0 to 255).
         likelihood: Name of the likelihood, for the message.
         what: Name of `data` in the message; not used for a `Data`.
     """
@@ -86,7 +87,10 @@ def _check(examples: Any, rule: _Requirement, likelihood: str, what: str) -> Non
 
 
 def _parts(examples: Any) -> Iterator[tuple[int, Array]]:
-    """Values of `Examples` or of an array, in parts, with the number of the first of each."""
+    """Give the values of `Examples` or of an array in pieces, each with the index of its first example.
+
+    For sparse examples, the index is that of the first stored value.
+    """
     if isinstance(examples, Examples):
         yield from stored_values(examples)
         return
@@ -95,7 +99,7 @@ def _parts(examples: Any) -> Iterator[tuple[int, Array]]:
 
 
 def _as_float(values: Array) -> Array:
-    """Values as float32; uint8 is divided by 255."""
+    """Convert values to float32; uint8 is divided by 255."""
     if values.dtype == np.uint8:
         return to_unit(values)
     with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused
@@ -103,7 +107,7 @@ def _as_float(values: Array) -> Array:
 
 
 def _range(examples: Any) -> tuple[float, float]:
-    """The smallest and the largest value."""
+    """Return the smallest and the largest value of the examples."""
     low, high = math.inf, -math.inf
     for _, values in _parts(examples):
         numbers = _as_float(values)
@@ -114,7 +118,7 @@ def _range(examples: Any) -> tuple[float, float]:
 
 
 def _scale_advice(low: float, high: float, what: str) -> str:
-    """How values from `low` to `high` get into [0, 1]."""
+    """Return advice on how to bring values between `low` and `high` into [0, 1]."""
     if low >= -0.01 and high <= 1.01:
         return f"use {what}.clip(0, 1)"
     if low >= -1 and high <= 1:

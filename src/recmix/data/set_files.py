@@ -1,4 +1,7 @@
-"""Files of a named data set: where they lie under the data root, and how missing ones are downloaded."""
+"""The files of a named data set: where they are under the data root, and how they are downloaded.
+
+The data root is the folder that holds all named data sets.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ Parts = tuple[Examples, Examples | None, Examples | None]  # training, validatio
 
 @dataclass(frozen=True)
 class DataFile:
-    """A published file of a named set."""
+    """One published file of a named data set: its name, its URLs and its MD5 sum."""
 
     name: str  # published name, without ".gz"
     urls: tuple[str, ...] = ()
@@ -29,7 +32,7 @@ class DataFile:
 
     @property
     def names(self) -> list[str]:
-        """All accepted names."""
+        """All names under which the file is accepted on disk, such as the gzipped file."""
         gzipped = [] if self.name.endswith(".zip") else [f"{self.name}.gz"]
         return [self.name, *gzipped, *self.other_names]
 
@@ -39,17 +42,20 @@ class NamedSet:
     """A data set that is loaded by name.
 
     Attributes:
-        name: The name.
+        name: Name of the set.
         shape: (C, H, W) of its images.
-        published_counts: Published numbers of training, validation and test images. A part with None
-            is held out of the training images.
-        read: Function that reads the images from the files, given by published name.
-        files: Its files; none if a library contains the set.
-        folders: Folders under the data root to search. Downloads go into the first.
-        archive: A tar archive of all files, if they are not published one by one. It belongs into
-            the parent of the first folder. Its MD5 sum is that of the archive itself.
-        dynamic: Training images are grey and are binarised again each time they are used.
-        binary: Values are 0 and 1.
+        published_counts: Published numbers of training, validation and test images. Where
+            validation or test has None, these images are held out of the training images.
+        read: Function that reads the images. Its argument is the path of each file by published
+            name.
+        files: Files of the set; none if an installed library contains the set.
+        folders: Folders to search for the files, relative to the data root (the folder of all named
+            sets). Downloads go into the first.
+        archive: A tar archive of all files, if they are not published one by one. It is searched in
+            the parent of the first folder and in the data root. Its MD5 sum is that of the archive
+            itself.
+        dynamic: Whether training images are grey and are binarised again each time they are used.
+        binary: Whether all values are 0 and 1.
         page: Web page of the set.
         citation: What to cite.
         note: What a user should know.
@@ -82,16 +88,16 @@ class NamedSet:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """Which files of a named set were found.
+    """Which files of a named data set were found on disk.
 
     Attributes:
         name: Name of the set.
         state: "present", "partly" or "missing".
         usable: Whether the set can be loaded without a download.
         files: Number of files found.
-        bytes: Their size on disk.
+        bytes: Size of these files on disk.
         missing: Published names of the files that were not found.
-        looked: Searched folders.
+        looked: Folders that were searched.
         shape, counts, citation, page, note: Same as in `NamedSet`.
     """
 
@@ -110,14 +116,17 @@ class Entry:
 
 
 def data_root(root: str | Path | None = None) -> Path:
-    """The folder of the named sets: the argument, else RECMIX_DATA, else a cache folder."""
+    """Return the folder of the named data sets as an absolute path.
+
+    It is `root` if given, else the environment variable RECMIX_DATA, else ~/.cache/recmix/data.
+    """
     if root is None:
         root = os.environ.get("RECMIX_DATA") or "~/.cache/recmix/data"
     return Path(root).expanduser().absolute()
 
 
 def _find_files(spec: NamedSet, root: Path) -> dict[str, Path]:
-    """Existing files of a set by published name, gzipped or not."""
+    """Return the paths of those files of a set that exist, gzipped or not, by published name."""
     found: dict[str, Path] = {}
     for file in spec.files:
         paths = (root / folder / name for folder in spec.folders for name in file.names)
@@ -127,7 +136,12 @@ def _find_files(spec: NamedSet, root: Path) -> dict[str, Path]:
 
 
 def find_or_download(spec: NamedSet, root: Path, download: bool = True) -> dict[str, Path]:
-    """Files of a set by published name; missing ones are downloaded.
+    """Return the paths of the files of a set, by published name. Missing files are downloaded.
+
+    Args:
+        spec: The set.
+        root: The folder of the named data sets.
+        download: Whether missing files are downloaded.
 
     Raises:
         DataError: If a required file is missing and cannot be downloaded. The message names the
@@ -161,7 +175,7 @@ def find_or_download(spec: NamedSet, root: Path, download: bool = True) -> dict[
 
 
 def entry_of(spec: NamedSet, root: Path) -> Entry:
-    """Which files of a set exist under the data root."""
+    """Find out which files of a set exist under `root`, the folder of the named data sets."""
     found = _find_files(spec, root)
     missing = tuple(file.name for file in spec.files if file.name not in found)
     below = (path.rglob("*") if path.is_dir() else [path] for path in found.values())

@@ -272,16 +272,25 @@ def load_named(
 
 
 def inventory(root: str | Path | None = None) -> list[Entry]:
-    """Which files of each named set exist under the data root.
+    """Return, for each named data set, which of its files exist.
 
     >>> [entry.state for entry in inventory("/nowhere") if entry.name in ("digits", "mnist")]
     ['present', 'missing']
+
+    Args:
+        root: Folder of the named data sets; by default as in `load`.
     """
     return [entry_of(spec, data_root(root)) for spec in SETS.values()]
 
 
 def _binarise_once(images: Examples, seed: int, what: str) -> ArrayExamples:
-    """Draw each pixel once: 1 with its grey value as probability, else 0."""
+    """Replace each pixel by a random 1 or 0, once; its grey value is the probability of 1.
+
+    Args:
+        images: Images with values in [0, 1].
+        seed: Seed of the random numbers.
+        what: Name of the images; different names give different random numbers.
+    """
     random = np.random.default_rng([seed, zlib.crc32(what.encode())])
     grey = np.asarray(images)
     return ArrayExamples((random.random(grey.shape) < grey).astype(np.uint8) * np.uint8(255))

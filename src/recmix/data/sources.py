@@ -27,14 +27,15 @@ def load(
 ) -> Data:
     """Load a named set, a file or a folder, split into training, validation and test examples.
 
-    A tenth of the training examples is held out for validation, by seed. If there is no test part
-    either (CelebA, most paths), the split is 80/10/10.
+    If there are no validation examples, a random tenth of the training examples is held out for
+    them. If there are no test examples either (CelebA, most paths), the split is 80/10/10.
 
     A path is one of
 
     - a `.npy` file of shape (N, ...);
-    - an `.npz` file with `x_train` and optional `x_val` and `x_test`, or with one array; with the fields
-      of the examples, named `x_train.NAME` or `NAME`; or of `scipy.sparse.save_npz`;
+    - an `.npz` file. It holds `x_train` and optional `x_val` and `x_test`; or one array; or, for
+      examples with several fields, arrays named `x_train.NAME` or `NAME`; or a matrix that
+      `scipy.sparse.save_npz` wrote;
     - a `.csv` or `.csv.gz` file of numbers separated by commas, with or without names of columns;
     - a `.parquet` file of numbers, if pyarrow is installed;
     - a folder of image files, or a zip file of it, with or without subfolders train, val and test.
@@ -45,15 +46,15 @@ def load(
     Data('digits', train=1350, val=150, test=297, shape=(1, 8, 8))
 
     Args:
-        name: A name from `recmix.data.SETS`, or a path. A name takes precedence: write `./mnist` for
-            a folder called mnist.
-        root: Folder of the named sets; by default the environment variable RECMIX_DATA, else a cache
-            folder.
-        seed: Seed of the split.
+        name: A name from `recmix.data.SETS`, or a path. A name takes precedence: write `./mnist`
+            for a folder called mnist.
+        root: Folder of the named sets; by default the environment variable RECMIX_DATA, else a
+            cache folder.
+        seed: Seed of the random split.
         download: Whether missing files are downloaded. RECMIX_OFFLINE=1 forbids all downloads.
-        size: Image files are cropped to the centred square and resized to this side. Without it, all
-            must have one size.
-        crop: Side of the centred square to crop before resizing; by default the largest.
+        size: Images in files are cropped to a square at their centre and resized to this side.
+            Without it, all images must have one size.
+        crop: Side of this square before resizing; by default the largest possible.
         stream: Whether image files are decoded each time they are used (True) or once into memory
             (False). "auto" means True if they need more than 1 GiB as float32.
     """
@@ -82,10 +83,10 @@ def as_data(
     'digits'
 
     Args:
-        source: A `Data`, which is returned as it is; a name or path for `load`; or training examples
-            in memory for `from_arrays`: an array, a tensor, a list, a dict of arrays, a DataFrame, a
-            sparse matrix, a torch Dataset or a DataLoader. The data set of a DataLoader is used; batch
-            size and order are options of training.
+        source: A `Data`, which is returned as it is; a name or path for `load`; or training
+            examples in memory for `from_arrays`: an array, a tensor, a list, a dict of arrays, a
+            DataFrame, a sparse matrix, a torch Dataset or a DataLoader. Of a DataLoader only the
+            data set is used; batch size and order of the examples are options of training.
         seed: Seed of the split.
         root: Same as in `load`.
         download: Same as in `load`.

@@ -17,9 +17,10 @@ __all__ = ["SparseExamples", "is_sparse"]
 
 
 class SparseExamples(Examples):
-    """Examples in memory, stored as a sparse matrix (N, F); only the rows that are read become dense.
+    """Examples in memory, stored as a sparse matrix (N, F): N examples with F values each.
 
-    Values are used as they are. Whole numbers must not exceed 2**24, so that float32 holds them exactly.
+    Only the examples that are read become dense. Values are used as they are. Integers must not
+    exceed 2**24, so that float32 holds them exactly.
 
     >>> from scipy import sparse
     >>> examples = SparseExamples(sparse.csr_array([[0, 0, 7], [1, 0, 0]]))
@@ -38,63 +39,70 @@ class SparseExamples(Examples):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(N, F)."""
+        """(N, F): the number of examples, and the number of values of one example."""
         count, features = self.raw.shape
         return int(count), int(features)
 
     def take(self, index: Index) -> NDArray[np.float32]:
-        """Values of the selected examples, float32 (B, F)."""
+        """Return the values of the selected examples as a dense array, float32 (B, F)."""
         part = self.raw[index] if isinstance(index, slice) else self.raw[rows(index, len(self))]
         dense: NDArray[np.float32] = part.toarray()
         return dense
 
     def subset(self, index: Index) -> SparseExamples:
-        """The selected examples as a new object with its own matrix."""
+        """Return the selected examples as a new object with its own matrix."""
         other = SparseExamples.__new__(SparseExamples)
         other.raw = self.raw[rows(index, len(self))]
         return other
 
     def fingerprint(self) -> str:
-        """SHA-256 of the shape and of the values that are not 0 with their positions."""
+        """Return a SHA-256 hash of the shape, the values that are not 0, and their positions."""
         digest = hashlib.sha256(f"sparse float32 {self.shape}".encode())
         for part in (self.raw.indptr.astype(np.int64), self.raw.indices.astype(np.int64), self.raw.data):
             digest.update(np.ascontiguousarray(part).data)
         return digest.hexdigest()
 
     def mean(self, sample: int = 10_000, seed: int = 0) -> NDArray[np.float32]:
-        """The mean of each value, (F,). `sample` and `seed` have no effect: all examples are used."""
+        """Return the mean over all examples, (F,). `sample` and `seed` have no effect."""
         return (self._sum(self.raw.data) / len(self)).astype(np.float32)
 
     def variance(self, mean: Array, sample: int = 10_000, seed: int = 0) -> float:
-        """The mean of (x - mean)² over all examples and all F features, for a given `mean` (F,).
+        """Return the mean of (x - mean)² over all examples and all F features, for a given `mean` (F,).
 
         `sample` and `seed` have no effect: all examples are used.
         """
         return float(self._squares(np.asarray(mean, np.float64)).mean()) / len(self)
 
     def deviation(self, sample: int = 10_000, seed: int = 0) -> NDArray[np.float32]:
-        """The standard deviation of each value, (F,); 1 where the value is constant."""
+        """Return the standard deviation over all examples, (F,); 1 where all examples have the same value.
+
+        `sample` and `seed` have no effect.
+        """
         mean = self._sum(self.raw.data) / len(self)
         same_as_first = self.raw.data == self.take([0])[0][self.raw.indices]
         constant = (self._stored() == 0) | (self._sum(same_as_first) == len(self))
         return one_if_constant(np.sqrt(self._squares(mean) / len(self)), constant)
 
     def row_of(self, place: int) -> int:
-        """The example to which the stored value number `place` belongs."""
+        """Return the index of the example that holds the stored value number `place` (both from 0)."""
         return int(np.searchsorted(self.raw.indptr, place, side="right")) - 1
 
     def _squares(self, mean: Array) -> Array:
-        """The sum of squared deviations from `mean`, (F,); zeros are counted, not visited."""
+        """Return the sum of (x - mean)² over the examples, (F,), without making the matrix dense."""
         stored = self._sum(np.square(self.raw.data - mean[self.raw.indices]))
         zeros: Array = len(self) - self._stored()
         return stored + zeros * np.square(mean)
 
     def _stored(self) -> NDArray[np.int64]:
-        """Number of stored values of each feature, (F,)."""
+        """Return the number of stored values (values that are not 0) of each feature, (F,)."""
         return np.bincount(self.raw.indices, minlength=self.shape[1])
 
     def _sum(self, values: Array) -> NDArray[np.float64]:
-        """The sum over examples of one number per stored value, (F,)."""
+        """Sum over the examples, (F,).
+
+        Args:
+            values: One number for each stored value of the matrix, in the order of the matrix.
+        """
         return np.asarray(np.bincount(self.raw.indices, values, minlength=self.shape[1]), np.float64)
 
 
@@ -105,7 +113,7 @@ def is_sparse(x: Any) -> bool:
 
 
 def _canonical(matrix: Any, what: str) -> Any:
-    """The matrix in csr form, float32, without duplicates and stored zeros, indices sorted."""
+    """Convert a sparse matrix to float32 csr format: indices sorted, no duplicates, no stored zeros."""
     if not is_sparse(matrix):
         raise DataError(
             f"{what} is a {type(matrix).__name__}; expected a scipy.sparse matrix, for example "

@@ -25,7 +25,9 @@ _FEW = 1000  # examples that `Data.statistics` gives
 
 
 def holdout_size(count: int) -> int:
-    """Number of examples in one held-out part: a tenth of `count`, at least one.
+    """Return the number of examples in a validation or test set that is held out of `count` examples.
+
+    It is a tenth of `count`, at least one.
 
     >>> holdout_size(60_000), holdout_size(4)
     (6000, 1)
@@ -34,10 +36,10 @@ def holdout_size(count: int) -> int:
 
 
 def split(count: int, *, name: str, seed: int = 0, parts: int = 1) -> list[NDArray[np.int64]]:
-    """Split `count` examples at random: sorted indices of the rest, then of `parts` held-out tenths.
+    """Split `count` examples at random into training examples and one or two held-out parts.
 
-    The result depends on (name, count, seed) only: each example gets a seeded uniform number,
-    and the examples with the smallest numbers are held out.
+    The result depends only on the arguments: each example gets a uniform random number, and the
+    examples with the smallest numbers are held out.
 
     >>> train, val = split(20, name="mnist")
     >>> len(train), len(val)
@@ -47,7 +49,11 @@ def split(count: int, *, name: str, seed: int = 0, parts: int = 1) -> list[NDArr
         count: Number of examples.
         name: Name of the data set. Different sets are split differently with the same seed.
         seed: Seed of the split.
-        parts: Number of held-out tenths: 1 for validation, 2 for validation and test.
+        parts: Number of held-out parts, each a tenth of the examples: 1 for validation, 2 for
+            validation and test.
+
+    Returns:
+        Sorted indices of the training examples, then of each held-out part.
     """
     if not isinstance(seed, int | np.integer) or seed < 0:
         raise ConfigError(f"seed is {seed!r}; expected an integer of 0 or more")
@@ -72,9 +78,15 @@ def complete_parts(
     seed: int,
     need_test: bool,
 ) -> tuple[Examples, Examples, Examples | None]:
-    """Training, validation and test examples; missing parts are held out of the training examples.
+    """Return training, validation and test examples; missing ones are held out of the training examples.
 
-    A missing test part is held out only with `need_test`. See `split` for `name` and `seed`.
+    Args:
+        train: Training examples.
+        val: Validation examples, or None to hold them out.
+        test: Test examples, or None.
+        name: Name of the data set, see `split`.
+        seed: Seed of the split.
+        need_test: Whether test examples are held out if `test` is None.
     """
     missing = int(val is None) + int(test is None and need_test)
     rest, *held_out = split(len(train), name=name, seed=seed, parts=missing)
@@ -98,14 +110,16 @@ class Data:
         name: Name of the data set.
         x_train: Training examples.
         x_val: Validation examples, for early stopping and the choice of hyperparameters.
-        x_test: Test examples; None only for arrays without a test part.
+        x_test: Test examples; None only for arrays that were given without test examples.
         seed: Seed of the split.
         dynamic: Training examples lie in [0, 1] and are binarised again each time they are used.
         binary: Values are 0 and 1 (if `dynamic`, after binarisation). A Bernoulli likelihood fits.
         source: Where the examples come from, for `describe`.
-        fields: Event shape of each field by name, for examples with several fields. The examples are
-            then flat (N, P); `recmix.model.fields.Fields` unpacks them.
-        columns: Names of the values, for a table whose columns have names.
+        fields: Shape of each field by name, for examples with several fields, such as tokens and
+            their number. The examples are then flat (N, P); `recmix.model.fields.Fields` unpacks
+            them.
+        columns: Names of the values of an example, if the data are a table whose columns have
+            names.
     """
 
     name: str
@@ -158,16 +172,21 @@ class Data:
 
     @cached_property
     def classes(self) -> int:
-        """One more than the largest value in all parts: the number of classes that begin with 0."""
+        """The number of classes, if values are class numbers from 0: one more than the largest value.
+
+        The largest value is taken over training, validation and test examples.
+        """
         parts = [part for part in (self.x_train, self.x_val, self.x_test) if part is not None]
         return 1 + int(max(largest(part) for part in parts))
 
     def statistics(self, *, spread: bool = False, examples: bool = False) -> Statistics:
-        """What a new model needs to know of the training examples; nothing for several fields.
+        """Return the statistics of the training examples that a new model needs, such as their mean.
+
+        The result is empty if the examples have several fields.
 
         Args:
-            spread: Whether the standard deviation of each value is needed.
-            examples: Whether a few examples are needed.
+            spread: Whether to compute the standard deviation of each value, too.
+            examples: Whether to include a few examples, too.
         """
         if self.fields is not None:
             return Statistics()
@@ -181,13 +200,13 @@ class Data:
 
     @property
     def counts(self) -> dict[str, int | None]:
-        """Number of examples in each part; None for a missing test part."""
+        """Number of training, validation and test examples; None for test if there are no test examples."""
         test = None if self.x_test is None else len(self.x_test)
         return {"train": len(self.x_train), "val": len(self.x_val), "test": test}
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over the three parts: equal for equal examples in equal splits.
+        """SHA-256 hash of the training, validation and test examples, equal for equal examples and splits.
 
         For images that stay in their files it depends on file names and sizes, not on pixels.
         """
@@ -198,7 +217,11 @@ class Data:
         return hashlib.sha256(" ".join(digests).encode()).hexdigest()
 
     def describe(self) -> dict[str, Any]:
-        """Description (for JSON) with which `recmix.data.rebuild` loads and checks the same examples."""
+        """Return a description of the data as JSON values.
+
+        With it, `recmix.data.rebuild` loads the same data again and checks that they have not
+        changed.
+        """
         described = {
             "name": self.name,
             **self.source,

@@ -1,4 +1,4 @@
-"""A user's own data: examples in memory, files of numbers, folders of image files."""
+"""Load a user's own data: examples in memory, files of numbers, folders of image files."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ def from_arrays(
 ) -> Data:
     """Make a data set of examples in memory.
 
-    Each part is
+    Each of `x_train`, `x_val` and `x_test` is
 
     - a numpy array, a torch tensor or nested lists of numbers, (N, ...): vectors (N, F), images
       (N, C, H, W) or (N, H, W), or any other shape;
-    - a list of examples, or a torch Dataset. An item is an example, a tuple whose first element is the
-      example, or a dict of fields;
+    - a list of examples, or a torch Dataset. An item is an example, a tuple whose first element is
+      the example, or a dict of fields;
     - a dict of arrays: the fields of the examples, such as {"tokens": (N, T), "lengths": (N,)};
     - a pandas DataFrame of numbers;
     - a `scipy.sparse` matrix, which stays sparse in memory;
     - an `Examples`.
 
-    uint8 with three axes or more means value / 255. Other integers, also uint8 vectors and integers in
-    fields, are used as they are. Booleans mean 0 and 1. Floats may have any finite value.
+    uint8 with three axes or more means value / 255. Other integers, also uint8 vectors and integers
+    in fields, are used as they are. Booleans mean 0 and 1. Floats may have any finite value.
 
     >>> import numpy as np
     >>> from_arrays(np.zeros((50, 28, 28), np.uint8))
@@ -55,8 +55,8 @@ def from_arrays(
 
     Args:
         x_train: Training examples.
-        x_val: Validation examples; by default a tenth of the training examples, held out by seed.
-        x_test: Test examples, or None for no test part.
+        x_val: Validation examples; by default a random tenth of the training examples is held out.
+        x_test: Test examples, or None for no test examples.
         seed: Seed of the split.
         name: Name of the data set; the split depends on it.
     """
@@ -133,7 +133,16 @@ def _read_image_files(
 
 
 def _rows_by_part(path: Path, names: list[str]) -> dict[str, list[int]]:
-    """Group names, given by number, by folder: train, val, test. Without a train, all are x_train."""
+    """Sort image files into x_train, x_val and x_test by their folder: train, val or test.
+
+    Args:
+        path: The folder or zip file, for error messages.
+        names: Relative paths of the image files.
+
+    Returns:
+        Indices into `names` for x_train, x_val and x_test. Without a folder train, all are in
+        x_train.
+    """
     depth = 0
     paths = [PurePosixPath(name).parts for name in names]
     while len({parts[depth] for parts in paths}) == 1 and len(paths[0]) > depth + 2:

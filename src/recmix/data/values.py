@@ -1,4 +1,4 @@
-"""The kind of values that examples have; it decides which likelihood is the default."""
+"""Find the kind of values that examples have. It decides which likelihood is the default."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ Kind = Literal["binary", "unit", "real", "counts", "fields"]
 
 
 def kind_of(examples: Examples) -> Kind:
-    """The kind of the values of examples: "binary", "unit", "counts" or "real".
+    """Return the kind of values that examples have: "binary", "unit", "counts" or "real".
 
-    Examples that are not in memory are image files, and count as "unit".
+    "binary" is 0 and 1, "unit" numbers in [0, 1], "counts" whole numbers of 0 or more, and "real"
+    other numbers. Examples that are not in memory are image files, and count as "unit".
 
     >>> from recmix.data import ArrayExamples
     >>> kind_of(ArrayExamples(np.array([[0, 3], [1, 0]], np.float32)))
@@ -50,7 +51,7 @@ def kind_of(examples: Examples) -> Kind:
 
 
 def largest(examples: Examples) -> float:
-    """The largest value of examples."""
+    """Return the largest value of all examples; a value stored as uint8 means value / 255."""
     found = [0.0] if isinstance(examples, SparseExamples) else []
     for _, values in stored_values(examples):
         found.append(float(values.max()) / (255 if values.dtype == np.uint8 else 1))
@@ -58,9 +59,10 @@ def largest(examples: Examples) -> float:
 
 
 def stored_values(examples: Examples) -> Iterator[tuple[int, Array]]:
-    """All stored values in parts, with the number of the first example or stored value of each.
+    """Give all stored values in pieces, each with the index of the first example in it.
 
-    The parts of sparse examples are vectors of the values that are not 0.
+    For sparse examples, a piece is a vector of values that are not 0, and the index is that of its
+    first value among all of these.
     """
     if not isinstance(examples, SparseExamples):
         for part in chunk_slices(examples.shape):

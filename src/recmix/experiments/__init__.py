@@ -1,13 +1,17 @@
-"""Grids of runs: a TOML file describes runs, workers do them, a store of folders holds the results.
+"""Grids of runs: a TOML file describes many trainings, which are done and kept in a folder.
+
+A run trains and scores one model. A worker is a process that does runs. The driver is the process
+of `recmix grid`, which starts workers. The store is the folder with one folder for each run. The
+results of a grid form a table: its rows are methods, its columns are data sets with a model.
 
 =================  ==========================================================================
-`parts`            the parts of a TOML file: protocol, budget, columns, methods
+`parts`            reads the parts of a TOML file: protocol, budget, columns, methods
 `grid`             from a file to its runs; the name of a run is a digest of its definition
 `store`            the folder of runs: claims, states, failures
 `job_queue`        which run is next: dependencies, retries, other drivers
 `worker`           a process that does a list of runs
-`local_workers`    such processes on this machine
-`cluster`          the same on a Ray cluster
+`local_workers`    starts workers on this machine
+`cluster`          does the runs on a Ray cluster
 `time_runs`        inference times of finished runs
 `estimate`         how long the remaining runs will take
 `view`             what the terminal shows

@@ -1,10 +1,11 @@
-"""The runs of a grid on a Ray cluster. The machines need no shared file system.
+"""Do the runs of a grid on a Ray cluster. The machines need no shared file system.
 
-The driver holds the claims and the store. A run is a Ray task. The task receives the files of the run
-it starts from and its own earlier files, works in a local folder, and returns its files. In between it
-sends them to a mailbox from time to time, so that the store has a recent checkpoint when a machine is
-lost. The driver, not Ray, then starts the run again from that checkpoint. Each machine finds data sets
-in its own RECMIX_DATA, or in `data_root`.
+The driver, the process of `recmix grid`, has the store (the folder of run folders) and locks the runs
+that it works on. Each run is a Ray task. The task receives its own earlier files and the files of the
+run from which it starts, works in a local folder, and returns its files. While it works, it sends its
+files to a mailbox from time to time, so that the store has a recent checkpoint if a machine is lost.
+Then the driver, not Ray, starts the run again from that checkpoint. Each machine finds data sets in
+the folder that its environment variable RECMIX_DATA names, or in `data_root`.
 """
 
 from __future__ import annotations
@@ -52,24 +53,27 @@ Files = dict[str, bytes]
 
 
 class Mailbox:
-    """A Ray actor that receives files from running tasks and can stop them. Each driver has one."""
+    """A Ray actor that receives files from the tasks of a grid and can tell the tasks to stop.
+
+    There is one for each driver, the process that started the tasks.
+    """
 
     def __init__(self) -> None:
         self.stopped = False
         self.files: dict[str, Files] = {}
 
     def post(self, digest: str, files: Files) -> bool:
-        """Add files of a run; returns whether the run must stop."""
+        """Receive files of the run with this digest, and return whether the run must stop."""
         self.files.setdefault(digest, {}).update(files)
         return self.stopped
 
     def collect(self) -> dict[str, Files]:
-        """Remove and return all files, by run."""
+        """Return the files received since the last call, by digest of the run, and forget them."""
         found, self.files = self.files, {}
         return found
 
     def stop(self) -> None:
-        """Make all runs save and stop."""
+        """Tell each run to save and stop, the next time it sends files."""
         self.stopped = True
 
 
@@ -84,9 +88,17 @@ def run_on_ray(
     console: Console,
     stop: Stop,
 ) -> None:
-    """Do the runs of a queue on a Ray cluster, until all are done or `stop` is true.
+    """Do the runs of a queue on a Ray cluster, until no run is left or `stop` is true.
 
-    The arguments are those of `recmix.experiments.driver.run_grid`; `address` is its `ray`.
+    Args:
+        grid: the grid of the runs, for the display.
+        queue: the runs with their states.
+        address: of the Ray cluster, or ``local`` for a new one on this machine.
+        workers: most runs at a time; by default one per GPU, or one per core without a GPU.
+        device: ``auto``, ``cpu``, ``cuda`` and so on.
+        data_root: folder of the data sets on each machine.
+        console: where progress is shown.
+        stop: the request to stop, checked all the time.
     """
     with _connected(address, workers) as ray:
         gpus = int(ray.cluster_resources().get("GPU", 0)) if device != "cpu" else 0
@@ -125,7 +137,7 @@ def _drive(
     watcher: Watcher,
     stop: Stop,
 ) -> None:
-    """Submit runs that can start, at most `most` at a time, and store the files that they return."""
+    """Submit runs that can start as Ray tasks, at most `most` at a time, and store their files."""
     running: dict[Any, QueuedJob] = {}
     asked = 0.0
     try:
@@ -160,7 +172,10 @@ def _drive(
 
 
 def _receive(ray: Any, store: Store, job: GridJob, reference: Any) -> str:
-    """Write a task's files into the store; returns an error message if the run is not done."""
+    """Write the files that a task returned into the store.
+
+    The result is a message for the case that these files are not a finished run.
+    """
     try:
         files = ray.get(reference)
     except ray.exceptions.RayError as error:
@@ -181,7 +196,20 @@ def do(
     data_root: Path | None,
     mailbox: Any,
 ) -> Files:
-    """The task: one run in a local folder. Returns the run's files."""
+    """Train and score one run in a temporary folder. This is the Ray task.
+
+    Args:
+        digest: name of the run.
+        depends: name of the run from which it starts, if there is one.
+        files: earlier files of the run, such as its checkpoint.
+        start: files of the run from which it starts.
+        device: ``auto``, ``cpu``, ``cuda`` and so on.
+        data_root: folder of the data sets on this machine.
+        mailbox: the Ray actor that receives files while the run is in progress.
+
+    Returns:
+        The files of the run, by name.
+    """
     if _ray().get(mailbox.post.remote(digest, {})):
         return {}  # stopped before it started
     with tempfile.TemporaryDirectory(prefix="recmix-") as scratch:
@@ -196,7 +224,10 @@ def do(
 
 @contextlib.contextmanager
 def _posting(store: Store, digest: str, mailbox: Any) -> Iterator[threading.Event]:
-    """Send the run's files to the mailbox from time to time; stop the run if the mailbox says so."""
+    """Send the files of a run to the mailbox from time to time, in a thread.
+
+    The run is stopped by SIGTERM if the mailbox says so. The event that is yielded is then set.
+    """
     ray, over = _ray(), threading.Event()
 
     def post() -> None:
@@ -220,7 +251,7 @@ def _posting(store: Store, digest: str, mailbox: Any) -> Iterator[threading.Even
 
 
 def _checkpoint_time(store: Store, digest: str) -> float:
-    """When the checkpoint was written; 0 if there is none."""
+    """Return the time at which the checkpoint of a run was written, or 0 if there is none."""
     with contextlib.suppress(OSError):
         return store.run(digest).checkpoint.stat().st_mtime
     return 0.0
@@ -236,7 +267,7 @@ def _ray() -> Any:
 
 @contextlib.contextmanager
 def _connected(address: str, workers: int | None) -> Iterator[Any]:
-    """The module ray, connected to a cluster."""
+    """Connect to a Ray cluster and yield the module ray; disconnect at the end."""
     ray = _ray()
     quiet = {"logging_level": "ERROR", "log_to_driver": False, "configure_logging": False}
     before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}

@@ -1,4 +1,4 @@
-"""`run_grid`: from a TOML file to a store of finished runs."""
+"""`run_grid`: do the runs that a TOML file describes, and keep them in a folder, the store."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ def run_grid(
     retry_failed: bool = False,
     timing: bool = False,
 ) -> int:
-    """Do the runs of a grid that are not done yet.
+    """Do the runs of a grid that are not done yet: train and score each of them.
 
     Args:
-        file: of the grid, see `recmix.experiments.grid`.
-        store: folder of the runs; it is made if it does not exist.
+        file: the TOML file that describes the grid, see `recmix.experiments.grid`.
+        store: the folder for the run folders; it is made if it does not exist.
         dry_run: only print what would be done.
-        workers: runs at a time; by default one per GPU, or one per core without a GPU.
+        workers: number of worker processes; by default one per GPU, or one per core without a GPU.
         limit_hours: save and stop after this time.
         ray: ``local`` or the address of a Ray cluster that does the runs.
-        status: only print the states of the runs.
+        status: only print the states of the runs, such as done or failed.
         data_root: folder of the data sets.
         device: ``auto``, ``cpu``, ``cuda`` and so on.
         retry_failed: try runs again that failed before.
         timing: only measure the inference times of finished runs, one after the other.
 
     Returns:
-        The exit status: 0 if all runs are done, 1 if some failed, 130 if it was stopped.
+        The exit status: 0 if all runs are done, 1 if some failed, 130 if the work was stopped.
     """
     if limit_hours is not None and not limit_hours > 0:
         raise ConfigError(f"limit_hours must be positive, got {limit_hours}")
@@ -113,7 +113,7 @@ def run_grid(
 
 
 def _fetch(grid: Grid, queue: JobQueue, root: Path | None, console: Console) -> None:
-    """Download missing data before the workers start; block runs whose data are not available."""
+    """Download missing data sets before the workers start, and leave out runs without their data."""
     from recmix.data import inventory, load
 
     wanted = {entry.job.column["data"] for entry in queue.of_kind("waiting")}

@@ -1,4 +1,4 @@
-"""How long the remaining runs will take, estimated from finished runs."""
+"""Estimate how long the remaining runs of a grid will take, from the times of finished runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Clock", "TimeLeft", "in_words"]
 
 
 class TimeLeft(NamedTuple):
-    """An estimate of the remaining time."""
+    """An estimate of the time that the remaining runs of a grid will take."""
 
     seconds: float  # for the runs with an estimate, divided by the number of workers
     known: int  # runs with an estimate
@@ -35,9 +35,16 @@ class TimeLeft(NamedTuple):
 
 
 class Clock:
-    """Estimates from finished runs of the same row and column, or of the same column and stage.
+    """Estimates how long the remaining runs of a grid will take.
 
-    If none is finished, running runs give the time of an epoch. `workers` runs are done at a time.
+    The time of a run is the mean time of finished runs with the same method and setting on the same
+    data and model. If there are none, other settings of the method count, then other methods of the
+    same stage (trained from random weights, or from a trained model). If there are none either, the
+    time of an epoch is taken from running runs.
+
+    Args:
+        queue: the runs with their states.
+        workers: number of runs that are done at a time.
     """
 
     def __init__(self, queue: JobQueue, workers: int) -> None:
@@ -47,7 +54,7 @@ class Clock:
         self._seconds: dict[str, float] = {}
 
     def left(self) -> TimeLeft:
-        """The time left now."""
+        """Estimate the time that the remaining runs will take from now on."""
         store = self.queue.store
         for digest in (entry.job.digest for entry in self.queue.of_kind("done")):
             if digest not in self._seconds:  # each job file is read once
@@ -73,7 +80,7 @@ class Clock:
         return TimeLeft(total / max(1, min(self.workers, known)), known, unknown, measured, at_most)
 
     def _by_kind(self, seconds: Mapping[str, float]) -> dict[tuple[str, ...], float]:
-        """Mean seconds by kind of run; runs without a time are left out."""
+        """Return the mean seconds for each group of similar runs; runs without a time are left out."""
         found = defaultdict(list)
         for digest, taken in seconds.items():
             for kind in self._kinds[digest] if taken else ():
@@ -86,7 +93,7 @@ def _first(times: Mapping[tuple[str, ...], float], kinds: Iterable[tuple[str, ..
 
 
 def in_words(seconds: float) -> str:
-    """A length of time.
+    """Return a length of time in words.
 
     >>> in_words(42), in_words(5000), in_words(200_000)
     ('42 s', '1 h 23 min', '2 d 7 h')
@@ -100,7 +107,7 @@ def in_words(seconds: float) -> str:
 
 
 def _kinds(job: GridJob) -> list[tuple[str, ...]]:
-    """Groups of similar runs, the most similar first."""
+    """Return the groups of similar runs to which a run belongs, the most similar group first."""
     column = json.dumps(job.column, sort_keys=True)
     stage = "second" if job.depends else "first"
     return [(job.row, column), (job.label, column), (stage, column)]

@@ -1,4 +1,6 @@
-"""A grid: the runs that a TOML file describes.
+"""A grid: all runs (trainings of a model) that a TOML file describes.
+
+The results of a grid form a table. Its rows are methods, its columns are data sets with a model.
 
 .. code-block:: toml
 
@@ -26,13 +28,16 @@
     calibrated = true      # each of these also scored with calibration on validation data; with
                            # "noise" a third time, with calibration of the likelihood's noise too
 
-The name of a run is a digest of its definition: everything that defines its result, and nothing else. So
-a run that several grids contain is done once. A definition holds only options that differ from their
-defaults. So a new option whose default changes nothing leaves all digests as they were.
+The name of a run is a digest (hash) of its definition. The definition is everything that determines
+the result of the run, and nothing else. So a run that several grids contain is done once. A
+definition has only options that differ from their defaults. So digests do not change when recmix
+gets a new option whose default changes no result.
 
-A method starts from the model of its first stage (`Method.starts_from`) for the same column, split and
-restart, which is trained once. Every grid contains the first stage (VAE) and the first stage continued
-with the schedule of the second (VAE+). The latter is the control: gains are differences from it.
+There are two stages of training. The first stage trains a model from random weights, usually a VAE.
+The second stage starts from that model (`Method.starts_from`) with the same column, split and
+restart. The model of the first stage is trained once for all methods. Every grid contains the first
+stage (VAE) and the same method continued with the schedule of the second stage (VAE+). VAE+ is the
+control: the gain of a method is its difference from VAE+.
 """
 
 from __future__ import annotations
@@ -68,7 +73,7 @@ SHOWN = ("latent", "network", "decoder_network", "likelihood")
 
 @dataclass(frozen=True, kw_only=True)
 class GridJob:
-    """One run of a grid."""
+    """One run of a grid: what defines it, its place in the table, and its scores to compute."""
 
     digest: str = ""  # name of the run, from `definition`
     definition: dict[str, Any]  # everything that defines the result, as plain JSON values
@@ -84,12 +89,15 @@ class GridJob:
 
     @property
     def row(self) -> str:
-        """Its row in the table, such as ``RME(2)``."""
+        """The name of the run's row in the table, such as ``RME(2)``."""
         return self.label if self.option is None else f"{self.label}({self.setting})"
 
     @property
     def title(self) -> str:
-        """Row, data, dimension, other options of the model if they are unusual, split and restart."""
+        """The run in words, for messages.
+
+        They are its row, data, latent dimension, unusual options of the model, split and restart.
+        """
         of = self.column
         words = [Path(of["data"]).name, str(of["latent"])]
         if {of["network"], of["decoder_network"]} - {"conv", "auto"}:
@@ -99,7 +107,7 @@ class GridJob:
         return f"{self.row} {' '.join(words)} split {self.split} restart {self.restart}"
 
     def to_json(self) -> dict[str, Any]:
-        """Its entry in the grid's file of the store."""
+        """Return the run as plain values, for the store's file ``grid-NAME.json`` and ``job.json``."""
         names = ("digest", "label", "setting", "option", "split", "restart")
         return {
             **{name: getattr(self, name) for name in names},
@@ -112,7 +120,7 @@ class GridJob:
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """The runs of one file, in the order in which they are done, and notes for the user."""
+    """The runs of one TOML file, in the order in which they are done, and notes for the user."""
 
     name: str
     title: str
@@ -121,14 +129,16 @@ class Grid:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """For the store."""
+        """Return the grid as plain values, for the store's file ``grid-NAME.json``."""
         about = {"name": self.name, "title": self.title, "protocol": self.protocol}
         jobs = [job.to_json() for job in self.jobs]
         return {"format": FORMAT, "recmix": __version__, **about, "jobs": jobs}
 
 
 def digest_of(definition: Mapping[str, Any]) -> str:
-    """The name of a run: the SHA-256 of its definition. The order of keys has no effect.
+    """Return the name of a run: the first 16 hexadecimal digits of the SHA-256 of its definition.
+
+    The order of the keys has no effect.
 
     >>> digest_of({"a": 1, "b": 2}) == digest_of({"b": 2, "a": 1})
     True
@@ -138,7 +148,7 @@ def digest_of(definition: Mapping[str, Any]) -> str:
 
 
 def read_grid(file: Path) -> Grid:
-    """The grid that a TOML file describes."""
+    """Read the grid that a TOML file describes."""
     content = read_toml(file)
     try:
         return expand(content, file.stem)
@@ -147,7 +157,11 @@ def read_grid(file: Path) -> Grid:
 
 
 def expand(content: Mapping[str, Any], name: str) -> Grid:
-    """The grid of a file's content.
+    """Make the grid that the content of a TOML file describes.
+
+    Args:
+        content: of the file.
+        name: of the grid, also its title if the content has none.
 
     >>> grid = expand({"columns": [{"data": "digits", "latent": 2}],
     ...                "methods": [{"name": "rme", "order": [2, 3]}],
@@ -182,7 +196,7 @@ def expand(content: Mapping[str, Any], name: str) -> Grid:
 
 
 def _with_controls(entries: list[GridRow]) -> tuple[list[GridRow], list[str]]:
-    """The rows with the first stages and the controls in front, and a note for each added row."""
+    """Return the rows, with first stages (VAE) and controls (VAE+) first, and notes on added rows."""
     rows: list[GridRow] = []
     notes: list[str] = []
 
@@ -217,7 +231,10 @@ def _with_controls(entries: list[GridRow]) -> tuple[list[GridRow], list[str]]:
 def _templates(
     rows: list[GridRow], column: GridColumn, protocol: Mapping[str, Any]
 ) -> list[tuple[GridJob, int | None]]:
-    """The jobs of a column without split and restart, each with the index of the job it starts from."""
+    """Return the runs of one column, still without split and restart.
+
+    With each run comes the index of the run from which it starts, or None.
+    """
     names = {*column.methods, *(row.first.name for row in rows)}
     found: list[tuple[GridJob, int | None]] = []
     places: dict[str, int] = {}  # by row
@@ -273,7 +290,10 @@ def _template(
 
 
 def _score_keys(row: GridRow, default: Inference, protocol: Mapping[str, Any]) -> list[str]:
-    """Names of the run's scores. Calibrated inference is scored on test data only."""
+    """Return the names of all scores that a run of this row needs, on test and validation data.
+
+    Calibrated inference is scored on test data only.
+    """
     used = [default, *(replace(row.inference, refine=steps) for steps in row.refined)]
     plain = [ScoreKey("test", samples, how) for samples in protocol["samples"] for how in used]
     keys = list(plain)
@@ -286,7 +306,10 @@ def _score_keys(row: GridRow, default: Inference, protocol: Mapping[str, Any]) -
 
 
 def _label(row: GridRow, training: Training, inference: Inference, start: GridJob | None) -> str:
-    """The row's label or the default label, followed by the varied options that it does not contain."""
+    """Return the label of a row, given or default.
+
+    Options that the file varies are added to the label if it does not contain them.
+    """
     from recmix.training.labels import row_label
 
     init = None
@@ -298,7 +321,10 @@ def _label(row: GridRow, training: Training, inference: Inference, start: GridJo
 
 
 def check(jobs: Iterable[GridJob]) -> None:
-    """Build the networks of each kind of run once, so that invalid options are found before training."""
+    """Build the model of each different kind of run once, to find invalid options before training.
+
+    An invalid option raises a `ConfigError`.
+    """
     import torch
 
     from recmix.data import SETS

@@ -9,10 +9,10 @@ row says what its inference computes for each example:
 ``refined``       optimisation steps for each example
 ================  =============================================================================
 
-In each split of the data the run with the best validation bound is selected, as in the tables. Means
-are over the splits. A gain is the mean over splits of the difference from the control VAE+ on the
-same data set with the same dimension. A row whose likelihood has a changed noise is another model of
-the data. Such a row has the field ``noise``: the factor of the noise, as a mean over the runs.
+In each split of the data the run with the best validation bound is selected, as in the tables.
+Means are over the splits. A gain is the mean over splits of the difference from the control VAE+ on
+the same data set with the same dimension. A row whose likelihood has a changed noise is another
+model of the data. Such a row has the field ``noise``: the factor of the noise, as a mean over runs.
 """
 
 from __future__ import annotations
@@ -172,10 +172,10 @@ def _inference(name: str) -> Inference:
 def _validation(cell: Cell, samples: int) -> dict[str, Any]:
     """Return the IWAE-K bounds of a row's runs on validation data.
 
-    They are computed with the refinement of the row, but without calibration, which used the same
-    data. ``validations`` has the bounds by K and split. ``validation`` is their mean over splits,
-    for the K of the test bound if every run has it, otherwise for the smallest K that every run
-    has. ``validation_samples`` is this K. Both are None if there is no such K.
+    They are computed with the refinement of the row, but without calibration. ``validations`` has
+    the bounds by K and split. ``validation`` is their mean over splits, for the K of the test bound
+    if every run has it, otherwise for the smallest K that every run has. ``validation_samples`` is
+    this K. Both are None if there is no such K.
     """
     found: dict[int, dict[str, float]] = {}
     for split in cell.values:

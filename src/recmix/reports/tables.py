@@ -128,7 +128,7 @@ def all_tables(results: Results) -> list[Table]:
 
 
 def likelihood_table(results: Results) -> Table:
-    """Return the paper's Table 1, test log-likelihoods, with our results and the paper's numbers."""
+    """Return the paper's Table 1, test log-likelihoods, with our numbers and the paper's."""
 
     def entry(cell: Cell, digits: int) -> TableEntry:
         if cell.mean is None:
@@ -245,8 +245,8 @@ def _lines(
 ) -> list[Line]:
     """Return the rows of a table as text.
 
-    `make` turns the numbers of a cell into text with a number of decimals. `printed_for` returns the
-    paper's number for a row and column.
+    `make` turns the numbers of a cell into text with a number of decimals. `printed_for` returns
+    the paper's number for a row and column.
     """
     columns = {}
     for column in results.columns:
@@ -276,12 +276,12 @@ def _with_paper(entry: TableEntry, printed: Published, digits: int) -> TableEntr
 
 
 def fixed(value: float | None, digits: int) -> str:
-    """Return a number with `digits` decimals, without a minus before zero. None gives empty text."""
+    """Return a number with `digits` decimals, with no minus before zero. None gives empty text."""
     return "" if value is None else f"{value:z.{digits}f}"
 
 
 def signed(value: float, digits: int) -> str:
-    """Return a number with `digits` decimals and its sign, plus or minus, but no sign before zero."""
+    """Return a number with `digits` decimals and its sign + or -, but with no sign before zero."""
     shown = f"{value:+z.{digits}f}"
     return shown if float(shown) else shown[1:]
 

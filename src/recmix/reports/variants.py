@@ -46,7 +46,7 @@ def model_of(record: Record) -> tuple[Row, TableColumn]:
 
 
 def _names_to_show(records: Sequence[Record]) -> list[str]:
-    """Return the options that row names must show, so that different runs of one row are told apart."""
+    """Return the options that row names must show to tell different runs of one row apart."""
     same_seed: dict[tuple[int, int], list[Record]] = defaultdict(list)
     for record in records:
         same_seed[record.split, record.restart].append(record)

@@ -1,1 +1,1 @@
-"""The folder of a run: its options, its progress and its scores. Reading it needs no torch."""
+"""The folder of a run, which holds its options, progress and scores. Reading it does not need torch."""

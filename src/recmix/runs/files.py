@@ -1,4 +1,7 @@
-"""Read and write files. A file is written under another name first, so it is always complete."""
+"""Read and write files. A file is written under a temporary name and then renamed.
+
+So a file with its final name is always complete.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ __all__ = ["read_json", "read_toml", "write_bytes", "write_json"]
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write `content` to `path`. After a crash at any time there is the old file or the new one."""
+    """Write `content` to `path`. After a crash, the file has either its old or its new content, complete."""
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
         try:
@@ -46,7 +49,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def _umask() -> int:
-    """The umask of the process, which can only be read by setting it."""
+    """Return the umask of the process. The system allows to read it only by setting it."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
@@ -58,7 +61,7 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file."""
+    """Return the content of a JSON file."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -70,11 +73,11 @@ def read_json(path: Path) -> Any:
 
 
 def read_toml(path: Path, what: str = "") -> dict[str, Any]:
-    """The content of a user's TOML file.
+    """Return the content of a user's TOML file.
 
     Args:
         path: the file.
-        what: what the file is, for error messages.
+        what: what the file is, such as "the preset", for error messages.
     """
     name = f"{what} {path}".strip()
     try:

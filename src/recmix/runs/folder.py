@@ -34,7 +34,7 @@ PRESET = "preset.json"
 
 
 class Run:
-    """The folder of one run.
+    """Reads and writes the folder of one run (one training of one model, with its results).
 
     >>> import tempfile
     >>> run = Run(Path(tempfile.mkdtemp()) / "vae")
@@ -61,11 +61,17 @@ class Run:
 
     @property
     def exists(self) -> bool:
-        """Whether the folder holds a run."""
+        """Whether the folder holds a run, that is, a file ``spec.json``."""
         return (self.folder / "spec.json").exists()
 
     def create(self, spec: Spec, *, overwrite: bool = False) -> None:
-        """Make the folder of a new run; refuses a folder that already holds one."""
+        """Make the folder of a new run and write the spec of the run into it.
+
+        Args:
+            spec: what defines the run.
+            overwrite: whether to replace a run that the folder already holds; otherwise this is an
+                error.
+        """
         if self.folder.exists() and not self.folder.is_dir():
             raise RunError(f"{self.folder} is a file: give the name of a folder")
         if self.exists:
@@ -84,46 +90,57 @@ class Run:
         write_json(self.folder / "spec.json", spec.to_json())
 
     def clear(self) -> None:
-        """Remove the files of a run, and nothing else."""
+        """Remove the files of the run from the folder. Other files in it are kept."""
         for name in (*self.FILES, PRESET):
             (self.folder / name).unlink(missing_ok=True)
         shutil.rmtree(self.folder / "tensorboard", ignore_errors=True)
 
     def spec(self) -> Spec:
-        """What defines the run."""
+        """Read everything that defines the run."""
         if not self.exists:
             raise RunError(f"{self.folder} does not hold a run (no spec.json in it)")
         path = self.folder / "spec.json"
         return Spec.from_json(read_json(path), str(path))
 
     def history(self) -> list[dict[str, float]]:
-        """One row per epoch so far."""
+        """Read the metrics of each epoch so far, one dict per epoch."""
         path = self.folder / "history.json"
         rows: list[dict[str, float]] = read_json(path) if path.exists() else []
         return rows
 
     def status(self) -> dict[str, Any]:
-        """How far the run is, and why it stopped."""
+        """Read the status of the run: new, running, interrupted, failed or done, and further values.
+
+        Further values are, for example, the epoch and the reason why the run stopped.
+        """
         path = self.folder / "status.json"
         state: dict[str, Any] = read_json(path) if path.exists() else {"status": "new"}
         return state
 
     def set_status(self, status: str, **more: Any) -> None:
-        """Record the status of the run."""
+        """Write the status of the run, such as "running", with further values such as the epoch."""
         write_json(self.folder / "status.json", {"status": status, **more})
 
     def scores(self) -> dict[str, Any]:
-        """All scores by name, see `recmix.runs.scores.ScoreKey`."""
+        """Read all evaluation results by name, see `recmix.runs.scores.ScoreKey`."""
         path = self.folder / "scores.json"
         found: dict[str, Any] = read_json(path) if path.exists() else {}
         return found
 
     def add_score(self, key: str, score: dict[str, Any]) -> None:
-        """Add one score."""
+        """Add one evaluation result to the folder, or replace it.
+
+        Args:
+            key: name of the result, see `recmix.runs.scores.ScoreKey`.
+            score: the result.
+        """
         write_json(self.folder / "scores.json", {**self.scores(), key: score})
 
     def log(self, event: str, **more: Any) -> None:
-        """Append one line to the log: the event, the time and, at a start, the machine."""
+        """Append one line to the log: the event, the time and further values.
+
+        The event "start" also records the Python version and the kind of machine.
+        """
         line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "event": event, **more}
         if event == "start":
             line["host"] = {"python": platform.python_version(), "machine": platform.machine()}

@@ -1,4 +1,4 @@
-"""Names of scores: which data, how many samples, and the whole inference."""
+"""Names of scores (evaluation results): on which data, with how many samples, with which inference."""
 
 from __future__ import annotations
 
@@ -12,11 +12,19 @@ __all__ = ["ScoreKey"]
 
 
 class ScoreKey(NamedTuple):
-    """The name under which a score is kept. Two different inferences never share one.
+    """The name of a score (an evaluation result) of a run. Different inferences have different names.
 
-    A calibration is named by how it is found, not by the numbers found: ``calibrated`` means that scale,
-    slope and reference were chosen on validation data for IWAE-`samples`; ``calibrated+noise`` means
-    that the likelihood's noise was chosen there too. The score holds the numbers.
+    The name of a calibrated inference does not contain the numbers that the calibration found; the
+    score holds them. ``calibrated`` means that scale, slope and reference were chosen on validation
+    data for the bound IWAE-`samples`. ``calibrated+noise`` means that the likelihood's noise was
+    chosen there, too.
+
+    Attributes:
+        part: "val" or "test", the examples of the evaluation.
+        samples: K of the bound IWAE-K.
+        inference: refinement of the posterior.
+        calibrated: whether the posterior was calibrated.
+        noise: whether the likelihood's noise was calibrated, too.
 
     >>> str(ScoreKey("test", 100, Inference(refine=2), calibrated=True))
     'test/100/gauss-newton,refine=2,reuse=2,restarts=1/calibrated'
@@ -37,7 +45,7 @@ class ScoreKey(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> ScoreKey | None:
-        """The inverse of `str`; None if the text is not a score's name."""
+        """Make a `ScoreKey` from its text, the inverse of `str`; None if the text is not the name of a score."""
         found = re.fullmatch(
             r"(\w+)/(\d{1,9})(?:/([\w.,=+-]*=[\w.,=+-]*))?(/calibrated(?:\+noise)?)?", text, re.ASCII
         )

@@ -1,4 +1,4 @@
-"""`Spec`: everything that defines a run, as plain values."""
+"""`Spec`: everything that defines a run, as values that can be written to JSON."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ GROUPS = {"model": ModelOptions, "training": Training, "inference": Inference}
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """Everything that defines a run, as plain values.
+    """Everything that defines a run, as values that can be written to JSON.
 
     Args:
         method: name of the method.
-        label: name of the run's row in tables, such as ``VAE+``.
-        shape: of an example, such as (C, H, W).
-        options: the method's own options.
-        model: latent dimension, likelihood and networks; a user's own modules are called ``own``.
-        training: how it is trained.
-        inference: how the posterior is improved, in training and by default when it is used.
-        data: what describes the data, and where they were read from.
-        init: the run it started from, or None.
-        setting: the option that tables vary (order, steps, flows), if any.
-        auto: for ``order = "auto"``: the options of the choice and its result. `options` holds the
-            order that was chosen.
+        label: name of the run in the tables of results, such as ``VAE+``.
+        shape: shape of one example, such as (C, H, W).
+        options: options that belong to this method only.
+        model: latent dimension, likelihood and networks. A user's own module has the name ``own``.
+        training: options of training.
+        inference: how the posterior is improved in training, and by default when the model is used.
+        data: description of the data, and where they were read from.
+        init: description of the model that the run started from, or None.
+        setting: name of the option that tables compare (order, steps or flows), if any.
+        auto: for ``order = "auto"``: how the order is chosen, and the result in words. Then
+            `options` holds the order that was chosen.
     """
 
     method: str
@@ -50,12 +50,19 @@ class Spec:
     auto: dict[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """Return the spec as JSON values."""
         return {"format": FORMAT, "recmix": __version__, **asdict(self), "shape": list(self.shape)}
 
     @classmethod
     def from_json(cls, content: Any, where: str = "spec") -> Spec:
-        """The inverse of `to_json`; refuses other formats and unknown fields."""
+        """Make a spec from JSON values, the inverse of `to_json`.
+
+        Other format versions and unknown fields are errors.
+
+        Args:
+            content: the JSON values.
+            where: name of the file, for error messages.
+        """
         if not isinstance(content, dict) or "method" not in content:
             raise RunError(f"{where} is not the spec of a run: expected a JSON object with 'method'")
         check_format(content.get("format", 0), where)
@@ -74,7 +81,12 @@ class Spec:
 
 
 def check_format(found: Any, where: str) -> None:
-    """Refuse a file that another version of the layout wrote."""
+    """Refuse a file with another format version than this version of recmix writes.
+
+    Args:
+        found: the format number in the file.
+        where: name of the file, for error messages.
+    """
     if not isinstance(found, int) or found < 1:
         raise RunError(f"{where} has no format number: it was not written by recmix, or is damaged")
     if found > FORMAT:

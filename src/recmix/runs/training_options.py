@@ -12,10 +12,11 @@ __all__ = ["Training"]
 
 @dataclass(frozen=True, kw_only=True)
 class Training(Options):
-    """How parameters are trained. `None` means: the paper's value for the stage.
+    """Options of training. `None` means a default that depends on the stage.
 
-    The first stage (no `init`) is the paper's: Adam, 5e-4, up to 2000 epochs. The second stage (`init`
-    given) is short and slow: 1e-6, up to 20 epochs.
+    The first stage trains a model without `init`. Its defaults are those of the paper: Adam with
+    the learning rate 5e-4 for up to 2000 epochs. The second stage continues from a trained model
+    (`init`), with the learning rate 1e-6 for up to 20 epochs.
     """
 
     epochs: int | None = option(None, "Passes over the training data (2000, then 20).", at_least=1)
@@ -115,7 +116,11 @@ class Training(Options):
     tensorboard: bool = option(False, "Also write TensorBoard event files into the run folder.")
 
     def check(self) -> None:
-        """Refuse examples that are not data in the training of a decoder."""
+        """Refuse `augment` and `decoder_samples` unless only the encoder is trained.
+
+        They add examples that are not data, and a decoder must not learn these. Their sum must be
+        at most 1.
+        """
         if self.augment + self.decoder_samples > 1:
             raise ConfigError(
                 "augment and decoder_samples are shares of one batch, at most 1 together; "

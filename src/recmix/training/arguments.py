@@ -1,4 +1,4 @@
-"""Keyword arguments, sorted into the options of the method, the model, training and inference."""
+"""Sort the keyword arguments of `recmix.fit` into options of the method, model, training and inference."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GROUPS: dict[str, type] = {"model": ModelOptions, "training": Training, "inferen
 
 
 class Given(NamedTuple):
-    """A method and its options by group."""
+    """A method's class, and the given options in four groups: method, model, training, inference."""
 
     cls: type[Method]
     method: dict[str, Any]  # complete, with defaults
@@ -34,7 +34,7 @@ class Given(NamedTuple):
 
 
 def method_options(method: type[Method]) -> dict[str, Option]:
-    """A method's own options: the keyword-only arguments of its constructor."""
+    """Return the options that belong to this method only: its constructor's keyword-only arguments."""
     hints = typing.get_type_hints(method.__init__)
     help_texts = _arguments(method.__doc__ or "")
     return {
@@ -45,7 +45,10 @@ def method_options(method: type[Method]) -> dict[str, Option]:
 
 
 def growth_options(method: type[Method]) -> dict[str, Option]:
-    """Further options of a method that can grow: its order may be chosen automatically."""
+    """Return the options for choosing the number of components automatically (``order = "auto"``).
+
+    The result is empty if components cannot be added to this method.
+    """
     if not method.can_grow:
         return {}
     order = method_options(method)["order"]
@@ -65,10 +68,14 @@ def growth_options(method: type[Method]) -> dict[str, Option]:
 
 
 def split_auto(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """A method's options, and separately how to choose the order if it is ``auto``.
+    """Separate the options for ``order = "auto"`` from the other options of a method.
 
     >>> split_auto({"order": "auto", "jitter": 0.1, "max_order": 4, "significance": 0.05})
     ({'order': 1, 'jitter': 0.1}, {'order': 'auto', 'max_order': 4, 'significance': 0.05})
+
+    Returns:
+        The options of the method, and the options for choosing the order (None if the order is a
+        number). If the order is ``auto``, the first have the order 1, with which the choice starts.
     """
     if options.get("order") != AUTO:
         return dict(options), None
@@ -80,12 +87,12 @@ def split_auto(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, An
 def read_options(
     method: str | type[Method] | Method, given: Mapping[str, Any], also: Iterable[str] = ()
 ) -> Given:
-    """Sort keyword arguments into groups; unknown names and invalid values are errors.
+    """Sort the options that a user gave into groups. Unknown names and invalid values are errors.
 
     Args:
         method: the method whose options are read: its name, its class or an instance.
-        given: keyword arguments.
-        also: further valid names, for the error message.
+        given: the options, by name.
+        also: names that are not options but are valid arguments; the error message lists them too.
     """
     cls = find_method(method)
     growth = growth_options(cls)
@@ -117,7 +124,7 @@ def read_options(
 
 
 def _arguments(docstring: str) -> dict[str, str]:
-    """The lines of a docstring's Args section, by name."""
+    """Return the text of each argument in the Args section of a docstring, by name."""
     found: dict[str, str] = {}
     name = ""
     for line in inspect.cleandoc(docstring).partition("Args:\n")[2].splitlines():

@@ -1,8 +1,8 @@
 """Additional images for training an encoder while the decoder is fixed.
 
-An encoder is much better on its training images than on others. Its task, the posterior of a fixed
-decoder, is defined for every image. So any image near the data can be used: a rotated or shifted one, or
-one that the decoder makes.
+An encoder is much better on its training images than on others. Its task is to approximate the
+posterior of the fixed decoder, which is defined for every image. So any image near the data can be
+a training image: a rotated or shifted image, or an image that the decoder makes.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ TOWARDS, NOISE = 0.5, 0.3
 
 
 class Augment:
-    """Replaces a part of every batch by images near the data.
+    """Replaces some images of every batch by other images near the data.
 
-    A decoder sample starts from an image's posterior mean μ. With z between μ and another image's mean,
-    plus noise, it is x + decode(z) - decode(μ): the decoded image for z plus the residual of x. For
-    binary images it is a draw from the likelihood at z.
+    A part of the batch is rotated, scaled, sheared and shifted. Another part is replaced by decoder
+    samples. A decoder sample is made from an image x with the posterior mean μ: z is a random point
+    between μ and the posterior mean of another image, plus noise. The sample is
+    x + decode(z) - decode(μ). For binary images it is a draw from the likelihood at z instead.
 
     Args:
-        method: its first encoder and its decoder make the samples.
+        method: its first encoder and its decoder make the decoder samples.
         augment: share of the batch to rotate, scale, shear and shift.
         decoder_samples: share of the batch to replace by decoder samples.
         binary: whether pixels are 0 or 1.
@@ -43,7 +44,14 @@ class Augment:
 
     @torch.no_grad()
     def __call__(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """The batch (B, C, H, W) with its first images replaced; batches are in random order."""
+        """Return the batch with its first images replaced.
+
+        The caller's batches are in random order, so the first images are a random choice.
+
+        Args:
+            x: the batch (B, C, H, W).
+            generator: source of random numbers.
+        """
         turned, decoded = round(self.augment * len(x)), round(self.decoder_samples * len(x))
         parts = x.split([turned, decoded, len(x) - turned - decoded])
         moved = [self._transform(parts[0], generator), self._decode_near(parts[1], generator)]

@@ -1,4 +1,7 @@
-"""A moving average of the weights: the average is validated and kept; training uses the weights."""
+"""A moving average of the weights during training.
+
+The optimiser changes the weights themselves. Validation and the saved model use the averages.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,18 @@ __all__ = ["Average"]
 
 
 class Average:
-    """Exponential moving average of a module's parameters, with one step for each update.
+    """Exponential moving average of a module's parameters; call `update` after each optimiser step.
 
-    After t updates, the next step is a <- a + w (p - a) with w = max(1 - decay, 1 / (t + 1)). So the
-    first 1 / (1 - decay) updates form a plain average, and the initial parameters have no weight.
+    Update number t (from 1) changes the average a towards the present parameter p by a <- a + w (p
+    - a), with w = max(1 - decay, 1 / t). So the first 1 / (1 - decay) updates form a plain average,
+    and the initial parameters have no weight.
 
-    All tensors are on the device and change in place, so a CUDA graph can capture an update. The
-    `AveragedModel` of torch reads its counter on the host at each update.
+    All tensors are on the device and change in place, so a CUDA graph can capture an update. This
+    is why `torch.optim.swa_utils.AveragedModel` is not used: it reads its counter on the host at
+    each update.
 
     Args:
-        module: the module whose parameters are averaged; its buffers are not.
+        module: the module whose parameters are averaged. Buffers are not averaged.
         decay: at least 0, below 1.
 
     >>> layer = nn.Linear(1, 1)
@@ -42,7 +47,10 @@ class Average:
         self.updates = torch.zeros((), dtype=torch.int64, device=self.parameters[0].device)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The averages and the number of updates, by name; the tensors themselves, not copies."""
+        """Return the averaged parameters and the number of updates, by name.
+
+        These are the tensors that `update` changes, not copies.
+        """
         named = zip(self.names, self.values, strict=True)
         return {f"weights.{name}": value for name, value in named} | {"updates": self.updates}
 
@@ -57,7 +65,7 @@ class Average:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """In this context the parameters have their averaged values."""
+        """Give the module's parameters their averaged values while the context is open."""
         kept = [p.detach().clone() for p in self.parameters]
         _fill(self.parameters, self.values)
         try:

@@ -1,4 +1,7 @@
-"""Batches of examples on a device: stored there if they fit, otherwise streamed."""
+"""Batches of examples on a device.
+
+The examples are stored on the device if they fit there. Otherwise each batch is copied when needed.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +22,18 @@ AHEAD = 4
 
 
 class Batches:
-    """Batches of a set of examples, as float tensors in [0, 1] on a device.
+    """Makes batches of examples, as float tensors on a device. Values stored as uint8 become value / 255.
 
-    Examples in memory are copied to the device in their stored form (uint8 or float) and gathered there.
-    Other examples are read by threads in advance.
+    If the examples are one array in memory and fit, the whole array is copied to the device (as
+    uint8 or float), and batches are selected there. Otherwise threads read the next batches in
+    advance.
 
     Args:
         examples: the examples.
         device: the device of the batches.
         dtype: the dtype of the batches.
-        binarise: whether the caller samples each pixel from a Bernoulli with its grey value as the mean.
+        binarise: whether the caller samples each pixel from a Bernoulli with its grey value as the
+            mean. It is only stored here.
     """
 
     def __init__(
@@ -62,10 +67,10 @@ class Batches:
         return len(self) // min(batch_size, len(self))
 
     def order(self, batch_size: int, *, seed: int, epoch: int) -> Tensor:
-        """Indices of the examples of each batch of an epoch, (steps, batch).
+        """Return the random example indices of each batch of an epoch, (steps, batch).
 
-        They depend only on seed and epoch. Every batch is full; examples that are left over in one epoch
-        are used in others.
+        The indices depend only on `seed` and `epoch`. Every batch is full, so a few examples can be
+        left out of an epoch. Which ones are left out changes from epoch to epoch.
         """
         generator = torch.Generator().manual_seed(mix(seed, epoch))
         size = min(batch_size, len(self))
@@ -74,12 +79,16 @@ class Batches:
         )
 
     def take(self, rows: Tensor) -> Tensor:
-        """The examples with these indices, which must be on the device."""
+        """Return the examples with the indices `rows` (B,). The examples must be stored on the device."""
         assert self._stored is not None
         return self._as_float(self._stored.index_select(0, rows))
 
     def stream(self, order: Iterable[Tensor]) -> Iterator[Tensor]:
-        """One batch after the other, read in advance by threads."""
+        """Give one batch after the other, read in advance by threads.
+
+        Args:
+            order: the example indices of each batch.
+        """
         with ThreadPoolExecutor(max_workers=AHEAD) as pool:
             waiting: deque[Future[np.ndarray]] = deque()
             try:
@@ -94,7 +103,7 @@ class Batches:
                     future.cancel()
 
     def in_order(self, batch_size: int) -> Iterator[Tensor]:
-        """All examples in their order."""
+        """Give batches of all examples in their stored order; the last batch may be smaller."""
         rows = torch.arange(len(self)).split(batch_size)
         if self._stored is None:
             yield from self.stream(rows)
@@ -107,7 +116,7 @@ class Batches:
 
 
 def _fits(examples: Tensor, device: torch.device) -> bool:
-    """Whether the examples need less than half of the free memory of the device."""
+    """Whether the examples need less than half of the free memory of a GPU; always true on a CPU."""
     if device.type != "cuda":
         return True
     free, _ = torch.cuda.mem_get_info(device)
@@ -115,5 +124,5 @@ def _fits(examples: Tensor, device: torch.device) -> bool:
 
 
 def mix(*numbers: int) -> int:
-    """One 63-bit seed from several numbers; similar numbers give unrelated seeds."""
+    """Combine several whole numbers to one 63-bit seed; similar numbers give unrelated seeds."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))

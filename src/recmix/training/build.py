@@ -1,4 +1,4 @@
-"""Make a method from a spec, and load a trained one from its folder."""
+"""Make a new method from the spec of a run, and load a trained method from its run folder."""
 
 from __future__ import annotations
 
@@ -32,7 +32,14 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained method with its spec, its history (one row per epoch) and its folder, if it has one."""
+    """A trained method and what belongs to it.
+
+    Attributes:
+        method: the trained method.
+        spec: everything that defines the run.
+        history: the metrics of each epoch.
+        folder: the run folder, or None if nothing was written.
+    """
 
     method: Method
     spec: Spec
@@ -41,7 +48,7 @@ class Trained:
 
 
 class TrainedModel(Protocol):
-    """What a training can start from: a `Trained`, or a `recmix.Model`."""
+    """A trained model that a new training can start from: a `Trained` or a `recmix.Model`."""
 
     @property
     def method(self) -> Any:
@@ -49,15 +56,15 @@ class TrainedModel(Protocol):
 
     @property
     def spec(self) -> Spec:
-        """What defines the run."""
+        """Everything that defines the run in which the model was trained."""
 
     @property
     def folder(self) -> Path | None:
-        """Where it is stored, if it is."""
+        """The run folder in which the model is stored, or None."""
 
 
 def pick_device(name: str) -> torch.device:
-    """The device of this name; ``auto`` is a GPU if there is one."""
+    """Return the torch device of this name; ``auto`` means a GPU if there is one, else the CPU."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -76,13 +83,14 @@ def build(
     statistics: Statistics = Statistics(),  # noqa: B008  (frozen)
     method: type[Method] | Method | None = None,
 ) -> Method:
-    """A new method for a spec, with weights from torch's global random stream.
+    """Make a new, untrained method. Its initial weights come from torch's global random generator.
 
     Args:
-        spec: what to make.
-        own: the user's own parts.
-        statistics: of the training data.
-        method: the class, if it is not registered; or an instance, which is only moved to the device.
+        spec: what defines the method and its networks.
+        own: encoder, decoder, likelihood and prior that the user gave as objects.
+        statistics: statistics of the training data that a new model needs, such as the mean.
+        method: the class of the method, if it is not registered. An instance is not made anew, but
+            only moved to the device.
     """
     device = pick_device(spec.training.device)
     made = method if isinstance(method, Method) else None
@@ -109,12 +117,13 @@ def load_trained(
     own: Own = Own(),  # noqa: B008  (frozen)
     method: type[Method] | None = None,
 ) -> Trained:
-    """A trained run from its folder. Nothing in the folder is executed.
+    """Load a trained method from its run folder. No code in the folder is executed.
 
     Args:
-        folder: written by `recmix.fit`, `recmix.Model.save` or ``recmix train``.
-        device: where to put it.
-        own: the user's own parts, of the classes it was trained with.
+        folder: a folder written by `recmix.fit`, `recmix.Model.save` or ``recmix train``.
+        device: the device for the method.
+        own: the user's own encoder, decoder, likelihood and prior, if the method was trained with
+            such objects. They must be of the same classes; their weights are replaced.
         method: the class of the method, if it is not registered.
     """
     run = Run(folder)

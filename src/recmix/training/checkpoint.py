@@ -1,8 +1,9 @@
-"""Weights and training state as safetensors. Nothing is pickled, so loading a file runs no code.
+"""Write and read weights and checkpoints as safetensors files.
 
-A checkpoint holds the weights, the optimisers, the moving average of the weights if there is one, and
-the random stream. Its header holds the epoch, the batch and the history. Both kinds of file have a
-format number.
+Nothing is pickled, so loading a file runs no code. A weights file holds the parameters and buffers
+of a method. A checkpoint also holds the state of the optimisers, the moving average of the weights
+if there is one, and the state of the random generator. Its header holds the epoch, the batch and
+the history. Both kinds of file have a format number.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ __all__ = ["State", "load_checkpoint", "load_weights", "save_checkpoint", "save_
 
 @dataclass
 class State:
-    """The state of a training: `epoch` epochs and `step` batches of the next one are done."""
+    """How far a training is: `epoch` epochs are done, and `step` batches of the next epoch."""
 
     epoch: int = 0
     step: int = 0
@@ -40,12 +41,18 @@ class State:
 
 
 def save_weights(path: Path, weights: dict[str, Tensor], epoch: int) -> None:
-    """Write the parameters and buffers of a method, by their names in `state_dict`."""
+    """Write the parameters and buffers of a method to a file.
+
+    Args:
+        path: the file.
+        weights: the `state_dict` of the method.
+        epoch: the epoch that the weights come from.
+    """
     _write(path, _contiguous(weights), {"epoch": epoch})
 
 
 def load_weights(path: Path, method: nn.Module) -> int:
-    """Read parameters and buffers into a method; returns their epoch."""
+    """Read parameters and buffers from a file into a method; return the epoch that they come from."""
     tensors, header = _read(path)
     _load_into(method, tensors, path)
     return int(header.get("epoch", 0))
@@ -60,7 +67,17 @@ def save_checkpoint(
     best: dict[str, Tensor],
     average: dict[str, Tensor],
 ) -> None:
-    """Write one file with everything that the next step depends on, and the best weights so far."""
+    """Write everything that is needed to continue a training, and the best weights so far, to one file.
+
+    Args:
+        path: the file.
+        method: the method that is trained.
+        optimizers: its optimisers.
+        generator: its source of random numbers.
+        state: how far the training is.
+        best: the `state_dict` of the best epoch so far.
+        average: moving average of the weights by name; empty if there is none.
+    """
     tensors = {f"method.{k}": v for k, v in method.state_dict().items()}
     tensors |= {f"best.{k}": v for k, v in best.items()}
     tensors |= {f"average.{k}": v for k, v in average.items()}
@@ -78,10 +95,17 @@ def load_checkpoint(
     generator: torch.Generator,
     average: dict[str, Tensor],
 ) -> tuple[State, dict[str, Tensor]]:
-    """Read a checkpoint into a method, its optimisers, its random stream and its moving average.
+    """Read a checkpoint. Changes the method, its optimisers, the generator and the averages in place.
+
+    Args:
+        path: the file.
+        method: the method that is trained.
+        optimizers: its optimisers.
+        generator: its source of random numbers.
+        average: moving average of the weights by name; empty if there is none.
 
     Returns:
-        The state of the training, and the best weights so far.
+        How far the training is, and the `state_dict` of the best epoch so far.
     """
     tensors, header = _read(path)
     try:
@@ -115,7 +139,7 @@ def load_checkpoint(
 
 
 def _match_layout(optimizer: torch.optim.Optimizer) -> None:
-    """Give the state of each parameter the memory layout of the parameter, as fused updates assume."""
+    """Give the optimiser state of each parameter the parameter's memory layout, as fused updates need."""
     for p, slots in optimizer.state.items():
         for name, value in slots.items():
             if value.shape == p.shape and name != "step":  # a counter with its own dtype
@@ -123,7 +147,7 @@ def _match_layout(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _contiguous(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous copies of the tensors on the CPU, as the format requires."""
+    """Return contiguous copies of the tensors on the CPU, as the safetensors format requires."""
     return {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
 
 

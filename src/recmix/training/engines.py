@@ -1,7 +1,8 @@
-"""Engines: how the batches of one or several trainings run on the device.
+"""Engines: different ways to run the training steps of one or several models on the device.
 
-Methods do not know about engines. ``eager`` calls each job's step in turn. `recmix.accelerate` adds
-``graph`` (all steps as one CUDA graph) and ``compile``.
+A `Job` is the training of one model. ``eager`` calls the step of each job in turn. The package
+`recmix.accelerate` adds ``graph`` (the steps of all jobs as one CUDA graph) and ``compile``. The
+code of a method does not depend on the engine.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ __all__ = ["ENGINES", "Eager", "Engine", "pick_engine"]
 
 
 class Engine(ABC):
-    """Runs one step of several jobs at a time.
+    """Trains several models side by side: each call of `step` trains every model on its next batch.
 
     Args:
-        jobs: trained together; each has begun its epoch.
+        jobs: the trainings. `Job.begin_epoch` has been called for each.
     """
 
     name: ClassVar[str]
@@ -31,16 +32,16 @@ class Engine(ABC):
 
     @abstractmethod
     def step(self) -> None:
-        """One batch of every job."""
+        """Train every job on its next batch."""
 
 
 class Eager(Engine):
-    """Runs every step as it is written."""
+    """Calls the step of each job directly, without a CUDA graph or compilation."""
 
     name = "eager"
 
     def step(self) -> None:
-        """One batch of every job, in turn."""
+        """Train every job on its next batch, one job after the other."""
         for job in self.jobs:
             job.step()
 
@@ -51,11 +52,12 @@ FALLBACKS = {"auto": ("graph",), "graph": ("graph",), "compile": ("compile", "gr
 
 
 def pick_engine(name: str, jobs: Sequence[Job]) -> tuple[Engine, str]:
-    """The engine of this name for these jobs, and a sentence that says which one runs and why.
+    """Make an engine for these jobs, and say in one sentence which engine it is and why.
 
     Args:
-        name: ``auto``, ``eager``, ``graph`` or ``compile``; where capture is impossible eager is used.
-        jobs: trained together; each has begun its epoch.
+        name: ``auto``, ``eager``, ``graph`` or ``compile``. Where the steps cannot be captured in a
+            CUDA graph, the eager engine is used instead.
+        jobs: the trainings that run together. `Job.begin_epoch` has been called for each.
     """
     if name == "eager":
         return Eager(jobs), "eager engine, as requested"

@@ -1,4 +1,8 @@
-"""Train models: those that others start from first, then the others, then those that choose an order."""
+"""Train models in the order that they need.
+
+Models that other models start from are trained first, then the others. Models that choose their
+number of components (``order = "auto"``) are trained last.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +21,21 @@ __all__ = ["FIRST_STAGE", "IGNORED_ON_RESUME", "REQUEST", "SECOND_STAGE", "train
 
 
 def train_models(requests: Sequence[dict[str, Any]], *, progress: bool | None = None) -> list[Trained]:
-    """Train many models: on a GPU all at once in one process, elsewhere one after the other.
+    """Train many models: on a GPU all at once in one process, on a CPU one after the other.
 
-    Each has its own data, order of data and random stream, and gives the same result as alone.
+    Each model has its own data, order of the examples and random stream. So its result is the same
+    as if it were trained alone.
 
     Args:
-        requests: the keyword arguments of `recmix.fit` for each, ``method`` and ``data`` included.
+        requests: for each model, a dict of keyword arguments of `recmix.fit`, including ``method``
+            and ``data``.
         progress: as in `recmix.fit`.
 
+    Returns:
+        The trained models, in the order of `requests`.
+
     Raises:
-        NonFiniteError: if a training failed; raised when the others are done.
+        NonFiniteError: if a training failed. It is raised after the other trainings are done.
     """
     if any("progress" in request for request in requests):
         raise ConfigError("progress is for all trainings together: give it to fit_many, not to one")
@@ -63,7 +72,11 @@ def _train_plans(plans: Sequence[Plan], progress: bool | None) -> list[Trained]:
 
 
 def _with_order(plan: Plan, progress: bool | None) -> Trained:
-    """Choose the order and train it; a user's own modules become the first component."""
+    """Choose the number of mixture components and return the mixture trained with it.
+
+    Afterwards `plan.method`, which holds the user's own modules if any, gets the weights of the
+    first component.
+    """
     assert plan.init is not None
     found = choose_order(
         plan.spec,
@@ -80,7 +93,7 @@ def _with_order(plan: Plan, progress: bool | None) -> Trained:
 
 
 def _by_device(jobs: list[Job]) -> list[list[Job]]:
-    """Groups of jobs that train together: those with the same GPU and engine; on a CPU one job each."""
+    """Group the jobs that train together: those with the same GPU and engine. A CPU job is alone."""
     groups: dict[Any, list[Job]] = {}
     for job in jobs:
         key = (job.device, job.training.engine) if job.device.type == "cuda" else id(job)
@@ -89,7 +102,11 @@ def _by_device(jobs: list[Job]) -> list[list[Job]]:
 
 
 def _name_whole_run(stop: Interrupted, waiting: Sequence[Plan]) -> Interrupted:
-    """The same message, with the folder of the requested run instead of that of its first stage."""
+    """Return the message of an interruption with the folder of the run that the user requested.
+
+    The original message names the folder of the model that the run starts from. Also sets the
+    status of each waiting run to "interrupted".
+    """
     message = str(stop)
     for plan in waiting:
         if plan.run and plan.first and plan.first.run:

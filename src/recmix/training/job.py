@@ -1,4 +1,4 @@
-"""`Job`: one training: its state, one batch of it, its checkpoints."""
+"""`Job`: the training of one model, with its state, its training step and its checkpoints."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ EVALUATION_BATCH = 500
 
 
 class Meter:
-    """Sums of the metrics over an epoch, and the first batch where a metric was not finite.
+    """Sums the training metrics over an epoch, and records the first batch with a metric not finite.
 
     All tensors are on the device and change in place, so they can be part of a captured CUDA graph.
-    Reading them waits for the device.
+    Reading their values waits for the device.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -48,7 +48,12 @@ class Meter:
         self.first_bad = torch.zeros(0, dtype=torch.float64, device=device)
 
     def begin(self, step: int, sums: dict[str, float]) -> None:
-        """Begin an epoch, or continue one after `step` batches."""
+        """Begin an epoch, or continue an epoch of which `step` batches are done.
+
+        Args:
+            step: number of batches that are done.
+            sums: sums of the metrics over these batches, by name; empty for none.
+        """
         self.step.fill_(step)
         if sums:
             self._name(list(sums))
@@ -73,11 +78,14 @@ class Meter:
         self.step.add_(1)
 
     def totals(self) -> dict[str, float]:
-        """The sums so far, by name."""
+        """Return the sum of each metric over the batches so far in this epoch, by name."""
         return dict(zip(self.names, self.sums.tolist(), strict=True))
 
     def not_finite(self) -> tuple[str, int] | None:
-        """The first metric that was not finite and its batch (from 0), if there was one."""
+        """Return the name of a metric that was not finite and the number of its first such batch (from 0).
+
+        The result is None if all metrics were finite.
+        """
         for name, step in zip(self.names, self.first_bad.tolist(), strict=True):
             if step < math.inf:
                 return name, int(step)
@@ -85,18 +93,20 @@ class Meter:
 
 
 class Job:
-    """A method, its data, optimisers and random stream, and the state of its training.
+    """The training of one model: its method, data, optimisers, random generator and state.
 
     Args:
-        method: trained in place.
+        method: the method to train, in place.
         data: training and validation data.
-        training: options, with `epochs` and `learning_rate` filled in.
-        objective: what a step maximises; its inference gives the posterior that is validated.
-        continued: it starts from trained weights; these count as epoch 0 when the best is selected.
-        run: where checkpoints go; without it nothing is written.
-        resume: continue from the run's checkpoint if there is one.
-        title: its name in the progress bar.
-        callbacks: called after each epoch.
+        training: training options, with `epochs` and `learning_rate` filled in.
+        objective: what one training step maximises. Validation uses the posterior that its
+            `inference` gives.
+        continued: whether the method has trained weights at the start. Then these weights are
+            validated as epoch 0, and can be selected as the best.
+        run: the run folder for checkpoints. Without it nothing is written.
+        resume: whether to continue from the checkpoint in the run folder, if there is one.
+        title: name of the training in the progress bar.
+        callbacks: functions that are called after each epoch.
     """
 
     def __init__(
@@ -160,16 +170,16 @@ class Job:
 
     @property
     def averages(self) -> dict[str, Tensor]:
-        """The moving average of the weights by name; empty if there is none."""
+        """The moving averages of the weights by name; empty if weights are not averaged."""
         return self.average.tensors() if self.average else {}
 
     @property
     def active(self) -> bool:
-        """Whether there is anything left to do."""
+        """Whether the training has epochs left and has not been stopped early."""
         return self.state.epoch < self.epochs and not self.state.stopped
 
     def start(self) -> None:
-        """Load the run's checkpoint if it is to be resumed, or begin."""
+        """Load the checkpoint to resume from, if there is one; otherwise prepare a new training."""
         run = self.run
         if run and self.resume and run.checkpoint.exists():
             self.state, self.best = load_checkpoint(
@@ -188,7 +198,7 @@ class Job:
             run.log("start", epoch=self.state.epoch, device=str(self.device), torch=torch.__version__)
 
     def begin_epoch(self) -> None:
-        """Set the learning rate and the order of the examples."""
+        """Prepare the next epoch: set the learning rate and the random order of the examples."""
         factor = rate_factor(self.state.epoch, self.epochs, self.training)
         set_rate(self.optimizers.values(), factor)
         order = self.batches.order(
@@ -207,7 +217,11 @@ class Job:
             self._order = order.to(self.device)
 
     def step(self) -> None:
-        """One batch, without waiting for the device: a counter there selects the examples."""
+        """Train on the next batch, without waiting for the device.
+
+        A counter on the device selects the examples of the batch, so a CUDA graph can capture the
+        step.
+        """
         if self._stream is None:
             rows = self._order.index_select(0, self.meter.step).squeeze(0)
             x = self.batches.take(rows)
@@ -225,14 +239,17 @@ class Job:
             self.average.update()
 
     def check(self) -> None:
-        """Stop if a metric was not a finite number; this waits for the device."""
+        """Raise NonFiniteError if a metric of this epoch was not finite. This waits for the device."""
         self.world.smallest(self.meter.first_bad)
         if found := self.meter.not_finite():
             name, step = found
             self._not_finite(name, f"batch {step + 1} of epoch {self.state.epoch + 1}")
 
     def validation(self) -> Tensor:
-        """Mean validation bounds (ELBO, IWAE) with fixed noise; does not wait for the device."""
+        """Compute the ELBO and the IWAE bound, mean over the validation examples, as a tensor (2,).
+
+        The noise is the same at each call. This does not wait for the device.
+        """
         if not self.world.writer:
             return torch.zeros(2)
         generator = torch.Generator(self.device).manual_seed(VALIDATION_SEED)
@@ -247,10 +264,12 @@ class Job:
         return torch.stack([torch.cat(column).double().mean() for column in zip(*parts, strict=True)])
 
     def end_epoch(self, validation: Tensor) -> dict[str, float]:
-        """Add a row to the history. It holds no times, so the same seed gives the same row.
+        """Finish an epoch: add a row to the history and return it, keep the best weights, stop if due.
+
+        The row holds no times, so the same seed gives the same row.
 
         Args:
-            validation: the result of `validation` for the present weights.
+            validation: the result of the method `validation` for the present weights.
         """
         state, training = self.state, self.training
         rate = (training.learning_rate or 0) * rate_factor(state.epoch, self.epochs, training)
@@ -273,13 +292,17 @@ class Job:
         return row
 
     def _totals(self) -> dict[str, float]:
-        """The sums of the metrics over the epoch, averaged over the processes."""
+        """Return the sum of each metric over the epoch, averaged over the processes."""
         self.world.sum(self.meter.sums)
         self.meter.sums /= self.world.size
         return self.meter.totals()
 
     def save(self, **log: float) -> None:
-        """Write checkpoint, best weights and history."""
+        """Write the checkpoint, the best weights and the history into the run folder.
+
+        Args:
+            **log: numbers to write into the log of the run, such as the seconds of the epoch.
+        """
         if self.out is None:
             return
         save_checkpoint(
@@ -299,7 +322,7 @@ class Job:
             self.out.log("epoch", epoch=self.state.epoch, **log)
 
     def interrupt(self, signal_name: str) -> str:
-        """Save, also in the middle of an epoch; returns a message for the user."""
+        """Save the training after a signal, also in the middle of an epoch; return a message for the user."""
         run, state = self.run, self.state
         at = f"epoch {state.epoch + 1}, batch {state.step}"
         if run is None:
@@ -316,7 +339,7 @@ class Job:
         )
 
     def finish(self) -> None:
-        """Load the best weights into the method and mark the run as done."""
+        """Load the best weights into the method and mark the run as done in its folder."""
         self.method.load_state_dict(self.best)
         self.method.model.requires_grad_(True)
         for p in self.method.parameters():
@@ -340,11 +363,11 @@ class Job:
             self.best = {k: v.detach().clone() for k, v in self.method.state_dict().items()}
 
     def _averaged(self) -> AbstractContextManager[None]:
-        """In this context the method has its averaged weights, if there are any."""
+        """Give the method its averaged weights while the context is open, if weights are averaged."""
         return nullcontext() if self.average is None else self.average.in_place()
 
     def _read(self, validation: Tensor) -> dict[str, float]:
-        """The bounds as numbers, the same in all processes."""
+        """Return the validation bounds as numbers, the same in all processes. This waits for the device."""
         elbo, iwae = validation.tolist()
         return self.world.agree({"val_elbo": elbo, "val_iwae": iwae})
 
@@ -364,7 +387,7 @@ class Job:
 
 
 def stop_all(jobs: list[Job], signal_name: str) -> NoReturn:
-    """Save every job and stop."""
+    """Save every job after a signal, then raise Interrupted with a message for the user."""
     messages = [job.interrupt(signal_name) for job in jobs]
     raise Interrupted("\n".join(messages))
 

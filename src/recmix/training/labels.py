@@ -1,4 +1,4 @@
-"""The name of a run's row in tables."""
+"""Make the name of a run in the tables of results."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ DETAILS = {"objective_samples": "objective", "distil_steps": "distil"}
 
 
 def row_label(method: type[Method], training: Training, inference: Inference, init: Spec | None) -> str:
-    """The name of a run's row in tables. Different kinds of training have different names.
+    """Return the name of a run in the tables of results. Different trainings have different names.
 
-    Only a plain VAE that continues a plain VAE is ``VAE+``. Options that change what is learned, and a
-    start from another model than usual, are part of the name.
+    A plain VAE that continues the training of a plain VAE is ``VAE+``. Options that change what is
+    learned are part of the name. So is the model that the run starts from, if it is not the usual
+    one.
 
     Args:
-        method: its class.
-        training: its training options.
-        inference: the inference it is trained with.
-        init: the spec of the model it starts from.
+        method: the class of the trained method.
+        training: the training options of the run.
+        inference: the inference options of the run.
+        init: the spec of the model that the run starts from, or None.
 
     >>> from recmix.methods.vae import VAE
     >>> vae = Spec(method="vae", label="VAE", shape=(1, 8, 8))
@@ -48,7 +49,7 @@ def row_label(method: type[Method], training: Training, inference: Inference, in
 
 
 def _changes(training: Training, inference: Inference) -> dict[str, object]:
-    """The options that change what is learned and are not at their defaults."""
+    """Return the options that change what is learned, not only how fast, and differ from their defaults."""
     changed = {k: v for k, v in vars(training).items() if v != getattr(type(training), k)}
     found = {k: v for k, v in changed.items() if k in CHANGES or DETAILS.get(k) in changed}
     if inference.refine or training.distil:

@@ -1,4 +1,4 @@
-"""The training loop: epochs of one or many jobs, with signals, progress and checkpoints."""
+"""The training loop: trains one or many models, shows progress, saves checkpoints, handles signals."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ CHECK_EVERY = 100
 def train(
     jobs: Sequence[Job], *, engine: str = "auto", progress: bool | None = None
 ) -> list[NonFiniteError | None]:
-    """Train jobs together until each is done; afterwards each method has its best weights.
+    """Train several models together until each is done. Then load the best weights into each model.
 
-    Jobs with the same number of batches per epoch train in the same steps. If one ends or fails, the
-    others continue.
+    Jobs with the same number of batches per epoch are trained side by side, batch by batch. If one
+    job ends or fails, the others continue.
 
     Args:
-        jobs: what to train; several only make sense on a GPU.
+        jobs: the trainings. More than one is useful only on a GPU.
         engine: see `recmix.training.engines.pick_engine`.
         progress: see `recmix.training.progress.watch`.
 
     Returns:
-        For each job the error that ended it, or None.
+        For each job, the error that ended it, or None if it succeeded.
     """
     failures: dict[int, NonFiniteError] = {}
     for job in jobs:
@@ -76,7 +76,11 @@ def train(
 
 
 def _in_step(active: list[Job]) -> list[Job]:
-    """The jobs that can train together. A job in the middle of an epoch first finishes it alone."""
+    """Choose the jobs that train together in the next epoch.
+
+    They have the same device and number of batches per epoch. A job that was resumed in the middle
+    of an epoch first finishes this epoch alone.
+    """
     first = active[0]
     if middle := next((j for j in active if j.state.step), None):
         return [middle]
@@ -84,7 +88,16 @@ def _in_step(active: list[Job]) -> list[Job]:
 
 
 def _epoch(running: Engine, stop: list[str], report: Report) -> dict[int, NonFiniteError]:
-    """The batches of one epoch of the engine's jobs."""
+    """Train the engine's jobs for one epoch.
+
+    Args:
+        running: the engine.
+        stop: the name of a signal is in this list once the signal has been received.
+        report: called with the progress.
+
+    Returns:
+        The error of each job that failed, by the `id` of the job.
+    """
     jobs = running.jobs
     first, on_cpu = jobs[0], jobs[0].device.type == "cpu"
     failures: dict[int, NonFiniteError] = {}
@@ -102,7 +115,7 @@ def _epoch(running: Engine, stop: list[str], report: Report) -> dict[int, NonFin
 
 
 def _save(jobs: list[Job], *, seconds: float) -> None:
-    """Write the checkpoints of jobs in parallel: most of the time is waiting for the disk."""
+    """Write the checkpoints of several jobs in parallel, because most of the time is disk access."""
     if len(jobs) < 2:
         for job in jobs:
             job.save(seconds=seconds)
@@ -145,7 +158,10 @@ def _show(report: Report, jobs: list[Job]) -> None:
 
 @contextmanager
 def _stop_signals() -> Iterator[list[str]]:
-    """A list that receives the name of SIGINT or SIGTERM; a second signal stops at once."""
+    """Catch SIGINT and SIGTERM while the context is open; gives a list that receives the signal's name.
+
+    A second signal raises KeyboardInterrupt at once.
+    """
     caught: list[str] = []
     if threading.current_thread() is not threading.main_thread():
         yield caught
@@ -166,7 +182,10 @@ def _stop_signals() -> Iterator[list[str]]:
 
 @contextmanager
 def _tensorboard(run: Run | None, training: Training) -> Iterator[Any]:
-    """A function that writes a row of the history to TensorBoard, or does nothing."""
+    """Give a function that writes one row of the history to TensorBoard.
+
+    The function does nothing if there is no run folder or the option `tensorboard` is off.
+    """
     if not (run and training.tensorboard):
         yield lambda row: None
         return

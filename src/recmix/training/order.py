@@ -1,19 +1,25 @@
-"""``order = "auto"``: add components until the gain of the next one is not significant.
+"""Choose the number of mixture components of the posterior (``order = "auto"``).
 
-Each step trains two mixtures from the same start for the same time: the present one, continued (the
-control), and one with another component. Half of the validation examples select the best epoch of each.
-On the other half, two one-sided paired tests must both be significant:
+Components are added one at a time until the gain of the next one is not significant.
 
-- against the control: the gain does not come from longer training;
-- against the same mixture without the new component: the gain comes from the component, and not from
-  the chance of one training, which changes a model by more than the standard error over examples.
+One step trains two mixtures from the same weights for the same number of epochs. The first is the
+present mixture, trained further (the control). The second has one more component. One half of the
+validation examples selects the best epoch of each mixture. On the other half, the larger mixture is
+compared in two one-sided paired tests, and both must be significant:
 
-If both are, the next step starts from the larger mixture. If not, the control is the result.
+- with the control. This shows that the gain does not come from longer training.
+- with the larger mixture without its new component. This shows that the gain comes from the
+  component. Without this test, it could come from the randomness of one training, which changes a
+  model by more than the standard error over examples.
 
-The mixtures depend on the training examples and the first half alone; the second half only decides where
-to stop. So this is a fixed sequence of tests that ends at the first failure. The probability of adding
-too many components is at most the level of one test (Maurer, Hothorn & Lehmacher, Multiple comparisons
-in drug clinical trials and preclinical assays: a-priori ordered hypotheses, 1995).
+If both tests are significant, the next step starts from the larger mixture. If not, the control is
+the result.
+
+The trained mixtures depend only on the training examples and the first half of the validation
+examples. The second half only decides where to stop. So this is a fixed sequence of tests that ends
+at the first failure. The probability of adding too many components is at most the significance
+level of one test (Maurer, Hothorn & Lehmacher, Multiple comparisons in drug clinical trials and
+preclinical assays: a-priori ordered hypotheses, 1995).
 """
 
 from __future__ import annotations
@@ -55,16 +61,20 @@ FEWEST = 20
 
 
 class Step(NamedTuple):
-    """The result of testing one more component.
+    """The result of testing whether one more mixture component improves the model.
+
+    The control is the mixture without the new component, trained for the same number of epochs.
 
     Attributes:
         order: number of components, including the new one.
-        gain: mean over examples of the gain over the control, nats.
-        error: standard error of that.
-        own: mean gain over the same mixture without the component.
-        own_error: standard error of that.
-        p: the larger of the two tests' p-values.
-        kept: whether p is below the level.
+        gain: IWAE bound of the larger mixture minus that of the control, mean over examples, in
+            nats.
+        error: standard error of `gain`.
+        own: IWAE bound of the larger mixture minus that of the same mixture without the new
+            component, mean over examples, in nats.
+        own_error: standard error of `own`.
+        p: the larger of the p-values of the two tests (`gain` above 0, `own` above 0).
+        kept: whether `p` is below the significance level, so that the component is kept.
 
     >>> print(Step(order=2, gain=0.8, error=0.2, own=0.7, own_error=0.1, p=3e-5, kept=True))
     order 2: +0.80 ± 0.20 nats on validation examples, +0.70 ± 0.10 by itself (p = 3e-05), kept
@@ -87,7 +97,10 @@ class Step(NamedTuple):
 
 
 def halves(examples: Examples) -> tuple[Examples, Examples]:
-    """Two halves of the validation examples: one selects epochs, the other is for the tests."""
+    """Split the validation examples into two random halves, always in the same way.
+
+    The first half selects the best epochs. The second half is for the significance tests.
+    """
     count = len(examples)
     if count < FEWEST:
         raise ConfigError(
@@ -107,16 +120,17 @@ def gains(
     *,
     samples: int,
 ) -> NDArray[np.float64]:
-    """The difference of two methods' IWAE bounds for each example, in nats, (N,).
+    """Return the IWAE bound of `grown` minus that of `control` for each example, in nats, (N,).
 
-    The bound is the one that selects epochs, averaged over as many repetitions as `SAMPLES` samples
-    allow. Both methods get the same noise, so that common errors cancel.
+    Both methods get the same noise, so that common errors cancel. The bound IWAE-K is the same as
+    in the selection of the best epoch. It is averaged over about `SAMPLES` / K repetitions.
 
     Args:
         grown: the method with the new component.
-        control: the method without it.
-        examples: to test on.
-        inference: the one that selects epochs; by default none.
+        control: the method without the new component.
+        examples: the examples to test on.
+        inference: the refinement of the posterior, as in the selection of the best epoch; None for
+            none.
         samples: K of IWAE-K.
     """
     centre = grown.model.centre
@@ -137,15 +151,16 @@ def gains(
 def judge(
     order: int, gained: NDArray[np.float64], own: NDArray[np.float64], significance: float
 ) -> Step:
-    """Keep a component if both of its mean gains are significantly above zero.
+    """Decide whether a new component is kept: both of its mean gains must be significantly above zero.
 
-    Requiring two tests at one level is itself a test at that level (an intersection-union test).
+    If two tests must both be significant at one level, this is again a test at that level (an
+    intersection-union test).
 
     Args:
-        order: with the component.
-        gained: over the control, for each example.
-        own: over the same mixture without the component, for each example.
-        significance: the level.
+        order: number of components, including the new one.
+        gained: gain over the control for each example, (N,).
+        own: gain over the same mixture without the new component for each example, (N,).
+        significance: the significance level.
 
     >>> clear = np.array([0.5, 0.7, 0.6, 0.8, 0.4])
     >>> judge(2, clear, clear, 0.05).kept, judge(2, clear, -clear, 0.05).kept
@@ -168,19 +183,20 @@ def choose_order(
     train_models: Callable[..., list[Trained]],
     progress: bool | None,
 ) -> Trained:
-    """Add components to a trained model, one at a time, while each gain is significant.
+    """Add mixture components to a trained model, one at a time, while the gain of each is significant.
 
-    The runs of the steps are in the run's folder: ``order_1`` and ``order_2`` for the first step,
-    ``order_2+`` (order 2, continued) and ``order_3`` for the second, and so on.
+    See the module's documentation for the procedure. Each step trains two mixtures. Their run
+    folders are inside the run folder: ``order_1`` and ``order_2`` for the first step, ``order_2+``
+    (two components, trained further) and ``order_3`` for the second step, and so on.
 
     Args:
-        spec: of the run, with `Spec.auto`.
-        data: the data; test examples are not used.
-        init: what to start from.
+        spec: what defines the run; `spec.auto` holds the largest order and the significance level.
+        data: the data. Test examples are not used.
+        init: the trained model to start from.
         method: the class of the mixture.
-        run: its folder, if it has one.
-        resume: continue the steps in the folder.
-        train_models: trains the mixtures of a step, see `recmix.training.fit.train_models`.
+        run: the run folder, or None if nothing is written.
+        resume: whether to continue the steps that are already in the folder.
+        train_models: trains the two mixtures of a step, see `recmix.training.fit.train_models`.
         progress: as in `recmix.fit`.
     """
     assert spec.auto is not None
@@ -242,7 +258,7 @@ def choose_order(
 
 
 def summary(steps: Sequence[Step]) -> str:
-    """A sentence about the steps that ends with the order.
+    """Return a sentence that describes all steps and ends with the chosen number of components.
 
     >>> summary([Step(2, 0.0, 0.1, 0.0, 0.1, 0.5, False)])[-17:]
     'not kept: order 1'
@@ -266,7 +282,7 @@ def _record(steps: Sequence[Step], spec: Spec, test: Examples) -> dict[str, Any]
 def _finish(
     spec: Spec, steps: Sequence[Step], path: Sequence[Trained], test: Examples, run: Run | None
 ) -> Trained:
-    """Write the chosen mixture into the run: weights, spec, and the history of all steps."""
+    """Write the chosen mixture into the run folder: weights, spec, and the history of all steps."""
     assert spec.auto is not None
     chosen = path[-1]
     why = summary(steps)
@@ -296,7 +312,7 @@ def _finish(
 
 
 def _t_test(values: NDArray[np.float64]) -> tuple[float, float, float]:
-    """Mean, standard error, and the p-value of a mean that is not above zero."""
+    """Return the mean, its standard error, and the p-value of the one-sided t-test of mean > 0."""
     mean = float(values.mean())
     error = float(values.std(ddof=1)) / math.sqrt(len(values))
     constant = 0.0 if mean > 0 else 1.0  # if all values are equal
@@ -304,7 +320,7 @@ def _t_test(values: NDArray[np.float64]) -> tuple[float, float, float]:
 
 
 def _with_error(mean: float, error: float) -> str:
-    """Mean ± standard error, with two digits of the standard error."""
+    """Write "mean ± standard error", rounded to two significant digits of the standard error."""
     digits = 2 if error <= 0 else max(0, min(6, 1 - math.floor(math.log10(error))))
     return f"{mean:+.{digits}f} ± {error:.{digits}f}"
 
@@ -316,7 +332,11 @@ def _print(step: Step, progress: bool | None) -> None:
 
 
 def _name_whole_run(stop: Interrupted, run: Run | None, names: Sequence[str]) -> Interrupted:
-    """The same message, with the folder of the run instead of those of its steps."""
+    """Return the message of an interruption with the folder of the whole run.
+
+    The original message names the folders of the two mixtures of a step. Also sets the status of
+    the run to "interrupted".
+    """
     if run is None:
         return stop
     run.set_status("interrupted", epoch=0, reason="while choosing the order")

@@ -1,4 +1,7 @@
-"""`make_plan`: check a request and make what its training needs: options, data and networks."""
+"""`make_plan` checks the arguments of `recmix.fit` and makes what training needs.
+
+This is the spec of the run, the data and the networks.
+"""
 
 from __future__ import annotations
 
@@ -44,22 +47,22 @@ PARTS = ("likelihood", "prior")
 
 @dataclasses.dataclass
 class Plan:
-    """One checked request: what is trained, from where, and in which folder.
+    """One checked call of `recmix.fit` (a request): what is trained, from which weights, in which folder.
 
     Attributes:
-        spec: what defines the run.
+        spec: everything that defines the run.
         data: training and validation data.
-        method: with its first weights.
-        objective: what a step maximises.
-        own: the user's own parts of the model.
-        init: the model to start from, if there is one.
-        run: the folder, if there is one.
-        found: whether the folder held a run when the request was read.
-        resume: continue the run in the folder.
-        overwrite: replace the run in the folder.
-        callbacks: called after each epoch.
-        first: the training that must come first, if there is one.
-        finished: the result, if the run in the folder is complete.
+        method: the method to train, with its initial weights.
+        objective: what one training step maximises.
+        own: encoder, decoder, likelihood and prior that the user gave as objects.
+        init: the trained model to start from, or None.
+        run: the run folder, or None if nothing is written.
+        found: whether the folder held a run when the plan was made.
+        resume: whether to continue the run in the folder.
+        overwrite: whether to replace the run in the folder.
+        callbacks: functions that are called after each epoch.
+        first: the plan of the model to start from, if this model must be trained first.
+        finished: the trained model, if the run in the folder is already complete.
     """
 
     spec: Spec
@@ -78,11 +81,14 @@ class Plan:
 
     @property
     def chooses_order(self) -> bool:
-        """Whether its order is to be chosen by the components' gains."""
+        """Whether the number of mixture components is chosen automatically (``order = "auto"``)."""
         return self.spec.auto is not None and "order" in self.spec.auto
 
     def claim_folder(self) -> None:
-        """Create the folder, or continue the run in it; loads a run that is already complete."""
+        """Create the run folder, or prepare to continue the run in it.
+
+        If the run in the folder is already complete, it is loaded into `finished`.
+        """
         if self.run is None:
             return
         group = world()
@@ -103,7 +109,7 @@ class Plan:
         group.wait()
 
     def job(self) -> Job:
-        """The training, ready to start."""
+        """Make the training job. If there is an `init`, its weights are first copied into the method."""
         if self.init:
             with torch.random.fork_rng():
                 torch.manual_seed(self.spec.training.seed)
@@ -124,7 +130,7 @@ class Plan:
         )
 
     def result(self, job: Job) -> Trained:
-        """The trained model."""
+        """Return the trained model, after `job` has been trained."""
         folder = None if self.run is None else self.run.folder
         return Trained(self.method.eval(), self.spec, job.state.history, folder)
 
@@ -146,10 +152,26 @@ def make_plan(
     select_on: Examples | None = None,
     **options: Any,
 ) -> Plan:
-    """Check a request: read its options, then the data, then make the networks. Writes nothing.
+    """Check the arguments of `recmix.fit`, read the data and make the networks. Writes no files.
 
-    With `select_on` it is a step of choosing an order: these examples, instead of all validation
-    examples, select the best epoch.
+    The arguments are those of `recmix.fit`, and one more.
+
+    Args:
+        method: as in `recmix.fit`, like all arguments below except `select_on`.
+        data: training data.
+        encoder: the user's own encoder.
+        decoder: the user's own decoder.
+        likelihood: name or object.
+        prior: name or object.
+        init: the trained model to start from, or its folder.
+        out: the run folder.
+        resume: whether to continue the run in `out`.
+        overwrite: whether to replace the run in `out`.
+        vae_epochs: number of epochs of the model that is trained first, if there is no `init`.
+        callbacks: functions of (epoch, metrics) that are called after each epoch.
+        select_on: examples that select the best epoch, instead of all validation examples. They are
+            given only while the number of components is chosen (``order = "auto"``).
+        **options: options of the method, the model, training and inference.
     """
     _check_request(encoder, decoder, init, resume, overwrite, vae_epochs, callbacks)
     own = Own(encoder, decoder)
@@ -234,7 +256,6 @@ def make_plan(
         torch.manual_seed(training.seed)  # the first weights depend on the seed alone
         made = build(spec, own=own, statistics=statistics, method=instance or cls)
     check_values(data, made.model.likelihood.requirement, made.model.likelihood.name)
-    inference.model(made.model)  # refuses noise that the likelihood does not have
     if training.distil:
         check_can_be_distilled(made)
     if start:
@@ -261,7 +282,10 @@ def _check_request(
 
 
 def _with_instance(method: Method, given: Given, options: Mapping[str, Any]) -> Given:
-    """The options with those of a method instance; refuses options that it has already fixed."""
+    """Add the options of a method instance to the options that the user gave.
+
+    Refuses a given option of the method or the model, because the instance has already fixed it.
+    """
     for name in options:
         if name in given.method or name in given.model:
             raise ConfigError(
@@ -278,12 +302,16 @@ def _with_instance(method: Method, given: Given, options: Mapping[str, Any]) -> 
 
 
 def _load_start(init: TrainedModel | str | Path | None, device: str, own: Own) -> TrainedModel | None:
-    """The model to start from, loaded if it is a folder."""
+    """Return the model to start from. It is loaded from its folder if `init` is a path."""
     return load_trained(init, device=device, own=own.copied()) if isinstance(init, str | Path) else init
 
 
 def _by_stage(training: Training, cls: type[Method], *, continued: bool) -> Training:
-    """Training options with the paper's values where none were given."""
+    """Fill in epochs and learning rates that were not given.
+
+    The defaults of a model that starts from a trained one (`continued`) differ from those of a new
+    one.
+    """
     usual = SECOND_STAGE if continued else FIRST_STAGE
     return dataclasses.replace(
         training,
@@ -294,7 +322,10 @@ def _by_stage(training: Training, cls: type[Method], *, continued: bool) -> Trai
 
 
 def _origin(init: TrainedModel | None) -> dict[str, Any] | None:
-    """What a spec says about the model it starts from."""
+    """Describe the model that a run starts from, for the spec of the run.
+
+    The description holds its method, label, folder and a hash of its weights.
+    """
     if init is None:
         return None
     digest = hashlib.sha256()
@@ -309,7 +340,15 @@ def _origin(init: TrainedModel | None) -> dict[str, Any] | None:
 
 
 def _check_init(init: TrainedModel, spec: Spec, method: Method, *, networks: bool) -> None:
-    """Refuse an init that does not fit; the names of networks are compared only if `networks`."""
+    """Refuse a model to start from (`init`) that does not fit the new method.
+
+    Args:
+        init: the trained model to start from.
+        spec: the spec of the new run.
+        method: the new method.
+        networks: whether all model options must agree; if not, only latent dimension and
+            likelihood.
+    """
     if init.spec.shape != spec.shape:
         raise ConfigError(
             f"init was trained on examples of shape {init.spec.shape}, these have shape {spec.shape}"

@@ -1,4 +1,4 @@
-"""Progress of a training: a bar with the time left, or lines if there is no terminal."""
+"""Show the progress of a training: a bar with the time left, or printed lines without a terminal."""
 
 from __future__ import annotations
 
@@ -25,21 +25,29 @@ QUIET_SECONDS = 15.0
 
 
 class Report(Protocol):
-    """A function that training calls with its progress."""
+    """A function that the training loop calls to report its progress."""
 
     def __call__(self, epoch: float, note: str = "") -> None:
-        """Report that `epoch` epochs are done, also fractions; `note` is a short text."""
+        """Report that `epoch` epochs are done.
+
+        Args:
+            epoch: number of finished epochs, with a fraction for the epoch that is running.
+            note: a short text to show, such as the validation bound.
+        """
 
 
 @contextmanager
 def watch(title: str, epochs: int, done: int, show: bool | None = None) -> Iterator[Report]:
-    """Show the progress of a training; gives the function to report to.
+    """Show the progress of a training while the context is open.
+
+    The context gives a function, which the training calls to report its progress.
 
     Args:
         title: what is trained.
         epochs: the largest number of epochs.
         done: epochs that are already done.
-        show: True for a bar or lines, False for nothing, None for a bar if there is a terminal.
+        show: True for a bar on a terminal and printed lines elsewhere; False for nothing; None for
+            a bar on a terminal and nothing elsewhere.
     """
     console = Console(stderr=True)
     if show is False or (show is None and not console.is_terminal):
@@ -71,7 +79,15 @@ def watch(title: str, epochs: int, done: int, show: bool | None = None) -> Itera
 
 @contextmanager
 def count(title: str, total: int, show: bool | None = None) -> Iterator[Callable[[int], None]]:
-    """Show a bar with the time left on a terminal; gives a function to call with the number done."""
+    """Show a bar with the time left while the context is open, if there is a terminal.
+
+    The context gives a function. Call it with the number of items that are done.
+
+    Args:
+        title: text in front of the bar.
+        total: number of items.
+        show: False for no bar.
+    """
     console = Console(stderr=True)
     if show is False or not console.is_terminal:
         yield lambda done: None
@@ -90,7 +106,7 @@ def count(title: str, total: int, show: bool | None = None) -> Iterator[Callable
 
 
 class _Lines:
-    """Prints a line of progress from time to time."""
+    """Prints a line of progress at the end of an epoch, at most once in `QUIET_SECONDS` seconds."""
 
     def __init__(self, title: str, epochs: int, done: int) -> None:
         self.title, self.epochs = title, epochs

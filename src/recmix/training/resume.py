@@ -1,4 +1,4 @@
-"""Whether the run in a folder is the requested one, and whether it is complete."""
+"""Check whether a run folder holds the requested run, and whether this run is complete."""
 
 from __future__ import annotations
 
@@ -18,9 +18,15 @@ IGNORED_ON_RESUME = {"epochs", "device", "checkpoint_every", "tensorboard", "roo
 
 
 def is_complete(run: Run, spec: Spec, group: World) -> bool:
-    """Whether the run in the folder is this one and complete; refuses another run.
+    """Whether the run in the folder is complete. Raises an error if it is not the requested run.
 
-    If it is not complete, the folder gets this spec, once all processes have read the old one.
+    If the run is not complete, the new spec is written into the folder, after all processes have
+    read the old one.
+
+    Args:
+        run: the run folder.
+        spec: the spec of the requested run.
+        group: the processes of this training.
     """
     stored = run.spec()
     for name, theirs, ours in _differences(stored, spec):
@@ -61,5 +67,5 @@ def _differences(stored: Spec, spec: Spec) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _requested(spec: Spec) -> dict[str, Any]:
-    """The options as they were given, also where one was ``auto``."""
+    """Return the method's options as the user gave them; ``order`` may be ``auto``."""
     return spec.options | {k: v for k, v in (spec.auto or {}).items() if k != "why"}

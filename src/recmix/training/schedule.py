@@ -14,10 +14,15 @@ __all__ = ["rate_factor", "set_rate"]
 
 
 def rate_factor(epoch: int, epochs: int, training: Training) -> float:
-    """The factor of the learning rate in this epoch, counted from 0.
+    """Return the factor by which the learning rate is multiplied in an epoch.
 
     >>> [round(rate_factor(e, 5, Training(schedule="linear", final_rate=0.0)), 2) for e in range(5)]
     [1.0, 0.75, 0.5, 0.25, 0.0]
+
+    Args:
+        epoch: number of the epoch, counted from 0.
+        epochs: total number of epochs.
+        training: training options; `warmup`, `schedule` and `final_rate` are used.
     """
     if epoch < training.warmup:
         return (epoch + 1) / (training.warmup + 1)
@@ -29,7 +34,7 @@ def rate_factor(epoch: int, epochs: int, training: Training) -> float:
 
 
 def set_rate(optimizers: Iterable[Optimizer], factor: float) -> None:
-    """Set the learning rate of each group to its first one times `factor`."""
+    """Set the learning rate of each parameter group to its initial learning rate times `factor`."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             rate = group.setdefault("initial_lr", float(group["lr"])) * factor

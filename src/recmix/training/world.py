@@ -1,6 +1,6 @@
 """The processes that train one model under ``torchrun``: rank, size, and sums over all processes.
 
-Without ``torchrun`` there is one process, and nothing here has an effect.
+Without ``torchrun`` there is one process, and nothing is exchanged.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["World", "world"]
 
 
 class World:
-    """The processes of one training.
+    """The processes that train one model together (data parallel, started by ``torchrun``).
 
     Args:
         rank: number of this process, from 0.
@@ -35,11 +35,15 @@ class World:
 
     @property
     def writer(self) -> bool:
-        """Whether this process writes the run folder and prints."""
+        """Whether this process writes the run folder and prints; only the process of rank 0 does."""
         return self.rank == 0
 
     def share(self, order: Tensor) -> Tensor:
-        """The part of each batch for this process: (steps, batch) -> (steps, batch / size)."""
+        """Return the columns of `order` that belong to this process, as (steps, batch / size).
+
+        Args:
+            order: example indices of each batch of an epoch, (steps, batch). Each row is one batch.
+        """
         if order.shape[1] % self.size:
             raise ConfigError(
                 f"a batch of {order.shape[1]} examples cannot be divided equally between {self.size} "
@@ -48,7 +52,10 @@ class World:
         return order.chunk(self.size, dim=1)[self.rank]
 
     def average_gradients(self, optimizers: Optimizers) -> None:
-        """Average the gradients over all processes before each update."""
+        """Make each optimiser average its gradients over all processes before every update.
+
+        This registers a hook on each optimiser. Call it once, before training.
+        """
 
         def hook(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
             found = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
@@ -62,19 +69,23 @@ class World:
             optimizer.register_step_pre_hook(hook)
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum over all processes."""
+        """Replace each element of `values` by its sum over all processes, and return `values`."""
         if self.size > 1:
             dist.all_reduce(values)
         return values
 
     def smallest(self, values: Tensor) -> Tensor:
-        """The elementwise minimum over all processes."""
+        """Replace each element of `values` by its minimum over all processes, and return `values`."""
         if self.size > 1:
             dist.all_reduce(values, dist.ReduceOp.MIN)
         return values
 
     def agree(self, values: dict[str, float]) -> dict[str, float]:
-        """The numbers of the first process, in all processes."""
+        """Return the numbers that the process of rank 0 passed, in every process.
+
+        Args:
+            values: numbers by name. The names must be the same in all processes.
+        """
         if self.size == 1:
             return values
         device = "cuda" if dist.get_backend() == "nccl" else "cpu"
@@ -83,24 +94,24 @@ class World:
         return dict(zip(values, box.tolist(), strict=True))
 
     def any(self, flag: bool) -> bool:
-        """Whether the flag is true in any process."""
+        """Whether `flag` is true in at least one process. All processes get the same answer."""
         return self._sum_of_numbers(float(flag)) > 0
 
     def _sum_of_numbers(self, value: float) -> float:
-        """The sum of a number over all processes."""
+        """Return the sum of `value` over all processes."""
         if self.size == 1:
             return value
         device = "cuda" if dist.get_backend() == "nccl" else "cpu"
         return float(self.sum(torch.tensor(value, dtype=torch.float64, device=device)))
 
     def wait(self) -> None:
-        """Wait for the other processes."""
+        """Wait until all processes have called this method."""
         if self.size > 1:
             dist.barrier()
 
 
 def world() -> World:
-    """The processes of this training. Its first call under ``torchrun`` joins the process group."""
+    """Return the processes of this training. The first call under ``torchrun`` joins the process group."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1 or "TORCHELASTIC_RUN_ID" not in os.environ:
         return World(0, 1)
@@ -113,10 +124,11 @@ def world() -> World:
 
 
 def _leave() -> None:
-    """Leave the process group before the interpreter ends.
+    """Leave the torch process group before the Python interpreter exits.
 
-    Threads of the group that still run then can abort the process. After an uncaught error the group is
-    left open: other processes may wait for this one, and this one would wait for them.
+    Threads of the group that are still running at exit can abort the process. After an uncaught
+    error the group is not left. Leaving waits for the other processes, which may be waiting for
+    this one.
     """
     if dist.is_initialized() and getattr(sys, "last_value", None) is None:
         dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Make a trained model of networks that were trained elsewhere. Nothing is trained or changed here."""
+"""Make a `Trained` object from networks that were trained elsewhere. The networks are not trained here."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def wrap_networks(
     example: Any = None,
     label: str = "VAE",
 ) -> Trained:
-    """A trained model of an encoder and a decoder; see `recmix.wrap`."""
+    """Make a `Trained` VAE from a user's encoder and decoder; see `recmix.wrap` for the arguments."""
     like = next(
         (p for network in (encoder, decoder) for p in network.parameters() if p.is_floating_point()),
         torch.zeros(()),
@@ -79,7 +79,7 @@ def wrap_networks(
 
 
 def _batch(example: Any, like: Tensor) -> Tensor | None:
-    """A few examples (B, ...) on the networks' device, if they were given."""
+    """Return the user's examples (B, ...) with the device and dtype of `like`, or None if none were given."""
     if example is None:
         return None
     seen = torch.as_tensor(example).to(like.device, like.dtype)
@@ -93,7 +93,13 @@ def _batch(example: Any, like: Tensor) -> Tensor | None:
 def _latent(
     encoder: nn.Module, latent: int | tuple[int, ...] | None, seen: Tensor | None
 ) -> tuple[int, ...]:
-    """The shape of z for one example."""
+    """Return the shape of the latent variable z of one example.
+
+    Args:
+        encoder: the user's encoder.
+        latent: the shape or dimension of z that the user gave, if any.
+        seen: a batch of examples, from which the shape is found by calling the encoder, if any.
+    """
     given = (latent,) if isinstance(latent, int) else latent
     if seen is None:
         if given is None:
@@ -109,7 +115,11 @@ def _latent(
 
 
 def _likelihood(likelihood: str | Likelihood, shape: tuple[int, ...]) -> Likelihood:
-    """The likelihood object; a Gaussian by its name alone is refused: its variance is not known."""
+    """Return the likelihood object for examples of this shape.
+
+    The name of a Gaussian likelihood is refused, because its variance is not known. The user must
+    give a Gaussian object with a variance instead.
+    """
     if isinstance(likelihood, Likelihood):
         return likelihood
     kind = find_likelihood(likelihood)

@@ -1,4 +1,4 @@
-"""Trainings of several stages in one TOML file: read them, list them, train them."""
+"""Presets: sequences of trainings (stages), each preset in one TOML file. Read, list and train them."""
 
 from recmix.training.presets.read import Preset, Stage, preset_file, presets, read_preset
 from recmix.training.presets.stages import stored_arguments, train_preset

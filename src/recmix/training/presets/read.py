@@ -1,16 +1,16 @@
-"""A preset: the stages of a training, from a TOML file that a user can read and copy.
+"""Read a preset: a sequence of trainings (stages) in a TOML file that a user can read and copy.
 
 .. code-block:: toml
 
     title = "A VAE, then a mixture"
     [[stages]]
-    name = "vae"           # its folder in the run's; the last stage is the run itself
+    name = "vae"           # name of the stage's folder, inside the run folder
     method = "vae"
     epochs = 300           # options of the method, of training or of inference
     [[stages]]
-    name = "mixture"
+    name = "mixture"       # the last stage is in the run folder itself
     method = "rme"
-    after = "vae"          # what it starts from (default: the stage before)
+    after = "vae"          # the stage it starts from (default: the stage before)
     order = 3
 """
 
@@ -38,13 +38,13 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9+-]*")
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One training of a preset.
+    """One of the trainings in a preset.
 
     Attributes:
-        name: of its folder.
-        method: name of the method.
-        after: the stage it starts from; empty for the first.
-        options: of the method and of training, as the file gives them.
+        name: name of the stage and of its folder.
+        method: name of the method that is trained.
+        after: name of the stage whose weights it starts from; empty for the first stage.
+        options: options of the method, of training and of inference, as in the TOML file.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """The stages of a training; the last is the result.
+    """A sequence of trainings (stages). The model of the last stage is the result.
 
     >>> [stage.name for stage in read_preset("paper").stages]
     ['vae', 'mixture']
@@ -66,7 +66,7 @@ class Preset:
     stages: tuple[Stage, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values, in the form of the file; `parse` reads them."""
+        """Return the preset as JSON values, in the structure of the TOML file; `parse` reads them back."""
         stages = [
             {"name": stage.name, "method": stage.method}
             | ({"after": stage.after} if stage.after else {})
@@ -86,10 +86,11 @@ def presets() -> list[str]:
 
 
 def preset_file(preset: str | Path) -> Path:
-    """The file of a preset: one of ours by its name, or a user's own by its path.
+    """Return the path of a preset's TOML file.
 
     Args:
-        preset: a name, or the path of a TOML file. Text with a slash or the ending ``.toml`` is a path.
+        preset: the name of a preset of the library, or the path of a user's TOML file. Text with a
+            slash or the ending ``.toml`` is a path.
     """
     name = str(preset)
     if isinstance(preset, Path) or "/" in name or name.endswith(".toml"):
@@ -101,10 +102,10 @@ def preset_file(preset: str | Path) -> Path:
 
 
 def read_preset(preset: str | Path) -> Preset:
-    """A preset by its name, or from a user's own file, checked as far as possible without data.
+    """Read a preset and check it as far as possible without data.
 
     Args:
-        preset: as in `preset_file`.
+        preset: the name of a preset of the library, or the path of a user's TOML file.
     """
     if not isinstance(preset, str | Path):
         raise ConfigError(f"preset must be a name or the path of a TOML file, got {preset!r}")
@@ -114,12 +115,12 @@ def read_preset(preset: str | Path) -> Preset:
 
 
 def parse(content: Any, name: str, where: str) -> Preset:
-    """The preset of a file's content.
+    """Make a preset from the content of its file.
 
     Args:
-        content: the parsed TOML or JSON file.
-        name: of the preset.
-        where: the file, for messages.
+        content: the content of the TOML or JSON file, parsed.
+        name: name of the preset.
+        where: name of the file, for error messages.
     """
     if not isinstance(content, Mapping):
         raise ConfigError(f"{where} is not a preset: expected a title and [[stages]]")
@@ -142,11 +143,11 @@ def parse(content: Any, name: str, where: str) -> Preset:
 
 
 def _stage(entry: Mapping[str, Any], before: list[str]) -> Stage:
-    """One [[stages]] table, checked.
+    """Make a stage from one [[stages]] table of the TOML file, and check it.
 
     Args:
         entry: the table.
-        before: the names of the stages before it.
+        before: the names of the earlier stages.
     """
     for key in ("name", "method"):
         if not isinstance(entry.get(key), str):
@@ -169,7 +170,12 @@ def _stage(entry: Mapping[str, Any], before: list[str]) -> Stage:
 
 
 def check_options(method: str, options: Mapping[str, Any]) -> None:
-    """Refuse options that a method and its training do not have, or values they cannot take."""
+    """Refuse unknown options and invalid values.
+
+    Args:
+        method: name of the method.
+        options: options of the method, of training and of inference, by name.
+    """
     given = read_options(method, options, OWN)
     split_auto(given.method)
     Training(**given.training)

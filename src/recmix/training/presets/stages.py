@@ -1,7 +1,8 @@
-"""Train a preset: its stages one after the other.
+"""Train a preset, which is a sequence of trainings (stages), one after the other.
 
-The last stage is the run itself, in the run's folder. The stages before it are in folders inside.
-``preset.json`` holds the request, so that an interrupted run can be continued without giving it again.
+The folder of the run holds the last stage. Each earlier stage has its own folder inside. The file
+``preset.json`` stores the preset and its arguments. So an interrupted run can be continued without
+giving them again.
 """
 
 from __future__ import annotations
@@ -49,18 +50,21 @@ def train_preset(
     progress: bool | None = None,
     **arguments: Any,
 ) -> Trained:
-    """Train the stages of a preset and return the last one.
+    """Train the stages of a preset one after the other and return the model of the last stage.
 
     Args:
-        preset: its name, the path of a TOML file, or a preset that was read.
+        preset: the name of a preset, the path of a TOML file, or a `Preset`.
         data: as in `recmix.fit`.
-        out: folder of the run: the last stage in it, the others in folders inside.
-        resume: continue what is in `out`; finished stages are not repeated.
-        overwrite: replace what is in `out`.
-        vae_epochs: epochs of the first stage.
+        out: folder of the run. It holds the last stage; each earlier stage has its own folder
+            inside.
+        resume: continue the run in `out`; finished stages are not repeated.
+        overwrite: replace the run in `out`.
+        vae_epochs: number of epochs of the first stage, a VAE. If the first stage is another
+            method, this is the number of epochs of the VAE that it starts from.
         progress: as in `recmix.fit`.
-        **arguments: the other arguments of `recmix.fit`. Options of the model and the networks apply to
-            the first stage, which the others start from; see `ALL_STAGES` for the rest.
+        **arguments: the other arguments of `recmix.fit`. Options of the model and the networks
+            apply to the first stage, from which the others start. The options in `ALL_STAGES` apply
+            to all stages. All other options apply to the last stage.
     """
     if resume and overwrite:
         raise ConfigError("resume and overwrite exclude each other: continue a run, or replace it")
@@ -104,7 +108,10 @@ def train_preset(
 
 
 def stored_arguments(folder: str | Path) -> dict[str, Any]:
-    """The arguments of `train_preset` to continue the run in a folder; empty if there is none."""
+    """Return the arguments of `train_preset` that continue the run in `folder`.
+
+    They are read from ``preset.json``. The result is empty if the folder has no such file.
+    """
     path = Path(folder) / PRESET
     if not path.exists():
         return {}
@@ -121,7 +128,7 @@ def stored_arguments(folder: str | Path) -> dict[str, Any]:
 
 
 def _with_options(preset: Preset, vae_epochs: int | None, options: Mapping[str, Any]) -> Preset:
-    """The preset with the options that were given with it."""
+    """Return the preset with the options that the user gave in addition, checked."""
     stages = list(preset.stages)
     if vae_epochs is not None and find_method(stages[0].method).starts_from is None:
         stages[0] = _changed(stages[0], {"epochs": vae_epochs})
@@ -163,7 +170,10 @@ def _claim(
     resume: bool,
     overwrite: bool,
 ) -> None:
-    """Write the request into the run's folder; refuses a folder that holds a run."""
+    """Write ``preset.json`` into the run folder.
+
+    Refuses a folder that already holds a run, unless `resume` or `overwrite` is set.
+    """
     folders = [Run(root), *(Run(root / stage.name) for stage in preset.stages[:-1])]
     there = next((run for run in folders if run.exists or (run.folder / PRESET).exists()), None)
     world().wait()
@@ -188,7 +198,11 @@ def _claim(
 
 @contextlib.contextmanager
 def _named_errors(preset: Preset, stage: Stage, root: Path | None = None) -> Iterator[None]:
-    """Name the stage in errors, and the whole run in the message of an interruption."""
+    """In this context, put the names of the preset and the stage in front of each error message.
+
+    The message of an interruption also gets the folder of the whole run instead of that of the
+    stage.
+    """
     try:
         yield
     except Interrupted as stop:
