@@ -16,7 +16,7 @@ test: $(VENV)/.dev lint types
 
 # The libraries whose models recmix reads are large, so they have an environment of their own.
 test-adapters: $(VENV)-adapters/.installed
-	$(VENV)-adapters/bin/python -m pytest -q -p no:cacheprovider -W default tests/adapters
+	$(VENV)-adapters/bin/python -m pytest -q -p no:cacheprovider -W default tests/adapters tests/test_examples.py
 
 $(VENV)-adapters/.installed: pyproject.toml constraints.txt
 	@echo "installing pythae, diffusers and scvi-tools into $(VENV)-adapters (some minutes, once)"

@@ -43,16 +43,16 @@ CHUNK = 512
 class Model(nn.Module):
     """A trained model: a method, and the inference with which its posterior is used.
 
-    It is an `nn.Module`: ``model(x)`` is the posterior of a batch, with gradients, and `state_dict`,
-    `to`, `eval`, hooks and `torch.compile` work. The other methods take numpy arrays or tensors
-    (B, ...) with the values of the training data (uint8 images mean value / 255), and return tensors
-    without gradients.
+    It is an `nn.Module`: ``model(x)`` is the posterior of a batch, with gradients, and
+    `state_dict`, `to`, `eval`, hooks and `torch.compile` work. The other methods take numpy arrays
+    or tensors (B, ...) with the same range of values as the training data (uint8 images are divided
+    by 255). They return tensors without gradients.
 
     Args:
         method: the trained method.
-        spec: what defines the run.
-        history: one row per epoch.
-        folder: where it is stored, or None.
+        spec: the options and data description that define the training run.
+        history: the metrics of each epoch.
+        folder: the folder in which the model is stored, or None.
     """
 
     def __init__(
@@ -71,17 +71,17 @@ class Model(nn.Module):
 
     @property
     def inference(self) -> Inference:
-        """How the posterior is improved when it is used."""
+        """The refinement and calibration that are applied each time the posterior is used."""
         return self.spec.inference
 
     @property
     def latent_model(self) -> LatentModel:
-        """p(x, z), with the noise of the inference."""
+        """The model p(x, z), with the likelihood's noise changed as the calibration says."""
         return self.inference.model(self.method.model)
 
     @property
     def device(self) -> torch.device:
-        """The device of the parameters."""
+        """The device of the model's parameters."""
         return self.latent_model.centre.device
 
     def forward(self, x: Tensor) -> Posterior:
@@ -91,15 +91,15 @@ class Model(nn.Module):
     def refined(self, steps: int, *, restarts: int | None = None, reuse: int | None = None) -> Model:
         """The same model with every component of its posterior refined by Gauss-Newton steps.
 
-        Nothing is trained and nothing is copied: the new model shares the weights of this one.
+        Nothing is trained and nothing is copied: the new model shares the weights of this one. If
+        `restarts` or `reuse` is None, the present value is kept.
 
         Args:
             steps: damped Gauss-Newton steps from each component's mean; 0 removes the refinement.
-            restarts: starting points for each example, 1 to 9. The result with the highest estimate of
-                log p(x) is used. Residual corrections use restarts also without steps.
+            restarts: number of starting points for each example, 1 to 9. The result with the
+                highest estimate of log p(x) is used. A method with residual corrections uses
+                restarts even if `steps` is 0.
             reuse: extra steps after each step that use the same curvature.
-
-        If `restarts` or `reuse` is None, the present value is kept.
         """
         if steps < 0:
             raise ConfigError(f"steps must not be negative, got {steps}: try 1, 2 or 4")
@@ -117,18 +117,19 @@ class Model(nn.Module):
     ) -> Model:
         """The same model with the scale of its posterior chosen on held-out examples.
 
-        Encoders are overconfident on examples that they were not trained on. Two numbers are fitted to
-        validation examples: a scale of the standard deviations, and how much it grows for examples that
-        fit worse. The estimate of the log-likelihood improves; the ELBO, for which the encoder was
-        trained, falls.
+        Encoders are overconfident on examples that they were not trained on. Two numbers are fitted
+        to held-out examples: a factor of the posterior's standard deviations, and how much this
+        factor grows for examples that the posterior explains worse. The estimate of the
+        log-likelihood improves. The ELBO, for which the encoder was trained, falls.
 
         Args:
-            x: held-out examples that no reported score uses; the first thousand are used here.
+            x: held-out examples that no reported score uses; only the first thousand are used.
             samples: K of the IWAE-K bound that is maximised.
-            noise: whether the likelihood's noise (its variance, or the temperature of its logits) is
-                chosen too. The result is another model of the data: it has another p(x).
-            seed: of the sampling noise.
-            memory: bytes for the decoder's activations at a time; by default what suits the device.
+            noise: whether the likelihood's noise (its variance, or the temperature of its logits)
+                is chosen too. The result is another model of the data: it has another p(x).
+            seed: seed of the sampling noise.
+            memory: bytes for the decoder's activations at a time; by default a value that suits the
+                device.
         """
         examples = self._examples(x[:EXAMPLES])
         found = calibrate(
@@ -143,7 +144,7 @@ class Model(nn.Module):
         return self.using(**vars(found.inference))
 
     def using(self, **options: Any) -> Model:
-        """The same model with other options of `Inference`; the weights are shared.
+        """The same model with some options of its `Inference` changed; the weights are shared.
 
         >>> import numpy as np
         >>> model = fit("vae", np.random.default_rng(0).random((30, 1, 8, 8), np.float32), epochs=1)
@@ -154,12 +155,12 @@ class Model(nn.Module):
         return Model(self.method, replace(self.spec, inference=inference), self.history, None)
 
     def posterior(self, x: Any) -> Posterior:
-        """q(z | x), without gradients."""
+        """q(z | x) of examples x (B, ...), without gradients."""
         return infer_no_grad(self.method, self._examples(x), self.inference)
 
     @torch.no_grad()
     def log_joint(self, x: Any, z: Any) -> Tensor:
-        """log p(x, z) for z (S, B, D): (S, B)."""
+        """log p(x, z), (S, B), of examples x (B, ...) and S latent points each, z (S, B, D)."""
         x, z = self._examples(x), self._latents(z)
         if z.ndim != 3 or z.shape[1] != len(x):
             latent = self.latent_model.latent
@@ -169,17 +170,35 @@ class Model(nn.Module):
     def log_likelihood(
         self, x: Any, samples: int = 100, *, seed: int = 0, memory: int | None = None
     ) -> Tensor:
-        """IWAE-`samples`, a lower bound of log p(x), (B,) in nats."""
+        """Estimate log p(x) of each example by the IWAE bound with `samples` samples, (B,) in nats.
+
+        The expected value of the estimate is a lower bound of log p(x).
+
+        Args:
+            x: examples (B, ...).
+            samples: number of importance samples of q(z | x) per example.
+            seed: seed of the sampling noise.
+            memory: bytes for the decoder's activations at a time; by default a value that suits the
+                device.
+        """
         return self.bounds(x, samples, seed=seed, memory=memory)[1]
 
     def elbo(self, x: Any, samples: int = 100, *, seed: int = 0, memory: int | None = None) -> Tensor:
-        """ELBO estimated from `samples` samples, (B,) in nats."""
+        """The ELBO of each example, estimated from `samples` samples of q(z | x), (B,) in nats."""
         return self.bounds(x, samples, seed=seed, memory=memory)[0]
 
     def bounds(
         self, x: Any, samples: int = 100, *, seed: int = 0, memory: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """ELBO and IWAE-`samples` from the same samples, (B,) each."""
+        """The ELBO and the IWAE bound of each example from the same samples, (B,) each, in nats.
+
+        Args:
+            x: examples (B, ...).
+            samples: number of samples of q(z | x) per example.
+            seed: seed of the sampling noise.
+            memory: bytes for the decoder's activations at a time; by default a value that suits the
+                device.
+        """
         generator = torch.Generator(self.device).manual_seed(seed)
         how: dict[str, Any] = {"samples": samples, "generator": generator, "memory": memory}
         parts = [bounds(self.method, part, self.inference, **how) for part in self._chunks(x)]
@@ -201,14 +220,17 @@ class Model(nn.Module):
         """Measure the gap between the ELBO and log p(x) on examples x, and its causes; see `Gap`.
 
         Args:
-            x: examples.
+            x: examples (B, ...).
             train: training examples to compare with, if any.
             name: name of x in the result.
-            samples: importance samples for log p(x).
-            check: most examples whose log p(x) is checked by annealed importance sampling.
-            seed: of all noise.
-            memory: bytes for the decoder's activations at a time; by default what suits the device.
-            report: called with the number of examples done, training examples included.
+            samples: importance samples per example for the estimate of log p(x).
+            check: largest number of examples whose log p(x) is checked by annealed importance
+                sampling.
+            seed: seed of all random noise.
+            memory: bytes for the decoder's activations at a time; by default a value that suits the
+                device.
+            report: function that is called with the number of examples done, training examples
+                included.
         """
         settings: dict[str, Any] = {"samples": samples, "check": check, "seed": seed, "memory": memory}
         examples = self._examples(x)
@@ -227,7 +249,7 @@ class Model(nn.Module):
 
     @torch.no_grad()
     def reconstruct(self, x: Any) -> Tensor:
-        """E[x | z] at the posterior mean, (B, ...)."""
+        """E[x | z] with z at the mean of q(z | x), for examples x (B, ...)."""
         means = [infer_no_grad(self.method, part, self.inference).mean for part in self._chunks(x)]
         return torch.cat([self.latent_model.decode(mean) for mean in means])
 
@@ -245,7 +267,7 @@ class Model(nn.Module):
 
     @torch.no_grad()
     def decode(self, z: Any) -> Tensor:
-        """E[x | z]: (..., D) -> (..., *shape)."""
+        """E[x | z] for latent points z (..., D): (..., *shape), with the shape of an example."""
         return self.latent_model.decode(self._latents(z))
 
     def export(
@@ -320,27 +342,29 @@ def fit(
     progress: bool | None = None,
     **options: Any,
 ) -> Model:
-    """Train a method and return the model of its best validation epoch.
+    """Train a method and return the model of the epoch with the best validation score.
 
     Args:
         method: a name from ``recmix methods``, a `Method` class, or an instance.
-        data: data, a name, a path, arrays, tensors, a torch Dataset or a DataLoader; see
+        data: a data set: its name, a path, arrays, tensors, a torch Dataset or a DataLoader; see
             `recmix.data.as_data`.
-        init: a trained model, or its folder, to start from: the second stage. Methods that need one
-            train a VAE first, in the folder ``vae`` of `out`, if none is given.
-        out: folder of the run; without it nothing is written.
-        resume: continue the run in `out`, if there is one.
-        overwrite: replace the run in `out`.
-        encoder: your own module, examples (B, ...) to (B, 2 latent) or another form that `wrap` accepts;
-            changed in place.
-        decoder: your own module (N, latent) -> (N, ...); changed in place.
-        likelihood: p(x | z), a name or an object; by default what suits the data.
+        init: a trained model, or its folder, to start from. If the method needs one and none is
+            given, a VAE is trained first, in the folder ``vae`` of `out`.
+        out: folder in which the run is stored; without it nothing is written.
+        resume: continue the run stored in `out`, if there is one.
+        overwrite: replace the run stored in `out`.
+        encoder: your own module, from examples (B, ...) to (B, 2 · latent dimension), or with
+            another kind of output that `wrap` accepts. Its weights are changed in place.
+        decoder: your own module, from (N, latent dimension) to (N, ...). Its weights are changed in
+            place.
+        likelihood: p(x | z), a name or an object; by default one that suits the data.
         prior: p(z), a name or an object; by default N(0, I).
         vae_epochs: epochs of the first VAE, if it is trained here.
         callbacks: functions called with (epoch, metrics) after each epoch.
         progress: True shows progress, False does not, None shows it if there is a terminal.
-        **options: options of the method, of the model (`recmix.model.options.ModelOptions`), of training
-            (`recmix.runs.training_options.Training`) and of inference (`recmix.Inference`).
+        **options: options of the method, of the model (`recmix.model.options.ModelOptions`), of
+            training (`recmix.runs.training_options.Training`) and of inference
+            (`recmix.Inference`).
     """
     request = {k: v for k, v in locals().items() if k not in ("options", "progress")}
     return fit_many([request | options], progress=progress)[0]
@@ -349,15 +373,16 @@ def fit(
 def fit_many(requests: Sequence[dict[str, Any]], *, progress: bool | None = None) -> list[Model]:
     """Train many models: on a GPU all at once in one process, elsewhere one after the other.
 
-    Each has its own data, order of data and random stream, and gives the same result as alone. Splits,
-    seeds, learning rates, orders and methods may differ.
+    Each model has its own data, order of the data and random numbers, and becomes the same as if it
+    was trained alone. The models may have different data splits, seeds, learning rates, options and
+    methods.
 
     Args:
-        requests: the keyword arguments of `fit` for each, ``method`` and ``data`` included.
+        requests: for each model the keyword arguments of `fit`, ``method`` and ``data`` included.
         progress: as in `fit`.
 
     Raises:
-        NonFiniteError: if a training failed; raised when the others are done.
+        NonFiniteError: if the training of a model failed; raised when the other models are done.
 
     >>> import numpy as np
     >>> x = np.random.default_rng(0).random((30, 1, 8, 8), np.float32)
@@ -371,14 +396,17 @@ def fit_many(requests: Sequence[dict[str, Any]], *, progress: bool | None = None
 def fit_preset(
     preset: str | Path | Preset, data: Any, *, progress: bool | None = None, **arguments: Any
 ) -> Model:
-    """Train the stages of a preset and return the model of the last stage.
+    """Train the stages of a preset one after the other, and return the model of the last stage.
+
+    A preset is a stored list of training stages with their options.
 
     Args:
         preset: its name (``best``, ``paper``), or the path of a TOML file of your own.
         data: as in `fit`.
         progress: as in `fit`.
-        **arguments: those of `fit`. Options of the method, of training and of inference apply to the
-            last stage; seed, device, dtype, engine, checkpoint_every and tensorboard to all stages.
+        **arguments: further arguments of `fit`. Options of the method, of training and of inference
+            apply to the last stage; seed, device, dtype, engine, checkpoint_every and tensorboard
+            to all stages.
     """
     return _model(train_preset(preset, data, progress=progress, **arguments))
 
@@ -393,23 +421,26 @@ def wrap(
     example: Any = None,
     label: str = "VAE",
 ) -> Model:
-    """A `Model` of an encoder and a decoder that were trained elsewhere.
+    """Make a `Model` of an encoder and a decoder that were trained elsewhere.
 
-    Nothing is trained or copied. The result does all that a fitted model does: `log_likelihood`, `gap`,
-    `refined`, `calibrated`, ``fit("rme", data, init=it)``, `export`, `save`. The networks are set to
-    evaluation mode. x is used as it is given: bring it into the form that the networks were trained on.
+    Nothing is trained or copied. The result does all that a fitted model does: `log_likelihood`,
+    `gap`, `refined`, `calibrated`, `export`, `save`, and it can be the `init` of `fit`. The
+    networks are set to evaluation mode. x is used as it is given: bring it into the form that the
+    networks were trained on.
 
     Args:
-        encoder: x (B, ...) to a tensor (B, 2 D) with means and log-variances; or a tuple of the two; or
-            a dict or object with a mean and a log-variance, scale or variance; or a Normal or
-            MultivariateNormal of `torch.distributions`.
-        decoder: z (N, D), or z of the shape of the encoder's mean, to the parameters of p(x | z).
-        likelihood: p(x | decoder output): a name such as ``bernoulli``, or an object such as
-            ``recmix.likelihoods.Gaussian(0.1)``.
+        encoder: module from x (B, ...) to q(z | x). It gives a tensor (B, 2 D) with means and
+            log-variances; or a tuple of the two; or a dict or object with a mean and a
+            log-variance, scale or variance; or a Normal or MultivariateNormal of
+            `torch.distributions`.
+        decoder: module from z (N, D), or z of the shape of the encoder's mean, to the parameters of
+            p(x | z).
+        likelihood: p(x | z) as a function of the decoder's output: a name such as ``bernoulli``, or
+            an object such as ``recmix.likelihoods.Gaussian(0.1)``.
         latent: the dimension or shape of z; needed only without an example.
         prior: p(z): None for N(0, I), a distribution, or a module with `log_prob` and `sample`.
         example: a batch of a few examples (B, ...), from which all shapes are read.
-        label: its name in tables.
+        label: the model's name in tables.
 
     >>> import torch
     >>> encoder, decoder = nn.Linear(6, 4), nn.Linear(2, 6)
@@ -439,15 +470,15 @@ def load(
     prior: Any = None,
     method: type[Method] | None = None,
 ) -> Model:
-    """A trained model from its folder. Nothing in the folder is executed.
+    """Load a trained model from its folder. Nothing in the folder is executed.
 
     Args:
-        folder: written by `fit`, `Model.save` or ``recmix train``.
-        device: where to put it.
-        encoder: a module of the class it was trained with, if that was the user's own.
-        decoder: the same for the decoder.
-        likelihood: the same for the likelihood.
-        prior: the same for the prior.
+        folder: a folder written by `fit`, `Model.save` or ``recmix train``.
+        device: the device on which to put the model.
+        encoder: if the model was trained with an encoder of your own: a module of the same class.
+        decoder: the same for a decoder of your own.
+        likelihood: the same for a likelihood of your own.
+        prior: the same for a prior of your own.
         method: the class of the method, if it is not registered.
     """
     own = Own(encoder, decoder, likelihood, prior)

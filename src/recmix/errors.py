@@ -1,4 +1,4 @@
-"""Errors a user can act on: each says what was given, what was expected and what to do."""
+"""Errors that the user can correct. Each says what was given, what was expected and what to do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = [
 
 
 class RecmixError(Exception):
-    """Base of every error that is the input's fault and not the program's."""
+    """Base class of every error that comes from wrong input and not from a fault of the program."""
 
 
 class DataError(RecmixError, ValueError):
@@ -41,7 +41,12 @@ class Interrupted(RecmixError):
 
 
 def unknown(what: str, name: str, valid: Iterable[str]) -> str:
-    """The message for a name that does not exist, with the nearest valid names first.
+    """The error message for a name that does not exist. It suggests the most similar valid names.
+
+    Args:
+        what: the kind of thing that was named, such as "method".
+        name: the unknown name.
+        valid: all valid names.
 
     >>> unknown("method", "rmi", ["vae", "rme"])
     "unknown method 'rmi': did you mean 'rme'? Valid: rme, vae"

@@ -22,18 +22,19 @@ def elbo(
     *,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """ELBO = E_q[log p(x | z)] - KL(q || p(z)), (B,) in nats.
+    """ELBO = E_q[log p(x | z)] - KL(q || p(z)) for each example, (B,), in nats.
 
-    The KL is exact where the posterior has a closed form. Gradients reach the posterior's networks
-    through reparameterised samples, and the decoder. For a mixture one sample of each component is used,
-    weighted by the mixing weights (stratified), for each of the `samples`.
+    The KL divergence is exact where it has a closed form. Gradients flow to the decoder, and
+    through reparameterised samples to the networks that computed the posterior. For a mixture
+    posterior, each component is sampled `samples` times, and its samples are weighted by its mixing
+    weight (stratified sampling).
 
     Args:
-        model: p(x, z).
-        x: examples (B, ...).
+        model: the model p(x, z).
+        x: examples (B, *shape).
         posterior: q(z | x) for these examples.
-        samples: samples per example (and component).
-        generator: the random stream.
+        samples: number of samples of z for each example, and for each component of a mixture.
+        generator: the random number generator.
 
     >>> from recmix.model.likelihoods import Bernoulli
     >>> from recmix.posteriors import Gaussian
@@ -61,16 +62,17 @@ def iwae(
     *,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """IWAE-K = log 1/K Σ_k p(x, z_k) / q(z_k | x) for K = `samples`, (B,) in nats.
+    """IWAE bound log 1/K Σ_k p(x, z_k) / q(z_k | x) for each example, (B,), in nats.
 
-    To train a decoder alone, compute `posterior` under `torch.no_grad`: every z_k is then a constant.
+    z_1 … z_K are samples of the posterior q(z | x). To train only a decoder, compute `posterior`
+    under `torch.no_grad`: every z_k is then a constant.
 
     Args:
-        model: p(x, z).
-        x: examples (B, ...).
+        model: the model p(x, z).
+        x: examples (B, *shape).
         posterior: q(z | x) for these examples.
-        samples: K.
-        generator: the random stream.
+        samples: K, the number of samples of z for each example.
+        generator: the random number generator.
 
     Reference: Burda et al., Importance Weighted Autoencoders, ICLR 2016.
     """
@@ -85,14 +87,22 @@ def log_weights(
     *,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """log p(x, z_k) - log q(z_k | x) for samples z_k of the posterior, (K, B)."""
+    """The log importance weights log p(x, z_k) - log q(z_k | x) of K samples z_k, (K, B).
+
+    Args:
+        model: the model p(x, z).
+        x: examples (B, *shape).
+        posterior: q(z | x), from which the z_k are drawn.
+        samples: K, the number of samples of z for each example.
+        generator: the random number generator.
+    """
     _check(samples)
     z, log_q = posterior.rsample_and_log_prob(samples, generator=generator)
     return model.log_joint(x, z) - log_q
 
 
 def log_mean_exp(log_w: Tensor) -> Tensor:
-    """log 1/K Σ_k w_k: (K, B) -> (B,)."""
+    """The log of the mean of K weights, log 1/K Σ_k w_k, from log weights: (K, B) -> (B,)."""
     return log_w.logsumexp(0) - math.log(log_w.shape[0])
 
 

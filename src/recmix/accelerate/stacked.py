@@ -240,7 +240,7 @@ class StackedGates(Stacked):
 
 
 def places(networks: Sequence[nn.Module]) -> list[tuple[dict[str, Any], str]]:
-    """Where each parameter and buffer of the networks is stored: a module's dictionary and a key."""
+    """Where each parameter and buffer of the networks is stored: a module's dictionary and key."""
     return [
         (kept, name)
         for network in networks

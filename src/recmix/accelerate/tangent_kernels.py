@@ -1,23 +1,27 @@
 """Values and tangents of a decoder on a GPU, one Triton kernel for each layer.
 
-Everything between layers is channels-last, (N, H, W, C); the T tangents of an example follow each other.
+A tangent is the derivative of a layer's output along one direction of z. Everything between layers
+is channels-last, (N, H, W, C). The T tangents of one example are stored next to each other.
 
-A transposed convolution is a matrix product whose left factor is gathered while it is read. With stride
-s and padding p, the outputs s q - p, …, s q - p + s - 1 depend on the same inputs q, q - 1, … So a row
-of the product is one q. Its depth runs over (row, column, channel) of these inputs, and its columns run
-over (row, column, channel) of these outputs. A linear layer is the case of a single q.
+A transposed convolution is computed as a matrix product. The kernel reads the entries of the left
+factor directly from the input image. With stride s and padding p, the output positions s q - p, …,
+s q - p + s - 1 depend on the same input positions q, q - 1, … So one row of the product belongs to
+one q. The inner dimension of the product, called depth here, runs over (row, column, channel) of
+these inputs. The columns of the product run over (row, column, channel) of these outputs. A linear
+layer is the case of a single q.
 
-The slope of an activation is 1 or a constant. For tangents it multiplies the output of the layer before;
-it is 1 where the value there is positive.
+The slope of an activation is 1 for positive values and a constant for the others. Tangents are
+multiplied by this slope after the layer before the activation.
 
-Products of tangents use TF32, which is accurate enough for a Jacobian: it only shapes steps and
-curvatures. Products of values use TF32 if torch's own may, else they have the accuracy of float32.
-Tensor cores drop the last 13 bits of what they multiply. So numbers are rounded to TF32 when they are
-written (all but z). Dropped bits make a number too small by 3e-4 on average, and this error would add up
-over the layers.
+Products of tangents use TF32. This is accurate enough for a Jacobian, which only determines steps
+and curvatures. Products of values use TF32 if torch's own layers may, else they have the accuracy
+of float32. Tensor cores drop the last 13 bits of the numbers that they multiply. So all numbers but
+z are rounded to TF32 when they are written. Dropped bits would make a number too small by 3e-4 on
+average, and this error would add up over the layers.
 
-Block sizes depend on the shapes alone. Weights are packed once for each ascent, and nothing waits for
-the device. So a CUDA graph can capture everything here. It uses the weights at the time of its replay.
+Block sizes depend on the shapes alone. Weights are packed once for each sequence of Gauss-Newton
+steps, and nothing waits for the device. So a CUDA graph can capture these kernels. A replay of the
+graph uses the weights at the time of the replay.
 """
 
 from __future__ import annotations
@@ -257,7 +261,7 @@ def _fold(
 
 
 class LayerStep(NamedTuple):
-    """A linear layer or a transposed convolution, and the activation after it."""
+    """A step of a decoder: a linear layer or transposed convolution, and the activation after."""
 
     layer: Any
     shape: tuple[int, ...]  # of its output for one example: (N,) or (C, H, W)
@@ -265,7 +269,9 @@ class LayerStep(NamedTuple):
 
 
 def plan(layers: list[nn.Module]) -> list[LayerStep] | None:
-    """The steps of these layers, or None if the kernels do not support them.
+    """Group a decoder's layers into steps: a layer with weights, and the activation after it.
+
+    None if the kernels do not support the layers.
 
     >>> net = [nn.Linear(2, 9), nn.ReLU(), nn.Unflatten(1, (1, 3, 3)), nn.ConvTranspose2d(1, 4, 2)]
     >>> [step.shape for step in plan(net)]
@@ -303,9 +309,10 @@ def plan(layers: list[nn.Module]) -> list[LayerStep] | None:
 
 
 class Packed:
-    """The steps of a decoder and their weights in the layout of the kernels, packed at their first use.
+    """The steps (`LayerStep`) of a decoder, with their weights in the memory layout of the kernels.
 
-    Make a new one for each ascent: it does not notice changes of the weights.
+    The weights of a step are packed when they are first used. Later changes of the weights are not
+    noticed, so make a new object for each sequence of Gauss-Newton steps.
     """
 
     def __init__(self, steps: list[LayerStep]) -> None:
@@ -321,13 +328,21 @@ class Packed:
         return step.shape if len(step.shape) == 3 else (*step.shape, 1, 1)
 
     def window(self, i: int) -> tuple[tuple[int, ...], ...]:
-        """Kernel, stride and padding of step i; a linear layer maps one position to a whole image."""
+        """Kernel size, stride and padding of decoder step i as a transposed convolution.
+
+        A linear layer is treated as one that maps a single position to a whole image.
+        """
         layer, whole = self.steps[i].layer, self.layout(i)[1:]
         linear = isinstance(layer, nn.Linear)
         return (whole, whole, (0, 0)) if linear else (layer.kernel_size, layer.stride, layer.padding)
 
     def geometry(self, i: int) -> tuple[int, ...]:
-        """C, H, W, O, OH, OW, QH, QW, AH, AW, SH, SW, PH, PW of `_layer`."""
+        """The sizes of decoder step i that the Triton kernel `_layer` takes, in order.
+
+        Channels, height and width of the input (C, H, W) and of the output (O, OH, OW); the numbers
+        of positions q (QH, QW) and of inputs that each q depends on (AH, AW); the stride (SH, SW)
+        and the padding (PH, PW). The module's docstring explains q.
+        """
         layer, shape = self.steps[i].layer, self.layout(i)
         before = (layer.in_features, 1, 1) if isinstance(layer, nn.Linear) else self.layout(i - 1)
         kernel, stride, padding = self.window(i)
@@ -337,7 +352,7 @@ class Packed:
         return (*before, *shape, *counts, *inputs, *stride, *padding)
 
     def weight(self, i: int, precision: str) -> Tensor:
-        """The weight of step i, in the order of columns and depth of `_layer`."""
+        """The weight of decoder step i as a matrix (columns, depth), for the kernel `_layer`."""
         layer, shape = self.steps[i].layer, self.layout(i)
         if not isinstance(layer, nn.Linear):
             return self._packed(i, layer.weight, self.window(i)[1], precision)
@@ -346,17 +361,24 @@ class Packed:
         return self._packed(i, layer.weight.t().unflatten(1, shape), shape[1:], precision)
 
     def tail(self, precision: str) -> Tensor:
-        """The weight of the last step, (channels, outputs to which one position contributes)."""
+        """The last step's weight, (input channels, outputs that one input position adds to)."""
         flat = self.steps[-1].layer.weight.flatten(1)
         return self._packed("tail", flat.t()[..., None, None], (1, 1), precision)
 
     def first(self, start: int, stop: int) -> Tensor:
-        """Tangents after the first layer, (T, H, W, C), along these axes of z: the layer's weights."""
+        """Derivatives of the first layer's output along axes start … stop - 1 of z, (T, H, W, C).
+
+        They are the layer's weights, so they are the same for all examples.
+        """
         axes = self.steps[0].layer.weight.t()[start:stop].unflatten(1, self.layout(0))
         return self._packed((start, stop), axes.transpose(0, 1), (1, 1), PRECISION)
 
     def _packed(self, name: Any, weight: Tensor, stride: tuple[int, ...], precision: str) -> Tensor:
-        """(C, O, KH, KW) as (SH SW O, AH AW C), rounded to TF32 for TF32 products."""
+        """Pack a weight (C, O, KH, KW) as a matrix (SH SW O, AH AW C), and cache it under `name`.
+
+        SH and SW are the stride, AH and AW the numbers of input rows and columns that an output
+        depends on. For TF32 products the weight is rounded to TF32.
+        """
         key = (name, precision == "tf32")
         if key not in self._made:
             (sh, sw), (channels, outputs, kh, kw) = stride, weight.shape
@@ -369,7 +391,7 @@ class Packed:
 
 
 def pack(layers: list[nn.Module], z: Tensor) -> Packed | None:
-    """Prepare a decoder's layers for the kernels; None if the kernels cannot handle them or z (B, D).
+    """Prepare a decoder's layers for the kernels; None if these do not support the layers or z.
 
     >>> pack([nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 3)], torch.zeros(1, 2))
     """
@@ -382,7 +404,7 @@ def pack(layers: list[nn.Module], z: Tensor) -> Packed | None:
 
 @unless_broken
 def values(packed: Packed, z: Tensor) -> Tensor | None:
-    """The decoder at z (N, D): (N, …), or None if the kernels do not apply."""
+    """The decoder's output (N, …) at z (N, D), or None if the kernels do not apply."""
     if not usable(z) or _too_many(packed, len(z)):
         return None
     with torch.cuda.device_of(z):
@@ -392,12 +414,14 @@ def values(packed: Packed, z: Tensor) -> Tensor | None:
 
 @unless_broken
 def push(packed: Packed, z: Tensor, chunk: int) -> tuple[Tensor, Tensor] | None:
-    """The decoder at z (B, D): (B, …), and its Jacobian (B, P, D); None if the kernels do not apply.
+    """The decoder's output (B, …) at z (B, D) and its Jacobian (B, P, D) for P output values.
+
+    None if the kernels do not apply.
 
     Args:
-        packed: the decoder.
+        packed: the decoder's steps.
         z: latent points.
-        chunk: tangents per pass.
+        chunk: number of latent directions for which derivatives are computed at a time.
     """
     latent = z.shape[1]
     if not usable(z) or _too_many(packed, len(z) * min(chunk, latent)):
@@ -413,10 +437,11 @@ def push(packed: Packed, z: Tensor, chunk: int) -> tuple[Tensor, Tensor] | None:
 
 
 def _values(packed: Packed, z: Tensor, fused: bool) -> Iterator[Tensor]:
-    """Yield the output (N, values) of each step for z (N, D).
+    """Yield the output (N, values) of each decoder step for z (N, D).
 
-    If `fused`, one kernel computes the last two steps, and their intermediate output is replaced by
-    partial products.
+    If `fused`, one kernel computes the last two steps together. Then the output of the
+    second-to-last step is not available, and partial products of the last step are yielded in its
+    place.
     """
     at, count = z.contiguous(), len(packed.steps)
     for i in range(count - fused):
@@ -427,12 +452,12 @@ def _values(packed: Packed, z: Tensor, fused: bool) -> Iterator[Tensor]:
 
 
 def _tangents(packed: Packed, at: list[Tensor], moved: Tensor) -> Tensor:
-    """Propagate tangents through all steps after the first: (B, T, values).
+    """Propagate tangents through all decoder steps after the first; return (B, T, values).
 
     Args:
-        packed: the decoder.
+        packed: the decoder's steps.
         at: the output of each step, from `_values`.
-        moved: tangents after the layer of the first step, (T, …), from `Packed.first`.
+        moved: T tangents after the first layer, before its activation, (T, …), from `Packed.first`.
     """
     batch, tangents, count = len(at[0]), len(moved), len(packed.steps)
     for i in range(1, count - packed.fuses):
@@ -443,14 +468,15 @@ def _tangents(packed: Packed, at: list[Tensor], moved: Tensor) -> Tensor:
 
 
 def _too_many(packed: Packed, rows: int) -> bool:
-    """Whether the output of a step has more values than the kernels can index."""
+    """Whether the output of a decoder step, for this many inputs, is too large to be indexed."""
     return rows * max(math.prod(step.shape) for step in packed.steps) >= INDICES
 
 
 def _can_fuse(steps: list[LayerStep]) -> bool:
-    """Whether the kernel of the second-to-last step can also compute the products of the last step.
+    """Whether one kernel can compute the second-to-last step and the products of the last step.
 
-    Both must be convolutions, and the products of one position must be fewer than its channels.
+    Both layers must be transposed convolutions. One input position of the last step must contribute
+    to fewer outputs than it has channels.
     """
     before, last = steps[-2:]
     if last.activation or not all(isinstance(step.layer, nn.ConvTranspose2d) for step in steps[-2:]):
@@ -460,14 +486,16 @@ def _can_fuse(steps: list[LayerStep]) -> bool:
 
 
 def _run(packed: Packed, i: int, x: Tensor, rows: int, at: list[Tensor] | None, fused: bool) -> Tensor:
-    """The output of step i, (rows, values); if fused, the partial products of the last step.
+    """Run the kernel of decoder step i on `rows` values or tangents; return (rows, values).
+
+    If `fused`, the result is the partial products of the last step instead (see `_folded`).
 
     Args:
-        packed: the decoder.
-        i: the step.
-        x: values, or tangents.
-        rows: number of values or tangents.
-        at: the values after each step, if x are tangents.
+        packed: the decoder's steps.
+        i: index of the step.
+        x: inputs of the step: values, or tangents.
+        rows: number of inputs.
+        at: the values after each step, if x are tangents; None if x are values.
         fused: whether the kernel also computes the products of the last step.
     """
     step, last, shapes = packed.steps[i], i == len(packed.steps) - 1, packed.geometry(i)
@@ -500,7 +528,13 @@ def _run(packed: Packed, i: int, x: Tensor, rows: int, at: list[Tensor] | None, 
 
 
 def _folded(packed: Packed, x: Tensor, bias: Tensor | None) -> Tensor:
-    """The output of the last step, (rows, values): sums of the partial products x from `_run`."""
+    """Sum the partial products from `_run` to the output of the last step, (rows, values).
+
+    Args:
+        packed: the decoder's steps.
+        x: partial products.
+        bias: the last layer's bias; None for tangents, or if there is none.
+    """
     shape, window = packed.steps[-1].shape, packed.window(len(packed.steps) - 1)
     out = x.new_empty(len(x), math.prod(shape))
     sizes = (*packed.steps[-2].shape[1:], *shape, *(n for pair in window for n in pair))
@@ -512,13 +546,13 @@ def _folded(packed: Packed, x: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _negative_slope(step: LayerStep) -> float:
-    """The factor of the activation after a step for negative values; 1 if there is none."""
+    """The factor of negative values in the activation after a step; 1 without an activation."""
     leak = None if step.activation is None else _slope(step.activation)
     return 1.0 if leak is None else leak
 
 
 def _precision(step: LayerStep) -> str:
-    """Precision of products of a step's values: TF32 if torch's own layer may use it."""
+    """The precision of a step's matrix product for values: TF32 if torch's own layer may use it."""
     allowed = False
     with suppress(RuntimeError):  # raised if TF32 was set through another interface of torch
         linear = isinstance(step.layer, nn.Linear)
@@ -529,16 +563,19 @@ def _precision(step: LayerStep) -> str:
 def tiles(
     rows: int, columns: int, depth: int, *, whole: bool = False, precision: str = "tf32"
 ) -> tuple[int, ...]:
-    """Block sizes of a product: rows, columns and depth of a block, warps, stages of its loop.
+    """Choose the block sizes of the Triton kernel for one matrix product.
 
-    The largest block that gives enough programs.
+    The block is the largest one for which the kernel still has enough programs to fill the GPU.
 
     Args:
-        rows: of the product.
-        columns: of the product.
-        depth: of the product.
+        rows: rows of the product's result.
+        columns: columns of the product's result.
+        depth: length of the sum in each entry of the product.
         whole: whether a block must have all columns.
-        precision: of the product.
+        precision: ``tf32``, or ``tf32x3`` for three TF32 products with the accuracy of float32.
+
+    Returns:
+        Rows, columns and depth of a block, the number of warps, and the number of pipeline stages.
     """
     largest = (64, 128) if columns > 64 and not whole else (128, 128)
     for bm, most in (largest, (128, 64), (64, 64), (32, 64), (32, 32), (16, 32), (16, 16)):

@@ -1,7 +1,9 @@
 """Jacobians of chains of simple layers: like forward-mode differentiation, with fewer kernels.
 
-A tangent passes a linear layer like an input without the bias, and an activation by multiplication with
-the slope. `torch.func.jvp` would also compute products with tangents of the weights, which are zero.
+A tangent is the derivative of a layer's output along one direction of the input. A linear layer
+maps a tangent like an input, without the bias. An activation multiplies a tangent by the
+activation's slope. `torch.func.jvp` would also compute products with tangents of the weights, which
+are zero.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ SHAPES = (nn.Flatten, nn.Unflatten, nn.Identity)
 
 
 def layer_chain(network: nn.Module) -> list[nn.Module] | None:
-    """The layers of a network that is a chain of simple layers, or None.
+    """The layers of a network in order, if it is a chain of simple layers; else None.
 
     >>> [type(part).__name__ for part in layer_chain(nn.Sequential(nn.Linear(2, 3), nn.Tanh()))]
     ['Linear', 'Tanh']
@@ -56,7 +58,15 @@ def layer_chain(network: nn.Module) -> list[nn.Module] | None:
 
 
 def push(layers: list[nn.Module], z: Tensor, tangents: Tensor) -> tuple[Tensor, Tensor]:
-    """The chain at z (B, D), and its derivative along tangents (T, D) of all examples: (T, B, …).
+    """The output of a chain of layers at z (B, D), and its derivatives along T directions of z.
+
+    Args:
+        layers: the chain, from `layer_chain`.
+        z: inputs (B, D).
+        tangents: directions (T, D), the same for all inputs.
+
+    Returns:
+        The output (B, …) and the derivatives (T, B, …).
 
     >>> layer = nn.Linear(2, 3)
     >>> _, moved = push([layer], torch.zeros(5, 2), torch.eye(2))
@@ -98,7 +108,13 @@ def _without_bias(layer: Any, rows: Tensor) -> Tensor:
 
 @decoder_jacobian.register
 def chain_jacobian(decoder: nn.Module, z: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
-    """The Jacobian of a chain of simple layers."""
+    """The output (B, …) and the Jacobian (B, P, D) of a decoder that is a chain of simple layers.
+
+    Args:
+        decoder: the decoder; for any other kind of network the result is NotImplemented.
+        z: latent points (B, D).
+        chunk: number of latent directions for which derivatives are computed at a time.
+    """
     layers = layer_chain(decoder)
     if layers is None:
         return NotImplemented
@@ -111,5 +127,8 @@ def chain_jacobian(decoder: nn.Module, z: Tensor, chunk: int) -> tuple[Tensor, T
 
 @jacobian_needs_autograd.register
 def chain_needs_autograd(decoder: nn.Module) -> bool:
-    """The Jacobian of a chain of simple layers consists of plain operations."""
+    """False for a chain of simple layers: `chain_jacobian` uses plain operations, not autograd.
+
+    NotImplemented for other decoders.
+    """
     return NotImplemented if layer_chain(decoder) is None else False

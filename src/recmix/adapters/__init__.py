@@ -1,4 +1,7 @@
-"""Models of other libraries as a `recmix.Model`, without training. Libraries are imported on use."""
+"""Use VAEs of other libraries as a `recmix.Model`, without training.
+
+The other library is imported only when its adapter is called.
+"""
 
 from recmix.adapters.diffusers_model import diffusers
 from recmix.adapters.pythae_model import pythae

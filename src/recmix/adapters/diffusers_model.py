@@ -1,4 +1,4 @@
-"""The image autoencoders of diffusers."""
+"""Use the image autoencoders of diffusers as a `recmix.Model`."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ __all__ = ["diffusers"]
 def diffusers(
     autoencoder: Any, *, size: int | tuple[int, int] | None = None, variance: float = 0.01
 ) -> Model:
-    """A `recmix.Model` of an ``AutoencoderKL`` of diffusers.
+    """Make a `recmix.Model` of an ``AutoencoderKL`` of diffusers.
 
-    z has the shape (C, H, W) of the latent image and is used as one vector. Images have values in
+    The latent image (C, H, W) of the autoencoder is used as one vector z. Images have values in
     [-1, 1], as in diffusers. These autoencoders are trained with a perceptual loss and have no
-    likelihood of their own, so you choose the variance of a Gaussian.
+    likelihood of their own. So p(x | z) is a Gaussian whose variance you choose.
 
     Args:
         autoencoder: an ``AutoencoderKL``.
         size: height and width of the images; by default the autoencoder's ``sample_size``.
-        variance: of p(x | z), for each value.
+        variance: variance of p(x | z) for each pixel and channel.
     """
     for part in ("encode", "decode", "config"):
         if not hasattr(autoencoder, part):

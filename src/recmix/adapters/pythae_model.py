@@ -1,4 +1,4 @@
-"""VAEs that were trained by pythae."""
+"""Use VAEs that were trained by pythae as a `recmix.Model`."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ __all__ = ["pythae"]
 
 
 def pythae(model: Any) -> Model:
-    """A `recmix.Model` of a VAE that was trained by pythae: VAE, BetaVAE, IWAE and others of their form.
+    """Make a `recmix.Model` of a VAE trained by pythae: VAE, BetaVAE, IWAE and similar ones.
 
-    Of a model with a flow after its encoder (VAE_IAF, VAE_LinNF), the Gaussian encoder is used without
-    the flow.
+    If the model has a flow after its encoder (VAE_IAF, VAE_LinNF), the Gaussian encoder is used
+    without the flow.
 
     Args:
-        model: a pythae model; or the folder in which pythae saved one with its own networks. Networks of
-            your own are saved as pickles, which are never read: load such a model with pythae's
-            ``AutoModel.load_from_folder``, and give the result.
+        model: a pythae model; or the folder in which pythae saved a model with its own networks.
+            pythae saves networks of your own as pickles, which are never read here: load such a
+            model with pythae's ``AutoModel.load_from_folder``, and give the result.
     """
     if isinstance(model, str | Path):
         model = _load(Path(model))
@@ -58,7 +58,7 @@ def _likelihood(loss: str) -> Likelihood:
 
 
 def _load(folder: Path) -> Any:
-    """A model from its folder, with pythae's own networks; nothing is unpickled."""
+    """Load a pythae model with pythae's own networks from its folder, without reading pickles."""
     path = folder / "model_config.json"
     if not path.is_file():
         raise ConfigError(f"{folder} has no model_config.json: expected a folder that pythae saved")

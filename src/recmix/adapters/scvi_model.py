@@ -1,4 +1,4 @@
-"""Models of single-cell counts of scvi-tools."""
+"""Use SCVI models of scvi-tools, for single-cell counts, as a `recmix.Model`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ LIKELIHOODS = {"zinb": ZeroInflatedNegativeBinomial, "nb": NegativeBinomial}
 
 
 def scvi(model: Any, *, batch: int = 0) -> Model:
-    """A `recmix.Model` of a trained ``scvi.model.SCVI``, for the counts (B, genes) of one batch.
+    """Make a `recmix.Model` of a trained ``scvi.model.SCVI``, for counts x (B, genes).
 
-    The total count of a cell is taken from the cell, as scvi-tools does by default.
+    All cells must belong to one experimental batch. The total count that the likelihood needs is
+    computed from each cell itself, as scvi-tools does by default.
 
     Args:
         model: an ``SCVI`` with one dispersion per gene and the likelihood zinb or nb.
-        batch: the number of the experimental batch that cells belong to.
+        batch: the number of the experimental batch that the cells belong to.
     """
     module = getattr(model, "module", None)
     if module is None or not hasattr(module, "z_encoder"):
@@ -57,7 +58,7 @@ def scvi(model: Any, *, batch: int = 0) -> Model:
 
 
 class _Encode(nn.Module):
-    """Counts (B, genes) to q(z | x)."""
+    """The encoder of an SCVI model as a module: counts (B, genes) -> q(z | x)."""
 
     def __init__(self, module: nn.Module, batch: int) -> None:
         super().__init__()
@@ -72,7 +73,11 @@ class _Encode(nn.Module):
 
 
 class _Decode(nn.Module):
-    """z (N, D) to the log-share of each gene, and with zero inflation the logits of a zero."""
+    """The decoder of an SCVI model as a module: z (N, D) -> the parameters of p(x | z).
+
+    These are the log of each gene's share of the total count. With zero inflation the logits of an
+    extra zero follow.
+    """
 
     def __init__(self, module: nn.Module, batch: int) -> None:
         super().__init__()

@@ -194,7 +194,7 @@ def _check_type(array: Array, given: str, what: str) -> None:
 
 
 def _with_event_axes(array: Array, shape: tuple[int, ...] | None, given: str, what: str) -> Array:
-    """Refuse an array of fewer than two axes and channels-last images; make (N, H, W) to (N, 1, H, W)."""
+    """Refuse fewer than two axes and channels-last images; make (N, H, W) to (N, 1, H, W)."""
     if array.ndim < 2:
         advice = f"{what}.reshape(-1, 1) for examples of one value"
         if array.shape == shape:
@@ -220,7 +220,7 @@ def _with_event_axes(array: Array, shape: tuple[int, ...] | None, given: str, wh
 
 
 def _wrong_shape(array: Array, shape: tuple[int, ...], what: str) -> str:
-    """Return text that says why examples do not have the required `shape`, and what the user can do."""
+    """Say why examples do not have the required `shape`, and what the user can do."""
     text = f"each example is {shape_text(array.shape[1:])}, expected {shape_text(shape)}"
     if array.ndim == 2:
         text = f"its examples are flat vectors of {array.shape[1]} values, expected {shape_text(shape)}"

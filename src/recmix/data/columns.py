@@ -23,7 +23,7 @@ _OLDEST_PYARROW = (14, 0, 1)  # older versions unpickle what a file contains
 
 
 class ColumnTable(NamedTuple):
-    """A table of numbers (N, F): N examples with F values each, and the names of its columns, if any."""
+    """A table of numbers (N, F), one example per row, and the names of its columns, if any."""
 
     values: NDArray[np.float32]  # (N, F)
     columns: tuple[str, ...] | None  # names of the columns, if there are any

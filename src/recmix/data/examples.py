@@ -176,10 +176,10 @@ class ArrayExamples(Examples):
 
     @property
     def raw(self) -> Array:
-        """The stored values of all selected examples, (N, *event), uint8 (means value / 255) or float32.
+        """The stored values of all selected examples, (N, *event): uint8 or float32.
 
-        The first access copies the selected examples, and this object no longer refers to the
-        shared array.
+        uint8 means value / 255. The first access copies the selected examples. Then this object no
+        longer refers to the shared array.
         """
         array, selected = self._store
         if selected is not None:
@@ -188,7 +188,10 @@ class ArrayExamples(Examples):
         return array
 
     def take(self, index: Index) -> Array:
-        """Return the stored values of the selected examples, (B, *event): uint8 (value / 255) or float32."""
+        """Return the stored values of the selected examples, (B, *event): uint8 or float32.
+
+        uint8 means value / 255.
+        """
         array, selected = self._store
         if selected is None and isinstance(index, slice):
             return array[index]
@@ -223,10 +226,14 @@ def chunk_slices(shape: tuple[int, ...]) -> Iterator[slice]:
 
 
 def rows(index: Index, count: int) -> NDArray[np.int64]:
-    """Return the indices (from 0) that a slice, an integer array or a mask selects from `count` examples.
+    """Return the indices (from 0) that a slice, an integer array or a mask selects.
 
     >>> rows(slice(None, None, 2), 5), rows([-1], 5)
     (array([0, 2, 4]), array([4]))
+
+    Args:
+        index: The slice, integer array or mask. Negative integers count from the end.
+        count: Number of examples to select from.
     """
     if isinstance(index, slice):
         return np.arange(*index.indices(count))

@@ -139,7 +139,10 @@ def unpack(archive: Path, folder: Path, names: Collection[str]) -> None:
 
 @contextlib.contextmanager
 def _atomic_file(path: Path) -> Iterator[IO[bytes]]:
-    """Open a temporary file. It replaces `path` if the context ends without an error, else it is deleted."""
+    """Open a temporary file. It replaces `path` if the context ends without an error.
+
+    Otherwise it is deleted.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")

@@ -36,7 +36,7 @@ class Form(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Training, validation or test examples (one part of a data set), with shape, fields and columns."""
+    """Training, validation or test examples of a data set, with their shape, fields and columns."""
 
     examples: Examples
     form: Form
@@ -191,7 +191,7 @@ def _stack(items: Any, what: str) -> Array | dict[str, Array]:
 
 
 def _item_fields(item: Any, what: str) -> dict[str, Array]:
-    """Return the arrays of one item of a sequence by field name; "" is the name if it has no fields."""
+    """Return the arrays of one item of a sequence by field; the name is "" without fields."""
     if isinstance(item, tuple | list) and item:
         item = item[0]
     if not isinstance(item, Mapping):

@@ -87,7 +87,7 @@ def _check(examples: Any, rule: _Requirement, likelihood: str, what: str) -> Non
 
 
 def _parts(examples: Any) -> Iterator[tuple[int, Array]]:
-    """Give the values of `Examples` or of an array in pieces, each with the index of its first example.
+    """Give the values of examples in pieces, each with the index of its first example.
 
     For sparse examples, the index is that of the first stored value.
     """

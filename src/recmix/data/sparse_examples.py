@@ -67,14 +67,14 @@ class SparseExamples(Examples):
         return (self._sum(self.raw.data) / len(self)).astype(np.float32)
 
     def variance(self, mean: Array, sample: int = 10_000, seed: int = 0) -> float:
-        """Return the mean of (x - mean)² over all examples and all F features, for a given `mean` (F,).
+        """Return the mean of (x - mean)² over all examples and features, for a given `mean` (F,).
 
         `sample` and `seed` have no effect: all examples are used.
         """
         return float(self._squares(np.asarray(mean, np.float64)).mean()) / len(self)
 
     def deviation(self, sample: int = 10_000, seed: int = 0) -> NDArray[np.float32]:
-        """Return the standard deviation over all examples, (F,); 1 where all examples have the same value.
+        """Return the standard deviation over all examples, (F,); 1 where all values are equal.
 
         `sample` and `seed` have no effect.
         """
@@ -113,7 +113,7 @@ def is_sparse(x: Any) -> bool:
 
 
 def _canonical(matrix: Any, what: str) -> Any:
-    """Convert a sparse matrix to float32 csr format: indices sorted, no duplicates, no stored zeros."""
+    """Convert a sparse matrix to float32 csr: sorted indices, no duplicates, no stored zeros."""
     if not is_sparse(matrix):
         raise DataError(
             f"{what} is a {type(matrix).__name__}; expected a scipy.sparse matrix, for example "

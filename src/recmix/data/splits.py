@@ -78,15 +78,15 @@ def complete_parts(
     seed: int,
     need_test: bool,
 ) -> tuple[Examples, Examples, Examples | None]:
-    """Return training, validation and test examples; missing ones are held out of the training examples.
+    """Return training, validation and test examples; hold missing ones out of the training.
 
     Args:
         train: Training examples.
-        val: Validation examples, or None to hold them out.
+        val: Validation examples, or None to hold them out of `train`.
         test: Test examples, or None.
         name: Name of the data set, see `split`.
         seed: Seed of the split.
-        need_test: Whether test examples are held out if `test` is None.
+        need_test: Whether test examples are held out of `train` if `test` is None.
     """
     missing = int(val is None) + int(test is None and need_test)
     rest, *held_out = split(len(train), name=name, seed=seed, parts=missing)
@@ -200,13 +200,13 @@ class Data:
 
     @property
     def counts(self) -> dict[str, int | None]:
-        """Number of training, validation and test examples; None for test if there are no test examples."""
+        """Number of training, validation and test examples; None without test examples."""
         test = None if self.x_test is None else len(self.x_test)
         return {"train": len(self.x_train), "val": len(self.x_val), "test": test}
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 hash of the training, validation and test examples, equal for equal examples and splits.
+        """SHA-256 hash of all examples: equal for equal training, validation and test examples.
 
         For images that stay in their files it depends on file names and sizes, not on pixels.
         """

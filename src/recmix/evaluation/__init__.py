@@ -1,4 +1,7 @@
-"""Bounds, timing and scores. They use only `posterior` and `log_joint`: any method can be scored."""
+"""Bounds of log p(x), scores and timing of trained methods.
+
+They use only a method's `posterior` and its model's `log_joint`, so any method can be scored.
+"""
 
 from recmix.evaluation.bounds import Bounds, bounds
 from recmix.evaluation.timing import posterior_milliseconds

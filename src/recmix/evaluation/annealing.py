@@ -1,9 +1,9 @@
-"""Annealed importance sampling: log p(x) along a path from a Gaussian to the posterior.
+"""Annealed importance sampling: log p(x) along a path from a Gaussian q(z) to the posterior.
 
-The path is q(z)^(1-β) p(x, z)^β, β from 0 to 1. A chain starts with a sample of q and takes, at every β,
-a Hamiltonian step that leaves the density of that β invariant. Its log-weight
-Σ_t (β_t - β_{t-1}) (log p(x, z_t) - log q(z_t)) is that of an importance sample of p(x), for a path of
-any length. The chain corrects a poor q, which plain importance sampling from q cannot.
+The path is q(z)^(1-β) p(x, z)^β, with β from 0 to 1. A chain starts with a sample of q. At every β
+it takes a Hamiltonian Monte Carlo step that leaves the density of this β invariant. Its log-weight
+Σ_t (β_t - β_{t-1}) (log p(x, z_t) - log q(z_t)) is that of an importance sample of p(x), for a path
+of any length. The chain corrects a poor q, which plain importance sampling from q cannot.
 
 References: Neal, Annealed importance sampling, 2001; Wu et al., On the quantitative analysis of
 decoder-based generative models, 2017.
@@ -32,7 +32,11 @@ FIRST_STEP = 0.5
 
 
 class _State(NamedTuple):
-    """Points u with z = μ + L u, and the log joint there."""
+    """The present points of the chains in coordinates u, where z = μ + L u and q(z) = N(μ, L Lᵀ).
+
+    It also holds the log of p(x, z) |det L|, which is the joint density of x and u, and its
+    gradient with respect to u.
+    """
 
     u: Tensor  # (S, B, D)
     log_joint: Tensor  # (S, B), of u: with log det L
@@ -49,19 +53,20 @@ def annealed(
     generator: torch.Generator,
     at_once: int,
 ) -> Evidence:
-    """log p(x) of x (B, C, H, W) by chains from q, with its standard error over chains.
+    """Estimate log p(x) of examples x by annealed importance sampling, with standard errors.
 
-    A first run of a few chains only adapts the step size of each example. The second run, with fixed
-    step sizes, gives the result.
+    A first run of a few chains only adapts the step size of each example. The second run, with
+    fixed step sizes, gives the result. The standard error comes from the differences between
+    chains.
 
     Args:
         model: p(x, z).
-        x: examples.
-        q: the start of the path.
-        chains: importance samples per example.
-        temperatures: number of β on the path.
-        generator: of the noise, on the model's device.
-        at_once: latent vectors decoded at a time.
+        x: examples (B, C, H, W).
+        q: the Gaussian at the start of the path, for each example.
+        chains: number of chains per example; each gives one importance sample.
+        temperatures: number of values of β on the path.
+        generator: source of the random noise, on the model's device.
+        at_once: largest number of latent vectors to decode at a time.
     """
     size = torch.full_like(q.mean[:, 0], FIRST_STEP)
     size = _run_chains(model, x, q, min(chains, 4), temperatures, size, generator, adapt=True)[1]
@@ -84,7 +89,21 @@ def _run_chains(
     *,
     adapt: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Log-weights (S, B) of chains along the path, and step sizes (B,), adapted or as given."""
+    """Run S chains per example along the path from q to the posterior; see `annealed`.
+
+    Args:
+        model: p(x, z).
+        x: examples (B, C, H, W).
+        q: the Gaussian at the start of the path.
+        chains: S.
+        temperatures: number of values of β on the path.
+        size: step size of each example, (B,).
+        generator: source of the random noise.
+        adapt: whether to adapt the step sizes during the run.
+
+    Returns:
+        Log-weights of the chains, (S, B), and step sizes (B,), adapted or as given.
+    """
     factor = q.scale_tril
     volume = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
@@ -133,11 +152,11 @@ def _run_chains(
 
 
 def _force(place: _State, beta: float) -> Tensor:
-    """Gradient of the log density of β."""
+    """The gradient, with respect to u, of the log density on the path at β."""
     return beta * place.slope - (1 - beta) * place.u
 
 
 def _energy(place: _State, beta: float, momentum: Tensor) -> Tensor:
-    """Log density of a state and its momentum, (S, B)."""
+    """The log density on the path at β, of points and their momenta together, (S, B)."""
     here = beta * place.log_joint + (1 - beta) * standard_normal(place.u)
     return here - 0.5 * momentum.square().sum(-1)

@@ -27,14 +27,17 @@ CPU_MEMORY = 32 * 2**20
 
 
 class Bounds(NamedTuple):
-    """Per example, in nats."""
+    """The ELBO and the IWAE bound of each example, in nats."""
 
     elbo: Tensor  # (B,)
     iwae: Tensor  # (B,)
 
 
 def decode_bytes(model: LatentModel) -> int:
-    """Bytes of activations for one latent vector, measured by passing one through the decoder."""
+    """Bytes of the decoder's activations for one latent vector, measured by decoding one.
+
+    The memory that the likelihood needs for this vector is included.
+    """
     total = 0
 
     def count(_module: nn.Module, _inputs: object, output: object) -> None:
@@ -67,16 +70,16 @@ def bounds(
     generator: torch.Generator | None = None,
     memory: int | None = None,
 ) -> Bounds:
-    """ELBO and IWAE-`samples` of x (B, C, H, W) under a method's posterior.
+    """The ELBO and the IWAE-K bound of examples x under a method's posterior.
 
     Args:
-        method: gives the posterior and the joint.
-        x: examples in [0, 1].
-        inference: how the posterior is improved first; by default not at all.
-        samples: K.
-        generator: the random stream.
-        memory: bytes for the decoder's activations; samples are drawn in as many chunks as needed. By
-            default what suits the device.
+        method: gives the posterior q(z | x) and the model p(x, z).
+        x: examples (B, C, H, W) with values in [0, 1].
+        inference: refinement and calibration of the posterior; by default none.
+        samples: K, the number of samples per example.
+        generator: source of the random noise.
+        memory: bytes for the decoder's activations at a time; by default a value that suits the
+            device. If needed, examples and samples are processed in several parts.
     """
     used = inference or Inference()
     count = at_once(method.model, memory)
@@ -89,18 +92,19 @@ def bounds(
 def chunks(x: Tensor, inference: Inference, count: int) -> tuple[Tensor, ...]:
     """Split a batch x into parts that need at most `count` latent vectors at a time.
 
-    An example needs one latent vector for each restart (starting point) of its refinement. A part
-    has at least one example, even if that needs more than `count`.
+    Refinement needs one latent vector for each of an example's starting points
+    (`inference.restarts`). A part has at least one example, even if this example needs more than
+    `count` latent vectors.
     """
     return x.split(max(1, count // inference.restarts))
 
 
 def at_once(model: LatentModel, memory: int | None = None) -> int:
-    """The number of latent vectors to decode at a time.
+    """The number of latent vectors whose decoder activations fit into memory together.
 
     Args:
         model: the model whose decoder is used.
-        memory: bytes for its activations; by default what suits the device.
+        memory: bytes for the decoder's activations; by default a value that suits the device.
     """
     if memory is None:
         memory = CPU_MEMORY if model.centre.device.type == "cpu" else MEMORY
@@ -115,7 +119,16 @@ def bounds_of(
     generator: torch.Generator | None,
     at_once: int,
 ) -> Bounds:
-    """The bounds of one batch under a posterior, decoding at most `at_once` vectors at a time."""
+    """The ELBO and the IWAE bound of one batch x under the posterior q.
+
+    Args:
+        model: p(x, z).
+        x: examples (B, C, H, W).
+        q: q(z | x) of these examples.
+        samples: number of samples per example.
+        generator: source of the random noise.
+        at_once: largest number of latent vectors to decode at a time.
+    """
     if not isinstance(samples, int) or samples < 1:
         raise ConfigError(f"samples must be a whole number, at least 1; got {samples!r}")
     chunk = max(1, at_once // len(x))

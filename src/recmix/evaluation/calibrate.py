@@ -1,9 +1,10 @@
 """Calibration: choose the scale of a posterior's standard deviations on held-out data.
 
-On examples that an encoder was not trained on, its mean is further off than its standard deviations say,
-and most importance samples miss. Two numbers, fitted to held-out examples, correct much of this: a
-scale, and how much the scale grows for examples that the posterior explains badly. Densities stay exact
-and every bound stays a bound.
+On examples that an encoder was not trained on, the error of its mean is larger than its standard
+deviations say. Then most importance samples have a low p(x, z). Two numbers, fitted to held-out
+examples, correct much of this: a factor of the standard deviations (the scale), and how much this
+factor grows for examples that the posterior explains badly (the slope). The density of the
+calibrated posterior is still exact, so every lower bound of log p(x) stays a lower bound.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ LARGEST_SLOPE = 1.0
 
 
 class Calibration(NamedTuple):
-    """The result of `calibrate`; bounds in nats per held-out example."""
+    """The result of `calibrate`: the calibrated inference, and the mean bounds before and after it.
+
+    The bounds are IWAE bounds in nats, averaged over the held-out examples.
+    """
 
     inference: Inference  # with scale, slope, reference and noise
     before: float  # IWAE of the uncalibrated posterior
@@ -57,20 +61,25 @@ def calibrate(
     memory: int | None = None,
     noise: bool = False,
 ) -> Calibration:
-    """The scale and slope that give the highest IWAE-`samples` on held-out examples x.
+    """Find the scale and slope of the calibration with the highest IWAE bound on held-out examples.
 
-    Scales a quarter of an octave apart are tried with the same noise, from 1 in both directions, as long
-    as the gain over the last one is more than twice its standard error over examples. Then slopes are
-    tried in the same way; then, if there is a slope, scales again. With `noise`, factors of the
-    likelihood's noise are tried first, and once more at the end.
+    The scale multiplies all standard deviations of the posterior. The slope says how much the scale
+    grows for examples with a low log p(x, z) at the posterior mean z.
+
+    Scales a quarter of an octave apart are tried with the same sampling noise, from 1 in both
+    directions. The search goes on as long as the bound gains more than twice the standard error of
+    this gain over examples. Then slopes are tried in the same way; then, if the slope is not 0,
+    scales again. With `noise`, factors of the likelihood's noise are tried first, and once more at
+    the end.
 
     Args:
-        method: trained; its posterior must be a Gaussian or a mixture of Gaussians.
+        method: a trained method; its posterior must be a Gaussian or a mixture of Gaussians.
         x: held-out examples (B, C, H, W).
         inference: the refinement that comes before the calibration; its own calibration is ignored.
-        samples: K.
-        seed: of the noise.
-        memory: bytes for the decoder's activations at a time; by default what suits the device.
+        samples: K of the IWAE-K bound.
+        seed: seed of the sampling noise.
+        memory: bytes for the decoder's activations at a time; by default a value that suits the
+            device.
         noise: whether the likelihood's noise is chosen too. This changes p(x).
     """
     used = (inference or Inference()).uncalibrated
@@ -90,7 +99,18 @@ def calibrate(
 def _reached_with_noise(
     method: Method, x: Tensor, inference: Inference, samples: int, seed: int, count: int
 ) -> Callable[[float], Tensor]:
-    """The IWAE bound of each example as a function of the octaves of the noise."""
+    """Make a function from a change of the likelihood's noise to the IWAE bound of each example.
+
+    The change is given in octaves: the noise is multiplied by 2 to this power.
+
+    Args:
+        method: a trained method.
+        x: held-out examples (B, C, H, W).
+        inference: refinement and calibration of the posterior.
+        samples: K of the IWAE-K bound.
+        seed: seed of the sampling noise.
+        count: largest number of latent vectors to decode at a time.
+    """
 
     def reached(octaves: float) -> Tensor:
         used = replace(inference, noise=2.0**octaves)
@@ -106,7 +126,16 @@ def _reached_with_noise(
 def _calibrate(
     method: Method, x: Tensor, used: Inference, samples: int, seed: int, count: int
 ) -> Calibration:
-    """`calibrate` for a given noise."""
+    """Do what `calibrate` does, for a fixed noise of the likelihood.
+
+    Args:
+        method: a trained method.
+        x: held-out examples (B, C, H, W).
+        used: the refinement of the posterior, and the likelihood's noise.
+        samples: K of the IWAE-K bound.
+        seed: seed of the sampling noise.
+        count: largest number of latent vectors to decode at a time.
+    """
     model = used.model(method.model)
     posteriors = [(part, infer(method, part, used)) for part in chunks(x, used, count)]
     if not posteriors[0][1].can_scale:
@@ -148,17 +177,20 @@ def _calibrate(
 def _line_search(
     reached: Callable[[float], Tensor], start: float, best: Tensor, step: float, limit: float
 ) -> tuple[float, Tensor]:
-    """The best value of one setting by the mean bound, and the bound of each example there (B,).
+    """Find the value of one number with the highest mean bound.
 
     The search goes from `start` upwards in steps, then from `start` downwards. Each direction ends
     when a step does not clearly increase the bound (see `_is_higher`), or at `limit`.
 
     Args:
-        reached: function from a value of the setting to the bound of each example, (B,).
+        reached: function from a value of the number to the bound of each example, (B,).
         start: the first value.
         best: the bound of each example at `start`, (B,).
         step: distance between values.
         limit: largest absolute value to try.
+
+    Returns:
+        The best value, and the bound of each example there, (B,).
     """
     ends = []
     for way in (step, -step):
@@ -170,6 +202,6 @@ def _line_search(
 
 
 def _is_higher(one: Tensor, other: Tensor) -> bool:
-    """Whether the mean difference is more than twice its standard error."""
+    """Whether the mean of `one` - `other` over examples is more than twice its standard error."""
     gains = one - other
     return bool(gains.mean() > 2 * gains.std(correction=0) / len(gains) ** 0.5)

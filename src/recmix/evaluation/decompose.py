@@ -1,4 +1,4 @@
-"""Measure a `Gap`: the ELBO, the best Gaussians and log p(x) of each example."""
+"""Measure a `Gap`: the ELBO, the ELBO of the best Gaussians, and log p(x) of each example."""
 
 from __future__ import annotations
 
@@ -37,22 +37,23 @@ def decompose(
     memory: int | None = None,
     report: Callable[[int], None] = lambda done: None,
 ) -> Gap:
-    """The gaps of a method on x (B, C, H, W) in [0, 1], on the model's device.
+    """Measure the gap between the ELBO and log p(x) on examples x, divided by its causes.
 
-    log p(x) is estimated by IWAE-`samples` under a mixture of the best full Gaussian and the Laplace
-    approximations at all modes found. Some examples, evenly spread, are checked by annealed importance
-    sampling.
+    log p(x) is estimated by importance sampling. The proposal is a mixture of the best full
+    Gaussian and the Laplace approximations at all modes found. Some examples, evenly spread, are
+    checked by annealed importance sampling.
 
     Args:
         method: a trained method, in evaluation mode.
-        x: examples.
-        inference: how the posterior is improved first; by default not at all.
-        name: their name.
-        samples: importance samples for log p(x).
+        x: examples (B, C, H, W) with values in [0, 1], on the model's device.
+        inference: refinement and calibration of the posterior; by default none.
+        name: name of the examples in the result.
+        samples: importance samples per example for the estimate of log p(x).
         check: largest number of examples whose log p(x) is checked.
-        seed: of all noise.
-        memory: bytes for the decoder's activations at a time; by default what suits the device.
-        report: called with the number of examples done.
+        seed: seed of all random noise.
+        memory: bytes for the decoder's activations at a time; by default a value that suits the
+            device.
+        report: function that is called with the number of examples done.
     """
     for word, value, least in (("samples", samples, 2), ("check", check, 0)):
         if not isinstance(value, int) or value < least:
@@ -125,7 +126,10 @@ def decompose(
 
 
 def family_of(q: Posterior) -> tuple[str, bool]:
-    """The family of Gaussians to compare q with, and whether q belongs to that family."""
+    """The family of Gaussians to compare q with, ``full`` or ``diagonal``.
+
+    The second result says whether q is itself a Gaussian of this family.
+    """
     parts = q.components
     family = "full" if all(isinstance(part, FullGaussian) for part in parts) else "diagonal"
     exact = len(parts) == 1 and isinstance(parts[0], FullGaussian | Gaussian)
@@ -133,7 +137,10 @@ def family_of(q: Posterior) -> tuple[str, bool]:
 
 
 def _proposal(best: FullGaussian, others: list[FullGaussian]) -> Mixture:
-    """Mostly the best Gaussian, and the Laplace approximations, so that no mode is missed."""
+    """Make the proposal for importance sampling: a mixture in which the best Gaussian dominates.
+
+    The Laplace approximations `others` share the rest of the weight, so that no mode is missed.
+    """
     rest = [(1 - BEST_SHARE) / len(others)] * len(others)
     shares = torch.tensor([BEST_SHARE, *rest], dtype=torch.float64)
     log_weights = shares.log().to(best.mean).expand(len(best.mean), -1)

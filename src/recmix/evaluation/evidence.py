@@ -15,16 +15,17 @@ __all__ = ["Evidence", "evidence_of", "importance"]
 
 
 class Evidence(NamedTuple):
-    """Per example, in nats."""
+    """Estimates of log p(x) and their standard errors for each example, in nats."""
 
     log: Tensor  # (B,)
     error: Tensor  # (B,) its standard error
 
 
 def evidence_of(log_weights: Tensor) -> Evidence:
-    """The log of the mean of importance weights, from log-weights (K, B). It underestimates log p(x).
+    """Estimate log p(x) by the log of the mean importance weight, from log-weights (K, B).
 
-    The standard error is that of the mean weight, relative to the mean weight; NaN for one weight.
+    The expected value of this estimate is at most log p(x). The standard error of the estimate is
+    the standard error of the mean weight, divided by the mean weight. It is NaN if K = 1.
 
     >>> evidence_of(torch.tensor([[1.0], [3.0]]).log())
     Evidence(log=tensor([0.6931]), error=tensor([0.5000]))
@@ -45,15 +46,15 @@ def importance(
     generator: torch.Generator,
     at_once: int,
 ) -> Evidence:
-    """log p(x) of x (B, C, H, W) by samples of q: IWAE-`samples`.
+    """Estimate log p(x) of examples x by importance sampling from q (the IWAE bound).
 
     Args:
         model: p(x, z).
-        x: examples.
-        q: the proposal.
-        samples: per example.
-        generator: of the noise, on the model's device.
-        at_once: latent vectors decoded at a time.
+        x: examples (B, C, H, W).
+        q: the proposal density of z for each example.
+        samples: number of importance samples per example.
+        generator: source of the random noise, on the model's device.
+        at_once: largest number of latent vectors to decode at a time.
     """
     parts, done = [], 0
     while done < samples:

@@ -44,19 +44,23 @@ QUANTITIES = {
 class Gap:
     """The gap between log p(x) and the ELBO on N examples, and its two parts, in nats per example.
 
+    L_q is the ELBO of the method's posterior. L* is the highest ELBO that a Gaussian of `family`
+    reaches, optimised for each example. log p(x) - L* is the approximation gap, L* - L_q the
+    amortisation gap.
+
     Args:
         name: name of the examples: test, train …
         family: the Gaussians that L* is optimised over, ``diagonal`` or ``full``.
-        exact: whether the posterior is a Gaussian of that family. If not (mixtures, flows), its own
-            family contains these Gaussians. Then its approximation gap is at most the given one, and its
-            amortisation gap at least the given one, which can be negative.
+        exact: whether the posterior is a Gaussian of that family. If not (mixtures, flows), the
+            posterior's own family contains these Gaussians. Then its approximation gap is at most
+            the given one. Its amortisation gap is at least the given one, which can be negative.
         elbo: L_q, (N,).
         diagonal: the ELBO of the best diagonal Gaussian, (N,).
         full: the ELBO of the best full Gaussian, (N,).
-        log_evidence: log p(x) by importance sampling from the best Gaussian, (N,).
+        log_evidence: log p(x), estimated by importance sampling around the best Gaussian, (N,).
         checked: indices of the examples whose log p(x) was checked, (n,).
-        annealed: log p(x) of these by annealed importance sampling, (n,).
-        train: the same for training examples, to compare with.
+        annealed: log p(x) of the checked examples by annealed importance sampling, (n,).
+        train: the gap on training examples, to compare with; None if it was not measured.
 
     >>> import torch
     >>> one = torch.ones(3)
@@ -81,33 +85,34 @@ class Gap:
 
     @property
     def best(self) -> Tensor:
-        """L*, (N,)."""
+        """L*, the highest ELBO that a Gaussian of `family` reaches for each example, (N,)."""
         return self.diagonal if self.family == "diagonal" else self.full
 
     @property
     def approximation(self) -> Tensor:
-        """log p(x) - L*, (N,): the loss of the best member of the family."""
+        """The approximation gap log p(x) - L*, (N,): what the best Gaussian of `family` loses."""
         return self.log_evidence - self.best
 
     @property
     def approximation_full(self) -> Tensor:
-        """The same for a full Gaussian, (N,)."""
+        """The approximation gap if the family were all full Gaussians, (N,)."""
         return self.log_evidence - self.full
 
     @property
     def amortisation(self) -> Tensor:
-        """L* - L_q, (N,): the loss of the network against the best member."""
+        """The amortisation gap L* - L_q, (N,): what the encoder loses against the best Gaussian."""
         return self.best - self.elbo
 
     @property
     def total(self) -> Tensor:
-        """log p(x) - L_q, (N,)."""
+        """The total gap log p(x) - L_q, (N,), where L_q is the ELBO of the method's posterior."""
         return self.log_evidence - self.elbo
 
     def summary(self) -> dict[str, Any]:
         """Means over examples with their standard errors, by name of the examples and quantity.
 
-        If there are training examples, it also has their means, and the ``difference`` of both means.
+        If training examples were measured, it also has their means, and under ``difference`` the
+        mean of the examples minus the mean of the training examples.
         """
         found: dict[str, Any] = {self.name: self._means()}
         if self.train is not None:
@@ -123,9 +128,10 @@ class Gap:
         return found
 
     def check(self) -> dict[str, Any] | None:
-        """Compare log p(x) with annealed importance sampling; None if nothing was checked.
+        """Compare the estimates of log p(x) with those of annealed importance sampling.
 
-        They disagree if the mean difference is more than 3 of its standard errors and 0.05 nats.
+        The two disagree if their mean difference is larger than 3 of its standard errors and larger
+        than 0.05 nats. The result is None if no example was checked.
         """
         if not len(self.checked):
             return None
@@ -142,13 +148,15 @@ class Gap:
 
     @property
     def advice(self) -> str:
-        """One or two sentences of advice. The first rule that applies decides.
+        """Advice on how to reduce the gap, in one or two sentences.
 
-        1. The total is below 1 nat: nothing is worth doing.
-        2. The approximation gap is the larger one: use a richer posterior; a full Gaussian if that
-           closes at least half of the gap, else a mixture or a flow.
-        3. The amortisation gap is the larger one, and at least 1.5 times that of training examples, by
-           more than 3 standard errors: the encoder does not generalise.
+        The first rule that applies decides:
+
+        1. The total gap is below 1 nat: nothing is worth doing.
+        2. The approximation gap is the larger part: use a richer posterior. This is a full Gaussian
+           if it closes at least half of the approximation gap, else a mixture or a flow.
+        3. The amortisation gap is the larger part, at least 1.5 times that of training examples,
+           and larger than it by more than 3 standard errors: the encoder does not generalise.
         4. Otherwise the encoder is too weak on all examples.
         """
         mine = {key: value["mean"] for key, value in self._means().items()}
@@ -189,7 +197,7 @@ class Gap:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON values: the summary, the checks, the advice and the values of every example."""
+        """The gap as plain JSON values: summary, checks, advice and the values of every example."""
         return {
             "family": self.family,
             "exact": self.exact,
@@ -200,7 +208,7 @@ class Gap:
         }
 
     def __str__(self) -> str:
-        """A table and the advice."""
+        """A table of the mean gaps, then notes on it and the advice."""
         parts = self.summary()
         lines = [["nats per example", *parts]]
         for key, words in QUANTITIES.items():
@@ -214,7 +222,7 @@ class Gap:
         return "\n".join([*rows, *self.notes(), self.advice])
 
     def notes(self) -> list[str]:
-        """Notes to the table: the family, and how log p(x) was checked."""
+        """Notes to the table of gaps: the family of Gaussians, and the checks of log p(x)."""
         lines = [f"Approximation and amortisation gap refer to {self.family} Gaussians."]
         if not self.exact:
             lines[0] += (
@@ -244,7 +252,7 @@ class Gap:
 
 
 def _mean(values: Tensor) -> dict[str, float]:
-    """Mean over examples and its standard error (not a number for one example)."""
+    """The mean over examples and its standard error, which is NaN for one example."""
     values = values.double()
     error = float(values.std()) / math.sqrt(len(values)) if len(values) > 1 else math.nan
     return {"mean": float(values.mean()), "se": error}

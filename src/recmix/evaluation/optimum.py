@@ -1,9 +1,10 @@
 """The best Gaussian posterior of each example, optimised for that example without an encoder.
 
 First, damped Gauss-Newton steps from several starting points lead to modes of p(z | x), where the
-curvature gives Laplace approximations. Then Adam maximises the ELBO of a Gaussian, diagonal or full,
-from the best of them, in coordinates in which the Laplace approximation is a standard normal. The best
-point on the way is kept. The result of an example does not depend on the other examples.
+curvature gives Laplace approximations. Then Adam maximises the ELBO of a Gaussian, diagonal or
+full. It starts from the best Laplace approximation, and works in coordinates in which this
+approximation is a standard normal. The Gaussian with the highest ELBO seen during the optimisation
+is kept. The result of an example does not depend on the other examples.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ CHECK_EVERY = 10
 
 
 def starts_of(q: Posterior) -> Tensor:
-    """Starting points (K, B, D): the means of the posterior, of its components and of the prior."""
+    """Starting points for z, (K, B, D): the means of q, of its components and of the prior."""
     parts = q.components if len(q.components) > 1 else []
     return torch.stack([q.mean, *(part.mean for part in parts), torch.zeros_like(q.mean)])
 
 
 def as_full(q: Posterior) -> FullGaussian | None:
-    """A posterior that is one Gaussian, as a full Gaussian; None for any other.
+    """Convert a posterior that is one Gaussian to a full Gaussian; None for any other posterior.
 
     >>> as_full(Gaussian(torch.zeros(1, 2), torch.zeros(1, 2))).scale_tril
     tensor([[[1., 0.],
@@ -60,15 +61,19 @@ def as_full(q: Posterior) -> FullGaussian | None:
 
 @torch.no_grad()
 def modes(model: LatentModel, x: Tensor, starts: Tensor) -> tuple[FullGaussian, list[FullGaussian]]:
-    """Laplace approximations: at the best mode of each example, and at the mode from each start.
+    """Laplace approximations at the modes of p(z | x) that Gauss-Newton steps find.
 
-    The best mode has the highest Laplace estimate of log p(x), p(x, z) / q(z) at the mode z. So a wide
-    mode may be preferred to a higher one.
+    The best mode z of an example has the highest Laplace estimate of p(x), which is p(x, z) / q(z)
+    for the Laplace approximation q. So a wide mode may be preferred to a higher one.
 
     Args:
         model: p(x, z).
         x: examples (B, C, H, W).
-        starts: latent points (K, B, D).
+        starts: K starting points for each example, (K, B, D).
+
+    Returns:
+        The approximations at the best mode of each example, and a list of those reached from each
+        of the K starting points.
     """
     found = [_by_factor(laplace(model, x, start, steps=FIRST_STEPS)) for start in starts]
     places = torch.stack([q.mean for q in found])
@@ -88,18 +93,20 @@ def maximise_elbo(
 ) -> FullGaussian:
     """The Gaussian with the highest ELBO that Adam finds for each example.
 
-    Let μ_0 and L_0 belong to the best of `begin`, and C be the factor of the first of them. Adam
-    optimises a and T in μ = μ_0 + C a, L = L_0 T. T is lower triangular with the diagonal exp(t), or
-    only this diagonal for the diagonal family. ELBOs are compared on one fixed set of noise, which is
-    not used for optimisation; on it the result is never worse than any of `begin`.
+    Adam starts at the Gaussian N(μ_0, L_0 L_0ᵀ), the one of `begin` with the highest ELBO. It
+    optimises a and T in μ = μ_0 + C a and L = L_0 T, where C is the covariance factor of the first
+    Gaussian of `begin`. T is lower triangular with the diagonal exp(t); for the diagonal family T
+    is only this diagonal. ELBOs are compared on one fixed set of noise, which is not used for
+    optimisation. On this set the result is never worse than any Gaussian of `begin`.
 
     Args:
         model: p(x, z).
         x: examples (B, C, H, W).
-        begin: starting points; for the diagonal family only their conditional variances are used.
-        diagonal: keep Σ diagonal.
-        generator: of the noise, on the model's device.
-        at_once: latent vectors decoded at a time.
+        begin: Gaussians to start from. For the diagonal family each is replaced by the diagonal
+            Gaussian with its mean and its conditional variances.
+        diagonal: whether the covariance L Lᵀ must be diagonal.
+        generator: source of the random noise, on the model's device.
+        at_once: largest number of latent vectors to decode at a time.
     """
     pairs, like = noise_pairs(model.latent), model.centre
     fixed = torch.cat([balanced_noise(pairs, model.latent, like, generator) for _ in range(2)])
@@ -147,7 +154,7 @@ def maximise_elbo(
 
 
 def noise_pairs(latent: int) -> int:
-    """Pairs of noise vectors in a step: enough for an exact covariance I."""
+    """The number of noise pairs (ε, -ε) in each step of Adam: enough for `balanced_noise`."""
     return max(latent, 16)
 
 
@@ -156,7 +163,14 @@ def balanced_noise(
 ) -> Tensor:
     """Normal noise (2 · pairs, D), adjusted to have exactly mean 0 and covariance I.
 
-    If log p(x, z) is quadratic in z, the gradient of the ELBO is then exact. `pairs` must be >= D.
+    With this noise the gradient of the ELBO is exact if log p(x, z) is quadratic in z. `pairs` must
+    be at least D.
+
+    Args:
+        pairs: number of pairs of a noise vector and its negative.
+        latent: D, the latent dimension.
+        like: a tensor whose device and dtype the noise gets.
+        generator: source of the random noise.
     """
     draw = torch.randn(pairs, latent, device=like.device, dtype=torch.float64, generator=generator)
     # With draw = Q R, the rows of √pairs · Q have covariance I.
@@ -165,12 +179,15 @@ def balanced_noise(
 
 
 def _by_factor(q: FullGaussian) -> FullGaussian:
-    """The same Gaussian, stored by the factor of its covariance."""
+    """The same Gaussian, stored as its mean and the Cholesky factor of its covariance."""
     return FullGaussian(q.mean, q.scale_tril)
 
 
 def _diagonal_of(q: FullGaussian) -> FullGaussian:
-    """The diagonal Gaussian with the same mean and conditional variances."""
+    """The diagonal Gaussian with the mean and the conditional variances of q.
+
+    A conditional variance is the variance of one dimension of z, given all other dimensions.
+    """
     identity = torch.eye(q.mean.shape[-1], dtype=q.mean.dtype, device=q.mean.device)
     inverse: Tensor = torch.linalg.solve_triangular(
         q.scale_tril, identity.expand_as(q.scale_tril), upper=False
@@ -181,13 +198,21 @@ def _diagonal_of(q: FullGaussian) -> FullGaussian:
 def _expected_joint(
     model: LatentModel, x: Tensor, mean: Tensor, factor: Tensor, noise: Tensor
 ) -> Tensor:
-    """E log p(x, μ + L ε), (B,), over noise (S, D) shared by all examples."""
+    """The mean of log p(x, μ + L ε) over noise vectors ε, (B,).
+
+    Args:
+        model: p(x, z).
+        x: examples (B, C, H, W).
+        mean: μ, (B, D).
+        factor: L, (B, D, D).
+        noise: vectors ε (S, D), the same for all examples.
+    """
     z = mean + torch.einsum("bij,sj->sbi", factor, noise)
     return model.log_joint(x, z).mean(0)
 
 
 def _entropy(factor: Tensor) -> Tensor:
-    """The entropy of N(μ, L Lᵀ), (B,)."""
+    """The entropy of the Gaussians N(μ, L Lᵀ), (B,), for covariance factors L (B, D, D)."""
     log_scale = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     return log_scale + 0.5 * factor.shape[-1] * (1 + math.log(2 * math.pi))
 
@@ -203,5 +228,5 @@ def _elbo(
 
 
 def _chosen(values: Tensor, which: Tensor) -> Tensor:
-    """values[which[b], b]: (K, B, ...), (B,) -> (B, ...)."""
+    """Select one of K candidates for each example b: values[which[b], b], together (B, ...)."""
     return values[which, torch.arange(len(which), device=which.device)]

@@ -33,16 +33,21 @@ def score(
     memory: int | None = None,
     report: Callable[[int], None] = lambda done: None,
 ) -> dict[str, Any]:
-    """ELBO and IWAE with standard errors, mean mixing weights and the time of a posterior.
+    """Score a method: ELBO and IWAE bound with standard errors, mixing weights and inference time.
 
     Args:
         method: a trained method.
-        examples: the examples to score it on.
-        inference: how the posterior is improved first; by default not at all.
+        examples: the examples to score the method on.
+        inference: refinement and calibration of the posterior; by default none.
         samples: K of IWAE-K; the ELBO is averaged over the same samples.
-        seed: of the sampling noise.
-        memory: bytes for the decoder's activations at a time; by default what suits the device.
-        report: called with the number of examples done.
+        seed: seed of the sampling noise.
+        memory: bytes for the decoder's activations at a time; by default a value that suits the
+            device.
+        report: function that is called with the number of examples done.
+
+    Returns:
+        A dictionary with these values, averaged over the examples. The time is that of computing
+        the posterior of one batch.
     """
     used, centre = inference or Inference(), method.model.centre
     generator = torch.Generator(centre.device).manual_seed(seed)
@@ -73,10 +78,11 @@ def score(
 
 
 def kind_of_inference(method: Method, inference: Inference) -> dict[str, Any]:
-    """What is done for each example: ``kind``, and ``steps`` of optimisation.
+    """How the posterior of an example is computed: its ``kind``, and its number of ``steps``.
 
-    ``encoder``: one pass through the encoders. ``feed-forward``: several passes through encoder and
-    decoder. ``refined``: optimisation steps for each example.
+    The kind ``encoder`` means one pass through the encoders, ``feed-forward`` several passes
+    through encoder and decoder, and ``refined`` optimisation steps for each example. ``steps``
+    counts these optimisation steps.
     """
     steps = method.steps_per_example + inference.refine
     usual = "feed-forward" if method.feed_forward else "encoder"
@@ -84,7 +90,7 @@ def kind_of_inference(method: Method, inference: Inference) -> dict[str, Any]:
 
 
 def device_name(device: torch.device) -> str:
-    """The name of a device in measurements."""
+    """The name of a device that is stored with measurements: a GPU's model name, or ``cpu``."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
@@ -93,7 +99,7 @@ def _batch(examples: Examples, index: slice, like: Tensor) -> Tensor:
 
 
 def _mean(name: str, values: Tensor) -> dict[str, float]:
-    """Mean and its standard error."""
+    """The mean of `values` and its standard error, as {name: mean, name_se: error}."""
     values = values.double()
     error = float(values.std()) / math.sqrt(len(values)) if len(values) > 1 else math.nan
     return {name: float(values.mean()), f"{name}_se": error}

@@ -1,4 +1,4 @@
-"""How long a posterior takes."""
+"""Measure how long it takes to compute a posterior."""
 
 from __future__ import annotations
 
@@ -39,7 +39,14 @@ def pass_milliseconds(
     *,
     passes: int = PASSES,
 ) -> list[float]:
-    """Mean milliseconds per batch for each pass over all batches, which have one size."""
+    """Time several passes over all batches; return the mean milliseconds per batch of each pass.
+
+    Args:
+        method: a trained method.
+        batches: batches of the same size, (B, C, H, W) each.
+        inference: refinement and calibration of the posterior; by default none.
+        passes: number of passes.
+    """
     used = inference or Inference()
     _warm_up(method, batches[0], used)
     return [1e3 * statistics.fmean(_once(method, x, used) for x in batches) for _ in range(passes)]

@@ -1,11 +1,11 @@
 """Do the runs of a grid on a Ray cluster. The machines need no shared file system.
 
-The driver, the process of `recmix grid`, has the store (the folder of run folders) and locks the runs
-that it works on. Each run is a Ray task. The task receives its own earlier files and the files of the
-run from which it starts, works in a local folder, and returns its files. While it works, it sends its
-files to a mailbox from time to time, so that the store has a recent checkpoint if a machine is lost.
-Then the driver, not Ray, starts the run again from that checkpoint. Each machine finds data sets in
-the folder that its environment variable RECMIX_DATA names, or in `data_root`.
+The driver, the process of `recmix grid`, has the store (the folder of run folders) and locks the
+runs that it works on. Each run is a Ray task. The task receives its own earlier files and the files
+of the run from which it starts, works in a local folder, and returns its files. While it works, it
+sends its files to a mailbox from time to time, so that the store has a recent checkpoint if a
+machine is lost. Then the driver, not Ray, starts the run again from that checkpoint. Each machine
+finds data sets in the folder that its environment variable RECMIX_DATA names, or in `data_root`.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def run_on_ray(
         device: ``auto``, ``cpu``, ``cuda`` and so on.
         data_root: folder of the data sets on each machine.
         console: where progress is shown.
-        stop: the request to stop, checked all the time.
+        stop: becomes true when the user or the time limit wants the runs to stop.
     """
     with _connected(address, workers) as ray:
         gpus = int(ray.cluster_resources().get("GPU", 0)) if device != "cpu" else 0

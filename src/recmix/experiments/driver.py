@@ -113,7 +113,7 @@ def run_grid(
 
 
 def _fetch(grid: Grid, queue: JobQueue, root: Path | None, console: Console) -> None:
-    """Download missing data sets before the workers start, and leave out runs without their data."""
+    """Download missing data sets before the workers start; runs without their data are left out."""
     from recmix.data import inventory, load
 
     wanted = {entry.job.column["data"] for entry in queue.of_kind("waiting")}

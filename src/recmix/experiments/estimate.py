@@ -80,7 +80,7 @@ class Clock:
         return TimeLeft(total / max(1, min(self.workers, known)), known, unknown, measured, at_most)
 
     def _by_kind(self, seconds: Mapping[str, float]) -> dict[tuple[str, ...], float]:
-        """Return the mean seconds for each group of similar runs; runs without a time are left out."""
+        """Return the mean seconds of each group of similar runs, without runs that have no time."""
         found = defaultdict(list)
         for digest, taken in seconds.items():
             for kind in self._kinds[digest] if taken else ():

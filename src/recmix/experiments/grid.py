@@ -107,7 +107,7 @@ class GridJob:
         return f"{self.row} {' '.join(words)} split {self.split} restart {self.restart}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the run as plain values, for the store's file ``grid-NAME.json`` and ``job.json``."""
+        """Return the run as plain values, for the files ``grid-NAME.json`` and ``job.json``."""
         names = ("digest", "label", "setting", "option", "split", "restart")
         return {
             **{name: getattr(self, name) for name in names},
@@ -196,7 +196,7 @@ def expand(content: Mapping[str, Any], name: str) -> Grid:
 
 
 def _with_controls(entries: list[GridRow]) -> tuple[list[GridRow], list[str]]:
-    """Return the rows, with first stages (VAE) and controls (VAE+) first, and notes on added rows."""
+    """Return the rows after the first stages (VAE) and controls (VAE+), and notes on added rows."""
     rows: list[GridRow] = []
     notes: list[str] = []
 

@@ -1,4 +1,8 @@
-"""Which run is next: dependencies, retries, and runs that another driver works on."""
+"""Decide which run of a grid is done next.
+
+A run waits for the run from which it starts. It is tried again if its worker was killed. Another
+driver (another process of `recmix grid` on the same store) keeps the runs that it works on.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,19 @@ Kind = Literal["waiting", "running", "elsewhere", "done", "failed", "blocked"]
 
 @dataclass
 class QueuedJob:
-    """The state of one run, as this driver sees it."""
+    """A run of a grid with its state, as this driver (the process of `recmix grid`) sees it.
+
+    Attributes:
+        job: the run.
+        kind: its state. ``elsewhere`` means that another driver works on it, ``blocked`` that it
+            cannot start, for instance because the run from which it starts failed.
+        reason: why it has this state, in words.
+        attempts: how often its worker ended without a result.
+        since: when this driver started it, in seconds of `time.monotonic`.
+        look_again: when to try again to claim a run of another driver, in the same seconds.
+        retry: whether it failed earlier and is to be tried again.
+        claim: the lock that gives this driver the right to work on it.
+    """
 
     job: GridJob
     kind: Kind = "waiting"
@@ -37,7 +53,13 @@ class QueuedJob:
 
 
 class JobQueue:
-    """The runs of a grid with their states; each run comes after the run it starts from."""
+    """The runs of a grid with their states. Each run comes after the run from which it starts.
+
+    Args:
+        store: the folder of run folders, which says what is already done.
+        jobs: the runs.
+        retry_failed: whether runs that failed earlier are tried again.
+    """
 
     def __init__(self, store: Store, jobs: Iterable[GridJob], *, retry_failed: bool = False) -> None:
         self.store = store
@@ -55,16 +77,16 @@ class JobQueue:
         return Counter(entry.kind for entry in self.entries.values())
 
     def of_kind(self, *kinds: Kind) -> Iterator[QueuedJob]:
-        """The runs in these states."""
+        """Return the runs that are in one of these states."""
         return (entry for entry in self.entries.values() if entry.kind in kinds)
 
     @property
     def open(self) -> bool:
-        """Whether there is, or may be later, a run to start."""
+        """Whether this driver can start a run now or perhaps later."""
         return any(self.of_kind("waiting", "elsewhere"))
 
     def block(self, jobs: Iterable[GridJob], reason: str) -> None:
-        """Leave out runs that cannot start."""
+        """Mark waiting runs as blocked, for this reason: they are not started."""
         for job in jobs:
             entry = self.entries[job.digest]
             if entry.kind == "waiting":
@@ -72,9 +94,15 @@ class JobQueue:
         self._block_dependent()
 
     def take(self, threads: int, like: GridJob | None = None) -> QueuedJob | None:
-        """Claim the next run that can start, and write its job file with this number of threads.
+        """Claim the next run that can start, and write its ``job.json`` for the worker.
 
-        With `like`, only a run with the same label and data, to train it together with that one.
+        Args:
+            threads: number of CPU threads that the run may use.
+            like: if given, only a run that can be trained together with this one is taken: it has
+                the same method label and data.
+
+        Returns:
+            The run, or None if none can start now.
         """
         now = time.monotonic()
         for entry in list(self.of_kind("waiting", "elsewhere")):
@@ -100,7 +128,7 @@ class JobQueue:
         return None
 
     def look(self) -> None:
-        """Update the states of runs that another driver has."""
+        """Update the states of runs that another driver works on, at most once per second."""
         if time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + LOOK_AGAIN
@@ -109,15 +137,22 @@ class JobQueue:
         self._block_dependent()
 
     def find_others(self) -> None:
-        """Mark the waiting runs that another driver works on."""
+        """Set the state of waiting runs that another driver works on to ``elsewhere``."""
         for entry in list(self.of_kind("waiting")):
             if holder := self.store.holder(entry.job.digest):
                 entry.kind, entry.reason = "elsewhere", holder
 
     def ended(self, entry: QueuedJob, how: str, *, stopping: bool = False) -> QueuedJob:
-        """Update the state of a run whose worker has ended, and release its claim.
+        """Update the state of a run whose worker has ended, and release the claim to the run.
 
-        `how` says in words how it ended; `stopping` whether it was asked to stop.
+        Args:
+            entry: the run.
+            how: how the worker ended, in words.
+            stopping: whether the worker was asked to stop. Otherwise a worker without a result
+                counts as a failed attempt.
+
+        Returns:
+            The same entry.
         """
         entry.kind, entry.reason = "waiting", ""
         self._read(entry)
@@ -136,7 +171,7 @@ class JobQueue:
         return entry
 
     def _begin(self, entry: QueuedJob) -> bool:
-        """Whether a claimed run has to be done: another driver may have finished it in the meantime."""
+        """Whether a claimed run still has to be done. Another driver may have finished it."""
         if entry.retry:
             entry.retry = False
             self.store.forget_failure(entry.job.digest)
@@ -153,7 +188,10 @@ class JobQueue:
             entry.reason = f"damaged and will be repaired: {state.reason}"
 
     def _block_dependent(self) -> None:
-        """Block runs that start from a failed or blocked run. One pass is enough: jobs are in order."""
+        """Block runs that start from a failed or blocked run.
+
+        One pass over the runs is enough, because each run comes after the run from which it starts.
+        """
         for entry in self.entries.values():
             if entry.kind in ("waiting", "blocked") and entry.job.depends is not None:
                 before = self.entries[entry.job.depends]
@@ -163,5 +201,5 @@ class JobQueue:
 
 
 def _kind(job: GridJob) -> tuple[str, str]:
-    """Runs of one kind have the same number of batches per epoch and can train together."""
+    """Return the method label and data of a run. Runs with equal ones can be trained together."""
     return job.label, str(job.definition["data"])

@@ -1,9 +1,10 @@
-"""Worker processes on this machine: one per GPU, or one per core.
+"""Start worker processes on this machine for the runs of a grid: one per GPU, or one per core.
 
-On a CPU each run has a process of its own, so that a crash of one run cannot harm another. On a GPU a
-process trains several runs of one kind at once. A worker inherits the claims to its runs: locked files.
-Its standard input is a pipe from the driver. When the pipe is closed, because the driver closes it or
-has ended, the worker saves and stops.
+On a CPU each run has a process of its own, so that a crash of one run cannot harm another. On a GPU
+a process trains several runs with the same method label and data at once. The driver, the process
+that starts the workers, locks a file for each run. The workers inherit these locks. The standard
+input of a worker is a pipe from the driver. When the pipe is closed, because the driver closes it
+or has ended, the worker saves its runs and stops.
 """
 
 from __future__ import annotations
@@ -35,14 +36,21 @@ GRACE = 120.0
 
 @dataclass(frozen=True)
 class Slot:
-    """A place for one worker: its number of threads, and its GPU."""
+    """A place for one worker process: its number of CPU threads, and its GPU.
+
+    The GPU is a value of CUDA_VISIBLE_DEVICES, or None for a worker on the CPU.
+    """
 
     threads: int
     gpu: str | None = None
 
 
 def make_slots(workers: int | None = None, device: str = "auto") -> list[Slot]:
-    """Places for workers: by default one per GPU, or one per core without a GPU.
+    """Return the places for worker processes, with the cores and GPUs divided among them.
+
+    Args:
+        workers: their number; by default one per GPU, or one per core without a GPU.
+        device: ``auto``, ``cpu``, ``cuda`` and so on.
 
     >>> [slot.threads for slot in make_slots(1, "cpu")] == [cores()]
     True
@@ -64,7 +72,19 @@ def run_here(
     watcher: Watcher,
     stop: Stop,
 ) -> None:
-    """Do the runs of a queue in processes of this machine, until all are done or `stop` is true."""
+    """Do the runs of a queue in worker processes of this machine.
+
+    It ends when no run is left that can be started, or when `stop` is true and the runs in progress
+    are saved.
+
+    Args:
+        queue: the runs with their states.
+        slots: the places for workers.
+        device: for workers without a GPU of their own: ``auto``, ``cpu`` and so on.
+        data_root: folder of the data sets.
+        watcher: shows the progress.
+        stop: becomes true when the user or the time limit wants the runs to stop.
+    """
     running: list[_Worker] = []
     free = list(slots)
     asked = 0.0
@@ -107,7 +127,10 @@ def run_here(
 
 
 def _take(queue: JobQueue, slot: Slot) -> list[QueuedJob]:
-    """The next run, and on a GPU further runs that train together with it; empty if there is none."""
+    """Claim the next run, and on a GPU further runs that can be trained together with it.
+
+    The list is empty if no run can start.
+    """
     together: list[QueuedJob] = []
     most = 1 if slot.gpu is None else REPLICAS
     while len(together) < most:
@@ -125,12 +148,12 @@ class _Worker:
     entries: list[QueuedJob]
 
     def ask_to_stop(self) -> None:
-        """Close its pipe: it saves and ends."""
+        """Close the pipe to the worker. The worker then saves its runs and ends."""
         if self.process.stdin:
             self.process.stdin.close()
 
     def end(self) -> str:
-        """How its process ended, in words."""
+        """Say in words how the worker's process ended."""
         status = self.process.returncode
         if status < 0:
             return f"its worker was killed by {signal.Signals(-status).name}"
@@ -140,7 +163,7 @@ class _Worker:
 def _start(
     store: Store, entries: list[QueuedJob], slot: Slot, device: str, data_root: Path | None
 ) -> _Worker:
-    """Start a worker for a list of runs."""
+    """Start a worker process that does these runs."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(slot.threads)}
     if slot.gpu is not None:
         environment["CUDA_VISIBLE_DEVICES"], device = slot.gpu, "cuda"
@@ -164,14 +187,14 @@ def _start(
 
 
 def cores() -> int:
-    """Number of cores that this process may use."""
+    """Return the number of CPU cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def _gpus(device: str) -> list[str]:
-    """The GPUs for the workers, as values of CUDA_VISIBLE_DEVICES."""
+    """Return the GPUs for the workers as values of CUDA_VISIBLE_DEVICES; empty without GPUs."""
     if device == "cpu":
         return []
     import torch

@@ -1,4 +1,11 @@
-"""The parts of a grid's file, read and checked: protocol, budget, columns and methods."""
+"""Read and check the four parts of the TOML file of a grid.
+
+The results of a grid form a table. The part ``[[columns]]`` has the columns of this table: data
+sets, each with the options of a model. The part ``[[methods]]`` has its rows: methods with their
+options. ``[protocol]`` has the seeds of the data splits and of the restarts (trainings with other
+initial weights), and the K of the IWAE-K scores. ``[budget]`` has the training options of the two
+stages: training from random weights, and training that starts from a trained model.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +42,7 @@ CHOSEN_ELSEWHERE = {
 
 @dataclass(frozen=True, kw_only=True)
 class GridColumn:
-    """One column of the table."""
+    """One column of the grid's table: a data set with the options of a model."""
 
     data: dict[str, Any]  # name of the data set or path, and size and crop if given
     model: ModelOptions  # latent dimension, likelihood and networks
@@ -43,7 +50,7 @@ class GridColumn:
     budget: Mapping[str, Mapping[str, Any]]  # training options by stage
 
     def to_json(self) -> dict[str, Any]:
-        """Data and model as plain values."""
+        """Return the data set and the options of the model as plain values."""
         return {"data": self.data["name"], **self.model.to_json()} | {
             key: self.data[key] for key in SIZES if key in self.data
         }
@@ -51,7 +58,10 @@ class GridColumn:
 
 @dataclass(frozen=True, kw_only=True)
 class GridRow:
-    """One row of the table: a method with its options."""
+    """One row of the grid's table: a method with its options of training and inference.
+
+    The first stage trains a model from random weights. The second stage starts from that model.
+    """
 
     method: type[Method]
     # the method of the first stage that it starts from, if it is of the second stage
@@ -68,7 +78,7 @@ class GridRow:
     varied: tuple[str, ...]  # options that the entry gives as lists, as words for the label
 
     def same_training(self, other: GridRow) -> bool:
-        """Whether the two rows are trained in the same way."""
+        """Whether two rows have the same method and the same options that affect training."""
         names = ("method", "first", "second", "after", "options", "training")
         return self.inference.refine == other.inference.refine and all(
             getattr(self, name) == getattr(other, name) for name in names
@@ -78,7 +88,12 @@ class GridRow:
 def read_parts(
     content: Mapping[str, Any], name: str
 ) -> tuple[str, dict[str, Any], list[GridColumn], list[GridRow]]:
-    """Title, protocol, columns and rows of a file's content. `name` is the default of the title."""
+    """Read the title, the protocol, the columns and the rows from the content of a grid's file.
+
+    Args:
+        content: of the TOML file.
+        name: of the grid, which is its title if the content has none.
+    """
     _check_keys(content, ("title", "protocol", "budget", "columns", "methods"), "table")
     title = content.get("title", name)
     if not isinstance(title, str):
@@ -92,7 +107,10 @@ def read_parts(
 
 
 def read_rows(entry: Mapping[str, Any]) -> Iterator[GridRow]:
-    """The rows of one [[methods]] entry: one for each combination of values in lists."""
+    """Yield the table rows of one ``[[methods]]`` entry of a grid's file.
+
+    An option may be a list of values. There is one row for each combination of values.
+    """
     from recmix.methods.method import Method
     from recmix.methods.registry import find_method
     from recmix.training.arguments import read_options
@@ -134,7 +152,7 @@ def read_rows(entry: Mapping[str, Any]) -> Iterator[GridRow]:
 
 
 def _protocol(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Seeds of splits and restarts, and the numbers of samples of the scores."""
+    """Read ``[protocol]``: seeds of splits and restarts, and the K of the IWAE-K scores."""
     _check_keys(given, PROTOCOL, "key in [protocol]")
     samples = _numbers(given.get("samples", [100]), "samples", least=1)
     chosen = given.get("choose_by", samples[0])
@@ -147,7 +165,7 @@ def _protocol(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _budget(given: Mapping[str, Any], where: str) -> dict[str, dict[str, Any]]:
-    """Training options by stage."""
+    """Read and check the training options of each stage, ``first`` and ``second``."""
     _check_keys(given, STAGES, f"key in {where}")
     known = {name: one for name, one in options_of(Training).items() if name not in CHOSEN_ELSEWHERE}
     found: dict[str, dict[str, Any]] = {}
@@ -160,9 +178,17 @@ def _budget(given: Mapping[str, Any], where: str) -> dict[str, dict[str, Any]]:
 
 
 def stage_training(budget: Mapping[str, Mapping[str, Any]], row: GridRow) -> Training:
-    """The training of a row: the defaults of its stage, then the budget, then its own options.
+    """Return the training options of a method (a row of the grid's table).
 
-    A method with a factor of the default learning rate applies it to the budget's rate too.
+    They are the default options of the method's stage. Options in the budget replace the defaults,
+    and options of the method's own entry in the file replace both. The learning rate of the
+    defaults or the budget is multiplied by the method's `rate_factor`. A learning rate in the
+    method's own entry is used as it is.
+
+    Args:
+        budget: training options for each stage. The stage ``first`` trains from random weights,
+            the stage ``second`` starts from a trained model.
+        row: the method with its options.
     """
     from recmix.training.fit import FIRST_STAGE, SECOND_STAGE
 
@@ -175,9 +201,14 @@ def stage_training(budget: Mapping[str, Mapping[str, Any]], row: GridRow) -> Tra
 def _columns(
     entry: Mapping[str, Any], budget: Mapping[str, Mapping[str, Any]], names: list[str]
 ) -> Iterator[GridColumn]:
-    """The columns of one [[columns]] entry: one for each combination of values in lists.
+    """Yield the table columns of one ``[[columns]]`` entry of a grid's file.
 
-    `budget` holds training options by stage, `names` the names of the grid's methods.
+    A value may be a list. There is one column for each combination of values.
+
+    Args:
+        entry: of the file.
+        budget: training options for each stage, which the entry can replace.
+        names: names of all methods of the grid.
     """
     axes = ("data", *options_of(ModelOptions), *SIZES)
     _check_keys(entry, (*axes, "methods", *STAGES), "key in [[columns]]")
@@ -221,7 +252,7 @@ def _data_and_model(values: Mapping[str, Any]) -> tuple[dict[str, Any], ModelOpt
 
 
 def _product(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Every combination of the values in lists.
+    """Yield every combination of the values, where a list means several values to choose from.
 
     >>> list(_product({"a": [1, 2], "b": 3}))
     [{'a': 1, 'b': 3}, {'a': 2, 'b': 3}]
@@ -250,14 +281,14 @@ def _numbers(given: Any, what: str, *, least: int) -> list[int]:
 
 
 def _check_keys(given: Mapping[str, Any], valid: Iterable[str], what: str) -> None:
-    """Refuse unknown keys; the error names similar valid keys."""
+    """Raise an error if a key is not valid. The error names similar valid keys."""
     for key in given:
         if key not in valid:
             raise ConfigError(unknown(what, key, valid))
 
 
 def _table(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """The table with this name, or an empty one."""
+    """Return the TOML table ``[name]`` of the content, or an empty one if there is none."""
     found = content.get(name, {})
     if not isinstance(found, Mapping):
         raise ConfigError(f"{name} must be a table, got {found!r}")
@@ -265,7 +296,7 @@ def _table(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _tables(content: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    """The tables with this name, at least one."""
+    """Return the TOML tables ``[[name]]`` of the content. Without at least one, raise an error."""
     found = content.get(name)
     if not isinstance(found, list) or not found or not all(isinstance(x, Mapping) for x in found):
         raise ConfigError(f"a grid needs at least one [[{name}]] table")

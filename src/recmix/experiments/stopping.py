@@ -1,4 +1,4 @@
-"""When a driver stops: Ctrl-C, SIGTERM, or a time limit."""
+"""Stop a grid on Ctrl-C, on SIGTERM, or after a time limit."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ __all__ = ["Stop", "stopping"]
 
 
 class Stop:
-    """Whether to stop, and why. It is true as soon as there is a reason.
+    """Says whether the runs of a grid must stop, and why. It is true once there is such a reason.
+
+    Args:
+        hours: the time limit from now on, if there is one.
 
     Attributes:
         why: the reason; empty until there is one.
-        at_once: whether a second request came: stop without saving.
+        at_once: whether a second request came, which means to stop without saving.
     """
 
     def __init__(self, hours: float | None = None) -> None:
@@ -33,14 +36,14 @@ class Stop:
         return bool(self.why)
 
     def ask(self, why: str) -> None:
-        """Request to stop when everything is saved; a second request means at once."""
+        """Request to save and stop, for this reason. A second request means to stop at once."""
         self.at_once = bool(self.why)
         self.why = self.why or why
 
 
 @contextmanager
 def stopping(hours: float | None = None) -> Iterator[Stop]:
-    """A `Stop` that SIGINT, SIGTERM and the time limit set."""
+    """Yield a `Stop` that becomes true on SIGINT, on SIGTERM, or after so many hours."""
     stop = Stop(hours)
     if threading.current_thread() is not threading.main_thread():
         yield stop

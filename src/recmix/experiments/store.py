@@ -1,4 +1,7 @@
-"""The store: a folder of run folders that several drivers can use at the same time.
+"""The store: the folder that holds the run folders and lists of runs of one or more grids.
+
+Several drivers (processes of `recmix grid`) can use it at the same time. The name of a run folder
+is the digest (hash) of the run's definition.
 
 =====================  =============================================================================
 ``grid-NAME.json``     the runs of a grid, with their rows and columns
@@ -43,36 +46,39 @@ RUN_FILES = (*Run.FILES, "job.json", "failed.json", "log.txt")
 
 
 class StoredState(NamedTuple):
-    """The state of a run in the store, and the reason."""
+    """The state of a run, from the files in its folder, and the reason for it, if there is one."""
 
     kind: Literal["done", "failed", "damaged", "begun", "new"]
     reason: str = ""
 
 
 class Claim:
-    """The right to work on a run: a lock on a file that is open in this process or in a child.
+    """The right to work on a run: a lock on a file that this process or a child process has open.
 
     The kernel releases the lock when the last process that holds it ends, also if it is killed.
+
+    Args:
+        descriptor: of the open file, or -1 for no lock.
     """
 
     def __init__(self, descriptor: int = -1) -> None:
         self.descriptor = descriptor
 
     def note(self, **more: Any) -> None:
-        """Write down who holds it."""
+        """Write host, time and further facts about the holder (such as ``pid``) into the file."""
         about = {"host": socket.gethostname(), "time": _now(), **more}
         os.ftruncate(self.descriptor, 0)
         os.pwrite(self.descriptor, json.dumps(about).encode(), 0)
 
     def release(self) -> None:
-        """Close the file in this process; a child may still hold the lock."""
+        """Close the lock file in this process. A child process may still hold the lock."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
 
 
 class Store:
-    """A folder of runs.
+    """The folder that holds the run folders. A run's name is its digest, a hash of its definition.
 
     >>> import tempfile
     >>> Store(Path(tempfile.mkdtemp())).folder("../elsewhere")
@@ -85,17 +91,17 @@ class Store:
         self.root = Path(root)
 
     def folder(self, digest: str) -> Path:
-        """The folder of a run."""
+        """Return the folder of the run with this digest."""
         if not DIGEST.fullmatch(digest):
             raise RunError(f"{digest!r} is not the name of a run: expected 16 hexadecimal digits")
         return self.root / digest
 
     def run(self, digest: str) -> Run:
-        """A run of the store."""
+        """Return the run with this digest, as an object that reads and writes its files."""
         return Run(self.folder(digest))
 
     def grid_file(self, name: str) -> Path:
-        """The file that lists the runs of a grid."""
+        """Return the path of the file that lists the runs of the grid with this name."""
         if not GRID_NAME.fullmatch(name):
             raise RunError(
                 f"{name!r} is not the name of a grid: expected letters, digits, dots, + and -, "
@@ -104,23 +110,23 @@ class Store:
         return self.root / f"grid-{name}.json"
 
     def log(self, digest: str) -> Path:
-        """The file with the output of a run's worker."""
+        """Return the path of the file for the printed output of the worker that does the run."""
         return self.folder(digest) / "log.txt"
 
     def check_format(self) -> None:
-        """Refuse a store that a version of recmix with another format wrote."""
+        """Raise an error if a version of recmix with another file format wrote this store."""
         for path in sorted(self.root.glob("grid-*.json")):
             if found := _mapping_or_empty(path):  # a damaged list of runs is replaced
                 check_format(found.get("format", 0), f"the store {self.root} ({path.name})")
 
     def keep(self, grid: Grid) -> Path:
-        """List the runs of a grid in the store."""
+        """Write the list of a grid's runs into the store, and return the path of the file."""
         path = self.grid_file(grid.name)
         self._write(path, grid.to_json())
         return path
 
     def state(self, job: GridJob) -> StoredState:
-        """The state of a run. It is done when it is trained and has all scores of the job."""
+        """Return the state of a run. It is done if it is trained and has all scores of the job."""
         run = self.run(job.digest)
         if failure := self.failure(job.digest):
             return StoredState("failed", str(failure.get("reason", "unknown")))
@@ -139,9 +145,10 @@ class Store:
         return StoredState("done")
 
     def prepare(self, job: GridJob, threads: int) -> None:
-        """Write the job file for the worker; needs the claim.
+        """Write the ``job.json`` of a run, which tells the worker what to do.
 
-        A run that was begun keeps its number of threads: another number changes rounding.
+        The caller must have claimed the run. `threads` is the number of CPU threads. A run that was
+        begun earlier keeps its number of threads, because another number changes rounding.
         """
         old = self.job_file(job.digest)
         begun = self.run(job.digest).exists
@@ -157,19 +164,19 @@ class Store:
         self._write(self.folder(job.digest) / "job.json", content)
 
     def job_file(self, digest: str) -> dict[str, Any]:
-        """The content of ``job.json``; empty if it is missing, damaged or of another run."""
+        """Return a run's ``job.json``; empty if it is missing, damaged or of another run."""
         found = _mapping_or_empty(self.folder(digest) / "job.json")
         return found if digest_of(found.get("definition") or {}) == digest else {}
 
     def complete(self, digest: str) -> None:
-        """Write down how long a finished run took, and remove its checkpoint."""
+        """Write into ``job.json`` how long a finished run took, and remove its checkpoint."""
         seconds = sum(event.get("seconds", 0.0) for event in self.events(digest))
         content = {**self.job_file(digest), "seconds": round(seconds, 3)}
         self._write(self.folder(digest) / "job.json", content)
         self.run(digest).checkpoint.unlink(missing_ok=True)
 
     def events(self, digest: str) -> list[dict[str, Any]]:
-        """The events in a run's log; damaged lines are left out."""
+        """Return the events in a run's ``log.jsonl``; damaged lines are left out."""
         found = []
         with contextlib.suppress(OSError):
             for line in (self.folder(digest) / "log.jsonl").read_bytes().splitlines():
@@ -178,30 +185,35 @@ class Store:
         return [event for event in found if isinstance(event, dict)]
 
     def last_epoch(self, digest: str) -> tuple[int, float]:
-        """The number of finished epochs and the seconds of the last one; zeros if there is none."""
+        """Return how many epochs a run has finished, and how many seconds the last of them took.
+
+        Both are 0 if no epoch is finished.
+        """
         for event in reversed(self.events(digest)):
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 return int(event["epoch"]), float(event["seconds"])
         return 0, 0.0
 
     def failure(self, digest: str) -> dict[str, Any]:
-        """Why a run failed; empty if it did not."""
+        """Return the reason and traceback of a run's failure; empty if it did not fail."""
         return _mapping_or_empty(self.folder(digest) / "failed.json")
 
     def fail(self, digest: str, reason: str, trace: str = "") -> None:
-        """Write down why a run failed."""
+        """Write into ``failed.json`` why a run failed."""
         content = {"reason": reason, "time": _now(), "traceback": trace}
         self._write(self.folder(digest) / "failed.json", content)
 
     def forget_failure(self, digest: str) -> None:
-        """Allow a failed run to be tried again."""
+        """Remove ``failed.json``, so that a failed run can be tried again."""
         (self.folder(digest) / "failed.json").unlink(missing_ok=True)
 
     def repair(self, digest: str) -> list[str]:
-        """Remove damaged files, so that the run can continue or start again; needs the claim.
+        """Remove damaged files of a run, so that the run can continue or start again.
+
+        The caller must have claimed the run.
 
         Returns:
-            What was found, for the log.
+            A message for each problem that was found.
         """
         run = self.run(digest)
         for part in run.folder.glob(".*.part"):
@@ -226,7 +238,7 @@ class Store:
         return found
 
     def claim(self, digest: str) -> Claim | None:
-        """Claim the right to work on a run; None if another process has it."""
+        """Lock a run, so that no other process works on it; None if another one has the lock."""
         path = self.folder(digest) / "lock"
         self._make(path.parent)
         descriptor = -1
@@ -242,7 +254,7 @@ class Store:
         return Claim(descriptor)
 
     def holder(self, digest: str) -> str:
-        """The process that works on a run now; empty if there is none."""
+        """Name the host and process that work on a run now; empty if there is none."""
         path = self.folder(digest) / "lock"
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -260,7 +272,11 @@ class Store:
         return ""
 
     def pack(self, digest: str, names: tuple[str, ...] = RUN_FILES) -> dict[str, bytes]:
-        """Files of a run, to be sent. The status is read first, because the run may be in progress."""
+        """Return files of a run by name, to be sent to another machine. Missing files are left out.
+
+        ``status.json`` is read first, because the run may be in progress: so the status is never
+        newer than the other files.
+        """
         found = {}
         for name in sorted(names, key=lambda name: name != STATUS):
             with contextlib.suppress(FileNotFoundError):
@@ -268,9 +284,10 @@ class Store:
         return found
 
     def unpack(self, digest: str, files: Mapping[str, bytes]) -> None:
-        """Write files of a run that were received. The status is written last.
+        """Write files of a run that another machine sent into the run's folder.
 
-        Otherwise a process killed in between could leave old weights with the status of a trained run.
+        ``status.json`` is written last. Otherwise, if this process were killed in between, old
+        weights could remain together with the status of a trained run.
         """
         folder = self.folder(digest)
         self._make(folder)
@@ -295,7 +312,7 @@ def _now() -> str:
 
 
 def _mapping(path: Path) -> dict[str, Any]:
-    """The content of a JSON file; empty if the file is missing."""
+    """Return the object in a JSON file; empty if it is missing. A damaged file raises an error."""
     found = read_json(path) if path.exists() else {}
     if not isinstance(found, dict):
         raise RunError(f"{path} is not a JSON object: the file is damaged")
@@ -303,14 +320,14 @@ def _mapping(path: Path) -> dict[str, Any]:
 
 
 def _mapping_or_empty(path: Path) -> dict[str, Any]:
-    """The content of a JSON file; empty if the file is missing or damaged."""
+    """Return the object in a JSON file; empty if the file is missing or damaged."""
     with contextlib.suppress(RunError):
         return _mapping(path)
     return {}
 
 
 def _problem(path: Path) -> str:
-    """What is wrong with a file of a run; empty if it is complete or missing."""
+    """Say what is wrong with a file of a run; empty if the file is missing or can be read."""
     if not path.exists():
         return ""
     if path.suffix == ".json":

@@ -1,8 +1,8 @@
-"""Inference times of finished runs, measured one run after the other.
+"""Measure the inference times of the finished runs of a grid, one run after the other.
 
-While a grid runs, its runs share the machine, and the times in their scores are too long. Here nothing
-else runs. As in the paper's table, a time is measured in five passes over all full batches of 128 test
-examples.
+While a grid is trained, its runs share the machine, so the times in their scores are too long. Here
+one run has the machine for itself. As in the paper's table, a time is measured in five passes over
+all full batches of 128 test examples.
 """
 
 from __future__ import annotations
@@ -31,7 +31,15 @@ def time_runs(
     data_root: Path | None = None,
     console: Console,
 ) -> None:
-    """Measure the inference times of finished runs, and write them into the runs' scores."""
+    """Measure the inference times of finished runs, and write them into the runs' test scores.
+
+    Args:
+        store: the folder of run folders.
+        jobs: the finished runs.
+        device: ``auto``, ``cpu``, ``cuda`` and so on.
+        data_root: folder of the data sets.
+        console: where progress is shown.
+    """
     import torch
 
     from recmix.data import load

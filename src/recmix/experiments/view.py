@@ -1,4 +1,8 @@
-"""What the terminal shows of a grid: a live table or lines, the plan of --dry-run, and --status."""
+"""Show a grid in the terminal.
+
+There is a live table or lines while runs are done, the plan for ``--dry-run``, the states of all
+runs for ``--status``, and a summary at the end.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +39,16 @@ COLOURS = {"done": "green", "running": "cyan", "waiting": "white", "failed": "re
 
 @contextmanager
 def watching(grid: Grid, queue: JobQueue, workers: int, console: Console) -> Iterator[Watcher]:
-    """A watcher that draws a live table on a terminal, or else prints lines."""
+    """Yield an object that shows the progress of a grid while its runs are done.
+
+    It draws a live table if the console is a terminal, and prints lines otherwise.
+
+    Args:
+        grid: the grid.
+        queue: its runs with their states.
+        workers: number of runs that are done at a time, for the estimate of the remaining time.
+        console: where progress is shown.
+    """
     clock = Clock(queue, workers)
     if console.is_terminal:
         with Live(console=console, auto_refresh=False, transient=True) as live:
@@ -47,18 +60,18 @@ def watching(grid: Grid, queue: JobQueue, workers: int, console: Console) -> Ite
 
 
 class Watcher:
-    """Prints a line for each event of a grid, and regular lines about the whole grid."""
+    """Prints a line when a run of a grid begins or ends, and from time to time a summary."""
 
     def __init__(self, queue: JobQueue, clock: Clock, console: Console) -> None:
         self.queue, self.clock, self.console = queue, clock, console
         self.last = time.monotonic()
 
     def began(self, entry: QueuedJob) -> None:
-        """A run has begun."""
+        """Report that a run has begun."""
         self._print(f"begun: {entry.job.title} ({entry.job.digest})")
 
     def ended(self, entry: QueuedJob) -> None:
-        """The worker of a run has ended, with or without a result."""
+        """Report that the worker of a run has ended, with or without a result."""
         if entry.kind == "done":
             self._print(f"done: {entry.job.title}, {_scores(self.queue.store, entry)}")
         elif entry.kind == "failed":
@@ -67,12 +80,12 @@ class Watcher:
             self._print(f"not done: {entry.job.title}: {entry.reason or 'saved, to be continued'}")
 
     def tick(self) -> None:
-        """Some time has passed."""
+        """Show the state of the grid again if enough time has passed. It is called in a loop."""
         if time.monotonic() - self.last > LINE_EVERY:
             self.summary()
 
     def summary(self) -> None:
-        """Lines about all runs."""
+        """Print the number of runs in each state, the time left, and how far running runs are."""
         self.last = time.monotonic()
         self._print(f"{_counted(self.queue)}; time left: {self.clock.left()}")
         for entry in list(self.queue.of_kind("running"))[:SHOWN]:
@@ -83,14 +96,14 @@ class Watcher:
 
 
 class _LiveTable(Watcher):
-    """A table that is drawn again and again."""
+    """Draws a table of the grid's runs in the terminal, and updates it about once per second."""
 
     def __init__(self, grid: Grid, queue: JobQueue, clock: Clock, live: Live) -> None:
         super().__init__(queue, clock, live.console)
         self.grid, self.live, self.last = grid, live, 0.0
 
     def began(self, entry: QueuedJob) -> None:
-        """The next tick shows it."""
+        """Do nothing: the next update of the table shows that the run has begun."""
 
     def ended(self, entry: QueuedJob) -> None:
         if entry.kind == "failed":
@@ -111,7 +124,17 @@ class _LiveTable(Watcher):
 def print_plan(
     grid: Grid, queue: JobQueue, workers: int, console: Console, data_root: Path | None = None
 ) -> None:
-    """What a grid would do: its runs, which are done, what data it needs, how long it may take."""
+    """Print what a grid would do.
+
+    That is its runs, which of them are done, the data sets that it needs, and the expected time.
+
+    Args:
+        grid: the grid.
+        queue: its runs with their states.
+        workers: number of runs that are done at a time.
+        console: where to print.
+        data_root: folder of the data sets.
+    """
     console.print(_rows(queue, grid.title))
     protocol = grid.protocol
     bounds = ", ".join(f"IWAE-{samples}" for samples in protocol["samples"])
@@ -132,7 +155,10 @@ def print_plan(
 
 
 def print_status(grid: Grid, queue: JobQueue, console: Console) -> None:
-    """The states of all runs of a grid, including runs that other drivers work on."""
+    """Print the states of all runs of a grid.
+
+    Runs that another driver (another process of `recmix grid`) works on are shown as running.
+    """
     queue.find_others()
     console.print(_rows(queue, grid.title))
     if held := list(queue.of_kind("elsewhere")):
@@ -144,7 +170,15 @@ def print_status(grid: Grid, queue: JobQueue, console: Console) -> None:
 def print_summary(
     queue: JobQueue, console: Console, *, stopped: str, seconds: float, command: str
 ) -> None:
-    """What is done, what failed, and how to continue."""
+    """Print at the end of a grid what is done, what failed, and how to continue.
+
+    Args:
+        queue: the runs with their states.
+        console: where to print.
+        stopped: why the grid was stopped early; empty if it was not.
+        seconds: how long the grid has worked.
+        command: the command line that continues the grid.
+    """
     _print_problems(queue, console)
     _print(console, f"{_counted(queue)} after {in_words(seconds)}")
     if stopped:
@@ -154,7 +188,7 @@ def print_summary(
 
 
 def progress(store: Store, entry: QueuedJob) -> str:
-    """How far a run is: epoch and validation bound, from its folder."""
+    """Say how far a run is, from the files in its folder: epoch and validation bound, or scores."""
     run = store.run(entry.job.digest)
     if not run.exists:
         return "not yet training"
@@ -173,7 +207,7 @@ def progress(store: Store, entry: QueuedJob) -> str:
 
 
 def _calibrations(grid: Grid) -> str:
-    """Which calibrations are scored too, in words, with the number of runs."""
+    """Say how many runs are also scored with calibration, and how many with calibrated noise."""
     keys = [[key for key in map(ScoreKey.parse, job.evaluate) if key] for job in grid.jobs]
     counts = {
         "calibrated": sum(any(k.calibrated and not k.noise for k in of_job) for of_job in keys),
@@ -183,7 +217,7 @@ def _calibrations(grid: Grid) -> str:
 
 
 def _rows(queue: JobQueue, title: str) -> Table:
-    """The number of runs in each state, by row of the grid."""
+    """Return a table of the number of runs in each state, with one row for each method."""
     table = Table(title=escape(title), title_justify="left")
     table.add_column("method")
     for kind in ("runs", *COLOURS):
@@ -210,7 +244,7 @@ def _running(store: Store, entries: Sequence[QueuedJob]) -> Table:
 
 
 def _print_problems(queue: JobQueue, console: Console) -> None:
-    """Failed runs with their logs, and runs that are blocked."""
+    """Print the failed runs with the paths of their logs, and why runs are blocked."""
     failed = list(queue.of_kind("failed"))
     for entry in failed[:SHOWN]:
         _print(console, f"failed: {_failure(queue, entry)}")
@@ -233,7 +267,7 @@ def _counted(queue: JobQueue) -> str:
 
 
 def _data(names: Iterable[str], root: Path | None) -> Iterator[str]:
-    """A line for each named data set: whether its files exist."""
+    """Yield a line for each named data set, which says whether its files exist."""
     from recmix.data import inventory
 
     known = {entry.name: entry for entry in inventory(root)}

@@ -1,7 +1,8 @@
 """A process that does a list of runs: ``python -m recmix.experiments.worker STORE DIGEST …``.
 
-A driver starts it with ``--driven``. It has then inherited the claims to its runs. When its standard
-input is closed (the driver wants it to stop, or has ended), it saves its state and stops.
+A driver, the process of `recmix grid`, starts it with ``--driven``. Then it has inherited the locks
+on its runs from the driver. When its standard input is closed, because the driver wants it to stop
+or has ended, it saves its state and stops.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do the runs that the command line names; returns the exit status."""
+    """Do the runs that the command line names, and return the exit status.
+
+    It is 0 if all runs are done, 3 if one failed, and 130 if the process was interrupted.
+    """
     parser = argparse.ArgumentParser(prog="python -m recmix.experiments.worker", description=__doc__)
     parser.add_argument("store", type=Path)
     parser.add_argument("digests", nargs="+", metavar="DIGEST")
@@ -70,10 +74,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def sigterm_interrupts() -> Iterator[threading.Event]:
-    """Treat SIGTERM as KeyboardInterrupt and set the event.
+    """On SIGTERM, raise KeyboardInterrupt and set the event that is yielded.
 
-    When the event is set, any exception counts as the interruption: a library that is interrupted during
-    its import may raise anything.
+    If the event is set, the caller should treat any exception as the interruption, because a
+    library that is interrupted during its import may raise any exception.
     """
     stopped = threading.Event()
 
@@ -96,7 +100,15 @@ def work(
     data_root: Path | None = None,
     stopped: threading.Event | None = None,
 ) -> str:
-    """Train and score one run as its job file says; continues a run that was begun.
+    """Train and score one run as its ``job.json`` says. A run that was begun is continued.
+
+    Args:
+        store: the folder of run folders.
+        digest: name of the run.
+        device: ``auto``, ``cpu``, ``cuda`` and so on.
+        data_root: folder of the data sets.
+        stopped: an event that is set if this process was asked to stop. An exception then counts
+            as an interruption, not as a failure.
 
     Returns:
         ``done``, ``failed`` (the reason is in the store) or ``interrupted``.
@@ -117,7 +129,17 @@ def train_together(
     data_root: Path | None = None,
     stopped: threading.Event | None = None,
 ) -> str:
-    """Train several runs at once. After a failure, `work` trains the remaining runs one by one.
+    """Train several runs at once, without scoring them.
+
+    Call `work` for each run afterwards. It scores the run, and trains it first if this failed.
+
+    Args:
+        store: the folder of run folders.
+        digests: names of the runs.
+        device: ``auto``, ``cpu``, ``cuda`` and so on.
+        data_root: folder of the data sets.
+        stopped: an event that is set if this process was asked to stop. An exception then counts
+            as an interruption, not as a failure.
 
     Returns:
         ``done``, ``failed`` or ``interrupted``.
@@ -135,7 +157,7 @@ def train_together(
 def _attempt(
     action: Callable[[], None], stopped: threading.Event | None
 ) -> tuple[str, Exception | None]:
-    """Do something that may fail: ``done``, ``failed`` or ``interrupted``, and the error if failed."""
+    """Call `action`. Return ``done``, ``failed`` or ``interrupted``, and the error if it failed."""
     try:
         action()
     except (Interrupted, KeyboardInterrupt) as stop:
@@ -149,7 +171,10 @@ def _attempt(
 
 
 def _request(store: Store, digest: str, device: str, data_root: Path | None) -> dict[str, Any]:
-    """The arguments of `recmix.training.fit.train_models` for one run, from its job file."""
+    """Return the arguments of `recmix.training.fit.train_models` for one run from its ``job.json``.
+
+    The data are loaded, and damaged files of the run are removed.
+    """
     import torch
 
     from recmix.data import load
@@ -199,7 +224,7 @@ def _train_and_score(store: Store, digest: str, device: str, data_root: Path | N
 
 
 def _score(method: Method, data: Data, name: str) -> dict[str, Any]:
-    """The score with this name (a `ScoreKey`). Calibration uses validation data only."""
+    """Compute the score with this name, see `ScoreKey`. Calibration uses validation data only."""
     import torch
 
     from recmix.evaluation.calibrate import EXAMPLES, calibrate
@@ -226,7 +251,7 @@ def _stop_when_closed(descriptor: int) -> None:
 
 @contextlib.contextmanager
 def output_to(path: Path) -> Iterator[None]:
-    """Append all output of this process, of any library, to a file."""
+    """Append everything that this process prints, also from C libraries, to a file."""
     before = {descriptor: os.dup(descriptor) for descriptor in (1, 2)}
     with path.open("a") as file:
         for descriptor in before:

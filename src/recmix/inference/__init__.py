@@ -1,4 +1,4 @@
-"""How a posterior is improved when it is used: refinement and calibration."""
+"""Refinement and calibration of posteriors q(z | x), which are applied after the encoder."""
 
 from recmix.inference.inference import Inference
 

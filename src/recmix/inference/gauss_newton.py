@@ -1,18 +1,23 @@
 """Damped Gauss-Newton ascent of log p(x, z) in z, for any decoder and any likelihood.
 
-With the decoder linearised at z, decode(z + δ) ≈ m + J δ, the log joint is a quadratic with gradient
-g = Jᵀ r + ∇ log p(z) and curvature H = Jᵀ W J - ∇² log p(z), where r and W are the likelihood's
-`residual` and Fisher information at m. For a standard normal prior these are Jᵀ r - z and Jᵀ W J + I.
-A step solves (H + λ I) δ = g. The damping λ of each example is chosen from a few candidates by the log
-joint that they reach (Levenberg-Marquardt). An example that no candidate improves keeps its z, so
-log p(x, z) never falls for any example. Nothing is read back to the host.
+Let m be the decoder's output at z and J its Jacobian. The decoder is linearised: decode(z + δ) ≈ m
++ J δ. Then log p(x, z + δ) is approximated by a quadratic function of δ with gradient g = Jᵀ r + ∇
+log p(z) and curvature H = Jᵀ W J - ∇² log p(z). Here r is the derivative of log p(x | z) with
+respect to m (the likelihood's `residual`), and W is the likelihood's Fisher information with
+respect to m. For a standard normal prior, g = Jᵀ r - z and H = Jᵀ W J + I.
 
-J has D columns. Forward-mode differentiation gives each for about the cost of one decoding, and no
-pixels-by-pixels matrix is formed. The Jacobian is the expensive part. So each step may be followed by
-steps with a new gradient (one forward and one backward pass) and the same H (`reuse`).
+A step solves (H + λ I) δ = g for δ. The damping λ of each example is chosen from a few candidates:
+the one whose step reaches the highest log p(x, z) is used (Levenberg-Marquardt). An example that no
+candidate improves keeps its z, so log p(x, z) never falls for any example. No value is copied from
+the GPU to the CPU.
 
-References: Levenberg 1944; Marquardt 1963; Shamanskii 1967 (reuse); Park et al., Variational Laplace
-Autoencoders, ICML 2019.
+J has D columns, one for each latent dimension. Forward-mode differentiation computes each column
+for about the cost of one decoding, and no pixels-by-pixels matrix is formed. The Jacobian is the
+expensive part of a step. Therefore further steps may follow that use the same H and a new gradient,
+which costs one forward and one backward pass (argument `reuse` of `ascend`).
+
+References: Levenberg 1944; Marquardt 1963; Shamanskii 1967 (reuse); Park et al., Variational
+Laplace Autoencoders, ICML 2019.
 """
 
 from __future__ import annotations
@@ -59,7 +64,13 @@ LARGEST = 1e12
 
 
 class NormalEquations(NamedTuple):
-    """The quadratic model of log p(x, z) around z (B, D)."""
+    """The value, gradient and Gauss-Newton curvature of log p(x, z) at latent points z (B, D).
+
+    Attributes:
+        log_joint: log p(x, z), (B,).
+        gradient: g, the derivative of log p(x, z) with respect to z, (B, D).
+        precision: H, the approximate negative second derivative, positive definite, (B, D, D).
+    """
 
     log_joint: Tensor  # (B,) log p(x, z)
     gradient: Tensor  # (B, D) g = Jᵀ r + ∇ log p(z)
@@ -67,14 +78,16 @@ class NormalEquations(NamedTuple):
 
 
 def jacobian(model: LatentModel, z: Tensor, *, chunk: int | None = None) -> tuple[Tensor, Tensor]:
-    """The decoder's output (B, C, H, W) and its Jacobian J (B, P, D) at z (B, D), P = C·H·W.
+    """The decoder's output (B, *output) and its Jacobian J (B, P, D) at latent points z (B, D).
 
-    Both carry gradients to the decoder's parameters and to z where gradients are enabled.
+    P is the number of output values for one example. Both results carry gradients to the decoder's
+    parameters and to z where gradients are enabled.
 
     Args:
         model: the model whose decoder is used.
-        z: latent points.
-        chunk: tangents per pass; by default as many as keep the memory moderate.
+        z: latent points (B, D).
+        chunk: number of columns of J that are computed in one pass. By default it is as large as
+            possible with moderate use of memory.
 
     >>> from recmix.model.likelihoods import Gaussian
     >>> decoder = torch.nn.Sequential(torch.nn.Linear(2, 64), torch.nn.Unflatten(1, (1, 8, 8)))
@@ -89,7 +102,7 @@ def jacobian(model: LatentModel, z: Tensor, *, chunk: int | None = None) -> tupl
 
 
 def tangent_chunk(model: LatentModel, z: Tensor) -> int:
-    """Tangents per pass that keep the memory moderate, for z (B, D)."""
+    """The number of Jacobian columns at z (B, D) that one pass computes with moderate memory."""
     if is_traceable():  # a tracer cannot follow a number that depends on the batch
         return z.shape[1]
     values = max(1, len(z) * math.prod(model.likelihood.output_shape(model.shape)))
@@ -98,7 +111,16 @@ def tangent_chunk(model: LatentModel, z: Tensor) -> int:
 
 @replaceable
 def decoder_jacobian(decoder: nn.Module, z: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
-    """A decoder's output (B, C, H, W) and its Jacobian (B, P, D) at z (B, D), by forward mode."""
+    """A decoder's output (B, *output) and its Jacobian (B, P, D), by forward-mode differentiation.
+
+    P is the number of output values for one example. In the context `traceable`, reverse-mode
+    differentiation is used instead.
+
+    Args:
+        decoder: the network.
+        z: latent points (B, D).
+        chunk: number of columns of the Jacobian that are computed in one pass.
+    """
     if is_traceable():
         return _by_reverse_mode(decoder, z)
 
@@ -129,7 +151,8 @@ def traceable() -> Iterator[None]:
     """A context in which a tracer such as `torch.export` can record the Jacobian of a decoder.
 
     A tracer cannot record forward-mode differentiation, nor a loop whose length depends on the
-    batch size. In this context neither is used, so the traced graph is valid for any batch size.
+    batch size. In this context the library uses neither of them, so the traced graph is valid for
+    any batch size.
     """
     global _traceable  # noqa: PLW0603  (one switch for the process)
     before, _traceable = _traceable, True
@@ -145,10 +168,10 @@ def is_traceable() -> bool:
 
 
 def _by_reverse_mode(decoder: nn.Module, z: Tensor) -> tuple[Tensor, Tensor]:
-    """The result of `decoder_jacobian`, without gradients, by reverse mode only.
+    """The result of `decoder_jacobian` without gradients, by reverse-mode differentiation only.
 
-    Jᵀ u is linear in u, and its derivative in u along a tangent t is J t. The batch is repeated once for
-    each of the D tangents.
+    The product Jᵀ u is linear in u, so its derivative with respect to u, applied to a unit vector
+    t, is the column J t of the Jacobian. The batch is repeated once for each of the D columns.
     """
     batch, latent = z.shape
     unit = torch.eye(latent, dtype=z.dtype, device=z.device)
@@ -164,13 +187,13 @@ def _by_reverse_mode(decoder: nn.Module, z: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class LogJoint:
-    """log p(x, z) for one batch of examples, as a function of z.
+    """log p(x, z) for one batch of examples x, as a function of z.
 
     Args:
-        model: p(x, z).
-        x: examples (B, C, H, W).
-        dtype: of z.
-        chunk: see `jacobian`.
+        model: the model p(x, z).
+        x: examples (B, *shape).
+        dtype: data type of z.
+        chunk: number of columns of the decoder's Jacobian per pass, see `jacobian`.
     """
 
     def __init__(
@@ -181,21 +204,30 @@ class LogJoint:
         self.chunk = chunk
 
     def log_joint(self, z: Tensor) -> Tensor:
-        """log p(x, z) of points z (T, B, D): (T, B)."""
+        """log p(x, z), (T, B), of T latent points for each of the B examples: z (T, B, D)."""
         decoded = self.model.decoder_output(z)
         return self.model.log_density(self.observed, decoded) + self.model.prior.log_prob(z)
 
     def equations(self, z: Tensor) -> NormalEquations:
-        """The quadratic model around z (B, D)."""
+        """The value, gradient and Gauss-Newton curvature of log p(x, z) at z (B, D)."""
         decoded, slope = self.linearise(z)
         return self.assemble(z, decoded, slope)
 
     def linearise(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """The decoder's output (B, *output) and its Jacobian (B, P, D) at z (B, D)."""
+        """The decoder's output (B, *output) and its Jacobian (B, P, D) at z (B, D).
+
+        P is the number of output values for one example.
+        """
         return jacobian(self.model, z, chunk=self.chunk)
 
     def assemble(self, z: Tensor, decoded: Tensor, slope: Tensor) -> NormalEquations:
-        """The quadratic model around z from the results of `linearise`."""
+        """The value, gradient and curvature of log p(x, z) at z, from the results of `linearise`.
+
+        Args:
+            z: latent points (B, D).
+            decoded: the decoder's output at z, (B, *output).
+            slope: the decoder's Jacobian at z, (B, P, D).
+        """
         model, observed = self.model, self.observed
         residual = model.likelihood.residual(observed, decoded).flatten(1)  # (B, P)
         at = model.log_density(observed, decoded[None]).squeeze(0) + model.prior.log_prob(z)
@@ -205,7 +237,7 @@ class LogJoint:
         return NormalEquations(at, gradient, slope.mT @ weighted + curvature)
 
     def gradient(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """log p(x, z) (B,) and its derivative in z (B, D)."""
+        """log p(x, z), (B,), and its derivative with respect to z, (B, D), without a curvature."""
         if is_traceable() or torch.is_inference_mode_enabled():  # no reverse mode there
             here = self.equations(z)
             return here.log_joint, here.gradient
@@ -216,7 +248,11 @@ class LogJoint:
         return joint.detach(), gradient
 
     def dampings(self, level: Tensor) -> Tensor:
-        """The candidates of one step, (T, B), for the present λ (B,)."""
+        """The T candidate dampings of one Gauss-Newton step, (T, B).
+
+        Args:
+            level: the present damping λ of each example, (B,).
+        """
         return torch.stack([multiple * level for multiple in DAMPINGS])
 
     def choose(
@@ -229,18 +265,18 @@ class LogJoint:
         level: Tensor,
         least: float,
     ) -> tuple[Tensor, Tensor]:
-        """The next z (B, D) and λ (B,).
+        """Select the best candidate step of each example; returns the next z (B, D) and λ (B,).
 
-        λ becomes a tenth of the chosen damping, or ten times the largest candidate if none
-        increased log p(x, z).
+        λ becomes a tenth of the chosen damping. If no candidate increased log p(x, z), z stays and
+        λ becomes ten times the largest candidate.
 
         Args:
-            reached: log p(x, z + step) of each candidate, (T, B).
-            here: the equations at z.
+            reached: log p(x, z + step) for each of the T candidate steps, (T, B).
+            here: value, gradient and curvature of log p(x, z) at z.
             z: latent points (B, D).
             step: candidate steps (T, B, D).
-            tried: their dampings (T, B).
-            level: the present λ (B,).
+            tried: the dampings of the candidate steps, (T, B).
+            level: the present damping λ (B,).
             least: lower limit of the next λ.
         """
         best, which = _best(reached)
@@ -254,20 +290,40 @@ class LogJoint:
 def make_log_joint(
     model: LatentModel, x: Tensor, dtype: torch.dtype, chunk: int | None = None
 ) -> LogJoint:
-    """The `LogJoint` of these arguments."""
+    """Make a `LogJoint`. A faster implementation may return a subclass.
+
+    Args:
+        model: the model p(x, z).
+        x: examples (B, *shape).
+        dtype: data type of z.
+        chunk: number of columns of the decoder's Jacobian per pass, see `jacobian`.
+    """
     return LogJoint(model, x, dtype, chunk)
 
 
 def normal_equations(
     model: LatentModel, x: Tensor, z: Tensor, *, chunk: int | None = None
 ) -> NormalEquations:
-    """Value, gradient and Gauss-Newton curvature of log p(x, z) at z (B, D), for x (B, C, H, W)."""
+    """The value, gradient and Gauss-Newton curvature of log p(x, z) at z.
+
+    Args:
+        model: the model p(x, z).
+        x: examples (B, *shape).
+        z: latent points (B, D).
+        chunk: number of columns of the decoder's Jacobian per pass, see `jacobian`.
+    """
     return make_log_joint(model, x, z.dtype, chunk).equations(z)
 
 
 @replaceable
 def damped_step(gradient: Tensor, precision: Tensor, damping: Tensor) -> Tensor:
-    """δ = (H + λ I)⁻¹ g: (..., D), (..., D, D), λ (...) -> (..., D)."""
+    """The damped Gauss-Newton step δ = (H + λ I)⁻¹ g, (..., D).
+
+    Args:
+        gradient: g, the gradient of log p(x, z), (..., D).
+        precision: H, its Gauss-Newton curvature, (..., D, D).
+        damping: λ, (...).
+    """
     shape = gradient.shape
     identity = torch.eye(shape[-1], dtype=gradient.dtype, device=gradient.device)
     matrix = (precision + damping[..., None, None] * identity).flatten(0, -3)
@@ -287,24 +343,29 @@ def ascend(
     chunk: int | None = None,
     reuse: int = 0,
 ) -> tuple[Tensor, NormalEquations]:
-    """Take damped Gauss-Newton steps; returns the last z (B, D) and the equations there.
+    """Take damped Gauss-Newton steps that increase log p(x, z), starting at `start`.
 
-    Every step tries the dampings 0, λ, 10 λ, 100 λ and 1000 λ. For each example it takes the one that
-    reaches the highest log joint, or none. With a linear decoder and a Gaussian likelihood the first
-    step is exact.
+    Every step tries the dampings 0, λ, 10 λ, 100 λ and 1000 λ. For each example it takes the one
+    that reaches the highest log p(x, z). If none increases log p(x, z), z stays. With a linear
+    decoder and a Gaussian likelihood the first step reaches the maximum exactly.
 
-    z carries no gradient. The equations at z do, to the decoder and the likelihood, where gradients are
-    enabled: H for the covariance, and g for the mode. The mode moves by H⁻¹ dg when the decoder changes
-    (implicit function theorem).
+    The returned z carries no gradient. Where gradients are enabled, the returned gradient g and
+    curvature H carry gradients to the parameters of the decoder and of the likelihood. A caller can
+    use H as the precision of a Gaussian, and g to differentiate the maximum itself: when g changes
+    by dg, the maximum moves by H⁻¹ dg (implicit function theorem).
 
     Args:
-        model: p(x, z).
-        x: examples (B, C, H, W).
-        start: latent points (B, D).
-        steps: number of steps.
+        model: the model p(x, z).
+        x: examples (B, *shape).
+        start: first latent points (B, D).
+        steps: number of Gauss-Newton steps.
         damping: λ at the start.
-        chunk: see `jacobian`.
-        reuse: number of steps after each step that use a new gradient and the same curvature.
+        chunk: number of columns of the decoder's Jacobian per pass, see `jacobian`.
+        reuse: number of further steps after each Gauss-Newton step; they use a new gradient and the
+            same curvature.
+
+    Returns:
+        The last z (B, D), and the value, gradient and curvature of log p(x, z) at this z.
     """
     z = start.detach().contiguous()
     level = torch.full_like(z[:, 0], damping)  # λ, (B,)
@@ -323,10 +384,10 @@ def ascend(
 
 
 def _reuse_curvature(joint: LogJoint, z: Tensor, precision: Tensor, level: Tensor) -> Tensor:
-    """One step from z with a new gradient and the curvature of an earlier point.
+    """One step from z that uses the gradient at z and the curvature of an earlier point.
 
-    For each example the step is tried with the lengths `LENGTHS`. The length with the highest
-    log p(x, z) is taken. If no length increases log p(x, z), the example keeps its z.
+    For each example the step is multiplied by each factor in `LENGTHS`, and the product with the
+    highest log p(x, z) is taken. If no product increases log p(x, z), the example keeps its z.
 
     Args:
         joint: log p(x, z) of the batch.
@@ -342,11 +403,11 @@ def _reuse_curvature(joint: LogJoint, z: Tensor, precision: Tensor, level: Tenso
 
 
 def _best(reached: Tensor) -> tuple[Tensor, Tensor]:
-    """The highest finite value of (T, B) and its index, (B,) each."""
+    """For each example, the highest finite value of T candidates (T, B), and its index."""
     best, which = reached.nan_to_num(-torch.inf, posinf=-torch.inf).max(0)
     return best, which
 
 
 def _pick(values: Tensor, which: Tensor) -> Tensor:
-    """values[which[b], b]: (T, B, N), (B,) -> (B, N)."""
+    """For each example b, the entry values[which[b], b]: values (T, B, N), which (B,) -> (B, N)."""
     return values.gather(0, which[None, :, None].expand(1, *values.shape[1:])).squeeze(0)

@@ -1,4 +1,4 @@
-"""Apply an `Inference` to a posterior."""
+"""Apply the refinement and the calibration of an `Inference` to a posterior q(z | x)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ LARGEST_SCALE = 8.0
 
 
 def improve(inference: Inference, model: LatentModel, x: Tensor, q: Posterior) -> Posterior:
-    """q(z | x), refined and then calibrated.
+    """The posterior q, refined and then calibrated.
 
     Args:
-        inference: how.
-        model: p(x, z).
-        x: examples (B, ...).
-        q: the posterior of the encoder for x.
+        inference: the settings of the refinement and the calibration.
+        model: the model p(x, z).
+        x: examples (B, *shape).
+        q: the posterior that the encoder gives for x.
     """
     if inference.refine:
         steps, reuse, restarts = inference.refine, inference.reuse, inference.restarts
@@ -36,7 +36,15 @@ def improve(inference: Inference, model: LatentModel, x: Tensor, q: Posterior) -
 
 
 def calibrate(inference: Inference, model: LatentModel, x: Tensor, q: Posterior) -> Posterior:
-    """q with the inference's scale, slope and reference applied to its standard deviations."""
+    """The posterior q with its standard deviations multiplied by the calibrated factor.
+
+    Args:
+        inference: holds the factor. It is `scale` for all examples if `slope` is 0; otherwise see
+            `example_scales`.
+        model: the model p(x, z).
+        x: examples (B, *shape).
+        q: the posterior for x.
+    """
     if inference.slope:
         fit = model.log_joint(x, q.mean[None])[0]
         shortfall = inference.reference - fit
@@ -45,7 +53,15 @@ def calibrate(inference: Inference, model: LatentModel, x: Tensor, q: Posterior)
 
 
 def example_scales(scale: float, slope: float, shortfall: Tensor) -> Tensor:
-    """The scale of each example (B,), whose log p(x, mean) lies `shortfall` nats below the reference.
+    """The factor of the posterior's standard deviations for each example, (B,).
+
+    It is scale · exp(slope · shortfall), limited to the range from 1/`LARGEST_SCALE` to
+    `LARGEST_SCALE`.
+
+    Args:
+        scale: the factor at a shortfall of 0.
+        slope: increase of the factor's logarithm per nat of shortfall.
+        shortfall: a reference value minus log p(x, mean of q), in nats, (B,).
 
     >>> import torch
     >>> example_scales(2.0, 0.1, torch.tensor([0.0, 1.0, -1.0, 1e9]))

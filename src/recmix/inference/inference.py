@@ -1,4 +1,4 @@
-"""`Inference`: how a posterior is improved when it is used."""
+"""The class `Inference`: the settings of the refinement and the calibration of posteriors."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ CALIBRATION = ("scale", "slope", "reference")
 
 @dataclass(frozen=True, kw_only=True)
 class Inference(Options):
-    """Refinement and calibration of a posterior, applied in this order each time it is used.
+    """How a posterior q(z | x) is refined and then calibrated, each time it is used.
 
-    Refinement moves each component's mean to a higher log p(x, z) by Gauss-Newton steps and replaces the
-    component by a Gaussian with the curvature found there. Calibration then multiplies the standard
-    deviations by a factor chosen on validation data. The likelihood's noise can be calibrated too, which
-    changes the model of the data. The default does nothing.
+    Refinement moves the mean of each component of q to a higher log p(x, z) by Gauss-Newton steps.
+    It then replaces the component by a Gaussian at the new mean, whose precision is the curvature
+    of log p(x, z) there. Calibration multiplies the standard deviations by a factor that was chosen
+    on validation data. The noise of the likelihood can be calibrated too; this changes the model of
+    the data. By default nothing is changed.
 
-    Calling it gives the improved posterior: ``inference(model, x, q)``.
+    A call returns the improved posterior: ``inference(model, x, q)``.
 
     >>> Inference(refine=2).changed()
     {'refine': 2}
@@ -59,41 +60,44 @@ class Inference(Options):
     )
 
     def __call__(self, model: LatentModel, x: Tensor, q: Posterior) -> Posterior:
-        """q(z | x), refined and calibrated.
+        """The posterior q, refined and then calibrated.
 
         Args:
-            model: p(x, z).
-            x: examples (B, ...).
-            q: the posterior of the encoder for x.
+            model: the model p(x, z).
+            x: examples (B, *shape).
+            q: the posterior that the encoder gives for x.
         """
         from recmix.inference.improve import improve
 
         return improve(self, self.model(model), x, q)
 
     def model(self, model: LatentModel) -> LatentModel:
-        """p(x, z) with the noise of this inference; bounds of log p(x) must use it."""
+        """The model p(x, z) with its likelihood's noise multiplied by `noise`.
+
+        Bounds of log p(x) for this inference must use the returned model.
+        """
         return model if self.noise == 1 else model.with_noise(self.noise)
 
     @property
     def uncalibrated(self) -> Inference:
-        """The same refinement without calibration."""
+        """A copy of these settings with the same refinement and without calibration."""
         return replace(self, scale=1.0, slope=0.0, reference=0.0, noise=1.0)
 
     @property
     def in_training(self) -> Inference:
-        """The part that affects training and the selection of epochs: the refinement."""
+        """The settings for training and for selecting the best epoch: only the refinement."""
         return self.uncalibrated if self.refine else Inference()
 
     @property
     def calibrated(self) -> bool:
-        """Whether standard deviations are changed."""
+        """Whether calibration changes the standard deviations of the posterior."""
         return self.scale != 1 or self.slope != 0
 
     @property
     def key(self) -> str:
-        """The whole inference as text, for the names of scores; empty if it does nothing.
+        """These settings as one line of text, for the names of scores; empty if nothing is changed.
 
-        Options without effect are left out, so two inferences that do the same have the same key.
+        Options without effect are left out, so two objects with the same effect have the same key.
         """
         shown: list[str] = []
         if self.refine:
@@ -108,7 +112,7 @@ class Inference(Options):
 
     @classmethod
     def from_key(cls, key: str) -> Inference:
-        """The inverse of `key`.
+        """The `Inference` whose property `key` is this text.
 
         >>> Inference.from_key("gauss-newton,refine=4,reuse=0,restarts=3").refine
         4

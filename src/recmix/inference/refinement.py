@@ -1,9 +1,10 @@
 """Refinement: each component of a posterior becomes a Laplace approximation near its mean.
 
-Gauss-Newton steps move the mean of each component to a higher log p(x, z). It becomes N(z*, H⁻¹),
-where H is the curvature at the new mean z*; the mixing weights stay. The result is a Gaussian, or a
-mixture of Gaussians, with full covariances. Its densities are exact, so every bound of log p(x) that
-uses it is a bound. The steps never lower log p(x, z), see `recmix.inference.gauss_newton`.
+Gauss-Newton steps move the mean of each component to a point z* with a higher log p(x, z). The
+component becomes N(z*, H⁻¹), where H is the curvature of -log p(x, z) at z*. The mixing weights
+stay the same. The result is a Gaussian, or a mixture of Gaussians, with full covariances. Its
+density is computed exactly, so the ELBO and the IWAE bound remain valid lower bounds of log p(x).
+The steps never lower log p(x, z), see `recmix.inference.gauss_newton`.
 """
 
 from __future__ import annotations
@@ -36,23 +37,26 @@ def laplace(
     reuse: int = 0,
     restarts: int = 1,
 ) -> FullGaussian:
-    """N(z*, H⁻¹), where z* is the result of damped Gauss-Newton steps from `start` (B, D).
+    """The Gaussian N(z*, H⁻¹), where z* is reached by damped Gauss-Newton steps from `start`.
 
-    The decoder's parameters receive the gradient of a sample z = z* + H^(-½) ε: through the likelihood
-    at z, through H at z*, and through z* by dz* = H⁻¹ dg (implicit function theorem). So only the last
-    Jacobian is differentiated, for any number of steps. The change of H that is caused by the movement
-    of z* is neglected; this term is zero for a piecewise linear decoder and a Gaussian likelihood.
-    `start` receives no gradient.
+    H is the Gauss-Newton curvature of -log p(x, z) at z*. The decoder's parameters receive the
+    gradient of a sample z = z* + H^(-½) ε in three ways: through the likelihood at z, through H at
+    z*, and through z* by dz* = H⁻¹ dg, where g is the gradient of log p(x, z) at z* (implicit
+    function theorem). So only the last Jacobian is differentiated, for any number of steps. The
+    change of H that is caused by the movement of z* is neglected; this term is zero for a piecewise
+    linear decoder and a Gaussian likelihood. `start` receives no gradient.
 
     Args:
-        model: p(x, z).
-        x: examples (B, C, H, W).
-        start: latent points.
-        steps: number of steps; 0 gives the curvature at `start`.
+        model: the model p(x, z).
+        x: examples (B, *shape).
+        start: first latent points (B, D).
+        steps: number of Gauss-Newton steps; 0 gives N(start, H⁻¹) with the curvature at `start`.
         damping: λ of the first step, in units of the prior's precision.
-        reuse: see `recmix.inference.gauss_newton.ascend`.
-        restarts: starting points for each example: `start` times each of `restart_scales`. The result
-            with the highest Laplace estimate of log p(x), log p(x, z*) - ½ log |H|, is used.
+        reuse: number of further steps with the same curvature after each step, see
+            `recmix.inference.gauss_newton.ascend`.
+        restarts: number of starting points for each example. They are `start` times each of
+            `restart_scales`. The end point with the highest Laplace estimate of log p(x), which is
+            log p(x, z*) - ½ log |H|, is used.
     """
     check_decoder_has_jacobian(model)
     how: dict[str, Any] = {"steps": steps, "damping": damping, "reuse": reuse}
@@ -69,7 +73,7 @@ def laplace(
 def _best_end(
     model: LatentModel, x: Tensor, start: Tensor, restarts: int, how: dict[str, Any]
 ) -> Tensor:
-    """The best result (B, D) of all restarts, which are computed together."""
+    """The best end point (B, D) of Gauss-Newton steps from several starting points per example."""
     many = torch.cat([scale * start for scale in restart_scales(restarts)])  # (T·B, D)
     ends, at = ascend(model, x.repeat(restarts, *(1 for _ in model.shape)), many, **how)
     half = cholesky(at.precision).diagonal(dim1=-2, dim2=-1).log().sum(-1)  # ½ log |H|
@@ -77,7 +81,16 @@ def _best_end(
 
 
 def best_restart(score: Tensor, ends: Tensor, restarts: int) -> Tensor:
-    """Select each example's highest-scoring restart: (T·B,), (T·B, D) -> (B, D).
+    """Select, for each example, the end point with the highest score among T starting points.
+
+    Args:
+        score: score of each end point, (T·B,). All examples of the first starting point come first.
+            Scores that are not finite are never selected if another score is finite.
+        ends: end points (T·B, D), in the same order.
+        restarts: T, the number of starting points for each example.
+
+    Returns:
+        The selected end points, (B, D).
 
     >>> best_restart(torch.tensor([1.0, 5.0, 2.0, torch.nan]), torch.arange(4.0)[:, None], 2).tolist()
     [[2.0], [1.0]]
@@ -90,7 +103,12 @@ def best_restart(score: Tensor, ends: Tensor, restarts: int) -> Tensor:
 
 
 def restart_scales(restarts: int) -> list[float]:
-    """The factor of the mean at each restart: 1, then smaller and larger in turn.
+    """The factors by which the posterior's mean is multiplied to get several starting points.
+
+    The first factor is 1. Then come smaller and larger factors in turn.
+
+    Args:
+        restarts: number of starting points.
 
     >>> restart_scales(5)
     [1.0, 0.8, 1.2, 0.6, 1.4]
@@ -101,7 +119,17 @@ def restart_scales(restarts: int) -> list[float]:
 def refine(
     model: LatentModel, x: Tensor, q: Posterior, *, steps: int, reuse: int = 2, restarts: int = 1
 ) -> Posterior:
-    """q with every component refined by `steps` steps; all components are refined together.
+    """The posterior q with each component replaced by a Laplace approximation near its mean.
+
+    All components are refined in one batch.
+
+    Args:
+        model: the model p(x, z).
+        x: examples (B, *shape).
+        q: the posterior for x.
+        steps: number of Gauss-Newton steps.
+        reuse: number of further steps with the same curvature after each step.
+        restarts: number of starting points for each example and component, see `laplace`.
 
     >>> from recmix.model.likelihoods import Gaussian as Noise
     >>> from recmix.posteriors import Gaussian
@@ -122,7 +150,7 @@ def refine(
 
 
 def check_decoder_has_jacobian(model: LatentModel) -> None:
-    """Refuse a decoder whose output for one example depends on the other examples of the batch."""
+    """Raise an error if the decoder's output for one example depends on the rest of its batch."""
     for part in model.decoder.modules():
         if isinstance(part, _BatchNorm) and (part.training or part.running_mean is None):
             raise ConfigError(

@@ -1,4 +1,7 @@
-"""The methods, one file each. Every module in this folder is imported, so a new file is a new method."""
+"""The inference methods, one file each.
+
+Every module in this folder is imported automatically, so a new file can add a new method.
+"""
 
 import importlib
 import pkgutil

@@ -65,7 +65,7 @@ class BlindMixture(Method):
         self._draw_others()
 
     def posterior(self, x: Tensor) -> Mixture:
-        """The whole mixture, in one feed-forward pass."""
+        """The mixture q(z | x) for examples x (B, C, H, W), in one feed-forward pass."""
         return blind_mixture(self, x)
 
     def loss(self, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
@@ -80,7 +80,10 @@ class BlindMixture(Method):
         objective: Objective = ELBO,
         generator: torch.Generator | None = None,
     ) -> dict[str, Tensor]:
-        """One update of everything; two metrics show a collapse."""
+        """Make one optimiser step on all parameters, for one batch x.
+
+        The returned metrics include two that show a collapse of the components or of the weights.
+        """
         elbo, q, scores = self._bound(x, generator)
         loss = -elbo.mean()
         self.descend(loss, x, optimizers["all"], objective, generator)
@@ -95,22 +98,32 @@ class BlindMixture(Method):
             }
 
     def inherited(self) -> list[nn.Parameter]:
-        """The first component's encoder; the others are drawn at random."""
+        """The parameters that start from a trained model: the first component's encoder.
+
+        The other encoders start from random weights.
+        """
         return list(self.base_encoder.parameters())
 
     def start_from(self, other: Method) -> None:
-        """Copy decoder and first encoder; copy everything from a mixture of the same kind."""
+        """Copy the decoder and the first encoder of `other`; draw new weights for the rest.
+
+        From a mixture of the same class and shapes all weights are copied.
+        """
         super().start_from(other)
         if not (type(other) is type(self) and same_shapes(self, other)):
             self._draw_others()
 
     def collapse(self, x: Tensor) -> dict[str, Tensor]:
-        """Distances between components and the spread of the weights, see `collapse_report`."""
+        """Distances between components and spread of the weights on x; see `collapse_report`."""
         with torch.no_grad():
             return collapse_report(self.posterior(x))
 
     def _bound(self, x: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Mixture, Tensor]:
-        """The stratified ELBO (B,), the mixture, and log q_j(z_i) at [j, i], (K, K, B)."""
+        """Estimate the stratified ELBO of examples x with one sample z_i of each component i.
+
+        Returns:
+            The ELBO (B,); the mixture; and (K, K, B) with log q_j(z_i | x) at [j, i].
+        """
         q = self.posterior(x)
         z = q.component_samples(generator=generator)  # (K, B, D)
         scores = torch.stack([part.log_prob(z) for part in q.components])
@@ -120,7 +133,7 @@ class BlindMixture(Method):
         return (log_alpha.exp() * log_weight).sum(0), q, scores
 
     def _draw_others(self) -> None:
-        """New random weights for all encoders but the first, and for the mixing weights."""
+        """Draw new random weights for all encoders but the first, and for the network of α(x)."""
         for part in self.components[1:]:
             reset(part.encoder)  # type: ignore[arg-type]
         reset(self.weight_net)
@@ -137,20 +150,23 @@ def blind_mixture(method: BlindMixture, x: Tensor) -> Mixture:
 def collapse_report(
     q: Mixture, *, samples: int = 64, generator: torch.Generator | None = None
 ) -> dict[str, Tensor]:
-    """Distances between the components of a mixture, and the spread of its weights.
+    """Distances between the components of a mixture, and the spread of its weights α(x).
 
-    If components have become equal, `min_pairwise_kl` is near 0. If one takes all weight, `max_weight`
-    is near 1 and `weight_entropy` near 0 (log K if all are used evenly).
+    If components have become equal, `min_pairwise_kl` is near 0. If one component takes all weight,
+    `max_weight` is near 1 and `weight_entropy` is near 0. The entropy is log K if all K components
+    have the same weight.
 
     Args:
         q: the mixture, for a batch of B examples.
-        samples: per component, for KLs without a closed form (diagonal Gaussians have one).
-        generator: the random stream of these samples.
+        samples: samples per component for estimating KL divergences that have no closed form (those
+            of diagonal Gaussians have one).
+        generator: source of the random noise.
 
     Returns:
-        ``pairwise_kl``, KL(q_i || q_j) at [i, j], averaged over the batch, (K, K);
-        ``min_pairwise_kl``, the smallest between two different components (infinite if there is one);
-        ``weight_entropy``, the mean of H(α(x)); ``max_weight``, the largest of the mean weights.
+        A dictionary. ``pairwise_kl`` (K, K) holds KL(q_i || q_j) at [i, j], averaged over the
+        batch. ``min_pairwise_kl`` is its smallest value for two different components (infinite if K
+        = 1). ``weight_entropy`` is the entropy of α(x), averaged over the batch. ``max_weight`` is
+        the largest of the K weights after averaging over the batch.
 
     >>> parts = [Gaussian(torch.full((4, 2), float(m)), torch.zeros(4, 2)) for m in range(3)]
     >>> report = collapse_report(Mixture(parts, torch.zeros(4, 3).log_softmax(-1)))
@@ -180,7 +196,7 @@ def collapse_report(
 
 
 def _gaussian_kl(parts: list[Gaussian]) -> Tensor:
-    """KL(q_i || q_j) at [i, j], averaged over the batch, (K, K)."""
+    """KL(q_i || q_j) at [i, j] for K diagonal Gaussians, averaged over the batch, (K, K)."""
     means = torch.stack([part.mean for part in parts])  # (K, B, D)
     log_variances = torch.stack([part.log_variance for part in parts])
     shift = (means[:, None] - means).square() * (-log_variances).exp()  # (K, K, B, D)
@@ -195,6 +211,6 @@ def _smallest(pairwise: Tensor) -> Tensor:
 
 
 def _entropy(weights: Tensor) -> Tensor:
-    """H(α) in nats: (B, K) -> (B,)."""
+    """The entropy of mixing weights α in nats: (B, K) -> (B,)."""
     entropy: Tensor = torch.special.entr(weights).sum(-1)
     return entropy

@@ -1,4 +1,7 @@
-"""Boosted variational inference: a recursive mixture with an entropy term instead of the bounded KL."""
+"""Boosted variational inference: a recursive mixture with an entropy reward for new components.
+
+The recursive mixture of `recmix.methods.recursive` rewards a bounded KL divergence instead.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ Clock = Literal["iteration", "round"]
 
 
 class _Boosted(RecursiveMixture):
-    """Base class of the two methods with an entropy reward."""
+    """Base class of the two boosting methods, which reward the entropy of a new component."""
 
     setting = "order"
     rate_factor = 0.1  # as in the paper, to avoid NaN: the KL has no bound here
@@ -69,17 +72,34 @@ class _Boosted(RecursiveMixture):
 
     @abstractmethod
     def entropy(self, q: Posterior, log_q: Tensor) -> Tensor:
-        """H[q_m]: (B,), or (1, B) from log q_m at its own sample, (1, B)."""
+        """The entropy H[q_m] of a new component, exact (B,) or estimated from one sample (1, B).
+
+        Args:
+            q: the component q_m.
+            log_q: log q_m(z) at one sample z of q_m, (1, B).
+        """
 
     def nu(self, m: int) -> Tensor:
-        """ν = 1 / √(t + 1) for component m, a scalar on the device."""
+        """The factor ν = 1 / √(t + 1) of the entropy reward of component m, a scalar on the device.
+
+        t is the number of training iterations so far, or m if `clock` is ``round``.
+        """
         t = self.iteration
         if self.clock == "round":
             t = torch.full_like(t, m)
         return (t + 1).to(self.model.centre.dtype).rsqrt()
 
     def novelty(self, m: int, q: Posterior, log_q: Tensor, distance: Tensor) -> Tensor:
-        """The reward of a new component: KL(q_m || Q_{m-1}) + ν H[q_m], without a bound."""
+        """The reward of a new component: KL(q_m || Q_{m-1}) + ν H[q_m], with no upper bound.
+
+        With the option `literal` it is only ν H[q_m].
+
+        Args:
+            m: index of the component.
+            q: the component q_m.
+            log_q: log q_m(z) at one sample z of q_m, (1, B).
+            distance: log q_m(z) - log Q_{m-1}(z) at this sample, (1, B).
+        """
         reward = self.nu(m) * self.entropy(q, log_q).mean()
         return reward if self.literal else distance.mean() + reward
 
@@ -91,13 +111,17 @@ class _Boosted(RecursiveMixture):
         objective: Objective = ELBO,
         generator: torch.Generator | None = None,
     ) -> dict[str, Tensor]:
-        """The updates of the recursive mixture; then t increases by one."""
+        """Make the updates of the recursive mixture on one batch, then increase t by one."""
         metrics = super().step(x, optimizers, objective=objective, generator=generator)
         self.iteration += 1
         return metrics
 
     def start_from(self, other: Method) -> None:
-        """Like the recursive mixture; t continues only from a method of the same kind and shapes."""
+        """Copy trained weights as `RecursiveMixture.start_from` does.
+
+        The iteration count t is copied only from a method of the same class and shapes; otherwise
+        it starts at 0.
+        """
         super().start_from(other)
         if isinstance(other, _Boosted) and type(other) is type(self) and same_shapes(self, other):
             self.iteration.copy_(other.iteration)
@@ -134,7 +158,7 @@ class BoostedER1(_Boosted):
     reference = "Locatello et al. 2018"
 
     def entropy(self, q: Posterior, log_q: Tensor) -> Tensor:
-        """-log q_m at its own sample, (1, B)."""
+        """The estimate -log q_m(z) of the entropy, at one sample z of q_m, (1, B)."""
         return -log_q
 
 
@@ -169,5 +193,5 @@ class BoostedER2(_Boosted):
     needs_entropy = True
 
     def entropy(self, q: Posterior, log_q: Tensor) -> Tensor:
-        """H[q_m], (B,)."""
+        """The exact entropy H[q_m] of each example, (B,)."""
         return q.entropy()

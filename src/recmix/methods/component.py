@@ -1,4 +1,4 @@
-"""`Component`: one amortised posterior, the part that methods are built from."""
+"""`Component`: one amortised posterior. A method has one or several components."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ MAX_ORDER = 16
 class CountsTraining(nn.Module):
     """A module that counts how often it was switched to training mode.
 
-    CUDA graph replays change weights without bumping tensor versions. A cache of the weights is
-    therefore out of date when this count has changed.
+    CUDA graph replays change weights without changing the version numbers of the tensors. So cached
+    copies of the weights are taken to be outdated when this count has changed.
     """
 
     trainings: int = 0
@@ -37,12 +37,12 @@ class CountsTraining(nn.Module):
 class Component(CountsTraining, ABC):
     """One amortised posterior: an encoder, and the function from its output to a density.
 
-    The VAE has one Gaussian component, a flow one component with its flow, a mixture several components.
-    Keyword-only constructor arguments are the component's options.
+    The VAE has one Gaussian component, a flow one component with its flow, a mixture several
+    components. Keyword-only constructor arguments are the component's options.
 
     Args:
-        encoder: (B, C, H, W) -> (B, 2 D).
-        model: gives the shapes; it is not kept.
+        encoder: network from examples (B, C, H, W) to (B, 2 D), for the latent dimension D.
+        model: gives the shapes of x and z; it is not kept.
     """
 
     kind: ClassVar[str]
@@ -67,7 +67,7 @@ class Component(CountsTraining, ABC):
 
     @abstractmethod
     def forward(self, x: Tensor, model: LatentModel) -> Posterior:
-        """q(z | x) for examples x (B, C, H, W) in [0, 1]."""
+        """q(z | x) for examples x (B, C, H, W) with values in [0, 1]."""
 
     def extra_networks(self) -> list[nn.Module]:
         """Networks besides the encoder that one training step evaluates."""
@@ -77,13 +77,14 @@ class Component(CountsTraining, ABC):
     def for_mixture(
         cls, encoder: nn.Module, model: LatentModel, count: int, setting: int | None = None
     ) -> list[Component]:
-        """The components of a mixture: by default `count` copies, each with its own encoder.
+        """Make the components of a mixture: by default `count` copies, each with its own encoder.
 
         Args:
-            encoder: copied for each component.
-            model: gives the shapes.
+            encoder: a network that is copied for each component.
+            model: gives the shapes of x and z.
             count: number of components.
-            setting: value of the option `setting`, if the component has one.
+            setting: value of the component's main option (such as its number of steps or flows),
+                whose name is the class attribute `setting`. None for the default.
         """
         options = {}
         if setting is not None:
@@ -98,5 +99,5 @@ class Component(CountsTraining, ABC):
     def for_recursion(
         cls, encoder: nn.Module, model: LatentModel, count: int, setting: int | None = None
     ) -> list[Component]:
-        """The components of a recursive mixture: by default those of any mixture."""
+        """Make the components of a recursive mixture: by default the same as `for_mixture`."""
         return cls.for_mixture(encoder, model, count, setting)

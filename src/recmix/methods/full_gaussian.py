@@ -35,13 +35,13 @@ class FullComponent(Component):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Reset to the diagonal Gaussian of the encoder."""
+        """Set the linear layer to zero, so that q(z | x) is the encoder's own diagonal Gaussian."""
         if self.below is not None:
             nn.init.zeros_(self.below.weight)
             nn.init.zeros_(self.below.bias)
 
     def forward(self, x: Tensor, model: LatentModel) -> FullGaussian:
-        """One pass through the encoder."""
+        """The full Gaussian q(z | x) for x (B, C, H, W), in one pass through the encoder."""
         example = model.observed(x.to(model.centre.dtype))
         features, parameters = encode_with_features(self.encoder, example)
         diagonal = Gaussian.from_parameters(parameters)
@@ -57,8 +57,9 @@ class FullComponent(Component):
 class FullGaussianVAE(Method):
     """Amortised inference with a full covariance: q(z | x) = N(μ(x), L(x) diag σ²(x) L(x)ᵀ).
 
-    Its gain over the VAE shows what a diagonal covariance costs. Its distance from instance-wise
-    optimisation shows what amortisation costs.
+    L(x) is lower triangular with unit diagonal. The gain of this method over the VAE shows what a
+    diagonal covariance costs. Its distance from an optimisation for each single example shows what
+    amortisation costs.
 
     Reference: Kingma & Welling, An Introduction to Variational Autoencoders, 2019, section 2.5.1.
     """

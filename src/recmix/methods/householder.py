@@ -17,14 +17,15 @@ __all__ = ["HouseholderComponent", "HouseholderFlow", "HouseholderVectors"]
 
 
 class HouseholderVectors(nn.Module):
-    """v_1 linear in the features of x, v_{t+1} linear in v_t.
+    """Linear layers that compute the Householder vectors v_1 … v_T of a flow from features of x.
 
-    They start at the axes of the latent space for all x: v_t = e_t, cyclically. All weights are 0 and
-    the biases are the axes.
+    v_1 is linear in the features, and v_{t+1} is linear in v_t. At the start all weights are 0 and
+    the biases are unit vectors e_t of the latent space. So v_t = e_t for all x, where t starts
+    again at 1 after D.
 
     Args:
         features: F, the number of features of x.
-        latent: D.
+        latent: D, the latent dimension.
         flows: T, the number of vectors.
 
     >>> HouseholderVectors(5, 3, 2)(torch.zeros(4, 5))[1][0].detach()
@@ -45,7 +46,7 @@ class HouseholderVectors(nn.Module):
             nn.init.ones_(layer.bias[t % len(layer.bias)])
 
     def forward(self, features: Tensor) -> list[Tensor]:
-        """v_1 … v_T, each (B, D), of features (B, F)."""
+        """The vectors v_1 … v_T, (B, D) each, computed from features of x (B, F)."""
         found = [self.first(features)]
         for layer in self.later:
             found.append(layer(found[-1]))

@@ -62,7 +62,10 @@ class ImportanceWeighted(Method):
         objective: Objective = ELBO,
         generator: torch.Generator | None = None,
     ) -> dict[str, Tensor]:
-        """One update of everything; the metrics hold L_K and the ELBO of the same samples."""
+        """Make one optimiser step on all parameters, for one batch x.
+
+        The returned metrics hold the bound L_K and the ELBO of the same samples.
+        """
         log_w = self._log_weights(x, generator)
         loss = -log_mean_exp(log_w).mean()
         self.descend(loss, x, optimizers["all"], objective, generator)
@@ -79,11 +82,20 @@ class ImportanceWeighted(Method):
 def _doubly_log_weights(
     model: LatentModel, x: Tensor, q: Gaussian, samples: int, generator: torch.Generator | None
 ) -> Tensor:
-    """log w, (K, B), whose log-mean has the doubly reparameterised gradient in q.
+    """log w_k (K, B) such that the gradient of their log-mean is the doubly reparameterised one.
 
-    The gradient of the log-mean in log w_k is w̃_k. With the parameters of log q detached, everything
-    that reaches the encoder passes through z_k, where it is multiplied by w̃_k once more. The decoder's
-    gradient does not pass there, so one backward pass gives both.
+    w_k = p(x, z_k) / q(z_k | x) are importance weights and w̃_k = w_k / Σ_j w_j. The gradient of
+    the log-mean with respect to log w_k is w̃_k. The parameters of q are detached in log q(z_k |
+    x), so the encoder receives gradients only through z_k. There the gradient is multiplied by w̃_k
+    once more. The decoder's gradient does not pass through z_k and is unchanged, so one backward
+    pass gives both gradients.
+
+    Args:
+        model: p(x, z).
+        x: examples (B, C, H, W).
+        q: q(z | x).
+        samples: K.
+        generator: source of the random noise.
     """
     z, _ = q.rsample_and_log_prob(samples, generator=generator)
     detached = Gaussian(q.mean.detach(), q.log_variance.detach())

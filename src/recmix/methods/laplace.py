@@ -1,4 +1,7 @@
-"""The variational Laplace autoencoder (VLAE): Gauss-Newton steps to the mode, then its curvature."""
+"""The variational Laplace autoencoder (VLAE): Gauss-Newton steps to the mode of p(z | x).
+
+The curvature at the mode then gives the covariance of a Gaussian posterior.
+"""
 
 from __future__ import annotations
 
@@ -66,13 +69,13 @@ class LaplaceComponent(GaussianComponent):
         return output
 
     def forward(self, x: Tensor, model: LatentModel) -> FullGaussian:  # type: ignore[override]
-        """One pass through the encoder, then the steps."""
+        """The Laplace posterior of x (B, C, H, W), by steps from the encoder's mean."""
         with torch.no_grad():
             start = encode(self, x.to(model.centre.dtype), model).mean
         return self.refine(x, start, model)
 
     def refine(self, x: Tensor, start: Tensor, model: LatentModel) -> FullGaussian:
-        """The Laplace posterior after the steps from `start` (B, D)."""
+        """The Laplace posterior of x after Gauss-Newton steps from the points `start` (B, D)."""
         return laplace(model, x, start, steps=self.steps, damping=self.damping)
 
 
@@ -115,7 +118,10 @@ class VLAE(Method):
         super().__init__(model, [LaplaceComponent(encoder, model, steps=steps, damping=damping)])
 
     def networks(self) -> list[nn.Module]:
-        """Not the decoder: compiled code gives no tangents."""
+        """The networks that an engine may compile: all but the decoder.
+
+        Compiled code gives no tangents, which the Gauss-Newton steps need from the decoder.
+        """
         return super().networks()[1:]
 
     def loss(self, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:

@@ -41,13 +41,17 @@ TEACHER_SAMPLES = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """What one training step maximises, besides the method's own objective.
+    """Options that change what the decoder and the encoders maximise in a training step.
+
+    The default leaves the method's own objective as it is.
 
     Attributes:
-        iwae_samples: if not 0, the decoder maximises the IWAE bound of this many samples.
-        inference: the decoder is trained on the posterior that this inference gives.
-        distil: share of distillation in the encoders' loss, 0 to 1.
-        teacher: the refinement whose samples the encoders are fitted to.
+        iwae_samples: if not 0, the decoder maximises the IWAE bound with this number of samples.
+        inference: if it has refinement steps, the decoder is trained on the posterior refined by
+            it.
+        distil: weight of the distillation loss in the encoders' loss, 0 to 1.
+        teacher: the refinement of the teacher. Distillation fits the encoders to samples of the
+            posterior that is refined by it.
     """
 
     iwae_samples: int = 0
@@ -57,7 +61,7 @@ class Objective:
 
     @property
     def separate_decoder(self) -> bool:
-        """Whether the decoder has an objective of its own."""
+        """Whether the decoder has an objective that differs from the encoders' objective."""
         return bool(self.iwae_samples or self.inference.refine)
 
 
@@ -71,15 +75,15 @@ class Method(CountsTraining, ABC):
     A new method is one file in `methods/` with a subclass under `@register`. Its keyword-only
     constructor arguments are its options: the command line, TOML files and tables read them.
 
-    `step` never waits for the device (no ``.item()``, no branch on a tensor's value). So an engine can
-    capture any method as a CUDA graph.
+    `step` never waits for the device (no ``.item()``, no branch on a tensor's value). So a training
+    engine can capture the step of any method as a CUDA graph.
 
-    A constructor takes (model, encoder, *, options). The encoder is a new network
-    (B, C, H, W) -> (B, 2 D); copy it where more than one is needed.
+    The constructor of a subclass takes (model, encoder, *, options). The encoder is a new network
+    (B, C, H, W) -> (B, 2 D), for the latent dimension D. A method with several encoders copies it.
 
     Args:
         model: p(x, z).
-        components: the parts of the posterior.
+        components: the amortised posteriors of which the method's posterior consists.
     """
 
     name: ClassVar[str]
@@ -106,7 +110,7 @@ class Method(CountsTraining, ABC):
     """The keyword arguments that the method was made with."""
 
     def __new__(cls, *args: Any, **options: Any) -> Method:
-        """Keep the options, so that a run can store them."""
+        """Store the constructor's keyword arguments as `options`, so that a run can save them."""
         made = super().__new__(cls)
         object.__setattr__(made, "options", options)
         return made
@@ -118,60 +122,76 @@ class Method(CountsTraining, ABC):
 
     @classmethod
     def label(cls) -> str:
-        """The name of its row in tables."""
+        """The name of the method in tables."""
         return cls.name.upper()
 
     def component(self, m: int, x: Tensor) -> Posterior:
-        """q_m(z | x)."""
+        """The posterior q_m(z | x) of component m, for examples x (B, C, H, W)."""
         q: Posterior = self.components[m](x, self.model)
         return q
 
     @property
     def base_encoder(self) -> nn.Module:
-        """The encoder that another method starts from: that of the first component."""
+        """The first component's encoder, which another method copies when it starts from this."""
         first: Component = self.components[0]  # type: ignore[assignment]
         return first.encoder
 
     @property
     def steps_per_example(self) -> int:
-        """Optimisation steps that forming the posterior takes for each example."""
+        """Number of optimisation steps that computing the posterior takes for each example."""
         parts: Any = self.components
         return max(part.steps_per_example for part in parts)
 
     @property
     def differentiates(self) -> bool:
-        """Whether forming the posterior uses derivatives of the decoder."""
+        """Whether computing the posterior uses derivatives of the decoder."""
         return any(part.differentiates for part in self.components)
 
     def posterior(self, x: Tensor) -> Posterior:
-        """q(z | x) for examples x (B, C, H, W): here that of the only component."""
+        """q(z | x) for examples x (B, C, H, W); by default that of the first component."""
         return self.component(0, x)
 
     def restarted(self, x: Tensor, restarts: int) -> Posterior:
-        """q(z | x), the best of several starting points where the method `can_restart`."""
+        """q(z | x), computed from several starting points per example; the best one is kept.
+
+        Methods without `can_restart` ignore `restarts` and return `posterior`.
+
+        Args:
+            x: examples (B, C, H, W).
+            restarts: number of starting points.
+        """
         return self.posterior(x)
 
     def loss(self, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """What one step minimises: by default minus the one-sample ELBO, averaged over the batch."""
+        """What a training step minimises; by default minus the one-sample ELBO (batch mean)."""
         return -elbo(self.model, x, self.posterior(x), generator=generator).mean()
 
     def networks(self) -> list[nn.Module]:
-        """The networks that a training step evaluates as a whole, which an engine may compile."""
+        """The networks that a training step calls as modules, which an engine may compile."""
         parts: Any = self.components
         own = [network for part in parts for network in (part.encoder, *part.extra_networks())]
         return [self.model.decoder, *own]
 
     def inherited(self) -> list[nn.Parameter]:
-        """Parameters outside the model that `start_from` fills with trained values: the encoders."""
+        """The encoders' parameters, which `start_from` fills with trained values.
+
+        Parameters of the model p(x, z) are not included.
+        """
         parts: Any = self.components
         return [p for part in parts if not part.corrects for p in part.encoder.parameters()]
 
     def groups(
         self, parameters: Iterable[nn.Parameter], learning_rate: float, fresh_rate: float
     ) -> list[dict[str, Any]]:
-        """Parameter groups for an optimiser, with a separate learning rate for new parameters.
+        """Make parameter groups for an optimiser, with a separate learning rate for new parameters.
 
-        New parameters are those that are not in `inherited`. Their rate is learning_rate · fresh_rate.
+        New parameters are those that are not in `inherited`. Their learning rate is learning_rate ·
+        fresh_rate.
+
+        Args:
+            parameters: the parameters to divide into groups.
+            learning_rate: learning rate of the other parameters.
+            fresh_rate: learning rate of new parameters, relative to `learning_rate`.
         """
         old = {id(p) for p in self.inherited()}
         halves: tuple[list[nn.Parameter], list[nn.Parameter]] = ([], [])
@@ -188,13 +208,13 @@ class Method(CountsTraining, ABC):
         fresh_rate: float = 1.0,
         optimizer: str = "adam",
     ) -> Optimizers:
-        """One optimiser per update of `step`; by default a single one for everything.
+        """Make the optimisers that `step` uses; by default a single one for all parameters.
 
         Args:
-            learning_rate: of the networks.
+            learning_rate: learning rate of the networks.
             variance_rate: learning rate of the likelihood's variance, relative to the networks'.
-            fresh_rate: learning rate of parameters that do not come from a trained model, relative to
-                the others'.
+            fresh_rate: learning rate of parameters that do not come from a trained model, relative
+                to the others'.
             optimizer: ``adam`` or ``muon``.
         """
         shared = {id(p) for p in self.model.parameters()}
@@ -211,7 +231,14 @@ class Method(CountsTraining, ABC):
         objective: Objective = ELBO,
         generator: torch.Generator | None = None,
     ) -> dict[str, Tensor]:
-        """Train on one batch; returns scalars that are still on the device."""
+        """Train on one batch; return metrics as scalar tensors on the device.
+
+        Args:
+            x: examples (B, C, H, W).
+            optimizers: from `optimizers`.
+            objective: changes of the method's own objective; by default none.
+            generator: source of the random noise.
+        """
         loss = self.loss(x, generator=generator)
         self.descend(loss, x, optimizers["all"], objective, generator)
         return {"loss": loss.detach(), "elbo": -loss.detach()}
@@ -224,10 +251,17 @@ class Method(CountsTraining, ABC):
         objective: Objective,
         generator: torch.Generator | None,
     ) -> None:
-        """One optimiser step on `loss`, with the parts that the objective adds.
+        """Make one optimiser step on `loss`, changed by the objective.
 
-        If the decoder has an objective of its own, `loss` trains everything else. With distillation the
-        encoders minimise (1 - distil) · loss + distil · `distillation`.
+        If the decoder has an objective of its own, `loss` trains all other parameters. With
+        distillation the encoders minimise (1 - distil) · loss + distil · `distillation`.
+
+        Args:
+            loss: the method's own loss on this batch.
+            x: examples (B, C, H, W).
+            optimizer: optimiser of all parameters to train.
+            objective: changes of the method's own objective.
+            generator: source of the random noise.
         """
         if not objective.separate_decoder and not objective.distil:
             update(loss, optimizer)
@@ -250,9 +284,9 @@ class Method(CountsTraining, ABC):
         optimizer.step()
 
     def distillation(self, x: Tensor, teacher: Inference, generator: torch.Generator | None) -> Tensor:
-        """KL(q* || q) up to a constant, averaged over the batch, where q* is q refined by `teacher`.
+        """KL(q* || q) up to a constant (batch mean), where q* is q refined by `teacher`.
 
-        That is -E log q(z | x) over samples z of q*. The samples carry no gradient.
+        It is the mean of -log q(z | x) over samples z of q*. The samples carry no gradient.
         """
         q = self.posterior(x)
         with torch.no_grad():
@@ -262,15 +296,17 @@ class Method(CountsTraining, ABC):
     def decoder_loss(
         self, x: Tensor, q: Posterior, objective: Objective, generator: torch.Generator | None
     ) -> Tensor:
-        """The decoder's loss where it has an objective of its own.
+        """The decoder's loss, used if the decoder has an objective of its own.
 
-        Minus the ELBO of the refined posterior, or minus the IWAE bound of `iwae_samples` samples.
+        It is minus the IWAE bound if `objective.iwae_samples` is not 0, else minus the ELBO of the
+        refined posterior.
 
         Args:
             x: examples (B, C, H, W).
-            q: the posterior without gradients; refined, it carries gradients to the decoder.
+            q: the posterior before refinement, without gradients. The posterior after refinement
+                carries gradients to the decoder.
             objective: what the decoder maximises.
-            generator: the random stream.
+            generator: source of the random noise.
         """
         q = objective.inference.uncalibrated(self.model, x, q)
         if not objective.iwae_samples:
@@ -283,10 +319,20 @@ class Method(CountsTraining, ABC):
         return -log_mean_exp(self.model.log_joint(x, z) - log_q).mean()
 
     def prepare(self, x: Tensor) -> None:
-        """Set options that depend on validation examples x; called once before a second stage."""
+        """Choose options that depend on data, before training continues from a trained model.
+
+        It is called once. By default it does nothing.
+
+        Args:
+            x: validation examples (B, C, H, W).
+        """
 
     def start_from(self, other: Method) -> None:
-        """Copy trained weights: everything from a method of the same kind, else encoder and decoder."""
+        """Copy trained weights of `other`.
+
+        All weights are copied from a method of the same class and shapes. From any other method the
+        model p(x, z) and the first encoder are copied.
+        """
         if type(other) is type(self) and same_shapes(self, other):
             self.load_state_dict(other.state_dict())
             return
@@ -295,12 +341,12 @@ class Method(CountsTraining, ABC):
 
 
 def infer(method: Method, x: Tensor, inference: Inference) -> Posterior:
-    """q(z | x) as it is used: encode, refine, calibrate.
+    """Compute q(z | x) and apply refinement and calibration to it.
 
     Args:
         method: gives the posterior.
         x: examples (B, C, H, W) on the method's device.
-        inference: how the posterior is improved.
+        inference: the refinement and calibration.
     """
     restarts = inference.restarts
     q = method.posterior(x) if restarts == 1 else method.restarted(x, restarts)
@@ -309,18 +355,25 @@ def infer(method: Method, x: Tensor, inference: Inference) -> Posterior:
 
 @replaceable
 def infer_no_grad(method: Method, x: Tensor, inference: Inference) -> Posterior:
-    """`infer` without gradients; faster for repeated batches of the same shape."""
+    """`infer` without gradients; faster on a GPU for repeated batches of the same shape."""
     with torch.no_grad():
         return infer(method, x, inference)
 
 
 @replaceable
 def fuse_networks(method: Method) -> None:
-    """Prepare a frozen method for tracing: evaluate the networks of a mixture as one, if possible."""
+    """Prepare a method that will not be trained any more for tracing.
+
+    If possible, the networks of a mixture are evaluated together as one network. The plain version
+    does nothing.
+    """
 
 
 def update(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
-    """One optimiser step on `loss`; no other parameter receives a gradient."""
+    """Make one optimiser step on `loss`.
+
+    Only the optimiser's own parameters receive a gradient.
+    """
     optimizer.zero_grad(set_to_none=True)
     trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     if trained:
@@ -329,13 +382,17 @@ def update(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
 
 
 def same_shapes(a: nn.Module, b: nn.Module) -> bool:
-    """Whether two modules have weights of the same names and shapes."""
+    """Whether two modules have state dictionaries with the same names and shapes."""
     one, two = a.state_dict(), b.state_dict()
     return one.keys() == two.keys() and all(one[k].shape == two[k].shape for k in one)
 
 
 def check_can_be_distilled(method: Method) -> None:
-    """Refuse distillation if samples of the refined posterior give no gradient to an encoder."""
+    """Raise an error if distillation cannot train the encoders of this method.
+
+    Distillation maximises log q(z | x) at samples z of the refined posterior. Each component's log
+    q must carry gradients to its encoder, and the decoder must have a Jacobian.
+    """
     check_decoder_has_jacobian(method.model)
     parts: Any = method.components
     for part in parts:

@@ -1,4 +1,4 @@
-"""Optimisers by name."""
+"""Make an optimiser by its name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["OPTIMIZERS", "adam", "device_of", "make_optimizer", "model_groups"]
 
 
 def adam(groups: list[dict[str, Any]], learning_rate: float) -> torch.optim.Optimizer:
-    """torch's Adam. Each group remembers its first learning rate as ``initial_lr``."""
+    """Make torch's Adam. Each parameter group stores its first learning rate as ``initial_lr``."""
     fused = device_of(groups).type in ("cpu", "cuda")
     made = torch.optim.Adam(groups or [{"params": []}], lr=learning_rate, fused=fused)
     for group in made.param_groups:
@@ -24,7 +24,7 @@ def adam(groups: list[dict[str, Any]], learning_rate: float) -> torch.optim.Opti
 
 
 def device_of(groups: Iterable[dict[str, Any]]) -> torch.device:
-    """The device of the parameters; the CPU if there are none."""
+    """The device of the parameters in these groups; the CPU if there are none."""
     found = (p.device for group in groups for p in group["params"])
     return next(found, torch.device("cpu"))
 
@@ -36,7 +36,7 @@ OPTIMIZERS: dict[str, Callable[[list[dict[str, Any]], float], torch.optim.Optimi
 def make_optimizer(
     name: str, groups: Iterable[dict[str, Any]], learning_rate: float
 ) -> torch.optim.Optimizer:
-    """The optimiser of this name for parameter groups."""
+    """Make the optimiser of this name for these parameter groups."""
     load_accelerated()
     if name not in OPTIMIZERS:
         raise ConfigError(unknown("optimizer", name, OPTIMIZERS))
@@ -44,10 +44,11 @@ def make_optimizer(
 
 
 def model_groups(model: LatentModel, learning_rate: float, variance_rate: float) -> list[dict[str, Any]]:
-    """Parameter groups of a model: decoder, prior and likelihood.
+    """Parameter groups of the model p(x, z): decoder, prior and likelihood.
 
-    The likelihood's own parameters have a larger rate: Adam moves a scalar by at most the learning rate
-    per step, and the noise variance must change by a large factor.
+    The likelihood's own parameters have the learning rate learning_rate · variance_rate. It can be
+    larger, because Adam moves a scalar by at most the learning rate per step, and the noise
+    variance must change by a large factor.
     """
     networks = [*model.decoder.parameters()], [*model.prior.parameters()]
     groups: list[dict[str, Any]] = [{"params": ps, "lr": learning_rate} for ps in networks if ps]

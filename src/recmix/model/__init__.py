@@ -1,1 +1,1 @@
-"""The model p(x, z): priors, likelihoods and networks."""
+"""The model p(x, z): priors, likelihoods, encoders and decoders."""

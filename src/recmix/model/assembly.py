@@ -1,4 +1,4 @@
-"""Make a `LatentModel` and its encoder from options, a user's own parts and facts about the data."""
+"""Make a `LatentModel` and its encoder from options, a user's own objects and data statistics."""
 
 from __future__ import annotations
 
@@ -40,7 +40,14 @@ USUAL_LIKELIHOOD = {"binary": "bernoulli", "counts": "poisson"}
 
 @dataclass(frozen=True)
 class Own:
-    """Parts of a model that are a user's own objects; None where a part is made from the spec."""
+    """A user's own parts of a model. A part that is None is made from the options.
+
+    Attributes:
+        encoder: the user's encoder.
+        decoder: the user's decoder.
+        likelihood: the user's likelihood.
+        prior: the user's prior.
+    """
 
     encoder: nn.Module | None = None
     decoder: nn.Module | None = None
@@ -48,16 +55,19 @@ class Own:
     prior: Any = None
 
     def copied(self) -> Own:
-        """A copy of each part."""
+        """A deep copy: the encoder, decoder, likelihood and prior are copied."""
         return copy.deepcopy(self)
 
     def or_those_of(self, model: LatentModel, encoder: nn.Module, named: ModelOptions) -> Own:
-        """These parts; where one is missing, a copy of the part of a trained model, if it is its user's.
+        """These parts, completed with copies of the user's own parts of a trained model.
+
+        A part that is missing here is copied from the trained model if it was also a user's own
+        object there.
 
         Args:
             model: the trained model.
-            encoder: its encoder.
-            named: its options.
+            encoder: the encoder of the trained model.
+            named: the options of the trained model. The value "own" marks a user's own object.
         """
         theirs = {
             "encoder": (named.network, encoder),
@@ -89,12 +99,13 @@ def complete_options(
     """Complete model options: the given values, else those of a trained model, else the defaults.
 
     Args:
-        given: options by name; None means not given.
-        shape: of an example.
-        kind: of the data, such as "binary", "counts" or "real".
-        classes: one more than the largest value in the data.
-        fields: of an example, if it has several.
-        own: the user's own parts.
+        given: option values by name; None means not given.
+        shape: shape of an example.
+        kind: kind of the data, such as "binary", "counts" or "real". It decides the default
+            likelihood.
+        classes: one more than the largest value in the data, for a categorical likelihood.
+        fields: names and shapes of the fields of an example, if it has several.
+        own: the user's own encoder, decoder, likelihood and prior.
         before: the options of the trained model, if there is one.
     """
     found = {k: v for k, v in given.items() if v is not None}
@@ -138,14 +149,14 @@ def make_model(
     own: Own = NOTHING,
     statistics: Statistics = NO_STATISTICS,
 ) -> tuple[LatentModel, nn.Module]:
-    """The model p(x, z) and its encoder: the user's own parts, and new ones.
+    """Make the model p(x, z) and its encoder from options and from a user's own parts.
 
     Args:
-        model: the options.
-        shape: of an example.
-        fields: of an example, if it has several.
-        own: the user's own parts.
-        statistics: of the training data.
+        model: the options of the model.
+        shape: shape of an example.
+        fields: names and shapes of the fields of an example, if it has several.
+        own: the user's own encoder, decoder, likelihood and prior. Missing parts are made new.
+        statistics: statistics of the training data.
     """
     likelihood = own.likelihood or _likelihood(model, shape, statistics)
     output = likelihood.output_shape(shape)
@@ -189,7 +200,7 @@ def make_model(
 
 
 def _in_evaluation(module: nn.Module, work: Callable[..., Any], *arguments: Any) -> Any:
-    """``work(module, *arguments)``, with the module in evaluation mode meanwhile."""
+    """Call ``work(module, *arguments)`` in the module's evaluation mode, then restore its mode."""
     training = module.training
     module.eval()
     try:
@@ -199,7 +210,7 @@ def _in_evaluation(module: nn.Module, work: Callable[..., Any], *arguments: Any)
 
 
 def _likelihood(options: ModelOptions, shape: Shape, statistics: Statistics) -> Likelihood:
-    """A new likelihood for the options."""
+    """Make the likelihood that the options name."""
     name = options.likelihood or "gaussian"
     if name == OWN:
         raise RunError(
@@ -219,7 +230,7 @@ def _likelihood(options: ModelOptions, shape: Shape, statistics: Statistics) -> 
 def _spread(
     options: ModelOptions, shape: Shape, likelihood: Likelihood, statistics: Statistics
 ) -> torch.Tensor | None:
-    """The standard deviations that x is divided by, if the options ask for it."""
+    """The standard deviations that x is divided by; None if the options ask for no division."""
     if options.standardise != "features":
         return None
     if not likelihood.centred:
@@ -233,7 +244,7 @@ def _spread(
 
 
 def _prior(options: ModelOptions, shape: Shape, own: Own, encoder: nn.Module) -> Prior:
-    """The user's own prior, or a new one for the options."""
+    """The user's own prior, or else the prior that the options name."""
     if own.prior is not None:
         return as_prior(own.prior, options.latent)
     if options.prior == OWN:

@@ -1,4 +1,4 @@
-"""`Statistics`: what a new model needs to know of the training data."""
+"""The class `Statistics`: statistics of the training data that are needed to make a new model."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ __all__ = ["Statistics"]
 
 @dataclass(frozen=True)
 class Statistics:
-    """What a new model needs to know of the training data.
+    """Statistics of the training data that are needed to make a new model.
 
     Attributes:
-        centre: the mean, of the shape of an example.
-        spread: the standard deviation of each value, of the same shape, if it is asked for.
-        variance: around the mean, over all values.
-        examples: a few examples, where pseudo-examples start.
+        centre: the mean example, with the shape of an example.
+        spread: the standard deviation of each value, with the shape of an example, if the model
+            divides by it; otherwise None.
+        variance: the variance around `centre`, averaged over all values.
+        examples: a few training examples. They are the initial pseudo-examples of a VampPrior.
     """
 
     centre: np.ndarray | None = None

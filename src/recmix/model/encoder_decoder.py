@@ -1,8 +1,9 @@
-"""`Encoder` and `Decoder`: what all built-in networks are, and functions for any network.
+"""The classes `Encoder` and `Decoder` of all built-in networks, and functions for any network.
 
-An encoder maps examples x (B, *shape) to the mean and log-variance of q(z|x), concatenated in one tensor
-(B, 2·latent). A decoder maps z (N, latent) to what the likelihood reads, (N, *output). The shape of an
-example has one axis or more: (F,) for vectors, (C, H, W) for images.
+An encoder maps examples x (B, *shape) to the mean and log-variance of q(z|x), concatenated in one
+tensor (B, 2·latent). A decoder maps latent points z (N, latent) to the parameters of the
+likelihood, (N, *output). The shape of an example has one axis or more: (F,) for vectors, (C, H, W)
+for images.
 """
 
 from __future__ import annotations
@@ -71,11 +72,11 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A decoder: a chain of layers from z (N, latent) to (N, *shape), without a last activation.
+    """A decoder: layers that map z (N, latent) to (N, *shape), without a last activation.
 
     Args:
-        layers: The chain.
-        shape: Shape of what it gives for one latent point.
+        layers: The layers.
+        shape: Shape of the output for one latent point.
         latent: Dimension of z.
 
     >>> import torch
@@ -91,13 +92,17 @@ class Decoder(nn.Module):
         self.latent = latent
 
     def forward(self, z: Tensor) -> Tensor:
-        """What the likelihood reads, (N, *shape), for latent points z (N, latent)."""
+        """The parameters of the likelihood, (N, *shape), for latent points z (N, latent)."""
         decoded: Tensor = self.layers(z)
         return decoded
 
 
 def feature_size(encoder: nn.Module, latent: int) -> int:
-    """The number of features that `encode_with_features` gives.
+    """The number of features that `encode_with_features` returns for this encoder.
+
+    Args:
+        encoder: An `Encoder`, or any module that maps examples to (B, 2·latent).
+        latent: Dimension of z.
 
     >>> feature_size(Encoder(nn.Flatten(), nn.Linear(64, 10)), 5), feature_size(nn.Flatten(), 32)
     (64, 64)
@@ -106,10 +111,14 @@ def feature_size(encoder: nn.Module, latent: int) -> int:
 
 
 def encode_with_features(encoder: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-    """An encoder's features (B, F) and its output (B, 2·latent), in one pass.
+    """An encoder's features (B, F) and its output (B, 2·latent), computed in one pass.
 
-    A module that is not an `Encoder` has no features of its own: its output is used as features. To
-    define the features of your own network, build it as `Encoder(features, head)`.
+    A module that is not an `Encoder` has no separate features: its output is returned as the
+    features too. To define the features of your own network, build it as `Encoder(features, head)`.
+
+    Args:
+        encoder: An `Encoder`, or any module that maps examples to (B, 2·latent).
+        x: Examples (B, *shape).
 
     >>> import torch
     >>> encoder = Encoder(nn.Flatten(), nn.Linear(64, 10))
@@ -125,7 +134,7 @@ def encode_with_features(encoder: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]
 
 
 def parameter_count(module: nn.Module) -> int:
-    """The number of parameters.
+    """The number of values in all parameters of a module.
 
     >>> parameter_count(nn.Linear(3, 2))
     8
@@ -134,10 +143,11 @@ def parameter_count(module: nn.Module) -> int:
 
 
 def reset(module: nn.Module) -> None:
-    """Give all parameters new random values, as when the module was made.
+    """Give all parameters of a module new random values, as when the module was made.
 
-    Calls `reset_parameters` of every submodule, inner ones first, so that an outer module can override
-    them. Nothing changes if a parameter cannot be reset.
+    It calls `reset_parameters` of every submodule. Inner submodules come first, so that an outer
+    module can override their values. If a parameter cannot be reset, an error is raised and nothing
+    changes.
 
     Raises:
         ConfigError: A parameter belongs to a module without `reset_parameters`.
@@ -162,7 +172,7 @@ def reset(module: nn.Module) -> None:
 
 
 def checked_shape(shape: Sequence[int]) -> Shape:
-    """The shape of an example as a tuple of ints; refuses what is not a shape.
+    """The shape of an example as a tuple of ints; raises an error if it is not a valid shape.
 
     >>> checked_shape([784])
     (784,)
@@ -178,21 +188,21 @@ def checked_shape(shape: Sequence[int]) -> Shape:
 
 
 def checked_latent(latent: int) -> int:
-    """The dimension of z; refuses numbers below 1."""
+    """The dimension of z, unchanged; raises an error if it is below 1."""
     if latent < 1:
         raise ConfigError(f"latent={latent}: expected a latent dimension of at least 1")
     return latent
 
 
 def checked_hidden(hidden: int) -> int:
-    """The size of a hidden layer; refuses numbers below 1."""
+    """The size of a hidden layer, unchanged; raises an error if it is below 1."""
     if hidden < 1:
         raise ConfigError(f"hidden={hidden}: expected a hidden layer of at least 1 unit")
     return hidden
 
 
 def scaled(units: int, width: float) -> int:
-    """A number of units or channels times a factor, at least 1.
+    """The number of units or channels of a layer, times the factor `width`, and at least 1.
 
     >>> scaled(32, 2.0), scaled(10, 0.01)
     (64, 1)

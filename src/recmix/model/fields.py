@@ -1,4 +1,4 @@
-"""Examples with several fields, stored as one flat array: pack a dict of arrays and unpack it."""
+"""Examples with several named fields: pack a dict of arrays into one flat array, and unpack it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Fields:
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, Any]) -> Fields:
-        """The fields of a dict of arrays (N, *shape), whose first axes count examples.
+        """The names and shapes of the fields in a dict of arrays (N, *shape) of N examples.
 
         >>> Fields.of_arrays({"nodes": np.zeros((7, 4)), "edges": np.zeros((7, 4, 4))})
         Fields({'nodes': (4,), 'edges': (4, 4)})
@@ -68,22 +68,24 @@ class Fields:
 
     @property
     def size(self) -> int:
-        """Number of values of one example, P."""
+        """The number of values of one packed example, P."""
         return sum(math.prod(shape) for _, shape in self.entries)
 
     def pack(self, values: Mapping[str, Any]) -> Any:
-        """Flatten and concatenate the fields of some examples.
+        """Flatten and concatenate the fields of a batch of examples.
 
         Args:
-            values: An array, tensor or list (B, *shape) for each field; B may be several axes.
+            values: For each field name, an array, tensor or list (B, *shape). B may stand for
+                several axes.
 
         Returns:
-            (B, P): a tensor if a value is a tensor, else a numpy array of float32. Floating tensors
-            keep their type; all other values become float32.
+            The packed examples (B, P), where P is `size`. The result is a tensor if any value is a
+            tensor, else a numpy array of float32. Floating tensors keep their type; all other
+            values become float32.
 
         Raises:
-            DataError: If a field is missing, unknown, of another shape, or has an integer that float32
-                does not hold exactly.
+            DataError: If a field is missing, unknown, of another shape, or has an integer that
+                float32 cannot represent exactly.
         """
         if set(values) != set(self.shapes):
             raise DataError(
@@ -108,7 +110,7 @@ class Fields:
         return torch.cat(self._flat(found), dim=-1)
 
     def unpack(self, x: Array) -> dict[str, Array]:
-        """The fields of packed examples (B, P), each (B, *shape); B may be several axes."""
+        """Split packed examples (B, P) into fields (B, *shape). B may stand for several axes."""
         packed: Any = x
         if not packed.ndim or packed.shape[-1] != self.size:
             raise DataError(
@@ -122,12 +124,15 @@ class Fields:
         }
 
     def to_json(self) -> list[list[Any]]:
-        """Pairs of name and shape, which keep their order in JSON."""
+        """A list of [name, shape] pairs, in the order of the fields, that can be stored as JSON."""
         return [[name, list(shape)] for name, shape in self.entries]
 
     @classmethod
     def from_json(cls, pairs: Sequence[Sequence[Any]]) -> Fields:
-        """The fields that `to_json` described.
+        """The `Fields` that `to_json` described.
+
+        Args:
+            pairs: The result of `to_json`.
 
         >>> Fields.from_json(Fields({"tokens": (5,), "length": ()}).to_json()).size
         6
@@ -138,7 +143,7 @@ class Fields:
         return f"Fields({self.shapes})"
 
     def _places(self) -> Iterator[tuple[str, tuple[int, ...], int, int]]:
-        """Name, shape, first position and last position + 1 of each field."""
+        """For each field: name, shape, start and (exclusive) end position in a packed example."""
         start = 0
         for name, shape in self.entries:
             stop = start + math.prod(shape)
@@ -146,7 +151,7 @@ class Fields:
             start = stop
 
     def _flat(self, values: Mapping[str, Any]) -> list[Any]:
-        """The fields as (B, size of the field), in order; B must be the same for all."""
+        """Each field as (B, number of its values), in order; raises an error on a wrong shape."""
         flat: list[Any] = []
         for name, shape in self.entries:
             value = values[name]
@@ -177,7 +182,7 @@ def _float32(array: Any, name: str) -> Any:
 
 
 def _check_exact(low: float, high: float, name: str) -> None:
-    """Refuse integers that float32 would round."""
+    """Raise an error if float32 cannot represent the integers from `low` to `high` exactly."""
     largest = max(low, high, key=abs)
     if abs(largest) > LARGEST_INTEGER:
         raise DataError(

@@ -1,4 +1,4 @@
-"""Networks that were written elsewhere, as the encoder and decoder of a `LatentModel`."""
+"""Adapters that use networks from other projects as the encoder and decoder of a `LatentModel`."""
 
 from __future__ import annotations
 
@@ -28,10 +28,13 @@ ACCEPTED = (
 
 
 class ForeignEncoder(nn.Module):
-    """An encoder of any output as a module that gives (B, 2 D), or a `MultivariateNormal`.
+    """Adapter for an encoder of another project, whose output can have many forms.
+
+    The adapter returns the mean and log-variance of q(z | x) in one tensor (B, 2 D), where D is the
+    dimension of z. If the network returns a `MultivariateNormal`, the adapter returns it unchanged.
 
     Args:
-        network: the encoder as it was trained.
+        network: the user's encoder. See `read_posterior` for the forms of its output.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -39,16 +42,17 @@ class ForeignEncoder(nn.Module):
         self.network = network
 
     def forward(self, x: Any) -> Tensor | MultivariateNormal:
-        """Mean and log-variance of q(z | x) in one tensor (B, 2 D), or a full Gaussian."""
+        """The mean and log-variance of q(z | x), (B, 2 D), or a `MultivariateNormal`."""
         return read_posterior(self.network(x))
 
 
 class ForeignDecoder(nn.Module):
-    """A decoder with any latent shape and output as a module (N, D) -> (N, *output).
+    """Adapter for a decoder of another project. It maps flat z (N, D) to one tensor (N, *output).
 
     Args:
-        network: the decoder as it was trained.
-        latent: the shape of z for one example.
+        network: the user's decoder. It takes z of any shape, and its output can have many forms,
+            see `read_reconstruction`.
+        latent: the shape of z for one example that `network` takes. D is the product of its sides.
     """
 
     def __init__(self, network: nn.Module, latent: tuple[int, ...]) -> None:
@@ -57,16 +61,16 @@ class ForeignDecoder(nn.Module):
         self.latent = tuple(latent)
 
     def forward(self, z: Tensor) -> Tensor:
-        """The decoder's output for z (N, D)."""
+        """The decoder's output (N, *output) for latent points z (N, D)."""
         return read_reconstruction(self.network(z.reshape(len(z), *self.latent)))
 
 
 def as_encoder(network: nn.Module, example: Any) -> nn.Module:
-    """`network` itself if it gives a tensor (B, 2 D), else a `ForeignEncoder`.
+    """The network itself if it returns one tensor (B, 2 D), else a `ForeignEncoder` around it.
 
     Args:
         network: a user's encoder.
-        example: examples as the encoder sees them.
+        example: a batch of examples to try the network on, as the encoder gets them.
     """
     _check_module(network, "encoder")
     if isinstance(network, ForeignEncoder):
@@ -77,12 +81,12 @@ def as_encoder(network: nn.Module, example: Any) -> nn.Module:
 
 
 def as_decoder(network: nn.Module, latent: tuple[int, ...], like: Tensor) -> nn.Module:
-    """`network` itself if it maps (N, D) to a tensor, else a `ForeignDecoder`.
+    """The network itself if it maps z (N, D) to one tensor, else a `ForeignDecoder` around it.
 
     Args:
         network: a user's decoder.
-        latent: the shape of z for one example.
-        like: gives device and dtype.
+        latent: the shape of z for one example that the network takes.
+        like: a tensor with the device and dtype on which the network is tried.
     """
     _check_module(network, "decoder")
     if isinstance(network, ForeignDecoder):
@@ -94,7 +98,12 @@ def as_decoder(network: nn.Module, latent: tuple[int, ...], like: Tensor) -> nn.
 
 
 def latent_shape(encoder: nn.Module, example: Any) -> tuple[int, ...]:
-    """The shape of z for one example: that of the mean that an encoder gives."""
+    """The shape of z for one example, read from the mean that an encoder returns.
+
+    Args:
+        encoder: a user's encoder, or a `ForeignEncoder`.
+        example: a batch of examples to try the encoder on.
+    """
     network = encoder.network if isinstance(encoder, ForeignEncoder) else encoder
     out = _tried(network, example, "encoder")
     if isinstance(out, Tensor):
@@ -106,7 +115,12 @@ def latent_shape(encoder: nn.Module, example: Any) -> tuple[int, ...]:
 
 
 def read_posterior(out: Any) -> Tensor | MultivariateNormal:
-    """Mean and log-variance (B, 2 D) from what an encoder returns, or its full Gaussian."""
+    """The mean and log-variance (B, 2 D), or the `MultivariateNormal`, that an encoder returned.
+
+    Args:
+        out: a tensor (B, 2 D); a torch `Normal`, `Independent` normal or `MultivariateNormal`; a
+            pair of mean and log-variance; or a dict or object that holds them under a usual name.
+    """
     if isinstance(out, Tensor):
         return out
     if isinstance(out, MultivariateNormal):
@@ -116,7 +130,12 @@ def read_posterior(out: Any) -> Tensor | MultivariateNormal:
 
 
 def read_reconstruction(out: Any) -> Tensor:
-    """The tensor in what a decoder returns."""
+    """The reconstruction tensor in what a user's decoder returned.
+
+    Args:
+        out: a tensor; a torch distribution, whose mean is used; a tuple that begins with a tensor;
+            or a dict or object that holds a tensor under one of the names in `RECONSTRUCTIONS`.
+    """
     if isinstance(out, Tensor):
         return out
     if isinstance(out, Distribution):
@@ -134,7 +153,7 @@ def read_reconstruction(out: Any) -> Tensor:
 
 
 def _mean_and_rest(out: Any) -> tuple[Tensor, Tensor]:  # noqa: PLR0911  (one return per form)
-    """The mean and the log-variance, of one shape each."""
+    """The mean and the log-variance, two tensors of the same shape, in what an encoder returned."""
     if isinstance(out, Independent):
         return _mean_and_rest(out.base_dist)
     if isinstance(out, MultivariateNormal):
@@ -168,7 +187,7 @@ def _mean_and_rest(out: Any) -> tuple[Tensor, Tensor]:  # noqa: PLR0911  (one re
 
 
 def _first(out: Any, names: tuple[str, ...]) -> Tensor | None:
-    """The first tensor that `out` has under one of these names."""
+    """The first tensor that the dict or object `out` holds under one of these names, or None."""
     for name in names:
         found = _get(out, name)
         if isinstance(found, Tensor):
@@ -181,7 +200,7 @@ def _get(out: Any, name: str) -> Any:
 
 
 def _tried(network: nn.Module, given: Any, what: str) -> Any:
-    """The network's output without gradients; refuses one that mixes the examples of a batch."""
+    """Run a user's network without gradients; an error is raised if it uses batch statistics."""
     for part in network.modules():
         if isinstance(part, _BatchNorm) and (part.training or part.running_mean is None):
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""Mixing weights: small networks that give the weights of a mixture's components for an example."""
+"""Small networks that compute the mixing weights of a mixture posterior from an example."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ __all__ = ["Gate", "WeightNet", "bounded"]
 
 
 class Gate(nn.Module):
-    """The mixing weight ε(x) of a new component, kept between two bounds.
+    """The mixing weight ε(x) of a new mixture component, kept between two bounds.
 
     ε(x) = ε_min + (ε_max - ε_min)·sigmoid(s(x)), where s is a network with one small hidden layer.
-    The paper's bound ε_max keeps a new component from taking over the mixture.
+    The upper bound ε_max, which comes from the paper, keeps a new component from taking over the
+    mixture.
 
     Args:
         shape: Shape of one example, with any number of axes.
@@ -46,21 +47,21 @@ class Gate(nn.Module):
         self.layers = _small_network(shape, hidden, 1)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The pair log ε(x) (B,), log(1 - ε(x)) (B,) of examples x (B, *shape)."""
+        """The pair (log ε(x), log(1 - ε(x))), each (B,), for examples x (B, *shape)."""
         return self.bounded(self.layers(x).squeeze(-1))
 
     def bounded(self, score: Tensor) -> tuple[Tensor, Tensor]:
-        """The pair log ε, log(1 - ε) of a score s of any shape."""
+        """The pair (log ε, log(1 - ε)) for a score s, the network's output before the sigmoid."""
         return bounded(score, self.minimum, self.maximum)
 
     def extra_repr(self) -> str:
-        """The bounds."""
+        """The bounds ε_min and ε_max, shown when the module is printed."""
         return f"minimum={self.minimum}, maximum={self.maximum}"
 
 
 @fusable
 def bounded(score: Tensor, minimum: float, maximum: float) -> tuple[Tensor, Tensor]:
-    """The pair log ε, log(1 - ε) of a gate's score s, for ε between the two bounds."""
+    """The pair (log ε, log(1 - ε)) with ε = minimum + (maximum - minimum)·sigmoid(score)."""
     span = maximum - minimum
     # 1 - ε is formed as a sum of positive terms too: log(1 - ε) stays finite for ε_max near 1.
     log_eps = (minimum + span * torch.sigmoid(score)).log()
@@ -69,11 +70,11 @@ def bounded(score: Tensor, minimum: float, maximum: float) -> tuple[Tensor, Tens
 
 
 class WeightNet(nn.Module):
-    """All the weights α(x) of a mixture at once: a softmax over a small network's outputs.
+    """All mixing weights α(x) of a mixture: a softmax over the outputs of a small network.
 
     Args:
         shape: Shape of one example, with any number of axes.
-        order: Number of components.
+        order: Number of mixture components.
         hidden: Size of the hidden layer.
 
     >>> WeightNet((1, 8, 8), 4)(torch.zeros(3, 1, 8, 8)).exp().sum(-1).allclose(torch.ones(3))
@@ -88,13 +89,13 @@ class WeightNet(nn.Module):
         self.layers = _small_network(shape, hidden, order)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The log weights log α(x), (B, order), of examples x (B, *shape)."""
+        """The logarithms of the mixing weights α(x), (B, order), for examples x (B, *shape)."""
         scores: Tensor = self.layers(x)
         return scores.log_softmax(-1)
 
 
 def _small_network(shape: Sequence[int], hidden: int, outputs: int) -> nn.Sequential:
-    """The paper's small network on all values of an example: one hidden layer with ReLU."""
+    """The paper's small network: it flattens an example and has one hidden layer with ReLU."""
     values = math.prod(checked_shape(shape))
     hidden = checked_hidden(hidden)
     return nn.Sequential(nn.Flatten(), nn.Linear(values, hidden), nn.ReLU(), nn.Linear(hidden, outputs))

@@ -1,4 +1,4 @@
-"""Shapes of convolutional networks: which images they take, and which outputs their decoders give."""
+"""Checks and computes the image, feature-map and output shapes of convolutional networks."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ ImageShape = tuple[int, int, int]
 
 
 def checked_image(shape: Sequence[int], sides: tuple[int, int], kind: str) -> ImageShape:
-    """The shape of an image; refuses other shapes, and sides outside the limits.
+    """The shape of an image as (C, H, W); raises an error if the network cannot take it.
 
     Args:
         shape: Channels, height and width.
-        sides: The smallest and the largest side that the network takes.
-        kind: Name of the network, for the error.
+        sides: The smallest and the largest height or width that the network accepts.
+        kind: Name of the network, for the error message.
     """
     checked = checked_shape(shape)
     if len(checked) != 3:
@@ -40,7 +40,9 @@ def checked_image(shape: Sequence[int], sides: tuple[int, int], kind: str) -> Im
 
 
 def halvings(shape: ImageShape) -> list[tuple[int, int]]:
-    """Heights and widths from the image's down to the smallest feature map's.
+    """The heights and widths of all feature maps, from the image to the smallest map.
+
+    Each is half of the one before, rounded down, until the shorter side is at most 4.
 
     >>> halvings((1, 28, 28))
     [(28, 28), (14, 14), (7, 7), (3, 3)]
@@ -55,17 +57,19 @@ def halvings(shape: ImageShape) -> list[tuple[int, int]]:
 def image_output(
     shape: ImageShape, output: Sequence[int] | None, kind: str
 ) -> tuple[int, Shape, list[nn.Module]]:
-    """How a convolutional decoder gives an output of another shape than the image's.
+    """How a convolutional decoder makes an output of the shape that the likelihood needs.
 
-    (C', H, W) are C' channels. (C', H, W, K), such as K logits for each value, are C'·K channels.
+    An output (C', H, W) is made from C' channels. An output (C', H, W, K), such as K logits for
+    each value, is made from C'·K channels.
 
     Args:
         shape: Channels, height and width of the image.
-        output: Shape that the likelihood reads; by default the image's.
-        kind: Name of the network, for the error.
+        output: Shape of the decoder's output for one example; by default the shape of the image.
+        kind: Name of the network, for the error message.
 
     Returns:
-        The channels of the last convolution, the shape of the output, and layers for the end.
+        The number of channels of the last convolution, the shape of the output, and the layers to
+        add after the last convolution.
 
     >>> image_output((3, 8, 8), (3, 8, 8, 256), "conv")
     (768, (3, 8, 8, 256), [LastAxis(3, 256)])
@@ -83,7 +87,7 @@ def image_output(
 
 
 class LastAxis(nn.Module):
-    """Splits the channels, and moves the second part to the end: (N, C·K, H, W) -> (N, C, H, W, K).
+    """Splits C·K channels into C and K and moves K to the end: (N, C·K, H, W) -> (N, C, H, W, K).
 
     >>> import torch
     >>> LastAxis(3, 5)(torch.zeros(2, 15, 8, 8)).shape
@@ -95,9 +99,9 @@ class LastAxis(nn.Module):
         self.sizes = (channels, values)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (N, C·K, H, W) as (N, C, H, W, K)."""
+        """The feature map x (N, C·K, H, W), rearranged to (N, C, H, W, K)."""
         return x.unflatten(1, self.sizes).movedim(2, -1)
 
     def extra_repr(self) -> str:
-        """The two sizes."""
+        """The sizes C and K, shown when the module is printed."""
         return f"{self.sizes[0]}, {self.sizes[1]}"

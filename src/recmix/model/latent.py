@@ -18,24 +18,29 @@ __all__ = ["LatentModel", "standard_normal"]
 
 
 class LatentModel(nn.Module):
-    """p(x, z) = p(z) p(x | z).
+    """A latent variable model p(x, z) = p(z) p(x | z).
 
-    Shapes: the sample axis comes first. z is (S, B, D), examples x are (B, *shape). Log densities are in
-    nats, (S, B), and are densities of x as it is given.
+    Shapes: B is the number of examples, S the number of samples of z for each example, D the
+    dimension of z. The sample axis comes first: z is (S, B, D), examples x are (B, *shape). Log
+    densities are in nats, (S, B). They are densities of x before any centring or scaling.
 
-    Networks and the likelihood see `observed(x)`: x with the training mean subtracted, if the likelihood
-    is centred; then divided by `spread`, if there is one; as a dict of tensors, if there are `fields`.
-    `decode` undoes the first two.
+    The networks and the likelihood get `observed(x)`, which is x after up to three changes. The
+    training mean is subtracted, if the likelihood is centred. Then the result is divided by
+    `spread`, if there is one. Then it is split into a dict of tensors, if there are `fields`.
+    `decode` reverses the first two changes.
 
     Args:
-        decoder: (N, D) -> (N, *output), where `output` is the likelihood's `output_shape`.
-        likelihood: p(x | decoder output).
+        decoder: maps (N, D) to (N, *output), where `output` is the likelihood's `output_shape`.
+        likelihood: p(x | z) as a function of the decoder's output.
         latent: D, the dimension of z.
-        shape: of an example.
-        centre: the training mean, of this shape; ignored unless the likelihood is centred.
-        spread: the standard deviation of each value, of this shape; None does not divide.
-        prior: p(z); None is N(0, I).
-        fields: names and shapes of the parts of an example, if it has several; x is then (B, P).
+        shape: shape of an example.
+        centre: the training mean, with the shape of an example; ignored unless the likelihood is
+            centred.
+        spread: the standard deviation of each value, with the shape of an example; None means no
+            division.
+        prior: p(z); None means N(0, I).
+        fields: names and shapes of the fields of an example, if it has several. Then x is (B, P),
+            where P is the number of values of all fields together.
     """
 
     centre: Tensor
@@ -67,52 +72,63 @@ class LatentModel(nn.Module):
 
     @property
     def shift(self) -> Tensor | None:
-        """The mean that is subtracted from x, of shape `shape`, or None."""
+        """The training mean that is subtracted from x, of the shape of an example, or None."""
         return self.centre if self.likelihood.centred else None
 
     def observed(self, x: Tensor) -> Any:
-        """x (B, *shape) as networks and the likelihood see it."""
+        """Examples x (B, *shape) as the networks and the likelihood get them.
+
+        They are standardised, and split into a dict of tensors if there are fields.
+        """
         seen = self.standardised(x)
         return seen if self.fields is None else self.fields.unpack(seen)
 
     def standardised(self, x: Tensor) -> Tensor:
-        """x (B, *shape) centred and divided by `spread`, as one tensor also where there are fields."""
+        """Examples x (B, *shape), centred and divided by `spread`, but not split into fields."""
         if self.likelihood.centred:
             x = x - self.centre
         return x if self.spread is None else x / self.spread
 
     def decoder_output(self, z: Tensor) -> Tensor:
-        """The decoder's raw output for z (S, B, D): (S, B, *output)."""
+        """The decoder's output, (S, B, *output), for z (S, B, D), before the likelihood uses it."""
         out: Tensor = self.decoder(z.flatten(0, -2))
         return out.view(*z.shape[:-1], *out.shape[1:])
 
     def decode(self, z: Tensor) -> Tensor:
-        """E[x | z] in the range of the data: (..., D) -> (..., *shape)."""
+        """The mean E[x | z] in the original units of the data: z (..., D) -> (..., *shape)."""
         mean = self.likelihood.mean(self.decoder_output(z))
         if self.spread is not None:
             mean = mean * self.spread
         return mean + self.centre if self.likelihood.centred else mean
 
     def log_density(self, observed: Any, decoded: Tensor) -> Tensor:
-        """log p(x | z) for `observed(x)` and decoder outputs (S, B, *output): (S, B)."""
+        """log p(x | z), (S, B), from examples and decoder outputs that are already computed.
+
+        Args:
+            observed: the result of `observed(x)` for B examples.
+            decoded: decoder outputs (S, B, *output) for S samples of z.
+        """
         found = self.likelihood.log_prob(observed, decoded)
         return found if self.spread is None else found - self.spread.log().sum()
 
     def log_conditional(self, x: Tensor, z: Tensor) -> Tensor:
-        """log p(x | z): x (B, *shape), z (S, B, D) -> (S, B)."""
+        """log p(x | z), (S, B), for examples x (B, *shape) and latent points z (S, B, D)."""
         return self.log_density(self.observed(x), self.decoder_output(z))
 
     def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
-        """log p(x, z): x (B, *shape), z (S, B, D) -> (S, B)."""
+        """log p(x, z), (S, B), for examples x (B, *shape) and latent points z (S, B, D)."""
         return self.log_conditional(x, z) + self.prior.log_prob(z)
 
     def kl(self, posterior: Any, z: Tensor, log_q: Tensor | None = None) -> Tensor:
-        """KL(q || p(z)) of a posterior: a closed form (B,) or (1, B), or an estimate (S, B).
+        """KL(q || p(z)) of a posterior q to the prior, for each of the B examples.
+
+        The result is exact, (B,) or (1, B), where a closed form exists. Otherwise it is the
+        estimate log q(z) - log p(z) for each sample, (S, B).
 
         Args:
-            posterior: a `recmix.Posterior`.
-            z: samples of it (S, B, D).
-            log_q: their log densities (S, B), if they are known.
+            posterior: q, a `recmix.Posterior`.
+            z: samples of q, (S, B, D).
+            log_q: log densities of the samples under q, (S, B), if they are already computed.
         """
         if self.prior.standard:
             found: Tensor = posterior.kl_to_prior(z, z if log_q is None else log_q)
@@ -121,9 +137,10 @@ class LatentModel(nn.Module):
         return found - self.prior.log_prob(z)
 
     def with_noise(self, noise: float) -> LatentModel:
-        """The same model with its likelihood's `tempered` noise; networks and parameters are shared.
+        """The same model with its likelihood's noise multiplied by `noise`.
 
-        This is another model of the data: it has another p(x).
+        See `Likelihood.tempered` for the meaning of the noise. Networks and parameters are shared
+        with this model. The result is another model of the data: its p(x) differs.
         """
         if noise == 1:
             return self
@@ -132,5 +149,5 @@ class LatentModel(nn.Module):
         return made
 
     def sample(self, n: int, *, generator: torch.Generator | None = None) -> Tensor:
-        """E[x | z] for n draws of z from the prior, (n, *shape)."""
+        """The means E[x | z], (n, *shape), for n draws of z from the prior."""
         return self.decode(self.prior.sample(n, generator=generator))

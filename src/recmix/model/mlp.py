@@ -1,4 +1,4 @@
-"""Fully connected networks with given hidden layers, for examples of any shape."""
+"""Fully connected encoders and decoders with any hidden layers, for examples of any shape."""
 
 from __future__ import annotations
 
@@ -40,16 +40,17 @@ def mlp_encoder(
     dropout: float = 0.0,
     width: float = 1.0,
 ) -> Encoder:
-    """A fully connected encoder: the values of an example in one vector, hidden layers, a linear head.
+    """A fully connected encoder: it flattens an example, then has hidden layers and a linear head.
 
     Args:
         shape: Shape of one example, with any number of axes.
         latent: Dimension of z.
-        widths: Sizes of the hidden layers, the first one next to the example. Without any, the
+        widths: Sizes of the hidden layers, the first one next to the example. If it is empty, the
             encoder is linear.
         activation: relu, leaky_relu, elu, silu, gelu or tanh.
-        normalisation: none, layer or batch, before each activation. With batch normalisation, an
-            example depends on the rest of its batch in training mode.
+        normalisation: none, layer or batch. It is applied before each activation. With batch
+            normalisation, the output for an example depends on the rest of its batch in training
+            mode.
         dropout: Share of hidden units that are set to zero in training mode.
         width: Multiplies the sizes of the hidden layers.
 
@@ -76,13 +77,13 @@ def mlp_decoder(
 ) -> Decoder:
     """A fully connected decoder: the hidden layers of `mlp_encoder` in reverse order.
 
-    Jacobians need one example to be independent of the others. With batch normalisation they exist in
-    evaluation mode only.
+    The Jacobian of a decoder is only defined if the output for one example does not depend on the
+    other examples of the batch. With batch normalisation this holds in evaluation mode only.
 
     Args:
         shape: Shape of one example, with any number of axes.
         latent: Dimension of z.
-        output: Shape that the likelihood reads; by default the example's.
+        output: Shape of the decoder's output for one example; by default the shape of the example.
         widths: Sizes of the hidden layers, the first one next to the example.
         activation: As in `mlp_encoder`.
         normalisation: As in `mlp_encoder`.
@@ -102,7 +103,7 @@ def mlp_decoder(
 
 
 def make_activation(name: str) -> nn.Module:
-    """The activation of this name.
+    """A new activation layer: relu, leaky_relu, elu, silu, gelu or tanh.
 
     >>> make_activation("silu")
     SiLU()

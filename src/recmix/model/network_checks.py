@@ -1,4 +1,4 @@
-"""Checks of a user's own encoder and decoder: each is tried once, before training."""
+"""Checks of a user's own encoder and decoder: each is run once on a small batch before training."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["check_decoder", "check_encoder"]
 
 
 def check_encoder(module: nn.Module, shape: Sequence[int], latent: int) -> None:
-    """Try an encoder on two examples; an error says what it gave and what was expected.
+    """Run an encoder on two examples and check the shape of its output.
 
-    The module is tried in evaluation mode and then set back, so that statistics of batch normalisation
-    stay as they are.
+    The module runs in evaluation mode, so that statistics of batch normalisation do not change. Its
+    mode is restored afterwards.
 
     Args:
         module: Should map (2, *shape) to (2, 2·latent).
@@ -25,7 +25,7 @@ def check_encoder(module: nn.Module, shape: Sequence[int], latent: int) -> None:
         latent: Dimension of z.
 
     Raises:
-        ConfigError: The module fails, or gives another shape.
+        ConfigError: The module fails, or its output has another shape.
 
     >>> check_encoder(nn.Flatten(), (1, 8, 8), 32)
     """
@@ -34,18 +34,18 @@ def check_encoder(module: nn.Module, shape: Sequence[int], latent: int) -> None:
 
 
 def check_decoder(module: nn.Module, output: Sequence[int], latent: int) -> None:
-    """Try a decoder on two latent points; an error says what it gave and what was expected.
+    """Run a decoder on two latent points and check the shape of its output.
 
-    The module is tried in evaluation mode, as in `check_encoder`.
+    The module runs in evaluation mode, as in `check_encoder`.
 
     Args:
         module: Should map (2, latent) to (2, *output).
-        output: Shape of what the likelihood reads for one example. For many likelihoods this is the
-            example's shape.
+        output: Shape of the output that the likelihood needs for one example. For many likelihoods
+            this is the shape of the example.
         latent: Dimension of z.
 
     Raises:
-        ConfigError: The module fails, or gives another shape.
+        ConfigError: The module fails, or its output has another shape.
 
     >>> check_decoder(nn.Unflatten(1, (1, 8, 8)), (1, 8, 8), 64)
     """
@@ -56,7 +56,7 @@ def check_decoder(module: nn.Module, output: Sequence[int], latent: int) -> None
 def _check_output(
     role: str, module: nn.Module, given: tuple[int, ...], expected: tuple[int, ...], advice: str
 ) -> None:
-    """Run a module on an example and check the shape of its output."""
+    """Run a module on an input of shape `given`; raise an error if the output is not `expected`."""
     like = next((p for p in module.parameters() if p.is_floating_point()), torch.empty(0))
     example = torch.linspace(0, 1, math.prod(given), dtype=like.dtype, device=like.device)
     modes = [(part, part.training) for part in module.modules()]

@@ -1,10 +1,11 @@
-"""Networks by name: all that other parts of the library need from encoders, decoders and gates.
+"""Make encoders and decoders by name. Other parts of the library import networks from here.
 
 An encoder maps examples x (B, *shape) to the mean and log-variance of q(z|x), concatenated in one
-tensor (B, 2·latent); a decoder maps z (N, latent) to what the likelihood reads, (N, *output). Any
-modules with these shapes can be used; `check_encoder` and `check_decoder` test them.
+tensor (B, 2·latent). A decoder maps z (N, latent) to the parameters of the likelihood, (N,
+*output). Any modules with these shapes can be used; `check_encoder` and `check_decoder` test them.
 
-To add a kind of network, write a file with its two functions and add it to `NETWORKS`.
+To add a kind of network, write a file with the function that makes its encoder and the function
+that makes its decoder, and add them to `NETWORKS`.
 """
 
 from __future__ import annotations
@@ -67,9 +68,10 @@ AUTO_NETWORK = "auto"
 
 
 class Network(NamedTuple):
-    """A kind of network: the functions that make its encoder and its decoder.
+    """A kind of network: the function that makes its encoder and the one that makes its decoder.
 
-    Keyword-only arguments are its options. The encoder has the option `width`, a factor of its size.
+    The keyword-only arguments of these functions are the options of the network. Every encoder has
+    the option `width`, a factor of the sizes of its layers.
     """
 
     encoder: Callable[..., Encoder]  # (shape, latent, *, options)
@@ -86,9 +88,9 @@ NETWORKS: dict[str, Network] = {
 
 
 def default_network(shape: Sequence[int]) -> str:
-    """The kind of network for examples of this shape, if none is chosen.
+    """The kind of network that is used for examples of this shape if the user chooses none.
 
-    "conv" for images (C, H, W) with sides from 8 to 128, "mlp" for all other shapes.
+    It is "conv" for images (C, H, W) with sides from 8 to 128, and "mlp" for all other shapes.
 
     >>> default_network((1, 28, 28)), default_network((784,)), default_network((3, 256, 256))
     ('conv', 'mlp', 'mlp')
@@ -99,7 +101,7 @@ def default_network(shape: Sequence[int]) -> str:
 
 
 def make_encoder(kind: str, shape: Sequence[int], latent: int, **options: Any) -> Encoder:
-    """The encoder of a kind of network.
+    """Make an encoder of a kind of network.
 
     Args:
         kind: A name in `NETWORKS`, or "auto" for the default of the shape.
@@ -123,13 +125,13 @@ def make_encoder(kind: str, shape: Sequence[int], latent: int, **options: Any) -
 def make_decoder(
     kind: str, shape: Sequence[int], latent: int, output: Sequence[int] | None = None, **options: Any
 ) -> Decoder:
-    """The decoder of a kind of network.
+    """Make a decoder of a kind of network.
 
     Args:
         kind: A name in `NETWORKS`, or "auto" for the default of the shape.
         shape: Shape of one example.
         latent: Dimension of z.
-        output: Shape that the likelihood reads; by default the example's.
+        output: Shape of the decoder's output for one example; by default the shape of the example.
         **options: Options of this kind, see `conv_decoder`, `mlp_decoder` and `resnet_decoder`.
 
     Raises:
@@ -146,7 +148,11 @@ def make_decoder(
 
 
 def network_options(kind: str, options: ModelOptions) -> dict[str, Any]:
-    """The model's options that this kind of network has, if they differ from their defaults.
+    """The model options that are arguments of this kind of network and differ from their defaults.
+
+    Args:
+        kind: A name in `NETWORKS`.
+        options: The model's options.
 
     >>> network_options("mlp", ModelOptions(widths=(64, 64), blocks=3))
     {'widths': (64, 64)}
@@ -158,11 +164,12 @@ def network_options(kind: str, options: ModelOptions) -> dict[str, Any]:
 
 
 def check_network_options(options: ModelOptions, kinds: Iterable[str]) -> None:
-    """Refuse an option of networks that no network of the model has.
+    """Raise an error if a network option is set that neither the encoder nor the decoder has.
 
     Args:
         options: The model's options.
-        kinds: Kinds of its encoder and decoder. Names of a user's own modules have no options.
+        kinds: Kinds of the built-in networks among the encoder and the decoder. A user's own module
+            has no options.
 
     >>> check_network_options(ModelOptions(blocks=3), ["conv", "resnet"])
     """

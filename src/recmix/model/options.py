@@ -1,8 +1,9 @@
-"""Options: each is defined once, as a field with a default, a help text and its valid values.
+"""Options of models, training and inference, with their defaults, help texts and valid values.
 
-A group of options is a frozen dataclass whose fields are made by `option`. Python arguments, the command
-line, TOML files, grids, the documentation and the run folder all read the fields. To add an option, add
-a field and the line that uses it.
+Each option is defined once. A group of options is a frozen dataclass whose fields are made by
+`option`. Python arguments, the command line, TOML files, experiment grids, the documentation and
+the run folder all read these fields. To add an option, add a field and the line of code that uses
+it.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ def option(
     at_most: float | None = None,
     below: float | None = None,
 ) -> Any:
-    """A dataclass field that is an option.
+    """A dataclass field that defines an option.
 
     Args:
-        default: the value if none is given; None means that the code chooses.
+        default: the value if none is given; None means that the code chooses a value.
         help: one or two sentences in plain words.
         choices: all valid values of a text option.
         at_least: smallest valid number.
@@ -67,7 +68,7 @@ class Option(NamedTuple):
     limits: Mapping[str, float | None] = types.MappingProxyType({})
 
     def read(self, value: Any) -> Any:
-        """`value` as this option's type, checked. Text from a command line is converted.
+        """Convert a value, such as text from the command line, to this option's type and check it.
 
         >>> Option("order", int, 5, "").read("3")
         3
@@ -84,7 +85,7 @@ class Option(NamedTuple):
         raise ConfigError(f"{self.name} must be {expected}, got {value!r}")
 
     def check(self, value: Any) -> None:
-        """Refuse a value outside the valid ones."""
+        """Raise an error if this is not a valid value of the option."""
         if self.choices and value not in self.choices:
             raise ConfigError(unknown(f"value of {self.name}", value, self.choices))
         if isinstance(value, bool) or not isinstance(value, int | float) or value == self.default:
@@ -106,24 +107,24 @@ class Options:
         self.check()
 
     def check(self) -> None:
-        """Refuse values that do not fit together."""
+        """Raise an error if option values contradict each other. A subclass may define this."""
 
     def to_json(self) -> dict[str, Any]:
-        """All options by name."""
+        """The values of all options by name, for JSON."""
         return dataclasses.asdict(self)
 
     def changed(self) -> dict[str, Any]:
-        """The options that differ from their defaults.
+        """The values, by name, of the options that differ from their defaults.
 
-        Digests and summaries use these. So a new option with a default that changes nothing leaves them
-        as they were.
+        Digests and summaries of settings use only these. So they stay the same when the library
+        gets a new option whose default changes nothing.
         """
         known = options_of(type(self))
         return {k: v for k, v in vars(self).items() if v != known[k].default}
 
 
 def options_of(group: type) -> dict[str, Option]:
-    """The options of a group, by name.
+    """The options of a group (a subclass of `Options`), by name.
 
     >>> options_of(ModelOptions)["latent"].default
     20
@@ -149,7 +150,7 @@ def _options_of(group: Any) -> dict[str, Option]:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions(Options):
-    """What the model p(x, z) and the encoder are.
+    """The options that define the model p(x, z) and its encoder.
 
     >>> ModelOptions(latent=0)
     Traceback (most recent call last):

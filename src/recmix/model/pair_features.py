@@ -1,4 +1,4 @@
-"""Features of two tensors at once, such as an example and a residual."""
+"""A network that computes features of two tensors, such as an example and a residual."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ __all__ = ["PairFeatures"]
 
 
 class PairFeatures(nn.Sequential):
-    """Features (B, hidden) of an example (B, *shape) and another tensor (B, *other).
+    """A network that computes features (B, hidden) of an example (B, *shape) and another tensor.
 
-    For images these are the convolutions and the hidden layer of the paper's encoder. The other tensor
-    gives further channels: (C', H, W), or C'·K channels for (C', H, W, K). If the shapes do not fit
-    together, or the example is not an image, the values of both form one vector, and the network is
-    fully connected.
+    For images the network has the convolutions and the hidden layer of the paper's encoder. The
+    other tensor (B, *other) is added as further channels: C' channels for the shape (C', H, W), or
+    C'·K channels for (C', H, W, K). If the shapes do not fit together, or the example is not an
+    image, the values of both tensors form one vector, and the network is fully connected.
 
     Args:
         shape: Shape of the example.
         other: Shape of the other tensor, for example of the decoder's output.
-        latent: Dimension of z. The features are those of an encoder to this dimension; it does not
-            change their number.
+        latent: Dimension of z of the encoder whose layers are used. It does not change the number
+            of features.
         width: Multiplies the channels and the hidden layers.
 
     Attributes:
@@ -67,6 +67,6 @@ class PairFeatures(nn.Sequential):
 
 
 def _fit_together(shape: Shape, other: Shape) -> bool:
-    """Whether the other tensor can be further channels of an image."""
+    """Whether a tensor of shape `other` can give further channels to an image of shape `shape`."""
     image = default_network(shape) == "conv"
     return image and len(other) in (3, 4) and other[1:3] == shape[1:]

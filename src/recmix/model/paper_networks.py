@@ -37,16 +37,18 @@ TWIN_TOLERANCE = 0.03
 def conv_encoder(
     shape: Sequence[int], latent: int, *, hidden: int | None = None, width: float = 1.0
 ) -> Encoder:
-    """The paper's convolutional encoder, for any side from 8 to 128.
+    """The paper's convolutional encoder, for images with sides from 8 to 128.
 
     4x4 convolutions (stride 2, padding 1) halve the image, rounding down, while its shorter side
-    exceeds 4: 28 -> 14 -> 7 -> 3, 32 -> 16 -> 8 -> 4, 64 -> ... -> 4. The first two have 32
-    channels, the others 64. Then a hidden layer and a linear head; LeakyReLU(0.01) between.
+    exceeds 4: 28 -> 14 -> 7 -> 3, 32 -> 16 -> 8 -> 4, 64 -> ... -> 4. The first two convolutions
+    have 32 channels, the others 64. A hidden layer and a linear head follow. LeakyReLU(0.01) is
+    applied after every layer except the head.
 
     Args:
         shape: Channels, height and width of the images.
         latent: Dimension of z.
-        hidden: Size of the hidden layer; by default 256 up to 1024 values per image, else 512.
+        hidden: Size of the hidden layer; by default 256 for images of at most 1024 values, else
+            512.
         width: Multiplies the channels and the hidden layer.
 
     >>> encoder = conv_encoder((1, 28, 28), 20)
@@ -75,15 +77,17 @@ def conv_decoder(
 ) -> Decoder:
     """The paper's convolutional decoder: the encoder's sizes and channels in reverse, with ReLU.
 
-    Two linear layers, then 4x4 transposed convolutions (stride 2, padding 1). Each doubles the
-    image; where the encoder rounded down, an output padding of 1 restores the odd size
-    (3 -> 7 -> 14 -> 28).
+    It has two linear layers, then 4x4 transposed convolutions (stride 2, padding 1). Each
+    convolution doubles the height and width. Where the encoder rounded down, an output padding of 1
+    restores the odd size (3 -> 7 -> 14 -> 28).
 
     Args:
         shape: Channels, height and width of the images.
         latent: Dimension of z.
-        output: Shape that the likelihood reads, (C', H, W) or (C', H, W, K); by default the image's.
-        hidden: Size of the hidden layer; by default 256 up to 1024 values per image, else 512.
+        output: Shape of the decoder's output for one example, (C', H, W) or (C', H, W, K); by
+            default the shape of the image.
+        hidden: Size of the hidden layer; by default 256 for images of at most 1024 values, else
+            512.
 
     >>> conv_decoder((1, 28, 28), 20)(torch.zeros(2, 20)).shape
     torch.Size([2, 1, 28, 28])
@@ -111,16 +115,17 @@ def conv_decoder(
 def dense_encoder(
     shape: Sequence[int], latent: int, *, hidden: int | None = None, width: float = 1.0
 ) -> Encoder:
-    """A fully connected encoder with as many parameters as its twin `conv_encoder` (within 3 %).
+    """A fully connected encoder with as many parameters as `conv_encoder` has (within 3 %).
 
-    Two hidden layers with LeakyReLU(0.01). Both get the largest equal width that does not exceed
-    the twin's parameter count. Then the layer farther from the image is widened to match it.
+    It has two hidden layers with LeakyReLU(0.01). First both get the same width, the largest one
+    that does not exceed the number of parameters of `conv_encoder`. Then the layer farther from the
+    image is widened until the numbers match.
 
     Args:
         shape: Channels, height and width of the images.
         latent: Dimension of z.
-        hidden: Size of the hidden layer of the convolutional twin.
-        width: The option `width` of the convolutional twin.
+        hidden: Size of the hidden layer of the `conv_encoder` to match.
+        width: The option `width` of the `conv_encoder` to match.
 
     >>> dense = dense_encoder((1, 28, 28), 20)
     >>> dense.features
@@ -156,15 +161,15 @@ def dense_decoder(
     *,
     hidden: int | None = None,
 ) -> Decoder:
-    """A fully connected decoder with as many parameters as its twin `conv_decoder` (within 3 %).
+    """A fully connected decoder with as many parameters as `conv_decoder` has (within 3 %).
 
     It has two hidden layers with ReLU. Their widths are found as in `dense_encoder`.
 
     Args:
         shape: Channels, height and width of the images.
         latent: Dimension of z.
-        output: Shape that the likelihood reads, as in `conv_decoder`.
-        hidden: Size of the hidden layer of the convolutional twin.
+        output: Shape of the decoder's output for one example, as in `conv_decoder`.
+        hidden: Size of the hidden layer of the `conv_decoder` to match.
 
     >>> dense_decoder((1, 28, 28), 20)(torch.zeros(2, 20)).shape
     torch.Size([2, 1, 28, 28])
@@ -192,24 +197,24 @@ def _hidden_size(shape: ImageShape, hidden: int | None) -> int:
 
 
 def _channels(sizes: Sequence[object]) -> list[int]:
-    """Channels of the feature map at each size after the image's."""
+    """The number of channels of each feature map after the image, given the list of map sizes."""
     return [32 if layer < 2 else 64 for layer in range(len(sizes) - 1)]
 
 
 def _chain_count(*sizes: int) -> int:
-    """Weights and biases of a chain of linear layers."""
+    """The number of weights and biases of linear layers between each two successive sizes."""
     return sum((before + 1) * after for before, after in pairwise(sizes))
 
 
 def _twin_widths(
     count: Callable[[int, int], int], twin: nn.Module, shape: Sequence[int]
 ) -> tuple[int, int]:
-    """Widths of the two hidden layers of a network that has about as many parameters as its twin.
+    """Widths of two hidden layers so that a network has as many parameters as the network `twin`.
 
     The first width is that of the layer next to the image, the second that of the other layer.
 
     Args:
-        count: Number of parameters for these two widths.
+        count: Number of parameters of the network with these two widths.
         twin: The convolutional network to match.
         shape: Shape of the image, for the error message.
 

@@ -30,16 +30,16 @@ LEAST_CURVATURE = 1e-3
 
 @fusable
 def standard_normal(z: Tensor) -> Tensor:
-    """log N(z; 0, I), summed over the last axis: (..., D) -> (...)."""
+    """log N(z; 0, I), summed over the last axis of z: (..., D) -> (...)."""
     return -0.5 * (z.square().sum(-1) + z.shape[-1] * math.log(2 * math.pi))
 
 
 class Prior(nn.Module, ABC):
-    """p(z), a density over latent points (..., D).
+    """A prior p(z), a density over latent points (..., D).
 
     Attributes:
-        name: its name in options.
-        standard: whether it is N(0, I), for which KL divergences have closed forms.
+        name: name of the prior in options.
+        standard: whether the prior is N(0, I), for which KL divergences have closed forms.
     """
 
     name: ClassVar[str] = "own"
@@ -47,16 +47,17 @@ class Prior(nn.Module, ABC):
 
     @abstractmethod
     def log_prob(self, z: Tensor) -> Tensor:
-        """log p(z): (..., D) -> (...)."""
+        """log p(z), (...), for latent points z (..., D)."""
 
     @abstractmethod
     def sample(self, n: int, *, generator: torch.Generator | None = None) -> Tensor:
-        """n draws (n, D), without gradient."""
+        """n draws of z from the prior, (n, D), without gradient."""
 
     def gradient_and_curvature(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """∇ log p(z) (B, D) and -∇² log p(z) (B, D, D), with eigenvalues raised to a positive minimum.
+        """The gradient ∇ log p(z), (B, D), and the curvature -∇² log p(z), (B, D, D), at z (B, D).
 
-        Neither carries a gradient to the prior's parameters.
+        Eigenvalues of the curvature below a small positive minimum are raised to it. The results
+        carry no gradient to the prior's parameters.
         """
         with torch.enable_grad():
             at = z.detach().requires_grad_()
@@ -78,7 +79,7 @@ class StandardNormal(Prior):
     """N(0, I).
 
     Args:
-        latent: D.
+        latent: D, the dimension of z.
 
     >>> StandardNormal(2).log_prob(torch.zeros(3, 2))
     tensor([-1.8379, -1.8379, -1.8379])
@@ -93,16 +94,16 @@ class StandardNormal(Prior):
         self.register_buffer("like", torch.zeros(latent), persistent=False)
 
     def log_prob(self, z: Tensor) -> Tensor:
-        """log N(z; 0, I)."""
+        """log N(z; 0, I), (...), for latent points z (..., D)."""
         return standard_normal(z)
 
     def sample(self, n: int, *, generator: torch.Generator | None = None) -> Tensor:
-        """n draws (n, D)."""
+        """n draws of z from N(0, I), (n, D)."""
         like = self.like
         return torch.randn(n, len(like), generator=generator, device=like.device, dtype=like.dtype)
 
     def gradient_and_curvature(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """∇ log p(z) = -z (B, D) and -∇² log p(z) = I (D, D)."""
+        """The gradient ∇ log p(z) = -z, (B, D), and the curvature -∇² log p(z) = I, (D, D)."""
         identity = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)
         return -z, identity
 
@@ -111,7 +112,7 @@ class GaussianMixturePrior(Prior):
     """A mixture of diagonal Gaussians with learned weights, means and variances.
 
     Args:
-        latent: D.
+        latent: D, the dimension of z.
         components: number of Gaussians.
 
     >>> GaussianMixturePrior(2, 5).sample(3).shape
@@ -129,12 +130,15 @@ class GaussianMixturePrior(Prior):
         self.log_variances = nn.Parameter(torch.zeros(components, latent))
 
     def log_prob(self, z: Tensor) -> Tensor:
-        """log Σ_k w_k N(z; μ_k, σ²_k)."""
+        """log p(z) = log Σ_k w_k N(z; μ_k, σ²_k), (...), for latent points z (..., D).
+
+        w_k, μ_k and σ²_k are the weight, mean and variances of Gaussian k.
+        """
         return _log_mixture(z, self.means, self.log_variances, self.logits.log_softmax(-1))
 
     @torch.no_grad()
     def sample(self, n: int, *, generator: torch.Generator | None = None) -> Tensor:
-        """n draws (n, D)."""
+        """n draws of z from the mixture, (n, D)."""
         weights = self.logits.softmax(-1)
         return _sample_mixture(n, self.means, self.log_variances, weights, generator)
 
@@ -142,14 +146,15 @@ class GaussianMixturePrior(Prior):
 class VampPrior(Prior):
     """The average of the encoder's posteriors for learned pseudo-examples.
 
-    p(z) = 1/K Σ_k N(z; μ(u_k), σ²(u_k)), where μ and σ² are the encoder's outputs. The encoder is used
-    and not owned: its parameters are trained as part of the posterior.
+    p(z) = 1/K Σ_k N(z; μ(u_k), σ²(u_k)), where u_k are the pseudo-examples, and μ and σ² are the
+    encoder's outputs. The encoder is not a submodule of the prior: its parameters are trained as
+    part of the posterior.
 
     Args:
-        encoder: (K, *shape) -> (K, 2 D).
-        shape: of an example, as the encoder sees it.
-        components: K.
-        start: initial pseudo-examples (K, *shape); by default noise.
+        encoder: maps (K, *shape) to (K, 2 D), the means and log-variances.
+        shape: shape of an example, as the encoder gets it.
+        components: K, the number of pseudo-examples.
+        start: initial pseudo-examples (K, *shape); by default random noise.
 
     Reference: Tomczak and Welling, VAE with a VampPrior, AISTATS 2018.
     """
@@ -171,11 +176,16 @@ class VampPrior(Prior):
         self.use(encoder)
 
     def use(self, encoder: nn.Module) -> None:
-        """Take the posteriors of this encoder."""
+        """From now on, compute the posteriors of the pseudo-examples with this encoder."""
         self._encoder = (encoder,)  # in a tuple, so that it is not a submodule
 
     def start_at(self, examples: Tensor) -> None:
-        """Set the first pseudo-examples to examples (N, *shape) as the encoder sees them."""
+        """Replace the first N pseudo-examples by given examples.
+
+        Args:
+            examples: (N, *shape), as the encoder gets them. If there are more than pseudo-examples,
+                the rest is ignored.
+        """
         count = min(len(examples), len(self.pseudo_examples))
         with torch.no_grad():
             self.pseudo_examples[:count] = examples[:count].to(self.pseudo_examples)
@@ -185,26 +195,26 @@ class VampPrior(Prior):
         return means, log_variances
 
     def log_prob(self, z: Tensor) -> Tensor:
-        """log 1/K Σ_k N(z; μ(u_k), σ²(u_k))."""
+        """log p(z), (...), for z (..., D): the logarithm of the average of the K posteriors."""
         means, log_variances = self._parameters_of_components()
         weights = means.new_full((len(means),), -math.log(len(means)))
         return _log_mixture(z, means, log_variances, weights)
 
     @torch.no_grad()
     def sample(self, n: int, *, generator: torch.Generator | None = None) -> Tensor:
-        """n draws (n, D)."""
+        """n draws of z from the average of the K posteriors, (n, D)."""
         means, log_variances = self._parameters_of_components()
         weights = means.new_full((len(means),), 1 / len(means))
         return _sample_mixture(n, means, log_variances, weights, generator)
 
 
 class OwnPrior(Prior):
-    """A density of your own as a prior.
+    """A user's own density as a prior.
 
     Args:
-        density: a `torch.distributions.Distribution` over vectors (D,); or a module with `log_prob` and
-            `sample`; or a module that returns a distribution when it is called without arguments, such
-            as a zuko flow.
+        density: a `torch.distributions.Distribution` over vectors (D,); or a module with `log_prob`
+            and `sample`; or a module that returns a distribution when it is called without
+            arguments, such as a flow of the library zuko.
 
     >>> normal = torch.distributions.MultivariateNormal(torch.ones(2), torch.eye(2))
     >>> OwnPrior(normal).log_prob(torch.ones(2))
@@ -226,7 +236,7 @@ class OwnPrior(Prior):
         return self.density if has_both or not callable(self.density) else self.density()
 
     def log_prob(self, z: Tensor) -> Tensor:
-        """log p(z): (..., D) -> (...)."""
+        """log p(z), (...), for z (..., D); raises an error if the density gives another shape."""
         found: Tensor = self._distribution().log_prob(z)
         if found.shape != z.shape[:-1]:
             raise ConfigError(
@@ -238,7 +248,11 @@ class OwnPrior(Prior):
 
     @torch.no_grad()
     def sample(self, n: int, *, generator: torch.Generator | None = None) -> Tensor:
-        """n draws (n, D). Densities draw from torch's global random stream, seeded by `generator`."""
+        """n draws of z, (n, D).
+
+        The user's density draws from torch's global random stream. If `generator` is given, this
+        stream is seeded from it for the draw and restored afterwards.
+        """
         if generator is None:
             drawn: Tensor = self._distribution().sample((n,))
             return drawn
@@ -256,14 +270,14 @@ PRIORS = ("standard", "mixture", "vamp", "flow")
 def make_prior(
     name: str, latent: int, *, components: int, encoder: nn.Module, shape: tuple[int, ...]
 ) -> Prior:
-    """The prior of that name.
+    """Make the built-in prior of this name.
 
     Args:
         name: one of `PRIORS`.
-        latent: D.
-        components: number of Gaussians, or of pseudo-examples.
-        encoder: for a VampPrior.
-        shape: of an example.
+        latent: D, the dimension of z.
+        components: number of Gaussians of a mixture, or of pseudo-examples of a VampPrior.
+        encoder: the encoder that a VampPrior uses.
+        shape: shape of an example.
     """
     if name == "standard":
         return StandardNormal(latent)
@@ -279,14 +293,14 @@ def make_prior(
 
 
 def as_prior(prior: Any, latent: int) -> Prior:
-    """A `Prior` from None (standard normal), a `Prior`, or a density of one's own."""
+    """A `Prior` made from `prior`: None (gives N(0, I)), a `Prior`, or a user's own density."""
     if prior is None:
         return StandardNormal(latent)
     return prior if isinstance(prior, Prior) else OwnPrior(prior)
 
 
 def _log_mixture(z: Tensor, means: Tensor, log_variances: Tensor, log_weights: Tensor) -> Tensor:
-    """log Σ_k w_k N(z; μ_k, σ²_k): z (..., D), means (K, D) -> (...)."""
+    """log Σ_k w_k N(z; μ_k, σ²_k), (...), for z (..., D) and K Gaussians with means (K, D)."""
     errors = (z[..., None, :] - means).square() * (-log_variances).exp()
     each = -0.5 * (errors + log_variances + math.log(2 * math.pi)).sum(-1)
     return (each + log_weights).logsumexp(-1)

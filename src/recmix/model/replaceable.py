@@ -1,7 +1,8 @@
-"""Functions that a faster implementation may replace.
+"""Decorators for functions that a faster implementation may replace.
 
-The library is plain PyTorch. `recmix.accelerate` registers faster versions of the functions marked here
-(CUDA graphs, Triton kernels, stacked networks). Without that folder everything works, only slower.
+The library is plain PyTorch. The package `recmix.accelerate` registers faster versions of the
+functions that are marked with these decorators (CUDA graphs, Triton kernels, several networks
+evaluated as one). Without this package everything works, only slower.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ R = TypeVar("R")
 
 
 class Replaceable(Generic[P, R]):
-    """A function with alternatives, which are tried first.
+    """A function with alternative implementations, which are tried first.
 
-    An alternative takes the same arguments. It returns NotImplemented where it does not apply; then the
-    next one is tried, and at last the plain function.
+    An alternative takes the same arguments. It returns NotImplemented for arguments that it does
+    not support; then the next alternative is tried. If none applies, the plain function is called.
 
     >>> @replaceable
     ... def double(x: float) -> float:
@@ -42,7 +43,10 @@ class Replaceable(Generic[P, R]):
         functools.update_wrapper(self, function)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the first alternative that applies, or the plain function (always in compiled code)."""
+        """Call the first alternative that applies, else the plain function.
+
+        In code that is compiled by `torch.compile`, the plain function is always called.
+        """
         if torch.compiler.is_dynamo_compiling():
             return self.plain(*args, **kwargs)
         load_accelerated()
@@ -53,12 +57,12 @@ class Replaceable(Generic[P, R]):
         return self.plain(*args, **kwargs)
 
     def register(self, alternative: Callable[..., Any]) -> Callable[..., Any]:
-        """Add an alternative; usable as a decorator."""
+        """Add an alternative implementation; usable as a decorator."""
         self.alternatives.append(alternative)
         return alternative
 
     def register_for_gpu(self, alternative: Callable[..., Any]) -> Callable[..., Any]:
-        """Add an alternative that only applies on a GPU; a machine without one never asks it."""
+        """Add an alternative implementation that is tried only on a machine with a GPU."""
         interpreted = os.environ.get("TRITON_INTERPRET") == "1"  # kernels run on the CPU, for tests
         return self.register(alternative) if torch.cuda.is_available() or interpreted else alternative
 
@@ -83,7 +87,7 @@ _loaded = False
 
 
 def load_accelerated() -> None:
-    """Load the faster implementations once, if they are installed."""
+    """Import the faster implementations in `recmix.accelerate` once, if it is installed."""
     global _loaded  # noqa: PLW0603  (once for the process)
     if _loaded:
         return

@@ -1,12 +1,12 @@
-"""Residual convolutional networks for images, larger than the paper's.
+"""Residual convolutional encoders and decoders for images, larger than those of the paper.
 
-At each resolution there are a few residual blocks x + c(x). Their last convolution starts at zero, so
-that a new network is nearly linear and trains stably at large learning rates. Group normalisation keeps
-one example independent of the others: Jacobians and forward-mode differentiation work in training and in
-evaluation mode.
+At each resolution there are a few residual blocks x + c(x). The last convolution of c starts at
+zero, so that a new network is nearly linear and trains stably at large learning rates. With group
+normalisation, the output for one example does not depend on the other examples of the batch. So
+Jacobians and forward-mode differentiation work in training and in evaluation mode.
 
-References: He et al., Identity Mappings in Deep Residual Networks, ECCV 2016 (blocks); Wu & He, Group
-Normalization, ECCV 2018; Zhang et al., Fixup Initialization, ICLR 2019 (zero start).
+References: He et al., Identity Mappings in Deep Residual Networks, ECCV 2016 (blocks); Wu & He,
+Group Normalization, ECCV 2018; Zhang et al., Fixup Initialization, ICLR 2019 (zero start).
 """
 
 from __future__ import annotations
@@ -40,10 +40,12 @@ GROUPS = 8
 
 
 class ResidualBlock(nn.Module):
-    """x + c(x) for a feature map x (N, C, H, W); c is two 3x3 convolutions and starts at zero.
+    """x + c(x) for a feature map x (N, C, H, W), where c is two 3x3 convolutions.
+
+    The last convolution starts at zero, so a new block returns x.
 
     Args:
-        channels: C.
+        channels: C, the number of channels.
         activation: Name of the activation before each convolution.
 
     >>> x = torch.rand(2, 16, 7, 7)
@@ -61,7 +63,7 @@ class ResidualBlock(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """x plus the change, (N, C, H, W)."""
+        """x + c(x), (N, C, H, W), for a feature map x (N, C, H, W)."""
         change: Tensor = self.layers(x)
         return x + change
 
@@ -76,17 +78,18 @@ def resnet_encoder(
     hidden: int = HIDDEN,
     width: float = 1.0,
 ) -> Encoder:
-    """A residual encoder, for any side from 8 to 256.
+    """A residual encoder, for images with sides from 8 to 256.
 
-    Residual blocks at the resolution of the image, then 4x4 convolutions (stride 2) that halve it while
-    its shorter side exceeds 4, with residual blocks after each; then a hidden layer and a linear head.
+    It begins with residual blocks at the resolution of the image. Then 4x4 convolutions (stride 2)
+    halve the image while its shorter side exceeds 4; residual blocks follow each of these
+    convolutions. At the end are a hidden layer and a linear head.
 
     Args:
         shape: Channels, height and width of the images.
         latent: Dimension of z.
-        widths: Channels at each resolution, from the image's to the smallest. The last number holds for
-            all further resolutions.
-        blocks: Residual blocks at each resolution.
+        widths: Channels at each resolution, from the image's to the smallest. If there are more
+            resolutions than numbers, the last number is used for the rest.
+        blocks: Number of residual blocks at each resolution.
         activation: relu, leaky_relu, elu, silu, gelu or tanh.
         hidden: Size of the hidden layer.
         width: Multiplies the channels and the hidden layer.
@@ -121,14 +124,16 @@ def resnet_decoder(
 ) -> Decoder:
     """A residual decoder: the sizes, channels and blocks of `resnet_encoder` in reverse order.
 
-    A larger resolution is reached by repeating pixels, and a 3x3 convolution.
+    Each higher resolution is reached by repeating pixels, followed by a 3x3 convolution.
 
     Args:
         shape: Channels, height and width of the images.
         latent: Dimension of z.
-        output: Shape that the likelihood reads, (C', H, W) or (C', H, W, K); by default the image's.
-        widths: As in `resnet_encoder`, from the image's resolution to the smallest.
-        blocks: Residual blocks at each resolution.
+        output: Shape of the decoder's output for one example, (C', H, W) or (C', H, W, K); by
+            default the shape of the image.
+        widths: Channels at each resolution, from the image's to the smallest, as in
+            `resnet_encoder`.
+        blocks: Number of residual blocks at each resolution.
         activation: As in `resnet_encoder`.
         hidden: Size of the hidden layer.
 
@@ -151,7 +156,10 @@ def resnet_decoder(
 
 
 class _Convolution(nn.Conv2d):
-    """A convolution whose output starts with `gain` times the standard deviation of its input."""
+    """A convolution with random initial weights, scaled by `gain`.
+
+    With gain 1, its initial output has about the standard deviation of its input.
+    """
 
     def __init__(
         self, before: int, after: int, kernel: int = 3, *, stride: int = 1, gain: float = 1.0
@@ -160,7 +168,7 @@ class _Convolution(nn.Conv2d):
         super().__init__(before, after, kernel, stride=stride, padding=1)
 
     def reset_parameters(self) -> None:
-        """Draw the weights; the bias starts at zero."""
+        """Draw new random weights, multiply them by `gain`, and set the bias to zero."""
         nn.init.kaiming_normal_(self.weight, nonlinearity="linear")
         with torch.no_grad():
             self.weight.mul_(self.gain)
@@ -169,7 +177,7 @@ class _Convolution(nn.Conv2d):
 
 
 class _GroupNorm(nn.GroupNorm):
-    """Group normalisation with forward-mode derivatives also for channels-last feature maps."""
+    """Group normalisation whose forward-mode derivatives also work in channels-last format."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.contiguous())
@@ -187,7 +195,7 @@ def _stage(channels: int, blocks: int, activation: str) -> list[nn.Module]:
 
 
 def _channels(widths: Sequence[int], resolutions: int) -> list[int]:
-    """Channels at each resolution; the last width is repeated."""
+    """The number of channels at each resolution; the last of `widths` is repeated as needed."""
     if isinstance(widths, str) or not widths or not all(isinstance(n, int) and n >= 1 for n in widths):
         raise ConfigError(
             f"widths={widths!r}: expected whole numbers of at least 1, the channels at each resolution "

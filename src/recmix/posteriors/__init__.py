@@ -1,4 +1,4 @@
-"""Posteriors q(z | x): each is a `torch.distributions.Distribution` for one batch."""
+"""Posteriors q(z | x). Each is a `torch.distributions.Distribution` for one batch of examples."""
 
 from recmix.posteriors.flow import Flow, Reflected
 from recmix.posteriors.full import FullGaussian

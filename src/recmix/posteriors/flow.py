@@ -1,4 +1,4 @@
-"""Normalising flows: posteriors that map a Gaussian's samples by invertible functions."""
+"""Normalising flows: posteriors that transform samples of a Gaussian by invertible functions."""
 
 from __future__ import annotations
 
@@ -16,29 +16,33 @@ __all__ = ["Flow", "Reflected", "Reflections", "Transform", "check_flows", "unit
 
 
 class Transform(ABC):
-    """One invertible function of z for one batch. It holds tensors that depend on x."""
+    """One invertible function f of z for one batch of examples; its parameters may depend on x."""
 
     @abstractmethod
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """f(z) for z (S, B, D), and log |det ∂f/∂z| (S, B)."""
+        """f(z), (S, B, D), and log |det ∂f/∂z|, (S, B), for z (S, B, D)."""
 
     @abstractmethod
     def inverse(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """u = f⁻¹(z) (S, B, D), and log |det ∂f/∂u| (S, B): that of the forward function."""
+        """u = f⁻¹(z), (S, B, D), and log |det ∂f/∂u|, (S, B), for z (S, B, D).
+
+        The determinant is that of the forward function f at u, not that of f⁻¹.
+        """
 
 
 class Flow(Posterior):
-    """The density of z_T = f_T(… f_1(z_0)) for z_0 from a diagonal Gaussian.
+    """The density of z_T = f_T(… f_1(z_0)), where z_0 is drawn from a diagonal Gaussian.
 
-    log q(z_T) = log N(z_0; μ, diag σ²) - Σ_t log |det ∂z_t/∂z_{t-1}|. A sample with its density takes
-    one pass. The density of any other z takes the inverse functions; that is exact but may be slower.
+    log q(z_T) = log N(z_0; μ, diag σ²) - Σ_t log |det ∂z_t/∂z_{t-1}|. A sample together with its
+    density takes one pass. The density of any other z takes the inverse functions; the result is
+    exact, but this may be slower.
 
-    `mean` is the image of μ. It equals E[z] if the functions are affine in z; otherwise E[z] has no
-    closed form.
+    The property `mean` is the transformed μ. It equals E[z] if the functions are affine in z;
+    otherwise E[z] has no closed form.
 
     Args:
-        base: N(μ, diag σ²).
-        transforms: f_1 … f_T.
+        base: the Gaussian N(μ, diag σ²) of z_0.
+        transforms: the functions f_1 … f_T.
 
     >>> q = Flow(Gaussian(torch.zeros(4, 2), torch.zeros(4, 2)), [Reflections([torch.eye(2)[0]])])
     >>> z, log_q = q.rsample_and_log_prob(3)
@@ -52,7 +56,7 @@ class Flow(Posterior):
         self.transforms = list(transforms)
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """z_T for z_0 (S, B, D), and log |det ∂z_T/∂z_0| (S, B)."""
+        """Transform samples z_0 of the base to z_T: (S, B, D); also log |det ∂z_T/∂z_0|, (S, B)."""
         log_det = torch.zeros_like(z[..., 0])
         for transform in self.transforms:
             z, part = transform.forward(z)
@@ -60,7 +64,7 @@ class Flow(Posterior):
         return z, log_det
 
     def inverse(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """z_0 for z_T (S, B, D), and log |det ∂z_T/∂z_0| (S, B)."""
+        """Transform z_T back to z_0 of the base: (S, B, D); also log |det ∂z_T/∂z_0|, (S, B)."""
         log_det = torch.zeros_like(z[..., 0])
         for transform in reversed(self.transforms):
             z, part = transform.inverse(z)
@@ -69,44 +73,49 @@ class Flow(Posterior):
 
     @property
     def mean(self) -> Tensor:
-        """The image of the base's mean, (B, D)."""
+        """The mean of the base Gaussian, transformed by the flow, (B, D)."""
         return self.forward(self.base.mean[None])[0].squeeze(0)
 
     @property
     def weights(self) -> Tensor:
-        """Ones, (B, 1)."""
+        """The mixing weights of a posterior with one component: ones, (B, 1)."""
         return self.base.weights
 
     def rsample_and_log_prob(
         self, samples: int = 1, *, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Samples z (S, B, D) and their log densities (S, B), in one pass through the flow."""
+        """S samples z for each example, (S, B, D), and their log densities, (S, B), in one pass."""
         start, log_q = self.base.rsample_and_log_prob(samples, generator=generator)
         z, log_det = self.forward(start)
         return z, log_q - log_det
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """log q(z | x) by the inverse functions: (..., B, D) -> (..., B)."""
+        """log q(z | x) of any z, computed with the inverse functions: (..., B, D) -> (..., B)."""
         start, log_det = self.inverse(value)
         return self.base.log_prob(start) - log_det
 
 
 class Reflections(Transform):
-    """Householder reflections one after another: z <- (I - 2 u uᵀ) z for each unit vector u.
+    """Householder reflections, one after another: z <- (I - 2 u uᵀ) z for each unit vector u.
 
     Args:
-        units: u_1 … u_T, each (B, D), or (D,) for all examples alike; of length 1 (see `unit`).
+        units: the vectors u_1 … u_T, each (B, D), or (D,) if it is the same for all examples. Each
+            has length 1 (see `unit`).
     """
 
     def __init__(self, units: Sequence[Tensor]) -> None:
         self.units = list(units)
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """The reflected z; the log determinant is 0, because reflections preserve volumes."""
+        """The reflected z, (S, B, D), and its log determinant, (S, B), which is 0."""
         return self._reflect(z, self.units)
 
     def inverse(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Apply the same reflections in reverse order: each is its own inverse."""
+        """Undo the reflections: apply them in reverse order, because each is its own inverse.
+
+        Returns:
+            The original z, (S, B, D), and the log determinant 0, (S, B).
+        """
         return self._reflect(z, self.units[::-1])
 
     @staticmethod
@@ -117,11 +126,13 @@ class Reflections(Transform):
 
 
 class Reflected(Flow):
-    """A diagonal Gaussian under an orthogonal map H: N(H μ, H diag σ² Hᵀ), a full covariance.
+    """A diagonal Gaussian, reflected by an orthogonal matrix H: N(H μ, H diag σ² Hᵀ).
+
+    The result is a Gaussian with a full covariance.
 
     Args:
-        base: N(μ, diag σ²).
-        reflections: H.
+        base: the diagonal Gaussian N(μ, diag σ²).
+        reflections: H, as a product of Householder reflections.
 
     >>> q = Reflected(Gaussian(torch.ones(4, 2), torch.zeros(4, 2)), Reflections([torch.eye(2)[0]]))
     >>> q.mean[0], q.event_shape
@@ -132,12 +143,16 @@ class Reflected(Flow):
         super().__init__(base, [reflections])
 
     def kl_to_prior(self, z: Tensor, log_q: Tensor) -> Tensor:
-        """KL(q || N(0, I)) in closed form, (1, B): that of the base, because H preserves N(0, I)."""
+        """KL(q || N(0, I)) in closed form, (1, B).
+
+        It equals the KL divergence of the base Gaussian, because H leaves N(0, I) unchanged. The
+        arguments z and log_q are not used.
+        """
         return self.base.kl_to_prior(z, log_q)
 
     @property
     def scale_tril(self) -> Tensor:
-        """L, lower triangular with H diag σ² Hᵀ = L Lᵀ, (B, D, D)."""
+        """The lower triangular factor L of the covariance H diag σ² Hᵀ = L Lᵀ, (B, D, D)."""
         # diag(σ) Hᵀ = Q R gives the covariance Rᵀ R without forming it: its condition number would be
         # the square.
         batch, latent = self.base.mean.shape
@@ -150,23 +165,27 @@ class Reflected(Flow):
 
     @property
     def variance(self) -> Tensor:
-        """The diagonal of the covariance, (B, D)."""
+        """The variance of each latent dimension, the diagonal of the covariance, (B, D)."""
         return self.scale_tril.square().sum(-1)
 
     def entropy(self) -> Tensor:
-        """The base's entropy, (B,), because H preserves volumes."""
+        """The entropy, (B,). It is that of the base Gaussian, because H preserves volumes."""
         return self.base.entropy()
 
     def describe(self) -> dict[str, Tensor]:
-        """Mean (B, D) and L (B, D, D)."""
+        """The tensors that define the density: the mean (B, D) and the factor L (B, D, D).
+
+        The covariance is L Lᵀ with L lower triangular.
+        """
         return {"means": self.mean, "scale_tril": self.scale_tril}
 
 
 def unit(v: Tensor) -> Tensor:
-    """v / |v| for vectors v (..., D); a zero vector stays zero, and its reflection is the identity.
+    """The unit vectors v / |v| of vectors v (..., D). A zero vector stays zero.
 
-    Divides by the largest entry first: in float32, squares overflow above 1e19 and vanish below 1e-23. A
-    constant ε in the norm would also avoid division by zero, but then I - 2 v vᵀ is not orthogonal.
+    A reflection at a zero vector is the identity. v is first divided by its largest entry, because
+    in float32 the squares of entries overflow above 1e19 and vanish below 1e-23. A small constant
+    in the norm would also avoid division by zero, but then I - 2 v vᵀ would not be orthogonal.
     """
     largest = v.detach().abs().amax(-1, keepdim=True)
     safe = torch.where(largest >= torch.finfo(v.dtype).tiny, largest, torch.ones_like(largest))
@@ -175,7 +194,13 @@ def unit(v: Tensor) -> Tensor:
 
 
 def check_flows(name: str, flows: int, latent: int) -> None:
-    """Refuse fewer than one flow or fewer than two latent dimensions."""
+    """Raise an error for fewer than one flow step or fewer than two latent dimensions.
+
+    Args:
+        name: name of the method, for the error message.
+        flows: number of flow steps.
+        latent: dimension of z.
+    """
     if flows < 1:
         raise ConfigError(
             f"{name} with flows={flows}: expected 1 or more (the paper uses 1, 2, 4 and 8); "

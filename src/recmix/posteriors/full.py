@@ -17,11 +17,11 @@ __all__ = ["FullGaussian", "cholesky", "in_double"]
 
 
 class FullGaussian(Posterior):
-    """Gaussian q(z | x) = N(μ(x), Σ(x)) with Σ = L Lᵀ.
+    """Gaussian q(z | x) = N(μ(x), Σ(x)) with a full covariance Σ = L Lᵀ.
 
-    It is made from L, or by `from_precision` from Σ⁻¹. In the second case Σ⁻¹ = U Uᵀ with U upper
-    triangular, L = U⁻ᵀ is not formed, and z = μ + U⁻ᵀ ε is a triangular solve. Both forms give the same
-    samples from the same noise.
+    It is made from L, or by `from_precision` from Σ⁻¹. In the second case the object holds a
+    triangular factor of Σ⁻¹ and does not form L; a sample is then computed by a triangular solve.
+    Both ways give the same samples from the same noise.
 
     Args:
         mean: μ, (B, D).
@@ -41,7 +41,11 @@ class FullGaussian(Posterior):
 
     @classmethod
     def from_precision(cls, mean: Tensor, precision: Tensor) -> FullGaussian:
-        """N(μ, P⁻¹) for a symmetric positive definite precision P (B, D, D).
+        """The Gaussian N(μ, P⁻¹) with mean μ and precision matrix P.
+
+        Args:
+            mean: μ, (B, D).
+            precision: P, symmetric and positive definite, (B, D, D).
 
         >>> q = FullGaussian.from_precision(torch.zeros(1, 2), 4 * torch.eye(2).expand(1, 2, 2))
         >>> q.scale_tril.diagonal(dim1=-2, dim2=-1)
@@ -59,11 +63,18 @@ class FullGaussian(Posterior):
 
     @property
     def can_scale(self) -> bool:
-        """True: `scaled` is defined for every factor."""
+        """True: `scaled` works for every factor."""
         return True
 
     def scaled(self, factor: float | Tensor) -> FullGaussian:
-        """N(μ, P⁻¹) with P = I + (Σ⁻¹ - I)/f², or P = (f² Σ)⁻¹ for a factor f below 1."""
+        """The same mean, with standard deviations multiplied by about f = `factor`.
+
+        The new precision is I + (Σ⁻¹ - I)/f² for f above 1, so no direction becomes wider than the
+        prior N(0, I), and (f² Σ)⁻¹ for f below 1.
+
+        Args:
+            factor: f, one number, or one for each example (B,).
+        """
         if not isinstance(factor, Tensor) and factor <= 1:
             changed = self._factor * (1 / factor if self._inverted else factor)
             return self._from_factor(self._mean, changed, inverted=self._inverted)
@@ -77,24 +88,24 @@ class FullGaussian(Posterior):
         return made
 
     def split(self, count: int) -> list[FullGaussian]:
-        """The examples in `count` posteriors of equal batch size."""
+        """Split the batch of examples into `count` posteriors of equal batch size."""
         means, factors = (t.unflatten(0, (count, -1)).unbind() for t in (self._mean, self._factor))
         pairs = zip(means, factors, strict=True)
         return [self._from_factor(mean, factor, inverted=self._inverted) for mean, factor in pairs]
 
     @property
     def mean(self) -> Tensor:
-        """μ, (B, D)."""
+        """The mean μ, (B, D)."""
         return self._mean
 
     @property
     def mode(self) -> Tensor:
-        """μ, (B, D)."""
+        """The mode, which equals the mean μ, (B, D)."""
         return self._mean
 
     @property
     def scale_tril(self) -> Tensor:
-        """L, (B, D, D)."""
+        """The lower triangular factor L of the covariance Σ = L Lᵀ, (B, D, D)."""
         if not self._inverted:
             return self._factor
         identity = torch.eye(self.mean.shape[-1], dtype=self.mean.dtype, device=self.mean.device)
@@ -105,44 +116,47 @@ class FullGaussian(Posterior):
 
     @property
     def covariance_matrix(self) -> Tensor:
-        """Σ, (B, D, D)."""
+        """The covariance Σ, (B, D, D)."""
         scale = self.scale_tril
         return scale @ scale.mT
 
     @property
     def variance(self) -> Tensor:
-        """The diagonal of Σ, (B, D)."""
+        """The variance of each latent dimension, the diagonal of Σ, (B, D)."""
         return self.scale_tril.square().sum(-1)
 
     def whiten(self, z: Tensor) -> Tensor:
-        """ε = L⁻¹ (z - μ): (..., B, D) -> (..., B, D)."""
+        """The standard normal noise ε = L⁻¹ (z - μ) that gives z: (..., B, D) -> (..., B, D)."""
         apply = _multiply if self._inverted else _solve
         return apply(self._factor, z - self.mean)
 
     def rsample_and_log_prob(
         self, samples: int = 1, *, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Reparameterised samples z = μ + L ε (S, B, D) and their log densities (S, B)."""
+        """S reparameterised samples z = μ + L ε, (S, B, D), and their log densities, (S, B)."""
         noise = randn((samples, *self.mean.shape), self.mean, generator)
         apply = _solve if self._inverted else _multiply
         z = self.mean + apply(self._factor, noise)
         return z, -0.5 * noise.square().sum(-1) - self._log_normaliser()
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """log q(z | x): (..., B, D) -> (..., B)."""
+        """log q(z | x), (..., B), for latent points z (..., B, D)."""
         return -0.5 * self.whiten(value).square().sum(-1) - self._log_normaliser()
 
     def entropy(self) -> Tensor:
-        """½ log det(2πe Σ), (B,)."""
+        """The entropy ½ log det(2πe Σ), (B,)."""
         return self._log_normaliser() + 0.5 * self.mean.shape[-1]
 
     def kl_to_prior(self, z: Tensor, log_q: Tensor) -> Tensor:
-        """KL(q || N(0, I)) = ½ (tr Σ + |μ|² - D - log det Σ) in closed form, (1, B)."""
+        """KL(q || N(0, I)) = ½ (tr Σ + |μ|² - D - log det Σ), (1, B); z and log_q are not used."""
         second_moment = self.scale_tril.square().sum((-2, -1)) + self.mean.square().sum(-1)
         return (0.5 * (second_moment - self.mean.shape[-1]) - self._log_scale())[None]
 
     def describe(self) -> dict[str, Tensor]:
-        """Mean (B, D) and L (B, D, D)."""
+        """The tensors that define the density: the mean (B, D) and the factor L (B, D, D).
+
+        The covariance is L Lᵀ with L lower triangular.
+        """
         return {"means": self.mean, "scale_tril": self.scale_tril}
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> FullGaussian:
@@ -162,17 +176,22 @@ class FullGaussian(Posterior):
 
 @replaceable
 def in_double(factor: Tensor) -> Tensor:
-    """A factor in float64: in float32 a precision of 1e7 plus the prior's 1 loses the 1."""
+    """A triangular factor of a precision or covariance, converted to float64.
+
+    In float32 the sum of a precision of 1e7 and the prior's precision of 1 would lose the 1.
+    """
     return factor.double()
 
 
 @replaceable
 def cholesky(matrix: Tensor) -> Tensor:
-    """Lower Cholesky factors of symmetric matrices (B, D, D); always finite, without a host sync.
+    """Lower Cholesky factors of symmetric matrices (B, D, D); the result is always finite.
 
-    A matrix of condition number 1e7 is no longer positive definite after rounding to float32. So a ridge
-    of a few units in the last place of the trace is added. A matrix that fails all the same is replaced
-    by its diagonal. The factor then still gives a proper density, which is slightly narrower.
+    A matrix with a condition number of 1e7 is no longer positive definite after rounding to
+    float32. So a small multiple of the identity is added: 4 times the machine precision times the
+    trace. A matrix for which the factorisation still fails is replaced by its diagonal; for a
+    precision matrix this gives a valid Gaussian that is slightly narrower. The CPU does not wait
+    for the GPU.
     """
     eps = torch.finfo(matrix.dtype).eps
     size = matrix.shape[-1]
@@ -188,7 +207,7 @@ def cholesky(matrix: Tensor) -> Tensor:
 
 
 def _multiply(factor: Tensor, noise: Tensor) -> Tensor:
-    """L ε for every sample: (B, D, D), (..., B, D) -> (..., B, D)."""
+    """The product L ε for every sample: L (B, D, D), ε (..., B, D) -> (..., B, D)."""
     if noise.dim() != 3 or factor.dim() != 3:
         product: Tensor = (factor @ noise[..., None]).squeeze(-1)
         return product
@@ -196,7 +215,7 @@ def _multiply(factor: Tensor, noise: Tensor) -> Tensor:
 
 
 def _solve(factor: Tensor, difference: Tensor) -> Tensor:
-    """L⁻¹ v for every sample: (B, D, D), (..., B, D) -> (..., B, D)."""
+    """The solution L⁻¹ v for every sample: L (B, D, D), v (..., B, D) -> (..., B, D)."""
     if difference.dim() != 3 or factor.dim() != 3:
         wide = difference[..., None]
         lower = factor.expand(*wide.shape[:-2], -1, -1)

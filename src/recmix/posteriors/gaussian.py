@@ -39,7 +39,12 @@ class Gaussian(Posterior):
 
     @classmethod
     def from_clamped(cls, mean: Tensor, log_variance: Tensor) -> Gaussian:
-        """From a log-variance that is already in its range; computes nothing."""
+        """A Gaussian whose log-variance is already within `LOG_VARIANCE_RANGE` and is not clamped.
+
+        Args:
+            mean: μ, (B, D).
+            log_variance: log σ², (B, D).
+        """
         made = cls.__new__(cls)
         Posterior.__init__(made, mean)
         made._mean, made.log_variance = mean, log_variance
@@ -47,64 +52,71 @@ class Gaussian(Posterior):
 
     @classmethod
     def from_parameters(cls, parameters: Tensor) -> Gaussian:
-        """From an encoder's output (B, 2 D): means, then log-variances."""
+        """A Gaussian from an encoder's output (B, 2 D): D means, then D log-variances."""
         return cls(*parameters.chunk(2, dim=-1))
 
     @property
     def mean(self) -> Tensor:
-        """μ, (B, D)."""
+        """The mean μ, (B, D)."""
         return self._mean
 
     @property
     def mode(self) -> Tensor:
-        """μ, (B, D)."""
+        """The mode, which equals the mean μ, (B, D)."""
         return self._mean
 
     @property
     def stddev(self) -> Tensor:
-        """σ, (B, D)."""
+        """The standard deviations σ, (B, D)."""
         return (0.5 * self.log_variance).exp()
 
     @property
     def variance(self) -> Tensor:
-        """σ², (B, D)."""
+        """The variances σ², (B, D)."""
         return self.log_variance.exp()
 
     def rsample_and_log_prob(
         self, samples: int = 1, *, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
-        """z = μ + σ ε (S, B, D) and its log density (S, B)."""
+        """S reparameterised samples z = μ + σ ε, (S, B, D), and their log densities, (S, B)."""
         noise = randn((samples, *self.mean.shape), self.mean, generator)
         return _draw(self.mean, self.log_variance, noise)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """log N(z; μ, diag σ²): (..., B, D) -> (..., B)."""
+        """log N(z; μ, diag σ²), (..., B), for latent points z (..., B, D)."""
         return gaussian_log_prob(value, self.mean, self.log_variance)
 
     def entropy(self) -> Tensor:
-        """½ Σ (log σ² + log 2πe), (B,)."""
+        """The entropy ½ Σ_d (log σ_d² + log 2πe), summed over the latent dimensions, (B,)."""
         return 0.5 * (self.log_variance + (LOG_2PI + 1)).sum(-1)
 
     def kl_to_prior(self, z: Tensor, log_q: Tensor) -> Tensor:
-        """KL(q || N(0, I)) in closed form, (1, B)."""
+        """KL(q || N(0, I)) in closed form, (1, B); the arguments z and log_q are not used."""
         return _kl_to_prior(self.mean, self.log_variance)
 
     @property
     def can_scale(self) -> bool:
-        """True: `scaled` is defined for every factor."""
+        """True: `scaled` works for every factor."""
         return True
 
     def scaled(self, factor: float | Tensor) -> Gaussian:
-        """N(μ, diag 1/p) with p = 1 + (σ⁻² - 1)/f², or p = (f σ)⁻² for a factor f below 1."""
+        """The same mean, with standard deviations multiplied by about f = `factor`.
+
+        The new precision is 1 + (σ⁻² - 1)/f² for f above 1, so a σ below that of the prior N(0, I)
+        stays below it, and (f σ)⁻² for f below 1.
+
+        Args:
+            factor: f, one number, or one for each example (B,).
+        """
         share, rest = precision_shares(factor, 1)
         return Gaussian(self._mean, -((-self.log_variance).exp() * share + rest).log())
 
     def describe(self) -> dict[str, Tensor]:
-        """Mean and log-variance, (B, D) each."""
+        """The tensors that define the density: mean and log-variance, (B, D) each."""
         return {"means": self.mean, "log_variances": self.log_variance}
 
     def copy(self) -> Posterior:
-        """The same density with its own tensors, copied in one operation."""
+        """The same density with copies of its tensors, made in one operation."""
         return Gaussian.from_clamped(*torch.stack([self._mean, self.log_variance]).unbind())
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Gaussian:
@@ -115,7 +127,13 @@ class Gaussian(Posterior):
 
 @fusable
 def gaussian_log_prob(z: Tensor, mean: Tensor, log_variance: Tensor) -> Tensor:
-    """log N(z; μ, diag σ²), summed over the last axis of the broadcast shape."""
+    """log N(z; μ, diag σ²), summed over the last axis. The arguments are broadcast.
+
+    Args:
+        z: latent points (..., D).
+        mean: μ, (..., D).
+        log_variance: log σ², (..., D).
+    """
     squares = (z - mean).square() * (-log_variance).exp()
     return -0.5 * ((squares + log_variance).sum(-1) + z.shape[-1] * LOG_2PI)
 
@@ -132,11 +150,13 @@ def _kl_to_prior(mean: Tensor, log_variance: Tensor) -> Tensor:
 
 
 def precision_shares(factor: float | Tensor, axes: int) -> tuple[float | Tensor, float | Tensor]:
-    """The shares (a, b) of a scaled precision a P + b I, see `Posterior.scaled`.
+    """The coefficients (a, b) of the scaled precision a P + b I, where P is the old precision.
+
+    Scaling multiplies the standard deviations of a Gaussian by `factor`, see `Posterior.scaled`.
 
     Args:
-        factor: one for all, or one for each example (B,).
-        axes: number of axes that follow the batch axis in P.
+        factor: one number, or one for each example (B,).
+        axes: number of axes of P after the batch axis: 1 for a diagonal, 2 for a matrix.
 
     >>> precision_shares(2.0, 1), precision_shares(0.5, 1)
     ((0.25, 0.75), (4.0, 0.0))

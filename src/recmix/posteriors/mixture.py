@@ -1,4 +1,4 @@
-"""Mixtures of posteriors."""
+"""Mixtures of posteriors, Q(z | x) = Σ_m α_m(x) q_m(z | x)."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ SMALL = 2**20
 
 
 class Mixture(Posterior):
-    """Q(z | x) = Σ_m α_m(x) q_m(z | x).
+    """A mixture of posteriors, Q(z | x) = Σ_m α_m(x) q_m(z | x).
 
-    A sample picks a component by its weight, then draws from it. For Gaussian components, diagonal or
-    full, `rsample` is reparameterised in everything, weights included, by implicit differentiation of
-    the mixture's distribution function (Figurnov et al., Implicit Reparameterization Gradients, 2018).
-    For other components the gradient passes through the drawn component, and the weights receive a
-    gradient only through log Q; `has_rsample` is then False.
+    A sample first picks a component by its weight α_m, then draws from it. If all components are
+    Gaussians, all diagonal or all full, `rsample` is reparameterised in all parameters, including
+    the weights, by implicit differentiation of the mixture's distribution function (Figurnov et
+    al., Implicit Reparameterization Gradients, 2018). For other components the gradient flows
+    through the component that was picked, the weights receive a gradient only through log Q, and
+    `has_rsample` is False.
 
     Args:
-        components: q_0 … q_{K-1}.
+        components: the components q_0 … q_{K-1}.
         log_weights: log α, (B, K).
 
     >>> parts = [Gaussian(torch.full((4, 2), float(m)), torch.zeros(4, 2)) for m in range(3)]
@@ -57,7 +58,12 @@ class Mixture(Posterior):
 
     @classmethod
     def from_stack(cls, stack: Gaussian, log_weights: Tensor) -> Mixture:
-        """From all components in one Gaussian (K, B, D), and log-weights (B, K)."""
+        """A mixture of K diagonal Gaussians that are given in one `Gaussian` object.
+
+        Args:
+            stack: a Gaussian whose tensors are (K, B, D); the first axis counts the components.
+            log_weights: log α, (B, K).
+        """
         made = cls.__new__(cls)
         Posterior.__init__(made, stack.mean[0])
         made._components, made.log_weights = [], log_weights
@@ -66,7 +72,7 @@ class Mixture(Posterior):
 
     @property
     def components(self) -> list[Posterior]:
-        """q_0 … q_{K-1}."""
+        """The list of components q_0 … q_{K-1}."""
         if not self._components and self._stack is not None:
             pairs = zip(*(part.unbind() for part in self._stack), strict=True)
             self._components = [Gaussian.from_clamped(*pair) for pair in pairs]
@@ -74,39 +80,50 @@ class Mixture(Posterior):
 
     @property
     def weights(self) -> Tensor:
-        """α, (B, K)."""
+        """The mixing weights α, (B, K)."""
         return self.log_weights.exp()
 
     @property
     def mean(self) -> Tensor:
-        """Σ_m α_m μ_m, (B, D)."""
+        """The mean of the mixture, Σ_m α_m μ_m, (B, D), where μ_m is the mean of component m."""
         means = self._stack[0] if self._stack else torch.stack([q.mean for q in self.components])
         return (self.weights.movedim(-1, 0)[..., None] * means).sum(0)
 
     @property
     def variance(self) -> Tensor:
-        """Σ_m α_m (σ_m² + μ_m²) - mean², (B, D)."""
+        """The variance of each latent dimension, Σ_m α_m (σ_m² + μ_m²) - mean², (B, D).
+
+        μ_m and σ_m² are the mean and variance of component m.
+        """
         moments = torch.stack([q.variance + q.mean.square() for q in self.components])
         return (self.weights.movedim(-1, 0)[..., None] * moments).sum(0) - self.mean.square()
 
     @property
     def has_rsample(self) -> bool:  # type: ignore[override]
-        """Whether samples carry the whole gradient: for Gaussian components."""
+        """Whether samples carry gradients to all parameters: True for Gaussian components."""
         return self._diagonal or self._full
 
     @property
     def can_scale(self) -> bool:
-        """Whether all components can be scaled."""
+        """Whether the standard deviations of all components can be scaled."""
         return all(q.can_scale for q in self.components)
 
     def scaled(self, factor: float | Tensor) -> Mixture:
-        """Every component scaled about its own mean; the weights stay."""
+        """Scale the standard deviations of each component around its own mean; the weights stay.
+
+        Args:
+            factor: one number, or one for each example (B,), see `Posterior.scaled`.
+        """
         if self._stack is not None:
             return self.from_stack(Gaussian.from_clamped(*self._stack).scaled(factor), self.log_weights)
         return Mixture([q.scaled(factor) for q in self.components], self.log_weights)
 
     def describe(self) -> dict[str, Tensor] | None:
-        """Log-weights (B, K) and the components' tensors, stacked on axis 1."""
+        """The tensors that define the density, by name.
+
+        They are the log-weights (B, K) and the tensors of the components, stacked on axis 1: (B, K,
+        ...). The result is None if the components do not all have tensors of the same names.
+        """
         parts = [q.describe() for q in self.components]
         if any(part is None or part.keys() != (parts[0] or {}).keys() for part in parts):
             return None
@@ -115,9 +132,10 @@ class Mixture(Posterior):
         return {"log_weights": self.log_weights, **stacked}
 
     def copy(self) -> Posterior:
-        """The same density with its own tensors.
+        """The same density with copies of all tensors.
 
-        If the components were given as one stack, all their tensors are copied in one operation.
+        If the mixture was made by `from_stack`, all means and log-variances are copied in one
+        operation.
         """
         if self._stack is None:
             return super().copy()
@@ -130,7 +148,7 @@ class Mixture(Posterior):
         return Mixture([q.expand(batch_shape) for q in self.components], log_weights)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """log Q(z): (..., B, D) -> (..., B)."""
+        """log Q(z | x) of the whole mixture, (..., B), for latent points z (..., B, D)."""
         if self._diagonal and value.numel() * self.log_weights.shape[-1] <= SMALL:
             means, log_variances = self._means_and_log_variances()
             if value.dim() == 3 and means.dim() == 3:
@@ -145,13 +163,14 @@ class Mixture(Posterior):
         generator: torch.Generator | None = None,
         stratified: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Samples z (S, B, D) and their log densities under the whole mixture (S, B).
+        """S samples z, (S, B, D), and their log densities under the whole mixture, (S, B).
 
         Args:
-            samples: S.
-            generator: the random stream.
-            stratified: spread the S component choices of each example evenly over the weights instead
-                of drawing them independently: the same expectations, less variance.
+            samples: S, the number of samples for each example.
+            generator: the random number generator.
+            stratified: whether the S picks of a component are spread evenly over the weights,
+                instead of being drawn independently. Expectations stay the same, and the variance
+                is smaller.
         """
         choice = self._choose(samples, generator, stratified)  # (S, B)
         z = self._draw(choice, generator)
@@ -160,7 +179,7 @@ class Mixture(Posterior):
         return z, self.log_prob(z)
 
     def component_samples(self, *, generator: torch.Generator | None = None) -> Tensor:
-        """One reparameterised sample of every component, (K, B, D)."""
+        """One reparameterised sample from each of the K components, (K, B, D)."""
         return torch.cat([q.rsample_and_log_prob(1, generator=generator)[0] for q in self.components])
 
     @property
@@ -176,14 +195,14 @@ class Mixture(Posterior):
         return self.log_weights.requires_grad
 
     def _means_and_log_variances(self) -> tuple[Tensor, Tensor]:
-        """Of diagonal Gaussian components, (K, B, D) each."""
+        """The means and log-variances of diagonal Gaussian components, (K, B, D) each."""
         if self._stack is not None:
             return self._stack
         parts = [q for q in self.components if isinstance(q, Gaussian)]
         return torch.stack([q.mean for q in parts]), torch.stack([q.log_variance for q in parts])
 
     def _choose(self, samples: int, generator: torch.Generator | None, stratified: bool) -> Tensor:
-        """The component of each sample, (S, B)."""
+        """For each sample, the index of the component that it is drawn from, (S, B)."""
         weights = self.weights.detach()
         shape = (samples, *weights.shape[:-1])
         u = torch.rand(shape, generator=generator, device=weights.device, dtype=weights.dtype)
@@ -194,7 +213,7 @@ class Mixture(Posterior):
         return (u[..., None] > edges).sum(-1)
 
     def _draw(self, choice: Tensor, generator: torch.Generator | None) -> Tensor:
-        """A sample of each chosen component, (S, B, D)."""
+        """Draw samples z, (S, B, D), from the components with the indices `choice` (S, B)."""
         if self._diagonal and choice.dim() == 2:
             means, log_variances = self._means_and_log_variances()
             batch = torch.arange(choice.shape[1], device=choice.device)
@@ -208,13 +227,14 @@ class Mixture(Posterior):
         return z
 
     def _implicit(self, z: Tensor) -> Tensor:
-        """z (S, B, D) with the gradient of a reparameterised sample.
+        """The samples z (S, B, D) with the gradient of reparameterised samples attached.
 
-        Let T_d(z; φ) = F(z_d | z_<d) be the mixture's conditional distribution functions. A sample
-        solves T(z; φ) = u for a fixed u. So dz/dφ = -(∂T/∂z)⁻¹ ∂T/∂φ, and ∂T/∂z is lower triangular.
+        Let φ be the parameters of the mixture and T_d(z; φ) = F(z_d | z_<d) its conditional
+        distribution function in dimension d. A sample z solves T(z; φ) = u for a fixed uniform u.
+        So dz/dφ = -(∂T/∂z)⁻¹ ∂T/∂φ, and ∂T/∂z is lower triangular.
 
-        With z = μ_k + L_k ε_k, component k has F_k(z_d | z_<d) = Φ(ε_kd): the rows of ε_k are its
-        standardised conditionals, for diagonal and for full covariances.
+        With z = μ_k + L_k ε_k, component k has F_k(z_d | z_<d) = Φ(ε_kd), where Φ is the standard
+        normal distribution function. This holds for diagonal and for full covariances.
         """
         noise, scale, root = self._standardised(z)  # ε (K, S, B, D), L_dd (K, 1, B, D), L⁻¹ or None
         log_pdf = -0.5 * (noise.square() + math.log(2 * math.pi)) - scale.log()
@@ -244,7 +264,12 @@ class Mixture(Posterior):
         return z - moved.squeeze(-1)
 
     def _standardised(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """ε_k (K, S, B, D), the diagonals of L_k (K, 1, B, D), and L_k⁻¹ if covariances are full."""
+        """The noise ε_k = L_k⁻¹ (z - μ_k) of each component k, for samples z (S, B, D).
+
+        Returns:
+            ε_k (K, S, B, D), the diagonals of L_k (K, 1, B, D), and L_k⁻¹, or None for diagonal
+            covariances.
+        """
         if self._diagonal:
             means, log_variances = self._means_and_log_variances()
             scale = (0.5 * log_variances).exp().unsqueeze(1)
@@ -259,22 +284,22 @@ class Mixture(Posterior):
 
 @fusable
 def _log_prob(z: Tensor, means: Tensor, log_variances: Tensor, log_weights: Tensor) -> Tensor:
-    """log Q(z) for z (S, B, D) and components (K, B, D) with log-weights (B, K): (S, B)."""
+    """log Q(z), (S, B), for z (S, B, D), K diagonal Gaussians (K, B, D) and log-weights (B, K)."""
     scores = gaussian_log_prob(z, means.unsqueeze(1), log_variances.unsqueeze(1))  # (K, S, B)
     return (scores + log_weights.t().unsqueeze(1)).logsumexp(0)
 
 
 def recursive_log_weights(log_eps: Tensor, log_rest: Tensor) -> Tensor:
-    """log α of the recursion Q_m = (1 - ε_m) Q_{m-1} + ε_m q_m.
+    """The log mixing weights of a mixture that is built by Q_m = (1 - ε_m) Q_{m-1} + ε_m q_m.
 
-    α_m = ε_m Π_{j>m} (1 - ε_j) with ε_0 = 1, in log space.
+    The weight of component q_m is α_m = ε_m Π_{j>m} (1 - ε_j), with ε_0 = 1.
 
     Args:
         log_eps: log ε_1 … log ε_M, (B, M).
         log_rest: log(1 - ε_1) … log(1 - ε_M), (B, M).
 
     Returns:
-        (B, M + 1).
+        log α_0 … log α_M, (B, M + 1).
 
     >>> half = torch.full((1, 2), 0.5).log()
     >>> recursive_log_weights(half, half).exp()

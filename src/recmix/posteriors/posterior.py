@@ -1,4 +1,4 @@
-"""`Posterior`: q(z | x) for one batch, a `torch.distributions.Distribution`."""
+"""The class `Posterior`: q(z | x) for one batch, a `torch.distributions.Distribution`."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ __all__ = ["Posterior", "randn"]
 class Posterior(Distribution, ABC):
     """q(z | x) for one batch: a distribution with batch_shape (B,) and event_shape (D,).
 
-    It has all that torch's distributions have: `sample`, `rsample`, `log_prob`, `mean`, `variance`,
-    `entropy` and `torch.distributions.kl_divergence` with a standard normal where closed forms exist.
-    `rsample_and_log_prob` gives samples with their densities in one pass, from a given generator.
+    It has the usual methods of torch's distributions: `sample`, `rsample`, `log_prob`, `mean`,
+    `variance`, `entropy`, and `torch.distributions.kl_divergence` with a standard normal where
+    closed forms exist. In addition, `rsample_and_log_prob` gives samples with their log densities
+    in one pass, from a given random number generator.
 
-    A subclass holds tensors that carry gradients to the networks that computed them. It defines `mean`,
-    `log_prob` and `rsample_and_log_prob`. Arguments are not validated: that would make the host wait for
-    the device.
+    A subclass holds tensors that carry gradients to the networks that computed them. It defines
+    `mean`, `log_prob` and `rsample_and_log_prob`. Arguments are not validated, because the CPU
+    would have to wait for the GPU.
 
     Args:
-        mean: any tensor (*batch_shape, D); it gives the shapes.
+        mean: any tensor of shape (*batch_shape, D). Only its shape is used.
     """
 
     arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {}  # type: ignore[misc]
@@ -47,16 +48,21 @@ class Posterior(Distribution, ABC):
     def rsample_and_log_prob(
         self, samples: int = 1, *, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Reparameterised samples z (S, B, D) and their log densities (S, B)."""
+        """S reparameterised samples z, (S, B, D), and their log densities, (S, B).
+
+        Args:
+            samples: S, the number of samples for each example.
+            generator: the random number generator.
+        """
 
     @abstractmethod
     def log_prob(self, value: Tensor) -> Tensor:
-        """log q(z | x): (..., B, D) -> (..., B)."""
+        """log q(z | x), (..., B), for latent points z (..., B, D)."""
 
     @property
     @abstractmethod
     def mean(self) -> Tensor:
-        """The mean, (B, D)."""
+        """The mean of q(z | x), (B, D)."""
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:  # type: ignore[override]
         """Reparameterised samples, (*sample_shape, B, D)."""
@@ -71,34 +77,34 @@ class Posterior(Distribution, ABC):
 
     @property
     def weights(self) -> Tensor:
-        """Mixing weights (B, K), rows sum to 1. A posterior that is no mixture has K = 1."""
+        """The mixing weights (B, K), which sum to 1 for each example. K is 1 for one component."""
         return torch.ones_like(self.mean[..., :1])
 
     @property
     def components(self) -> list[Posterior]:
-        """The components of a mixture; otherwise the posterior itself."""
+        """The list of components of a mixture; for other posteriors a list with only itself."""
         return [self]
 
     def kl_to_prior(self, z: Tensor, log_q: Tensor) -> Tensor:
-        """KL(q || N(0, I)), (S, B): exact where a closed form exists, else estimated from samples.
+        """KL(q || N(0, I)): exact, (1, B), where a closed form exists, else estimated, (S, B).
 
         Args:
             z: samples of q, (S, B, D).
-            log_q: their log densities, (S, B).
+            log_q: log densities of the samples under q, (S, B).
         """
         return log_q - standard_normal(z)
 
     @property
     def can_scale(self) -> bool:
-        """Whether `scaled` is possible; calibration needs this."""
+        """Whether the method `scaled` works for this posterior; calibration needs it."""
         return False
 
     def scaled(self, factor: float | Tensor) -> Posterior:
-        """The same mean, with standard deviations `factor` times as large.
+        """The same mean, with standard deviations multiplied by about `factor`.
 
-        A factor above 1 divides only the precision beyond the prior's by factor². So nothing becomes
-        wider than the prior, and dimensions that x says nothing about keep the prior's width. A factor
-        below 1 multiplies all standard deviations.
+        A factor above 1 divides by factor² only the part of the precision that exceeds the prior's
+        precision. So q does not become wider than the prior, and dimensions on which x gives no
+        information keep the prior's width. A factor below 1 multiplies all standard deviations.
 
         Args:
             factor: one number, or one for each example (B,).
@@ -109,16 +115,19 @@ class Posterior(Distribution, ABC):
         )
 
     def describe(self) -> dict[str, Tensor] | None:
-        """Tensors (B, ...) by name that define the density, for export; None if there are none."""
+        """The tensors (B, ...) that define the density, by name, for export.
+
+        The result is None if the density cannot be described by tensors.
+        """
         return None
 
     def copy(self) -> Posterior:
-        """The same density with its own copies of all tensors."""
+        """The same density with copies of all its tensors."""
         copied: Posterior = _copy_tensors(self)
         return copied
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Posterior:
-        """The same density for a larger batch_shape, as torch's distributions do."""
+        """The same density, expanded to a larger batch_shape, as for torch's distributions."""
         raise NotImplementedError(f"{type(self).__name__} cannot be expanded")
 
     def __repr__(self) -> str:
@@ -126,7 +135,7 @@ class Posterior(Distribution, ABC):
 
 
 def _copy_tensors(value: Any) -> Any:
-    """A posterior, or a part of one, with its tensors copied; networks are shared."""
+    """A copy of a posterior, or of a value in it, with all tensors copied; networks are shared."""
     if isinstance(value, Size):
         return value
     if isinstance(value, Tensor):
@@ -142,13 +151,13 @@ def _copy_tensors(value: Any) -> Any:
 
 
 def randn(shape: Sequence[int], like: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Standard normal noise on the device and in the dtype of `like`."""
+    """Standard normal noise of this shape, on the device and in the dtype of `like`."""
     return torch.randn(shape, generator=generator, device=like.device, dtype=like.dtype)
 
 
 @register_kl(Posterior, Independent)
 def _kl_to_normal(q: Posterior, p: Any) -> Tensor:
-    """KL(q || p) for a Gaussian q and a p with independent normal dimensions, (B,)."""
+    """KL(q || p), (B,), for a Gaussian q and a normal p with independent dimensions."""
     base = p.base_dist
     if not isinstance(base, Normal) or p.reinterpreted_batch_ndims != 1:
         raise NotImplementedError(f"the KL of {type(q).__name__} to {p} has no closed form here")

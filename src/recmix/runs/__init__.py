@@ -1,1 +1,1 @@
-"""The folder of a run, which holds its options, progress and scores. Reading it does not need torch."""
+"""The folder of a run, which holds its options, progress and scores. Reading needs no torch."""

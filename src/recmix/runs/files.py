@@ -20,7 +20,7 @@ __all__ = ["read_json", "read_toml", "write_bytes", "write_json"]
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write `content` to `path`. After a crash, the file has either its old or its new content, complete."""
+    """Write `content` to `path`. A crash leaves the complete old file or the complete new one."""
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
         try:

@@ -45,7 +45,7 @@ class ScoreKey(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> ScoreKey | None:
-        """Make a `ScoreKey` from its text, the inverse of `str`; None if the text is not the name of a score."""
+        """Make a `ScoreKey` from the text that `str` gives; None if it is not such a text."""
         found = re.fullmatch(
             r"(\w+)/(\d{1,9})(?:/([\w.,=+-]*=[\w.,=+-]*))?(/calibrated(?:\+noise)?)?", text, re.ASCII
         )

@@ -1,4 +1,4 @@
-"""Sort the keyword arguments of `recmix.fit` into options of the method, model, training and inference."""
+"""Sort the arguments of `recmix.fit` into options of method, model, training and inference."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ AHEAD = 4
 
 
 class Batches:
-    """Makes batches of examples, as float tensors on a device. Values stored as uint8 become value / 255.
+    """Makes batches of examples, as float tensors on a device; uint8 values become value / 255.
 
     If the examples are one array in memory and fit, the whole array is copied to the device (as
     uint8 or float), and batches are selected there. Otherwise threads read the next batches in
@@ -79,7 +79,7 @@ class Batches:
         )
 
     def take(self, rows: Tensor) -> Tensor:
-        """Return the examples with the indices `rows` (B,). The examples must be stored on the device."""
+        """Return the examples with the indices `rows` (B,). They must be stored on the device."""
         assert self._stored is not None
         return self._as_float(self._stored.index_select(0, rows))
 

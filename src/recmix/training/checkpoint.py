@@ -67,7 +67,7 @@ def save_checkpoint(
     best: dict[str, Tensor],
     average: dict[str, Tensor],
 ) -> None:
-    """Write everything that is needed to continue a training, and the best weights so far, to one file.
+    """Write everything that is needed to continue a training, and the best weights, to one file.
 
     Args:
         path: the file.
@@ -139,7 +139,7 @@ def load_checkpoint(
 
 
 def _match_layout(optimizer: torch.optim.Optimizer) -> None:
-    """Give the optimiser state of each parameter the parameter's memory layout, as fused updates need."""
+    """Give each parameter's optimiser state the parameter's memory layout, as fused updates need."""
     for p, slots in optimizer.state.items():
         for name, value in slots.items():
             if value.shape == p.shape and name != "step":  # a counter with its own dtype

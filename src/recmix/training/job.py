@@ -82,7 +82,7 @@ class Meter:
         return dict(zip(self.names, self.sums.tolist(), strict=True))
 
     def not_finite(self) -> tuple[str, int] | None:
-        """Return the name of a metric that was not finite and the number of its first such batch (from 0).
+        """Return the name of a metric that was not finite, and its first such batch (from 0).
 
         The result is None if all metrics were finite.
         """
@@ -322,7 +322,7 @@ class Job:
             self.out.log("epoch", epoch=self.state.epoch, **log)
 
     def interrupt(self, signal_name: str) -> str:
-        """Save the training after a signal, also in the middle of an epoch; return a message for the user."""
+        """Save the training after a signal, even within an epoch; return a message for the user."""
         run, state = self.run, self.state
         at = f"epoch {state.epoch + 1}, batch {state.step}"
         if run is None:
@@ -367,7 +367,7 @@ class Job:
         return nullcontext() if self.average is None else self.average.in_place()
 
     def _read(self, validation: Tensor) -> dict[str, float]:
-        """Return the validation bounds as numbers, the same in all processes. This waits for the device."""
+        """Return the validation bounds as numbers, the same in all processes. Waits for the device."""
         elbo, iwae = validation.tolist()
         return self.world.agree({"val_elbo": elbo, "val_iwae": iwae})
 

@@ -49,7 +49,7 @@ def row_label(method: type[Method], training: Training, inference: Inference, in
 
 
 def _changes(training: Training, inference: Inference) -> dict[str, object]:
-    """Return the options that change what is learned, not only how fast, and differ from their defaults."""
+    """Return the options that change what is learned and that differ from their defaults."""
     changed = {k: v for k, v in vars(training).items() if v != getattr(type(training), k)}
     found = {k: v for k, v in changed.items() if k in CHANGES or DETAILS.get(k) in changed}
     if inference.refine or training.distil:

@@ -158,7 +158,7 @@ def _show(report: Report, jobs: list[Job]) -> None:
 
 @contextmanager
 def _stop_signals() -> Iterator[list[str]]:
-    """Catch SIGINT and SIGTERM while the context is open; gives a list that receives the signal's name.
+    """Catch SIGINT and SIGTERM while the context is open; gives a list for the signal's name.
 
     A second signal raises KeyboardInterrupt at once.
     """

@@ -47,7 +47,7 @@ PARTS = ("likelihood", "prior")
 
 @dataclasses.dataclass
 class Plan:
-    """One checked call of `recmix.fit` (a request): what is trained, from which weights, in which folder.
+    """One checked call of `recmix.fit`: what is trained, from which weights, and in which folder.
 
     Attributes:
         spec: everything that defines the run.
@@ -109,7 +109,7 @@ class Plan:
         group.wait()
 
     def job(self) -> Job:
-        """Make the training job. If there is an `init`, its weights are first copied into the method."""
+        """Make the training job. If there is an `init`, its weights are copied into the method."""
         if self.init:
             with torch.random.fork_rng():
                 torch.manual_seed(self.spec.training.seed)
@@ -174,16 +174,7 @@ def make_plan(
         **options: options of the method, the model, training and inference.
     """
     _check_request(encoder, decoder, init, resume, overwrite, vae_epochs, callbacks)
-    own = Own(encoder, decoder)
-    for name, part in (("likelihood", likelihood), ("prior", prior)):
-        if part is None or isinstance(part, str):
-            options |= {} if part is None else {name: part}
-        elif name == "likelihood" and not isinstance(part, Likelihood):
-            raise ConfigError(
-                f"likelihood must be a name or an object of recmix.likelihoods, got {part!r}"
-            )
-        else:
-            own = dataclasses.replace(own, **{name: part})
+    own, options = _own_parts(Own(encoder, decoder), options, likelihood=likelihood, prior=prior)
     given = read_options(method, options, REQUEST)
     cls, instance = given.cls, method if isinstance(method, Method) else None
     if instance:
@@ -256,6 +247,7 @@ def make_plan(
         torch.manual_seed(training.seed)  # the first weights depend on the seed alone
         made = build(spec, own=own, statistics=statistics, method=instance or cls)
     check_values(data, made.model.likelihood.requirement, made.model.likelihood.name)
+    inference.model(made.model)  # refuses noise that the likelihood does not have
     if training.distil:
         check_can_be_distilled(made)
     if start:
@@ -279,6 +271,22 @@ def _check_request(
         raise ConfigError("resume and overwrite exclude each other: continue a run, or replace it")
     if not all(callable(callback) for callback in callbacks):
         raise ConfigError(f"callbacks must be functions of (epoch, metrics), got {callbacks!r}")
+
+
+def _own_parts(own: Own, options: dict[str, Any], **parts: Any) -> tuple[Own, dict[str, Any]]:
+    """Return the user's own objects, and the options with the parts that are given by name.
+
+    Args:
+        own: the user's own networks.
+        options: all other options of the request.
+        **parts: likelihood and prior, each a name, an object or None.
+    """
+    names = {name: part for name, part in parts.items() if isinstance(part, str)}
+    objects = {k: part for k, part in parts.items() if part is not None and k not in names}
+    given = objects.get("likelihood")
+    if given is not None and not isinstance(given, Likelihood):
+        raise ConfigError(f"likelihood must be a name or an object of recmix.likelihoods, got {given!r}")
+    return dataclasses.replace(own, **objects), options | names
 
 
 def _with_instance(method: Method, given: Given, options: Mapping[str, Any]) -> Given:

@@ -111,7 +111,7 @@ class World:
 
 
 def world() -> World:
-    """Return the processes of this training. The first call under ``torchrun`` joins the process group."""
+    """Return the processes of this training. Under ``torchrun``, the first call joins the group."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1 or "TORCHELASTIC_RUN_ID" not in os.environ:
         return World(0, 1)

@@ -1,4 +1,4 @@
-"""Make a `Trained` object from networks that were trained elsewhere. The networks are not trained here."""
+"""Make a `Trained` object from networks that were trained elsewhere. They are not trained here."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def wrap_networks(
 
 
 def _batch(example: Any, like: Tensor) -> Tensor | None:
-    """Return the user's examples (B, ...) with the device and dtype of `like`, or None if none were given."""
+    """Return the user's examples (B, ...) with the device and dtype of `like`, if any were given."""
     if example is None:
         return None
     seen = torch.as_tensor(example).to(like.device, like.dtype)

@@ -1,4 +1,4 @@
-"""Likelihoods p(x | z): the density of an example given the decoder's output."""
+"""Likelihoods p(x | z): densities of an example x whose parameters are the decoder's output."""
 
 from recmix.model.likelihoods.binary import Bernoulli, ProbabilityBernoulli
 from recmix.model.likelihoods.classes import Categorical

@@ -30,28 +30,40 @@ class Bernoulli(Likelihood):
     can_temper = True
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """Nats of log p(x|z), (S, B), of examples x (B, *event) in [0, 1]."""
+        """log p(x | z) in nats, (S, B), for S samples of z.
+
+        Args:
+            x: examples (B, *event) with values in [0, 1].
+            decoded: logits l, (S, B, *event).
+        """
         # Above 40, log(1 + eˡ) = l to the last digit of float64; the default 20 is not enough.
         logits = self._logits(decoded)
         normaliser = F.softplus(logits, threshold=40)
         return -sum_event(torch.addcmul(normaliser, x, logits, value=-1), x)
 
     def mean(self, decoded: Tensor) -> Tensor:
-        """The probability of 1, sigmoid(l)."""
+        """E[x | z], the probability of the value 1: sigmoid(l) of the logits l in `decoded`."""
         return self._logits(decoded).sigmoid()
 
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """One draw of zeros and ones, without gradient."""
+        """One draw x of zeros and ones, in the shape of the logits `decoded`, without gradient."""
         with torch.no_grad():
             return torch.bernoulli(self.mean(decoded), generator=generator)
 
     def residual(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The difference x - sigmoid(l), with the shape of `decoded`."""
+        """The derivative of log p(x | z) with respect to the logits l: x - sigmoid(l).
+
+        The result has the shape of `decoded`, which holds the logits l.
+        """
         found = x - self.mean(decoded)
         return found if self.noise == 1 else found / self.noise
 
     def precision(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """p·(1 - p) of every value, p = sigmoid(l); accurate for large l of either sign."""
+        """The diagonal of the Fisher information of p(x | z) with respect to the logits l.
+
+        It is p·(1 - p) for each value, with p = sigmoid(l). The computation is accurate for very
+        large positive and negative l.
+        """
         logits = self._logits(decoded)
         found = logits.sigmoid() * (-logits).sigmoid()
         return found if self.noise == 1 else found / self.noise**2
@@ -75,25 +87,38 @@ class ProbabilityBernoulli(Likelihood):
     values = "unit"
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """Nats of log p(x|z), (S, B), of examples x (B, *event) in [0, 1]."""
+        """log p(x | z) in nats, (S, B), for S samples of z.
+
+        Args:
+            x: examples (B, *event) with values in [0, 1].
+            decoded: probabilities p, (S, B, *event).
+        """
         p = decoded.clamp(*LIMITS)
         return sum_event(x * p.log() + (1 - x) * (-p).log1p(), x)
 
     def mean(self, decoded: Tensor) -> Tensor:
-        """The decoder's output."""
+        """E[x | z], the probability of the value 1: the decoder's output itself."""
         return decoded
 
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """One draw of zeros and ones, without gradient."""
+        """One draw x of zeros and ones for the probabilities `decoded`, without gradient."""
         with torch.no_grad():
             return torch.bernoulli(decoded.clamp(0, 1), generator=generator)
 
     def residual(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """(x - p) / (p·(1 - p)); 0 where the decoder's output is outside `LIMITS` (clamped)."""
+        """The derivative of log p(x | z) with respect to the probabilities p in `decoded`.
+
+        It is (x - p) / (p·(1 - p)) for each value. Where p is outside `LIMITS`, it is clamped and
+        the derivative is 0.
+        """
         p = decoded.clamp(*LIMITS)
         return (x - p) / (p * (1 - p)) * (p == decoded)
 
     def precision(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """1 / (p·(1 - p)); 0 where the decoder's output is outside `LIMITS` (clamped)."""
+        """The diagonal of the Fisher information of p(x | z) with respect to the probabilities p.
+
+        It is 1 / (p·(1 - p)) for each value. Where p is outside `LIMITS`, it is clamped and the
+        result is 0.
+        """
         p = decoded.clamp(*LIMITS)
         return (p == decoded) / (p * (1 - p))

@@ -15,10 +15,11 @@ __all__ = ["Categorical"]
 class Categorical(Likelihood):
     """Values 0 to K - 1 whose logits are the decoder's output l, with the classes on the last axis.
 
-    log p(x|z) = Σ l_x - log Σ_k exp l_k. Negative values of x are padding and are not scored.
+    log p(x|z) is the sum over all values x of l_x - log Σ_k exp l_k, where l_k is the logit of
+    class k. Negative values of x are padding; they do not contribute to the sum.
 
     Args:
-        classes: K.
+        classes: K, the number of classes.
 
     >>> categorical = Categorical(4)
     >>> x = torch.tensor([[3.0, 0.0, -1.0]])  # the third is padding
@@ -45,43 +46,67 @@ class Categorical(Likelihood):
 
     @property
     def requirement(self) -> str:
-        """Whole numbers below K; negative ones are padding."""
+        """Which values examples may have: whole numbers below K; negative ones are padding.
+
+        The result is a text that `recmix.data.check_values` understands.
+        """
         return f"padded_classes:{self.classes}"
 
     def output_shape(self, shape: Shape) -> Shape:
-        """One logit for each value and class."""
+        """The shape of the decoder's output, (*shape, K): one logit for each value and class."""
         return (*shape, self.classes)
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """Nats of log p(x|z), (S, B), of examples x (B, *event) with values 0 to K - 1."""
+        """log p(x | z) in nats, (S, B), for S samples of z.
+
+        Args:
+            x: examples (B, *event) with values 0 to K - 1; negative values are padding.
+            decoded: logits (S, B, *event, K).
+        """
         log_p = (decoded / self.noise).log_softmax(-1)
         chosen = x.clamp(min=0).long().expand(log_p.shape[:-1])[..., None]
         return sum_event(log_p.gather(-1, chosen).squeeze(-1) * (x >= 0), x)
 
     def mean(self, decoded: Tensor) -> Tensor:
-        """The probabilities of the classes, (..., *event, K)."""
+        """The probabilities of the K classes for each value, (..., *event, K)."""
         return (decoded / self.noise).softmax(-1)
 
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """One draw of classes (..., *event), without gradient."""
+        """One draw of class numbers, (..., *event), for logits (..., *event, K), no gradient."""
         with torch.no_grad():
             flat = self.mean(decoded).flatten(0, -2)
             drawn = torch.multinomial(flat, 1, generator=generator)
             return drawn.view(decoded.shape[:-1]).to(decoded.dtype)
 
     def residual(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """1[x = k] - p_k, with the shape of `decoded`; 0 at padding."""
+        """The derivative of log p(x | z) with respect to the logits, (B, *event, K).
+
+        It is 1 - p_k for the class k = x and -p_k for all other classes k, where p_k is the
+        probability of class k. It is 0 where x is padding.
+        """
         classes = torch.arange(self.classes, device=x.device, dtype=x.dtype)
         hot = (x[..., None] == classes).to(decoded.dtype)
         return (hot - self.mean(decoded)) * (x >= 0)[..., None] / self.noise
 
     def precision(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """p_k·(1 - p_k); 0 at padding."""
+        """The diagonal of the Fisher information with respect to the logits, (B, *event, K).
+
+        It is p_k·(1 - p_k), where p_k is the probability of class k. It is 0 where x is padding.
+        """
         p = self.mean(decoded)
         return p * (1 - p) * (x >= 0)[..., None] / self.noise**2
 
     def fisher(self, x: Tensor, decoded: Tensor, vectors: Tensor) -> Tensor:
-        """(diag(p) - p pᵀ) times vectors (B, P, D), for each value; 0 at padding."""
+        """The Fisher information of p(x | z) with respect to the logits, times `vectors`.
+
+        For each value of x it is the K by K matrix diag(p) - p pᵀ, where p are the class
+        probabilities. It is 0 where x is padding.
+
+        Args:
+            x: examples (B, *event); only the positions of padding are read.
+            decoded: logits (B, *event, K).
+            vectors: column vectors (B, P, D), where P is the number of logits for one example.
+        """
         p = self.mean(decoded).flatten(1, -2)[..., None]  # (B, values, K, 1)
         columns = vectors.unflatten(1, (-1, self.classes))  # (B, values, K, D)
         weighted = p * (columns - (p * columns).sum(2, keepdim=True)) / self.noise**2

@@ -23,17 +23,19 @@ LEAST_LOG_SCALE = -7.0
 class LogisticMixture(Likelihood):
     """Each pixel is a mixture of discretised logistics over the 256 values k / 255.
 
-    The mixture is shared by the channels of a pixel. With three channels the mean of green depends
-    linearly on red, and that of blue on red and green. The probability of a value is the mass of its
-    interval of width 1/255; the outermost intervals extend to infinity. So log p(x|z) is that of a
-    discrete distribution, and `bits_per_dimension` is the length of a code.
+    All channels of a pixel share the mixing weights. With three channels, the mean of green depends
+    linearly on red, and the mean of blue depends linearly on red and green. The probability of a
+    value is the mass of the logistic in an interval of width 1/255 around it; the first and the
+    last interval extend to infinity. So p(x|z) is a discrete distribution, and `bits_per_dimension`
+    gives the length of a code for x.
 
-    The channels of the decoder's output are, for M components: M logits, then for each channel M means
-    and M log-scales, and with three channels 3 M coefficients.
+    For M components, the channels of the decoder's output are: M logits, then M means for each
+    channel, then M log-scales for each channel, and with three channels 3 M coefficients of the
+    linear dependence.
 
     Args:
         shape: (C, H, W) with C of 1 or 3.
-        components: M.
+        components: M, the number of mixture components.
 
     Reference: Salimans et al., PixelCNN++, ICLR 2017.
 
@@ -61,21 +63,29 @@ class LogisticMixture(Likelihood):
 
     @property
     def named(self) -> bool:
-        """Whether the name describes it: with the usual number of components."""
+        """Whether its name is enough to store it: True for the default number of components."""
         return self.components == COMPONENTS
 
     @classmethod
     def for_data(cls, shape: Shape, *, variance: float = 1.0, classes: int = 0) -> Likelihood:
-        """For images of this shape."""
+        """A new likelihood for images of this shape, with the default number of components."""
         return cls(shape)
 
     def output_shape(self, shape: Shape) -> Shape:
-        """Logits, means, log-scales and coefficients as channels."""
+        """The shape of the decoder's output for images (C, H, W).
+
+        Its channels are the logits, means, log-scales and coefficients of the mixture.
+        """
         each = 3 if self.channels == 1 else 10
         return (each * self.components, *shape[1:])
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """Nats of log p(x|z), (S, B), of images x (B, C, H, W) with values k / 255."""
+        """log p(x | z) in nats, (S, B), for S samples of z.
+
+        Args:
+            x: images (B, C, H, W) with values k / 255, for k from 0 to 255.
+            decoded: decoder outputs (S, B, *output).
+        """
         logits, means, log_scales, coefficients = self._parts(decoded)
         value = 2 * x - 1  # in [-1, 1]
         means = self._conditional_means(value[..., None, :, :], means, coefficients)
@@ -95,7 +105,7 @@ class LogisticMixture(Likelihood):
         return by_component.logsumexp(-3).sum((-2, -1))
 
     def mean(self, decoded: Tensor) -> Tensor:
-        """E[x | z] of the logistics before rounding, clipped to [0, 1]: (..., C, H, W)."""
+        """The mean of the mixture before discretisation, clipped to [0, 1]: (..., C, H, W)."""
         logits, means, _, coefficients = self._parts(decoded)
         weights = logits.softmax(-3)[..., None, :, :, :]
         if self.channels == 3:
@@ -129,15 +139,19 @@ class LogisticMixture(Likelihood):
             return ((torch.stack(drawn, -3) + 1) * 127.5).round() / 255
 
     def blocks(self, values: Tensor) -> Tensor:
-        """All outputs of a pixel together: (..., H·W, outputs)."""
+        """Group the n outputs of each pixel: (S, B, n, H, W) -> (S, B, H·W, n)."""
         return values.flatten(3).mT
 
     def unblock(self, values: Tensor, output: Shape) -> Tensor:
-        """The inverse of `blocks`."""
+        """The inverse of `blocks`: (S, B, H·W, n) -> (S, B, n, H, W)."""
         return values.mT.reshape(*values.shape[:2], *output)
 
     def _parts(self, decoded: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Logits (..., M, H, W); means, log-scales and coefficients (..., C, M, H, W)."""
+        """Split the decoder's output into the parameters of the M mixture components.
+
+        Returns:
+            Logits (..., M, H, W), and means, log-scales and coefficients, (..., C, M, H, W) each.
+        """
         count, channels = self.components, self.channels
         logits = decoded[..., :count, :, :]
         rest = decoded[..., count:, :, :].unflatten(-3, (-1, channels, count))
@@ -147,7 +161,13 @@ class LogisticMixture(Likelihood):
         return logits, means, log_scales.clamp(min=LEAST_LOG_SCALE) + wider, slopes
 
     def _conditional_means(self, given: Tensor, means: Tensor, coefficients: Tensor) -> Tensor:
-        """Means (..., C, M, H, W) of each channel, given values (..., C, 1, H, W) of earlier ones."""
+        """The mean of each channel given the values of the channels before it, (..., C, M, H, W).
+
+        Args:
+            given: values of the channels, (..., C, 1, H, W).
+            means: means without the dependence on other channels, (..., C, M, H, W).
+            coefficients: coefficients of the linear dependence, (..., C, M, H, W).
+        """
         if self.channels == 1:
             return means
         red, green, blue = means.unbind(-4)

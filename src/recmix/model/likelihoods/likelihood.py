@@ -73,33 +73,51 @@ class Likelihood(nn.Module, ABC):
 
     @property
     def named(self) -> bool:
-        """Whether its name and its weights describe it, so that a run folder can store it.
+        """Whether its name and weights are enough to store it in a run folder and make it again.
 
-        One with unusual options is a user's own object, which must be given again.
+        A likelihood with unusual constructor arguments is treated as a user's own object. The user
+        must pass it again when the run is loaded.
         """
         return self.name in LIKELIHOODS
 
     @property
     def requirement(self) -> str:
-        """What examples must hold, for `recmix.data.check_values`."""
+        """Which values examples may have, as a text that `recmix.data.check_values` understands."""
         return self.values
 
     @abstractmethod
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z) of each example, summed over its values: (S, B)."""
+        """log p(x | z) in nats, summed over the values of each example: (S, B), for S samples of z.
+
+        Args:
+            x: examples (B, *event).
+            decoded: decoder outputs (S, B, *output).
+        """
 
     @abstractmethod
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """One draw x ~ p(x | z), (..., *event), without gradient."""
+        """One draw x ~ p(x | z), (..., *event), without gradient.
+
+        Args:
+            decoded: decoder outputs (..., *output).
+            generator: the random number generator.
+        """
 
     def mean(self, decoded: Tensor) -> Tensor:
-        """E[x | z], (..., *event); here an average of samples."""
+        """E[x | z], (..., *event). This default averages samples."""
         generator = torch.Generator(decoded.device).manual_seed(0)
         drawn: Tensor = sum(self.sample(decoded, generator) for _ in range(MEAN_SAMPLES))  # type: ignore[assignment]
         return drawn / MEAN_SAMPLES
 
     def residual(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """∂ log p(x | z) / ∂ decoded, with the shape of `decoded` (B, *output); by autograd here."""
+        """The derivative of log p(x | z) with respect to the decoder's output, (B, *output).
+
+        This default uses automatic differentiation.
+
+        Args:
+            x: examples (B, *event).
+            decoded: decoder outputs (B, *output).
+        """
         keep = torch.is_grad_enabled() and decoded.requires_grad
         with torch.enable_grad():
             at = decoded if keep else decoded.detach().requires_grad_()
@@ -108,25 +126,28 @@ class Likelihood(nn.Module, ABC):
         return found
 
     def precision(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The diagonal of the Fisher information in the decoder's output: (B, *output).
+        """The diagonal of the Fisher information of p(x | z) with respect to the decoder's output.
+
+        The result has the shape (B, *output). This default averages over samples.
 
         Args:
-            x: examples (B, *event). Only what is given and not modelled is read from them: the total
-                count of an example, or which values are padding. The default reads nothing.
+            x: examples (B, *event). Only quantities that are not modelled are read from them: the
+                total count of an example, or which values are padding. This default reads nothing.
             decoded: decoder outputs (B, *output).
         """
         return self._scores(decoded).square().mean(0)
 
     def fisher(self, x: Tensor, decoded: Tensor, vectors: Tensor) -> Tensor:
-        """The Fisher information W in the decoder's output, times vectors: (B, P, D) -> (B, P, D).
+        """The Fisher information W with respect to the decoder's output, times `vectors`.
 
-        P is the number of outputs. W = E[r rᵀ] for the residual r of x ~ p(x | z). Here it is averaged
-        over samples. Outputs in different blocks (see `blocks`) are taken as uncorrelated.
+        P is the number of outputs for one example, and the result is (B, P, D). W = E[r rᵀ], where
+        r is the `residual` and the expectation is over x ~ p(x | z). This default averages over
+        samples of x. It treats outputs in different blocks (see `blocks`) as uncorrelated.
 
         Args:
-            x: as for `precision`.
+            x: examples (B, *event), used as in `precision`.
             decoded: decoder outputs (B, *output).
-            vectors: columns, such as those of the decoder's Jacobian.
+            vectors: D column vectors for each example, (B, P, D), such as the decoder's Jacobian.
         """
         if type(self).blocks is Likelihood.blocks:
             return self.precision(x, decoded).flatten(1)[..., None] * vectors
@@ -138,11 +159,15 @@ class Likelihood(nn.Module, ABC):
         return self.unblock(weighted, decoded.shape[1:]).flatten(2).movedim(0, 2)
 
     def blocks(self, values: Tensor) -> Tensor:
-        """Outputs (..., *output) arranged as (..., features, n); n outputs describe one feature."""
+        """Group outputs that may be correlated: (S, B, *output) -> (S, B, blocks, n).
+
+        The n outputs of one block, such as those of one pixel, are treated as correlated in
+        `fisher`. In this default every output is a block of its own, so n is 1.
+        """
         return values.flatten(2)[..., None]
 
     def unblock(self, values: Tensor, output: Shape) -> Tensor:
-        """The inverse of `blocks`."""
+        """The inverse of `blocks`: (S, B, blocks, n) -> (S, B, *output)."""
         return values.reshape(*values.shape[:2], *output)
 
     def output_shape(self, shape: Shape) -> Shape:
@@ -150,12 +175,12 @@ class Likelihood(nn.Module, ABC):
         return shape
 
     def tempered(self, noise: float) -> Likelihood:
-        """The same likelihood with more or less noise; the parameters are shared.
+        """The same likelihood with more or less noise; it shares the parameters of this one.
 
         Args:
-            noise: factor of the variance (Gaussian), the scale (logistic), the dispersion (negative
-                binomial), or of the temperature of the logits (Bernoulli, categorical, multinomial).
-                1 gives the trained likelihood.
+            noise: factor of the variance (Gaussian), of the scale (logistic), of the dispersion
+                (negative binomial), or of the temperature of the logits (Bernoulli, categorical,
+                multinomial). 1 gives the trained likelihood.
         """
         if not self.can_temper:
             raise ConfigError(
@@ -167,17 +192,17 @@ class Likelihood(nn.Module, ABC):
 
     @classmethod
     def for_data(cls, shape: Shape, *, variance: float = 1.0, classes: int = 0) -> Likelihood:
-        """A new likelihood for data.
+        """Make a new likelihood of this class for a data set.
 
         Args:
-            shape: of an example.
+            shape: shape of an example.
             variance: the variance of the data around their mean.
             classes: number of classes, for a categorical likelihood.
         """
         return cls()
 
     def _scores(self, decoded: Tensor) -> Tensor:
-        """Residuals of samples x ~ p(x | z), (K, B, *output); the noise is the same at each call."""
+        """The residuals of K samples x ~ p(x | z), (K, B, *output), with a fixed random seed."""
         generator = torch.Generator(decoded.device).manual_seed(0)
         wide = decoded.expand(FISHER_SAMPLES, *decoded.shape).flatten(0, 1)
         drawn = self.sample(wide.detach(), generator)
@@ -185,12 +210,23 @@ class Likelihood(nn.Module, ABC):
 
 
 def sum_event(values: Tensor, x: Tensor) -> Tensor:
-    """Sum over the axes of one example: values (S, B, *event) or (B, *event), x (B, *event)."""
+    """Sum `values` over the axes of one example, so that (S, B, *event) becomes (S, B).
+
+    Args:
+        values: one number for each value of the examples, (S, B, *event) or (B, *event).
+        x: examples (B, *event). Only their number of axes is read.
+    """
     return values.sum(tuple(range(1 - x.ndim, 0)))
 
 
 def bits_per_dimension(log_prob: Tensor, shape: Shape) -> Tensor:
-    """Nats of log p(x) as bits per value of x; for discrete x this is the length of a code.
+    """Convert log p(x) in nats to bits per value of x: -log_prob / (number of values · log 2).
+
+    For discrete x this is the length of an optimal code.
+
+    Args:
+        log_prob: log p(x) in nats.
+        shape: shape of an example.
 
     >>> bits_per_dimension(torch.tensor(-64 * math.log(2)), (1, 8, 8))
     tensor(1.)
@@ -205,7 +241,7 @@ Kind = TypeVar("Kind", bound=type[Likelihood])
 
 
 def register_likelihood(name: str) -> Callable[[Kind], Kind]:
-    """Class decorator: make a likelihood known by a name, for options and run folders."""
+    """Class decorator that registers a likelihood under a name, for options and run folders."""
 
     def add(kind: Kind) -> Kind:
         if LIKELIHOODS.get(name, kind).__qualname__ != kind.__qualname__:
@@ -218,14 +254,18 @@ def register_likelihood(name: str) -> Callable[[Kind], Kind]:
 
 
 def find_likelihood(name: str) -> type[Likelihood]:
-    """The registered class of that name."""
+    """The likelihood class that is registered under this name; raises an error if there is none."""
     if name not in LIKELIHOODS:
         raise ConfigError(unknown("likelihood", name, LIKELIHOODS))
     return LIKELIHOODS[name]
 
 
 def make_likelihood(name: str, **options: Any) -> Likelihood:
-    """The likelihood of that name with its constructor's options.
+    """Make the likelihood that is registered under a name.
+
+    Args:
+        name: the registered name.
+        **options: arguments of its constructor.
 
     Raises:
         ConfigError: There is no such likelihood, or it has no such option.

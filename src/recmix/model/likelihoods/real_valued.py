@@ -1,4 +1,4 @@
-"""Gaussian likelihoods, for real values."""
+"""Gaussian likelihoods, for real-valued data."""
 
 from __future__ import annotations
 
@@ -29,11 +29,13 @@ DECODED_FLOOR = 1e-4
 class Gaussian(Likelihood):
     """A normal density around the decoder's output, with one variance for all values.
 
-    log p(x|z) = -½ (|x - m|²/σ² + P·(log σ² + log 2π)), for P values and decoder output m.
+    log p(x|z) = -½ (|x - m|²/σ² + P·(log σ² + log 2π)), where m is the decoder's output and P the
+    number of values of x.
 
-    The variance never falls below the floor: a `log_variance` below log(floor) is reflected to the
-    other side. The gradient has full strength on both sides, so the variance can leave the floor again;
-    a clamp or a softplus would hold it there. Read `variance`, not the raw parameter.
+    The variance never falls below the floor. If the parameter `log_variance` is below log(floor),
+    it is reflected: its distance to log(floor) is added above log(floor). The gradient has full
+    strength on both sides, so the variance can leave the floor again; with a clamp or a softplus it
+    could not. Read the property `variance`, not the raw parameter.
 
     Args:
         variance: Initial σ²; the variance of the data is a good choice.
@@ -69,7 +71,7 @@ class Gaussian(Likelihood):
 
     @property
     def named(self) -> bool:
-        """Whether the name describes it: with the usual floor."""
+        """Whether its name and weights are enough to store it: True for the default floor."""
         return self.floor == FLOOR
 
     @property
@@ -79,7 +81,7 @@ class Gaussian(Likelihood):
 
     @classmethod
     def for_data(cls, shape: Shape, *, variance: float = 1.0, classes: int = 0) -> Likelihood:
-        """With the variance of the data as initial value."""
+        """A new Gaussian likelihood whose initial σ² is the variance of the data."""
         return cls(max(variance, 1e-6))
 
     def reset_parameters(self) -> None:
@@ -87,7 +89,7 @@ class Gaussian(Likelihood):
         nn.init.constant_(self.log_variance, math.log(self.initial))
 
     def fix(self, variance: float) -> None:
-        """Set σ² of all values, and keep it fixed in training: it becomes a buffer."""
+        """Set σ² of all values and make it a buffer, so that training does not change it."""
         self.initial = variance
         fixed = self.log_variance.detach().clone()
         self._parameters.pop("log_variance", None)
@@ -96,7 +98,7 @@ class Gaussian(Likelihood):
 
     @property
     def variance(self) -> Tensor:
-        """σ², at least the floor; () or one per value."""
+        """The variance σ²: one number, or one for each value of an example in `FeatureGaussian`."""
         return self._log_variance().exp()
 
     def _log_variance(self) -> Tensor:
@@ -106,15 +108,20 @@ class Gaussian(Likelihood):
         return found if self.noise == 1 else found + math.log(self.noise)
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """Nats of log p(x|z), (S, B), of centred examples x (B, *event)."""
+        """log p(x | z) in nats, (S, B), for S samples of z.
+
+        Args:
+            x: examples (B, *event) after the training mean was subtracted.
+            decoded: means m, (S, B, *event).
+        """
         return _gaussian_log_prob(x, decoded, self._log_variance())
 
     def mean(self, decoded: Tensor) -> Tensor:
-        """The decoder's output itself."""
+        """E[x | z], which is the decoder's output itself."""
         return decoded
 
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """One draw m + σ·noise, without gradient."""
+        """One draw x = m + σ·noise for the means m in `decoded`, without gradient."""
         with torch.no_grad():
             noise = torch.randn(
                 decoded.shape, generator=generator, dtype=decoded.dtype, device=decoded.device
@@ -122,15 +129,18 @@ class Gaussian(Likelihood):
             return decoded + self.variance.sqrt() * noise
 
     def residual(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """(x - m)/σ², with the shape of `decoded`."""
+        """The derivative of log p(x | z) with respect to the decoder's output m: (x - m)/σ²."""
         return (x - decoded) * (-self._log_variance()).exp()
 
     def precision(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """1/σ² of every value; expanded in memory to the shape of `decoded`."""
+        """The diagonal of the Fisher information with respect to the decoder's output: 1/σ².
+
+        The result is expanded to the shape of `decoded`.
+        """
         return (-self._log_variance()).exp().expand_as(decoded)
 
     def extra_repr(self) -> str:
-        """The start and the floor."""
+        """The initial variance and the floor, shown when the module is printed."""
         return f"variance={self.initial}, floor={self.floor}"
 
 
@@ -147,7 +157,7 @@ class FeatureGaussian(Gaussian):
     """A normal density around the decoder's output, with one variance for each value of x.
 
     Args:
-        shape: of an example.
+        shape: Shape of an example.
         variance: Initial σ² of all values.
         floor: The smallest σ².
         learned: Whether training changes σ².
@@ -165,11 +175,16 @@ class FeatureGaussian(Gaussian):
 
     @classmethod
     def for_data(cls, shape: Shape, *, variance: float = 1.0, classes: int = 0) -> Likelihood:
-        """With the variance of the data as initial value."""
+        """A new likelihood for examples of this shape; the data's variance is every initial σ²."""
         return cls(shape, max(variance, 1e-6))
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """Nats of log p(x|z), (S, B), of centred examples x (B, *event)."""
+        """log p(x | z) in nats, (S, B), for S samples of z.
+
+        Args:
+            x: examples (B, *event) after the training mean was subtracted.
+            decoded: means m, (S, B, *event).
+        """
         log_variance = self._log_variance()
         errors = (x - decoded).square() * (-log_variance).exp()
         return -0.5 * sum_event(errors + log_variance + math.log(2 * math.pi), x)
@@ -179,11 +194,11 @@ class FeatureGaussian(Gaussian):
 class DecodedGaussian(Likelihood):
     """A normal density whose mean and log-variance are both given by the decoder.
 
-    The first axis of the decoder's output is twice that of x: means m first, then log-variances l. The
-    variance is σ² = floor + eˡ.
+    The first axis of the decoder's output is twice that of x: means m come first, then values l for
+    the log-variances. The variance is σ² = floor + eˡ.
 
     Args:
-        shape: of an example.
+        shape: Shape of an example.
         floor: The smallest σ².
 
     >>> DecodedGaussian((3, 8, 8)).output_shape((3, 8, 8))
@@ -204,42 +219,54 @@ class DecodedGaussian(Likelihood):
 
     @property
     def named(self) -> bool:
-        """Whether the name describes it: with the usual floor."""
+        """Whether its name is enough to store it: True for the default floor."""
         return self.floor == DECODED_FLOOR
 
     @classmethod
     def for_data(cls, shape: Shape, *, variance: float = 1.0, classes: int = 0) -> Likelihood:
-        """For examples of this shape."""
+        """A new likelihood for examples of this shape, with the default floor."""
         return cls(shape)
 
     def output_shape(self, shape: Shape) -> Shape:
-        """Means and log-variances: twice the first axis."""
+        """The shape of the decoder's output: that of an example with a first axis twice as long.
+
+        The first half holds the means, the second half the log-variances.
+        """
         return (2 * shape[0], *shape[1:])
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """Nats of log p(x|z), (S, B), of centred examples x (B, *event)."""
+        """log p(x | z) in nats, (S, B), for S samples of z.
+
+        Args:
+            x: examples (B, *event) after the training mean was subtracted.
+            decoded: means and log-variances (S, B, *output).
+        """
         mean, variance, _ = self._parts(decoded)
         terms = (x - mean).square() / variance + variance.log() + math.log(2 * math.pi)
         return -0.5 * sum_event(terms, x)
 
     def mean(self, decoded: Tensor) -> Tensor:
-        """The first half of the decoder's output."""
+        """E[x | z], which is the first half of the decoder's output."""
         return decoded.chunk(2, dim=self.axis)[0]
 
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """One draw m + σ·noise, without gradient."""
+        """One draw x = m + σ·noise for the means m and variances σ² in `decoded`, no gradient."""
         with torch.no_grad():
             mean, variance, _ = self._parts(decoded)
             noise = torch.randn(mean.shape, generator=generator, dtype=mean.dtype, device=mean.device)
             return mean + variance.sqrt() * noise
 
     def precision(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """1/σ² for the means and ½ (d log σ² / dl)² for the log-variances; they are uncorrelated."""
+        """The diagonal of the Fisher information with respect to the decoder's output (m, l).
+
+        It is 1/σ² for the means m and ½ (d log σ² / dl)² for the log-variances l. All other entries
+        of the Fisher information are 0.
+        """
         _, variance, share = self._parts(decoded)
         return torch.cat([1 / variance, 0.5 * share.square()], dim=self.axis)
 
     def _parts(self, decoded: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """m, σ² and d log σ² / dl = eˡ / (floor + eˡ)."""
+        """The mean m, the variance σ², and the derivative d log σ² / dl = eˡ / (floor + eˡ)."""
         mean, level = decoded.chunk(2, dim=self.axis)
         total = level.exp() + self.floor
         return mean, self.noise * total, level.exp() / total

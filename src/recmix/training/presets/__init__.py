@@ -1,4 +1,4 @@
-"""Presets: sequences of trainings (stages), each preset in one TOML file. Read, list and train them."""
+"""Presets: sequences of trainings (stages), each preset in a TOML file. Read, list, train them."""
 
 from recmix.training.presets.read import Preset, Stage, preset_file, presets, read_preset
 from recmix.training.presets.stages import stored_arguments, train_preset

@@ -66,7 +66,7 @@ class Preset:
     stages: tuple[Stage, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the preset as JSON values, in the structure of the TOML file; `parse` reads them back."""
+        """Return the preset as JSON values, in the structure of the TOML file; `parse` reads them."""
         stages = [
             {"name": stage.name, "method": stage.method}
             | ({"after": stage.after} if stage.after else {})
