@@ -23,9 +23,10 @@ class BlindMixture(Method):
 
     All parameters, the decoder's included, maximise the stratified ELBO
     Σ_m α_m E_{q_m}[log p(x, z) - log Q(z)] together, with one sample of each component. The gradient of
-    α flows through the weights and log Q. The first component starts from the VAE's encoder, the others
-    from random weights: identical ones would be a stationary point. It is the baseline for the recursive
-    mixture. Components may become equal, or one may take all weight; `collapse` measures both.
+    α flows through the weights and log Q. The first component starts from the VAE's encoder, the
+    others from random weights, because with identical components training would be at a stationary
+    point. This method is the baseline for the recursive mixture. Components may become equal, or one
+    may take all weight; `collapse` measures both.
 
     Args:
         model: p(x, z).

@@ -133,9 +133,10 @@ class _Boosted(RecursiveMixture):
 class BoostedER1(_Boosted):
     """A recursive mixture with an entropy reward, estimated by samples.
 
-    For m = 1 … M, q_m maximises E[log p(x, z) - log Q_{m-1}(z)] + ν H[q_m], which is
-    ELBO(q_m) + KL(q_m || Q_{m-1}) + ν H[q_m]. The KL has no bound and may diverge; training then stops
-    at the first loss that is not a finite number. ν = 1 / √(t + 1), and H is estimated by
+    Q_m = (1 - ε_m) Q_{m-1} + ε_m q_m is the mixture after component q_m is added. For m = 1 … M, q_m
+    maximises E[log p(x, z) - log Q_{m-1}(z)] + ν H[q_m], where z comes from q_m and H is the entropy.
+    This is ELBO(q_m) + KL(q_m || Q_{m-1}) + ν H[q_m]. The KL has no bound and may diverge; training
+    then stops at the first loss that is not a finite number. ν = 1 / √(t + 1), and H is estimated by
     -log q_m at the component's own sample.
 
     Args:
@@ -166,9 +167,10 @@ class BoostedER1(_Boosted):
 class BoostedER2(_Boosted):
     """A recursive mixture with an entropy reward in closed form.
 
-    For m = 1 … M, q_m maximises E[log p(x, z) - log Q_{m-1}(z)] + ν H[q_m], which is
-    ELBO(q_m) + KL(q_m || Q_{m-1}) + ν H[q_m]. The KL has no bound and may diverge; training then stops
-    at the first loss that is not a finite number. ν = 1 / √(t + 1), and
+    Q_m = (1 - ε_m) Q_{m-1} + ε_m q_m is the mixture after component q_m is added. For m = 1 … M, q_m
+    maximises E[log p(x, z) - log Q_{m-1}(z)] + ν H[q_m], where z comes from q_m and H is the entropy.
+    This is ELBO(q_m) + KL(q_m || Q_{m-1}) + ν H[q_m]. The KL has no bound and may diverge; training
+    then stops at the first loss that is not a finite number. ν = 1 / √(t + 1), and
     H = ½ (log det Σ + D log 2πe) is exact; `bvi-er1` estimates the same H. The paper writes log det Σ,
     which is 2 H up to a constant.
 

@@ -83,8 +83,10 @@ class LaplaceComponent(GaussianComponent):
 class VLAE(Method):
     """A Laplace approximation in the loop: q(z | x) = N(z*, H⁻¹), H = Jᵀ W J + I at the mode z*.
 
-    Steps (H + λ I) δ = Jᵀ r - z on the linearised decoder lead from the encoder's mean to z*. If decoder
-    and likelihood are linear and Gaussian, the first step is exact and the ELBO is log p(x).
+    Gauss-Newton steps δ with (H + λ I) δ = Jᵀ r - z lead from the encoder's mean to z*. J is the
+    decoder's Jacobian. r is the gradient of log p(x | z) with respect to the decoder's output, and W its
+    Fisher information with respect to this output. λ is a damping. If the decoder is linear and the
+    likelihood Gaussian, the first step is exact and the ELBO is log p(x).
 
     The decoder maximises the ELBO of N(z*, H⁻¹); its gradient includes the change of z* and H (see
     `LaplaceComponent`). The encoder maximises the ELBO of its own N(μ, diag σ²), so that it keeps giving

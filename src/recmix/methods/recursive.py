@@ -1,4 +1,7 @@
-"""The recursive mixture (RME): encoders added one at a time by functional gradient."""
+"""The recursive mixture (RME): encoders are added to a mixture one at a time.
+
+Each new component is trained by a step of functional gradient ascent on the mixture's ELBO.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ __all__ = ["RecursiveMixture", "recursive_mixture"]
 
 
 class _Mixed(NamedTuple):
-    """The mixture of the first m components during one batch, after their updates."""
+    """The mixture of the first m components while one batch is processed, after their updates."""
 
     components: list[Posterior]
     log_alpha: Tensor  # (m, B) log-weights of Q_{m-1}
@@ -106,7 +109,13 @@ class RecursiveMixture(Method):
         )
 
     def component(self, m: int, x: Tensor, before: Posterior | None = None) -> Posterior:
-        """q_m(z | x). A component that corrects q_{m-1} takes it as `before`, or computes it."""
+        """The posterior q_m(z | x) of component m, for examples x (B, C, H, W).
+
+        Args:
+            m: index of the component.
+            x: examples.
+            before: q_{m-1}(z | x), for a component that corrects it; computed if it is None.
+        """
         part: Any = self.components[m]
         if not part.corrects:
             return super().component(m, x)
@@ -115,14 +124,14 @@ class RecursiveMixture(Method):
         return q
 
     def all_components(self, x: Tensor) -> list[Posterior]:
-        """q_0 … q_M, each computed once."""
+        """The posteriors q_0(z | x) … q_M(z | x) of all components, each computed once."""
         found: list[Posterior] = []
         for m in range(self.order):
             found.append(self.component(m, x, found[-1] if found else None))
         return found
 
     def log_weights(self, x: Tensor) -> Tensor:
-        """log α(x), (B, order)."""
+        """The mixing weights log α(x), (B, number of components)."""
         if self.order == 1:
             return x.new_zeros(x.shape[0], 1)
         seen = self.model.standardised(x)
@@ -131,23 +140,27 @@ class RecursiveMixture(Method):
         return recursive_log_weights(log_eps, log_rest)
 
     def posterior(self, x: Tensor) -> Mixture:
-        """The whole mixture, in one feed-forward pass."""
+        """The mixture Q(z | x) for examples x (B, C, H, W), in one feed-forward pass."""
         return recursive_mixture(self, x)
 
     def loss(self, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """Not defined: one step is a sequence of updates with different objectives."""
+        """Raises an error: a training step is a sequence of updates with different losses."""
         raise ConfigError(
             f"{self.name} has no single loss: each component, each gate and the decoder has its own. "
             "Call step(x, optimizers) with optimizers from optimizers(learning_rate)"
         )
 
     def networks(self) -> list[nn.Module]:
-        """Those of the components, the decoder and the gates."""
+        """The networks that an engine may compile: those of the components, decoder and gates."""
         gates: Any = self.gates
         return super().networks() + [gate.layers for gate in gates]
 
     def start_from(self, other: Method) -> None:
-        """Copy the other's encoder to all components, or components and gates of a similar mixture."""
+        """Copy the model p(x, z) of `other`, and its first encoder to all components.
+
+        If `other` is a recursive mixture with components of the same shapes, its components and
+        gates are copied instead.
+        """
         self.model.load_state_dict(other.model.state_dict())
         parts: Any = self.components
         for part in parts:
@@ -176,7 +189,7 @@ class RecursiveMixture(Method):
         fresh_rate: float = 1.0,
         optimizer: str = "adam",
     ) -> Optimizers:
-        """One optimiser for each component, each gate, and the decoder."""
+        """Make one optimiser for each component, one for each gate, and one for the decoder."""
 
         def own(module: nn.Module) -> torch.optim.Optimizer:
             groups = self.groups(module.parameters(), learning_rate, fresh_rate)
@@ -196,7 +209,7 @@ class RecursiveMixture(Method):
         objective: Objective = ELBO,
         generator: torch.Generator | None = None,
     ) -> dict[str, Tensor]:
-        """Algorithm 1 on one batch."""
+        """Train on one batch x by Algorithm 1 of the paper; see the class for the updates."""
         old = self.all_components(x)
         drawn = [q.rsample_and_log_prob(1, generator=generator) for q in old]
         slope = self._likelihood_gradient(x, torch.cat([z for z, _ in drawn]))  # (order, B, D)
@@ -232,10 +245,11 @@ class RecursiveMixture(Method):
         return metrics
 
     def _likelihood_gradient(self, x: Tensor, z: Tensor) -> Tensor:
-        """∂/∂z of the batch mean of log p(x | z), for samples of all components together: (S, B, D).
+        """The gradient, with respect to z, of the batch mean of log p(x | z), (S, B, D).
 
-        The decoder does not change before the end of the batch, so this is what each component's own
-        update would compute.
+        It is computed once for the samples z (S, B, D) of all components. The decoder does not
+        change before the end of the batch, so each component's own update would compute the same
+        gradient.
         """
         with torch.enable_grad():
             z = z.detach().requires_grad_()
@@ -251,19 +265,24 @@ class RecursiveMixture(Method):
         teacher: Inference,
         generator: torch.Generator | None,
     ) -> list[Tensor]:
-        """Samples (S, B, D) of each component after refinement; all are refined together."""
+        """Samples (S, B, D) of each component after its refinement by `teacher`, for distillation.
+
+        All components are refined together.
+        """
         refined = teacher(self.model, x, Mixture(components, x.new_zeros(len(x), self.order)))
         parts = refined.components
         return [q.rsample_and_log_prob(TEACHER_SAMPLES, generator=generator)[0] for q in parts]
 
     def novelty(self, m: int, q: Posterior, log_q: Tensor, distance: Tensor) -> Tensor:
-        """The reward of a new component for its distance to the mixture: min(C, KL(q_m || Q_{m-1})).
+        """A new component's reward for its distance to the mixture: min(C, KL(q_m || Q_{m-1})).
+
+        C is the option `bound`.
 
         Args:
-            m: which component.
-            q: q_m.
-            log_q: log q_m(z) at its own sample, (1, B).
-            distance: log q_m(z) - log Q_{m-1}(z), (1, B).
+            m: index of the component.
+            q: the component q_m.
+            log_q: log q_m(z) at one sample z of q_m, (1, B).
+            distance: log q_m(z) - log Q_{m-1}(z) at this sample, (1, B).
         """
         if self.per_instance:
             return distance.clamp_max(self.bound).mean()
@@ -277,7 +296,15 @@ class RecursiveMixture(Method):
         optimizers: Optimizers,
         generator: torch.Generator | None,
     ) -> _Mixed:
-        """Update ε_m, then add the updated q_m to the mixture."""
+        """Add the component q_m, which was just updated, to the mixture, and update its gate ε_m.
+
+        Args:
+            mixed: the mixture of the components before m; None for m = 0, which has no gate.
+            m: index of the component.
+            x: examples (B, C, H, W).
+            optimizers: from `optimizers`.
+            generator: source of the random noise.
+        """
         with torch.no_grad():
             q = self.component(m, x, None if mixed is None else mixed.components[-1])
             z, own = q.rsample_and_log_prob(1, generator=generator)  # (1, B, D), (1, B)
@@ -312,7 +339,19 @@ def recursive_mixture(method: RecursiveMixture, x: Tensor) -> Mixture:
 def _mix(
     score: Tensor, minimum: float, maximum: float, log_alpha: Tensor, before: Tensor, new: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """log-weights (m + 1, B) and log Q_m (m + 1, B) of Q_m = (1 - ε) Q_{m-1} + ε q_m."""
+    """Add a component: log-weights and log density of Q_m = (1 - ε) Q_{m-1} + ε q_m.
+
+    Args:
+        score: output of the gate before it is mapped to ε, (B,).
+        minimum: the smallest ε.
+        maximum: the largest ε.
+        log_alpha: log-weights of Q_{m-1}, (m, B).
+        before: log Q_{m-1}(z) at one sample z of each of the m + 1 components, (m + 1, B).
+        new: log q_m(z) at the same samples, (m + 1, B).
+
+    Returns:
+        The log-weights of Q_m and log Q_m(z) at the samples, (m + 1, B) each.
+    """
     log_eps, log_rest = bounded(score, minimum, maximum)
     weights = torch.cat([log_alpha + log_rest, log_eps[None]])
     return weights, torch.logaddexp(before + log_rest, new + log_eps)
@@ -328,13 +367,25 @@ def _mixture_elbo(
     new: Tensor,
     log_joint: Tensor,
 ) -> Tensor:
-    """ELBO(Q_m) from one sample of each component, averaged over the batch: the objective of ε_m."""
+    """The ELBO of Q_m = (1 - ε) Q_{m-1} + ε q_m, averaged over the batch; the gate ε maximises it.
+
+    It is estimated from one sample z of each component.
+
+    Args:
+        score: output of the gate before it is mapped to ε, (B,).
+        minimum: the smallest ε.
+        maximum: the largest ε.
+        log_alpha: log-weights of Q_{m-1}, (m, B).
+        before: log Q_{m-1}(z) at the samples, (m + 1, B).
+        new: log q_m(z) at the samples, (m + 1, B).
+        log_joint: log p(x, z) at the samples, (m + 1, B).
+    """
     weights, log_mixture = _mix(score, minimum, maximum, log_alpha, before, new)
     return (weights.exp() * (log_joint - log_mixture)).sum(0).mean()
 
 
 def _log_mixture(components: list[Posterior], log_alpha: Tensor, z: Tensor) -> Tensor:
-    """log Q(z): (S, B, D) -> (S, B), for log-weights (m, B)."""
+    """log Q(z) (S, B) at points z (S, B, D), for m components with log-weights (m, B)."""
     return Mixture(components, log_alpha.t()).log_prob(z)
 
 

@@ -1,4 +1,4 @@
-"""Methods and components by name. A new file in this folder is found automatically."""
+"""Find methods and components by name. Files in this folder are imported automatically."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _C = TypeVar("_C", bound=type[Component])
 
 
 def register(cls: _M) -> _M:
-    """Make a method known under its name."""
+    """Class decorator: make a method known under its `name`."""
     if cls.name in METHODS:
         raise ConfigError(f"two methods are called {cls.name!r}: {METHODS[cls.name]} and {cls}")
     METHODS[cls.name] = cls
@@ -27,7 +27,7 @@ def register(cls: _M) -> _M:
 
 
 def register_component(cls: _C) -> _C:
-    """Make a component known under its kind, so that mixtures can use it."""
+    """Class decorator: make a component known under its `kind`, so that mixtures can use it."""
     if cls.kind in COMPONENTS:
         raise ConfigError(f"two components are called {cls.kind!r}: {COMPONENTS[cls.kind]} and {cls}")
     COMPONENTS[cls.kind] = cls

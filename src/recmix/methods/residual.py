@@ -1,7 +1,8 @@
-"""Residual corrections: networks that improve a posterior from the residual of its reconstruction.
+"""Residual corrections: networks that improve a posterior from the error of its reconstruction.
 
-q_0 comes from the encoder. Then, a few times, the decoder reconstructs x from the mean, and a corrector
-that sees x, the residual and the posterior so far gives a better posterior:
+The first posterior q_0 comes from the encoder. Then, a few times, the decoder reconstructs x from
+the posterior mean. A network, the corrector c_t, sees x, the residual r_t and the posterior so far,
+and gives a better posterior:
 
     r_t = x - E[x | z = μ_{t-1}],    λ_t = λ_{t-1} + c_t(x, r_t, λ_{t-1}),    λ = (μ, log σ²).
 
@@ -35,14 +36,14 @@ MAX_CORRECTIONS = 8
 
 
 class Corrector(nn.Module):
-    """c(x, r, μ, log σ²) -> changes of (μ, log σ²), (B, 2 D); zero before training.
+    """A network c(x, r, μ, log σ²) that gives a change of (μ, log σ²), (B, 2 D); at first zero.
 
-    For images, the convolutions of the paper's encoder see x and the residual as channels. Two linear
-    layers then also see the parameters of the posterior so far.
+    r = x - E[x | z = μ] is the residual of the reconstruction. For images, the convolutions of the
+    paper's encoder see x and r as channels. Two linear layers then also see (μ, log σ²).
 
     Args:
-        model: gives the shapes.
-        width: of its layers, in units of the paper's encoder.
+        model: gives the shapes of x and z.
+        width: factor of the layer sizes, relative to the paper's encoder.
     """
 
     def __init__(self, model: LatentModel, *, width: float = WIDTH) -> None:
@@ -56,7 +57,13 @@ class Corrector(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, example: Tensor, residual: Tensor, parameters: Tensor) -> Tensor:
-        """The change of `parameters` (B, 2 D) for examples (B, *shape) and residuals (B, *output)."""
+        """The change of the posterior's `parameters` (μ, log σ²), (B, 2 D).
+
+        Args:
+            example: examples x (B, *shape).
+            residual: residuals (B, *output), with the shape of the decoder's output.
+            parameters: (μ, log σ²) so far, (B, 2 D).
+        """
         seen = self.features(example, residual)
         hidden = nn.functional.leaky_relu(self.joint(torch.cat([seen, parameters], -1)), 0.01)
         change: Tensor = self.head(hidden)
@@ -74,10 +81,10 @@ def corrected(
 
     Args:
         model: p(x, z).
-        corrector: gives the change.
+        corrector: the network that gives the change.
         x: examples (B, C, H, W).
-        parameters: (μ, log σ²) before.
-        decoded: the decoder's output for μ, if it is known.
+        parameters: (μ, log σ²) before the correction, (B, 2 D).
+        decoded: the decoder's output for μ, if it is already known.
     """
     with torch.no_grad():
         if decoded is None:
@@ -95,14 +102,15 @@ def corrected(
 class ResidualComponent(Component):
     """A Gaussian from the encoder, corrected a few times by looking at the residual.
 
-    Before training, q(z | x) is the encoder's own.
+    The residual is x minus its reconstruction from the posterior mean. Before training, q(z | x) is
+    the encoder's own Gaussian.
 
     Args:
         encoder: gives the first posterior.
-        model: gives the shapes.
-        corrections: how many, 1 to 8.
-        shared: one corrector for all corrections, or one for each.
-        width: of the correctors, in units of the paper's encoder.
+        model: gives the shapes of x and z.
+        corrections: number of corrections, 1 to 8.
+        shared: whether all corrections use the same corrector network.
+        width: factor of the correctors' layer sizes, relative to the paper's encoder.
     """
 
     kind = "residual"
@@ -133,7 +141,16 @@ class ResidualComponent(Component):
     def for_recursion(
         cls, encoder: nn.Module, model: LatentModel, count: int, setting: int | None = None
     ) -> list[Component]:
-        """A Gaussian component, then components that each correct the previous one."""
+        """Make the components of a recursive mixture: each corrects the one before it.
+
+        The first is a Gaussian component.
+
+        Args:
+            encoder: a network that is copied for the first component.
+            model: gives the shapes of x and z.
+            count: number of components.
+            setting: must be None: each component makes one correction.
+        """
         if setting is not None:
             raise ConfigError(
                 "residual components of a recursion correct one another once each: leave "
@@ -143,21 +160,21 @@ class ResidualComponent(Component):
         return [first, *(CorrectionComponent(model) for _ in range(count - 1))]
 
     def extra_networks(self) -> list[nn.Module]:
-        """The correctors."""
+        """The corrector networks."""
         return list(self.correctors)
 
     def corrector(self, t: int) -> Corrector:
-        """The corrector of correction t."""
+        """The network that makes correction t."""
         found: Any = self.correctors[t % len(self.correctors)]
         return found
 
     def iterates(self, x: Tensor, model: LatentModel, *, detach: bool = False) -> list[Tensor]:
-        """(μ_t, log σ_t²) for t = 0 … corrections, (B, 2 D) each.
+        """The posteriors after t = 0 … T corrections, as (μ_t, log σ_t²), (B, 2 D) each.
 
         Args:
             x: examples (B, C, H, W).
             model: p(x, z).
-            detach: each iterate carries gradients to its own corrector only.
+            detach: whether the gradient of each iterate reaches only its own corrector.
         """
         found = [self.encoder(model.observed(x))]
         for t in range(self.corrections):
@@ -166,21 +183,22 @@ class ResidualComponent(Component):
         return found
 
     def forward(self, x: Tensor, model: LatentModel) -> Gaussian:
-        """The last iterate."""
+        """The Gaussian q(z | x) after the last correction."""
         return Gaussian.from_parameters(self.iterates(x, model)[-1])
 
     @torch.no_grad()
     def restarted(self, x: Tensor, model: LatentModel, restarts: int) -> Gaussian:
-        """The best iterate, for each example, of several sequences of corrections.
+        """Correct from several starting points; keep the best posterior found for each example.
 
-        Iterates are compared by Laplace's estimate of log p(x), log p(x, μ) + ½ Σ log σ². The decoder's
-        output is known for all iterates but the last, and nothing is differentiated.
+        Posteriors after any number of corrections are compared by Laplace's estimate of log p(x),
+        log p(x, μ) + ½ Σ log σ² up to a constant. This costs one extra decoder pass, and nothing is
+        differentiated.
 
         Args:
             x: examples (B, C, H, W).
             model: p(x, z).
-            restarts: sequences for each example; they start at the encoder's mean times each of
-                `restart_scales`.
+            restarts: number of starting points for each example. A starting point is the encoder's
+                mean times one of `restart_scales`.
         """
         mean, log_variance = self.encoder(model.observed(x)).chunk(2, dim=-1)
         now = torch.cat([torch.cat([s * mean, log_variance], -1) for s in restart_scales(restarts)])
@@ -201,11 +219,11 @@ class ResidualComponent(Component):
 
 
 class CorrectionComponent(Component):
-    """A Gaussian that corrects the component before it, in a mixture.
+    """A component of a mixture that corrects the Gaussian of the component before it.
 
     Args:
-        model: gives the shapes.
-        width: of the corrector, in units of the paper's encoder.
+        model: gives the shapes of x and z.
+        width: factor of the corrector's layer sizes, relative to the paper's encoder.
     """
 
     kind = "correction"
@@ -216,7 +234,13 @@ class CorrectionComponent(Component):
         super().__init__(Corrector(model, width=width), model)
 
     def forward(self, x: Tensor, model: LatentModel, before: Posterior | None = None) -> Gaussian:
-        """Correct `before` once; no gradient flows to `before`."""
+        """The Gaussian `before` after one correction; no gradient flows to `before`.
+
+        Args:
+            x: examples (B, C, H, W).
+            model: p(x, z).
+            before: the Gaussian of the previous component; it must be given.
+        """
         if not isinstance(before, Gaussian):
             raise ConfigError(f"a correction needs the Gaussian that it corrects, got {before!r}")
         parameters = torch.cat([before.mean, before.log_variance], -1).detach()
@@ -228,8 +252,9 @@ class CorrectionComponent(Component):
 class ResidualVAE(Method):
     """A VAE whose Gaussian is corrected a few times by looking at the residual.
 
-    Every iterate maximises its own ELBO, given the iterate before it. The decoder maximises the ELBO of
-    the last iterate.
+    The residual is x minus its reconstruction from the posterior mean. Each corrector is trained on the
+    ELBO of the posterior after its own correction. The decoder maximises the ELBO of the posterior after
+    the last correction.
 
     Args:
         model: p(x, z).
@@ -266,11 +291,14 @@ class ResidualVAE(Method):
         return part
 
     def restarted(self, x: Tensor, restarts: int) -> Gaussian:
-        """The best iterate of several sequences of corrections, see `ResidualComponent.restarted`."""
+        """The best result of several starting points; see `ResidualComponent.restarted`."""
         return self._part.restarted(x, self.model, restarts)
 
     def loss(self, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """Minus the last iterate's ELBO; its gradient is that of the ELBOs of all iterates."""
+        """Minus the ELBO of the posterior after the last correction, averaged over the batch.
+
+        Its gradient is that of the ELBOs after every correction: each trains its own corrector.
+        """
         *early, last = self._part.iterates(x, self.model, detach=True)
         q = Gaussian.from_parameters(last)
         z, log_q = q.rsample_and_log_prob(1, generator=generator)
@@ -282,7 +310,10 @@ class ResidualVAE(Method):
         return -elbo - (own - own.detach())
 
     def distillation(self, x: Tensor, teacher: Inference, generator: torch.Generator | None) -> Tensor:
-        """KL(q* || q_t) up to a constant, summed over all iterates; q* is the last one refined."""
+        """The sum over t of KL(q* || q_t), up to a constant, averaged over the batch.
+
+        q_t is the posterior after t corrections. q* is the last of them, refined by `teacher`.
+        """
         iterates = torch.stack(self._part.iterates(x, self.model, detach=True))  # (T + 1, B, 2 D)
         with torch.no_grad():
             best = teacher(self.model, x, Gaussian.from_parameters(iterates[-1]))

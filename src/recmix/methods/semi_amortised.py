@@ -102,15 +102,15 @@ class SemiAmortisedComponent(Component):
         self.register_buffer("noise", noise.to(model.centre), persistent=False)
 
     def get_extra_state(self) -> Tensor:
-        """The step size, which may have been tuned, is stored with the weights."""
+        """The step size, to be stored with the weights: it may have been tuned."""
         return torch.tensor(self.step_size, dtype=torch.float64)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Restore the step size."""
+        """Restore the step size from a value of `get_extra_state`."""
         self.step_size = float(state)
 
     def forward(self, x: Tensor, model: LatentModel) -> Gaussian:
-        """The encoder's pass, then the gradient steps."""
+        """The Gaussian q(z | x) after the gradient steps from the encoder's output."""
         x = x.to(model.centre.dtype)
         start: Tensor = self.encoder(model.observed(x))
         unrolled = self.training and not self.first_order and torch.is_grad_enabled()
@@ -123,10 +123,19 @@ class SemiAmortisedComponent(Component):
         return Gaussian.from_parameters(start + (refined - start).detach())
 
     def inner_elbo(self, x: Tensor, parameters: Tensor, model: LatentModel, step: int) -> Tensor:
-        """The ELBO that a step increases, (B,), at λ = `parameters` (B, 2 D)."""
+        """The ELBO of each example, (B,), that gradient step number `step` increases.
+
+        Args:
+            x: examples (B, C, H, W).
+            parameters: λ = (μ, log σ²), (B, 2 D).
+            model: p(x, z).
+            step: number of the step, which selects its fixed noise.
+        """
         q = Gaussian.from_parameters(parameters)
         z = q.mean + q.stddev * self.noise[step % len(self.noise)]  # (S, B, D)
-        return model.log_conditional(x, z).mean(0) - model.kl(q, z).mean(0)
+        # The closed form for a standard normal prior does not read log q(z).
+        log_q = z[..., 0] if model.prior.standard else q.log_prob(z)
+        return model.log_conditional(x, z).mean(0) - model.kl(q, z, log_q).mean(0)
 
     def _ascend(self, x: Tensor, start: Tensor, model: LatentModel, *, create_graph: bool) -> Tensor:
         parameters, velocity = start, torch.zeros_like(start)
@@ -147,11 +156,12 @@ class SemiAmortisedComponent(Component):
 class SemiAmortised(Method):
     """Semi-amortised inference: λ_{t+1} = λ_t + η ∇_λ ELBO(x; λ_t), from the encoder's λ_0.
 
-    Encoder and decoder are trained on the ELBO of the last λ, through the steps. The original takes 20
-    steps with momentum 0.5 and clips the gradient. The paper's comparison takes 1 to 8 plain steps of
-    1e-3. Where curvature times step size is above 2 the ascent overshoots. So the step size is an upper
-    limit: before a second stage `tune_step_size` selects it or a smaller one on validation data, unless
-    `tune` is off.
+    λ = (μ, log σ²) are the parameters of the posterior and η is the step size. Encoder and decoder are
+    trained on the ELBO of the last λ, with gradients through the steps. The original takes 20 steps with
+    momentum 0.5 and clips the gradient. The comparison of Kim & Pavlovic (2020) takes 1 to 8 plain steps
+    with η = 1e-3. Where curvature times step size is above 2 the ascent overshoots. So the given step
+    size is an upper limit: before training continues from a trained VAE, `tune_step_size` selects it or
+    a smaller one on validation data, unless `tune` is off.
 
     Args:
         model: p(x, z).
@@ -200,24 +210,24 @@ class SemiAmortised(Method):
         self.tune = tune
 
     def prepare(self, x: Tensor) -> None:
-        """Choose the step size for the decoder as it is."""
+        """Choose the step size for the present decoder on validation examples x."""
         if self.tune:
             part: Any = self.components[0]
             tune_step_size(self, x, [part.step_size * share for share in SHARES])
 
     def loss(self, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """Minus the one-sample ELBO of the refined posterior, averaged over the batch."""
+        """Minus the one-sample ELBO after the gradient steps, averaged over the batch."""
         return super().loss(x.to(self.model.centre.dtype), generator=generator)
 
 
 @torch.no_grad()
 def tune_step_size(method: Method, x_val: Tensor, grid: Iterable[float]) -> float:
-    """Set a method's semi-amortised components to the step size with the highest mean ELBO; returns it.
+    """Find the step size with the highest mean ELBO, set it in the method's components, return it.
 
     Every step size is scored with the same noise. A score that is not finite counts as the lowest.
 
     Args:
-        method: a method with components of kind ``sa``.
+        method: a method with components of kind ``sa`` (semi-amortised).
         x_val: validation examples (N, C, H, W) on the model's device.
         grid: step sizes to try; if several have the same ELBO, the first is used.
     """
@@ -246,7 +256,7 @@ def tune_step_size(method: Method, x_val: Tensor, grid: Iterable[float]) -> floa
 
 
 def _mean_elbo(method: Method, x_val: Tensor) -> float:
-    """Mean ELBO from one sample per example and fixed noise; -inf if not finite."""
+    """The mean ELBO from one sample per example with fixed noise; -inf if it is not finite."""
     model, dtype = method.model, method.model.centre.dtype
     generator = torch.Generator(x_val.device).manual_seed(TUNING_SEED)
     total = 0.0
@@ -264,7 +274,7 @@ def _checked_step_size(step_size: float) -> float:
 
 
 def _clipped(gradient: Tensor, largest: float) -> Tensor:
-    """Rows (B, N) scaled down to the largest norm where they exceed it."""
+    """Scale down each example's gradient (B, N) whose norm exceeds `largest` to this norm."""
     # The square root has no derivative at zero; the smallest number keeps it finite.
     tiny = torch.finfo(gradient.dtype).tiny
     norm = gradient.square().sum(-1, keepdim=True).clamp_min(tiny).sqrt()
@@ -272,7 +282,7 @@ def _clipped(gradient: Tensor, largest: float) -> Tensor:
 
 
 def _paired_signs(count: int, latent: int) -> Tensor:
-    """(count, D) of -1 and 1, every second row is the negative of the previous row."""
+    """Random signs -1 and 1, (count, D); every second row is the negative of the row before it."""
     generator = torch.Generator().manual_seed(NOISE_SEED)
     signs = torch.randint(0, 2, ((count + 1) // 2, latent), generator=generator) * 2 - 1
     return torch.stack([signs, -signs], 1).flatten(0, 1)[:count]

@@ -36,7 +36,7 @@ class GaussianComponent(Component):
     closed_form_entropy = True
 
     def forward(self, x: Tensor, model: LatentModel) -> Gaussian | FullGaussian:
-        """One pass through the encoder."""
+        """The Gaussian q(z | x) for x (B, C, H, W), in one pass through the encoder."""
         return encode(self, x, model)
 
 
@@ -44,7 +44,8 @@ class GaussianComponent(Component):
 class VAE(Method):
     """Amortised variational inference with one diagonal Gaussian.
 
-    Continued from a trained VAE (`init`) under the second-stage schedule it is the control VAE+.
+    If its training continues from a trained VAE (`init`), with the same schedule as other methods
+    that start from one, it is the control experiment called VAE+.
 
     Args:
         model: p(x, z).
@@ -65,11 +66,17 @@ class VAE(Method):
 def elbo_gradient(
     model: LatentModel, x: Tensor, parameters: Tensor, generator: torch.Generator | None
 ) -> Tensor:
-    """The gradient of one-sample ELBOs in the parameters of Gaussians, (T, B, 2 D).
+    """The gradient of one-sample ELBOs with respect to the parameters λ of Gaussians, (T, B, 2 D).
 
-    It is ∂/∂λ Σ_t mean_b ELBO(λ_tb) for λ = `parameters` (T, B, 2 D). The product of this gradient with
-    `parameters` can replace the ELBOs in a loss: it has the same derivative in the networks that
-    computed the parameters, and none in the decoder.
+    It is ∂/∂λ Σ_t mean_b ELBO(λ_tb). The product of this gradient with λ can replace the ELBOs in a
+    loss. It has the same derivative with respect to the networks that computed λ, and none with
+    respect to the decoder.
+
+    Args:
+        model: p(x, z).
+        x: examples (B, C, H, W).
+        parameters: λ = (μ, log σ²) of T Gaussians per example, (T, B, 2 D).
+        generator: source of the random noise.
     """
     leaf = parameters.detach().requires_grad_()
     q = Gaussian.from_parameters(leaf)

@@ -1,4 +1,4 @@
-"""A second, wider encoder added to the given one: more parameters in one pass."""
+"""A VAE with a second, wider encoder whose output is added to the first encoder's."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class WideComponent(Component):
         nn.init.zeros_(self.second.head.bias)
 
     def extra_networks(self) -> list[nn.Module]:
-        """The second encoder."""
+        """The second, wider encoder."""
         return [self.second]
 
     def forward(self, x: Tensor, model: LatentModel) -> Gaussian:
-        """One pass through both encoders."""
+        """The Gaussian q(z | x) for x (B, C, H, W), in one pass through both encoders."""
         return Gaussian.from_parameters(
             self.encoder(model.observed(x)) + self.second(model.standardised(x))
         )

@@ -119,7 +119,7 @@ class LatentModel(nn.Module):
         """log p(x, z), (S, B), for examples x (B, *shape) and latent points z (S, B, D)."""
         return self.log_conditional(x, z) + self.prior.log_prob(z)
 
-    def kl(self, posterior: Any, z: Tensor, log_q: Tensor | None = None) -> Tensor:
+    def kl(self, posterior: Any, z: Tensor, log_q: Tensor) -> Tensor:
         """KL(q || p(z)) of a posterior q to the prior, for each of the B examples.
 
         The result is exact, (B,) or (1, B), where a closed form exists. Otherwise it is the
@@ -128,13 +128,12 @@ class LatentModel(nn.Module):
         Args:
             posterior: q, a `recmix.Posterior`.
             z: samples of q, (S, B, D).
-            log_q: log densities of the samples under q, (S, B), if they are already computed.
+            log_q: log densities of the samples under q, (S, B).
         """
         if self.prior.standard:
-            found: Tensor = posterior.kl_to_prior(z, z if log_q is None else log_q)
+            found: Tensor = posterior.kl_to_prior(z, log_q)
             return found
-        found = posterior.log_prob(z) if log_q is None else log_q
-        return found - self.prior.log_prob(z)
+        return log_q - self.prior.log_prob(z)
 
     def with_noise(self, noise: float) -> LatentModel:
         """The same model with its likelihood's noise multiplied by `noise`.
