@@ -1,5 +1,6 @@
 """Additional images for training an encoder while the decoder is fixed."""
 
+import numpy as np
 import pytest
 import torch
 from cases.training import images
@@ -22,7 +23,7 @@ def x(n=20):
 
 def test_given_shares_of_the_batch_are_replaced(model):
     given = x()
-    made = Augment(model.method, augment=0.25, decoder_samples=0.5, binary=False)(given)
+    made = Augment(model.method, augment=0.25, decoder_samples=0.5, kind="unit")(given)
     assert made.shape == given.shape
     changed = (made != given).flatten(1).any(1)
     assert changed[:15].all()
@@ -32,12 +33,12 @@ def test_given_shares_of_the_batch_are_replaced(model):
 
 
 def test_binary_images_stay_binary(model):
-    made = Augment(model.method, augment=0.5, decoder_samples=0.5, binary=True)(x().round())
+    made = Augment(model.method, augment=0.5, decoder_samples=0.5, kind="binary")(x().round())
     assert ((made == 0) | (made == 1)).all()
 
 
 def test_same_generator_gives_same_images_near_the_data(model):
-    augment = Augment(model.method, augment=1.0, decoder_samples=0.0, binary=False)
+    augment = Augment(model.method, augment=1.0, decoder_samples=0.0, kind="unit")
     one, two = (augment(x(), torch.Generator().manual_seed(3)) for _ in range(2))
     assert torch.equal(one, two)
     smooth = torch.linspace(0, 1, 12).expand(200, 1, 12, 12).contiguous()
@@ -64,3 +65,17 @@ def test_decoder_does_not_change(model, name):
     for key, value in model.latent_model.state_dict().items():
         assert torch.equal(value, made.latent_model.state_dict()[key].cpu()), key
     assert all(p.requires_grad for p in made.latent_model.parameters())
+
+
+def test_what_cannot_be_augmented_is_refused():
+    table = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
+    fast = {"epochs": 1, "latent": 2, "progress": False, "train": "encoder", "device": "cpu"}
+    with pytest.raises(ConfigError, match=r"augment rotates and shifts images.*\(6,\)"):
+        recmix.fit("vae", table, augment=0.5, **fast)
+    with pytest.raises(ConfigError, match="decoder_samples needs a gaussian or bernoulli likelihood"):
+        recmix.fit(
+            "vae", np.abs(table).round().astype(int), decoder_samples=0.5, likelihood="poisson", **fast
+        )
+    model = recmix.fit("vae", 10 * table, decoder_samples=0.5, **fast)  # not clipped to [0, 1]
+    made = Augment(model.method, augment=0.0, decoder_samples=1.0, kind="real")
+    assert made(torch.from_numpy(10 * table)).abs().max() > 2

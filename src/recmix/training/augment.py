@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from recmix.errors import ConfigError
 from recmix.methods.method import Method
 
 __all__ = ["Augment"]
@@ -33,10 +34,26 @@ class Augment:
         method: its first encoder and its decoder make the decoder samples.
         augment: share of the batch to rotate, scale, shear and shift.
         decoder_samples: share of the batch to replace by decoder samples.
-        binary: whether pixels are 0 or 1.
+        kind: kind of the data, see `recmix.data.Data.kind`: values of "binary" and "unit" data stay
+            in [0, 1].
+
+    Raises:
+        ConfigError: The examples are not images, or the likelihood does not allow such samples.
     """
 
-    def __init__(self, method: Method, *, augment: float, decoder_samples: float, binary: bool) -> None:
+    def __init__(self, method: Method, *, augment: float, decoder_samples: float, kind: str) -> None:
+        model = method.model
+        self.unit, binary = kind in ("binary", "unit"), kind == "binary"
+        if augment and len(model.shape) != 3:
+            raise ConfigError(
+                f"augment rotates and shifts images (C, H, W), but examples have shape {model.shape}: "
+                "leave it out"
+            )
+        if decoder_samples and not (model.likelihood.centred or self.unit):
+            raise ConfigError(
+                "decoder_samples needs a gaussian or bernoulli likelihood, but this one is "
+                f"{model.likelihood.name}: leave it out"
+            )
         self.method = method
         self.augment = augment
         self.decoder_samples = decoder_samples
@@ -68,7 +85,7 @@ class Augment:
         second = torch.stack([high * sin, high * (shear * sin + cos), SHIFT * u[5]], -1)
         grid = F.affine_grid(torch.stack([first, second], 1), list(x.shape), align_corners=False)
         turned = F.grid_sample(x, grid, padding_mode="border", align_corners=False)
-        return self._binarise(turned.clamp(0, 1), generator)
+        return self._binarise(self._in_range(turned), generator)
 
     def _decode_near(self, x: Tensor, generator: torch.Generator | None) -> Tensor:
         if not len(x):
@@ -81,7 +98,10 @@ class Augment:
         shown = model.decode(torch.stack([near, mean]))  # (2, B, C, H, W)
         if self.binary:
             return self._binarise(shown[0], generator)
-        return (x + shown[0] - shown[1]).clamp(0, 1)
+        return self._in_range(x + shown[0] - shown[1])
+
+    def _in_range(self, x: Tensor) -> Tensor:
+        return x.clamp(0, 1) if self.unit else x
 
     def _binarise(self, grey: Tensor, generator: torch.Generator | None) -> Tensor:
         return torch.bernoulli(grey, generator=generator) if self.binary else grey

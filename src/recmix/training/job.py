@@ -147,7 +147,7 @@ class Job:
                 method,
                 augment=training.augment,
                 decoder_samples=training.decoder_samples,
-                binary=data.binary or data.dynamic,
+                kind=data.kind,
             )
         self.generator = torch.Generator(centre.device).manual_seed(training.seed)
         self.state = State()
