@@ -23,8 +23,7 @@ def sequence(
 ) -> Run | None:
     """Turn K networks of the same shape into one function of a batch x and a centre.
 
-    The function subtracts the centre, a tensor of the shape of one example or None, from x (B,
-    ...).
+    The function subtracts the centre, a tensor of the shape of one example or None, from x.
 
     Args:
         networks: the layers of each network: convolutions, then linear layers, with activations
@@ -87,10 +86,10 @@ def recursion(
 ) -> Run | None:
     """Turn the gates of a recursive mixture into one function of a batch x and a centre.
 
-    The function subtracts the centre, a tensor of the shape of one example or None, from x (B,
-    ...). The first layers of all gates are computed as one matrix product. Its long sum over the
-    pixels is divided into parts that run in parallel. A second kernel adds the parts and computes
-    the rest.
+    The function subtracts the centre, a tensor of the shape of one example or None, from x.
+
+    The first layers of all gates are computed as one matrix product. Its long sum over the pixels is
+    divided into parts that run in parallel. A second kernel adds the parts and computes the rest.
 
     Args:
         gates: the layers of each gate: linear, activation, linear to one number. Gate m gives
