@@ -87,7 +87,13 @@ class Stacked:
         return self._run
 
     def fix(self, x: Tensor) -> None:
-        """Build the stacked function for the device of x and keep it, so that it can be traced."""
+        """Build the function that evaluates all networks together, and never build it again.
+
+        Later changes of the weights then have no effect. A fixed function can be traced for export.
+
+        Args:
+            x: examples (B, ...); the function is built for their device.
+        """
         self.devices = (x.device.type,)
         self(x)
         self._fixed = True

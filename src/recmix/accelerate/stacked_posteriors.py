@@ -131,9 +131,10 @@ STACKED: list[tuple[Replaceable[..., Any], Callable[..., Any]]] = [
 
 @fuse_networks.register
 def fuse_stacked_networks(method: Method) -> None:
-    """Stack the networks of a method that will not be trained any more, so that they can be traced.
+    """Prepare a trained method for export: its encoders and gates are evaluated as one network.
 
-    This is done on the CPU and is permanent.
+    The method must be on the CPU and must not be trained afterwards. A method with one component, or
+    with components that are not Gaussian, stays as it is.
     """
     for function, stacked in STACKED:
         if stacked not in function.alternatives:

@@ -108,10 +108,16 @@ class _Routes:
         gives: Mapping[str, Any],
         npy: str | None = None,
     ) -> Callable[[Compute], None]:
-        """Add a route. It reads and checks requests, and sends what the decorated function computes.
+        """Make a decorator that adds a POST route.
 
-        A request has an array (``z``, one of `LEADING`, or None) and integer fields. An answer has the
-        fields `gives`. The field `npy` of it can be sent as ``.npy``.
+        The route checks the request, calls the decorated function, and sends what it returns.
+
+        Args:
+            path: of the route.
+            takes: name of the request's array: ``images``, ``image`` or ``z``; None if it has none.
+            integers: the request's integer fields, with their defaults and limits.
+            gives: the schema of each field of the answer.
+            npy: name of the answer's field that a client can also get as a ``.npy`` file, if any.
         """
         runs = list(self.catalogue.runs)
         arrays: dict[str, Any] = {}

@@ -73,7 +73,10 @@ def request_body(
 
 
 def parameters(integers: Mapping[str, Integer], runs: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """The same fields in the URL."""
+    """The OpenAPI description of a route's query parameters: integer fields and the name of a run.
+
+    All are optional. The field ``run`` is left out if `runs` is empty.
+    """
     known = _schemas(integers, runs).items()
     return [{"name": n, "in": "query", "required": False, "schema": schema} for n, schema in known]
 

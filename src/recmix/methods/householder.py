@@ -58,8 +58,9 @@ class HouseholderComponent(Component):
     """A Gaussian encoder followed by Householder reflections; see `HouseholderFlow`.
 
     Args:
-        encoder: (B, C, H, W) -> (B, 2 D), gives μ, log σ² and the features of x.
-        model: gives the shapes.
+        encoder: (B, C, H, W) -> (B, 2 D), which are μ and log σ². The reflections are computed from
+            its hidden features.
+        model: p(x, z); gives the dimension D of z.
         flows: number of reflections, 1 or more.
     """
 

@@ -293,7 +293,13 @@ def make_prior(
 
 
 def as_prior(prior: Any, latent: int) -> Prior:
-    """A `Prior` made from `prior`: None (gives N(0, I)), a `Prior`, or a user's own density."""
+    """Convert an object to a `Prior`.
+
+    Args:
+        prior: None for N(0, I); a `Prior`, which is returned unchanged; or a distribution or module
+            that `OwnPrior` accepts.
+        latent: dimension of z, used for N(0, I).
+    """
     if prior is None:
         return StandardNormal(latent)
     return prior if isinstance(prior, Prior) else OwnPrior(prior)

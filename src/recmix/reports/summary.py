@@ -10,9 +10,10 @@ row says what its inference computes for each example:
 ================  =============================================================================
 
 In each split of the data the run with the best validation bound is selected, as in the tables.
-Means are over the splits. A gain is the mean over splits of the difference from the control VAE+ on
-the same data set with the same dimension. A row whose likelihood has a changed noise is another
-model of the data. Such a row has the field ``noise``: the factor of the noise, as a mean over runs.
+Means are over the splits. A gain is the mean over splits of the difference from VAE+ on the same data
+set with the same dimension. VAE+ is the control: a plain VAE that was trained further. Some rows
+multiply the noise of the likelihood (its variance, or the temperature of its logits) by a factor that
+was chosen on validation data. This changes p(x). Such a row has the mean factor in ``noise``.
 """
 
 from __future__ import annotations
