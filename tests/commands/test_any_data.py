@@ -154,10 +154,31 @@ def test_commands_refuse_runs_with_parts_of_the_user(table, capsys):
     for words, advice in (
         (("export", "runs/own"), "export it from Python"),
         (("evaluate", "runs/own"), "recmix evaluate module:function --data FILE"),
-        (("explore", "runs/own"), "recmix.explore.serve.serve(model) in Python"),
+        (("explore", "runs/own"), "give module:function"),
         (("train", "--resume", "--out", "runs/own"), "resume it from Python"),
     ):
         assert call(*words) == 2
         message = " ".join(capsys.readouterr().err.split())
         assert "runs/own has its user's own networks, which are code and not stored" in message
         assert advice in message
+
+
+def test_explore_serves_the_model_of_a_python_function(table, monkeypatch):
+    from recmix.commands.explore import load_models
+    from recmix.explore.catalogue import Catalogue
+
+    (table / "my_vae_of_images.py").write_text(
+        "import recmix, torch\n"
+        "from torch import nn\n"
+        "def vae():\n"
+        "    encoder = nn.Sequential(nn.Flatten(), nn.Linear(64, 4))\n"
+        "    decoder = nn.Sequential(nn.Linear(2, 64), nn.Unflatten(1, (1, 8, 8)))\n"
+        "    example = torch.zeros(1, 1, 8, 8)\n"
+        "    return recmix.wrap(encoder, decoder, likelihood='bernoulli', example=example)\n"
+    )
+    monkeypatch.syspath_prepend(str(table))
+    models = load_models(["my_vae_of_images:vae", "my_vae_of_images:vae"])
+    assert list(models) == ["vae", "vae-2"]
+    served = Catalogue(models).runs["vae"]
+    assert not served.not_shown
+    assert served.describe()["likelihood"] == "bernoulli"

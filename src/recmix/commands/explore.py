@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from recmix.commands.own_parts import check_no_own_parts
+from recmix.commands.python_model import is_python_path, python_model
 from recmix.commands.terminal import Root
 from recmix.explore.serve import PORT, serve
 
@@ -19,7 +20,13 @@ __all__ = ["explore_command", "load_models"]
 
 
 def explore_command(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs; the first is the default.")],
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            help="Folders of runs, or module:function of functions that return a model; the first is "
+            "the default."
+        ),
+    ],
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = PORT,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     token: Annotated[
@@ -49,15 +56,28 @@ def explore_command(
     )
 
 
-def load_models(folders: Sequence[Path], *, device: str = "auto") -> dict[str, Model]:
-    """Load runs. Each is named after its folder, with a number added if an earlier one has that name."""
+def load_models(sources: Sequence[str | Path], *, device: str = "auto") -> dict[str, Model]:
+    """Load the models of runs and of Python functions, by name.
+
+    A model is named after its folder or function, with a number added if an earlier one has that name.
+
+    Args:
+        sources: folders of runs, and Python paths such as ``mine:vae``.
+        device: where models of folders are placed.
+    """
     from recmix.api import load
     from recmix.runs.folder import Run
 
     models: dict[str, Model] = {}
-    for folder in folders:
-        check_no_own_parts(Run(folder).spec(), folder, "use recmix.explore.serve.serve(model) in Python")
-        base = folder.resolve().name or "run"
-        names = (base, *(f"{base}-{i}" for i in range(2, len(folders) + 2)))
-        models[next(name for name in names if name not in models)] = load(folder, device=device)
+    for source in map(str, sources):
+        if is_python_path(source):
+            base, model = source.partition(":")[2], python_model(source)
+        else:
+            base = Path(source).resolve().name or "run"
+            check_no_own_parts(
+                Run(source).spec(), source, "give module:function, which returns the model"
+            )
+            model = load(source, device=device)
+        names = (base, *(f"{base}-{i}" for i in range(2, len(sources) + 2)))
+        models[next(name for name in names if name not in models)] = model
     return models
