@@ -42,7 +42,7 @@ def test_counts_from_training_to_the_report(table, capsys):
     for run in ("vae", "plus", "rme"):
         assert call("evaluate", f"runs/{run}", "--samples", "3") == 0
     assert call("evaluate", "runs/rme", "--samples", "3", "--refine", "1", "--calibrate") == 0
-    assert call("evaluate", "runs/rme", "--gap", "--images", "3", "--samples", "5") == 0
+    assert call("evaluate", "runs/rme", "--gap", "--examples", "3", "--samples", "5") == 0
     assert call("export", "runs/rme", "--format", "torchscript") == 0
     assert call("report", "runs", "--samples", "3", "--format", "markdown", "--out", "report.md") == 0
     report = (table / "report.md").read_text()

@@ -141,7 +141,7 @@ def test_the_other_flags_work_too(folder, capsys):
     assert noisy["inference"]["noise"] > 1
     assert noisy["iwae"] > refined["iwae"]
     assert printed(capsys, "evaluate", "mine:vae", *DATA, "--split", "val")["images"] == 8
-    gap = printed(capsys, "evaluate", "mine:vae", *DATA, "--gap", "--images", "4")
+    gap = printed(capsys, "evaluate", "mine:vae", *DATA, "--gap", "--examples", "4")
     assert set(gap["summary"]) == {"test"}  # it was not trained on the training part
 
 
@@ -154,7 +154,7 @@ def test_scores_are_stored_if_the_model_has_a_folder(folder, capsys):
     assert Run("saved").scores()["test/5"]["iwae"] == found["iwae"]
     assert call("evaluate", "mine:stored", *DATA, "--calibrate-noise") == 0
     assert "test/5/calibrated+noise" in Run("saved").scores()
-    assert call("evaluate", "mine:stored", *DATA, "--gap", "--images", "4") == 0
+    assert call("evaluate", "mine:stored", *DATA, "--gap", "--examples", "4") == 0
     assert (folder / "saved" / "gap.json").exists()
     message = said(capsys, "evaluate", "saved")
     assert "own networks, which are code and not stored: name a function that loads it" in message

@@ -338,18 +338,18 @@ def test_command(tmp_path, capsys, quick):
     train = ("train", "--data", "digits", "--method", "vae", "--latent", "2", "--epochs", "1")
     assert call(*train, "--device", "cpu", "--out", run) == 0
     capsys.readouterr()
-    assert call("evaluate", run, "--gap", "--images", "4", "--samples", "20", "--json") == 0
+    assert call("evaluate", run, "--gap", "--examples", "4", "--samples", "20", "--json") == 0
     printed = json.loads(capsys.readouterr().out)
     stored = json.loads((run / "gap.json").read_text())
     assert printed == stored
     assert stored["samples"] == 20
     assert stored["inference"] == Inference().to_json()
     assert len(stored["images"]["test"]["elbo"]) == len(stored["images"]["train"]["elbo"]) == 4
-    assert call("evaluate", run, "--gap", "--images", "3", "--split", "train", "--samples", "20") == 0
+    assert call("evaluate", run, "--gap", "--examples", "3", "--split", "train", "--samples", "20") == 0
     shown = capsys.readouterr().out
     assert "amortisation gap" in shown
     assert stored["advice"] not in shown  # another split gives another result
     assert json.loads((run / "gap.json").read_text())["summary"].keys() == {"train"}
-    assert call("evaluate", run, "--gap", "--images", "0") == 2
-    assert call("evaluate", run, "--images", "5") == 2
+    assert call("evaluate", run, "--gap", "--examples", "0") == 2
+    assert call("evaluate", run, "--examples", "5") == 2
     assert "--gap" in capsys.readouterr().err

@@ -56,7 +56,7 @@ def evaluate_command(
     gap: Annotated[
         bool, typer.Option("--gap", help="Measure what inference loses, and where; gives advice.")
     ] = False,
-    images: Annotated[
+    examples: Annotated[
         int | None,
         typer.Option(help="Examples for --gap, and as many training examples (default 200)."),
     ] = None,
@@ -77,7 +77,7 @@ def evaluate_command(
     from recmix.runs.scores import ScoreKey
 
     calibrate = calibrate or calibrate_noise
-    _check(samples, memory, split, images, calibrate=calibrate, gap=gap)
+    _check(samples, memory, split, examples, calibrate=calibrate, gap=gap)
     model = _model(run, data, device)
     if calibrate_noise and not model.latent_model.likelihood.can_temper:
         raise ConfigError(
@@ -103,7 +103,7 @@ def evaluate_command(
             split=split,
             own=own,
             folder=folder,
-            count=200 if images is None else images,
+            count=200 if examples is None else examples,
             samples=1000 if samples is None else samples,
             seed=seed,
             memory=limit,
@@ -177,7 +177,7 @@ def _check(
     samples: int | None,
     memory: int | None,
     split: str,
-    images: int | None,
+    examples: int | None,
     *,
     calibrate: bool,
     gap: bool,
@@ -189,8 +189,8 @@ def _check(
         raise ConfigError("--calibrate improves IWAE bounds and --gap is about the ELBO: give only one")
     if calibrate and split in ("val", "validation"):
         raise ConfigError("--calibrate uses the validation data, so it cannot score them: try test")
-    if images is not None and not gap:
-        raise ConfigError("--images is for --gap: without it all examples of the split are scored")
+    if examples is not None and not gap:
+        raise ConfigError("--examples is for --gap: without it all examples of the split are scored")
 
 
 def _refined(model: Model, refine: int | None, restarts: int | None, reuse: int | None) -> Model:

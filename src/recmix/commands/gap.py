@@ -49,13 +49,13 @@ def report_gap(
         folder: the run's folder, where the result is stored; None does not store it.
         count: largest number of examples.
         samples: importance samples for log p(x).
-        seed: of the choice of images and of all noise.
+        seed: of the choice of examples and of all noise.
         memory: bytes for the decoder's activations.
         console: where to print.
         as_json: print JSON.
     """
     if count < 2:
-        raise ConfigError(f"images is the number of examples to measure, at least 2; got {count}")
+        raise ConfigError(f"--examples must be at least 2, got {count}")
     x = _some(measured, count, seed, binarise=data.dynamic and measured is data.x_train)
     train = None
     if own and measured is not data.x_train:
@@ -95,9 +95,9 @@ def table_of(found: Gap, title: str) -> Table:
     return table
 
 
-def _some(images: Examples, most: int, seed: int, *, binarise: bool) -> np.ndarray[Any, Any]:
+def _some(examples: Examples, most: int, seed: int, *, binarise: bool) -> np.ndarray[Any, Any]:
     """At most `most` examples, selected by the seed; binarised if the run trains on binarised data."""
     random = np.random.default_rng(seed)
-    rows = np.sort(random.choice(len(images), size=min(most, len(images)), replace=False))
-    x = images[rows]
+    rows = np.sort(random.choice(len(examples), size=min(most, len(examples)), replace=False))
+    x = examples[rows]
     return (random.random(x.shape) < x).astype(np.float32) if binarise else x

@@ -21,7 +21,7 @@ def data_command(data_root: Root = None, as_json: Json = False) -> None:
     if as_json:
         out.print_json(json.dumps([asdict(entry) for entry in entries], default=str))
         return
-    table = Table("set", "state", "images", "train / val / test", "missing files")
+    table = Table("set", "state", "examples", "train / val / test", "missing files")
     colour = {"present": "green", "partly": "yellow", "missing": "red"}
     for entry in entries:
         size = "x".join(map(str, entry.shape))
