@@ -123,6 +123,33 @@ def test_a_likelihood_and_a_prior_of_ones_own(x):
     )
 
 
+def test_a_prior_object_of_any_size_is_kept(x, tmp_path):
+    """Its name alone would not say how many Gaussians it has."""
+    encoder, decoder = networks()
+    prior = recmix.priors.GaussianMixturePrior(LATENT, 3)
+    given = {"likelihood": Gaussian(0.5), "prior": prior}
+    model = recmix.wrap(encoder, decoder, **given, example=x[:2])
+    better = recmix.fit("vae", x.numpy(), init=model, epochs=1, progress=False)
+    assert len(better.latent_model.prior.means) == 3
+    folder = model.save(tmp_path / "run")
+    with pytest.raises(recmix.RecmixError, match="own prior"):
+        recmix.load(folder, encoder=networks()[0], decoder=networks()[1])
+    again = recmix.load(
+        folder,
+        encoder=networks()[0],
+        decoder=networks()[1],
+        prior=recmix.priors.GaussianMixturePrior(LATENT, 3),
+    )
+    torch.testing.assert_close(again.log_likelihood(x, 10), model.log_likelihood(x, 10))
+
+
+def test_a_wrapped_model_sees_x_as_it_is_given(x):
+    encoder, decoder = networks()
+    model = recmix.wrap(encoder, decoder, likelihood=Gaussian(0.5), example=x[:2])
+    better = recmix.fit("vae", x.numpy() + 5, init=model, epochs=1, progress=False)
+    assert not better.latent_model.centre.any()
+
+
 def test_without_an_example_the_latent_dimension_is_enough():
     encoder, decoder = networks()
     model = recmix.wrap(encoder, decoder, likelihood=Gaussian(1.0), latent=LATENT)

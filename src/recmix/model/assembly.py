@@ -133,7 +133,8 @@ def complete_options(
             found["variance"] = float(likelihood.variance.mean())
     found.setdefault("likelihood", USUAL_LIKELIHOOD.get(kind, "gaussian"))
     if own.prior is not None:
-        found["prior"] = as_prior(own.prior, int(found.get("latent", 1))).name
+        given_prior = as_prior(own.prior, int(found.get("latent", 1)))
+        found["prior"] = "standard" if given_prior.standard else OWN
     if found["likelihood"] == "categorical":
         found.setdefault("classes", classes)
     options = ModelOptions(**found)
@@ -230,7 +231,7 @@ def _likelihood(options: ModelOptions, shape: Shape, statistics: Statistics) -> 
 def _spread(
     options: ModelOptions, shape: Shape, likelihood: Likelihood, statistics: Statistics
 ) -> torch.Tensor | None:
-    """The standard deviations that x is divided by; None if the options ask for no division."""
+    """The standard deviations that x is divided by, or None if x is not divided."""
     if options.standardise != "features":
         return None
     if not likelihood.centred:

@@ -70,7 +70,8 @@ def wrap_networks(
         likelihood=density.name if density.named else OWN,
         network=OWN,
         decoder_network=OWN,
-        prior=model.prior.name,
+        prior="standard" if model.prior.standard else OWN,
+        standardise="none",
         variance=variance,
     )
     training = Training(dtype=str(like.dtype).removeprefix("torch."), device=str(like.device))
