@@ -1,6 +1,7 @@
 """Tests that need a CUDA device; without one they are skipped with a reason."""
 
 import copy
+import functools
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 from cases.training import images
 
 import recmix
+from recmix.accelerate.capture import recover_generators
 from recmix.accelerate.captured import Captured
 from recmix.accelerate.graph_engines import CompileEngine, GraphEngine
 from recmix.accelerate.stacked_posteriors import stacks_of
@@ -16,6 +18,7 @@ from recmix.inference import Inference
 from recmix.methods.method import Objective, infer
 from recmix.methods.registry import METHODS
 from recmix.model.data_facts import Statistics
+from recmix.model.likelihoods.likelihood import Likelihood, sum_event
 from recmix.model.options import ModelOptions
 from recmix.posteriors import Mixture
 from recmix.runs.spec import Spec
@@ -31,10 +34,17 @@ pytestmark = [
 ]
 
 
+@functools.cache
+def vae():
+    """The data, and a VAE of one epoch on the GPU. Two trainings may not repeat to the last bit."""
+    data = recmix.data.from_arrays(images(300, size=12), seed=0)
+    options = {"latent": 3, "epochs": 1, "progress": False, "engine": "eager", "device": "cuda"}
+    return data, recmix.fit("vae", data, **options)
+
+
 def job(method, seed=0, training=None, inference=PLAIN, **options):
     """A training that is ready to begin, on the GPU, from a VAE of one epoch."""
-    data = recmix.data.from_arrays(images(300, size=12), seed=0)
-    start = recmix.fit("vae", data, latent=3, epochs=1, progress=False, engine="eager", device="cuda")
+    data, start = vae()
     spec = recmix.fit(
         method, data, init=start, epochs=1, progress=False, engine="eager", device="cuda", **options
     ).spec
@@ -81,8 +91,9 @@ def similar(one, two):
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
-def test_graph_gives_the_same_as_eager(name):
-    torch.backends.cudnn.allow_tf32 = False
+def test_graph_gives_the_same_as_eager(name, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     jobs = [job(name) for _ in range(2)]
     (eager,), (graph,) = run(Eager, jobs[:1]), run(GraphEngine, jobs[1:])
     same(eager, graph)
@@ -401,3 +412,41 @@ def test_kernels_use_new_weights(name, options):
         method.eval()
     near(method.posterior(x), copy.deepcopy(method).double().posterior(x.double()))
     assert uses_kernels(method)
+
+
+class StudentT(Likelihood):
+    """A likelihood that checks its arguments on the host, so that it cannot be captured."""
+
+    def log_prob(self, x, decoded):
+        return sum_event(torch.distributions.StudentT(3.0, decoded).log_prob(x), x)
+
+    def sample(self, decoded, generator=None):
+        return torch.distributions.StudentT(3.0, decoded).sample()
+
+
+def test_a_model_that_cannot_be_captured_is_trained_and_used_without_a_graph():
+    data, _ = vae()
+    options = {"latent": 2, "epochs": 1, "progress": False, "device": "cuda"}
+    model = recmix.fit("vae", data, likelihood=StudentT(), **options)
+    assert torch.randn(3, device="cuda").isfinite().all()  # the default generator still works
+    refined = model.refined(1)
+    refined.posterior(data.x_test)
+    with pytest.warns(UserWarning, match="cannot be captured"):
+        second = refined.posterior(data.x_test)
+    assert second.mean.isfinite().all()
+    assert torch.randn(3, device="cuda").isfinite().all()
+
+
+def test_generators_are_usable_after_a_capture_that_failed():
+    device = torch.device("cuda")
+    generator = torch.Generator(device).manual_seed(5)
+    expected = torch.randn(3, device=device, generator=generator)
+    generator.manual_seed(5)
+    graph = torch.cuda.CUDAGraph()
+    graph.register_generator_state(generator)
+    with pytest.raises(RuntimeError), torch.cuda.graph(graph):
+        torch.ones(3, device=device).sum().item()
+    recover_generators(device, generator)
+    generator.manual_seed(5)
+    assert torch.equal(torch.randn(3, device=device, generator=generator), expected)
+    assert torch.randn(3, device=device).isfinite().all()

@@ -82,7 +82,7 @@ def test_all_that_a_fitted_model_does(x, tmp_path):
     for name, value in encoder.state_dict().items():
         assert torch.equal(value, before[name])
     folder = model.save(tmp_path / "run")
-    again = recmix.load(folder, encoder=networks()[0], decoder=networks()[1])
+    again = recmix.load(folder, encoder=networks()[0], decoder=networks()[1], device="cpu")
     torch.testing.assert_close(again.log_likelihood(x, 10), model.log_likelihood(x, 10))
 
 
@@ -139,6 +139,7 @@ def test_a_prior_object_of_any_size_is_kept(x, tmp_path):
         encoder=networks()[0],
         decoder=networks()[1],
         prior=recmix.priors.GaussianMixturePrior(LATENT, 3),
+        device="cpu",
     )
     torch.testing.assert_close(again.log_likelihood(x, 10), model.log_likelihood(x, 10))
 

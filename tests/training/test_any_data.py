@@ -40,7 +40,7 @@ def test_every_likelihood_trains_scores_refines_and_loads(name, tmp_path):
     assert model.log_likelihood(x[:5], 5).isfinite().all()
     assert model.refined(1).elbo(x[:5], 5).isfinite().all()
     assert model.gap(x[:2], samples=20, check=0).elbo.isfinite().all()
-    again = recmix.load(folder, **own)
+    again = recmix.load(folder, **own, device="cpu")
     torch.testing.assert_close(again.log_likelihood(x[:5], 5), model.log_likelihood(x[:5], 5))
 
 
@@ -67,7 +67,7 @@ def test_every_prior_trains_and_loads(prior, method, tmp_path):
         )
     ]
     assert any(changed)  # the prior is trained
-    again = recmix.load(folder)
+    again = recmix.load(folder, device="cpu")
     torch.testing.assert_close(again.log_likelihood(table(5), 5), model.log_likelihood(table(5), 5))
     assert model.refined(1).elbo(table(5), 5).isfinite().all()
     assert model.sample(3).shape == (3, 6)
@@ -80,8 +80,8 @@ def test_a_prior_and_a_likelihood_of_ones_own(tmp_path):
     assert model.spec.model.likelihood == "own"
     assert model.spec.model.prior == "own"
     with pytest.raises(recmix.RecmixError, match="likelihood"):
-        recmix.load(folder)
-    again = recmix.load(folder, likelihood=StudentT(), prior=prior)
+        recmix.load(folder, device="cpu")
+    again = recmix.load(folder, likelihood=StudentT(), prior=prior, device="cpu")
     torch.testing.assert_close(again.elbo(table(5), 5), model.elbo(table(5), 5))
     better = recmix.fit("rme", table(), init=model, **FAST)
     assert better.latent_model.prior.log_prob(torch.ones(1, 2)).item() == pytest.approx(
@@ -96,8 +96,10 @@ def test_options_of_a_likelihood_are_never_lost(tmp_path):
     better = recmix.fit("rme", counts(), init=model, **FAST)
     assert not better.latent_model.likelihood.coefficient
     with pytest.raises(recmix.RecmixError, match="own likelihood"):
-        recmix.load(tmp_path / "run")
-    again = recmix.load(tmp_path / "run", likelihood=recmix.likelihoods.Multinomial(coefficient=False))
+        recmix.load(tmp_path / "run", device="cpu")
+    again = recmix.load(
+        tmp_path / "run", likelihood=recmix.likelihoods.Multinomial(coefficient=False), device="cpu"
+    )
     torch.testing.assert_close(again.elbo(counts(5), 5), expected)
 
 

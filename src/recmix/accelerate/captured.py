@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from recmix.accelerate.capture import no_host_sync, recover_generators
 from recmix.accelerate.stacked import places, state
 from recmix.accelerate.stacked_posteriors import stacks_of
 from recmix.inference import Inference
@@ -76,6 +77,7 @@ class Captured:
                 self.failed = str(error).splitlines()[0]
                 self._graphs.clear()
                 torch.cuda.synchronize(x.device)
+                recover_generators(x.device)
                 warnings.warn(
                     f"the posterior of {method.name} cannot be captured as a CUDA graph "
                     f"({self.failed}): it is computed without one",
@@ -103,6 +105,8 @@ class Captured:
         side.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(side):
             for _ in range(WARMUP):
+                infer(method, kept, self.inference)
+            with no_host_sync():
                 infer(method, kept, self.inference)
         torch.cuda.current_stream(device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()

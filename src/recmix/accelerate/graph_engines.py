@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from recmix.accelerate.capture import no_host_sync, recover_generators
 from recmix.accelerate.fusion import fusing
 from recmix.training.engines import ENGINES, Engine
 from recmix.training.job import Job
@@ -47,6 +48,9 @@ class GraphEngine(Engine):
                     for _ in range(WARMUP):
                         job.meter.step.zero_()
                         job.step()
+                    job.meter.step.zero_()
+                    with no_host_sync():
+                        job.step()
                 main.wait_stream(stream)
         finally:
             torch.cuda.synchronize(device)
@@ -54,8 +58,18 @@ class GraphEngine(Engine):
                 _restore(job, kept)
         for job in self.jobs:
             self.graph.register_generator_state(job.generator)
+        try:
+            self._capture(streams)
+        except RuntimeError:
+            recover_generators(device, *(job.generator for job in self.jobs))
+            for job, kept in zip(self.jobs, before, strict=True):
+                _restore(job, kept)
+            raise
+
+    def _capture(self, streams: Sequence[torch.cuda.Stream]) -> None:
+        """Record one training step of each job, each on its own stream."""
         with torch.cuda.graph(self.graph):
-            main = torch.cuda.current_stream(device)
+            main = torch.cuda.current_stream(self.jobs[0].device)
             for job, stream in zip(self.jobs, streams, strict=True):
                 stream.wait_stream(main)
                 with torch.cuda.stream(stream):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Distribution, Transform
 
 from recmix.errors import ConfigError, unknown
 from recmix.model.replaceable import fusable
@@ -231,6 +234,13 @@ class OwnPrior(Prior):
                 "torch.distributions.Distribution over latent points, or a module with these two methods"
             )
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> OwnPrior:
+        """Move to another device or data type, as every module does; also a plain distribution."""
+        super()._apply(fn, recurse)
+        if isinstance(self.density, Distribution):
+            self.density = _applied(self.density, fn)
+        return self
+
     def _distribution(self) -> Any:
         has_both = hasattr(self.density, "log_prob") and hasattr(self.density, "sample")
         return self.density if has_both or not callable(self.density) else self.density()
@@ -261,6 +271,19 @@ class OwnPrior(Prior):
             torch.manual_seed(seed)
             drawn = self._distribution().sample((n,))
         return drawn
+
+
+def _applied(part: Any, fn: Callable[[Tensor], Tensor]) -> Any:
+    """A copy of a distribution with `fn` applied to its tensors and those of its parts."""
+    if isinstance(part, Tensor):
+        return fn(part)
+    if isinstance(part, list):
+        return [_applied(one, fn) for one in part]
+    if isinstance(part, Distribution | Transform):
+        made = copy.copy(part)
+        made.__dict__.update({name: _applied(value, fn) for name, value in vars(part).items()})
+        return made
+    return part
 
 
 PRIORS = ("standard", "mixture", "vamp", "flow")

@@ -1,0 +1,40 @@
+"""Find out before a CUDA graph is captured whether the work can be captured, and clean up if not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+__all__ = ["no_host_sync", "recover_generators"]
+
+
+@contextmanager
+def no_host_sync() -> Iterator[None]:
+    """Context in which an operation that waits for the GPU raises a `RuntimeError`.
+
+    Such an operation cannot be captured, and a capture that fails leaves torch's random generators
+    unusable. So the last warm-up run before a capture is made in this context.
+    """
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+def recover_generators(device: torch.device, *generators: torch.Generator) -> None:
+    """Make random generators usable again after a capture that failed.
+
+    They remain in a state that allows draws only inside a capture. A copy of the state does not.
+
+    Args:
+        device: the CUDA device of the capture; its default generator is recovered too.
+        generators: further generators that took part in the capture.
+    """
+    with torch.cuda.device(device):
+        default = torch.cuda.default_generators[torch.cuda.current_device()]
+    for generator in (default, *generators):
+        generator.graphsafe_set_state(generator.clone_state())
