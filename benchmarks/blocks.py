@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from benchmarks.literal import Literal, RecMixVAE
 from benchmarks.registry import Context
 from recmix.data import Data, from_arrays
 from recmix.methods.method import Method
+from recmix.model.curvature_network import FULL_UP_TO
 from recmix.model.data_facts import Statistics
 from recmix.model.options import ModelOptions
 from recmix.runs.spec import Spec
@@ -49,14 +50,20 @@ def statistics_of(data: Data) -> dict[str, Any]:
 
 
 def make_spec(
-    device: torch.device, name: str, latent: int, shape: tuple[int, int, int], options: dict[str, Any]
+    device: torch.device,
+    name: str,
+    latent: int,
+    shape: tuple[int, int, int],
+    options: dict[str, Any],
+    *,
+    curvature: str = "none",
 ) -> Spec:
     """The spec of a method with a Gaussian likelihood."""
     return Spec(
         method=name,
         shape=shape,
         options=options,
-        model=ModelOptions(latent=latent, likelihood="gaussian"),
+        model=ModelOptions(latent=latent, likelihood="gaussian", curvature=curvature),
         training=Training(device=str(device)),
     )
 
@@ -67,14 +74,24 @@ def make_method(
     latent: int,
     shape: tuple[int, int, int],
     statistics: dict[str, Any],
+    *,
+    curvature: str = "none",
     **options: Any,
 ) -> Method:
     """A method with new weights, always the same ones."""
     torch.manual_seed(0)
-    return build(make_spec(device, name, latent, shape, options), statistics=Statistics(**statistics))
+    spec = make_spec(device, name, latent, shape, options, curvature=curvature)
+    return build(spec, statistics=Statistics(**statistics))
 
 
-def title(name: str, options: dict[str, Any]) -> str:
+def curvature_kind(how: str, latent: int) -> str:
+    """The kind of curvature network that this kind of refinement needs, as training chooses it."""
+    if how != "learned":
+        return "none"
+    return "full" if latent <= FULL_UP_TO else "low-rank"
+
+
+def title(name: str, options: Mapping[str, Any]) -> str:
     """The method's name followed by the value of its option, such as ``rme5``."""
     return f"{name}{'' if not options else next(iter(options.values()))}"
 

@@ -95,7 +95,7 @@ def _images(device: torch.device, count: int, shape: tuple[int, int, int]) -> to
     return torch.from_numpy(values).to(device)
 
 
-def _status(name: str) -> int | None:
+def status(name: str) -> int | None:
     """A number of bytes from Linux's status of this process; None on other systems."""
     path = Path("/proc/self/status")
     for line in path.read_text("utf-8").splitlines() if path.exists() else []:
@@ -104,17 +104,17 @@ def _status(name: str) -> int | None:
     return None
 
 
-def _resident() -> int:
+def resident() -> int:
     """Bytes of this process that are in memory now. Also resets the peak, where that is possible."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", "utf-8")
-    return _status("VmRSS") or _peak_resident()
+    return status("VmRSS") or peak_resident()
 
 
-def _peak_resident() -> int:
+def peak_resident() -> int:
     """The peak. Without Linux's status it is `ru_maxrss`, which may be the parent's."""
     unit = 1 if sys.platform == "darwin" else 1024
-    return _status("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return status("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def main() -> None:
@@ -123,9 +123,9 @@ def main() -> None:
     arguments["shape"] = tuple(arguments["shape"])
     torch.set_num_threads(arguments.pop("threads"))
     work = TASKS[arguments.pop("task")](torch.device("cpu"), **arguments)
-    before = _resident()
+    before = resident()
     work()
-    print(max(0, _peak_resident() - before))
+    print(max(0, peak_resident() - before))
 
 
 if __name__ == "__main__":

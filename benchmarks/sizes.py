@@ -6,6 +6,35 @@ from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, kw_only=True)
+class Scale:
+    """The sizes at which the cost of refinement is measured, and when a size is skipped.
+
+    Args:
+        repeats: repetitions for each size.
+        seconds: duration of one block in one repetition.
+        batch: images in a call, where another size varies.
+        latents: dimensions of z; in the other measurements it is `Sizes.latent`.
+        sides: image sizes, in pixels; in the other measurements `Sizes.shape`.
+        batches: numbers of images in a call.
+        examples: numbers of images that are processed one batch after another.
+        call_limit: most seconds of one call.
+        pass_limit: most seconds of a pass over all images.
+        memory_limit: most bytes of one call.
+    """
+
+    repeats: int = 3
+    seconds: float = 0.1
+    batch: int = 128
+    latents: tuple[int, ...] = (10, 20, 50, 100, 200, 500, 1000)
+    sides: tuple[int, ...] = (28, 48, 64, 128)
+    batches: tuple[int, ...] = (1, 16, 128, 1024)
+    examples: tuple[int, ...] = (1024, 4096, 16384, 65536)
+    call_limit: float = 2.0
+    pass_limit: float = 60.0
+    memory_limit: int = 32 * 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sizes:
     """How often, how long and on what sizes the benchmarks run.
 
@@ -32,6 +61,7 @@ class Sizes:
         sides: the same for image sizes, in pixels.
         nll_samples: samples per image in the comparison with pythae's IWAE.
         iwae_samples: samples per image of IWAE-5000.
+        scale: sizes at which the cost of refinement is measured.
     """
 
     repeats: int
@@ -56,6 +86,7 @@ class Sizes:
     sides: tuple[int, ...] = (28, 32, 48, 64)
     nll_samples: int = 100
     iwae_samples: int = 5000
+    scale: Scale = Scale()
 
 
 GPU = Sizes(
@@ -75,6 +106,12 @@ CPU = Sizes(
     growth_repeats=5,
     growth_seconds=0.5,
     iwae_images=8,
+    scale=Scale(
+        batch=16,
+        examples=(256, 1024, 4096, 16384, 65536),
+        pass_limit=15.0,
+        memory_limit=4 * 2**30,
+    ),
 )
 
 
@@ -93,4 +130,7 @@ def usual_sizes(device: str, *, quick: bool) -> Sizes:
         iwae_images=max(4, usual.iwae_images // 4),
         nll_images=100,
         nll_parts=3,
+        scale=replace(
+            usual.scale, latents=(10, 50, 200), sides=(28, 64), batches=(1, 16), examples=(256, 1024)
+        ),
     )

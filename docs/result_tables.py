@@ -351,7 +351,38 @@ def resnet() -> str:
     return table(["row", "test images", "ELBO", "IWAE-100"], lines, numbers=3)
 
 
+def refinements() -> str:
+    """Kinds of refinement on MNIST: test IWAE-100 and share of the gain of four exact steps."""
+    rows = json.loads((RESULTS / "refinement_mnist.json").read_text())["rows"]
+    rows = [row for row in rows if row["images"] == 2000]
+    values: dict[tuple[int, str], dict[int, float]] = {}
+    for row in rows:
+        values.setdefault((row["dim"], row["row"]), {})[row["split"]] = row["iwae"]
+    lines = []
+    for name in sorted({row["row"] for row in rows}, key=_refinement_order):
+        line = [name]
+        for dim in (20, 50):
+            found = values.get((dim, name), {})
+            start, exact = values[dim, "VAE"], values[dim, "gauss-newton 4"]
+            shares = [100 * (v - start[s]) / (exact[s] - start[s]) for s, v in found.items()]
+            count = "" if len(found) == 5 else f" ({len(found)} of 5 splits)"
+            line += [
+                f"{statistics.mean(found.values()):.1f}{count}" if found else "",
+                f"{statistics.mean(shares):.0f} %" if found else "",
+            ]
+        lines.append(line)
+    head = ["row", "dim 20", "share of the gain", "dim 50", "share of the gain"]
+    return table(head, lines, numbers=4)
+
+
+def _refinement_order(name: str) -> tuple[int, str]:
+    """A sort key: controls first, then exact, learned and other steps, then residual corrections."""
+    kinds = ("VAE", "gauss", "learned", "variational", "conjugate", "RESIDUAL")
+    return next(i for i, kind in enumerate(kinds) if name.startswith(kind)), name
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "refinements": refinements,
     "resnet": resnet,
     "pilot": pilot,
     "readme": readme,

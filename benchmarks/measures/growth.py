@@ -38,7 +38,7 @@ def growth_in_order(context: Context) -> Measurement:
     sides = time_blocks({n: ours(order=s.order, shape=(1, n, n)) for n in s.sides})
     upper = [n for n in s.orders if n >= max(s.orders) / 2]
     value, spread = median_and_spread(
-        [_exponent(upper, [orders[n][r] for n in upper]) for r in range(s.growth_repeats)]
+        [exponent(upper, [orders[n][r] for n in upper]) for r in range(s.growth_repeats)]
     )
 
     def typical(times: dict[int, list[float]]) -> list[float]:
@@ -51,9 +51,9 @@ def growth_in_order(context: Context) -> Measurement:
         "latents": medians(latents),
         "sides": medians(sides),
         "linear_fit_r_squared": _r_squared(list(orders), typical(orders)),
-        "literal_exponent": _exponent(upper, [statistics.median(literal[n]) for n in upper]),
-        "latent_exponent": _exponent(list(latents), typical(latents)),
-        "pixel_exponent": _exponent([n * n for n in sides], typical(sides)),
+        "literal_exponent": exponent(upper, [statistics.median(literal[n]) for n in upper]),
+        "latent_exponent": exponent(list(latents), typical(latents)),
+        "pixel_exponent": exponent([n * n for n in sides], typical(sides)),
         "batch": s.batch,
         "order": s.order,
         "latent": s.latent,
@@ -62,7 +62,7 @@ def growth_in_order(context: Context) -> Measurement:
     return Measurement(value, spread, detail)
 
 
-def _exponent(sizes: Sequence[float], times: Sequence[float]) -> float:
+def exponent(sizes: Sequence[float], times: Sequence[float]) -> float:
     """The exponent p of times ~ sizes^p, by least squares of the logarithms."""
     return float(np.polyfit(np.log(sizes), np.log(times), 1)[0])
 

@@ -3,69 +3,102 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from benchmarks.blocks import make_data, make_method, pixels, statistics_of, title
+from benchmarks.blocks import curvature_kind, make_data, make_method, pixels, statistics_of, title
 from benchmarks.clock import Block, interleave, medians, ratio
 from benchmarks.registry import Context, Measurement, benchmark
 from recmix.inference import Inference
-from recmix.methods.method import Method, infer_no_grad
+from recmix.methods.method import Method, infer, infer_no_grad
 from recmix.posteriors import Posterior
 
-Choice = tuple[str, dict[str, Any]]
-"""A method's name and options."""
+NONE: Mapping[str, Any] = MappingProxyType({})
+
+
+class Choice(NamedTuple):
+    """A method's name and options, and how its posterior is refined."""
+
+    method: str
+    options: Mapping[str, Any] = NONE
+    inference: Inference = Inference()
+
+    @property
+    def title(self) -> str:
+        """The method with the value of its option, such as ``rme5``; or the refinement, ``learned4``."""
+        how = self.inference
+        unchecked = "" if how.checks else ", no checks"
+        return f"{how.how}{how.refine}{unchecked}" if how.refine else title(self.method, self.options)
+
+    def make(self, context: Context, latent: int, statistics: dict[str, Any]) -> Method:
+        """The method in evaluation mode, with a curvature network if the refinement needs one."""
+        kind = curvature_kind(self.inference.how, latent)
+        shape = context.sizes.shape
+        return make_method(
+            context.device, self.method, latent, shape, statistics, curvature=kind, **self.options
+        ).eval()
 
 
 def compare_posteriors(
-    context: Context, latent: int, numerator: Choice, denominator: Choice
+    context: Context,
+    latent: int,
+    numerator: Choice,
+    denominator: Choice,
+    more: Mapping[str, Choice] = NONE,
 ) -> Measurement:
     """Time of one method's posterior divided by the other's, as a trained model computes it.
 
     On a GPU that is a CUDA graph, with its images copied in and its result copied out. Each call is
     waited for. ``detail.eager`` is the same without graphs; ``detail.streamed`` is without graphs and
     without waiting after each call.
+
+    Args:
+        context: device and sizes.
+        latent: dimension of z.
+        numerator: what is measured.
+        denominator: what it is compared with.
+        more: further choices that are compared with the denominator; their ratios are in the detail.
     """
     s = context.sizes
     batches = [torch.from_numpy(pixels(s.batch, s.shape, seed)) for seed in range(8)]
     xs = [(x.to(context.device).float() / 255) for x in batches]
     statistics = statistics_of(make_data(s.batch, s.shape))
-    methods = {
-        title(name, options): make_method(
-            context.device, name, latent, s.shape, statistics, **options
-        ).eval()
-        for name, options in (numerator, denominator)
-    }
-    first, second = methods
+    choices = (numerator, denominator, *more.values())
+    made = {c.title: (c.make(context, latent, statistics), c.inference) for c in choices}
 
-    def compare(blocks: dict[str, Block]) -> tuple[tuple[float, float], dict[str, float]]:
+    def compare(
+        call: Callable[..., Posterior], *, wait: bool
+    ) -> tuple[dict[str, tuple[float, float]], dict[str, float]]:
+        """The ratio of each choice to the denominator, and the median times."""
+        blocks = {
+            name: _calls(context, partial(call, method, inference=inference), xs, wait=wait)
+            for name, (method, inference) in made.items()
+        }
         times = interleave(context, blocks, repeats=s.repeats, seconds=s.seconds / 2)
-        return ratio(times[first], times[second]), medians(times)
+        return {name: ratio(t, times[denominator.title]) for name, t in times.items()}, medians(times)
 
-    failures = {name: _capture_failure(method, xs[0]) for name, method in methods.items()}
-    result, ms = compare(
-        {name: _calls(context, partial(_infer, m), xs, wait=True) for name, m in methods.items()}
-    )
+    failures = {}
+    if context.cuda:
+        failures = {name: capture_failure(m, xs[0], inference) for name, (m, inference) in made.items()}
+    ratios, ms = compare(infer_no_grad, wait=True)
     detail: dict[str, Any] = {"ms": ms, "batch": s.batch, "latent": latent, "repeats": s.repeats}
+    for name, choice in more.items():
+        detail[name] = dict(zip(("value", "spread"), ratios[choice.title], strict=True))
     if context.cuda:
         detail["not_captured"] = {name: why for name, why in failures.items() if why}
         for how, wait in (("eager", True), ("streamed", False)):
-            blocks = {n: _calls(context, m.posterior, xs, wait=wait) for n, m in methods.items()}
-            (value, spread), ms = compare(blocks)
+            others, ms = compare(infer, wait=wait)
+            value, spread = others[numerator.title]
             detail[how] = {"value": value, "spread": spread, "ms": ms}
-    return Measurement(*result, detail)
+    return Measurement(*ratios[numerator.title], detail)
 
 
-def _infer(method: Method, x: Tensor) -> Posterior:
-    """The posterior as a trained model computes it."""
-    return infer_no_grad(method, x, Inference())
-
-
-def _capture_failure(method: Method, x: Tensor) -> str:
+def capture_failure(method: Method, x: Tensor, inference: Inference) -> str:
     """Why the posterior cannot be captured as a CUDA graph; empty if it can.
 
     A batch shape is captured when it occurs for the second time.
@@ -73,7 +106,7 @@ def _capture_failure(method: Method, x: Tensor) -> str:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(2):
-            _infer(method, x)
+            infer_no_grad(method, x, inference)
     return "; ".join(str(warning.message) for warning in caught)
 
 
@@ -100,7 +133,7 @@ def _calls(
 )
 def posterior_rme5_over_vae(context: Context) -> Measurement:
     s = context.sizes
-    return compare_posteriors(context, s.wide, ("rme", {"order": s.order}), ("vae", {}))
+    return compare_posteriors(context, s.wide, Choice("rme", {"order": s.order}), Choice("vae"))
 
 
 @benchmark(
@@ -111,7 +144,8 @@ def posterior_rme5_over_vae(context: Context) -> Measurement:
 )
 def posterior_rme5_over_sa1(context: Context) -> Measurement:
     s = context.sizes
-    return compare_posteriors(context, s.wide, ("rme", {"order": s.order}), ("sa", {"steps": 1}))
+    rme, sa = Choice("rme", {"order": s.order}), Choice("sa", {"steps": 1})
+    return compare_posteriors(context, s.wide, rme, sa)
 
 
 @benchmark(
@@ -121,6 +155,5 @@ def posterior_rme5_over_sa1(context: Context) -> Measurement:
     target_device="cuda",
 )
 def posterior_laplace2_over_sa2(context: Context) -> Measurement:
-    return compare_posteriors(
-        context, context.sizes.latent, ("vlae", {"steps": 2}), ("sa", {"steps": 2})
-    )
+    vlae, sa = Choice("vlae", {"steps": 2}), Choice("sa", {"steps": 2})
+    return compare_posteriors(context, context.sizes.latent, vlae, sa)

@@ -17,6 +17,7 @@ from recmix.evaluation.bounds import bounds
 from recmix.evaluation.calibrate import EXAMPLES, calibrate
 from recmix.evaluation.decompose import decompose
 from recmix.evaluation.gap import Gap
+from recmix.evaluation.tune import Frontier, best_refinement, tune
 from recmix.exports.serialise import export
 from recmix.inference import Inference
 from recmix.methods.method import Method, infer, infer_no_grad
@@ -88,22 +89,45 @@ class Model(nn.Module):
         """q(z | x) of a batch x (B, ...) on the model's device, with gradients."""
         return infer(self.method, x, self.inference)
 
-    def refined(self, steps: int, *, restarts: int | None = None, reuse: int | None = None) -> Model:
-        """The same model with every component of its posterior refined by Gauss-Newton steps.
+    def refined(
+        self,
+        steps: int,
+        *,
+        how: str | None = None,
+        restarts: int | None = None,
+        reuse: int | None = None,
+        checks: int | None = None,
+        x: Any = None,
+    ) -> Model:
+        """The same model with every component of its posterior refined by a few steps.
 
         Nothing is trained and nothing is copied: the new model shares the weights of this one. If
-        `restarts` or `reuse` is None, the present value is kept.
+        an option is None, its present value is kept.
 
         Args:
-            steps: damped Gauss-Newton steps from each component's mean; 0 removes the refinement.
+            steps: refinement steps from each component's mean; 0 removes the refinement.
+            how: the kind of refinement: ``gauss-newton``, ``learned``, ``variational``, ``conjugate``
+                (see `recmix.Inference`); or ``auto``, which chooses the kind, or none, on the
+                validation examples x.
             restarts: number of starting points for each example, 1 to 9. The result with the
                 highest estimate of log p(x) is used. A method with residual corrections uses
                 restarts even if `steps` is 0.
             reuse: extra steps after each step that use the same curvature.
+            checks: pairs of points at which the ELBO of each example is compared with that before
+                the refinement; 0 does not compare.
+            x: validation examples, only for ``auto``. Only the first thousand are used.
         """
         if steps < 0:
             raise ConfigError(f"steps must not be negative, got {steps}: try 1, 2 or 4")
-        given = {"refine": steps, "restarts": restarts, "reuse": reuse}
+        if how == "auto":
+            if x is None:
+                raise ConfigError("how = 'auto' chooses on validation examples: give them as x")
+            examples = self._examples(x[:EXAMPLES])
+            found = best_refinement(self.method, examples, steps, base=self.inference)
+            steps, how = found.refine, found.how
+        elif x is not None:
+            raise ConfigError(f"x is for how = 'auto', got how = {how!r}: leave x out")
+        given = {"refine": steps, "how": how, "restarts": restarts, "reuse": reuse, "checks": checks}
         return self.using(**{name: value for name, value in given.items() if value is not None})
 
     def calibrated(
@@ -143,13 +167,62 @@ class Model(nn.Module):
         )
         return self.using(**vars(found.inference))
 
+    def frontier(
+        self,
+        x: Any,
+        *,
+        budget: float | None = None,
+        milliseconds: float | None = None,
+        samples: int = 100,
+        seed: int = 0,
+        memory: int | None = None,
+        report: Callable[[int, int], None] = lambda done, total: None,
+    ) -> Frontier:
+        """Measure the time and the bound of all possible refinements on this machine.
+
+        Args:
+            x: validation examples (B, ...); only the first thousand are used.
+            budget: time limit as a multiple of the time of the encoder's own posterior.
+            milliseconds: time limit in milliseconds per example; give this or `budget`.
+            samples: K of the IWAE-K bound.
+            seed: seed of the sampling noise.
+            memory: bytes for the decoder's activations at a time; by default a value that suits the
+                device.
+            report: function that is called with the work done and the whole work.
+        """
+        return tune(
+            self.method,
+            self._examples(x[:EXAMPLES]),
+            budget=budget,
+            milliseconds=milliseconds,
+            samples=samples,
+            seed=seed,
+            memory=memory,
+            base=self.inference,
+            report=report,
+        )
+
+    def tuned(
+        self, x: Any, *, budget: float | None = None, milliseconds: float | None = None, **how: Any
+    ) -> Model:
+        """The same model with the refinement that has the best bound within a time limit.
+
+        Args:
+            x: validation examples (B, ...), as in `frontier`.
+            budget: time limit as a multiple of the time of the encoder's own posterior.
+            milliseconds: time limit in milliseconds per example; give this or `budget`.
+            **how: further arguments of `frontier`.
+        """
+        found = self.frontier(x, budget=budget, milliseconds=milliseconds, **how).winner.inference
+        return self.using(how=found.how, refine=found.refine)
+
     def using(self, **options: Any) -> Model:
         """The same model with some options of its `Inference` changed; the weights are shared.
 
         >>> import numpy as np
         >>> model = fit("vae", np.random.default_rng(0).random((30, 1, 8, 8), np.float32), epochs=1)
         >>> model.using(refine=2, scale=1.2).inference.key
-        'gauss-newton,refine=2,reuse=2,restarts=1,scale=1.2,slope=0.0,reference=0.0'
+        'gauss-newton,refine=2,reuse=2,restarts=1,checks=1,scale=1.2,slope=0.0,reference=0.0'
         """
         inference = replace(self.inference, **options)
         return Model(self.method, replace(self.spec, inference=inference), self.history, None)

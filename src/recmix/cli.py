@@ -23,6 +23,7 @@ from recmix.commands.report import figure_one_command, report_command
 from recmix.commands.summary import summary_command
 from recmix.commands.terminal import before_command, err, plain
 from recmix.commands.train import add_train
+from recmix.commands.tune import tune_command
 from recmix.errors import Interrupted, RecmixError
 
 __all__ = ["main"]
@@ -69,6 +70,7 @@ COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "methods": (methods_command, "recmix methods --json"),
     "presets": (presets_command, "recmix presets best > mine.toml"),
     "evaluate": (evaluate_command, "recmix evaluate runs/rme --samples 5000 --json"),
+    "tune": (tune_command, "recmix tune runs/rme --budget 3x --plot tuned.png"),
     "demo": (demo_command, "recmix demo --out runs/demo --overwrite"),
     "compare": (
         compare_command,

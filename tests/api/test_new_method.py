@@ -101,9 +101,8 @@ def test_every_tool_works_with_a_method_from_a_new_file(new_method, tmp_path, mo
     assert call(*evaluate, "--calibrate") == 0
     assert call(*evaluate[:-4], "--gap", "--examples", "4", "--samples", "20") == 0
     scores = json.loads((tmp_path / "low" / "scores.json").read_text())
-    assert {"test/5", "test/5/gauss-newton,refine=1,reuse=2,restarts=1", "test/5/calibrated"} == set(
-        scores
-    )
+    refined = "test/5/gauss-newton,refine=1,reuse=2,restarts=1,checks=1"
+    assert {"test/5", refined, "test/5/calibrated"} == set(scores)
     assert scores["test/5"]["kind"] == "encoder"
     assert (tmp_path / "low" / "gap.json").exists()
 

@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # benchmarks/ is not part of
 
 from benchmarks.registry import Context
 from benchmarks.run import run
-from benchmarks.sizes import Sizes
+from benchmarks.sizes import Scale, Sizes
 
 
 @pytest.fixture
@@ -38,6 +38,15 @@ def sizes():
         sides=(8, 12),
         nll_samples=5,
         iwae_samples=20,
+        scale=Scale(
+            repeats=1,
+            seconds=0.0,
+            batch=2,
+            latents=(2, 4),
+            sides=(8,),
+            batches=(2,),
+            examples=(4, 8, 16),
+        ),
     )
 
 

@@ -62,9 +62,9 @@ def test_different_inferences_have_different_score_names(run):
     assert call("evaluate", run, "--samples", "3", "--calibrate") == 0
     scores = Run(run).scores()
     assert len(scores) == 5
-    assert scores["test/3/gauss-newton,refine=1,reuse=0,restarts=1"]["inference"]["reuse"] == 0
+    assert scores["test/3/gauss-newton,refine=1,reuse=0,restarts=1,checks=1"]["inference"]["reuse"] == 0
     assert scores["test/3/calibrated"]["kind"] == "encoder"
-    assert scores["test/3/gauss-newton,refine=1,reuse=2,restarts=2"]["steps"] == 1
+    assert scores["test/3/gauss-newton,refine=1,reuse=2,restarts=2,checks=1"]["steps"] == 1
 
 
 def test_residual_corrections_can_restart_without_refinement(tmp_path, capsys):

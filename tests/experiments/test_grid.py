@@ -436,13 +436,13 @@ def test_score_names_hold_the_whole_inference():
         {"name": "residual", "restarts": 4},
     ]
     found = by_row(methods=methods)
-    plus = ["", *(f"/gauss-newton,refine={steps},reuse=0,restarts=1" for steps in (2, 4))]
+    plus = ["", *(f"/gauss-newton,refine={steps},reuse=0,restarts=1,checks=1" for steps in (2, 4))]
     assert found["VAE+"].evaluate == (
         *(f"test/3{how}" for how in plus),
         *(f"test/3{how}/calibrated" for how in plus),
         *(f"val/3{how}" for how in plus),
     )
-    refined = [f"gauss-newton,refine={steps},reuse=2,restarts=3" for steps in (2, 1)]
+    refined = [f"gauss-newton,refine={steps},reuse=2,restarts=3,checks=1" for steps in (2, 1)]
     keys = tuple(f"{part}/3/{how}" for part in ("test", "val") for how in refined)
     assert found["R"].evaluate == keys
     assert found["RESIDUAL(3)"].evaluate == ("test/3/restarts=4", "val/3/restarts=4")
@@ -450,7 +450,7 @@ def test_score_names_hold_the_whole_inference():
 
 def test_noise_is_a_third_score():
     entry = {"name": "vae", "continued": True, "refined": [2], "calibrated": "noise"}
-    used = ["", "/gauss-newton,refine=2,reuse=2,restarts=1"]
+    used = ["", "/gauss-newton,refine=2,reuse=2,restarts=1,checks=1"]
     assert by_row(methods=[entry])["VAE+"].evaluate == (
         *(f"test/3{how}" for how in used),
         *(f"test/3{how}/calibrated" for how in used),
@@ -483,7 +483,7 @@ def test_the_networks_for_own_data_depend_on_their_shape(tmp_path):
 
 def test_restarts_without_effect_are_not_in_score_names():
     methods = [{"name": "vae", "continued": True, "refined": [1], "restarts": 3}]
-    refined = "gauss-newton,refine=1,reuse=2,restarts=3"
+    refined = "gauss-newton,refine=1,reuse=2,restarts=3,checks=1"
     plus = by_row(methods=methods)["VAE+"]
     assert plus.evaluate == ("test/3", f"test/3/{refined}", "val/3", f"val/3/{refined}")
     assert plus.extra == {}
@@ -512,12 +512,12 @@ def test_one_training_with_two_inferences_has_the_scores_of_both():
     assert list(rows) == ["VAE", "VAE+", "A(3)"]
     assert rows["A(3)"].evaluate == (
         "test/3/restarts=3",
-        "test/3/gauss-newton,refine=1,reuse=2,restarts=3",
+        "test/3/gauss-newton,refine=1,reuse=2,restarts=3,checks=1",
         "val/3/restarts=3",
-        "val/3/gauss-newton,refine=1,reuse=2,restarts=3",
+        "val/3/gauss-newton,refine=1,reuse=2,restarts=3,checks=1",
         "test/3",
-        "test/3/gauss-newton,refine=2,reuse=4,restarts=1",
+        "test/3/gauss-newton,refine=2,reuse=4,restarts=1,checks=1",
         "val/3",
-        "val/3/gauss-newton,refine=2,reuse=4,restarts=1",
+        "val/3/gauss-newton,refine=2,reuse=4,restarts=1,checks=1",
     )
     assert any("are done once (repeated: 1)" in note for note in found.notes)

@@ -172,10 +172,10 @@ def test_rows_that_start_from_other_rows_are_trained_and_refined(tmp_path, small
     jobs = grid(**small, methods=methods).jobs
     store = run_jobs(tmp_path / "store", jobs)
     found = {job.row: scores(store, job) for job in jobs}
-    decoder = "test/3/gauss-newton,refine=1,reuse=2,restarts=1"
+    decoder = "test/3/gauss-newton,refine=1,reuse=2,restarts=1,checks=1"
     assert found["DECODER"].keys() == {decoder, decoder.replace("test", "val")}
     assert found["DECODER"][decoder]["inference"] == Inference(refine=1).to_json()
-    refined = "test/3/gauss-newton,refine=2,reuse=2,restarts=1"
+    refined = "test/3/gauss-newton,refine=2,reuse=2,restarts=1,checks=1"
     assert found["ENCODER"][refined]["elbo"] > found["ENCODER"]["test/3"]["elbo"]
 
 

@@ -9,7 +9,7 @@ from cases.reports import add_run
 from recmix.model.options import ModelOptions
 from recmix.reports.published import best_printed, likelihood_of, time_of
 from recmix.reports.read_store import read_store
-from recmix.reports.records import Row, TableColumn
+from recmix.reports.records import NOT_IN_COLUMN, Row, TableColumn
 from recmix.reports.runs import read_runs, write_runs
 from recmix.reports.statistics import summarise
 
@@ -37,7 +37,13 @@ def columns(store):
 
 
 def test_another_value_of_each_option_is_tried_here():
-    assert set(OTHER) == {field.name for field in fields(ModelOptions)}
+    assert set(OTHER) == {field.name for field in fields(ModelOptions)} - set(NOT_IN_COLUMN)
+
+
+def test_a_curvature_network_does_not_change_the_column(tmp_path):
+    add_run(tmp_path, "VAE", None, test=1.0)
+    add_run(tmp_path, "VAE with curvature", None, test=2.0, job=False, model={"curvature": "full"})
+    assert len(columns(tmp_path)) == 1
 
 
 @pytest.mark.parametrize("name", OTHER)

@@ -85,7 +85,7 @@ def test_run_has_the_score_of_its_own_inference(tmp_path):
     spec = json.loads((folder / "spec.json").read_text())
     write(folder / "spec.json", spec | {"inference": {**spec["inference"], "refine": 2}})
     plain = json.loads((folder / "scores.json").read_text())["test/100"]
-    inference = "gauss-newton,refine=2,reuse=2,restarts=1"
+    inference = "gauss-newton,refine=2,reuse=2,restarts=1,checks=1"
     scores = {"test/100": plain, f"test/100/{inference}": plain | {"iwae": 7.5, "milliseconds": 3.0}}
     write(folder / "scores.json", scores)
     found = packs(page_text(tmp_path, tmp_path / "store"))

@@ -54,6 +54,7 @@ def add(store, label, split, *, data="mnist", latent=20, base=940.0):
 def add_gap(folder, total=12.0, **inference):
     """Write the gap of a run, measured with this inference."""
     part = {"total": {"mean": total, "se": 3.0}, "log_evidence": {"mean": 1012.0, "se": 2.0}}
+    inference = {"checks": 1, **inference}
     gap = {"inference": inference, "samples": 9, "summary": {"test": part}, "images": {"test": [1] * 9}}
     (folder / "gap.json").write_text(json.dumps(gap))
 
@@ -184,10 +185,10 @@ def test_file_of_runs_gives_the_same_summary(store, rows, tmp_path):
     assert len(content["runs"]) == 35
     run = next(r for r in content["runs"] if r["folder"] == "refined-mnist-20-3")
     assert run["training"] == {"epochs": 7, "learning_rate": 1e-5}
-    assert run["inference"] == {"refine": 2}
+    assert run["inference"] == {"refine": 2, "checks": 1}
     assert (run["split"], run["restart"], run["best_epoch"]) == (3, 0, 7)
     assert run["environment"]["torch"] == "2.13.0"
-    assert (tmp_path / "runs.json").stat().st_size < 1700 * 35
+    assert (tmp_path / "runs.json").stat().st_size < 1750 * 35
 
 
 @pytest.mark.parametrize(
@@ -469,7 +470,7 @@ def test_validation_bound_is_none_if_some_runs_lack_it(tmp_path):
             add_scores(folder, part="val", samples=k, inference={"refine": 4}, iwae=float(k))
         if not split:
             scores = json.loads((folder / "scores.json").read_text())
-            del scores["val/5/gauss-newton,refine=2,reuse=2,restarts=1"]
+            del scores["val/5/gauss-newton,refine=2,reuse=2,restarts=1,checks=1"]
             (folder / "scores.json").write_text(json.dumps(scores))
     rows = summarised(tmp_path)
     four = row(rows, "VAE+ +4 steps")

@@ -7,6 +7,7 @@ only slower.
 
 from recmix.accelerate import (  # noqa: F401  (each registers what it replaces)
     captured,
+    chain_log_joint,
     fusion,
     graph_engines,
     muon,

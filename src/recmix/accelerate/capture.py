@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,7 +19,9 @@ def no_host_sync() -> Iterator[None]:
     unusable. So the last warm-up run before a capture is made in this context.
     """
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():  # torch warns that it does not detect every such operation
+        warnings.simplefilter("ignore")
+        torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:
@@ -34,6 +37,8 @@ def recover_generators(device: torch.device, *generators: torch.Generator) -> No
         device: the CUDA device of the capture; its default generator is recovered too.
         generators: further generators that took part in the capture.
     """
+    if device.type != "cuda":
+        return
     with torch.cuda.device(device):
         default = torch.cuda.default_generators[torch.cuda.current_device()]
     for generator in (default, *generators):

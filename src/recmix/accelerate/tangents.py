@@ -8,17 +8,17 @@ are zero.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from recmix.inference.gauss_newton import decoder_jacobian, jacobian_needs_autograd
+from recmix.inference.gauss_newton import decoder_jacobian, is_traceable, jacobian_needs_autograd
 from recmix.model.networks import Decoder
 
-__all__ = ["chain_jacobian", "layer_chain", "push"]
+__all__ = ["chain_jacobian", "fast_on_cpu", "layer_chain", "push", "values"]
 
 Slope = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
@@ -35,6 +35,13 @@ SLOPES: dict[type[nn.Module], Slope] = {
     nn.Sigmoid: lambda _layer, _before, after: after * (1 - after),
 }
 """The derivative of an activation from its input and its output."""
+BLOCK = 2**20
+"""Most values of one layer's tangents that are computed at a time on a CPU."""
+KEPT = 2**25 - 2**14
+"""Size of an array that is made and freed at once. Then the C library of Linux keeps freed memory.
+
+Otherwise it returns large arrays to the system, and using new ones takes as long as the arithmetic.
+"""
 SHAPES = (nn.Flatten, nn.Unflatten, nn.Identity)
 
 
@@ -45,6 +52,8 @@ def layer_chain(network: nn.Module) -> list[nn.Module] | None:
     ['Linear', 'Tanh']
     >>> layer_chain(nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3)))
     """
+    if network._forward_hooks or network._forward_pre_hooks:
+        return None
     if isinstance(network, Decoder):
         return layer_chain(network.layers)
     if type(network) is nn.Sequential:
@@ -53,8 +62,7 @@ def layer_chain(network: nn.Module) -> list[nn.Module] | None:
     if isinstance(network, nn.Conv2d | nn.ConvTranspose2d) and network.padding_mode != "zeros":
         return None
     simple = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d, *SLOPES, *SHAPES)
-    hooked = network._forward_hooks or network._forward_pre_hooks
-    return [network] if type(network) in simple and not hooked else None
+    return [network] if type(network) in simple else None
 
 
 def push(layers: list[nn.Module], z: Tensor, tangents: Tensor) -> tuple[Tensor, Tensor]:
@@ -66,32 +74,77 @@ def push(layers: list[nn.Module], z: Tensor, tangents: Tensor) -> tuple[Tensor, 
         tangents: directions (T, D), the same for all inputs.
 
     Returns:
-        The output (B, …) and the derivatives (T, B, …).
+        The output (B, …) and the derivatives (B, T, …).
 
     >>> layer = nn.Linear(2, 3)
     >>> _, moved = push([layer], torch.zeros(5, 2), torch.eye(2))
-    >>> torch.equal(moved[:, 0], layer.weight.T)
+    >>> torch.equal(moved[0], layer.weight.T)
     True
     """
-    at, moved = z, tangents.unsqueeze(1)  # (T, 1, D): one row for all examples while they are equal
+    at, slopes = _values_and_slopes(layers, z)
+    moved = _move(layers, slopes, tangents)
+    return at, moved.expand(z.shape[0], *moved.shape[1:])
+
+
+def values(layers: list[nn.Module], z: Tensor) -> Tensor:
+    """The output (B, …) of a chain of layers at z (B, D), as `push` computes it.
+
+    >>> layers = [nn.Linear(2, 3), nn.Tanh()]
+    >>> values(layers, torch.zeros(5, 2)).shape
+    torch.Size([5, 3])
+    """
     for layer in layers:
-        before, at = at, layer(at)
-        rows = moved.flatten(0, 1)
-        if type(layer) in SLOPES:
-            moved = moved * SLOPES[type(layer)](layer, before, at)
-            continue
-        moved = _without_bias(layer, rows).unflatten(0, moved.shape[:2])
-    return at, moved.expand(-1, z.shape[0], *moved.shape[2:])
+        z = layer(z) if type(layer) in SLOPES else _linear(layer, z, bias=True)
+    return z
 
 
-def _without_bias(layer: Any, rows: Tensor) -> Tensor:
+def _values_and_slopes(layers: list[nn.Module], z: Tensor) -> tuple[Tensor, list[Tensor | None]]:
+    """The output at z (B, D); for each layer the slope (B, …) if it is an activation, else None."""
+    slopes: list[Tensor | None] = []
+    for layer in layers:
+        before = z
+        z = values([layer], z)
+        slope = SLOPES.get(type(layer))
+        slopes.append(None if slope is None else slope(layer, before, z))
+    return z, slopes
+
+
+def _move(layers: list[nn.Module], slopes: Sequence[Tensor | None], tangents: Tensor) -> Tensor:
+    """The derivatives (B, T, …) of a chain's output along the directions `tangents` (T, D).
+
+    They are (1, T, …) if no layer is an activation: then they are equal for all examples.
+
+    Args:
+        layers: the chain.
+        slopes: slopes of the activations for B examples, from `_values_and_slopes`.
+        tangents: directions (T, D).
+    """
+    moved = tangents.clone().unsqueeze(0)  # (1, T, D): for all examples, while they are equal
+    for layer, slope in zip(layers, slopes, strict=True):
+        if slope is None:
+            rows = _linear(layer, moved.flatten(0, 1), bias=False)
+            moved = rows.unflatten(0, moved.shape[:2])
+        elif moved.shape[0] == slope.shape[0] and not torch.is_grad_enabled():
+            moved = moved.mul_(slope.unsqueeze(1))
+        else:
+            moved = moved * slope.unsqueeze(1)
+    return moved
+
+
+def _linear(layer: Any, rows: Tensor, *, bias: bool) -> Tensor:
+    """The output of a layer that is not an activation, with or without its bias."""
+    fast = fast_on_cpu(rows)
     if isinstance(layer, nn.Linear):
-        return F.linear(rows, layer.weight)
+        return F.linear(rows, layer.weight, layer.bias if bias else None)
+    if isinstance(layer, nn.Conv2d | nn.ConvTranspose2d) and fast:
+        rows = rows.contiguous(memory_format=torch.channels_last)
     if isinstance(layer, nn.ConvTranspose2d):
+        if fast and layer.out_channels == 1:
+            return _to_one_channel(layer, rows, bias=bias)
         return F.conv_transpose2d(
             rows,
             layer.weight,
-            None,
+            layer.bias if bias else None,
             layer.stride,  # type: ignore[arg-type]
             layer.padding,  # type: ignore[arg-type]
             layer.output_padding,  # type: ignore[arg-type]
@@ -100,15 +153,51 @@ def _without_bias(layer: Any, rows: Tensor) -> Tensor:
         )
     if isinstance(layer, nn.Conv2d):
         return F.conv2d(
-            rows, layer.weight, None, layer.stride, layer.padding, layer.dilation, layer.groups
+            rows,
+            layer.weight,
+            layer.bias if bias else None,
+            layer.stride,
+            layer.padding,
+            layer.dilation,
+            layer.groups,
         )
     reshaped: Tensor = layer(rows)
     return reshaped
 
 
+def fast_on_cpu(like: Tensor) -> bool:
+    """Whether to use what is faster on a CPU and needs no gradient and no tracing."""
+    traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() or is_traceable()
+    return like.device.type == "cpu" and not torch.is_grad_enabled() and not traced
+
+
+def _to_one_channel(layer: Any, rows: Tensor, *, bias: bool) -> Tensor:
+    """A transposed convolution to one channel, as a matrix product and a sum of its windows.
+
+    On a CPU torch's own function takes as long for one channel as for eight.
+    """
+    rules = zip(
+        rows.shape[2:],
+        layer.stride,
+        layer.padding,
+        layer.dilation,
+        layer.kernel_size,
+        layer.output_padding,
+        strict=True,
+    )
+    size = tuple((n - 1) * s - 2 * p + d * (k - 1) + o + 1 for n, s, p, d, k, o in rules)
+    weight = layer.weight.flatten(1).t().expand(rows.shape[0], -1, -1)
+    windows = torch.bmm(weight, rows.flatten(2))  # (rows, window, positions)
+    made = F.fold(windows, size, layer.kernel_size, layer.dilation, layer.padding, layer.stride)
+    return made.add_(layer.bias) if bias and layer.bias is not None else made
+
+
 @decoder_jacobian.register
 def chain_jacobian(decoder: nn.Module, z: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
     """The output (B, …) and the Jacobian (B, P, D) of a decoder that is a chain of simple layers.
+
+    On a CPU without gradients, the Jacobian is computed for a few examples at a time, so that the
+    tangents of a layer stay in the cache and their memory is used again.
 
     Args:
         decoder: the decoder; for any other kind of network the result is NotImplemented.
@@ -118,11 +207,20 @@ def chain_jacobian(decoder: nn.Module, z: Tensor, chunk: int) -> tuple[Tensor, T
     layers = layer_chain(decoder)
     if layers is None:
         return NotImplemented
-    units = torch.eye(z.shape[1], dtype=z.dtype, device=z.device)
-    parts = [push(layers, z, part) for part in units.split(chunk)]
-    moved = [part[1] for part in parts]
-    columns = torch.cat(moved) if len(moved) > 1 else moved[0]  # (D, B, C, H, W)
-    return parts[0][0], columns.flatten(2).permute(1, 2, 0)
+    at, slopes = _values_and_slopes(layers, z)
+    batch, latent = z.shape
+    units = torch.eye(latent, dtype=z.dtype, device=z.device)
+    sizes = [slope[0].numel() for slope in slopes if slope is not None]
+    examples = min(BLOCK // max(sizes), chunk * batch) // latent if sizes and fast_on_cpu(z) else 0
+    if 0 < examples < batch:
+        torch.empty(KEPT, dtype=torch.uint8)
+        starts = range(0, batch, examples)
+        pieces = [[None if s is None else s[i : i + examples] for s in slopes] for i in starts]
+        columns = torch.cat([_move(layers, piece, units) for piece in pieces])
+    else:
+        parts = [_move(layers, slopes, part) for part in units.split(chunk)]
+        columns = torch.cat(parts, 1) if len(parts) > 1 else parts[0]  # (B, D, C, H, W)
+    return at, columns.expand(batch, *columns.shape[1:]).flatten(2).mT
 
 
 @jacobian_needs_autograd.register

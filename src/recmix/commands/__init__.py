@@ -1,1 +1,1 @@
-"""The commands, one module for each group; `recmix.cli` registers them."""
+"""The commands of the program ``recmix``; `recmix.cli` registers them."""

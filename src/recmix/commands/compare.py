@@ -1,4 +1,7 @@
-"""`recmix compare`: every method from one VAE under one schedule, in one table."""
+"""`recmix compare`: compare methods in one table.
+
+All methods start from the same trained VAE and are trained with the same schedule.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ def compare_command(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda ...")] = "auto",
     data_root: Root = None,
 ) -> None:
-    """Train every method from one VAE under one schedule; print one table with the control VAE+."""
+    """Train methods from the same VAE with the same schedule; print one table of their scores."""
     from recmix.data import load
 
     both = {"seed": seed, "device": device}
@@ -66,7 +69,7 @@ def compare_command(
 
 
 def parse_entry(text: str) -> tuple[str, dict[str, Any]]:
-    """A method and its options from ``name`` or ``name:option=value,option=value``.
+    """Read a method's name and its options from ``name`` or ``name:option=value,option=value``.
 
     >>> parse_entry("rme:order=2,eps_max=0.2")
     ('rme', {'order': 2, 'eps_max': 0.2})
@@ -97,22 +100,26 @@ def compare(
     samples: int = 100,
     progress: bool | None = None,
 ) -> list[Row]:
-    """Train a VAE, continue it (VAE+), start every method from it, and score all on the test data.
+    """Train several methods from the same VAE, and score all models on the test data.
 
-    Finished runs in the folder are not repeated and interrupted ones are continued.
+    First a VAE is trained. Then each method is trained from this VAE. As a control, the VAE itself
+    is also trained further with the same schedule; this model is called VAE+. If the folder has
+    finished runs, they are not repeated. Interrupted runs are continued.
 
     Args:
-        data: the data.
-        folder: for the runs, ``compare.json`` and ``compare.md``.
-        entries: methods, as `parse_entry` reads them; by default every method with its defaults.
-        init: a trained VAE to start from instead of training one here.
+        data: data with a test part.
+        folder: folder for the runs, ``compare.json`` and ``compare.md``.
+        entries: the methods, as texts that `parse_entry` reads; by default every method with its
+            default options.
+        init: folder of a trained VAE, which is used instead of training one here.
         vae: options of `recmix.fit` for the VAE.
-        second: options of `recmix.fit` for everything that starts from it.
+        second: options of `recmix.fit` for VAE+ and the methods.
         samples: K of IWAE-K.
-        progress: as in `recmix.fit`.
+        progress: whether to show progress, as in `recmix.fit`.
 
     Returns:
-        A row per model: scores, the gain over VAE+, and the reason where a training failed.
+        A dictionary for each model, with its scores and its gain in IWAE-K over VAE+. If its
+        training failed, the dictionary has the reason instead.
     """
     from recmix.api import fit, load
     from recmix.methods.registry import METHODS, find_method
@@ -157,7 +164,7 @@ def compare(
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """The rows as a Markdown table."""
+    """Write the results that `compare` returns as a Markdown table, with a row for each model."""
     samples, batch = rows[0]["samples"], rows[0]["batch"]
     lines = [
         f"| model | ELBO | IWAE-{samples} | over VAE+ | ms per batch of {batch} | best epoch |",
@@ -209,5 +216,5 @@ def _label(name: str, options: dict[str, Any]) -> str:
 
 
 def _folder(label: str) -> str:
-    """A folder name for a row: letters, digits and a few signs."""
+    """Make a folder name from the label of a model; signs that are unsafe in paths become ``-``."""
     return "".join(c if c.isalnum() or c in "+-_." else "-" for c in label.lower()).strip("-")

@@ -1,4 +1,7 @@
-"""`recmix demo`: a VAE, the control VAE+ and a recursive mixture on scikit-learn's digits."""
+"""`recmix demo`: train three models on scikit-learn's digits.
+
+They are a VAE, the same VAE trained further (VAE+, a control), and a recursive mixture.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ ORDER = 3
 EPOCHS = 300
 SECOND_EPOCHS = 30
 SECOND_RATE = 1e-4
-"""A hundred times the default: an epoch of the digits has ten updates, one of MNIST over 400."""
+"""Learning rate of VAE+ and the mixture, a hundred times the default.
+
+An epoch of the digits has only ten updates, an epoch of MNIST has over 400.
+"""
 SAMPLES = 100
 
 
@@ -40,15 +46,18 @@ def demo_command(
 def demo(
     folder: Path, *, overwrite: bool = False, quick: bool = False
 ) -> tuple[list[tuple[str, dict[str, Any]]], list[Path]]:
-    """Train the three models, score them on the test images and draw the figures.
+    """Train three models on scikit-learn's digits, score them on the test images and draw figures.
+
+    The models are a VAE, the same VAE trained further (VAE+), and a recursive mixture that starts
+    from the VAE.
 
     Args:
-        folder: for the run folders and the figures.
+        folder: folder for the runs and the figures.
         overwrite: replace existing runs.
-        quick: a few epochs only.
+        quick: train for a few epochs only.
 
     Returns:
-        A row of scores for each model, and the paths of the figures.
+        The name and the scores of each model, and the paths of the figures.
     """
     from recmix.api import fit
     from recmix.data import load

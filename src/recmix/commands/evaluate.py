@@ -13,12 +13,22 @@ from recmix.commands.own_parts import check_no_own_parts
 from recmix.commands.python_model import is_python_path, python_model
 from recmix.commands.terminal import Json, Root, out, print_scores
 from recmix.errors import ConfigError, DataError, unknown
+from recmix.inference.inference import REFINEMENT
 
 if TYPE_CHECKING:
     from recmix.api import Model
     from recmix.data import Data
+    from recmix.inference import Inference
 
-__all__ = ["evaluate_command"]
+__all__ = [
+    "check_data",
+    "data_of",
+    "evaluate_command",
+    "load_model",
+    "part_of",
+    "progress",
+    "words",
+]
 
 
 def evaluate_command(
@@ -34,7 +44,15 @@ def evaluate_command(
     ] = None,
     split: Annotated[str, typer.Option(help="train, val or test.")] = "test",
     refine: Annotated[
-        int | None, typer.Option(help="Gauss-Newton steps for each example first (1, 2, 4).")
+        int | None,
+        typer.Option(help="Refinement steps for each example first (1, 2, 4); 0 removes refinement."),
+    ] = None,
+    how: Annotated[
+        str | None,
+        typer.Option(
+            help="Kind of refinement: gauss-newton, learned, variational, conjugate, or auto (chosen "
+            "on validation data). Needs --refine."
+        ),
     ] = None,
     restarts: Annotated[
         int | None,
@@ -42,6 +60,10 @@ def evaluate_command(
     ] = None,
     reuse: Annotated[
         int | None, typer.Option(help="Extra steps that use the same curvature (default 2).")
+    ] = None,
+    checks: Annotated[
+        int | None,
+        typer.Option(help="Pairs of points that check each refinement (default 1); 0 does not check."),
     ] = None,
     calibrate: Annotated[
         bool, typer.Option("--calibrate", help="Calibrate the posterior on validation data first.")
@@ -77,21 +99,24 @@ def evaluate_command(
     from recmix.runs.scores import ScoreKey
 
     calibrate = calibrate or calibrate_noise
-    _check(samples, memory, split, examples, calibrate=calibrate, gap=gap)
-    model = _model(run, data, device)
+    _check(samples, memory, split, examples, how, calibrate=calibrate, gap=gap)
+    model = load_model(run, data, device, command="evaluate")
     if calibrate_noise and not model.latent_model.likelihood.can_temper:
         raise ConfigError(
             f"the {model.latent_model.likelihood.name} likelihood has no noise that can be calibrated: "
             "use --calibrate"
         )
-    source = _data_of(model, data, data_root)
-    scored = _part(source, split)
+    source = data_of(model, data, data_root)
+    scored = part_of(source, split)
+    held_out = part_of(source, "val") if calibrate or how == "auto" else None
     if data is not None:
-        _check_data(model, source, [scored, *([_part(source, "val")] if calibrate else [])], run, data)
+        check_data(model, source, [scored, *([] if held_out is None else [held_out])], run, data)
     own = data is None or source.fingerprint == model.spec.data.get("fingerprint")
     # Scores on other data are not stored. A model that was trained elsewhere does not name its data.
     folder = model.folder if own or not model.spec.data else None
-    model = _refined(model, refine, restarts, reuse)
+    model = _refined(model, refine, how, restarts=restarts, reuse=reuse, checks=checks, x=held_out)
+    if how == "auto" and not as_json:
+        out.print(f"chosen on validation data: refinement {words(model.inference)}", highlight=False)
     limit = None if memory is None else memory * 2**20
     if gap:
         from recmix.commands.gap import report_gap
@@ -115,9 +140,8 @@ def evaluate_command(
     used = model.inference.uncalibrated if calibrate else model.inference
     key = ScoreKey(split, samples, used, calibrate, calibrate_noise)
     if calibrate:
-        held_out = _part(source, "val")
         model = model.calibrated(held_out, samples, noise=calibrate_noise, memory=limit)
-    with _progress(f"evaluating {split}", len(scored), as_json) as report:
+    with progress(f"evaluating {split}", len(scored), as_json) as report:
         found = score(
             model.method,
             scored,
@@ -137,14 +161,21 @@ def evaluate_command(
         out.print(_calibration(found["inference"], noise=calibrate_noise))
 
 
-def _model(run: str, data: str | None, device: str) -> Model:
-    """The model in a folder, or the one that a Python function returns."""
+def load_model(run: str, data: str | None, device: str, *, command: str) -> Model:
+    """Load the model in a folder, or the one that a Python function returns.
+
+    Args:
+        run: the folder, or ``module:function``.
+        data: the data that the user named, or None; a Python function's model needs them.
+        device: the device for the model.
+        command: name of the command, for error messages.
+    """
     from recmix.api import load
     from recmix.runs.folder import Run
     from recmix.training.build import pick_device
 
     if Path(run).exists() or not is_python_path(run):
-        advice = "name a function that loads it: recmix evaluate module:function --data FILE"
+        advice = f"name a function that loads it: recmix {command} module:function --data FILE"
         check_no_own_parts(Run(run).spec(), run, advice)
         return load(run, device=device)
     if data is None:
@@ -153,7 +184,7 @@ def _model(run: str, data: str | None, device: str) -> Model:
     return model if device == "auto" else model.to(pick_device(device))
 
 
-def _check_data(model: Model, data: Data, parts: list[Any], run: str, name: str) -> None:
+def check_data(model: Model, data: Data, parts: list[Any], run: str, name: str) -> None:
     """Refuse data of another shape, with other fields, or with values that the likelihood excludes."""
     from recmix.data import check_values
 
@@ -178,6 +209,7 @@ def _check(
     memory: int | None,
     split: str,
     examples: int | None,
+    how: str | None,
     *,
     calibrate: bool,
     gap: bool,
@@ -189,11 +221,24 @@ def _check(
         raise ConfigError("--calibrate improves IWAE bounds and --gap is about the ELBO: give only one")
     if calibrate and split in ("val", "validation"):
         raise ConfigError("--calibrate uses the validation data, so it cannot score them: try test")
+    if how is not None and how not in ("auto", *REFINEMENT):
+        raise ConfigError(unknown("kind of refinement", how, [*REFINEMENT, "auto"]))
+    if how == "auto" and split in ("val", "validation"):
+        raise ConfigError("--how auto uses the validation data, so it cannot score them: try test")
     if examples is not None and not gap:
         raise ConfigError("--examples is for --gap: without it all examples of the split are scored")
 
 
-def _refined(model: Model, refine: int | None, restarts: int | None, reuse: int | None) -> Model:
+def _refined(
+    model: Model,
+    refine: int | None,
+    how: str | None,
+    *,
+    restarts: int | None,
+    reuse: int | None,
+    checks: int | None,
+    x: Any,
+) -> Model:
     """The model with the given options of refinement."""
     steps = model.inference.refine if refine is None else refine
     if restarts is not None and not (steps or model.method.can_restart):
@@ -201,11 +246,36 @@ def _refined(model: Model, refine: int | None, restarts: int | None, reuse: int 
             "--restarts needs steps to restart: give --refine too (only residual corrections have "
             "restarts without it)"
         )
-    if reuse is not None and not steps:
-        raise ConfigError("--reuse is for refinement: give --refine too")
+    for name, value in (("how", how), ("reuse", reuse), ("checks", checks)):
+        if value is not None and not steps:
+            raise ConfigError(f"--{name} is for refinement: give --refine too")
+    if steps and how != "auto":
+        kind = how or model.inference.how
+        can_restart = model.method.can_restart or "restarts" in REFINEMENT[kind]
+        if reuse is not None and "reuse" not in REFINEMENT[kind]:
+            raise ConfigError(f"--reuse has no effect on the refinement {kind}: leave it out")
+        if restarts is not None and not can_restart:
+            raise ConfigError(f"--restarts has no effect on the refinement {kind}: leave it out")
     if not (steps or model.method.can_restart):
         restarts = 1  # they have no effect, so they are not part of the score's name
-    return model.refined(steps, restarts=restarts, reuse=reuse)
+    given = {"restarts": restarts, "reuse": reuse, "checks": checks}
+    if how != "auto":
+        return model.refined(steps, how=how, **given)
+    kept = {name: value for name, value in given.items() if value is not None}
+    found = model.using(**kept).refined(steps, how="auto", x=x)  # chosen with these options
+    return found if found.inference.refine or model.method.can_restart else found.using(restarts=1)
+
+
+def words(inference: Inference) -> str:
+    """The refinement of an inference, in words.
+
+    >>> from recmix import Inference
+    >>> words(Inference()), words(Inference(refine=4)), words(Inference(how="learned", refine=1))
+    ('none', 'gauss-newton, 4 steps', 'learned, 1 step')
+    """
+    if not inference.refine:
+        return "none"
+    return f"{inference.how}, {inference.refine} step{'s' * (inference.refine > 1)}"
 
 
 def _calibration(inference: dict[str, Any], *, noise: bool) -> str:
@@ -226,7 +296,8 @@ def _calibration(inference: dict[str, Any], *, noise: bool) -> str:
     return f"{text}; the likelihood's noise times {inference['noise']:.2f}, which changes p(x)"
 
 
-def _part(data: Data, name: str) -> Any:
+def part_of(data: Data, name: str) -> Any:
+    """The part of the data with this name: train, val or test."""
     parts = {"train": data.x_train, "val": data.x_val, "validation": data.x_val, "test": data.x_test}
     if name not in parts:
         raise ConfigError(unknown("split", name, parts))
@@ -235,7 +306,8 @@ def _part(data: Data, name: str) -> Any:
     return parts[name]
 
 
-def _data_of(model: Model, data: str | None, root: Path | None) -> Data:
+def data_of(model: Model, data: str | None, root: Path | None) -> Data:
+    """The data that the user named, or those that the model was trained on."""
     from recmix.data import load, rebuild
 
     if data is not None:
@@ -243,7 +315,8 @@ def _data_of(model: Model, data: str | None, root: Path | None) -> Data:
     return rebuild(model.spec.data, root=root)
 
 
-def _progress(title: str, total: int, quiet: bool) -> Any:
+def progress(title: str, total: int, quiet: bool) -> Any:
+    """Show progress with the time left, unless `quiet`; see `recmix.training.progress.count`."""
     from recmix.training.progress import count
 
     return count(title, total, show=False if quiet else None)

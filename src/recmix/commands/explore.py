@@ -1,4 +1,4 @@
-"""`recmix explore`: serve runs to a browser and to programs."""
+"""`recmix explore`: serve trained models to a browser and to programs."""
 
 from __future__ import annotations
 
@@ -57,13 +57,16 @@ def explore_command(
 
 
 def load_models(sources: Sequence[str | Path], *, device: str = "auto") -> dict[str, Model]:
-    """Load the models of runs and of Python functions, by name.
-
-    A model is named after its folder or function, with a number added if an earlier one has that name.
+    """Load models from folders of runs and from Python functions.
 
     Args:
-        sources: folders of runs, and Python paths such as ``mine:vae``.
-        device: where models of folders are placed.
+        sources: folders of runs, and functions without arguments that return a model, written like
+            ``mine:vae`` for the function ``vae`` of the module ``mine``.
+        device: the device for models from folders.
+
+    Returns:
+        The models by name. A model is named after its folder or function. A number is added to the
+        name if an earlier model has the same name.
     """
     from recmix.api import load
     from recmix.runs.folder import Run

@@ -1,4 +1,4 @@
-"""`recmix export`: a run as files that other programs read."""
+"""`recmix export`: write a trained model as files that other programs can run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def export_command(
     ] = True,
     overwrite: Annotated[bool, typer.Option(help="Replace an existing export.")] = False,
 ) -> None:
-    """Write posterior and decoder as graphs that run without recmix; export.json describes them."""
+    """Write a run's posterior and decoder as files that need no recmix, with a description."""
     from recmix.exports import export
     from recmix.runs.folder import Run
 

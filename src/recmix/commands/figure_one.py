@@ -1,8 +1,10 @@
 """`recmix figure1`: how a second component is learned in a two-dimensional latent space.
 
-This is the paper's Figure 1. The VAE's decoder is fixed. In the upper row q_0 is fixed too, and the
-recursion trains q_1, starting from q_0. In the lower row a mixture trains both components together, the
-second from random weights. The contours are the true posterior p(z | x), by quadrature on a grid.
+This is the paper's Figure 1. It starts from a trained VAE with the posterior q_0(z | x), whose
+decoder is fixed. In the upper row q_0 is fixed too, and a recursive mixture trains a second
+component q_1, which starts from q_0. In the lower row a mixture trains both components together,
+and the second starts from random weights. The contours are the true posterior p(z | x), computed by
+quadrature on a grid.
 """
 
 from __future__ import annotations
@@ -32,10 +34,13 @@ __all__ = ["figure_one", "true_posterior"]
 
 GRID = 121
 SHOWN = (0, 1, 4, 16)
-"""Epochs that the PNG and SVG figures show; the animation shows all."""
+"""The PNG and SVG figures show the components after these epochs; the animation after all."""
 CANDIDATES = 300
 WIDE, COARSE = 4.0, 81
-"""Half the side, and the points on a side, of the grid on which images are chosen."""
+"""Size of the latent grid on which `_least_gaussian` compares images.
+
+WIDE is half the length of a side, COARSE is the number of points on a side.
+"""
 
 
 def figure_one(
@@ -50,21 +55,27 @@ def figure_one(
     init: Model | None = None,
     progress: bool | None = None,
 ) -> list[Path]:
-    """Train and draw: PNG, SVG and an animation.
+    """Draw the paper's Figure 1: how a mixture of two components is learned from a VAE.
 
-    The two images shown are those of the first test images whose true posterior is least like a
-    Gaussian. They are chosen for the picture; nothing is measured on them.
+    The figure compares a recursive mixture, which only trains the second component, with a mixture
+    that trains both components together. It shows two test images. Of the first 300 test images,
+    they have the true posteriors p(z | x) that are least like a Gaussian. They are chosen for the
+    picture; nothing is measured on them.
 
     Args:
         data: images with a test part.
         out: folder for the figures.
         vae_epochs: epochs of the VAE, unless `init` is given.
-        epochs: epochs in which the second component is learned.
-        learning_rate: of the second component.
-        bound: C of the recursion; with the paper's 500 the second component leaves the picture.
-        seed: of everything.
+        epochs: epochs in which the mixtures are trained.
+        learning_rate: learning rate of the mixtures.
+        bound: C, the largest KL to the first component that the second is rewarded for. With the
+            paper's C = 500 the second component leaves the picture.
+        seed: seed of weights, data order and noise.
         init: a trained VAE with two latent dimensions.
-        progress: as in `fit`.
+        progress: whether to show progress, as in `recmix.fit`.
+
+    Returns:
+        The paths of the PNG, the SVG and the animated GIF.
     """
     if data.x_test is None:
         raise ConfigError(f"the data {data.name} have no test images")
@@ -116,10 +127,21 @@ def figure_one(
 def true_posterior(
     vae: Model, x: Tensor, low: np.ndarray, high: np.ndarray, grid: int = GRID
 ) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
-    """p(z | x) of one image on a grid between two corners, integrating to 1 on it.
+    """Compute the true posterior p(z | x) of one image on a grid of the latent plane.
+
+    The density is normalised so that its integral over the grid is 1.
+
+    Args:
+        vae: a model with two latent dimensions.
+        x: the image, (1, ...).
+        low: the lower left corner of the grid, (2,).
+        high: the upper right corner of the grid, (2,).
+        grid: number of points G along each side.
 
     Returns:
-        The coordinates ((G,), (G,)) and the density (G, G); row j, column i is at (x[i], y[j]).
+        The coordinates of the grid along the first and the second latent dimension, (G,) each, and
+        the density (G, G). Row j, column i of the density belongs to coordinate i of the first
+        dimension and coordinate j of the second.
     """
     first, second = (np.linspace(low[d], high[d], grid) for d in range(2))
     across, up = np.meshgrid(first, second)
@@ -133,10 +155,11 @@ def true_posterior(
 
 @torch.no_grad()
 def _least_gaussian(vae: Model, data: Data) -> Tensor:
-    """Two images whose true posteriors are the least like one Gaussian.
+    """Choose the two test images whose true posteriors p(z | x) are least like a Gaussian.
 
-    By KL(p(z | x) || the Gaussian of the same mean and covariance), on one grid for all images: large
-    where there are two modes, small where the encoder is merely wrong.
+    The criterion is KL(p(z | x) || g), where g is the Gaussian with the mean and the covariance of
+    p(z | x). It is computed on the same grid for all images. It is large if p(z | x) has two modes.
+    It does not depend on the encoder.
     """
     assert data.x_test is not None
     model = vae.latent_model
@@ -161,7 +184,10 @@ def _least_gaussian(vae: Model, data: Data) -> Tensor:
 
 
 Seen = tuple[str, np.ndarray, np.ndarray, np.ndarray]
-"""Name, means (K, N, 2), variances (K, N, 2) and weights (N, K) at one stage."""
+"""The mixtures of N images after an epoch.
+
+The elements are the epoch's name, means (K, N, 2), variances (K, N, 2) and weights (N, K).
+"""
 
 
 def _learn(
@@ -175,7 +201,22 @@ def _learn(
     seed: int,
     report: Any,
 ) -> list[Seen]:
-    """The components at the start and after every epoch, for images x."""
+    """Train a mixture of two components from a VAE whose decoder stays fixed.
+
+    Args:
+        vae: the trained VAE.
+        data: the training data.
+        x: the images that the figure shows.
+        kind: the method. With `RecursiveMixture` the first component stays fixed too.
+        options: options of the method.
+        epochs: number of epochs.
+        learning_rate: learning rate.
+        seed: seed of weights, data order and noise.
+        report: called with the number of finished epochs.
+
+    Returns:
+        The components of the posterior of `x`, at the start and after every epoch.
+    """
     spec = Spec(
         method=kind.name,
         shape=vae.spec.shape,
@@ -225,9 +266,14 @@ def _look(method: Method, x: Tensor, epoch: int) -> Seen:
 
 
 def _window(seen: list[Seen], i: int, vae: Model, x: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Lower and upper corner (2,) of the plotted square, centred at the mean of the first component.
+    """Choose the square of the latent plane that is plotted for image i.
 
-    It contains every component mean that is within 12 standard deviations of the first.
+    The square is centred at the mean of the VAE's posterior. It contains the means of all
+    components of all epochs that are within 12 standard deviations of this posterior from its
+    centre.
+
+    Returns:
+        The lower left and the upper right corner, (2,) each.
     """
     q = vae.posterior(x[i : i + 1])
     assert isinstance(q, Gaussian)

@@ -1,4 +1,4 @@
-"""The gap of a stored run: measured, printed and stored in its folder."""
+"""Measure, print and store the gap between log p(x) and the ELBO of a trained run."""
 
 from __future__ import annotations
 
@@ -38,21 +38,23 @@ def report_gap(
     console: Console,
     as_json: bool,
 ) -> None:
-    """Measure a run's gap on some examples and, for comparison, on as many training examples.
+    """Measure the gap between log p(x) and the ELBO of a trained model, print it and store it.
+
+    The gap is measured on some examples and, for comparison, on as many training examples.
 
     Args:
-        model: the run.
-        data: the data that contain the examples.
-        measured: the part to measure on.
+        model: the trained model.
+        data: the data set that contains the examples.
+        measured: the part of `data` to measure on, for example its test part.
         split: name of this part.
-        own: whether the run was trained on `data`. Only then training examples are measured too.
-        folder: the run's folder, where the result is stored; None does not store it.
+        own: whether the model was trained on `data`. Only then training examples are measured too.
+        folder: folder of the model's run, where the result is stored; None does not store it.
         count: largest number of examples.
-        samples: importance samples for log p(x).
-        seed: of the choice of examples and of all noise.
-        memory: bytes for the decoder's activations.
-        console: where to print.
-        as_json: print JSON.
+        samples: number of importance samples for log p(x).
+        seed: seed of the choice of examples and of all noise.
+        memory: bytes that the decoder's activations may use.
+        console: the console that prints the result.
+        as_json: print JSON instead of a table.
     """
     if count < 2:
         raise ConfigError(f"--examples must be at least 2, got {count}")
@@ -83,7 +85,12 @@ def report_gap(
 
 
 def table_of(found: Gap, title: str) -> Table:
-    """The means with their standard errors."""
+    """Make a table of a measured gap and its parts: means over examples with standard errors.
+
+    Args:
+        found: the measured gap.
+        title: title of the table.
+    """
     parts = found.summary()
     minus = f"{found.name} - train" if found.train is not None else ""
     table = Table("nats per example", title=title)
@@ -96,7 +103,10 @@ def table_of(found: Gap, title: str) -> Table:
 
 
 def _some(examples: Examples, most: int, seed: int, *, binarise: bool) -> np.ndarray[Any, Any]:
-    """At most `most` examples, selected by the seed; binarised if the run trains on binarised data."""
+    """Select at most `most` examples at random, with this seed.
+
+    With `binarise`, each value becomes 1 with the probability that it states, else 0.
+    """
     random = np.random.default_rng(seed)
     rows = np.sort(random.choice(len(examples), size=min(most, len(examples)), replace=False))
     x = examples[rows]

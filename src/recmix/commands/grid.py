@@ -1,4 +1,4 @@
-"""`recmix grid`: many runs from one file."""
+"""`recmix grid`: train and score the many models that one TOML file describes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def grid_command(
     ] = False,
     data_root: Root = None,
 ) -> None:
-    """Do the runs of a grid; start it again to continue."""
+    """Do all runs that a TOML file describes; the same command again continues them."""
     arguments = dict(locals())
     from recmix.experiments.driver import run_grid
 

@@ -1,4 +1,7 @@
-"""Runs with parts that are their user's own objects: these are code, and are not stored."""
+"""Check whether a run has networks, a likelihood or a prior that its user wrote.
+
+Such parts are Python code. They are not stored in the folder of the run.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,15 @@ __all__ = ["check_no_own_parts"]
 
 
 def check_no_own_parts(spec: Spec, folder: str | Path, advice: str) -> None:
-    """Refuse a run that cannot be loaded from its folder alone.
+    """Raise an error if a run cannot be loaded from its folder alone.
+
+    This is so if its networks, its likelihood or its prior are the user's own code, which is not
+    stored.
 
     Args:
-        spec: of the run.
-        folder: of the run, for the message.
-        advice: what to do instead, for the message.
+        spec: the description of the run.
+        folder: the folder of the run, for the error message.
+        advice: what the user can do instead, for the error message.
     """
     from recmix.model.assembly import OWN
 

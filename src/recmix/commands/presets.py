@@ -1,4 +1,4 @@
-"""`recmix presets`: the presets of `recmix train --preset`."""
+"""`recmix presets`: list the presets, which are trainings in several stages."""
 
 from __future__ import annotations
 

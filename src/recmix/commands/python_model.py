@@ -1,4 +1,7 @@
-"""A model that a function of a user's Python module returns: ``module:function`` on the command line."""
+"""Load a model from a function in a user's own Python module.
+
+The command line names the function as ``module:function``.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 def is_python_path(text: str) -> bool:
-    """Whether a text names a function of a module.
+    """Whether a text has the form ``module:function``, which names a Python function.
 
     >>> is_python_path("mine.models:vae"), is_python_path("runs/vae")
     (True, False)
@@ -32,12 +35,12 @@ def is_python_path(text: str) -> bool:
 
 
 def python_model(path: str) -> Model:
-    """The model that a function without arguments returns.
+    """Import a user's function, call it without arguments and return its model.
 
-    The current directory is importable, as with ``python -m``.
+    Modules in the current directory can be imported, as with ``python -m``.
 
     Args:
-        path: ``module:function``.
+        path: the function, as ``module:function``.
     """
     from recmix.api import Model
 
@@ -100,5 +103,5 @@ def _function(module: ModuleType, name: str) -> Callable[[], Any]:
 
 
 def _in_one_line(error: Exception) -> str:
-    """The kind of an error and the first line of its message."""
+    """Return the type of an error and the first line of its message."""
     return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"

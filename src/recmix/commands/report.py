@@ -1,4 +1,4 @@
-"""`recmix report` and `recmix figure1`: pages and figures."""
+"""`recmix report` writes a page about many runs; `recmix figure1` draws the paper's Figure 1."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def report_command(
         bool, typer.Option(help="Correct p-values for their number within a column (Holm).")
     ] = False,
 ) -> None:
-    """Write tables, figures, learning curves and all runs of a store as one page."""
+    """Write one page about a folder of runs: tables, figures, learning curves and all runs."""
     from recmix.reports.write_report import write_report
 
     write_report(store, out=file, form=form, samples=samples, holm=holm, console=out, errors=err)

@@ -1,4 +1,4 @@
-"""`recmix summary`: the results of a store as small files that can be committed."""
+"""`recmix summary`: write the results of a folder of runs as small files for version control."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def summary_command(
     ] = Path("docs/results"),
     samples: Annotated[int, typer.Option(help="K of IWAE-K.")] = 100,
 ) -> None:
-    """Write all runs of a store, their results, and a figure of accuracy against time."""
+    """Write all runs of a folder, their results, and a figure of accuracy against time."""
     from recmix.reports.frontier import frontiers
     from recmix.reports.reach import gains
     from recmix.reports.read_store import read_store

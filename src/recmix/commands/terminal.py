@@ -1,4 +1,4 @@
-"""Shared by all commands: the terminal, common flags, the table of scores."""
+"""What several commands use: the terminal, common flags and the table of scores."""
 
 from __future__ import annotations
 
@@ -35,21 +35,27 @@ Version = Annotated[
 
 
 def before_command(version: Version = False) -> None:
-    """The flags before the name of a command."""
+    """Handle the flags that come before the name of a command, such as ``recmix --version``."""
 
 
 def first_process() -> bool:
-    """Whether this process prints: under ``torchrun`` only the first one does."""
+    """Whether this process may print; of the processes of ``torchrun``, only the first one may."""
     return "TORCHELASTIC_RUN_ID" not in os.environ or os.environ.get("RANK", "0") == "0"
 
 
 def plain(message: object) -> str:
-    """Escape a message, so that rich does not read its brackets as markup."""
+    """Convert a message to text in which `rich` does not read brackets as markup."""
     return str(message).replace("[", r"\[")
 
 
 def print_scores(rows: list[tuple[str, dict[str, Any]]], title: str) -> None:
-    """One table of scores, a row per run."""
+    """Print a table of scores with a row for each model.
+
+    Args:
+        rows: the name and the scores of each model, as `recmix.evaluation.score.score` returns
+            them.
+        title: title of the table.
+    """
     samples = rows[0][1]["samples"]
     batch = rows[0][1]["batch"]
     table = Table(

@@ -60,7 +60,7 @@ def time_runs(
         for name, found in run.scores().items():
             key = ScoreKey.parse(name)
             if key is not None and key.part == "test":
-                times = pass_milliseconds(method, batches, Inference(**found["inference"]))
+                times = pass_milliseconds(method, batches, Inference.from_json(found["inference"]))
                 measured = {
                     "milliseconds": statistics.fmean(times),
                     "passes": times,

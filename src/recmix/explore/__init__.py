@@ -1,6 +1,12 @@
 """The explorer: trained models behind a local HTTP server, for a web page and for programs.
 
-``recmix explore RUN`` starts it. `serve` runs the server, `app` has the routes, `guard` checks who may
-send requests, `wire` reads requests and writes responses, `batcher` passes waiting requests through the
-model together, `answers` and `explain` compute. It needs the extra ``explore``.
+``recmix explore RUN`` starts the server for a trained run. The modules of this package:
+
+- `serve` runs the server, and `app` has the routes.
+- `guard` checks who may send requests.
+- `wire` reads requests and writes responses.
+- `batcher` passes requests that wait at the same time through the model together.
+- `answers` and `explain` compute the answers with the model.
+
+The package needs ``pip install 'recmix[explore]'``.
 """

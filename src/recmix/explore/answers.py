@@ -1,4 +1,7 @@
-"""What a model computes for a batch, as arrays: the numbers of `recmix.Model`."""
+"""Compute the explorer's answers for a batch of examples, as numpy arrays.
+
+The numbers are the same as those of the methods of `recmix.Model`.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,13 @@ from recmix.posteriors import Posterior
 __all__ = ["Moments", "decode", "moments", "posterior", "prior", "reconstruct", "score", "to_array"]
 
 DRAWS = 256
-"""Samples for the covariance of a component that has no closed form."""
+"""Number of samples that estimate the covariance of a component if it has no closed form."""
 AT_ONCE = 512
-"""Latent vectors that pass through the decoder at a time."""
+"""Largest number of latent vectors in one pass through the decoder."""
 
 
 class Moments(NamedTuple):
-    """Weights, means and covariances of the components of a posterior."""
+    """Weights, means and covariances of the K components of q(z | x), for B examples."""
 
     weights: Tensor  # (B, K)
     means: Tensor  # (B, K, D)
@@ -30,13 +33,17 @@ class Moments(NamedTuple):
     exact: bool  # False if a covariance is estimated from samples
 
     def full(self) -> Tensor:
-        """Covariances (B, K, D, D), diagonal or not."""
+        """Return the covariances as full matrices (B, K, D, D), also if all are diagonal."""
         return torch.diag_embed(self.variances) if self.covariances is None else self.covariances
 
 
 @torch.no_grad()
 def moments(q: Posterior) -> Moments:
-    """The moments of any posterior; one that is no mixture has one component."""
+    """Compute weights, means and covariances of the components of a posterior q(z | x).
+
+    A posterior that is not a mixture counts as one component. Covariances without a closed form are
+    estimated from samples.
+    """
     means = torch.stack([part.mean for part in q.components], 1)
     described = [part.describe() or {} for part in q.components]
     exact = all("log_variances" in part or "scale_tril" in part for part in described)
@@ -49,7 +56,10 @@ def moments(q: Posterior) -> Moments:
 
 
 def _covariance(q: Posterior, described: dict[str, Tensor]) -> Tensor:
-    """The covariance of a component (B, D, D), estimated from samples if it has no closed form."""
+    """Compute the covariance (B, D, D) of one component of a posterior.
+
+    It is estimated from samples if the component's tensors `described` do not give it.
+    """
     if "log_variances" in described:
         return torch.diag_embed(described["log_variances"].exp())
     if "scale_tril" in described:
@@ -61,12 +71,12 @@ def _covariance(q: Posterior, described: dict[str, Tensor]) -> Tensor:
 
 
 def to_array(tensor: Tensor) -> Array:
-    """A contiguous numpy array."""
+    """Convert a tensor to a contiguous numpy array on the CPU."""
     return np.ascontiguousarray(tensor.detach().cpu().numpy())
 
 
 def posterior(model: ExplorableModel, x: Array) -> dict[str, Any]:
-    """Weights, means and covariances of the components, and the overall mean, for x (B, ...)."""
+    """Describe q(z | x) for x (B, ...): the fields of `Moments`, and ``mean``, the mean of q."""
     q = model.posterior(x)
     found = {**moments(q)._asdict(), "mean": q.mean}
     return {name: to_array(v) if isinstance(v, Tensor) else v for name, v in found.items()}
@@ -74,7 +84,12 @@ def posterior(model: ExplorableModel, x: Array) -> dict[str, Any]:
 
 @torch.no_grad()
 def reconstruct(model: ExplorableModel, x: Array) -> dict[str, Any]:
-    """The examples decoded at the posterior mean (B, ...) and at each component's (B, K, ...)."""
+    """Reconstruct examples x (B, ...) through the posterior q(z | x).
+
+    Returns:
+        The mixing ``weights`` (B, K), ``images`` (B, ...) decoded at the posterior mean, and
+        ``components`` (B, K, ...) decoded at the mean of each component.
+    """
     q = model.posterior(x)
     parts = q.components if len(q.components) > 1 else []
     means = torch.stack([q.mean, *(part.mean for part in parts)], 1)  # (B, 1 + K, D)
@@ -86,19 +101,22 @@ def reconstruct(model: ExplorableModel, x: Array) -> dict[str, Any]:
 
 
 def decode(model: ExplorableModel, z: Array) -> dict[str, Any]:
-    """The mean examples of z (B, D)."""
+    """Decode latent vectors z (B, D); the field ``images`` has the mean examples E[x | z]."""
     parts = torch.from_numpy(z).split(AT_ONCE)
     return {"images": to_array(torch.cat([model.decode(part) for part in parts]))}
 
 
 def prior(model: ExplorableModel, count: int, seed: int) -> Array:
-    """The draws z (count, D) from the prior that `recmix.Model.sample` decodes for this seed."""
+    """Draw `count` latent vectors z (count, D) from the prior.
+
+    `recmix.Model.sample` decodes the same vectors if it gets the same seed.
+    """
     latent_model = model.latent_model
     generator = torch.Generator(latent_model.centre.device).manual_seed(seed)
     return to_array(latent_model.prior.sample(count, generator=generator))
 
 
 def score(model: ExplorableModel, x: Array, samples: int, seed: int) -> dict[str, Any]:
-    """ELBO and IWAE-`samples`, (B,) each."""
+    """Compute ELBO and IWAE-K (B,) of examples x (B, ...), where K is `samples`."""
     elbo, iwae = model.bounds(x, samples, seed=seed)
     return {"elbo": to_array(elbo), "iwae": to_array(iwae), "samples": samples, "seed": seed}

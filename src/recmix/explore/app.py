@@ -1,4 +1,7 @@
-"""The routes of the explorer: each checks a request, computes in the model's thread and responds."""
+"""The HTTP routes of the explorer.
+
+Each route checks a request, computes its answer in the thread that runs the model, and responds.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ TOO_LARGE = (
 LARGEST = 2**31 - 1
 SEED = Integer(0, 0, LARGEST)
 LEADING = {"images": "B", "image": ""}
-"""The examples that a request can give, and the axes before those of one example."""
+"""Fields of a request that hold examples: names of the axes before those of one example."""
 TEXT, WHOLE, OBJECT = {"type": "string"}, {"type": "integer"}, {"type": "object"}
 LIST = {"type": "array", "items": OBJECT}
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -56,9 +59,14 @@ def make_app(
     limits: Limits | None = None,
     batching: bool = True,
 ) -> ASGIApp:
-    """The server's application. By default a request needs a loopback name as its host.
+    """Make the ASGI application of the explorer.
 
-    With `batching`, requests that wait at the same time pass through the model together.
+    Args:
+        catalogue: the models that the application serves.
+        access: which requests are answered. By default those whose host is a loopback name, such as
+            ``localhost``.
+        limits: the largest requests that are accepted.
+        batching: pass requests that wait at the same time through the model together.
     """
     limits = limits or Limits()
     # Each new thread starts with as many torch threads as there are cores.
@@ -88,12 +96,16 @@ def make_app(
 
 
 Compute = Callable[..., Awaitable[Answer]]
-"""Takes the run, the array if the route has one, and the integer fields by name."""
+"""A function that computes the answer of a route.
+
+Its arguments are the run, the array of the request if the route takes one, and the integer fields
+of the request by name.
+"""
 
 
 @dataclass(frozen=True)
 class _Routes:
-    """Adds POST routes to an application."""
+    """Add POST routes for the models of a catalogue to an application."""
 
     app: FastAPI
     catalogue: Catalogue
@@ -110,14 +122,16 @@ class _Routes:
     ) -> Callable[[Compute], None]:
         """Make a decorator that adds a POST route.
 
-        The route checks the request, calls the decorated function, and sends what it returns.
+        The route checks the request, calls the decorated function, and sends what that function
+        returns. The function's docstring is the description of the route for users.
 
         Args:
-            path: of the route.
-            takes: name of the request's array: ``images``, ``image`` or ``z``; None if it has none.
-            integers: the request's integer fields, with their defaults and limits.
-            gives: the schema of each field of the answer.
-            npy: name of the answer's field that a client can also get as a ``.npy`` file, if any.
+            path: the path of the route, such as ``/decode``.
+            takes: name of the array in the request: ``images``, ``image`` or ``z``; None if the
+                request has no array.
+            integers: the integer fields of the request, with their defaults and limits.
+            gives: the OpenAPI schema of each field of the answer.
+            npy: the field of the answer that a client can also get as a ``.npy`` file, if any.
         """
         runs = list(self.catalogue.runs)
         arrays: dict[str, Any] = {}
@@ -153,26 +167,33 @@ class _Routes:
         return add
 
     def _given(self, lead: str) -> dict[str, Any]:
-        """The schema of examples in a request."""
+        """Return the OpenAPI schema of examples in a request; `lead` names their first axes."""
         axes, limits = self.catalogue.axes, self.catalogue.limits
         if axes is None:
             return reference.any_array(lead)
         return array((*lead, *axes), sizes=self.catalogue.sizes(), limits=limits)
 
     def decoded(self, lead: str) -> dict[str, Any]:
-        """The schema of mean examples in an answer."""
+        """Return the OpenAPI schema of the decoder's mean examples in an answer.
+
+        Args:
+            lead: names of the axes before those of one example, one letter each.
+        """
         axes = self.catalogue.axes if self.catalogue.decodes_examples else None
         return reference.any_array(lead) if axes is None else array((*lead, *axes))
 
     async def batched(
         self, compute: Callable[[ExplorableModel, Array], Answer], run: ServedRun, rows: Array
     ) -> Answer:
-        """``compute(run.model, rows)``, possibly together with the rows of other requests."""
+        """Return ``compute(run.model, rows)``.
+
+        It may be computed in one pass with other requests for the same run and function.
+        """
         return await self.batcher.rows((run.name, compute), partial(compute, run.model), rows)
 
 
 def _add_batch_routes(routes: _Routes) -> None:
-    """Posterior, reconstructions, scores, decoder and prior, for many examples at a time."""
+    """Add the routes that answer for many examples, latent vectors or prior samples at a time."""
     limits, images = routes.limits, routes.decoded("B")
     moments = {
         "weights": array("BK"),
@@ -192,7 +213,7 @@ def _add_batch_routes(routes: _Routes) -> None:
 
     @routes.post("/reconstruct", "images", {}, decoded, npy="images")
     async def reconstruct(run: ServedRun, x: Array) -> Answer:
-        """Examples decoded at the posterior mean (as .npy only these), and at each component's mean."""
+        """Examples decoded at the mean of q(z | x) (.npy has only these) and of each component."""
         return await routes.batched(answers.reconstruct, run, x)
 
     scoring = {"samples": Integer(100, 1, limits.samples), "seed": SEED}
@@ -200,7 +221,7 @@ def _add_batch_routes(routes: _Routes) -> None:
 
     @routes.post("/score", "images", scoring, bounds)
     async def score(run: ServedRun, x: Array, samples: int, seed: int) -> Answer:
-        """ELBO and IWAE of each example, from the same samples."""
+        """ELBO and IWAE of each example; both are estimated from the same samples of q(z | x)."""
         if len(x) * samples > limits.decodings:
             given, most = f"{len(x)} examples with {samples} samples each", limits.decodings
             raise Refused(413, f"{given} are too many: at most {most} samples; send fewer examples")
@@ -208,7 +229,7 @@ def _add_batch_routes(routes: _Routes) -> None:
 
     @routes.post("/decode", "z", {}, {"images": images}, npy="images")
     async def decode(run: ServedRun, z: Array) -> Answer:
-        """The mean examples of latent vectors z."""
+        """The mean examples E[x | z] of latent vectors z."""
         return await routes.batched(answers.decode, run, z)
 
     drawing = {"count": Integer(16, 1, limits.images), "seed": Integer(-1, -1, LARGEST)}
@@ -216,14 +237,14 @@ def _add_batch_routes(routes: _Routes) -> None:
 
     @routes.post("/sample", None, drawing, drawn, npy="images")
     async def sample(run: ServedRun, count: int, seed: int) -> Answer:
-        """Mean examples of draws from the prior; the seed -1 stands for a random seed."""
+        """Mean examples E[x | z] of draws z from the prior; the seed -1 means a random seed."""
         seed = seed if seed >= 0 else secrets.randbelow(LARGEST)
         z = answers.prior(run.model, count, seed)
         return {**await routes.batched(answers.decode, run, z), "z": z, "seed": seed}
 
 
 def _add_image_routes(routes: _Routes) -> None:
-    """One example in detail, and interpolation between two examples."""
+    """Add the routes that explain one example and that interpolate between two examples."""
     limits = routes.limits
     explaining = {"steps": Integer(4, 0, limits.steps), "samples": Integer(100, 1, 1000)}
     explaining |= {"grid": Integer(80, 8, limits.grid), "seed": SEED}
@@ -232,7 +253,7 @@ def _add_image_routes(routes: _Routes) -> None:
 
     @routes.post("/explain", "image", explaining, explained)
     async def explain_image(run: ServedRun, x: Array, **fields: int) -> Answer:
-        """One example: components, a plane of the latent space, bounds, each step of refinement."""
+        """q(z | x) of one example: components, densities on a plane, bounds, Gauss-Newton steps."""
         return await routes.batcher.alone(partial(explain, run.model, x, **fields))
 
     line = {"steps": Integer(9, 2, limits.path)}
@@ -247,7 +268,7 @@ def _add_image_routes(routes: _Routes) -> None:
 
 
 def _add_information(routes: _Routes) -> None:
-    """The runs, their test examples, and the state of the server."""
+    """Add the routes that list the runs, give their test examples, and tell the server's state."""
     app, catalogue, limits = routes.app, routes.catalogue, routes.limits
     listed = {"runs": LIST, "default": TEXT}
 
@@ -269,7 +290,7 @@ def _add_information(routes: _Routes) -> None:
         openapi_extra={"parameters": reference.parameters(paging)},
     )
     async def test_images(request: Request, run: str) -> Response:
-        """Test examples of a run, if its data are on this machine; they are never downloaded."""
+        """Test examples of a run. Its data must be on this machine; they are never downloaded."""
         given = wire.read_fields(dict(request.query_params), paging)
         chosen = catalogue.find(run)
         found = await asyncio.to_thread(chosen.test_images, given["start"], given["count"])
@@ -284,7 +305,10 @@ def _add_information(routes: _Routes) -> None:
 
 
 def _add_page(app: FastAPI) -> None:
-    """Add the page and its files. Their names are fixed when the server starts."""
+    """Add routes for the web page, its files and the page ``/docs``.
+
+    The files are read once, when the server starts. No other file can be requested.
+    """
     folder = files("recmix.explore") / "page"
     own = [entry for entry in folder.iterdir() if PurePath(entry.name).suffix in KINDS]
     served = {entry.name: entry.read_text(encoding="utf-8") for entry in own}

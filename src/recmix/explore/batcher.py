@@ -28,13 +28,15 @@ class _Waiting:
 class Batcher:
     """One thread for the model, and the queue of requests that wait for it.
 
-    If the thread is free, a request starts at once. While it is busy, requests wait. Then the oldest one
-    starts, together with all others of its kind (run and operation) up to `most` rows, as one forward
-    pass. So no request waits for others to come, and batches grow with the load.
+    A request has rows, which are examples or latent vectors, and a kind, which is its run and its
+    operation. If the thread is free, a request starts at once. While the thread is busy, requests
+    wait. When the thread is free again, the oldest request starts. Other waiting requests of its
+    kind are computed with it in one forward pass of at most `most` rows. So no request waits for
+    others to come, and batches grow with the load.
 
     Args:
-        most: rows of one pass; 0 computes every request alone.
-        queue: requests that may wait; one more is refused with status 429.
+        most: largest number of rows in one pass of several requests; 0 computes each request alone.
+        queue: number of requests that may wait; a further request is refused with status 429.
         begin: called once in the thread before anything else.
 
     >>> def double(rows):
@@ -60,9 +62,14 @@ class Batcher:
         self.answered = 0
 
     async def rows(self, kind: Hashable, work: Callable[[Array], Answer], rows: Array) -> Answer:
-        """``work(rows)``, possibly computed together with the rows of other requests of this kind.
+        """Return ``work(rows)``, possibly computed in one call with other requests of this kind.
 
-        The arrays that `work` returns have one row for each row given; other values hold for all rows.
+        Args:
+            kind: requests of equal kind may be joined, so they must have the same `work`. A request
+                whose kind is None is computed alone.
+            work: computes an answer in the model's thread. Its arrays have one row for each row
+                given; its other values hold for all rows.
+            rows: the array of this request.
         """
         if len(self._waiting) >= self.queue:
             raise Refused(429, f"{self.queue} requests are waiting already: try again in a moment")
@@ -73,19 +80,19 @@ class Batcher:
         return await answer
 
     async def alone(self, work: Callable[[], Answer]) -> Answer:
-        """``work()``, computed in the model's thread."""
+        """Return ``work()``, computed in the model's thread and not joined with other requests."""
         return await self.rows(None, lambda _: work(), np.empty(0))
 
     def close(self) -> None:
-        """Wait for the pass that is being computed, and stop the thread."""
+        """Wait until the current forward pass is finished, and stop the model's thread."""
         self._thread.shutdown(wait=True)
 
     def state(self) -> dict[str, int]:
-        """Numbers of requests that wait, of answered requests, and of passes."""
+        """Return the numbers of waiting requests, of answered requests and of forward passes."""
         return {"waiting": len(self._waiting), "answered": self.answered, "passes": self.passes}
 
     def _start(self) -> None:
-        """Start the next pass, if a request waits."""
+        """Start the next forward pass in the model's thread, if a request waits."""
         group = self._take()
         self._busy = bool(group)
         if group:
@@ -94,7 +101,7 @@ class Batcher:
             done.add_done_callback(lambda passed: self._finish(group, passed))
 
     def _take(self) -> list[_Waiting]:
-        """Remove the next requests from the queue: the oldest, and those that are computed with it."""
+        """Remove and return the oldest waiting request and those that are computed with it."""
         waiting = [one for one in self._waiting if not one.answer.done()]  # the client is still there
         group, rest = waiting[:1], waiting[1:]
         self._waiting = []
@@ -122,7 +129,7 @@ class Batcher:
 
 
 def _compute(group: list[_Waiting]) -> list[Answer]:
-    """The answers of a group, from one call."""
+    """Compute the answers of requests of the same kind with one call of their function `work`."""
     work = group[0].work
     if len(group) == 1:
         return [work(group[0].rows)]

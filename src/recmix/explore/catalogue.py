@@ -1,4 +1,4 @@
-"""The models that a server offers, by name, with their test examples."""
+"""The models that the explorer's server offers, by name, with their test examples."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from recmix.runs.spec import Spec
 __all__ = ["LARGEST_LATENT", "Catalogue", "ExplorableModel", "ServedRun"]
 
 CHANNELS = (1, 3)
-"""Numbers of channels of the images that the page shows."""
+"""The page shows images with one of these numbers of channels."""
 IMAGE_AXES = ("C", "H", "W")
 LARGEST_LATENT = 1000
-"""Latent vectors must lie within this many prior standard deviations of 0."""
+"""Largest absolute value of the elements of latent vectors z in a request."""
 
 
 class ExplorableModel(Protocol):
@@ -39,21 +39,21 @@ class ExplorableModel(Protocol):
 
     @property
     def latent_model(self) -> LatentModel:
-        """p(x, z)."""
+        """The generative model p(x, z): prior, decoder and likelihood."""
 
     def posterior(self, x: Any) -> Posterior:
         """q(z | x) for examples x (B, ...), without gradients."""
 
     def bounds(self, x: Any, samples: int, *, seed: int) -> tuple[Tensor, Tensor]:
-        """ELBO and IWAE-`samples`, (B,) each."""
+        """ELBO and IWAE-K (B,) of examples x (B, ...), where K is `samples`."""
 
     def decode(self, z: Any) -> Tensor:
-        """E[x | z]: (..., D) -> (..., *shape)."""
+        """The mean examples E[x | z] (..., *shape) of latent vectors z (..., D)."""
 
 
 @dataclass(eq=False)
 class ServedRun:
-    """One model of a server."""
+    """One model that the explorer's server offers."""
 
     name: str  # by which requests choose it
     label: str  # by which a page shows it
@@ -69,7 +69,7 @@ class ServedRun:
 
     @property
     def not_shown(self) -> str:
-        """Why the page cannot show the run; empty for images of one or three channels."""
+        """Why the web page cannot show the run; empty if its examples are images it can show."""
         shape = self.model.spec.shape
         if len(shape) == 3 and shape[0] in CHANNELS and self.decoded == shape:
             return ""
@@ -82,7 +82,7 @@ class ServedRun:
         )
 
     def describe(self) -> dict[str, Any]:
-        """The run's settings as plain values."""
+        """Return the run's name, method, options, shapes and data as values for JSON."""
         spec, data = self.model.spec, self.model.spec.data
         return {
             "name": self.name,
@@ -104,7 +104,10 @@ class ServedRun:
 
     @cached_property
     def _images(self) -> Examples | str:
-        """The test examples, or those of the validation part without one; or why they are missing."""
+        """The test examples of the run's data; the validation examples if there is no test part.
+
+        If the data are not on this machine, it is a text that says why.
+        """
         try:
             data = rebuild(self.model.spec.data, root=self.data_root, download=False)
         except (RecmixError, OSError) as error:
@@ -112,7 +115,10 @@ class ServedRun:
         return data.x_val if data.x_test is None else data.x_test
 
     def test_images(self, start: int, count: int) -> dict[str, Any]:
-        """Part of the test examples. The data are read by the first call, and never downloaded."""
+        """Return `count` test examples from index `start`, or fewer at the end.
+
+        The first call reads the data from this machine. They are never downloaded.
+        """
         images = self._images
         if isinstance(images, str):
             name = self.model.spec.data.get("name", "of this run")
@@ -121,10 +127,15 @@ class ServedRun:
         return {"start": start, "total": len(images), "images": np.ascontiguousarray(part)}
 
     def check(self, name: str, rows: Array, most: int) -> Array:
-        """Check the array of a request and return it in the form that the model takes.
+        """Check the array of a request and return it as an array (B, ...) for the model.
 
-        It is an ``image``, one example of the run's shape, or at most `most` rows of ``images`` (B, ...)
-        or of ``z`` (B, D). Values of examples must be those that the likelihood accepts.
+        Examples must have the run's shape and values that its likelihood accepts.
+
+        Args:
+            name: ``image`` for one example (...), ``images`` for examples (B, ...), or ``z`` for
+                latent vectors (B, D).
+            rows: the array.
+            most: the largest B that is accepted.
         """
         spec, latent = self.model.spec, self.model.spec.model.latent
         rows = rows[None] if name == "image" else rows
@@ -172,7 +183,10 @@ class Catalogue:
         return IMAGE_AXES if count == len(IMAGE_AXES) else tuple(f"N{i + 1}" for i in range(count))
 
     def sizes(self) -> dict[str, int]:
-        """Lengths of the axes of an example and latent dimension D, where all runs have the same."""
+        """Return the length of each axis of an example, and the latent dimension as ``D``.
+
+        Lengths in which the runs differ are left out.
+        """
         specs = [run.model.spec for run in self.runs.values()]
         names = (*(self.axes or ()), "D")
         shapes = [(*(spec.shape if self.axes else ()), spec.model.latent) for spec in specs]
@@ -181,7 +195,10 @@ class Catalogue:
 
     @property
     def limits(self) -> tuple[float, float] | None:
-        """The range of the values of examples, if the likelihoods of all runs have the same."""
+        """The smallest and the largest value that examples may have.
+
+        It is None if the likelihoods of the runs accept different values, or counts or classes.
+        """
         needs = {run.model.latent_model.likelihood.requirement for run in self.runs.values()}
         if needs <= {"unit", "binary_or_unit", "eight_bit"}:
             return (0, 1)
@@ -190,11 +207,11 @@ class Catalogue:
 
     @property
     def decodes_examples(self) -> bool:
-        """Whether the decoders of all runs give results of the shape of an example."""
+        """Whether, in all runs, a decoded mean E[x | z] has the shape of an example x."""
         return all(run.decoded == run.model.spec.shape for run in self.runs.values())
 
     def find(self, name: str | None) -> ServedRun:
-        """The run of this name; the default for None."""
+        """Return the run of this name, or the default run for None."""
         found = self.runs.get(self.default if name is None else name)
         if found is None:
             raise Refused(404, unknown("run", str(name)[:80], self.runs))

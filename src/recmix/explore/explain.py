@@ -1,4 +1,8 @@
-"""One example in detail: its components, a plane of the latent space, and each step of refinement."""
+"""The posterior q(z | x) of one example in detail.
+
+This is its components, densities on a plane of the latent space, and each step of refinement. A
+step of refinement is a Gauss-Newton step from the mean of q towards the maximum of log p(x, z).
+"""
 
 from __future__ import annotations
 
@@ -20,9 +24,9 @@ from recmix.posteriors import FullGaussian, Posterior
 __all__ = ["explain", "interpolate"]
 
 REACH = 4.0
-"""Standard deviations of a component that the plane shows on each side of its mean."""
+"""The plane shows this many standard deviations of a component on each side of its mean."""
 SMALL_WEIGHT = 0.01
-"""Components of smaller weight do not enlarge the shown part of the plane."""
+"""A component with a smaller mixing weight does not enlarge the part of the plane that is shown."""
 
 
 class Plane(NamedTuple):
@@ -34,11 +38,11 @@ class Plane(NamedTuple):
     labels: list[str]
 
     def project(self, z: Tensor) -> Tensor:
-        """(..., D) -> (..., 2)."""
+        """Project latent vectors z (..., D) onto the plane: their coordinates (a, b), (..., 2)."""
         return (z - self.origin) @ self.axes.T
 
     def covariance(self, full: Tensor) -> Tensor:
-        """A covariance on the plane: (..., D, D) -> (..., 2, 2)."""
+        """Project covariances (..., D, D) of z to those of its coordinates (a, b), (..., 2, 2)."""
         return self.axes @ full @ self.axes.T
 
 
@@ -50,15 +54,15 @@ Path = list[tuple[FullGaussian, float]]
 def explain(
     model: ExplorableModel, image: Array, *, steps: int, samples: int, grid: int, seed: int
 ) -> dict[str, Any]:
-    """The posterior of one example in detail; `docs/explorer.md` describes the answer.
+    """Describe the posterior q(z | x) of one example; `docs/explorer.md` lists the fields.
 
     Args:
         model: the model.
-        image: the example, (1, ...).
-        steps: Gauss-Newton steps from the posterior mean.
-        samples: K of the bounds.
-        grid: points along each side of the plane.
-        seed: of the samples, the same for every step.
+        image: the example x, (1, ...).
+        steps: number of Gauss-Newton steps on log p(x, z), which start at the mean of q.
+        samples: number of samples for ELBO and IWAE.
+        grid: number of grid points along each side of the plane on which densities are computed.
+        seed: seed of the samples; ELBO and IWAE after each step use the same seed.
     """
     latent_model, reuse = model.latent_model, model.spec.inference.reuse
     x = torch.from_numpy(image).to(latent_model.centre)
@@ -112,7 +116,11 @@ def _bounds(model: LatentModel, x: Tensor, q: Posterior, samples: int, seed: int
 
 
 def _plane(mean: Tensor, found: Moments) -> Plane:
-    """The latent space itself if D <= 2, else the two widest directions of q through its mean."""
+    """Choose the plane of the latent space that is shown.
+
+    If D <= 2 it is the latent space itself. Otherwise it goes through the mean of q(z | x), along
+    the two directions in which q has the largest variance.
+    """
     latent = len(mean)
     if latent <= 2:
         axes = torch.eye(2, latent, dtype=mean.dtype, device=mean.device)
@@ -131,7 +139,11 @@ def _plane(mean: Tensor, found: Moments) -> Plane:
 
 
 def _sides(plane: Plane, found: Moments, path: Path, grid: int) -> list[Array]:
-    """Grid points on both axes: they show the components, all steps and the last Laplace posterior."""
+    """Choose the coordinates of the grid along both axes of the plane.
+
+    The grid contains the components of q(z | x) and the points z after each Gauss-Newton step. The
+    margin around these points follows from the Laplace approximation after the last step.
+    """
     shown = found.weights[0] >= SMALL_WEIGHT
     shown[found.weights[0].argmax()] = True
     last = path[-1][0].covariance_matrix.expand(len(path), -1, -1)
@@ -146,7 +158,10 @@ def _sides(plane: Plane, found: Moments, path: Path, grid: int) -> list[Array]:
 def _densities(
     model: LatentModel, x: Tensor, q: Posterior, plane: Plane, sides: list[Array]
 ) -> dict[str, Any]:
-    """log p(x, z) and log q(z | x) on a grid of the plane; also p(z | x) if it is the latent space."""
+    """Compute log p(x, z) and log q(z | x) on a grid of the plane.
+
+    If the plane is the whole latent space, also p(z | x) and log p(x) by quadrature.
+    """
     first, second = np.meshgrid(*sides)  # row j, column i is at (x[i], y[j])
     points = torch.from_numpy(np.stack([first.ravel(), second.ravel()], -1)).to(plane.axes)
     z = plane.origin + points @ plane.axes  # (G², D)
@@ -174,7 +189,13 @@ def _densities(
 
 @torch.no_grad()
 def interpolate(model: ExplorableModel, images: Array, *, steps: int) -> dict[str, Any]:
-    """Decode points of the line between the posterior means of two examples (2, ...)."""
+    """Decode points on the straight line between the posterior means of two examples.
+
+    Args:
+        model: the model.
+        images: the two examples, (2, ...).
+        steps: number of points, with both ends.
+    """
     first, last = model.posterior(images).mean
     share = torch.linspace(0, 1, steps, dtype=first.dtype, device=first.device)[:, None]
     z = (1 - share) * first + share * last

@@ -1,4 +1,4 @@
-"""Who may send requests, and how large they may be: checked before any route is looked up."""
+"""Check who sends a request and how large it is, before the explorer looks up its route."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """What a request needs to be answered."""
+    """What the server requires of a request: a secret token, and a host name that is allowed."""
 
     # a secret in ``Authorization: Bearer`` or in the page's cookie; None if none is needed
     token: str | None = None
@@ -52,7 +52,11 @@ class Access:
 
 
 class Guard:
-    """Checks the host, the origin, the token and the size of a request; adds the security headers."""
+    """ASGI middleware that checks each request before the application `app` gets it.
+
+    It checks the host, the origin, the token and the size of the request. It adds security headers
+    to each response.
+    """
 
     def __init__(self, app: ASGIApp, *, access: Access, limits: Limits) -> None:
         self.app = app
@@ -61,7 +65,7 @@ class Guard:
         self._held = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, or refuse it."""
+        """Pass one request to the application, or refuse it with an error response."""
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
@@ -109,7 +113,11 @@ class Guard:
             raise Refused(403, f"this server answers to {', '.join(allowed)} only, not to {name[:80]!r}")
 
     def _has_token(self, scope: Scope, headers: dict[bytes, bytes]) -> bool:
-        """Check the token; False if it is in the URL of the page, where a cookie will replace it."""
+        """Whether the request has the token in a header or a cookie, or needs none.
+
+        The result is False if the token is in the URL of the page: then `_set_cookie` moves it into
+        a cookie. Any other request is refused with status 401.
+        """
         if self.access.token is None:
             return True
         kind, _, bearer = headers.get(b"authorization", b"").partition(b" ")
@@ -127,7 +135,7 @@ class Guard:
         return hmac.compare_digest(given, (self.access.token or "").encode())
 
     async def _set_cookie(self, scope: Scope, send: Send) -> None:
-        """Send the browser to the page's URL without the token, which is now in a cookie."""
+        """Store the token in a cookie, and redirect the browser to the URL without the token."""
         cookie = f"={self.access.token}; HttpOnly; SameSite=Strict; Path=/".encode()
         headers = [(b"location", b"/"), (b"set-cookie", _cookie_name(scope) + cookie)]
         await _send(send, 303, headers, b"")
@@ -135,7 +143,10 @@ class Guard:
     async def _read_body(
         self, headers: dict[bytes, bytes], receive: Receive, parts: list[bytes]
     ) -> None:
-        """Append the parts of the body to `parts`; refuse it as soon as it is too large or too slow."""
+        """Read the body of a request and append its pieces to `parts`.
+
+        The request is refused as soon as the body is too large or arrives too slowly.
+        """
         most = self.limits.body
         too_large = Refused(413, f"a request has at most {most} bytes; send fewer images at a time")
         length = headers.get(b"content-length", b"0")
@@ -173,7 +184,10 @@ async def _until_disconnect(work: Awaitable[None], receive: Receive) -> None:
 
 
 def _check_origin(method: str, headers: dict[bytes, bytes]) -> None:
-    """Refuse a request that another web site makes a browser send; programs send no Origin."""
+    """Refuse a request that a page of another web site sends through the user's browser.
+
+    Requests of programs have no header Origin and are accepted.
+    """
     if method in ("GET", "HEAD"):
         return
     origin = headers.get(b"origin")
@@ -184,7 +198,10 @@ def _check_origin(method: str, headers: dict[bytes, bytes]) -> None:
 
 
 def _unique_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    """Headers by lower-case name; a security header that is given twice is refused."""
+    """Return the headers of a request by name.
+
+    The request is refused if a header that is used for security checks is given twice.
+    """
     found: dict[bytes, bytes] = {}
     for name, value in raw:
         if name in found and name in (b"host", b"origin", b"content-length", b"authorization"):
@@ -194,13 +211,16 @@ def _unique_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
 
 
 def _cookie_name(scope: Scope) -> bytes:
-    """A name with the port: all ports of a host share their cookies."""
+    """Return the name of the cookie that holds the token.
+
+    The name contains the server's port, because servers on other ports of a host share its cookies.
+    """
     _, port = scope.get("server") or ("", 0)
     return f"recmix_{port}".encode()
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that gives the body that was read, then the messages after it."""
+    """Make an ASGI `receive` that returns the body that was already read, then later messages."""
     messages = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def next_message() -> Message:

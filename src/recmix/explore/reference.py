@@ -1,4 +1,8 @@
-"""The reference of the HTTP interface: parts of its OpenAPI document, and that document as a page."""
+"""The reference of the explorer's HTTP interface.
+
+Functions that make parts of its OpenAPI document, and one that writes this document as an HTML
+page.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +36,13 @@ def array(
     sizes: Mapping[str, int] | None = None,
     limits: tuple[float, float] | None = None,
 ) -> dict[str, Any]:
-    """The schema of nested lists of numbers in a range; each axis has a name, and a size if known.
+    """Make the OpenAPI schema of an array, which is nested lists of numbers in JSON.
 
-    Without `sizes` it is part of an answer, in which numbers that are not finite are null.
+    Args:
+        axes: names of the axes.
+        sizes: lengths of axes, by name, as far as they are known. None means that the array is part
+            of an answer, in which numbers that are not finite are null.
+        limits: smallest and largest value, if there are any.
 
     >>> array("BD")["description"]
     '(B, D)'
@@ -51,7 +59,10 @@ def array(
 
 
 def any_array(lead: str) -> dict[str, Any]:
-    """The schema of nested lists of numbers of which only the first axes are known.
+    """Make the OpenAPI schema of an array of which only the first axes are known.
+
+    Args:
+        lead: names of these axes, one letter each.
 
     >>> any_array("B")["description"]
     '(B, ...), see the shape of the run in /runs'
@@ -66,16 +77,27 @@ def any_array(lead: str) -> dict[str, Any]:
 def request_body(
     arrays: Mapping[str, Any], integers: Mapping[str, Integer], runs: Sequence[str]
 ) -> dict[str, Any]:
-    """The body of a request: a JSON object with these fields, or the array as ``.npy``."""
+    """Make the OpenAPI description of the body of a request.
+
+    The body is a JSON object with all fields, or the array alone as ``.npy``.
+
+    Args:
+        arrays: the schema of the request's array, by name; empty if the request has none.
+        integers: the integer fields of the request, by name.
+        runs: names of the runs that the field ``run`` can have.
+    """
     fields = {**arrays, **_schemas(integers, runs)}
     schema = _object(fields, required=arrays) | {"additionalProperties": False}
     return {"content": _content(schema, npy=bool(arrays)), "required": bool(arrays)}
 
 
 def parameters(integers: Mapping[str, Integer], runs: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """The OpenAPI description of a route's query parameters: integer fields and the name of a run.
+    """Make the OpenAPI description of a route's query parameters, which are all optional.
 
-    All are optional. The field ``run`` is left out if `runs` is empty.
+    Args:
+        integers: the integer parameters, by name.
+        runs: names of the runs that the parameter ``run`` can have. If there are none, the route
+            has no such parameter.
     """
     known = _schemas(integers, runs).items()
     return [{"name": n, "in": "query", "required": False, "schema": schema} for n, schema in known]
@@ -84,7 +106,13 @@ def parameters(integers: Mapping[str, Integer], runs: Sequence[str] = ()) -> lis
 def responses(
     about: str, fields: Mapping[str, Any], *, npy: bool = False
 ) -> dict[int | str, dict[str, Any]]:
-    """The responses of a route: an object with these fields, or an error."""
+    """Make the OpenAPI description of the responses of a route, with all possible errors.
+
+    Args:
+        about: what the successful response is.
+        fields: the schema of each of its fields.
+        npy: whether a client can also get a ``.npy`` file.
+    """
     content = _content(_object(fields, required=fields), npy=npy)
     error = _content(_object({"error": {"type": "string"}}, required=["error"]))
     found: dict[int | str, dict[str, Any]] = {200: {"description": about, "content": content}}
@@ -96,7 +124,7 @@ def _object(fields: Mapping[str, Any], required: Mapping[str, Any] | Sequence[st
 
 
 def _schemas(integers: Mapping[str, Integer], runs: Sequence[str]) -> dict[str, Any]:
-    """The schemas of the integer fields and, if there are runs, of the field ``run``."""
+    """Make the OpenAPI schemas of integer fields and, if there are runs, of the field ``run``."""
     known: dict[str, Any] = {
         name: {"type": "integer", "default": i.default, "minimum": i.low, "maximum": i.high}
         for name, i in integers.items()
@@ -108,13 +136,16 @@ def _schemas(integers: Mapping[str, Integer], runs: Sequence[str]) -> dict[str, 
 
 
 def _content(schema: Mapping[str, Any], *, npy: bool = False) -> dict[str, Any]:
-    """JSON of this schema, or ``.npy`` if that is possible."""
+    """Describe a body for OpenAPI: JSON with this schema and, if `npy`, also a ``.npy`` file."""
     binary = {NPY: {"schema": {"type": "string", "format": "binary"}}}
     return {JSON: {"schema": schema}, **(binary if npy else {})}
 
 
 def page(document: Mapping[str, Any]) -> str:
-    """An OpenAPI document as HTML; it loads one style sheet of this server and nothing else."""
+    """Write an OpenAPI document as an HTML page.
+
+    The page loads one style sheet from this server and nothing else.
+    """
     parts = [
         "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>recmix: HTTP</title>"
         "<link rel='icon' href='data:,'><link rel='stylesheet' href='/docs.css'></head>"
@@ -131,7 +162,7 @@ def page(document: Mapping[str, Any]) -> str:
 
 
 def _sections(operation: Mapping[str, Any]) -> str:
-    """The schemas of what a route takes and gives."""
+    """Write the schemas of a route's parameters, request and answer as HTML."""
     sections = {"in the URL": {p["name"]: p["schema"] for p in operation.get("parameters", ())}}
     contents = {"body": operation.get("requestBody", {}), "answer": operation["responses"]["200"]}
     for title, part in contents.items():

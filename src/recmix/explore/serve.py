@@ -1,4 +1,4 @@
-"""Serve models over HTTP until the process is interrupted."""
+"""Run the explorer's server, which offers trained models over HTTP."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["PORT", "model_threads", "serve"]
 
 PORT = 8765
 CLOSING = 30
-"""Seconds that running requests have to finish when the server stops."""
+"""Seconds that the server waits for running requests when it stops."""
 CONNECTIONS = 512
 
 
@@ -40,16 +40,20 @@ def serve(
     batching: bool = True,
     data_root: Path | None = None,
 ) -> None:
-    """Serve models until Ctrl-C or SIGTERM; requests that are being answered are finished.
+    """Serve models over HTTP until Ctrl-C or SIGTERM.
+
+    When the server stops, it still answers the requests that it has begun, for at most 30 seconds.
 
     Args:
-        models: one model, or several by name; the first is the default.
-        port: the port; 0 takes a free one.
-        host: the address to listen on. An address that other machines can reach always needs a token.
-        token: a secret that requests must give; made and printed if it is needed and not given.
-        browser: open the page in a browser.
+        models: one model, or several by name. The first answers requests that name none.
+        port: the port to listen on; 0 takes a free one.
+        host: the address to listen on. If other machines can reach it, a token is always needed.
+        token: a secret that requests must contain. If one is needed and not given, it is made and
+            printed.
+        browser: open the explorer's page in a browser.
         batching: pass requests that wait at the same time through the model together.
-        data_root: folder of the data sets, for the test images; by default where they were in training.
+        data_root: folder of the data sets, from which test examples are read; by default the folder
+            that was used in training.
     """
     try:
         import uvicorn
@@ -99,7 +103,8 @@ def serve(
 def _run(server: uvicorn.Server, listening: socket.socket) -> None:
     """Run a server until Ctrl-C or SIGTERM.
 
-    It has its own thread, and so its own event loop: a notebook already runs one in the main thread.
+    The server runs in its own thread with its own event loop, because a notebook already runs an
+    event loop in the main thread.
     """
     in_main = threading.current_thread() is threading.main_thread()
     numbers = (signal.SIGINT, signal.SIGTERM) if in_main else ()
@@ -119,8 +124,8 @@ def _run(server: uvicorn.Server, listening: socket.socket) -> None:
 def model_threads() -> Iterator[None]:
     """Let torch use half of the cores in this context, unless OMP_NUM_THREADS is set.
 
-    The other half is for HTTP and for other programs. If they share cores with torch, its threads wait
-    for each other, and small networks become many times slower.
+    The other half is for HTTP and for other programs. If these used the same cores as torch, the
+    threads of torch would wait for each other, and small networks would be many times slower.
     """
     import torch
 
@@ -134,7 +139,7 @@ def model_threads() -> Iterator[None]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach this address.
+    """Whether only programs on this machine can connect to the address `host`.
 
     >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
     (True, True, False)
@@ -148,7 +153,7 @@ def is_loopback(host: str) -> bool:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket."""
+    """Open a TCP socket that listens on this address and port; port 0 takes a free port."""
     if not 0 <= port < 2**16:
         raise ConfigError(f"port is a number from 0 to 65535, got {port}")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

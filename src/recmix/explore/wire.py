@@ -1,4 +1,7 @@
-"""Read requests and write responses, as JSON or ``.npy``. Nothing is unpickled or evaluated."""
+"""Read requests and write responses of the explorer, as JSON or ``.npy``.
+
+No content of a request is unpickled or evaluated as Python.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ NPY = "application/x-npy"
 
 
 class Refused(RecmixError):
-    """A request is answered with an error status and a message.
+    """Raised when a request is refused; the client gets the HTTP `status` and the message.
 
     >>> Refused(413, "too large").status
     413
@@ -40,23 +43,23 @@ class Refused(RecmixError):
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The largest requests that the server accepts."""
+    """Limits for the requests that the server accepts."""
 
     body: int = 16 * 2**20  # bytes of one request
     held: int = 256 * 2**20  # bytes of all requests that are being read or wait for their answer
-    seconds: float = 30.0  # in which the body of a request must arrive
-    queue: int = 256  # requests that wait for the model
+    seconds: float = 30.0  # time in which the body of a request must arrive
+    queue: int = 256  # number of requests that may wait for the model
     images: int = 1024  # examples, latent vectors or prior samples of one request
     samples: int = 10_000  # K of IWAE-K
-    decodings: int = 100_000  # examples times samples of one request
+    decodings: int = 100_000  # number of examples times number of samples, of one request to /score
     steps: int = 8  # Gauss-Newton steps of /explain
-    grid: int = 120  # points along each side of its plane
+    grid: int = 120  # points along each side of the plane of /explain
     path: int = 64  # points of /interpolate
 
 
 @dataclass(frozen=True)
 class Integer:
-    """An integer field of a request: its default and its range.
+    """An integer field of a request: its default, and its smallest and largest value.
 
     >>> Integer(100, low=1, high=1000).read("samples", "20")
     20
@@ -67,7 +70,12 @@ class Integer:
     high: int
 
     def read(self, name: str, given: Any) -> int:
-        """The number, given in JSON or as text in the URL."""
+        """Check the given value of the field and return it as an integer.
+
+        Args:
+            name: name of the field, for the error message.
+            given: a number from JSON, or a text from the URL.
+        """
         if isinstance(given, str) and re.fullmatch(r"-?[0-9]{1,20}", given):
             given = int(given)
         if isinstance(given, bool) or not isinstance(given, int) or not self.low <= given <= self.high:
@@ -79,9 +87,18 @@ class Integer:
 async def read_request(
     request: Request, array: str | None, known: Mapping[str, Integer]
 ) -> tuple[dict[str, Any], Any]:
-    """The integer fields `known` of a request, and its array of this name if it has one.
+    """Read the fields and the array of a request.
 
-    Both are read from a JSON body. If the body is ``.npy``, the fields are in the URL.
+    They are read from a JSON body. If the body is ``.npy``, it is the array, and the fields are
+    read from the URL.
+
+    Args:
+        request: the request.
+        array: name of the field that holds the array; None if the request has no array.
+        known: the integer fields that the request can have, by name.
+
+    Returns:
+        The field ``run`` and the integer fields by name, and the array or None.
     """
     kind = request.headers.get("content-type", JSON).split(";")[0].strip().lower()
     content = await request.body()
@@ -104,9 +121,17 @@ async def read_request(
 def read_fields(
     given: Mapping[str, Any], known: Mapping[str, Integer], array: str | None = None
 ) -> dict[str, Any]:
-    """The field ``run`` (None if not given) and the integers `known`; other fields are refused.
+    """Check the fields of a request and fill in the defaults.
 
-    The error message names the array, which is not among the given fields, as a valid field too.
+    Args:
+        given: the fields of the request without its array. Fields other than ``run`` and those in
+            `known` are refused.
+        known: the integer fields that the request can have, by name.
+        array: name of the field that holds the array, for the list of valid fields in the error
+            message.
+
+    Returns:
+        The field ``run``, None if it is not given, and the integer fields by name.
     """
     for name in given:
         if name != "run" and name not in known:
@@ -118,7 +143,7 @@ def read_fields(
 
 
 def _from_json(body: bytes) -> dict[str, Any]:
-    """The object in a JSON body. NaN and Infinity are not JSON."""
+    """Parse a JSON body that must be an object; NaN and Infinity are refused."""
     try:
         content = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -129,7 +154,7 @@ def _from_json(body: bytes) -> dict[str, Any]:
 
 
 def _to_array(content: Any, name: str) -> Array:
-    """Nested lists of JSON numbers as an array of float64."""
+    """Convert the field `name` of a request, nested lists of numbers, to float64."""
     if not isinstance(content, list):
         raise Refused(422, f"{name} is a {type(content).__name__}, expected nested lists of numbers")
     try:
@@ -150,9 +175,10 @@ LONGEST_HEADER = 1024
 
 
 def from_npy(body: bytes) -> Array:
-    """The array of a ``.npy`` body, which shares its memory.
+    """Read the array from the content of a ``.npy`` file.
 
-    A regular expression reads the header; numpy would evaluate it as Python.
+    A regular expression reads the header, because numpy would evaluate the header as Python. If
+    possible, the array uses the memory of `body` instead of a copy.
 
     >>> from_npy(to_npy(np.zeros((2, 3), np.float32))).shape
     (2, 3)
@@ -181,12 +207,12 @@ def from_npy(body: bytes) -> Array:
 
 
 def to_json(content: Any) -> bytes:
-    """JSON of plain values and arrays; numbers that are not finite become null."""
+    """Write plain values and numpy arrays as JSON; numbers that are not finite become null."""
     return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def to_npy(array: Array) -> bytes:
-    """A ``.npy`` file."""
+    """Write an array as the content of a ``.npy`` file."""
     file = io.BytesIO()
     np.lib.format.write_array(file, array, allow_pickle=False)
     return file.getvalue()
@@ -195,7 +221,14 @@ def to_npy(array: Array) -> bytes:
 def respond(
     request: Request, found: Mapping[str, Any], *, run: str | None = None, array: str | None = None
 ) -> Response:
-    """The response to a request: JSON, or the field `array` as ``.npy`` if the request accepts that."""
+    """Make the response to a request, as JSON or ``.npy``.
+
+    Args:
+        request: the request. If its header Accept names ``.npy``, the response is ``.npy``.
+        found: the fields of the answer.
+        run: name of the run that computed the answer; it is added to the JSON.
+        array: the field of `found` that is sent as ``.npy``. None refuses requests for ``.npy``.
+    """
     if NPY in request.headers.get("accept", ""):
         if array is None:
             raise Refused(406, f"this answer is not a single array: accept {JSON} instead of {NPY}")
@@ -204,7 +237,7 @@ def respond(
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Send every error as JSON with one field, ``error``."""
+    """Make the application answer every error with JSON that has one field, ``error``."""
 
     async def send_error(request: Request, error: Exception) -> Response:
         status, message, headers = getattr(error, "status", 422), str(error), None

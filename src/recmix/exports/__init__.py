@@ -1,4 +1,4 @@
-"""A trained posterior and decoder as files that other programs run without recmix."""
+"""Write the posterior and the decoder of a trained run as files that need no recmix to run."""
 
 from recmix.exports.serialise import SUFFIX, export
 

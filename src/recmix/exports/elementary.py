@@ -1,8 +1,9 @@
-"""Linear algebra and log Γ in simple operations, for runtimes that have no other operators.
+"""Linear algebra and log Γ, written with simple operations that ONNX also has.
 
-ONNX has no Cholesky factor, no triangular solve, no QR, no log Γ and no derivative of a convolution.
-Matrices have the size of latent vectors, so an unrolled loop over dimensions is a few hundred small
-operations. Each function has the signature of the torch operator that it replaces; see `ELEMENTARY`.
+ONNX has no operators for Cholesky factors, triangular systems, QR decompositions, log Γ and
+derivatives of convolutions. The matrices are D x D, where D is the latent dimension, so a loop over
+D becomes a few hundred small operations in the graph. Each function has the signature of the torch
+operator that it replaces; `ELEMENTARY` and `BACKWARD` list these operators.
 """
 
 from __future__ import annotations
@@ -19,13 +20,21 @@ __all__ = ["BACKWARD", "ELEMENTARY", "cholesky_ex", "convolution_backward", "lga
 __all__ += ["solve_triangular"]
 
 SHIFT = 8
-"""Stirling's series is used for arguments above this number."""
+"""Stirling's series for log Γ is evaluated at x + SHIFT, where it is accurate."""
 
 
 def cholesky_ex(
     matrix: Tensor, *, upper: bool = False, check_errors: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Lower factors L of (..., D, D), and 1 for each matrix that is not positive definite, else 0.
+    """Compute the lower Cholesky factors of matrices, like `torch.linalg.cholesky_ex`.
+
+    Args:
+        matrix: symmetric matrices, (..., D, D).
+        upper: must be False.
+        check_errors: must be False.
+
+    Returns:
+        The factors (..., D, D), and integers (...): 1 if a matrix is not positive definite, else 0.
 
     >>> cholesky_ex(torch.tensor([[4.0, 2.0], [2.0, 2.0]]))[0]
     tensor([[2., 0.],
@@ -47,7 +56,14 @@ def cholesky_ex(
 def solve_triangular(
     matrix: Tensor, right: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> Tensor:
-    """X with A X = B, for triangular A (..., D, D) and B (..., D, N).
+    """Solve A X = B for X, like `torch.linalg.solve_triangular`.
+
+    Args:
+        matrix: the triangular matrices A, (..., D, D).
+        right: the right-hand sides B, (..., D, N).
+        upper: whether A is upper triangular; otherwise it is lower triangular.
+        left: must be True.
+        unitriangular: must be False.
 
     >>> lower = torch.tensor([[2.0, 0.0], [1.0, 1.0]])
     >>> solve_triangular(lower, torch.tensor([[2.0], [3.0]]), upper=False).flatten()
@@ -64,9 +80,11 @@ def solve_triangular(
 
 
 def qr(matrix: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
-    """Q and R of (..., D, D) by modified Gram-Schmidt, with a positive diagonal of R.
+    """Decompose matrices (..., D, D) into Q R by the modified Gram-Schmidt method.
 
-    R is as accurate as that of Householder reflections. Q is less orthogonal for ill-conditioned A.
+    Q is orthogonal. R is upper triangular with a positive diagonal. R is as accurate as with
+    Householder reflections, but Q is less exactly orthogonal if the matrix is ill-conditioned.
+    `mode` must be ``reduced``.
 
     >>> qr(torch.tensor([[3.0, 1.0], [4.0, 1.0]]))[1]
     tensor([[5.0000, 1.4000],
@@ -85,7 +103,9 @@ def qr(matrix: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
 
 
 def lgamma(x: Tensor) -> Tensor:
-    """log Γ(x) for x > 0: Stirling's series at x + 8, minus the logarithms of the factors in between.
+    """Compute log Γ(x) for x > 0.
+
+    It is log Γ(x + 8), from Stirling's series, minus log x + log(x + 1) + ... + log(x + 7).
 
     >>> lgamma(torch.tensor([1.0, 4.0, 0.5]))
     tensor([0.0000, 1.7918, 0.5724])
@@ -112,7 +132,15 @@ def convolution_backward(
     groups: int,
     output_mask: Sequence[bool],
 ) -> tuple[Tensor, None, None]:
-    """The derivative of a convolution with respect to its input, which is a transposed convolution."""
+    """Compute the gradient of a loss with respect to the input of a convolution.
+
+    The gradient is a transposed convolution of `slope`, which is the gradient of the loss with
+    respect to the output. The arguments are those of torch's operator
+    ``aten.convolution_backward``. `output_mask` must exclude the gradients of kernel and bias.
+
+    Returns:
+        The gradient with respect to `x`, and None for kernel and bias.
+    """
     _require(list(output_mask), [True, False, False], "derivatives in the weights")
     extra = [0] * len(stride)
     if not transposed:  # rows and columns that the stride left out
@@ -135,7 +163,7 @@ def _require(given: object, expected: object, what: str) -> None:
 
 aten = torch.ops.aten
 BACKWARD: dict[Any, Callable[..., Any]] = {aten.convolution_backward.default: convolution_backward}
-"""Operators of derivatives, and the functions that replace them in a graph."""
+"""Operators of torch that compute derivatives, and the functions that replace them in a graph."""
 ELEMENTARY: dict[Any, Callable[..., Any]] = {
     aten.linalg_cholesky_ex.default: cholesky_ex,
     aten.linalg_solve_triangular.default: solve_triangular,

@@ -1,4 +1,7 @@
-"""The posterior and the decoder of a trained method as functions from tensors to tensors."""
+"""The posterior and the decoder of a trained method as functions from tensors to tensors.
+
+Such a function is called a graph, because exporters trace it to a graph of operators.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +23,22 @@ from recmix.posteriors import Flow
 __all__ = ["DecoderGraph", "Graph", "X", "example_values", "frozen", "posterior_graph"]
 
 Shape = tuple[int | str, ...]
-"""Lengths of axes; a name stands for an axis of any length."""
+"""The shape of a tensor; a name instead of a number stands for an axis of any length."""
 EXAMPLE = {"batch": 3, "samples": 5}
-"""Lengths of such axes while a graph is traced."""
+"""Lengths that the named axes of a shape have while a graph is traced."""
 X = "examples"
-"""Name of the input of a posterior and of the output of a decoder."""
+"""Name of the tensor of examples x: the input of a posterior and the output of a decoder."""
 COUNTS = 6
-"""Examples of counts are smaller than this while a graph is traced."""
+"""If the data are counts, the examples for tracing have counts below this number."""
 
 
 class Graph(nn.Module, ABC):
-    """A function of tensors with the names and shapes of its inputs and outputs, in order."""
+    """A function from tensors to tensors that can be exported.
+
+    Args:
+        inputs: names and shapes of its arguments, in order.
+        outputs: names and shapes of its results, in order.
+    """
 
     kind: ClassVar[str]
     has_derivatives = False
@@ -44,10 +52,16 @@ class Graph(nn.Module, ABC):
     @property
     @abstractmethod
     def latent_model(self) -> LatentModel:
-        """p(x, z)."""
+        """The generative model p(x, z): prior, decoder and likelihood."""
 
     def example(self, **lengths: int) -> tuple[Tensor, ...]:
-        """Example arguments with these lengths of the named axes: examples, or numbers in [0, 1]."""
+        """Make random arguments for tracing or testing the function.
+
+        Examples have values that the likelihood accepts. Other inputs have numbers in [0, 1).
+
+        Args:
+            **lengths: lengths of the named axes, such as ``batch=4``.
+        """
         like = self.latent_model.centre
         generator = torch.Generator().manual_seed(sum(lengths.values()))
         named = EXAMPLE | lengths
@@ -60,7 +74,7 @@ class Graph(nn.Module, ABC):
 
 
 class DecoderGraph(Graph):
-    """Latent points z (N, D) to mean examples E[x | z] in the range of the data."""
+    """The function from z (N, D) to mean examples E[x | z], in the range of the data."""
 
     kind = "decoder"
 
@@ -78,16 +92,22 @@ class DecoderGraph(Graph):
 
     @property
     def latent_model(self) -> LatentModel:
-        """p(x, z)."""
+        """The generative model p(x, z): prior, decoder and likelihood."""
         return self.model
 
     def forward(self, z: Tensor) -> Tensor:
-        """The mean examples; class probabilities (N, ..., K) if the likelihood is categorical."""
+        """Compute E[x | z]; for a categorical likelihood, class probabilities (N, ..., K)."""
         return self.model.decode(z)
 
 
 class PosteriorGraph(Graph):
-    """Examples (B, ...) to the tensors that define the q(z | x) of a frozen method."""
+    """The function from examples x (B, ...) to the tensors that define q(z | x).
+
+    Args:
+        method: a trained method, as `frozen` returns it.
+        inference: how the posterior is computed from the method, for example with refinement.
+        outputs: names and shapes of the tensors.
+    """
 
     def __init__(self, method: Method, inference: Inference, outputs: dict[str, Shape]) -> None:
         super().__init__({X: ("batch", *method.model.shape)}, outputs)
@@ -97,20 +117,21 @@ class PosteriorGraph(Graph):
 
     @property
     def latent_model(self) -> LatentModel:
-        """p(x, z)."""
+        """The generative model p(x, z): prior, decoder and likelihood."""
         return self.method.model
 
 
 class GaussianGraph(PosteriorGraph):
-    """A mixture of K Gaussians: log-weights (B, K), means (B, K, D) and covariances.
+    """The function from examples x (B, ...) to a posterior that is a mixture of K Gaussians.
 
-    Diagonal covariances are log-variances (B, K, D), full ones are Cholesky factors (B, K, D, D).
+    Its results are log-weights (B, K), means (B, K, D) and covariances. Diagonal covariances are
+    given as log-variances (B, K, D), full covariances as Cholesky factors (B, K, D, D).
     """
 
     kind = "mixture of Gaussians"
 
     def forward(self, examples: Tensor) -> tuple[Tensor, ...]:
-        """The outputs, in order."""
+        """Compute the tensors that define q(z | x), in the order of `outputs`."""
         q = infer(self.method, examples, self.inference)
         found = q.describe() or {}
         if "log_weights" not in found:  # one component
@@ -120,7 +141,10 @@ class GaussianGraph(PosteriorGraph):
 
 
 class FlowGraph(PosteriorGraph):
-    """A normalising flow: standard normal noise to samples with their densities."""
+    """The function from examples x and noise to samples of a normalising flow q(z | x).
+
+    The noise is standard normal. The results are samples z of q(z | x) and their log-densities.
+    """
 
     kind = "flow"
 
@@ -130,7 +154,7 @@ class FlowGraph(PosteriorGraph):
         self.inputs["noise"] = (*drawn, method.model.latent)
 
     def forward(self, examples: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """z (S, B, D) and log q(z | x) (S, B), for noise (S, B, D)."""
+        """Compute S samples z (S, B, D) and log q(z | x) (S, B) from noise (S, B, D)."""
         q = infer(self.method, examples, self.inference)
         assert isinstance(q, Flow)
         start = q.base.mean + q.base.stddev * noise
@@ -139,7 +163,7 @@ class FlowGraph(PosteriorGraph):
 
 
 def example_values(uniform: Tensor, likelihood: Likelihood) -> Tensor:
-    """Numbers in [0, 1) as values that a likelihood accepts.
+    """Convert numbers in [0, 1) to values of examples that a likelihood accepts.
 
     >>> from recmix.model.likelihoods import Categorical
     >>> example_values(torch.tensor([0.1, 0.6]), Categorical(4))
@@ -154,7 +178,7 @@ def example_values(uniform: Tensor, likelihood: Likelihood) -> Tensor:
 
 
 def _uses_autograd(graph: PosteriorGraph) -> bool:
-    """Whether the posterior records operations for derivatives while it is computed."""
+    """Whether automatic differentiation is used to compute the posterior."""
     saved: list[Tensor] = []
 
     def keep(tensor: Tensor) -> Tensor:
@@ -168,7 +192,10 @@ def _uses_autograd(graph: PosteriorGraph) -> bool:
 
 
 def _check_curvature(method: Method, inference: Inference) -> None:
-    """Refuse steps with a curvature that is estimated from samples, which a tracer cannot follow."""
+    """Raise an error if Gauss-Newton steps need a curvature that is estimated from samples.
+
+    The curvature is that of the likelihood. A tracer cannot record its estimation.
+    """
     likelihood = type(method.model.likelihood)
     steps = inference.refine > 0 or any(part.uses_jacobian for part in method.components)
     blocks = likelihood.blocks is not Likelihood.blocks
@@ -183,9 +210,12 @@ def _check_curvature(method: Method, inference: Inference) -> None:
 
 
 def frozen(method: Method, *, fuse: bool) -> Method:
-    """A copy on the CPU that is no longer trained.
+    """Copy a trained method to the CPU, in evaluation mode and without gradients of parameters.
 
-    With `fuse`, all networks of a mixture are evaluated as one, with grouped convolutions.
+    Args:
+        method: the method, which is not changed.
+        fuse: if possible, evaluate all networks of a mixture as one network with grouped
+            convolutions.
     """
     made = copy.deepcopy(method).to("cpu").eval().requires_grad_(False)
     made.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
@@ -196,7 +226,19 @@ def frozen(method: Method, *, fuse: bool) -> Method:
 
 @torch.no_grad()
 def posterior_graph(method: Method, inference: Inference) -> Graph:
-    """The graph of a frozen method's posterior; `Posterior.describe` determines its outputs."""
+    """Make the function from examples x to the posterior q(z | x) of a method.
+
+    Args:
+        method: a trained method, as `frozen` returns it.
+        inference: how the posterior is computed from the method, for example with refinement.
+
+    Returns:
+        A `FlowGraph` for a flow, else a `GaussianGraph`, whose results are the tensors that
+        `Posterior.describe` gives.
+
+    Raises:
+        ConfigError: the posterior cannot be exported.
+    """
     _check_curvature(method, inference)
     half = torch.full((2, *method.model.shape), 0.5, dtype=method.model.centre.dtype)
     q = infer(method, example_values(half, method.model.likelihood), inference)

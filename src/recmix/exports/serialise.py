@@ -1,4 +1,7 @@
-"""Write graphs as files: ONNX, TorchScript, or exported programs of torch (pt2)."""
+"""Write the posterior and the decoder of a trained run as files.
+
+The formats are ONNX, TorchScript, and programs of `torch.export` (pt2).
+"""
 
 from __future__ import annotations
 
@@ -26,13 +29,13 @@ from recmix.training.build import Trained, load_trained
 __all__ = ["SUFFIX", "export"]
 
 SUFFIX = {"onnx": ".onnx", "torchscript": ".pt", "pt2": ".pt2"}
-"""The formats and their file suffixes."""
+"""The formats of an export, and the suffix of their files."""
 DESCRIPTION = "export.json"
 FILES = (DESCRIPTION, *(graph + end for graph in ("posterior", "decoder") for end in SUFFIX.values()))
 OPSET = 18
 FORMAT = 2
 LONG = 500
-"""ONNX graphs with more operators are not simplified here, which would take minutes."""
+"""ONNX graphs with at least this many operators are not simplified: that would take minutes."""
 ADVICE = (
     "Try --format pt2, which supports the most. Your own networks must be traceable: no branch on a "
     "tensor's value, no shape for one batch size only"
@@ -47,17 +50,20 @@ def export(
     fuse: bool = True,
     overwrite: bool = False,
 ) -> Path:
-    """Write posterior and decoder as graphs that run without recmix, and `export.json` about them.
+    """Write the posterior and the decoder of a trained run as two files that need no recmix to run.
+
+    A third file, ``export.json``, describes their inputs and outputs.
 
     Args:
         run: a trained method, or the folder of a run.
-        out: folder of the files; by default one named after the format, in the run's own folder.
+        out: folder for the files; by default one named after the format, in the run's own folder.
         format: ``onnx``, ``torchscript`` or ``pt2``.
-        fuse: evaluate the networks of a mixture as one, with grouped convolutions, if possible.
+        fuse: if possible, evaluate the networks of a mixture as one network with grouped
+            convolutions.
         overwrite: replace an existing export.
 
     Returns:
-        The folder.
+        The folder with the three files.
     """
     if format not in SUFFIX:
         raise ConfigError(unknown("format", format, SUFFIX))
@@ -108,7 +114,10 @@ def _description(
 
 
 def _range(values: str) -> list[float | None] | None:
-    """The smallest and the largest value that a likelihood accepts; None stands for no limit.
+    """Return the smallest and the largest value that examples can have; None stands for no limit.
+
+    Args:
+        values: the kind of values, such as ``unit`` or ``classes:4``.
 
     >>> _range("counts"), _range("classes:4"), _range("real")
     ([0.0, None], [0.0, 3.0], None)
@@ -144,7 +153,7 @@ def _check_folder(folder: Path, overwrite: bool) -> None:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make the folder, and remove the files of an earlier export."""
+    """Make the folder of an export, and remove the files of an earlier export in it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in FILES:
@@ -154,7 +163,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _serialise(graph: Graph, format: str) -> bytes:
-    """The content of the file of a graph."""
+    """Trace a graph and return the content of its file in this format."""
     make: Callable[[Graph], bytes] = {"onnx": _onnx, "torchscript": _torchscript, "pt2": _pt2}[format]
     try:
         # Tracers warn about values that become constants; `_check` tests whether that matters.
@@ -174,7 +183,10 @@ def _serialise(graph: Graph, format: str) -> bytes:
 
 
 def _check(graph: Graph, traced: Callable[..., Any]) -> None:
-    """Check that the traced graph gives the same results, for other examples and batch sizes."""
+    """Check that a traced graph gives the same results as the original one.
+
+    They are compared on other examples and batch sizes than those of tracing.
+    """
     for batch in (1, 4):
         given = graph.example(batch=batch)
         expected, found = graph(*given), traced(*given)
@@ -191,7 +203,10 @@ def _outputs(result: Any) -> tuple[torch.Tensor, ...]:
 
 
 def _program(graph: Graph) -> torch.export.ExportedProgram:
-    """The graph as operators of torch, for any length of the named axes."""
+    """Trace a graph to a program of `torch.export`.
+
+    The program accepts any length of the axes that have a name in the shapes of the inputs.
+    """
     example = graph.example()
     module: Any = graph
     shapes = tuple(
@@ -257,7 +272,7 @@ def _onnx(graph: Graph) -> bytes:
 
 @contextmanager
 def _quiet(*names: str) -> Iterator[None]:
-    """In this context, only errors of these loggers are shown."""
+    """Show only errors of the loggers of these names while the context is open."""
     logs = [(log, log.level) for log in map(logging.getLogger, names)]
     for log, _ in logs:
         log.setLevel(logging.ERROR)
@@ -269,7 +284,7 @@ def _quiet(*names: str) -> Iterator[None]:
 
 
 def _name_axes(proto: Any, graph: Graph) -> None:
-    """Name the axes of any length in an ONNX graph as in `graph`."""
+    """Give the axes of any length in an ONNX graph the names that they have in `graph`."""
     names: dict[str, str] = {}
     for value in proto.input:
         for axis, name in zip(value.type.tensor_type.shape.dim, graph.inputs[value.name], strict=True):

@@ -30,6 +30,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.func import jvp, vmap
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from recmix.errors import ConfigError
 from recmix.model.latent import LatentModel
@@ -40,6 +41,7 @@ __all__ = [
     "LogJoint",
     "NormalEquations",
     "ascend",
+    "check_decoder_has_jacobian",
     "damped_step",
     "decoder_jacobian",
     "is_traceable",
@@ -411,3 +413,14 @@ def _best(reached: Tensor) -> tuple[Tensor, Tensor]:
 def _pick(values: Tensor, which: Tensor) -> Tensor:
     """For each example b, the entry values[which[b], b]: values (T, B, N), which (B,) -> (B, N)."""
     return values.gather(0, which[None, :, None].expand(1, *values.shape[1:])).squeeze(0)
+
+
+def check_decoder_has_jacobian(model: LatentModel) -> None:
+    """Raise an error if the decoder's output for one example depends on the rest of its batch."""
+    for part in model.decoder.modules():
+        if isinstance(part, _BatchNorm) and (part.training or part.running_mean is None):
+            raise ConfigError(
+                "the decoder has batch normalisation in training mode, or without running statistics: "
+                "its output for one example depends on the rest of the batch, so it has no Jacobian "
+                "per example. Call model.eval() first, or use nn.GroupNorm or nn.LayerNorm instead"
+            )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from recmix.inference.refinement import refine
+from recmix.inference.safeguard import never_worse
 from recmix.model.latent import LatentModel
 from recmix.posteriors import Posterior
 
@@ -30,8 +31,10 @@ def improve(inference: Inference, model: LatentModel, x: Tensor, q: Posterior) -
         q: the posterior that the encoder gives for x.
     """
     if inference.refine:
-        steps, reuse, restarts = inference.refine, inference.reuse, inference.restarts
-        q = refine(model, x, q, steps=steps, reuse=reuse, restarts=restarts)
+        settings = {name: getattr(inference, name) for name in ("how", "reuse", "restarts")}
+        refined = refine(model, x, q, steps=inference.refine, **settings)
+        pairs = inference.checks
+        q = never_worse(model, x, q, refined, pairs) if pairs else refined
     return calibrate(inference, model, x, q)
 
 

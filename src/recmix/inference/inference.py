@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from recmix.errors import ConfigError
-from recmix.model.options import Options, option, options_of
+from recmix.model.options import Option, Options, option, options_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,7 +17,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Inference"]
 
-REFINEMENT = ("how", "refine", "reuse", "restarts")
+REFINEMENT = {
+    "gauss-newton": ("refine", "reuse", "restarts", "checks"),
+    "learned": ("refine", "restarts", "checks"),
+    "variational": ("refine", "reuse", "checks"),
+    "conjugate": ("refine", "checks"),
+}
+"""The options that each kind of refinement uses."""
 CALIBRATION = ("scale", "slope", "reference")
 
 
@@ -24,24 +31,32 @@ CALIBRATION = ("scale", "slope", "reference")
 class Inference(Options):
     """How a posterior q(z | x) is refined and then calibrated, each time it is used.
 
-    Refinement moves the mean of each component of q to a higher log p(x, z) by Gauss-Newton steps.
-    It then replaces the component by a Gaussian at the new mean, whose precision is the curvature
-    of log p(x, z) there. Calibration multiplies the standard deviations by a factor that was chosen
-    on validation data. The noise of the likelihood can be calibrated too; this changes the model of
-    the data. By default nothing is changed.
+    Refinement replaces each component of q by a better Gaussian, by a few steps from its mean. An
+    example whose ELBO this would lower keeps the q it had. Calibration multiplies the standard
+    deviations by a factor that was chosen on validation data. The noise of the likelihood can be
+    calibrated too; this changes the model of the data. By default nothing is changed.
 
     A call returns the improved posterior: ``inference(model, x, q)``.
 
     >>> Inference(refine=2).changed()
     {'refine': 2}
     >>> Inference(refine=2).key, Inference(reuse=5).key
-    ('gauss-newton,refine=2,reuse=2,restarts=1', '')
+    ('gauss-newton,refine=2,reuse=2,restarts=1,checks=1', '')
     """
 
-    how: str = option("gauss-newton", "Kind of refinement.", choices=["gauss-newton"])
-    refine: int = option(0, "Gauss-Newton steps for each example, such as 1, 2 or 4.", at_least=0)
+    how: str = option(
+        "gauss-newton",
+        "Kind of refinement. gauss-newton: Laplace approximation, with exact Jacobians. learned: the "
+        "same with the curvature from a network (method curvature); one gradient a step. variational: "
+        "raises the ELBO itself, for any likelihood. conjugate: without matrices, for a latent space "
+        "of any size; gives a diagonal Gaussian.",
+        choices=list(REFINEMENT),
+    )
+    refine: int = option(0, "Refinement steps for each example, such as 1, 2 or 4.", at_least=0)
     reuse: int = option(
-        2, "Extra steps after each Gauss-Newton step that use the same curvature.", at_least=0
+        2,
+        "gauss-newton and variational: extra steps after each step that use the same curvature.",
+        at_least=0,
     )
     restarts: int = option(
         1,
@@ -49,6 +64,13 @@ class Inference(Options):
         "The result with the highest estimate of log p(x) is used. Also for residual corrections.",
         at_least=1,
         at_most=9,
+    )
+    checks: int = option(
+        1,
+        "Pairs of points at which the ELBO before and after refinement is compared for each example, "
+        "to keep the better posterior. 0: no check.",
+        at_least=0,
+        at_most=64,
     )
     scale: float = option(1.0, "Factor of the posterior's standard deviations.", above=0)
     slope: float = option(0.0, "Log-scale added per nat that log p(x, mean) lies below the reference.")
@@ -84,9 +106,14 @@ class Inference(Options):
         return replace(self, scale=1.0, slope=0.0, reference=0.0, noise=1.0)
 
     @property
+    def for_training(self) -> Inference:
+        """A copy of these settings with the refinement alone: no calibration, no comparison of ELBOs."""
+        return replace(self.uncalibrated, checks=0)
+
+    @property
     def in_training(self) -> Inference:
         """The settings for training and for selecting the best epoch: only the refinement."""
-        return self.uncalibrated if self.refine else Inference()
+        return self.for_training if self.refine else Inference()
 
     @property
     def calibrated(self) -> bool:
@@ -101,7 +128,8 @@ class Inference(Options):
         """
         shown: list[str] = []
         if self.refine:
-            shown += [self.how, *(f"{name}={getattr(self, name)}" for name in REFINEMENT[1:])]
+            used = [name for name in REFINEMENT[self.how] if name != "checks" or self.checks]
+            shown += [self.how, *(f"{name}={getattr(self, name)}" for name in used)]
         elif self.restarts > 1:
             shown.append(f"restarts={self.restarts}")
         if self.calibrated:
@@ -111,13 +139,22 @@ class Inference(Options):
         return ",".join(shown)
 
     @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> Inference:
+        """The `Inference` whose options are stored in a file.
+
+        Files without the option `checks` come from a version that did not compare ELBOs.
+        """
+        return cls(**{"checks": 0} | dict(stored))
+
+    @classmethod
     def from_key(cls, key: str) -> Inference:
         """The `Inference` whose property `key` is this text.
 
         >>> Inference.from_key("gauss-newton,refine=4,reuse=0,restarts=3").refine
         4
         """
-        known, found = options_of(cls), {}
+        known: dict[str, Option] = options_of(cls)
+        found: dict[str, Any] = {"checks": 0} if key.partition(",")[0] in REFINEMENT else {}
         for part in filter(None, key.split(",")):
             name, equals, value = part.partition("=")
             if not equals:

@@ -1,30 +1,40 @@
-"""Refinement: each component of a posterior becomes a Laplace approximation near its mean.
+"""Refinement: each component of a posterior becomes a better Gaussian near its mean.
 
-Gauss-Newton steps move the mean of each component to a point z* with a higher log p(x, z). The
-component becomes N(z*, H⁻¹), where H is the curvature of -log p(x, z) at z*. The mixing weights
-stay the same. The result is a Gaussian, or a mixture of Gaussians, with full covariances. Its
-density is computed exactly, so the ELBO and the IWAE bound remain valid lower bounds of log p(x).
-The steps never lower log p(x, z), see `recmix.inference.gauss_newton`.
+The kind ``gauss-newton`` makes Laplace approximations. Gauss-Newton steps move the mean of each
+component to a point z* with a higher log p(x, z). The component becomes N(z*, H⁻¹), where H is the
+curvature of -log p(x, z) at z*. The other kinds have their own files in this folder. All keep the
+mixing weights. The density of the result is computed exactly, so the ELBO and the IWAE bound remain
+valid lower bounds of log p(x).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from recmix.errors import ConfigError
-from recmix.inference.gauss_newton import DAMPING, ascend, damped_step
+from recmix.inference.conjugate import conjugate
+from recmix.inference.gauss_newton import (
+    DAMPING,
+    ascend,
+    check_decoder_has_jacobian,
+    damped_step,
+)
+from recmix.inference.learned import learned
+from recmix.inference.restarts import best_restart, repeated, restart_scales
+from recmix.inference.safeguard import common_noise
+from recmix.inference.variational import variational
 from recmix.model.latent import LatentModel
-from recmix.posteriors import FullGaussian, Mixture, Posterior
+from recmix.posteriors import FullGaussian, Gaussian, Mixture, Posterior
 from recmix.posteriors.full import cholesky
 
-__all__ = ["best_restart", "check_decoder_has_jacobian", "laplace", "refine", "restart_scales"]
+__all__ = ["HOW", "laplace", "refine"]
 
-STRIDE = 0.2
-"""Distance between the factors that multiply the mean at each restart."""
+Gaussians = Gaussian | FullGaussian
+MOMENT_PAIRS = 16
+"""Pairs of points from which the variance of a posterior without a closed form is estimated."""
 
 
 def laplace(
@@ -75,51 +85,22 @@ def _best_end(
 ) -> Tensor:
     """The best end point (B, D) of Gauss-Newton steps from several starting points per example."""
     many = torch.cat([scale * start for scale in restart_scales(restarts)])  # (T·B, D)
-    ends, at = ascend(model, x.repeat(restarts, *(1 for _ in model.shape)), many, **how)
+    ends, at = ascend(model, repeated(x, restarts), many, **how)
     half = cholesky(at.precision).diagonal(dim1=-2, dim2=-1).log().sum(-1)  # ½ log |H|
     return best_restart(at.log_joint - half, ends, restarts)
 
 
-def best_restart(score: Tensor, ends: Tensor, restarts: int) -> Tensor:
-    """Select, for each example, the end point with the highest score among T starting points.
-
-    Args:
-        score: score of each end point, (T·B,). All examples of the first starting point come first.
-            Scores that are not finite are never selected if another score is finite.
-        ends: end points (T·B, D), in the same order.
-        restarts: T, the number of starting points for each example.
-
-    Returns:
-        The selected end points, (B, D).
-
-    >>> best_restart(torch.tensor([1.0, 5.0, 2.0, torch.nan]), torch.arange(4.0)[:, None], 2).tolist()
-    [[2.0], [1.0]]
-    """
-    finite = score.nan_to_num(-torch.inf, posinf=-torch.inf)
-    which = finite.unflatten(0, (restarts, -1)).argmax(0)
-    picked = which[None, :, None].expand(1, -1, ends.shape[-1])
-    best: Tensor = ends.unflatten(0, (restarts, -1)).gather(0, picked).squeeze(0)
-    return best
-
-
-def restart_scales(restarts: int) -> list[float]:
-    """The factors by which the posterior's mean is multiplied to get several starting points.
-
-    The first factor is 1. Then come smaller and larger factors in turn.
-
-    Args:
-        restarts: number of starting points.
-
-    >>> restart_scales(5)
-    [1.0, 0.8, 1.2, 0.6, 1.4]
-    """
-    return [round(1 + (-1) ** k * ((k + 1) // 2) * STRIDE, 6) for k in range(restarts)]
-
-
 def refine(
-    model: LatentModel, x: Tensor, q: Posterior, *, steps: int, reuse: int = 2, restarts: int = 1
+    model: LatentModel,
+    x: Tensor,
+    q: Posterior,
+    *,
+    steps: int,
+    how: str = "gauss-newton",
+    reuse: int = 2,
+    restarts: int = 1,
 ) -> Posterior:
-    """The posterior q with each component replaced by a Laplace approximation near its mean.
+    """The posterior q with each component replaced by a better Gaussian near its mean.
 
     All components are refined in one batch.
 
@@ -127,12 +108,12 @@ def refine(
         model: the model p(x, z).
         x: examples (B, *shape).
         q: the posterior for x.
-        steps: number of Gauss-Newton steps.
+        steps: number of steps.
+        how: the kind of refinement, a name in `HOW`.
         reuse: number of further steps with the same curvature after each step.
         restarts: number of starting points for each example and component, see `laplace`.
 
     >>> from recmix.model.likelihoods import Gaussian as Noise
-    >>> from recmix.posteriors import Gaussian
     >>> decoder = torch.nn.Sequential(torch.nn.Linear(2, 64), torch.nn.Unflatten(1, (1, 8, 8)))
     >>> model = LatentModel(decoder, Noise(), latent=2, shape=(1, 8, 8))
     >>> x, q = torch.rand(3, 1, 8, 8), Gaussian(torch.zeros(3, 2), torch.zeros(3, 2))
@@ -140,21 +121,63 @@ def refine(
     >>> bool((model.log_joint(x, better.mean[None]) > model.log_joint(x, q.mean[None])).all())
     True
     """
-    if not isinstance(q, Mixture):
-        return laplace(model, x, q.mean, steps=steps, reuse=reuse, restarts=restarts)
-    means = torch.cat([part.mean for part in q.components])  # (K·B, D)
     count = len(q.components)
-    repeated = x.repeat(count, *(1 for _ in model.shape))
-    whole = laplace(model, repeated, means, steps=steps, reuse=reuse, restarts=restarts)
-    return Mixture(whole.split(count), q.log_weights)
+    settings = Settings(steps, reuse, restarts)
+    whole: Any = HOW[how](model, repeated(x, count), _joined(q.components), settings)
+    return Mixture(whole.split(count), q.log_weights) if isinstance(q, Mixture) else whole
 
 
-def check_decoder_has_jacobian(model: LatentModel) -> None:
-    """Raise an error if the decoder's output for one example depends on the rest of its batch."""
-    for part in model.decoder.modules():
-        if isinstance(part, _BatchNorm) and (part.training or part.running_mean is None):
-            raise ConfigError(
-                "the decoder has batch normalisation in training mode, or without running statistics: "
-                "its output for one example depends on the rest of the batch, so it has no Jacobian "
-                "per example. Call model.eval() first, or use nn.GroupNorm or nn.LayerNorm instead"
-            )
+class Settings(NamedTuple):
+    """The numbers that a refinement may use: steps, further steps with old curvature, restarts."""
+
+    steps: int
+    reuse: int
+    restarts: int
+
+
+def _gauss_newton(model: LatentModel, x: Tensor, start: Gaussians, given: Settings) -> Posterior:
+    return laplace(model, x, start.mean, **given._asdict())
+
+
+def _learned(model: LatentModel, x: Tensor, start: Gaussians, given: Settings) -> Posterior:
+    return learned(model, x, start.mean, steps=given.steps, restarts=given.restarts)
+
+
+def _variational(model: LatentModel, x: Tensor, start: Gaussians, given: Settings) -> Posterior:
+    check_decoder_has_jacobian(model)
+    return variational(model, x, start, steps=given.steps, reuse=given.reuse)
+
+
+def _conjugate(model: LatentModel, x: Tensor, start: Gaussians, given: Settings) -> Posterior:
+    check_decoder_has_jacobian(model)
+    return conjugate(model, x, start.mean, steps=given.steps)
+
+
+HOW: dict[str, Callable[[LatentModel, Tensor, Gaussians, Settings], Posterior]] = {
+    "gauss-newton": _gauss_newton,
+    "learned": _learned,
+    "variational": _variational,
+    "conjugate": _conjugate,
+}
+"""The kinds of refinement: functions of the model, the examples, a Gaussian for each, and settings."""
+
+
+def _joined(parts: Sequence[Posterior]) -> Gaussians:
+    """One Gaussian whose batch is that of all components, one component after the other.
+
+    A component that is no Gaussian is replaced by a Gaussian with its mean and its variance.
+    """
+    if len(parts) == 1 and isinstance(parts[0], Gaussian | FullGaussian):
+        return parts[0]
+    mean = torch.cat([part.mean for part in parts])
+    if all(isinstance(part, FullGaussian) for part in parts):
+        return FullGaussian(mean, torch.cat([part.scale_tril for part in parts]))  # type: ignore[attr-defined]
+    return Gaussian(mean, torch.cat([_variance(part).log() for part in parts]))
+
+
+def _variance(q: Posterior) -> Tensor:
+    """The variance of a posterior, (B, D); estimated from a few points where it has no closed form."""
+    try:
+        return q.variance
+    except NotImplementedError:
+        return q.from_noise(common_noise(MOMENT_PAIRS, q.mean))[0].var(0, correction=0)

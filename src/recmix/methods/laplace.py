@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from recmix.errors import ConfigError
-from recmix.inference.gauss_newton import DAMPING
-from recmix.inference.refinement import check_decoder_has_jacobian, laplace
+from recmix.inference.gauss_newton import DAMPING, check_decoder_has_jacobian
+from recmix.inference.refinement import laplace
 from recmix.methods.method import Method
 from recmix.methods.registry import register, register_component
 from recmix.methods.vae import GaussianComponent, elbo_gradient, encode

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from recmix.errors import ConfigError
 from recmix.inference import Inference
-from recmix.inference.refinement import check_decoder_has_jacobian
+from recmix.inference.gauss_newton import check_decoder_has_jacobian
 from recmix.methods.component import Component, CountsTraining
 from recmix.methods.optimizers import make_optimizer, model_groups
 from recmix.model.latent import LatentModel
@@ -25,6 +25,7 @@ __all__ = [
     "Objective",
     "Optimizers",
     "check_can_be_distilled",
+    "copy_weights",
     "fuse_networks",
     "infer",
     "infer_no_grad",
@@ -290,7 +291,8 @@ class Method(CountsTraining, ABC):
         """
         q = self.posterior(x)
         with torch.no_grad():
-            z, _ = teacher(self.model, x, q).rsample_and_log_prob(TEACHER_SAMPLES, generator=generator)
+            best = teacher.for_training(self.model, x, q)
+            z, _ = best.rsample_and_log_prob(TEACHER_SAMPLES, generator=generator)
         return -q.log_prob(z).mean()
 
     def decoder_loss(
@@ -308,7 +310,7 @@ class Method(CountsTraining, ABC):
             objective: what the decoder maximises.
             generator: source of the random noise.
         """
-        q = objective.inference.uncalibrated(self.model, x, q)
+        q = objective.inference.for_training(self.model, x, q)
         if not objective.iwae_samples:
             # log p(x, z) - log q(z) varies little if q is close to the posterior, so its gradient has
             # less noise than with the closed-form KL.
@@ -334,9 +336,9 @@ class Method(CountsTraining, ABC):
         model p(x, z) and the first encoder are copied.
         """
         if type(other) is type(self) and same_shapes(self, other):
-            self.load_state_dict(other.state_dict())
+            copy_weights(self, other)
             return
-        self.model.load_state_dict(other.model.state_dict())
+        copy_weights(self.model, other.model)
         self.base_encoder.load_state_dict(other.base_encoder.state_dict())
 
 
@@ -382,9 +384,26 @@ def update(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
 
 
 def same_shapes(a: nn.Module, b: nn.Module) -> bool:
-    """Whether two modules have state dictionaries with the same names and shapes."""
-    one, two = a.state_dict(), b.state_dict()
+    """Whether two modules have state dictionaries with the same names and shapes.
+
+    Curvature networks are not compared: a model may get one, or lose one, without being another model.
+    """
+    one, two = (_without_curvature(module.state_dict()) for module in (a, b))
     return one.keys() == two.keys() and all(one[k].shape == two[k].shape for k in one)
+
+
+def copy_weights(to: nn.Module, source: nn.Module) -> None:
+    """Copy all weights of `source`. A curvature network is copied only if both have the same one."""
+    mine, theirs = to.state_dict(), source.state_dict()
+    if {k: v.shape for k, v in mine.items()} != {k: v.shape for k, v in theirs.items()}:
+        own = {k: v for k, v in mine.items() if k not in _without_curvature(mine)}
+        theirs = _without_curvature(theirs) | own
+    to.load_state_dict(theirs)
+
+
+def _without_curvature(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A state dictionary without the curvature network of the model."""
+    return {k: v for k, v in state.items() if not k.startswith(("curvature.", "model.curvature."))}
 
 
 def check_can_be_distilled(method: Method) -> None:

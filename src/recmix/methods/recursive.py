@@ -19,6 +19,7 @@ from recmix.methods.method import (
     Method,
     Objective,
     Optimizers,
+    copy_weights,
     same_shapes,
     update,
 )
@@ -161,7 +162,7 @@ class RecursiveMixture(Method):
         If `other` is a recursive mixture with components of the same shapes, its components and
         gates are copied instead.
         """
-        self.model.load_state_dict(other.model.state_dict())
+        copy_weights(self.model, other.model)
         parts: Any = self.components
         for part in parts:
             if not part.corrects:
@@ -269,7 +270,8 @@ class RecursiveMixture(Method):
 
         All components are refined together.
         """
-        refined = teacher(self.model, x, Mixture(components, x.new_zeros(len(x), self.order)))
+        mixture = Mixture(components, x.new_zeros(len(x), self.order))
+        refined = teacher.for_training(self.model, x, mixture)
         parts = refined.components
         return [q.rsample_and_log_prob(TEACHER_SAMPLES, generator=generator)[0] for q in parts]
 

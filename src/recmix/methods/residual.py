@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from recmix.errors import ConfigError
 from recmix.inference import Inference
-from recmix.inference.refinement import best_restart, restart_scales
+from recmix.inference.restarts import best_restart, restart_scales
 from recmix.methods.component import Component
 from recmix.methods.method import TEACHER_SAMPLES, Method
 from recmix.methods.registry import register, register_component
@@ -316,7 +316,7 @@ class ResidualVAE(Method):
         """
         iterates = torch.stack(self._part.iterates(x, self.model, detach=True))  # (T + 1, B, 2 D)
         with torch.no_grad():
-            best = teacher(self.model, x, Gaussian.from_parameters(iterates[-1]))
+            best = teacher.for_training(self.model, x, Gaussian.from_parameters(iterates[-1]))
             z, _ = best.rsample_and_log_prob(TEACHER_SAMPLES, generator=generator)
         log_q = Gaussian.from_parameters(iterates).log_prob(z[:, None])  # (S, T + 1, B)
         return -log_q.mean((0, -1)).sum()

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from recmix.errors import ConfigError, RunError
+from recmix.model.curvature_network import CurvatureNetwork
 from recmix.model.data_facts import Statistics
 from recmix.model.fields import Fields
 from recmix.model.foreign import ForeignEncoder, as_decoder, as_encoder, latent_shape
@@ -193,11 +194,21 @@ def make_model(
         spread=_spread(model, shape, likelihood, statistics),
         prior=_prior(model, shape, own, encoder),
         fields=fields,
+        curvature=_curvature(model),
     )
     if isinstance(latent_model.prior, VampPrior) and statistics.examples is not None:
         chosen = torch.from_numpy(statistics.examples)[: model.prior_components]
         latent_model.prior.start_at(latent_model.standardised(chosen))
     return latent_model, encoder
+
+
+def _curvature(model: ModelOptions) -> CurvatureNetwork | None:
+    """Make the curvature network that the options name, or None."""
+    if model.curvature == "none":
+        return None
+    with torch.random.fork_rng():  # the other networks get the same first weights with and without it
+        rank = min(model.curvature_rank, model.latent) if model.curvature == "low-rank" else 0
+        return CurvatureNetwork(model.latent, rank)
 
 
 def _in_evaluation(module: nn.Module, work: Callable[..., Any], *arguments: Any) -> Any:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from recmix.model.priors import Prior, StandardNormal, standard_normal
 
 if TYPE_CHECKING:
+    from recmix.model.curvature_network import CurvatureNetwork
     from recmix.model.fields import Fields
     from recmix.model.likelihoods import Likelihood
 
@@ -41,6 +42,8 @@ class LatentModel(nn.Module):
         prior: p(z); None means N(0, I).
         fields: names and shapes of the fields of an example, if it has several. Then x is (B, P),
             where P is the number of values of all fields together.
+        curvature: a network that predicts the posterior's covariance near z, for the refinement
+            ``learned``. It is no part of p(x, z).
     """
 
     centre: Tensor
@@ -57,11 +60,13 @@ class LatentModel(nn.Module):
         spread: Tensor | None = None,
         prior: Prior | None = None,
         fields: Fields | None = None,
+        curvature: CurvatureNetwork | None = None,
     ) -> None:
         super().__init__()
         self.decoder = decoder
         self.likelihood = likelihood
         self.prior = prior or StandardNormal(latent)
+        self.curvature = curvature
         self.latent = latent
         self.shape = tuple(shape)
         self.fields = fields

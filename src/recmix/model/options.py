@@ -204,6 +204,13 @@ class ModelOptions(Options):
     normalisation: str = option(
         "none", "mlp: normalisation before each activation.", choices=["none", "layer", "batch"]
     )
+    curvature: str = option(
+        "none",
+        "A network that predicts the posterior's covariance, for the refinement learned: none, full, or "
+        "low-rank (for many latent dimensions). The method curvature trains it and chooses the kind.",
+        choices=["none", "full", "low-rank"],
+    )
+    curvature_rank: int = option(32, "curvature low-rank: the rank.", at_least=1)
     dropout: float = option(
         0.0, "mlp: share of hidden units set to zero in training.", at_least=0, below=1
     )

@@ -3,6 +3,7 @@
 from recmix.posteriors.flow import Flow, Reflected
 from recmix.posteriors.full import FullGaussian
 from recmix.posteriors.gaussian import Gaussian
+from recmix.posteriors.low_rank import LowRankGaussian
 from recmix.posteriors.mixture import Mixture, recursive_log_weights
 from recmix.posteriors.posterior import Posterior
 
@@ -10,6 +11,7 @@ __all__ = [
     "Flow",
     "FullGaussian",
     "Gaussian",
+    "LowRankGaussian",
     "Mixture",
     "Posterior",
     "Reflected",

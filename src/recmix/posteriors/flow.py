@@ -85,7 +85,14 @@ class Flow(Posterior):
         self, samples: int = 1, *, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
         """S samples z for each example, (S, B, D), and their log densities, (S, B), in one pass."""
-        start, log_q = self.base.rsample_and_log_prob(samples, generator=generator)
+        return self._pushed(*self.base.rsample_and_log_prob(samples, generator=generator))
+
+    def from_noise(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """The transformed points of the base Gaussian for noise (S, B or 1, D): z and log q(z)."""
+        return self._pushed(*self.base.from_noise(noise))
+
+    def _pushed(self, start: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
+        """Transform samples of the base and their log densities."""
         z, log_det = self.forward(start)
         return z, log_q - log_det
 

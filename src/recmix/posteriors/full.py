@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from recmix.model.replaceable import replaceable
-from recmix.posteriors.gaussian import precision_shares
+from recmix.posteriors.gaussian import Gaussian, precision_shares
 from recmix.posteriors.posterior import Posterior, randn
 
 __all__ = ["FullGaussian", "cholesky", "in_double"]
@@ -82,7 +82,7 @@ class FullGaussian(Posterior):
         root = in_double(self._factor)
         identity = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device)
         if not self._inverted:
-            root = torch.linalg.solve_triangular(root, identity.expand_as(root), upper=False)
+            root = _inverse(root)
         made = FullGaussian.from_precision(self._mean, share * (root.mT @ root) + rest * identity)
         made._factor = made._factor.to(self._factor.dtype)
         return made
@@ -108,11 +108,12 @@ class FullGaussian(Posterior):
         """The lower triangular factor L of the covariance Σ = L Lᵀ, (B, D, D)."""
         if not self._inverted:
             return self._factor
-        identity = torch.eye(self.mean.shape[-1], dtype=self.mean.dtype, device=self.mean.device)
-        scale: Tensor = torch.linalg.solve_triangular(
-            self._factor, identity.expand_as(self._factor), upper=False
-        )
-        return scale
+        return _inverse(self._factor)
+
+    @property
+    def precision_factor(self) -> Tensor:
+        """The inverse of `scale_tril`: a lower triangular R with Σ⁻¹ = Rᵀ R, (B, D, D)."""
+        return self._factor if self._inverted else _inverse(self._factor)
 
     @property
     def covariance_matrix(self) -> Tensor:
@@ -134,7 +135,10 @@ class FullGaussian(Posterior):
         self, samples: int = 1, *, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
         """S reparameterised samples z = μ + L ε, (S, B, D), and their log densities, (S, B)."""
-        noise = randn((samples, *self.mean.shape), self.mean, generator)
+        return self.from_noise(randn((samples, *self.mean.shape), self.mean, generator))
+
+    def from_noise(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """The points z = μ + L ε, (S, B, D), for noise ε (S, B or 1, D); and log densities, (S, B)."""
         apply = _solve if self._inverted else _multiply
         z = self.mean + apply(self._factor, noise)
         return z, -0.5 * noise.square().sum(-1) - self._log_normaliser()
@@ -159,6 +163,29 @@ class FullGaussian(Posterior):
         """
         return {"means": self.mean, "scale_tril": self.scale_tril}
 
+    def multiply(self, vector: Tensor) -> Tensor:
+        """The product L v, where Σ = L Lᵀ, for vectors v (..., B, D)."""
+        return (_solve if self._inverted else _multiply)(self._factor, vector)
+
+    def multiply_transposed(self, vector: Tensor) -> Tensor:
+        """The product Lᵀ v, where Σ = L Lᵀ, for vectors v (..., B, D)."""
+        if not self._inverted:
+            return _multiply(self._factor.mT, vector)
+        upper = self._factor.mT.expand(*vector.shape, -1)
+        found: Tensor = torch.linalg.solve_triangular(upper, vector[..., None], upper=True)
+        return found.squeeze(-1)
+
+    def parts_of(self, other: FullGaussian | Gaussian) -> list[Tensor]:
+        """Mean and triangular factor of another Gaussian, in the form in which this one has them."""
+        if isinstance(other, Gaussian):
+            scale = other.stddev.reciprocal() if self._inverted else other.stddev
+            return [other.mean, scale.diag_embed()]
+        return [other._mean, other.precision_factor if self._inverted else other.scale_tril]
+
+    def from_parts(self, mean: Tensor, factor: Tensor) -> FullGaussian:
+        """A Gaussian from the result of `parts_of`."""
+        return self._from_factor(mean, factor, inverted=self._inverted)
+
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> FullGaussian:
         """The same density for a larger batch_shape."""
         shape = (*batch_shape, *self.event_shape)
@@ -172,6 +199,13 @@ class FullGaussian(Posterior):
 
     def _log_normaliser(self) -> Tensor:
         return self._log_scale() + 0.5 * self.mean.shape[-1] * math.log(2 * math.pi)
+
+
+def _inverse(factor: Tensor) -> Tensor:
+    """The inverse of lower triangular matrices (B, D, D)."""
+    identity = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
+    found: Tensor = torch.linalg.solve_triangular(factor, identity.expand_as(factor), upper=False)
+    return found
 
 
 @replaceable

@@ -79,7 +79,10 @@ class Gaussian(Posterior):
         self, samples: int = 1, *, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
         """S reparameterised samples z = μ + σ ε, (S, B, D), and their log densities, (S, B)."""
-        noise = randn((samples, *self.mean.shape), self.mean, generator)
+        return self.from_noise(randn((samples, *self.mean.shape), self.mean, generator))
+
+    def from_noise(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """The points z = μ + σ ε, (S, B, D), for noise ε (S, B or 1, D); and log densities, (S, B)."""
         return _draw(self.mean, self.log_variance, noise)
 
     def log_prob(self, value: Tensor) -> Tensor:

@@ -55,6 +55,16 @@ class Posterior(Distribution, ABC):
             generator: the random number generator.
         """
 
+    def from_noise(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """The points z, (S, B, D), that standard normal noise gives, and their log densities, (S, B).
+
+        Different posteriors can be compared with less variance if all use the same noise.
+
+        Args:
+            noise: standard normal noise (S, B, D), or (S, 1, D) if all examples use the same.
+        """
+        raise NotImplementedError(f"{type(self).__name__} is not a function of Gaussian noise")
+
     @abstractmethod
     def log_prob(self, value: Tensor) -> Tensor:
         """log q(z | x), (..., B), for latent points z (..., B, D)."""

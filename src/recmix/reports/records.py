@@ -27,6 +27,8 @@ CALIBRATION = ("scale", "slope", "reference", "noise")
 """Options of an inference that a calibration chooses."""
 IN_COLUMN = ("latent", "network", "decoder_network", "likelihood")
 """Options of a model that have their own field in a column."""
+NOT_IN_COLUMN = ("curvature", "curvature_rank")
+"""Options of a model that do not change p(x, z)."""
 PAPER_ORDER = ("VAE", "VAE+", "SA", "IAF", "HF", "ME", "VLAE", "RME", "BVI-ER1", "BVI-ER2")
 SET_TITLES = {
     "mnist": "MNIST",
@@ -127,6 +129,8 @@ def inference_words(used: Inference, default: Inference) -> str:
         words.append(used.how)
     if used.refine and used.reuse != default.reuse:
         words.append(f"reuse {used.reuse}")
+    if used.refine and used.checks != default.checks:
+        words.append(f"{used.checks} checks")
     if used.restarts != default.restarts:
         words.append(f"{used.restarts} restart{'s' * (used.restarts != 1)}")
     if not _same_calibration(used, default):
@@ -197,7 +201,8 @@ def more_options(model: ModelOptions, data: Mapping[str, Any]) -> str:
     'size=16, prior=mixture, widths=64,32'
     """
     found = {name: data[name] for name in ("size", "crop") if data.get(name) is not None}
-    found |= {name: value for name, value in model.changed().items() if name not in IN_COLUMN}
+    known = IN_COLUMN + NOT_IN_COLUMN
+    found |= {name: value for name, value in model.changed().items() if name not in known}
     return ", ".join(f"{name}={_plain(value)}" for name, value in found.items())
 
 

@@ -30,7 +30,7 @@ SAME = ("folder", "split", "restart", "continued", "status", "epochs", "best_epo
 SPEC = ("method", "options", "training", "init")
 """Fields of a spec that the file has under the same name."""
 ENVIRONMENT = ("device", "torch", "host")
-INFERENCE = Inference().to_json()
+INFERENCE = Inference(checks=0).to_json()
 
 
 def write_runs(records: Iterable[Record], path: Path) -> None:
@@ -85,7 +85,7 @@ def _line(record: Record) -> dict[str, Any]:
         **{name: getattr(record, name) for name in SAME},
         **{name: spec.get(name) for name in SPEC},
         "training": _changed(spec.get("training"), DEFAULTS),
-        "inference": record.inference.changed(),
+        "inference": _changed(record.inference.to_json(), INFERENCE),
         "scores": {
             key: {**score, "inference": _changed(score.get("inference"), INFERENCE)}
             for key, score in record.scores.items()
@@ -97,7 +97,7 @@ def _line(record: Record) -> dict[str, Any]:
 
 
 def _record(line: Mapping[str, Any]) -> Record:
-    inference = Inference(**line.get("inference", {}))
+    inference = Inference.from_json(line.get("inference", {}))
     return Record(
         row=Row.of(line["label"], line.get("setting"), inference),
         column=TableColumn(**{key: line[key] for key in COLUMN if key in line}),

@@ -252,7 +252,7 @@ def _gap(scored: Sequence[Score]) -> dict[str, Any] | None:
     for run, key in scored:
         gap = run.gap or {}
         try:
-            measured = Inference(**gap.get("inference", {}))
+            measured = Inference.from_json(gap.get("inference", {}))
         except (TypeError, ConfigError):  # a damaged file
             continue
         if measured.key != _inference(key).key:

@@ -100,4 +100,4 @@ def _all_options(record: Record) -> dict[str, Any]:
 def _refinement(used: Inference) -> dict[str, Any]:
     """Return the options of an inference that concern refinement and have an effect."""
     found: dict[str, Any] = {"refine": used.refine, "restarts": used.restarts}
-    return found | ({"how": used.how, "reuse": used.reuse} if used.refine else {})
+    return found | ({"how": used.how, "reuse": used.reuse, "checks": used.checks} if used.refine else {})

@@ -6,6 +6,7 @@
 ``status.json``             running, interrupted, failed or done, with the reason
 ``scores.json``             results of `recmix evaluate`, by name, see `recmix.runs.scores`
 ``gap.json``                results of `recmix evaluate --gap`
+``tuned.json``              the inference that `recmix tune` chose, and what it measured
 ``weights.safetensors``     the weights of the best validation epoch
 ``checkpoint.safetensors``  everything needed to continue training
 ``log.jsonl``               times and events; not part of what must be reproducible
@@ -23,14 +24,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-from recmix.errors import RunError
+from recmix.errors import ConfigError, RunError
+from recmix.inference import Inference
 from recmix.runs.files import read_json, write_json
 from recmix.runs.spec import Spec
 
-__all__ = ["PRESET", "Run"]
+__all__ = ["PRESET", "TUNED", "Run"]
 
 PRESET = "preset.json"
 """Name of the file that holds a preset; the stages before the last are in folders inside."""
+TUNED = "tuned.json"
+"""Name of the file that holds the inference that `recmix tune` chose."""
 
 
 class Run:
@@ -48,6 +52,7 @@ class Run:
         "status.json",
         "scores.json",
         "gap.json",
+        TUNED,
         "log.jsonl",
         "order.json",
         "weights.safetensors",
@@ -135,6 +140,38 @@ class Run:
             score: the result.
         """
         write_json(self.folder / "scores.json", {**self.scores(), key: score})
+
+    def tuned(self) -> Inference | None:
+        """Read the inference that ``recmix tune`` chose for this run; None if there is none."""
+        path = self.folder / TUNED
+        if not path.exists():
+            return None
+        try:
+            content = read_json(path)
+            if not isinstance(content, dict) or not isinstance(content.get("inference"), dict):
+                raise RunError(f"{path} does not name an inference")
+            return Inference(**content["inference"])
+        except (RunError, ConfigError, TypeError) as error:
+            problem = str(error) if str(path) in str(error) else f"{path} is damaged: {error}"
+            raise RunError(
+                f"{problem}. Delete the file, or run: recmix tune {self.folder} --reset"
+            ) from error
+
+    def set_tuned(self, inference: Inference, **more: Any) -> None:
+        """Write the inference with which the run is used from now on.
+
+        Args:
+            inference: the inference.
+            **more: further values, such as what was measured.
+        """
+        write_json(self.folder / TUNED, {"inference": inference.to_json(), **more})
+
+    def reset_tuned(self) -> bool:
+        """Delete the tuned inference; return whether there was one."""
+        path = self.folder / TUNED
+        there = path.exists()
+        path.unlink(missing_ok=True)
+        return there
 
     def log(self, event: str, **more: Any) -> None:
         """Append one line to the log: the event, the time and further values.

@@ -27,7 +27,7 @@ class ScoreKey(NamedTuple):
         noise: whether the likelihood's noise was calibrated, too.
 
     >>> str(ScoreKey("test", 100, Inference(refine=2), calibrated=True))
-    'test/100/gauss-newton,refine=2,reuse=2,restarts=1/calibrated'
+    'test/100/gauss-newton,refine=2,reuse=2,restarts=1,checks=1/calibrated'
     >>> ScoreKey.parse("val/5").samples
     5
     """

@@ -72,6 +72,7 @@ class Spec:
             if key not in known:
                 raise RunError(f"{where}: {unknown('field', key, known)}")
         try:
+            values["inference"] = vars(Inference.from_json(values.get("inference", {"checks": 1})))
             for name, group in GROUPS.items():
                 values[name] = group(**values.get(name, {}))
             values["shape"] = tuple(values["shape"])

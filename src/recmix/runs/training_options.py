@@ -66,8 +66,9 @@ class Training(Options):
     objective_samples: int = option(5, "K of the iwae objective.", at_least=1)
     train: str = option(
         "all",
-        "What is trained: all, or encoder (the decoder stays as it is).",
-        choices=["all", "encoder"],
+        "What is trained: all, encoder (the decoder stays as it is), or curvature (only the network "
+        "that predicts the posterior's covariance; see the method curvature).",
+        choices=["all", "encoder", "curvature"],
     )
     augment: float = option(
         0.0,
@@ -126,7 +127,7 @@ class Training(Options):
                 "augment and decoder_samples are shares of one batch, at most 1 together; "
                 f"got {self.augment} and {self.decoder_samples}"
             )
-        if (self.augment or self.decoder_samples) and self.train != "encoder":
+        if (self.augment or self.decoder_samples) and self.train == "all":
             raise ConfigError(
                 "augment and decoder_samples add examples that are not data: give train = 'encoder', so "
                 "that the decoder does not learn them"

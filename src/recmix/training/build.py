@@ -119,6 +119,8 @@ def load_trained(
 ) -> Trained:
     """Load a trained method from its run folder. No code in the folder is executed.
 
+    If ``recmix tune`` has chosen an inference for the run, it replaces that of the spec.
+
     Args:
         folder: a folder written by `recmix.fit`, `recmix.Model.save` or ``recmix train``.
         device: the device for the method.
@@ -128,7 +130,8 @@ def load_trained(
     """
     run = Run(folder)
     stored = run.spec()
-    spec = replace(stored, training=replace(stored.training, device=device))
+    inference = run.tuned() or stored.inference
+    spec = replace(stored, training=replace(stored.training, device=device), inference=inference)
     with torch.random.fork_rng():  # the random weights are replaced at once
         made = build(spec, own=own, method=method)
     load_weights(run.weights, made)

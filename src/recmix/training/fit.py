@@ -11,6 +11,7 @@ from typing import Any
 
 from recmix.errors import ConfigError, Interrupted, NonFiniteError
 from recmix.training.build import Trained
+from recmix.training.curvature_request import without_curvature_name
 from recmix.training.job import Job
 from recmix.training.loop import train
 from recmix.training.order import choose_order
@@ -39,7 +40,7 @@ def train_models(requests: Sequence[dict[str, Any]], *, progress: bool | None = 
     """
     if any("progress" in request for request in requests):
         raise ConfigError("progress is for all trainings together: give it to fit_many, not to one")
-    plans = [make_plan(**request) for request in requests]
+    plans = [make_plan(**without_curvature_name(request)) for request in requests]
     return _train_plans(plans, progress)
 
 

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from recmix.data import Data
 from recmix.errors import Interrupted, NonFiniteError
 from recmix.evaluation import bounds
+from recmix.methods.curvature_training import CurvatureTraining
 from recmix.methods.method import ELBO, Method, Objective, Optimizers
 from recmix.runs.files import write_json
 from recmix.runs.folder import Run
@@ -141,6 +142,7 @@ class Job:
         self.held_out = Batches(data.x_val, device=centre.device, dtype=centre.dtype)
         self.steps = self.batches.steps(training.batch_size)
         method.model.requires_grad_(training.train == "all")
+        self.trainer = CurvatureTraining(method) if training.train == "curvature" else method
         self.augment = None
         if training.augment or training.decoder_samples:
             self.augment = Augment(
@@ -157,7 +159,8 @@ class Job:
         self._written = -1  # epoch of the best weights on disk
         self._order = torch.zeros(0, dtype=torch.int64)
         self._stream: Iterator[Tensor] | None = None
-        self.optimizers: Optimizers = method.train().optimizers(
+        method.train()
+        self.optimizers: Optimizers = self.trainer.optimizers(
             training.learning_rate or 1e-3,
             variance_rate=training.variance_rate,
             fresh_rate=(training.fresh_rate or 1.0) if continued else 1.0,
@@ -188,7 +191,8 @@ class Job:
             if run.status()["status"] == "done":  # now with more epochs
                 self.state.stopped = ""
         elif self.continued:
-            self.method.eval().prepare(next(self.held_out.in_order(EVALUATION_BATCH)))
+            self.method.eval()
+            self.trainer.prepare(next(self.held_out.in_order(EVALUATION_BATCH)))
             self.method.train()
             self.state.best_score = self._read(self.validation())["val_iwae"]
             self._keep_best()
@@ -231,7 +235,7 @@ class Job:
             x = torch.bernoulli(x, generator=self.generator)
         if self.augment is not None:
             x = self.augment(x, self.generator)
-        metrics = self.method.step(
+        metrics = self.trainer.step(
             x, self.optimizers, objective=self.objective, generator=self.generator
         )
         self.meter.add(metrics)

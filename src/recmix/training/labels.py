@@ -34,7 +34,11 @@ def row_label(method: type[Method], training: Training, inference: Inference, in
     'VAE+'
     >>> row_label(VAE, Training(train="encoder"), Inference(), vae)
     'VAE+ train=encoder'
+    >>> row_label(VAE, Training(train="curvature"), Inference(), vae)
+    'VAE with curvature'
     """
+    if training.train == "curvature" and init is not None:  # the posterior itself is that of init
+        return f"{init.label or init.method.upper()} with curvature"
     label, start = method.label(), "scratch" if method.starts_from else ""
     if init is not None:
         start = ""
@@ -53,6 +57,6 @@ def _changes(training: Training, inference: Inference) -> dict[str, object]:
     changed = {k: v for k, v in vars(training).items() if v != getattr(type(training), k)}
     found = {k: v for k, v in changed.items() if k in CHANGES or DETAILS.get(k) in changed}
     if inference.refine or training.distil:
-        used = {name: getattr(inference, name) for name in ("refine", "reuse", "restarts")}
+        used = {name: getattr(inference, name) for name in ("how", "refine", "reuse", "restarts")}
         found |= {k: v for k, v in used.items() if v != getattr(type(inference), k)}
     return found

@@ -27,6 +27,7 @@ from recmix.runs.spec import Spec
 from recmix.runs.training_options import Training
 from recmix.training.arguments import Given, method_options, read_options, split_auto
 from recmix.training.build import Trained, TrainedModel, build, load_trained
+from recmix.training.curvature_request import VALIDATION
 from recmix.training.job import Callback, Job
 from recmix.training.labels import row_label
 from recmix.training.resume import is_complete
@@ -186,7 +187,7 @@ def make_plan(
     refinement = inference.uncalibrated
     objective = Objective(
         iwae_samples=training.objective_samples if training.objective == "iwae" else 0,
-        inference=inference.in_training,
+        inference=VALIDATION if training.train == "curvature" else inference.in_training,
         distil=training.distil,
         teacher=dataclasses.replace(refinement, refine=training.distil_steps),
     )
@@ -226,6 +227,9 @@ def make_plan(
         named = start.spec.model
         own = own.or_those_of(start.method.model, start.method.base_encoder, named)
     training = _by_stage(training, cls, continued=bool(start or first))
+    changes_decoder = training.train == "all" and inference.how != "learned"
+    if start and changes_decoder and "curvature" not in wanted:
+        wanted = wanted | {"curvature": "none"}  # it would no longer fit the decoder
     settings, auto = split_auto(given.method)
     spec = Spec(
         method=cls.name,
@@ -363,6 +367,8 @@ def _check_init(init: TrainedModel, spec: Spec, method: Method, *, networks: boo
         )
     for name, value in vars(init.spec.model).items():
         ours = getattr(spec.model, name)
+        if name.startswith("curvature"):  # a model can get such a network later
+            continue
         if value != ours and (networks or name in ("latent", "likelihood")):
             raise ConfigError(
                 f"init was trained with {name} {value}, this run has {ours}: they must be the "

@@ -1,0 +1,285 @@
+"""`recmix tune`: choose the refinement of a run that is best within a limit on computing time."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from recmix.commands.evaluate import check_data, data_of, load_model, part_of, progress, words
+from recmix.commands.terminal import Json, Root, out
+from recmix.errors import ConfigError, RunError
+from recmix.runs.folder import TUNED, Run
+
+if TYPE_CHECKING:
+    import torch
+
+    from recmix.evaluation.tune import Frontier, Trial
+
+__all__ = ["parse_budget", "table_of", "tune_command"]
+
+MOST = 1000
+"""Most validation examples."""
+
+
+def tune_command(
+    run: Annotated[
+        str,
+        typer.Argument(
+            help="Folder of a run; or module:function, a Python function without arguments that returns "
+            "a recmix.Model (needs --data; nothing is stored)."
+        ),
+    ],
+    budget: Annotated[
+        str | None,
+        typer.Option(help="Time limit as a multiple of the encoder's time, such as 3x."),
+    ] = None,
+    milliseconds: Annotated[
+        float | None, typer.Option(help="Time limit in milliseconds per example.")
+    ] = None,
+    samples: Annotated[int, typer.Option(help="K of IWAE-K.")] = 100,
+    examples: Annotated[int, typer.Option(help="Validation examples (2 to 1000).")] = MOST,
+    plot: Annotated[
+        Path | None, typer.Option(help="Also draw bound against time into this PNG or SVG file.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure, but store nothing.")] = False,
+    reset: Annotated[
+        bool, typer.Option("--reset", help="Delete the run's chosen refinement; measure nothing.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the sampling noise.")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda ...")] = "auto",
+    memory: Annotated[
+        int | None, typer.Option(help="MiB for the decoder's activations (default: by device).")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Other data than those of the run: a name or a path.")
+    ] = None,
+    data_root: Root = None,
+    as_json: Json = False,
+) -> None:
+    """Choose the refinement with the best bound within a time limit; the run then uses it."""
+    if reset:
+        _reset(run, budget, milliseconds, as_json=as_json)
+        return
+    times = _check(budget, milliseconds, samples, examples, memory, plot)
+
+    from recmix.evaluation.tune import candidates
+
+    model = load_model(run, data, device, command="tune")
+    source = data_of(model, data, data_root)
+    own = data is None or source.fingerprint == model.spec.data.get("fingerprint")
+    folder = model.folder if Path(run).exists() and (own or not model.spec.data) else None
+    held_out = part_of(source, "val")
+    if data is not None:
+        check_data(model, source, [held_out], run, data)
+    total = 2 * len(candidates(model.method, base=model.inference))
+    with progress("tuning", total, as_json) as show:
+        found = model.frontier(
+            held_out[:examples],
+            **times,
+            samples=samples,
+            seed=seed,
+            memory=None if memory is None else memory * 2**20,
+            report=lambda done, _total: show(done),
+        )
+    count = min(examples, len(held_out))
+    content = _content(found, model.device, samples=samples, examples=count, seed=seed)
+    stored = None if dry_run or folder is None else folder / TUNED
+    if stored is not None and folder is not None:
+        Run(folder).set_tuned(found.winner.inference, **content)
+    if plot is not None:
+        _draw(found, plot, samples=samples, title=f"{model.spec.label}, {content['device']}")
+    if as_json:
+        chosen = {"inference": found.winner.inference.to_json(), **content}
+        out.print_json(json.dumps({"run": run, "stored": stored is not None, **_finite(chosen)}))
+        return
+    out.print(table_of(found, samples, title=f"{model.spec.label}, {count:,} validation examples"))
+    for line in _sentences(found, content["device"], dry_run=dry_run, stored=stored, plot=plot):
+        out.print(line, highlight=False, markup=False)
+
+
+def parse_budget(text: str) -> float:
+    """Read a time limit as a multiple of the encoder's time.
+
+    >>> parse_budget("3x"), parse_budget("2.5")
+    (3.0, 2.5)
+    """
+    try:
+        number = float(text.strip().lower().removesuffix("x"))
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise ConfigError(
+            f"--budget must be a multiple of the encoder's time, such as 3x or 2.5, got {text!r}"
+        )
+    if number < 1:
+        raise ConfigError(
+            f"--budget must be at least 1x, the time of the encoder itself, got {text!r}: try 3x"
+        )
+    return number
+
+
+def table_of(found: Frontier, samples: int, title: str) -> Table:
+    """Make a table of all measured refinements, from the fastest to the slowest.
+
+    The bound is not measured for refinements that take much longer than the limit.
+
+    Args:
+        found: what was measured.
+        samples: K of the IWAE-K bound.
+        title: title of the table.
+    """
+    table = Table(title=title, box=SIMPLE_HEAD, padding=0, show_edge=False)
+    table.add_column("refinement", no_wrap=True)
+    for name in ("ms per\nexample", "times\nencoder", f"IWAE-{samples}\n(nats)", "gain\n(nats)"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("within\nbudget", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    efficient = found.efficient
+    for trial in found.trials:
+        chosen = trial is found.winner
+        multiple = trial.milliseconds / found.encoder.milliseconds
+        table.add_row(
+            words(trial.inference),
+            f"{trial.milliseconds:.3g}",
+            f"{multiple:.1f}" if multiple < 100 else f"{multiple:,.0f}",
+            "–" if trial.bound is None else f"{trial.bound:.2f}",
+            _gain(trial, found.encoder),
+            "yes" if trial.milliseconds <= found.limit else "no",
+            "chosen" if chosen else "efficient" * any(trial is one for one in efficient),
+            style="bold" if chosen else None,
+        )
+    return table
+
+
+def _gain(trial: Trial, encoder: Trial) -> str:
+    if trial is encoder or trial.bound is None or encoder.bound is None:
+        return "–"
+    return f"{trial.bound - encoder.bound:+.2f} ± {trial.standard_error:.2f}"
+
+
+def _check(
+    budget: str | None,
+    milliseconds: float | None,
+    samples: int,
+    examples: int,
+    memory: int | None,
+    plot: Path | None,
+) -> dict[str, float]:
+    """Check the options; return the time limit as an argument of `recmix.Model.frontier`."""
+    if (budget is None) == (milliseconds is None):
+        raise ConfigError(
+            "give a time limit, either --budget (such as 3x, a multiple of the encoder's time) or "
+            "--milliseconds (per example)"
+        )
+    if milliseconds is not None and not (math.isfinite(milliseconds) and milliseconds > 0):
+        raise ConfigError(f"--milliseconds must be a positive number, got {milliseconds:g}")
+    for name, value in (("samples", samples), ("memory", memory)):
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} must be positive, got {value}")
+    if not 2 <= examples <= MOST:
+        raise ConfigError(f"--examples must be 2 to {MOST}, got {examples}")
+    if plot is not None and plot.suffix not in (".png", ".svg"):
+        raise ConfigError(f"--plot must name a PNG or SVG file, got {plot}")
+    if budget is not None:
+        return {"budget": parse_budget(budget)}
+    assert milliseconds is not None
+    return {"milliseconds": milliseconds}
+
+
+def _reset(run: str, budget: str | None, milliseconds: float | None, *, as_json: bool) -> None:
+    """Delete the chosen refinement of a run."""
+    if budget is not None or milliseconds is not None:
+        raise ConfigError("--reset measures nothing: leave --budget and --milliseconds out")
+    folder = Run(run)
+    if not folder.exists:
+        raise RunError(f"{run} does not hold a run (no spec.json in it)")
+    there = folder.reset_tuned()
+    if as_json:
+        out.print_json(json.dumps({"run": run, "reset": there}))
+    elif there:
+        out.print(f"deleted {folder.folder / TUNED}", highlight=False, markup=False)
+    else:
+        out.print(f"{run} has no {TUNED}: there is nothing to reset", highlight=False, markup=False)
+
+
+def _content(
+    found: Frontier, device: torch.device, *, samples: int, examples: int, seed: int
+) -> dict[str, Any]:
+    """What is stored beside the chosen inference."""
+    import torch
+
+    from recmix.evaluation.score import device_name
+
+    name = device_name(device)
+    if device.type == "cpu":
+        threads = torch.get_num_threads()
+        name = f"cpu ({platform.machine()}, {threads} thread{'s' * (threads > 1)})"
+    return {
+        "limit": found.limit,
+        "device": name,
+        "torch": torch.__version__,
+        "samples": samples,
+        "examples": examples,
+        "seed": seed,
+        "trials": [trial.to_json() for trial in found.trials],
+    }
+
+
+def _sentences(
+    found: Frontier, device: str, *, dry_run: bool, stored: Path | None, plot: Path | None
+) -> list[str]:
+    """The result in words: the machine, the limit, the choice, and the written files."""
+    own, limit = found.encoder.milliseconds, found.limit
+    lines = [
+        f"measured on {device}; the limit is {limit:.3g} ms per example, {limit / own:.1f} times the "
+        "encoder"
+    ]
+    if own > limit:
+        lines.append(f"the encoder alone takes {own:.3g} ms per example, more than the limit")
+    if found.winner is found.encoder:
+        lines.append("chosen: no refinement; none within the limit has a clearly higher bound")
+    else:
+        lines.append(f"chosen: {words(found.winner.inference)}")
+    if stored is not None:
+        lines.append(f"stored in {stored}; the run now uses it (recmix tune {stored.parent} --reset)")
+    elif dry_run:
+        lines.append("nothing is stored (--dry-run)")
+    else:
+        lines.append("nothing is stored: this needs the folder of a run, and its own data")
+    return lines if plot is None else [*lines, f"figure: {plot}"]
+
+
+def _draw(found: Frontier, path: Path, *, samples: int, title: str) -> None:
+    from recmix.reports.refinement_figure import RefinementPoint, refinement_times
+
+    efficient = found.efficient
+    points = [
+        RefinementPoint(
+            how=trial.inference.how if trial.inference.refine else "none",
+            steps=trial.inference.refine,
+            milliseconds=trial.milliseconds,
+            bound=trial.mean,
+            error=trial.standard_error,
+            efficient=any(trial is one for one in efficient),
+            chosen=trial is found.winner,
+        )
+        for trial in found.trials
+        if math.isfinite(trial.mean)
+    ]
+    refinement_times(points, path, limit=found.limit, samples=samples, title=title)
+
+
+def _finite(content: Any) -> Any:
+    """The content with None for numbers that JSON does not have."""
+    if isinstance(content, dict):
+        return {name: _finite(value) for name, value in content.items()}
+    if isinstance(content, list):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content

@@ -1,0 +1,367 @@
+"""Gauss-Newton ascent of log p(x, z) without matrices, for latents of any size.
+
+As in `recmix.inference.gauss_newton`, a step solves (H + λ I) δ = g, where g is the gradient of
+log p(x, z) and H = Jᵀ W J + C is its Gauss-Newton curvature. J is the Jacobian of the decoder, W the
+likelihood's Fisher information, and C the curvature of the prior. Here none of these matrices is
+formed. The equations are solved by the conjugate gradient method, which needs only products H v. Each
+product takes one Jacobian-vector product and one vector-Jacobian product of the decoder.
+
+The covariance of the result is diagonal: its variances are 1 / diag(H). Of all diagonal Gaussians,
+this one has the smallest KL(q || p) to a Gaussian p with the precision H and the same mean. diag(H) is
+estimated from products of H with fixed vectors of ±1. It is exact for up to 16 latent dimensions, and
+for a diagonal H.
+
+References: Hestenes and Stiefel 1952 (conjugate gradients); Martens, Deep learning via Hessian-free
+optimization, ICML 2010; Bekas, Kokiopoulou and Saad 2007 (estimate of the diagonal).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.func import jvp
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from recmix.errors import ConfigError
+from recmix.inference.gauss_newton import LogJoint, check_decoder_has_jacobian
+from recmix.model.latent import LatentModel
+from recmix.model.likelihoods.likelihood import FISHER_SAMPLES, Likelihood
+from recmix.model.priors import LEAST_CURVATURE
+from recmix.posteriors import Gaussian
+
+__all__ = ["choose_push", "conjugate", "curvature_product"]
+
+VALUES = 2**23
+"""Most decoder output values (examples x outputs) in one pass, by default."""
+LENGTHS = (1.0, 0.5, 0.2, 0.05)
+"""Candidate lengths of a step, as multiples of δ."""
+DAMPINGS = (1e-2, 1e6)
+"""Smallest damping above 0, and largest damping, in units of the curvature along the gradient."""
+PROBES = 16
+"""Number of vectors for the estimate of diag(H), a power of 2."""
+SMALL = 64
+"""Most latent dimensions for which the curvature matrix of a prior is formed."""
+
+Push = Callable[[nn.Module, Tensor, Tensor], Tensor]
+"""A function of a decoder, z and v, both (B, D), that returns J v, (B, *output)."""
+
+
+def conjugate(
+    model: LatentModel,
+    x: Tensor,
+    start: Tensor,
+    *,
+    steps: int,
+    iterations: int = 10,
+    chunk: int | None = None,
+) -> Gaussian:
+    """The diagonal Gaussian N(z*, 1 / diag(H)), where z* is reached by Gauss-Newton steps.
+
+    log p(x, z) never falls: an example for which no candidate step increases it keeps its z. The
+    results carry no gradient. Memory grows linearly with the dimension of z.
+
+    The prior's curvature C is exact for N(0, I), and for up to 64 latent dimensions, except that
+    eigenvalues below a small positive minimum are raised to it. For other priors with more dimensions
+    C is the diagonal of the curvature, with the same minimum.
+
+    Args:
+        model: the model p(x, z).
+        x: examples (B, *shape).
+        start: first latent points (B, D).
+        steps: number of Gauss-Newton steps; 0 gives the variances at `start`.
+        iterations: number of conjugate gradient iterations for each step. Each needs one
+            product H v. D iterations solve the equations exactly, up to rounding.
+        chunk: number of examples in one pass. By default, as many as give about 8 million decoder
+            output values. Reduce it if the memory is not enough for the decoder's hidden layers.
+
+    >>> from recmix.model.likelihoods import Gaussian as Noise
+    >>> decoder = torch.nn.Sequential(torch.nn.Linear(2, 64), torch.nn.Unflatten(1, (1, 8, 8)))
+    >>> model = LatentModel(decoder, Noise(), latent=2, shape=(1, 8, 8))
+    >>> x, start = torch.rand(3, 1, 8, 8), torch.zeros(3, 2)
+    >>> q = conjugate(model, x, start, steps=2)
+    >>> bool((model.log_joint(x, q.mean[None]) > model.log_joint(x, start[None])).all())
+    True
+    """
+    for name, value, least in (("steps", steps, 0), ("iterations", iterations, 1), ("chunk", chunk, 1)):
+        if value is not None and value < least:
+            raise ConfigError(f"{name}={value}: expected a whole number of at least {least}")
+    check_decoder_has_jacobian(model)
+    size = chunk or _examples_per_pass(model)
+    # Other attention kernels have no forward mode and no second derivative.
+    with torch.inference_mode(False), torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        parts = [
+            _one_pass(model, some, z.detach().clone(), steps, iterations)
+            for some, z in zip(x.split(size), start.split(size), strict=True)
+        ]
+    means, log_variances = zip(*parts, strict=True)
+    return Gaussian(torch.cat(means), torch.cat(log_variances))
+
+
+def _examples_per_pass(model: LatentModel) -> int:
+    """The number of examples for which one pass needs moderate memory."""
+    values = max(model.latent, math.prod(model.likelihood.output_shape(model.shape)))
+    kind = type(model.likelihood)
+    own = kind.precision if _is_diagonal(model.likelihood) else kind.fisher
+    if own in (Likelihood.precision, Likelihood.fisher):
+        values *= FISHER_SAMPLES  # the Fisher information is an average over samples
+    return max(1, VALUES // values)
+
+
+def _is_diagonal(likelihood: Likelihood) -> bool:
+    """Whether the Fisher information W of a likelihood is the diagonal matrix of its `precision`."""
+    kind = type(likelihood)
+    return kind.fisher is Likelihood.fisher and kind.blocks is Likelihood.blocks
+
+
+def _one_pass(
+    model: LatentModel, x: Tensor, z: Tensor, steps: int, iterations: int
+) -> tuple[Tensor, Tensor]:
+    """The mean and log-variance, (B, D) each, that `conjugate` gives for one chunk of examples."""
+    joint = LogJoint(model, x.clone() if x.is_inference() else x, z.dtype)
+    push = choose_push(model.decoder, z[:1])
+    level = torch.zeros_like(z[:, :1])  # damping, in units of the curvature along the gradient
+    for _ in range(steps):
+        step, before = _direction(joint, z, push, level, iterations)
+        length = _best_length(joint, z, step, before)
+        z = torch.where(length > 0, z + length * step, z)  # also where the step is not finite
+        low, high = DAMPINGS
+        less = torch.where(level > low, 0.1 * level, torch.zeros_like(level))
+        more = torch.where(length > 0, 10 * level, 100 * level).clamp(10 * low, high)
+        level = torch.where(length == LENGTHS[0], less, more)
+    return z, -_Curvature(joint, z, push).diagonal().log()
+
+
+def _direction(
+    joint: LogJoint, z: Tensor, push: Push, level: Tensor, iterations: int
+) -> tuple[Tensor, Tensor]:
+    """The step δ from z, (B, D), see `_solve`, and log p(x, z), (B,)."""
+    here = _Curvature(joint, z, push)
+    return _solve(here.multiply, here.gradient, level, iterations), here.log_joint
+
+
+def _best_length(joint: LogJoint, z: Tensor, step: Tensor, before: Tensor) -> Tensor:
+    """The length of the best candidate step of each example, (B, 1); 0 if none increases log p(x, z).
+
+    Args:
+        joint: log p(x, z) of the examples.
+        z: latent points (B, D).
+        step: δ, (B, D).
+        before: log p(x, z), (B,).
+    """
+    best, chosen = before, torch.zeros_like(before)
+    for length in LENGTHS:  # one after another: this needs less memory
+        reached = LogJoint.log_joint(joint, (z + length * step)[None]).squeeze(0)
+        rose = (reached > best) & reached.isfinite()
+        best = torch.where(rose, reached, best)
+        chosen = torch.where(rose, torch.full_like(chosen, length), chosen)
+    return chosen[:, None]
+
+
+def _solve(
+    multiply: Callable[[Tensor], Tensor], gradient: Tensor, level: Tensor, iterations: int
+) -> Tensor:
+    """An approximate solution δ (B, D) of (H + λ I) δ = g, by conjugate gradients from δ = 0.
+
+    Args:
+        multiply: the function v -> H v, for v (B, D).
+        gradient: g, (B, D).
+        level: λ in units of gᵀ H g / gᵀ g, the curvature along the gradient, (B, 1).
+        iterations: number of iterations. An example whose equations are solved stays unchanged.
+    """
+    step, residual, direction = torch.zeros_like(gradient), gradient, gradient
+    squared = _dot(residual, residual)
+    damping = level
+    for k in range(iterations):
+        product = multiply(direction)
+        if k == 0:
+            damping = level * _ratio(_dot(direction, product), squared)
+        product = product + damping * direction
+        length = _ratio(squared, _dot(direction, product))
+        step = step + length * direction
+        residual = residual - length * product
+        before, squared = squared, _dot(residual, residual)
+        direction = residual + _ratio(squared, before) * direction
+    return step
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    """The scalar product of each example's vectors: (B, D), (B, D) -> (B, 1)."""
+    return (a * b).sum(-1, keepdim=True)
+
+
+def _ratio(a: Tensor, b: Tensor) -> Tensor:
+    """a / b where b is positive, else 0."""
+    positive = b > 0
+    return torch.where(positive, a, torch.zeros_like(a)) / torch.where(positive, b, torch.ones_like(b))
+
+
+class _Curvature:
+    """The value and gradient of log p(x, z) at z, and products with its Gauss-Newton curvature H.
+
+    Args:
+        joint: log p(x, z) of the examples.
+        z: latent points (B, D).
+        push: how Jacobian-vector products are computed.
+    """
+
+    def __init__(self, joint: LogJoint, z: Tensor, push: Push) -> None:
+        self.model, self.observed, self.push = joint.model, joint.observed, push
+        model = self.model
+        with torch.enable_grad():
+            self.at = z.detach().requires_grad_()
+            self.decoded: Tensor = model.decoder(self.at)  # with a graph, for Jᵀ
+            value = model.log_density(self.observed, self.decoded[None]).squeeze(0)
+            value = value + model.prior.log_prob(self.at)
+            (gradient,) = torch.autograd.grad(value.sum(), self.at, retain_graph=True)
+        self.log_joint, self.gradient = value.detach(), gradient
+        self.weights: Tensor | None = None  # the diagonal of W, computed once if W has no other entries
+        if _is_diagonal(model.likelihood):
+            self.weights = model.likelihood.precision(self.observed, self.decoded.detach()).detach()
+        self.prior = _prior_curvature(model, z)
+
+    def multiply(self, v: Tensor) -> Tensor:
+        """The product H v for vectors v (B, D), (B, D)."""
+        return self.multiply_likelihood(v) + _times(self.prior, v)
+
+    def multiply_likelihood(self, v: Tensor) -> Tensor:
+        """The product Jᵀ W J v for vectors v (B, D), (B, D)."""
+        pushed = self.push(self.model.decoder, self.at.detach(), v)
+        if self.weights is not None:
+            weighted = self.weights * pushed
+        else:
+            column, decoded = pushed.flatten(1)[..., None], self.decoded.detach()
+            weighted = self.model.likelihood.fisher(self.observed, decoded, column).detach()
+        with torch.enable_grad():
+            (pulled,) = torch.autograd.grad(
+                self.decoded, self.at, weighted.reshape(self.decoded.shape), retain_graph=True
+            )
+        return pulled
+
+    def diagonal(self) -> Tensor:
+        """An estimate of diag(H), (B, D); at least the diagonal of the prior's curvature."""
+        estimate = _diagonal(self.multiply_likelihood, self.at.detach())
+        whole = self.prior.shape == estimate.shape
+        prior = self.prior if whole else self.prior.diagonal(dim1=-2, dim2=-1)
+        return torch.where(estimate > 0, estimate, torch.zeros_like(estimate)) + prior
+
+
+def _prior_curvature(model: LatentModel, z: Tensor) -> Tensor:
+    """The curvature C of the prior at z (B, D): its diagonal (B, D), or the matrix (B, D, D)."""
+    if model.prior.standard:
+        return torch.ones_like(z)
+    if z.shape[-1] <= SMALL:
+        _, curvature = model.prior.gradient_and_curvature(z)
+        return curvature.detach().expand(len(z), -1, -1)
+    with torch.enable_grad():
+        at = z.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(model.prior.log_prob(at).sum(), at, create_graph=True)
+
+    def multiply(v: Tensor) -> Tensor:
+        if not slope.requires_grad:  # log p(z) is linear in z
+            return torch.zeros_like(v)
+        (product,) = torch.autograd.grad(slope, at, -v, retain_graph=True)
+        return product
+
+    estimate = _diagonal(multiply, z)
+    least = torch.full_like(estimate, LEAST_CURVATURE)
+    return torch.where(estimate > least, estimate, least)
+
+
+def _diagonal(multiply: Callable[[Tensor], Tensor], like: Tensor) -> Tensor:
+    """The average of v ⊙ A v over the probes v: an estimate of the diagonal of A, (B, D).
+
+    Args:
+        multiply: the function v -> A v, for v (B, D).
+        like: a tensor (B, D); only its shape, data type and device are used.
+    """
+    total = torch.zeros_like(like)
+    for probe in _probes(like.shape[-1], like.dtype, like.device):
+        wide = probe.expand_as(like)
+        total = total + wide * multiply(wide)
+    return total / PROBES
+
+
+@functools.lru_cache(maxsize=32)
+def _probes(latent: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Vectors with the entries ±1, (PROBES, D). They are always the same.
+
+    The entries of dimension d are a column of a Hadamard matrix, times a random sign. Two columns of
+    this matrix are orthogonal. So the product of dimensions i and j adds no error to the diagonal if
+    they have different columns. The columns are assigned to the dimensions at random, because
+    neighbouring dimensions often have the largest products.
+    """
+    matrix = torch.ones(1, 1)
+    while len(matrix) < PROBES:
+        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
+    generator = torch.Generator().manual_seed(0)
+    column = torch.randperm(latent, generator=generator) % PROBES
+    sign = 2.0 * torch.randint(2, (latent,), generator=generator) - 1
+    return (matrix[:, column] * sign).to(device, dtype)
+
+
+def _has_forward_mode(decoder: nn.Module, z: Tensor) -> bool:
+    """Whether all modules of a decoder support forward-mode differentiation; tried at z (1, D)."""
+    try:
+        _by_forward_mode(decoder, z, z)
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True
+
+
+def _by_forward_mode(decoder: nn.Module, z: Tensor, v: Tensor) -> Tensor:
+    """The Jacobian-vector product J v, (B, *output), by forward-mode differentiation."""
+    pushed: Tensor = jvp(decoder, (z,), (v,))[1]
+    return pushed
+
+
+def _by_reverse_mode(decoder: nn.Module, z: Tensor, v: Tensor) -> Tensor:
+    """The Jacobian-vector product J v, (B, *output), by reverse-mode differentiation.
+
+    The product Jᵀ u is linear in u. Its derivative with respect to u, applied to v, is J v.
+    """
+    with torch.enable_grad():
+        at = z.detach().requires_grad_()
+        decoded: Tensor = decoder(at)
+        u = torch.zeros_like(decoded).requires_grad_()
+        (pulled,) = torch.autograd.grad(decoded, at, u, create_graph=True)
+        (pushed,) = torch.autograd.grad(pulled, u, v)
+    return pushed.detach()
+
+
+def curvature_product(model: LatentModel, x: Tensor, z: Tensor, v: Tensor, push: Push) -> Tensor:
+    """The product H v of the Gauss-Newton curvature of -log p(x, z) at z and vectors v, (B, D).
+
+    The result carries no gradient.
+
+    Args:
+        model: the model p(x, z).
+        x: examples (B, *shape).
+        z: latent points (B, D).
+        v: vectors (B, D).
+        push: the result of `choose_push` for the model's decoder.
+    """
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        with torch.enable_grad():
+            at = z.detach().requires_grad_()
+            decoded: Tensor = model.decoder(at)
+        here = decoded.detach()
+        column = push(model.decoder, z, v).flatten(1)[..., None]
+        weighted = model.likelihood.fisher(model.observed(x), here, column).reshape(here.shape)
+        (pulled,) = torch.autograd.grad(decoded, at, weighted.detach())
+        return pulled + _times(_prior_curvature(model, z), v)
+
+
+def choose_push(decoder: nn.Module, z: Tensor) -> Push:
+    """The function that computes Jacobian-vector products of this decoder; tried at z (1, D)."""
+    return _by_forward_mode if _has_forward_mode(decoder, z) else _by_reverse_mode
+
+
+def _times(curvature: Tensor, v: Tensor) -> Tensor:
+    """The product of a curvature, a diagonal (B, D) or a matrix (B, D, D), and vectors v (B, D)."""
+    return curvature * v if curvature.shape == v.shape else (curvature @ v[..., None]).squeeze(-1)

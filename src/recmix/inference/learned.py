@@ -1,0 +1,158 @@
+"""Refinement with a learned curvature: quasi-Newton steps that cost one gradient each.
+
+A network gives, at every latent point z, a factor L of a covariance L Lᵀ close to the inverse
+curvature of -log p(x, z), see `recmix.model.curvature_network`. A step goes from z to z + t p. p is
+the gradient, multiplied by L Lᵀ and corrected by the gradients seen so far (L-BFGS; Liu and Nocedal
+1989). Steps that lower log p(x, z) are not taken; their gradient still improves the next direction. So
+a step needs one forward and one backward pass of the decoder, whatever the dimension of z.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from recmix.errors import ConfigError
+from recmix.inference.gauss_newton import LogJoint, make_log_joint
+from recmix.inference.restarts import best_restart, repeated, restart_scales
+from recmix.model.latent import LatentModel
+from recmix.posteriors import FullGaussian, LowRankGaussian
+
+__all__ = ["gaussian_at", "learned"]
+
+FIRST_LENGTHS = (0.4, 1.0)
+"""Lengths that are tried for the first step."""
+MEMORY = 2
+"""Number of earlier steps that correct a direction. More gained nothing on MNIST."""
+SHRINK = 0.5
+"""Factor of the step length after a step that lowered log p(x, z)."""
+
+
+def learned(
+    model: LatentModel, x: Tensor, start: Tensor, *, steps: int, restarts: int = 1
+) -> FullGaussian | LowRankGaussian:
+    """The Gaussian N(z*, L Lᵀ), where z* is reached from `start` by quasi-Newton steps.
+
+    The decoder's parameters receive the gradient of z* by dz* = L Lᵀ dg, where g is the gradient of
+    log p(x, z) at z* (implicit function theorem). L carries gradients to the curvature network only.
+
+    Args:
+        model: the model p(x, z). It must have a trained curvature network.
+        x: examples (B, *shape).
+        start: first latent points (B, D).
+        steps: number of steps. Each needs one gradient of log p(x, z).
+        restarts: number of starting points for each example, see `restart_scales`. The end point with
+            the highest estimate of log p(x), log p(x, z*) + log |det L|, is used.
+    """
+    if model.curvature is None:
+        raise ConfigError(
+            "this model has no curvature network, which the refinement 'learned' needs: train one by "
+            "recmix.fit('curvature', data, init=model) or recmix train --method curvature --init RUN"
+        )
+    with torch.no_grad():
+        many = torch.cat([scale * start for scale in restart_scales(restarts)])
+        joint = make_log_joint(model, repeated(x, restarts), start.dtype)
+        mode, reached = _ascend(model, joint, many, steps)
+        if restarts > 1:
+            score = reached + gaussian_at(model, mode).entropy()
+            mode = best_restart(score, mode, restarts)
+    q = gaussian_at(model, mode)
+    if not torch.is_grad_enabled() or not any(p.requires_grad for p in model.decoder.parameters()):
+        return q
+    at = mode.detach().requires_grad_()
+    (gradient,) = torch.autograd.grad(model.log_joint(x, at[None]).sum(), at, create_graph=True)
+    moved = _precondition(q, gradient)
+    mean = mode + (moved - moved.detach())  # the value of z*, the derivative L Lᵀ dg
+    return gaussian_at(model, mode, mean)
+
+
+def gaussian_at(
+    model: LatentModel, z: Tensor, mean: Tensor | None = None
+) -> FullGaussian | LowRankGaussian:
+    """The Gaussian with the covariance L Lᵀ that the curvature network gives at z.
+
+    Args:
+        model: the model p(x, z) with a curvature network.
+        z: latent points (B, D).
+        mean: means of the Gaussian (B, D); by default z.
+    """
+    assert model.curvature is not None
+    parts = model.curvature(z)
+    mean = z if mean is None else mean
+    return FullGaussian(mean, *parts) if len(parts) == 1 else LowRankGaussian(mean, *parts)
+
+
+class _Pair(NamedTuple):
+    """A step s and the change y of the gradient along it, (B, D) each; `inverse` is 1 / sᵀy, (B, 1)."""
+
+    step: Tensor
+    change: Tensor
+    inverse: Tensor
+
+
+def _ascend(model: LatentModel, joint: LogJoint, start: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+    """Quasi-Newton steps from `start` (B, D); returns the last z and log p(x, z) there, (B,)."""
+    z = start.detach()
+    if not steps:
+        return z, joint.log_joint(z[None]).squeeze(0)
+    value, gradient = joint.gradient(z)
+    pairs: list[_Pair] = []
+    length = torch.ones_like(value)
+    for k in range(steps):
+        direction = _direction(gaussian_at(model, z), gradient, pairs[-MEMORY:])
+        if not k:  # the start may be far away, where the curvature says little about the right length
+            length = _first_length(joint, z, direction)
+        step = length[:, None] * direction
+        if k == steps - 1:  # the last point needs no gradient
+            reached, there = joint.log_joint((z + step)[None]).squeeze(0), gradient
+        else:
+            reached, there = joint.gradient(z + step)
+            pairs.append(_pair(step, gradient - there))
+        rose = reached > value  # false where the value is not a number
+        z = torch.where(rose[:, None], z + step, z)
+        value = torch.where(rose, reached, value)
+        gradient = torch.where(rose[:, None], there, gradient)
+        length = torch.where(rose, torch.ones_like(length), SHRINK * length)
+    return z, value
+
+
+def _first_length(joint: LogJoint, z: Tensor, direction: Tensor) -> Tensor:
+    """The best of a few lengths of the first step for each example, (B,)."""
+    short, full = FIRST_LENGTHS
+    reached = joint.log_joint(torch.stack([z + short * direction, z + full * direction]))  # (2, B)
+    return torch.where(reached[1] > reached[0], full, short).to(z.dtype)
+
+
+def _direction(q: FullGaussian | LowRankGaussian, gradient: Tensor, pairs: list[_Pair]) -> Tensor:
+    """The gradient (B, D) times the inverse curvature: L Lᵀ of q, corrected by earlier steps.
+
+    Where the result would not point uphill, the uncorrected product L Lᵀ g is used.
+    """
+    rest, shares = gradient, []
+    for pair in reversed(pairs):
+        share = pair.inverse * (pair.step * rest).sum(-1, keepdim=True)
+        shares.append(share)
+        rest = rest - share * pair.change
+    found = _precondition(q, rest)
+    for pair, share in zip(pairs, reversed(shares), strict=True):
+        back = pair.inverse * (pair.change * found).sum(-1, keepdim=True)
+        found = found + (share - back) * pair.step
+    uphill = (found * gradient).sum(-1, keepdim=True) > 0
+    return torch.where(uphill, found, _precondition(q, gradient)) if pairs else found
+
+
+def _precondition(q: FullGaussian | LowRankGaussian, vector: Tensor) -> Tensor:
+    """The product of the covariance L Lᵀ of q and a vector (B, D)."""
+    return q.multiply(q.multiply_transposed(vector))
+
+
+def _pair(step: Tensor, change: Tensor) -> _Pair:
+    """A pair for `_direction`; zero where the curvature along the step is not positive and finite."""
+    product = (step * change).sum(-1, keepdim=True)
+    smallest = torch.finfo(step.dtype).eps * change.square().sum(-1, keepdim=True)
+    good = (product > smallest) & product.isfinite()
+    zero = torch.zeros_like(step)
+    inverse = torch.where(good, 1 / torch.where(good, product, torch.ones_like(product)), zero[:, :1])
+    return _Pair(torch.where(good, step, zero), torch.where(good, change, zero), inverse)

@@ -1,0 +1,100 @@
+"""Keep the start of a refinement for each example whose ELBO the refinement does not raise."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recmix.inference.gauss_newton import LogJoint, make_log_joint
+from recmix.model.latent import LatentModel
+from recmix.posteriors import FullGaussian, Gaussian, Posterior
+from recmix.posteriors.choice import choose
+
+__all__ = ["common_noise", "elbo_at_noise", "never_worse"]
+
+
+def never_worse(
+    model: LatentModel, x: Tensor, start: Posterior, refined: Posterior, pairs: int
+) -> Posterior:
+    """The refined posterior where its ELBO is not below that of the start; elsewhere the start.
+
+    Both ELBOs are estimated from the same noise. The noise is constant: the same example always gives
+    the same result. If both posteriors are Gaussians, the estimate for the start uses the refined one,
+    r, as a control variate: log p(x, z) is close to log r(z) plus a constant, and E[log r(z)] under the
+    start has a closed form. So a start is not preferred because of a lucky draw.
+
+    Args:
+        model: the model p(x, z).
+        x: examples (B, *shape).
+        start: the posterior before the refinement.
+        refined: the posterior after the refinement.
+        pairs: number of pairs ±ε of noise vectors.
+    """
+    with torch.no_grad():
+        noise = common_noise(pairs, refined.mean)
+        joint = make_log_joint(model, x, refined.mean.dtype)
+        before = elbo_at_noise(joint, start, noise) + _correction(start, refined, noise)
+        better = elbo_at_noise(joint, refined, noise) >= before
+    return choose(better, refined, start)
+
+
+def _correction(start: Posterior, refined: Posterior, noise: Tensor) -> Tensor | float:
+    """E[log r(z)] minus its estimate from the noise, (B,), for z from `start` and r = `refined`.
+
+    It is 0 where the expectation has no closed form.
+    """
+    gaussians = (Gaussian, FullGaussian)
+    if not (isinstance(start, gaussians) and isinstance(refined, gaussians)):
+        return 0.0
+    if isinstance(refined, Gaussian):
+        spread = (start.variance / refined.variance).sum(-1)
+    elif isinstance(start, Gaussian):
+        spread = (refined.precision_factor * start.stddev[..., None, :]).square().sum((-2, -1))
+    else:
+        spread = (refined.precision_factor @ start.scale_tril).square().sum((-2, -1))
+    exact = refined.log_prob(start.mean) - 0.5 * spread
+    return exact - refined.log_prob(start.from_noise(noise)[0]).mean(0)
+
+
+def elbo_at_noise(joint: LogJoint, q: Posterior, noise: Tensor) -> Tensor:
+    """The ELBO of q for each example, (B,), estimated at the points that the noise gives.
+
+    Args:
+        joint: log p(x, z) of the examples.
+        q: the posterior for x. The noise is used for each of its components.
+        noise: (S, 1, D).
+    """
+    parts = q.components
+    drawn = [part.from_noise(noise) for part in parts]
+    z = torch.cat([point for point, _ in drawn])  # (K·S, B, D)
+    log_q = drawn[0][1] if len(parts) == 1 else q.log_prob(z)
+    weights = joint.log_joint(z) - log_q
+    return (weights.unflatten(0, (len(parts), -1)).mean(1) * q.weights.t()).sum(0)
+
+
+def common_noise(pairs: int, like: Tensor) -> Tensor:
+    """Noise vectors (2 · pairs, 1, D) in pairs ±ε, each of length √D; always the same numbers.
+
+    At this length, log q of a Gaussian is minus its entropy, so the estimate of the ELBO has no noise
+    from it.
+
+    Args:
+        pairs: number of pairs.
+        like: a tensor (..., D) with the wanted device and dtype.
+
+    >>> noise = common_noise(2, torch.zeros(5, 3))
+    >>> noise.shape, torch.equal(noise[:2], -noise[2:])
+    (torch.Size([4, 1, 3]), True)
+    """
+    return _noise(pairs, int(like.shape[-1]), like.dtype, like.device)
+
+
+@functools.lru_cache(maxsize=32)  # a constant of a captured CUDA graph must not be copied from the host
+def _noise(pairs: int, latent: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    drawn = np.random.default_rng(0).standard_normal((pairs, 1, latent))
+    unit = drawn * (latent**0.5 / np.linalg.norm(drawn, axis=-1, keepdims=True))
+    with torch.inference_mode(False):  # from numpy: a tracer would record torch's random numbers
+        return torch.tensor(np.concatenate([unit, -unit]), dtype=dtype, device=device)

@@ -1,0 +1,116 @@
+"""Train the network that predicts the posterior's covariance near a latent point.
+
+The network gives a factor L(z) of the covariance L Lᵀ. Let H be the Gauss-Newton curvature of
+-log p(x, z) at z. The loss is
+
+    ½ E_ε[(L ε)ᵀ H (L ε)] - log |det L|,    ε ~ N(0, I),
+
+which is KL(N(0, L Lᵀ) || N(0, H⁻¹)) up to a constant, so its minimum is L Lᵀ = H⁻¹. A product H v takes
+one Jacobian-vector and one vector-Jacobian product of the decoder; H itself is never formed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recmix.errors import ConfigError
+from recmix.inference.conjugate import choose_push, conjugate, curvature_product
+from recmix.inference.gauss_newton import check_decoder_has_jacobian, normal_equations
+from recmix.inference.learned import gaussian_at
+from recmix.methods.method import ELBO, Method, Objective, Optimizers, update
+from recmix.methods.optimizers import make_optimizer
+from recmix.posteriors import FullGaussian
+
+__all__ = ["CurvatureTraining"]
+
+EXAMPLES = 128
+"""Examples from which the typical curvature is computed before training."""
+FURTHEST = 2.0
+"""z is drawn at up to this many times the distance of a posterior sample from the posterior mean."""
+
+
+class CurvatureTraining:
+    """Trains only the curvature network of a trained method's model.
+
+    It has the methods of a `Method` that training uses. The network learns at latent points near the
+    posterior means of the examples, because there refinement uses it.
+
+    Args:
+        method: a trained method whose model has a curvature network.
+    """
+
+    def __init__(self, method: Method) -> None:
+        if method.model.curvature is None:
+            raise ConfigError(
+                "train = 'curvature' trains the curvature network, but the model has none: give "
+                "curvature = 'full' or 'low-rank', or use the method curvature"
+            )
+        check_decoder_has_jacobian(method.model)
+        self.method, self.network = method, method.model.curvature
+        centre = method.model.centre
+        self.push = choose_push(method.model.decoder, centre.new_zeros(1, method.model.latent))
+        method.requires_grad_(False)
+        self.network.requires_grad_(True)
+
+    def prepare(self, x: Tensor) -> None:
+        """Set the constants of the network from validation examples x (B, *shape)."""
+        model, x = self.method.model, x[:EXAMPLES]
+        with torch.no_grad():
+            mean = self.method.posterior(x).mean.detach()
+            if self.network.rank:
+                typical = conjugate(model, x, mean, steps=0).stddev.mean(0)
+            else:
+                precision = normal_equations(model, x, mean).precision.mean(0, keepdim=True)
+                typical = FullGaussian.from_precision(mean[:1], precision).scale_tril[0]
+            spread = mean.std(0, correction=0).clamp(min=1e-3)
+            self.network.start_at(mean.mean(0), spread, typical)
+
+    def optimizers(self, learning_rate: float, *, optimizer: str = "adam", **_: Any) -> Optimizers:
+        """Make the optimiser of the network.
+
+        Args:
+            learning_rate: its learning rate.
+            optimizer: ``adam`` or ``muon``.
+        """
+        groups = [{"params": list(self.network.parameters()), "lr": learning_rate}]
+        return {"all": make_optimizer(optimizer, groups, learning_rate)}
+
+    def step(
+        self,
+        x: Tensor,
+        optimizers: Optimizers,
+        *,
+        objective: Objective = ELBO,
+        generator: torch.Generator | None = None,
+    ) -> dict[str, Tensor]:
+        """Train on one batch; return the loss as a scalar tensor on the device.
+
+        Args:
+            x: examples (B, *shape).
+            optimizers: from `optimizers`.
+            objective: not used.
+            generator: source of the random noise.
+        """
+        loss = self.loss(x, generator=generator)
+        update(loss, optimizers["all"])
+        return {"loss": loss.detach()}
+
+    def loss(self, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        """The loss of the module's first lines, averaged over the batch, with one noise vector each."""
+        model = self.method.model
+        with torch.no_grad():
+            q = self.method.posterior(x)
+            drawn = q.rsample_and_log_prob(1, generator=generator)[0][0]
+            far = torch.rand(len(x), 1, generator=generator, device=x.device, dtype=drawn.dtype)
+            z = q.mean + FURTHEST * far * (drawn - q.mean)
+            noise = torch.randn(z.shape, generator=generator, device=x.device, dtype=z.dtype)
+        predicted = gaussian_at(model, z)
+        v = predicted.multiply(noise)
+        pulled = curvature_product(model, x, z, v.detach(), self.push)  # H v
+        # d ½ vᵀ H v = (H v) · dv, so the gradient needs no derivative of H v.
+        half = 0.5 * (v.detach() * pulled).sum(-1)
+        along = (v * pulled).sum(-1)
+        return (half + (along - along.detach()) - predicted.entropy()).mean()

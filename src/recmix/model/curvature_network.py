@@ -1,0 +1,102 @@
+"""A network that predicts how narrow the posterior is at a latent point."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from recmix.errors import ConfigError
+
+__all__ = ["FULL_UP_TO", "CurvatureNetwork"]
+
+FULL_UP_TO = 64
+"""Largest latent dimension for which a full triangular matrix is predicted."""
+HIDDEN = (512, 512, 512)
+"""Sizes of the hidden layers."""
+
+
+class CurvatureNetwork(nn.Module):
+    """A network z -> L(z) with L Lᵀ close to H(z)⁻¹, the covariance of the posterior near z.
+
+    H = Jᵀ W J + C is the Gauss-Newton curvature of -log p(x, z): J is the decoder's Jacobian at z, W
+    the likelihood's Fisher information and C the curvature of -log p(z). For likelihoods whose W
+    depends on the decoder's output alone, H is a function of z and does not depend on x. For other
+    likelihoods the network predicts an average over examples near z.
+
+    Up to `FULL_UP_TO` latent dimensions, L is the product of a constant triangular matrix (a typical L)
+    and a triangular matrix that the network predicts. Above, L = diag(a) (I + U Vᵀ) with r columns of
+    U and V. Before training, L is the typical one everywhere.
+
+    Args:
+        latent: D, the dimension of z.
+        rank: r, the number of columns of U and V. 0 means a full triangular L.
+
+    >>> network = CurvatureNetwork(3, 0)
+    >>> network(torch.zeros(2, 3))[0].shape
+    torch.Size([2, 3, 3])
+    """
+
+    centre: Tensor
+    spread: Tensor
+    typical: Tensor
+    places: Tensor
+
+    def __init__(self, latent: int, rank: int) -> None:
+        super().__init__()
+        if not 0 <= rank <= latent:
+            raise ConfigError(f"curvature_rank must be 0 to {latent} (the latent dimension), got {rank}")
+        self.latent, self.rank = latent, rank
+        sizes = (latent, *HIDDEN)
+        layers = [
+            part
+            for size, following in zip(sizes, HIDDEN, strict=False)
+            for part in (nn.Linear(size, following), nn.SiLU())
+        ]
+        outputs = latent * (1 + 2 * rank) if rank else latent * (latent + 1) // 2
+        self.layers = nn.Sequential(*layers)
+        self.head = nn.Linear(HIDDEN[-1], outputs)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+        if rank:  # U and V must not both be zero, or neither would have a gradient
+            self.head.bias.data[latent + latent * rank :].normal_(std=latent**-0.5)
+        self.register_buffer("centre", torch.zeros(latent))
+        self.register_buffer("spread", torch.ones(latent))
+        self.register_buffer("typical", torch.ones(latent) if rank else torch.eye(latent))
+        self.register_buffer("places", _places(latent), persistent=False)
+
+    def start_at(self, centre: Tensor, spread: Tensor, typical: Tensor) -> None:
+        """Set the constants before training.
+
+        Args:
+            centre: the mean of the latent points of the data, (D,).
+            spread: their standard deviations, (D,).
+            typical: a typical L, (D, D) lower triangular; or its diagonal, (D,), if there is a rank.
+        """
+        for buffer, value in ((self.centre, centre), (self.spread, spread), (self.typical, typical)):
+            buffer.copy_(value)
+
+    def forward(self, z: Tensor) -> tuple[Tensor, ...]:
+        """L at latent points z (B, D).
+
+        Returns:
+            The lower triangular matrix L, (B, D, D), alone. If there is a rank r: log a (B, D), U and
+            V, (B, D, r) each.
+        """
+        out: Tensor = self.head(self.layers((z - self.centre) / self.spread))
+        if self.rank:
+            scale, pair = out.split([self.latent, 2 * self.latent * self.rank], dim=-1)
+            left, right = pair.unflatten(-1, (2, self.latent, self.rank)).unbind(-3)
+            return scale + self.typical.log(), left, right
+        scale, below = out.tensor_split([self.latent], dim=-1)
+        padded = torch.cat([torch.zeros_like(scale[:, :1]), torch.ones_like(scale[:, :1]), below], -1)
+        unit = padded[:, self.places].unflatten(-1, (self.latent, self.latent))
+        return (self.typical @ (scale.exp()[..., None] * unit),)
+
+
+def _places(latent: int) -> Tensor:
+    """For each entry of a unit lower triangular matrix, its index in (0, 1, entries below); (D²,)."""
+    places = torch.zeros(latent, latent, dtype=torch.int64)
+    places.fill_diagonal_(1)
+    rows, columns = torch.tril_indices(latent, latent, -1)
+    places[rows, columns] = 2 + torch.arange(len(rows))
+    return places.flatten()

@@ -1,0 +1,114 @@
+"""One of two posteriors for each example."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recmix.posteriors.full import FullGaussian
+from recmix.posteriors.gaussian import Gaussian
+from recmix.posteriors.low_rank import LowRankGaussian
+from recmix.posteriors.mixture import Mixture
+from recmix.posteriors.posterior import Posterior
+
+__all__ = ["Choice", "choose"]
+
+
+def choose(which: Tensor, first: Posterior, second: Posterior) -> Posterior:
+    """The posterior `first` for some examples and `second` for the others.
+
+    Two Gaussians, or two mixtures of as many Gaussians, give the same kind of posterior again. Other
+    pairs give a `Choice`.
+
+    Args:
+        which: (B,) of booleans; True takes `first`.
+        first: a posterior for B examples.
+        second: another posterior for the same examples.
+
+    >>> one, two = (Gaussian(torch.full((2, 3), m), torch.zeros(2, 3)) for m in (1.0, 2.0))
+    >>> choose(torch.tensor([True, False]), one, two).mean[:, 0]
+    tensor([1., 2.])
+    """
+    if isinstance(first, Mixture) and isinstance(second, Mixture):
+        pairs = list(zip(first.components, second.components, strict=False))
+        parts = [choose(which, *pair) for pair in pairs]
+        same = len(first.components) == len(second.components)
+        if same and not any(isinstance(part, Choice) for part in parts):
+            weights = torch.where(which[:, None], first.log_weights, second.log_weights)
+            return Mixture(parts, weights)
+    kinds = type(first), type(second)
+    if kinds == (Gaussian, Gaussian):
+        mean, log_variance = _chosen(
+            which,
+            [first.mean, first.log_variance],  # type: ignore[attr-defined]
+            [second.mean, second.log_variance],  # type: ignore[attr-defined]
+        )
+        return Gaussian.from_clamped(mean, log_variance)
+    for kind in (FullGaussian, LowRankGaussian):
+        if kind in kinds and set(kinds) <= {kind, Gaussian}:
+            like: Any = first if isinstance(first, kind) else second
+            return like.from_parts(*_chosen(which, like.parts_of(first), like.parts_of(second)))
+    return Choice(which, first, second)
+
+
+def _chosen(which: Tensor, first: list[Tensor], second: list[Tensor]) -> list[Tensor]:
+    """For each example, the tensors of `first` where `which` is True, else those of `second`."""
+    return [
+        torch.where(which.view(-1, *(1 for _ in one.shape[1:])), one, two)
+        for one, two in zip(first, second, strict=True)
+    ]
+
+
+class Choice(Posterior):
+    """One of two posteriors for each example.
+
+    Args:
+        which: (B,) of booleans; True takes `first`.
+        first: a posterior for B examples.
+        second: another posterior for the same examples.
+    """
+
+    def __init__(self, which: Tensor, first: Posterior, second: Posterior) -> None:
+        super().__init__(first.mean)
+        self.which, self.first, self.second = which, first, second
+
+    def _pick(self, first: Tensor, second: Tensor, after: int = 0) -> Tensor:
+        """Entries of `first` or `second`; `after` is their number of axes after the batch axis."""
+        return torch.where(self.which.view(-1, *(1 for _ in range(after))), first, second)
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean of the chosen posterior, (B, D)."""
+        return self._pick(self.first.mean, self.second.mean, 1)
+
+    @property
+    def variance(self) -> Tensor:
+        """The variance of the chosen posterior, (B, D)."""
+        return self._pick(self.first.variance, self.second.variance, 1)
+
+    def entropy(self) -> Tensor:
+        """The entropy of the chosen posterior, (B,)."""
+        return self._pick(self.first.entropy(), self.second.entropy())
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """log q(z | x), (..., B), for latent points z (..., B, D)."""
+        return self._pick(self.first.log_prob(value), self.second.log_prob(value))
+
+    def rsample_and_log_prob(
+        self, samples: int = 1, *, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """S reparameterised samples z, (S, B, D), and their log densities, (S, B)."""
+        one, log_one = self.first.rsample_and_log_prob(samples, generator=generator)
+        two, log_two = self.second.rsample_and_log_prob(samples, generator=generator)
+        return self._pick(one, two, 1), self._pick(log_one, log_two)
+
+    @property
+    def can_scale(self) -> bool:
+        """Whether both posteriors can be scaled."""
+        return self.first.can_scale and self.second.can_scale
+
+    def scaled(self, factor: float | Tensor) -> Choice:
+        """The same choice between the scaled posteriors, see `Posterior.scaled`."""
+        return Choice(self.which, self.first.scaled(factor), self.second.scaled(factor))

@@ -1,0 +1,221 @@
+"""The Gaussian posterior whose covariance is a diagonal matrix changed by a matrix of low rank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recmix.posteriors.full import in_double
+from recmix.posteriors.gaussian import Gaussian, precision_shares
+from recmix.posteriors.posterior import Posterior, randn
+
+__all__ = ["LowRankGaussian"]
+
+
+class LowRankGaussian(Posterior):
+    """Gaussian q(z | x) = N(μ(x), L Lᵀ) with L = diag(a) (I + B Cᵀ), where B and C have r columns.
+
+    The D x D matrices L and L Lᵀ are never formed. Time and memory grow with D·r, so it can be used
+    where `FullGaussian` would be too large. With B = 0 it is the diagonal Gaussian with standard
+    deviations a. The matrix I_r + Cᵀ B must be invertible.
+
+    Args:
+        mean: μ, (B, D).
+        log_scale: log a, (B, D). It is not clamped.
+        left: the matrix B, (B, D, r).
+        right: the matrix C, (B, D, r).
+
+    >>> left, right = 0.1 * torch.ones(4, 5, 2), torch.ones(4, 5, 2)
+    >>> q = LowRankGaussian(torch.zeros(4, 5), torch.zeros(4, 5), left, right)
+    >>> z, log_q = q.rsample_and_log_prob(3)
+    >>> z.shape, torch.allclose(q.log_prob(z), log_q, atol=1e-4)
+    (torch.Size([3, 4, 5]), True)
+    """
+
+    def __init__(self, mean: Tensor, log_scale: Tensor, left: Tensor, right: Tensor) -> None:
+        super().__init__(mean)
+        self._mean = mean
+        self.log_scale = log_scale
+        self.left = left
+        self.right = right
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean μ, (B, D)."""
+        return self._mean
+
+    @property
+    def mode(self) -> Tensor:
+        """The mode, which equals the mean μ, (B, D)."""
+        return self._mean
+
+    @property
+    def variance(self) -> Tensor:
+        """The variance of each latent dimension, the diagonal of L Lᵀ, (B, D)."""
+        # Row i of I + B Cᵀ is eᵢ + C bᵢ, where bᵢ is row i of B.
+        across = self.left @ (self.right.mT @ self.right)
+        rows = 1 + (2 * self.left * self.right + across * self.left).sum(-1)
+        eps = torch.finfo(rows.dtype).eps  # smaller values are rounding errors and may be negative
+        return (2 * self.log_scale).exp() * rows.clamp(min=eps)
+
+    def multiply(self, noise: Tensor) -> Tensor:
+        """The product L ε for each sample: ε (..., B, D) -> (..., B, D). B may be 1 in ε."""
+        return self.log_scale.exp() * (noise + _expand(self.left, _reduce(self.right, noise)))
+
+    def multiply_transposed(self, v: Tensor) -> Tensor:
+        """The product Lᵀ v for each sample: v (..., B, D) -> (..., B, D). B may be 1 in v."""
+        scaled = self.log_scale.exp() * v
+        return scaled + _expand(self.right, _reduce(self.left, scaled))
+
+    def whiten(self, z: Tensor) -> Tensor:
+        """The standard normal noise ε = L⁻¹ (z - μ) that gives z: (..., B, D) -> (..., B, D).
+
+        It uses the Woodbury identity (I + B Cᵀ)⁻¹ = I - B (I_r + Cᵀ B)⁻¹ Cᵀ.
+        """
+        scaled = (z - self.mean) * (-self.log_scale).exp()
+        solved = torch.linalg.solve_ex(self._core(), self.right.mT).result.mT  # (B, D, r)
+        return scaled - _expand(self.left, _reduce(solved, scaled))
+
+    def from_noise(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """The samples z = μ + L ε, (S, B, D), and their log densities, (S, B), for given noise.
+
+        Args:
+            noise: ε, standard normal, (S, B, D), or (S, 1, D) to use the same for all examples.
+        """
+        z = self.mean + self.multiply(noise)
+        return z, -0.5 * noise.square().sum(-1) - self._log_normaliser()
+
+    def rsample_and_log_prob(
+        self, samples: int = 1, *, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """S reparameterised samples z = μ + L ε, (S, B, D), and their log densities, (S, B)."""
+        return self.from_noise(randn((samples, *self.mean.shape), self.mean, generator))
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """log q(z | x), (..., B), for latent points z (..., B, D)."""
+        return -0.5 * self.whiten(value).square().sum(-1) - self._log_normaliser()
+
+    def entropy(self) -> Tensor:
+        """The entropy ½ log det(2πe L Lᵀ), (B,)."""
+        return self._log_normaliser() + 0.5 * self.mean.shape[-1]
+
+    def kl_to_prior(self, z: Tensor, log_q: Tensor) -> Tensor:
+        """KL(q || N(0, I)) in closed form, (1, B); the arguments z and log_q are not used.
+
+        It is ½ (tr L Lᵀ + |μ|² - D) - log |det L|.
+        """
+        second_moment = (self.variance + self.mean.square()).sum(-1)
+        return (0.5 * (second_moment - self.mean.shape[-1]) - self._log_det())[None]
+
+    @property
+    def can_scale(self) -> bool:
+        """True: `scaled` works for every factor."""
+        return True
+
+    def scaled(self, factor: float | Tensor) -> LowRankGaussian:
+        """The same mean, with standard deviations multiplied by about f = `factor`.
+
+        A number up to 1 multiplies a. Otherwise the new precision is I + (Σ⁻¹ - I)/f² for f above
+        1, where Σ = L Lᵀ, and (f² Σ)⁻¹ for f below 1, as for `FullGaussian`. So no direction of
+        the latent space becomes wider than the prior N(0, I) where it was not. This is exact, but
+        the result has up to 2 r columns in B and C. Its gradient is not finite if the columns of
+        B and C together are linearly dependent.
+
+        Args:
+            factor: f, one number, or one for each example (B,).
+        """
+        if not isinstance(factor, Tensor) and factor <= 1:
+            changed = self.log_scale + math.log(factor)
+            return LowRankGaussian(self._mean, changed, self.left, self.right)
+        share, rest = precision_shares(factor, 1)
+        a, left, right = (in_double(t) for t in (self.log_scale.exp(), self.left, self.right))
+        # Σ⁻¹ = diag(1/a) (I + U G Uᵀ) diag(1/a) with U = [B, C], by the Woodbury identity.
+        inverse = torch.linalg.solve_ex(_core(left, right), _identity(left)).result
+        solved = left @ inverse
+        zero = torch.zeros_like(inverse)
+        middle = torch.cat(
+            [torch.cat([zero, -inverse], -1), torch.cat([-inverse.mT, solved.mT @ solved], -1)], -2
+        )
+        # The new precision is diag(1/b) (I + V G Vᵀ) diag(1/b), where V is U with rescaled rows.
+        b = (share / a.square() + rest).rsqrt()
+        ratio = share**0.5 * (b / a)
+        columns = ratio[..., None] * torch.cat([left, right], -1)
+        # With V = Q R, the inverse of I + V G Vᵀ has the symmetric square root I + Q T Qᵀ.
+        q, r = torch.linalg.qr(columns)
+        values, vectors = torch.linalg.eigh(_identity(q) + r @ middle @ r.mT)
+        axes = q @ vectors
+        roots = values.clamp(min=torch.finfo(values.dtype).tiny).rsqrt()
+        made = (b.log(), axes * (roots - 1)[..., None, :], axes)
+        return LowRankGaussian(self._mean, *(t.to(self.log_scale.dtype) for t in made))
+
+    def split(self, count: int) -> list[LowRankGaussian]:
+        """Split the batch of examples into `count` posteriors of equal batch size."""
+        tensors = (t.unflatten(0, (count, -1)).unbind() for t in self._tensors())
+        return [LowRankGaussian(*part) for part in zip(*tensors, strict=True)]
+
+    def describe(self) -> dict[str, Tensor]:
+        """The tensors that define the density: μ, log a (B, D), and the matrices B, C (B, D, r)."""
+        return dict(zip(("means", "log_scales", "left", "right"), self._tensors(), strict=True))
+
+    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> LowRankGaussian:
+        """The same density for a larger batch_shape."""
+        old = len(self.batch_shape)
+        return LowRankGaussian(*(t.expand(*batch_shape, *t.shape[old:]) for t in self._tensors()))
+
+    def parts_of(self, other: LowRankGaussian | Gaussian) -> list[Tensor]:
+        """The tensors μ, log a, B and C of another Gaussian, with at least as many columns as here.
+
+        Missing columns are filled with zeros, which do not change the density.
+
+        Args:
+            other: a Gaussian for as many examples.
+        """
+        if isinstance(other, Gaussian):
+            zero = torch.zeros_like(self.left)
+            return [other.mean, 0.5 * other.log_variance, zero, zero]
+        missing = max(0, self.left.shape[-1] - other.left.shape[-1])
+        left, right = (torch.nn.functional.pad(t, (0, missing)) for t in (other.left, other.right))
+        return [other.mean, other.log_scale, left, right]
+
+    def from_parts(
+        self, mean: Tensor, log_scale: Tensor, left: Tensor, right: Tensor
+    ) -> LowRankGaussian:
+        """A Gaussian from the result of `parts_of`."""
+        return LowRankGaussian(mean, log_scale, left, right)
+
+    def _tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self._mean, self.log_scale, self.left, self.right
+
+    def _core(self) -> Tensor:
+        return _core(self.left, self.right)
+
+    def _log_det(self) -> Tensor:
+        """log |det L| = Σ log a + log |det(I_r + Cᵀ B)|, (B,)."""
+        return self.log_scale.sum(-1) + torch.linalg.slogdet(self._core()).logabsdet
+
+    def _log_normaliser(self) -> Tensor:
+        return self._log_det() + 0.5 * self.mean.shape[-1] * math.log(2 * math.pi)
+
+
+def _core(left: Tensor, right: Tensor) -> Tensor:
+    """The matrix I_r + Cᵀ B, (B, r, r)."""
+    return _identity(left) + right.mT @ left
+
+
+def _identity(columns: Tensor) -> Tensor:
+    """The identity matrix (r, r) for a matrix of r columns, in its data type and on its device."""
+    return torch.eye(columns.shape[-1], dtype=columns.dtype, device=columns.device)
+
+
+def _reduce(columns: Tensor, v: Tensor) -> Tensor:
+    """The products Cᵀ v: C (B, D, r), v (..., B, D) -> (..., B, r)."""
+    return torch.einsum("...d,...dr->...r", v, columns)
+
+
+def _expand(columns: Tensor, weights: Tensor) -> Tensor:
+    """The products B w: B (B, D, r), w (..., B, r) -> (..., B, D)."""
+    return torch.einsum("...r,...dr->...d", weights, columns)

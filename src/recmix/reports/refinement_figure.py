@@ -1,0 +1,187 @@
+"""Draw the bound of a model against the computing time of its posterior, for several refinements."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from adjustText import adjust_text  # type: ignore[import-untyped]
+from matplotlib import pyplot as plt
+from matplotlib.patheffects import withStroke
+from matplotlib.ticker import LogLocator, NullFormatter
+
+from recmix.reports.figures import COLOURS, STYLE, save
+
+__all__ = ["RefinementPoint", "refinement_times"]
+
+MARKERS = ("o", "D", "s", "^", "v", "P")
+OFFSET = (10, 8)
+"""From a point to its label before labels are moved, in pixels."""
+ITERATIONS = 500
+"""Most iterations of label placement. A time limit would not give the same figure again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefinementPoint:
+    """One refinement in the figure."""
+
+    how: str  # kind of refinement; ``none`` for the encoder's own posterior
+    steps: int  # refinement steps
+    milliseconds: float  # per example
+    bound: float  # IWAE bound, in nats per example
+    error: float  # standard error of the difference to the encoder's own posterior
+    efficient: bool  # whether no faster refinement has a higher bound
+    chosen: bool  # whether this refinement was chosen
+
+
+def refinement_times(
+    points: Sequence[RefinementPoint],
+    path: Path,
+    *,
+    limit: float,
+    samples: int,
+    title: str = "Refinement",
+) -> Path:
+    """Draw the bound against the time per example, with a marker for each kind of refinement.
+
+    Labels are numbers of steps. A dashed line joins the efficient refinements. A vertical line shows
+    the time limit.
+
+    Args:
+        points: the refinements that have a bound.
+        path: the file to write. Its suffix selects PNG or SVG.
+        limit: the time limit in milliseconds per example.
+        samples: K of the IWAE-K bound, for the label of the axis.
+        title: of the figure.
+
+    Returns:
+        The path.
+    """
+    kinds = list(dict.fromkeys(point.how for point in sorted(points, key=lambda p: p.how != "none")))
+    looks = {
+        how: (COLOURS[(i - 1) % len(COLOURS)], MARKERS[(i - 1) % len(MARKERS)])
+        for i, how in enumerate(kinds)
+    }
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(figsize=(7.5, 4.8), layout="constrained")
+        axes.set(
+            xscale="log",
+            title=title,
+            xlabel="time per example (ms)",
+            ylabel=f"validation IWAE-{samples} (nats per example)",
+        )
+        _draw(axes, points, looks, limit)
+        handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+        names = [*(_name(how) for how in kinds), "chosen", "efficient", "time limit"]
+        shown = [name for name in names if name in handles]
+        axes.legend(
+            [handles[name] for name in shown],
+            shown,
+            frameon=False,
+            loc="upper left",
+            bbox_to_anchor=(1, 1),
+            fontsize=9,
+            title="numbers: steps",
+            title_fontsize=9,
+        )
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")  # labels are placed in the final layout
+        _label(axes, points, looks)
+        return save(figure, path)
+
+
+def _name(how: str) -> str:
+    """The name of a kind of refinement in the legend."""
+    return "no refinement" if how == "none" else how
+
+
+def _draw(
+    axes: Any, points: Sequence[RefinementPoint], looks: Mapping[str, tuple[str, str]], limit: float
+) -> None:
+    """Draw the points with their errors, the efficient line and the time limit."""
+    times = [*(point.milliseconds for point in points), limit]
+    axes.set_xlim(min(times) / 1.3, max(times) * 1.3)
+    for how, (colour, marker) in looks.items():
+        mine = [point for point in points if point.how == how]
+        axes.errorbar(
+            [point.milliseconds for point in mine],
+            [point.bound for point in mine],
+            [point.error for point in mine],
+            fmt=marker,
+            color=colour,
+            mec="white",
+            mew=0.6,
+            ms=7.5,
+            elinewidth=1,
+            zorder=4,
+            label=_name(how),
+        )
+    front = sorted((point.milliseconds, point.bound) for point in points if point.efficient)
+    axes.step(
+        *zip(*front, strict=True),
+        where="post",
+        color="#777777",
+        lw=1,
+        ls="--",
+        zorder=1,
+        label="efficient",
+    )
+    axes.axvline(limit, color="#4a4a4a", lw=1, ls=":", zorder=1, label="time limit")
+    for point in points:
+        if point.chosen:
+            axes.plot(
+                [point.milliseconds],
+                [point.bound],
+                "o",
+                mfc="none",
+                mec="#111111",
+                ms=14,
+                mew=1.2,
+                ls="none",
+                zorder=3,
+                label="chosen",
+            )
+    wide = math.log10(max(times) / min(times)) >= 1
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if wide else (1, 1.5, 2, 3, 4, 5, 7)))
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.margins(y=0.12)
+
+
+def _label(
+    axes: Any, points: Sequence[RefinementPoint], looks: Mapping[str, tuple[str, str]]
+) -> list[Any]:
+    """Write the number of steps near each point, so that numbers do not overlap.
+
+    A number far from its point gets a line to it. The matplotlib texts are returned.
+    """
+    shown = [point for point in points if point.steps]
+    if not shown:
+        return []
+    places = [(point.milliseconds, point.bound) for point in shown]
+    shifted = axes.transData.transform(places) + OFFSET
+    style = {"fontsize": 9, "path_effects": [withStroke(linewidth=2, foreground="white")]}
+    texts = [
+        axes.text(*place, str(point.steps), color=looks[point.how][0], **style, zorder=6)
+        for place, point in zip(axes.transData.inverted().transform(shifted), shown, strict=True)
+    ]
+    times, bounds = zip(*((p.milliseconds, p.bound) for p in points), strict=True)
+    target_times, target_bounds = zip(*places, strict=True)
+    adjust_text(
+        texts,
+        times,
+        bounds,
+        target_x=target_times,
+        target_y=target_bounds,
+        ax=axes,
+        expand=(1.3, 1.6),
+        force_text=(0.3, 0.5),
+        force_static=(0.15, 0.3),
+        prevent_crossings=False,  # it moves labels back onto others
+        iter_lim=ITERATIONS,
+        arrowprops={"arrowstyle": "-", "color": "#999999", "lw": 0.7},
+    )
+    return texts

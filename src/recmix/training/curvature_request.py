@@ -1,0 +1,56 @@
+"""The method name ``curvature``: train a curvature network for a model of any method."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from recmix.errors import ConfigError
+from recmix.inference import Inference
+from recmix.model.assembly import Own
+from recmix.model.curvature_network import FULL_UP_TO
+from recmix.training.build import load_trained
+
+__all__ = ["CURVATURE", "VALIDATION", "without_curvature_name"]
+
+CURVATURE = "curvature"
+USUAL = {
+    "epochs": 40,
+    "batch_size": 256,
+    "learning_rate": 1e-3,
+    "schedule": "cosine",
+    "patience": 0,
+    "max_gradient_norm": 10.0,
+}
+"""Training options for a curvature network, unless others are given."""
+VALIDATION = Inference(how="learned", refine=2, checks=0)
+"""The refinement whose validation bound selects the best epoch."""
+
+
+def without_curvature_name(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace the method name ``curvature`` in the arguments of `recmix.fit` by what it means.
+
+    The result trains the method of the model `init`, but of this method only the curvature network
+    that its model gets. A request with another method is returned as it is.
+
+    Args:
+        request: keyword arguments of `recmix.fit`.
+    """
+    if request["method"] != CURVATURE:
+        return dict(request)
+    start, given = request.get("init"), {k: v for k, v in request.items() if v is not None}
+    if start is None:
+        raise ConfigError(
+            "the method curvature trains a network for a trained model: give it as init "
+            "(--init RUN on the command line)"
+        )
+    if given.get("train", CURVATURE) != CURVATURE:
+        raise ConfigError(f"curvature trains nothing else: leave train = {given['train']!r} out")
+    if isinstance(start, str | Path):
+        parts = {name: given.get(name) for name in ("encoder", "decoder", "likelihood", "prior")}
+        own = Own(**{k: part for k, part in parts.items() if not isinstance(part, str)})
+        start = load_trained(start, device=given.get("device", "auto"), own=own.copied())
+    kind = "full" if start.spec.model.latent <= FULL_UP_TO else "low-rank"
+    usual = {"curvature": kind, **USUAL, **start.spec.options}
+    return usual | given | {"method": type(start.method), "init": start, "train": CURVATURE}

@@ -1,0 +1,96 @@
+"""`Model.frontier`, `Model.tuned`, and the tuned inference of a run folder."""
+
+import numpy as np
+import pytest
+
+import recmix
+from recmix import Inference
+from recmix.errors import RunError
+from recmix.evaluation import tune as module
+from recmix.runs.folder import TUNED, Run
+
+CHOSEN = Inference(how="conjugate", refine=3, restarts=2)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Time every inference once."""
+    monkeypatch.setattr(module, "REPEATS", 1)
+    monkeypatch.setattr(module, "MOST_REPEATS", 1)
+
+
+@pytest.fixture
+def x():
+    return np.random.default_rng(0).random((40, 1, 8, 8), np.float32)
+
+
+@pytest.fixture
+def run(x, tmp_path):
+    recmix.fit("vae", x, epochs=1, latent=2, device="cpu", out=tmp_path / "vae")
+    return Run(tmp_path / "vae")
+
+
+def test_a_tuned_model_uses_the_winner_and_keeps_its_calibration(x, monkeypatch):
+    every = module.candidates
+    monkeypatch.setattr(module, "candidates", lambda method, base: every(method, [1], base))
+    model = recmix.fit("vae", x, epochs=1, latent=2, device="cpu").using(scale=1.25)
+    tuned = model.tuned(x, budget=1.0, samples=2)
+    assert tuned.inference == Inference(scale=1.25)
+    assert tuned.method is model.method
+    found = model.frontier(x, budget=1.0, samples=2)
+    assert {trial.inference.scale for trial in found.trials} == {1.25}
+
+
+def test_a_run_is_loaded_with_its_tuned_inference(run):
+    assert recmix.load(run.folder).inference == Inference()
+    run.set_tuned(CHOSEN, limit=2.0)
+    assert recmix.load(run.folder).inference == CHOSEN
+    assert run.spec().inference == Inference()  # what was trained does not change
+    assert run.reset_tuned()
+    assert not run.reset_tuned()
+    assert recmix.load(run.folder).inference == Inference()
+
+
+def test_a_new_run_does_not_inherit_the_tuned_inference(run, x, tmp_path):
+    run.set_tuned(CHOSEN)
+    for number, init in enumerate((run.folder, recmix.load(run.folder, device="cpu"))):
+        out = tmp_path / str(number)
+        made = recmix.fit("vae", x, epochs=1, init=init, device="cpu", out=out)
+        assert made.inference == recmix.load(out).inference == Inference()
+        assert made.spec.label == "VAE+"
+        assert not (out / TUNED).exists()
+
+
+def test_overwriting_a_run_removes_its_tuned_inference(run, x):
+    run.set_tuned(CHOSEN)
+    recmix.fit("vae", x, epochs=1, latent=2, device="cpu", out=run.folder, overwrite=True)
+    assert run.tuned() is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{",
+        "[]",
+        "{}",
+        '{"inference": 3}',
+        '{"inference": {"refine": -1}}',
+        '{"inference": {"new": 1}}',
+        '{"inference": {"how": 3}}',
+    ],
+)
+def test_a_damaged_file_is_named_and_can_be_reset(run, content):
+    (run.folder / TUNED).write_text(content)
+    with pytest.raises(RunError) as caught:
+        recmix.load(run.folder)
+    assert str(run.folder / TUNED) in str(caught.value)
+    assert "--reset" in str(caught.value)
+    assert run.reset_tuned()
+    recmix.load(run.folder)
+
+
+def test_auto_is_chosen_with_the_calibration_of_the_model(x):
+    model = recmix.fit("vae", x, epochs=1, latent=2, device="cpu").using(scale=1.25, reuse=0)
+    found = model.refined(1, how="auto", x=x)
+    assert (found.inference.scale, found.inference.reuse) == (1.25, 0)
+    assert found.inference.refine in (0, 1)
