@@ -107,6 +107,26 @@ def test_a_later_training_keeps_the_network_only_while_it_fits(data, vae):
     assert any(not torch.equal(changed[name], before[name]) for name in before)
 
 
+def test_corrections_can_see_the_whitened_gradient(data, vae, tmp_path):
+    model = recmix.fit("curvature", data, init=vae, epochs=1, **FAST)
+    options = {"corrections": 2, "whitened": True, "train": "encoder", "epochs": 2, **FAST}
+    options |= {"keep_weights": "last"}
+    chain = recmix.fit("residual", data, init=model, out=tmp_path / "run", **options)
+    assert chain.method.differentiates
+    assert chain.method.steps_per_example == 2
+    again = recmix.load(tmp_path / "run", device="cpu")
+    x = data.x_val[:6]
+    torch.testing.assert_close(again.elbo(x, 5), chain.elbo(x, 5))
+    corrector = chain.method.components[0].corrector(0)
+    trained = corrector.joint.weight[:, -3:].clone()
+    with torch.no_grad():
+        corrector.joint.weight[:, -3:] = 0
+    assert not torch.equal(again.posterior(x).mean, chain.posterior(x).mean)  # it is used
+    assert trained.isfinite().all()
+    with pytest.raises(ConfigError, match="curvature network"):
+        recmix.fit("residual", data, init=vae, **options)
+
+
 def test_many_dimensions_get_a_low_rank_network():
     x = np.random.default_rng(0).random((60, 1, 8, 8)).astype(np.float32)
     vae = recmix.fit("vae", x, latent=70, epochs=1, **FAST)

@@ -64,4 +64,7 @@ def methods_command(as_json: Json = False) -> None:
         tried = ", ".join(map(str, row["tried"])) or "-"
         table.add_row(row["name"], row["title"], shown, tried, row["reference"])
     out.print(table)
+    out.print(
+        "curvature, with --init RUN, trains a network for the refinement `learned` of any method's run."
+    )
     out.print("All options with their defaults: recmix train --help, or recmix methods --json.")

@@ -24,6 +24,7 @@ TRAIN_EPILOG = (
     "[bold]recmix train --data mnist --method vae --init runs/vae --out runs/vae+[/]  (VAE+)\n\n"
     "[bold]recmix train --data mnist --method rme --order 5 --init runs/vae --out runs/rme[/]\n\n"
     "[bold]recmix train --data mnist --method rme --order auto --init runs/vae --out runs/auto[/]\n\n"
+    "[bold]recmix train --data mnist --method curvature --init runs/vae --out runs/curved[/]\n\n"
     "[bold]recmix train --data mnist --preset best --latent 20 --out runs/best[/]  (several stages)\n\n"
     "[bold]recmix train --config run.toml --out runs/mine --epochs 5[/]  (flags override the file)\n\n"
     "[bold]recmix train --resume --out runs/rme[/]  (continue an interrupted run)"
@@ -38,7 +39,7 @@ RUN_OPTIONS: dict[str, tuple[Any, str]] = {
     "size": (int, "Resize image files to this side, after a square crop."),
     "crop": (int, "Side of the centred square that is cut from image files first."),
     "split_seed": (int, "Seed of the validation split (default 0)."),
-    "method": (str, "Name of the method (see `recmix methods`)."),
+    "method": (str, "Name of the method (see `recmix methods`), or curvature with --init."),
     "preset": (
         str,
         "Instead of a method: a training in stages (see `recmix presets`), or a TOML file of your own. "

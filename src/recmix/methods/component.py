@@ -52,7 +52,7 @@ class Component(CountsTraining, ABC):
     """Whether `forward` also takes the posterior of the previous component and corrects it."""
     steps_per_example: int = 0
     """Optimisation steps that `forward` takes for each example."""
-    differentiates: ClassVar[bool] = False
+    differentiates: bool = False
     """Whether `forward` uses derivatives of the decoder."""
     uses_jacobian: ClassVar[bool] = False
     """Whether these are Jacobians, see `recmix.inference.gauss_newton.jacobian`."""

@@ -19,6 +19,8 @@ from torch import Tensor, nn
 
 from recmix.errors import ConfigError
 from recmix.inference import Inference
+from recmix.inference.gauss_newton import make_log_joint
+from recmix.inference.learned import gaussian_at
 from recmix.inference.restarts import best_restart, restart_scales
 from recmix.methods.component import Component
 from recmix.methods.method import TEACHER_SAMPLES, Method
@@ -30,7 +32,13 @@ from recmix.model.pair_features import PairFeatures
 from recmix.posteriors import Gaussian, Posterior
 from recmix.posteriors.gaussian import LOG_VARIANCE_RANGE
 
-__all__ = ["CorrectionComponent", "Corrector", "ResidualComponent", "ResidualVAE"]
+__all__ = [
+    "CorrectionComponent",
+    "Corrector",
+    "ResidualComponent",
+    "ResidualVAE",
+    "whitened_gradient",
+]
 
 MAX_CORRECTIONS = 8
 
@@ -44,28 +52,37 @@ class Corrector(nn.Module):
     Args:
         model: gives the shapes of x and z.
         width: factor of the layer sizes, relative to the paper's encoder.
+        whitened: whether the linear layers also see the whitened gradient, see `whitened_gradient`.
     """
 
-    def __init__(self, model: LatentModel, *, width: float = WIDTH) -> None:
+    def __init__(self, model: LatentModel, *, width: float = WIDTH, whitened: bool = False) -> None:
         super().__init__()
         output = model.likelihood.output_shape(model.shape)
         self.features = PairFeatures(model.shape, output, model.latent, width=width)
+        self.whitened = whitened
         hidden = self.features.hidden
-        self.joint = nn.Linear(hidden + 2 * model.latent, hidden)
+        self.joint = nn.Linear(hidden + (3 if whitened else 2) * model.latent, hidden)
         self.head = nn.Linear(hidden, 2 * model.latent)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
-    def forward(self, example: Tensor, residual: Tensor, parameters: Tensor) -> Tensor:
+    def forward(
+        self,
+        example: Tensor,
+        residual: Tensor,
+        parameters: Tensor,
+        gradient: Tensor | None = None,
+    ) -> Tensor:
         """The change of the posterior's `parameters` (μ, log σ²), (B, 2 D).
 
         Args:
             example: examples x (B, *shape).
             residual: residuals (B, *output), with the shape of the decoder's output.
             parameters: (μ, log σ²) so far, (B, 2 D).
+            gradient: the whitened gradient at μ, (B, D), if the network was made for it.
         """
-        seen = self.features(example, residual)
-        hidden = nn.functional.leaky_relu(self.joint(torch.cat([seen, parameters], -1)), 0.01)
+        seen = [self.features(example, residual), parameters, *([] if gradient is None else [gradient])]
+        hidden = nn.functional.leaky_relu(self.joint(torch.cat(seen, -1)), 0.01)
         change: Tensor = self.head(hidden)
         return change
 
@@ -94,8 +111,32 @@ def corrected(
         weight = model.likelihood.precision(example, decoded)
         weight = weight.mean(tuple(range(1, weight.ndim)), keepdim=True).clamp(min=1e-12)
         residual = model.likelihood.residual(example, decoded) * weight.rsqrt()
-    change: Tensor = corrector(model.standardised(x), residual, parameters)
+        gradient = None
+        if corrector.whitened:
+            gradient = whitened_gradient(model, x, parameters.chunk(2, dim=-1)[0])
+    change: Tensor = corrector(model.standardised(x), residual, parameters, gradient)
     return parameters + change
+
+
+def whitened_gradient(model: LatentModel, x: Tensor, z: Tensor) -> Tensor:
+    """asinh(Lᵀ g), (B, D), without gradients, where g is the gradient of log p(x, z) at z (B, D).
+
+    L is the factor of the covariance that the model's curvature network gives at z. In units of L, a
+    full step to the mode has about the length of Lᵀ g. asinh makes large values smaller.
+
+    Args:
+        model: p(x, z), with a curvature network.
+        x: examples (B, C, H, W).
+        z: latent points (B, D).
+    """
+    if model.curvature is None:
+        raise ConfigError(
+            "whitened = true needs a model with a curvature network: start from a run of the method "
+            "curvature (init)"
+        )
+    with torch.no_grad():
+        _, gradient = make_log_joint(model, x, z.dtype).gradient(z.detach())
+        return gaussian_at(model, z).multiply_transposed(gradient).asinh()
 
 
 @register_component
@@ -111,6 +152,8 @@ class ResidualComponent(Component):
         corrections: number of corrections, 1 to 8.
         shared: whether all corrections use the same corrector network.
         width: factor of the correctors' layer sizes, relative to the paper's encoder.
+        whitened: whether the correctors also see the whitened gradient of log p(x, z). Each
+            correction then takes one gradient of the decoder.
     """
 
     kind = "residual"
@@ -125,6 +168,7 @@ class ResidualComponent(Component):
         corrections: int = 3,
         shared: bool = True,
         width: float = WIDTH,
+        whitened: bool = False,
     ) -> None:
         super().__init__(encoder, model)
         if not 1 <= corrections <= MAX_CORRECTIONS:
@@ -133,7 +177,9 @@ class ResidualComponent(Component):
                 "correction use the method 'vae'"
             )
         self.corrections = corrections
-        first = Corrector(model, width=width)
+        self.differentiates = whitened
+        self.steps_per_example = corrections if whitened else 0
+        first = Corrector(model, width=width, whitened=whitened)
         others = [copy.deepcopy(first) for _ in range(0 if shared else corrections - 1)]
         self.correctors = nn.ModuleList([first, *others])
 
@@ -262,6 +308,7 @@ class ResidualVAE(Method):
         corrections: how many, 1 to 8.
         shared: one corrector for all corrections, or one for each.
         width: of a corrector, in units of the paper's encoder.
+        whitened: the correctors also see the gradient of log p(x, z), whitened by a curvature network.
 
     Reference: this library; compare Marino et al., Iterative Amortized Inference, ICML 2018.
     """
@@ -281,8 +328,11 @@ class ResidualVAE(Method):
         corrections: int = 3,
         shared: bool = True,
         width: float = WIDTH,
+        whitened: bool = False,
     ) -> None:
-        part = ResidualComponent(encoder, model, corrections=corrections, shared=shared, width=width)
+        part = ResidualComponent(
+            encoder, model, corrections=corrections, shared=shared, width=width, whitened=whitened
+        )
         super().__init__(model, [part])
 
     @property
