@@ -27,7 +27,7 @@ LEVELS = [
     {"cli", "__init__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
-ROOT_FILES = {"__init__", "_version", "api", "objectives", "errors", "cli"}
+ROOT_FILES = {"__init__", "_version", "objectives", "errors", "cli"}
 
 
 def room(path):

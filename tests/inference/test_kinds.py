@@ -272,3 +272,9 @@ def test_the_covariance_is_that_of_the_network():
     model = with_curvature(CASES["gaussian"].model())
     z = normal(3, 2)
     torch.testing.assert_close(gaussian_at(model, z).scale_tril, model.curvature(z)[0])
+
+
+def test_variational_refinement_refuses_matrices_that_are_too_large():
+    q = Gaussian(torch.zeros(1, 600), torch.zeros(1, 600))
+    with pytest.raises(ConfigError, match="conjugate"):
+        variational(CASES["gaussian"].model(), torch.zeros(1, 1), q, steps=1)

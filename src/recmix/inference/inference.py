@@ -52,7 +52,9 @@ class Inference(Options):
         "of any size; gives a diagonal Gaussian.",
         choices=list(REFINEMENT),
     )
-    refine: int = option(0, "Refinement steps for each example, such as 1, 2 or 4.", at_least=0)
+    refine: int = option(
+        0, "Refinement steps for each example, such as 1, 2 or 4.", at_least=0, at_most=1000
+    )
     reuse: int = option(
         2,
         "gauss-newton and variational: extra steps after each step that use the same curvature.",

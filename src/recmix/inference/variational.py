@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from recmix.errors import ConfigError
 from recmix.inference.gauss_newton import LogJoint, make_log_joint
 from recmix.inference.restarts import repeated
 from recmix.inference.safeguard import common_noise
@@ -30,6 +31,8 @@ __all__ = ["variational"]
 
 PAIRS = 2
 """Pairs ±ε of noise vectors at which gradient, curvature and ELBO are averaged."""
+LARGEST = 512
+"""Largest latent dimension; above, the matrices would not fit into memory for a usual batch."""
 LENGTHS = (1.0, 0.5, 0.2, 0.05)
 """Candidate lengths ρ of a step."""
 
@@ -55,6 +58,11 @@ def variational(
         reuse: number of further steps of the mean alone after each step, with a new gradient and the
             same curvature.
     """
+    if start.mean.shape[-1] > LARGEST:
+        raise ConfigError(
+            f"variational refinement forms a matrix of the latent dimension, {start.mean.shape[-1]}: it "
+            f"is for at most {LARGEST}. Use how = 'conjugate' or 'learned', which form none"
+        )
     with torch.no_grad():
         noise = common_noise(PAIRS, start.mean)
         wide = make_log_joint(model, repeated(x, len(noise)), start.mean.dtype)

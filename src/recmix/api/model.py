@@ -1,4 +1,4 @@
-"""The public functions `fit`, `fit_many`, `fit_preset` and `load`, and the class `Model` they return."""
+"""The class `Model`: a trained method, and the inference with which its posterior is used."""
 
 from __future__ import annotations
 
@@ -21,21 +21,15 @@ from recmix.evaluation.tune import Frontier, best_refinement, tune
 from recmix.exports.serialise import export
 from recmix.inference import Inference
 from recmix.methods.method import Method, infer, infer_no_grad
-from recmix.model.assembly import Own
 from recmix.model.latent import LatentModel
-from recmix.model.likelihoods import Likelihood
 from recmix.posteriors import Posterior
 from recmix.runs.files import write_json
 from recmix.runs.folder import Run
 from recmix.runs.spec import Spec
-from recmix.training.build import Trained, load_trained
+from recmix.training.build import Trained
 from recmix.training.checkpoint import save_weights
-from recmix.training.fit import train_models
-from recmix.training.job import Callback
-from recmix.training.presets import Preset, train_preset
-from recmix.training.wrap import wrap_networks
 
-__all__ = ["Model", "fit", "fit_many", "fit_preset", "load", "wrap"]
+__all__ = ["Model"]
 
 CHUNK = 512
 """Examples that pass through a network at a time."""
@@ -220,6 +214,7 @@ class Model(nn.Module):
         """The same model with some options of its `Inference` changed; the weights are shared.
 
         >>> import numpy as np
+        >>> from recmix.api import fit
         >>> model = fit("vae", np.random.default_rng(0).random((30, 1, 8, 8), np.float32), epochs=1)
         >>> model.using(refine=2, scale=1.2).inference.key
         'gauss-newton,refine=2,reuse=2,restarts=1,checks=1,scale=1.2,slope=0.0,reference=0.0'
@@ -396,168 +391,3 @@ class Model(nn.Module):
         if isinstance(x, Examples):
             return [self._examples(x[i : i + CHUNK]) for i in range(0, len(x), CHUNK)]
         return list(self._examples(x).split(CHUNK))
-
-
-def fit(
-    method: str | type[Method] | Method,
-    data: Any,
-    *,
-    init: Model | str | Path | None = None,
-    out: str | Path | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-    encoder: nn.Module | None = None,
-    decoder: nn.Module | None = None,
-    likelihood: str | Likelihood | None = None,
-    prior: Any = None,
-    vae_epochs: int | None = None,
-    callbacks: Sequence[Callback] = (),
-    progress: bool | None = None,
-    **options: Any,
-) -> Model:
-    """Train a method and return the model of the epoch with the best validation score.
-
-    Args:
-        method: a name from ``recmix methods``, a `Method` class, or an instance.
-        data: a data set: its name, a path, arrays, tensors, a torch Dataset or a DataLoader; see
-            `recmix.data.as_data`.
-        init: a trained model, or its folder, to start from. If the method needs one and none is
-            given, a VAE is trained first, in the folder ``vae`` of `out`.
-        out: folder in which the run is stored; without it nothing is written.
-        resume: continue the run stored in `out`, if there is one.
-        overwrite: replace the run stored in `out`.
-        encoder: your own module, from examples (B, ...) to (B, 2 · latent dimension), or with
-            another kind of output that `wrap` accepts. Its weights are changed in place.
-        decoder: your own module, from (N, latent dimension) to (N, ...). Its weights are changed in
-            place.
-        likelihood: p(x | z), a name or an object; by default one that suits the data.
-        prior: p(z), a name or an object; by default N(0, I).
-        vae_epochs: epochs of the first VAE, if it is trained here.
-        callbacks: functions called with (epoch, metrics) after each epoch.
-        progress: True shows progress, False does not, None shows it if there is a terminal.
-        **options: options of the method, of the model (`recmix.model.options.ModelOptions`), of
-            training (`recmix.runs.training_options.Training`) and of inference
-            (`recmix.Inference`).
-    """
-    request = {k: v for k, v in locals().items() if k not in ("options", "progress")}
-    return fit_many([request | options], progress=progress)[0]
-
-
-def fit_many(requests: Sequence[dict[str, Any]], *, progress: bool | None = None) -> list[Model]:
-    """Train many models: on a GPU all at once in one process, elsewhere one after the other.
-
-    Each model has its own data, order of the data and random numbers, and becomes the same as if it
-    was trained alone. The models may have different data splits, seeds, learning rates, options and
-    methods.
-
-    Args:
-        requests: for each model the keyword arguments of `fit`, ``method`` and ``data`` included.
-        progress: as in `fit`.
-
-    Raises:
-        NonFiniteError: if the training of a model failed; raised when the other models are done.
-
-    >>> import numpy as np
-    >>> x = np.random.default_rng(0).random((30, 1, 8, 8), np.float32)
-    >>> models = fit_many([{"method": "vae", "data": x, "epochs": 1, "seed": s} for s in range(2)])
-    >>> len(models)
-    2
-    """
-    return [_model(trained) for trained in train_models(requests, progress=progress)]
-
-
-def fit_preset(
-    preset: str | Path | Preset, data: Any, *, progress: bool | None = None, **arguments: Any
-) -> Model:
-    """Train the stages of a preset one after the other, and return the model of the last stage.
-
-    A preset is a stored list of training stages with their options.
-
-    Args:
-        preset: its name (``best``, ``paper``), or the path of a TOML file of your own.
-        data: as in `fit`.
-        progress: as in `fit`.
-        **arguments: further arguments of `fit`. Options of the method, of training and of inference
-            apply to the last stage; seed, device, dtype, engine, checkpoint_every and tensorboard
-            to all stages.
-    """
-    return _model(train_preset(preset, data, progress=progress, **arguments))
-
-
-def wrap(
-    encoder: nn.Module,
-    decoder: nn.Module,
-    *,
-    likelihood: str | Likelihood,
-    latent: int | tuple[int, ...] | None = None,
-    prior: Any = None,
-    example: Any = None,
-    label: str = "VAE",
-) -> Model:
-    """Make a `Model` of an encoder and a decoder that were trained elsewhere.
-
-    Nothing is trained or copied. The result does all that a fitted model does: `log_likelihood`,
-    `gap`, `refined`, `calibrated`, `export`, `save`, and it can be the `init` of `fit`. The
-    networks are set to evaluation mode. x is used as it is given: bring it into the form that the
-    networks were trained on.
-
-    Args:
-        encoder: module from x (B, ...) to q(z | x). It gives a tensor (B, 2 D) with means and
-            log-variances; or a tuple of the two; or a dict or object with a mean and a
-            log-variance, scale or variance; or a Normal or MultivariateNormal of
-            `torch.distributions`.
-        decoder: module from z (N, D), or z of the shape of the encoder's mean, to the parameters of
-            p(x | z).
-        likelihood: p(x | z) as a function of the decoder's output: a name such as ``bernoulli``, or
-            an object such as ``recmix.likelihoods.Gaussian(0.1)``.
-        latent: the dimension or shape of z; needed only without an example.
-        prior: p(z): None for N(0, I), a distribution, or a module with `log_prob` and `sample`.
-        example: a batch of a few examples (B, ...), from which all shapes are read.
-        label: the model's name in tables.
-
-    >>> import torch
-    >>> encoder, decoder = nn.Linear(6, 4), nn.Linear(2, 6)
-    >>> model = wrap(encoder, decoder, likelihood="bernoulli", example=torch.zeros(1, 6))
-    >>> model.log_likelihood(torch.ones(3, 6)).shape
-    torch.Size([3])
-    """
-    found = wrap_networks(
-        encoder,
-        decoder,
-        likelihood=likelihood,
-        latent=latent,
-        prior=prior,
-        example=example,
-        label=label,
-    )
-    return _model(found)
-
-
-def load(
-    folder: str | Path,
-    *,
-    device: str = "auto",
-    encoder: nn.Module | None = None,
-    decoder: nn.Module | None = None,
-    likelihood: Likelihood | None = None,
-    prior: Any = None,
-    method: type[Method] | None = None,
-) -> Model:
-    """Load a trained model from its folder. Nothing in the folder is executed.
-
-    Args:
-        folder: a folder written by `fit`, `Model.save` or ``recmix train``.
-        device: the device on which to put the model.
-        encoder: if the model was trained with an encoder of your own: a module of the same class.
-        decoder: the same for a decoder of your own.
-        likelihood: the same for a likelihood of your own.
-        prior: the same for a prior of your own.
-        method: the class of the method, if it is not registered.
-    """
-    own = Own(encoder, decoder, likelihood, prior)
-    return _model(load_trained(folder, device=device, own=own, method=method))
-
-
-def _model(trained: Trained) -> Model:
-    trained.method.eval()
-    return Model(trained.method, trained.spec, trained.history, trained.folder)
