@@ -108,7 +108,10 @@ def test_invalid_bytes_do_not_stop_the_server(folder):
 
 @pytest.mark.parametrize("given", [{}, {"RECMIX_TOKEN": "abcdefgh1"}])
 def test_address_that_others_can_reach_needs_a_token(folder, given):
-    with server(folder, "--host", "0.0.0.0", **given) as (_, line):
+    with server(folder, "--host", "0.0.0.0", **given) as (process, line):
+        assert "0.0.0.0 is not a loopback address, and the connection is plain HTTP" in (
+            process.stdout.readline()
+        )
         if not given:
             token = line.split("token=")[1].split()[0]
             assert len(token) == 32

@@ -172,7 +172,7 @@ def test_requests_beyond_the_limits_are_refused(folder):
     score = "/score?samples=40"
     refused(ask(app, "POST", score, content=npy(x[:3]), headers=HEADERS), 413, "100")
     assert ask(app, "POST", score, content=npy(x[:2]), headers=HEADERS).status_code == 200
-    assert app._held == 0
+    assert app.memory.total == 0
 
 
 def test_full_server_refuses_requests_and_recovers(folder):
@@ -189,7 +189,7 @@ def test_full_server_refuses_requests_and_recovers(folder):
     found = crowd(6, npy(digits(60)))  # 15 kB each, of 40 kB
     assert set(found) == {200, 429}
     assert crowd(3, x) == [200] * 3
-    assert app._held == 0
+    assert app.memory.total == 0
 
 
 def test_other_hosts_and_other_sites_are_refused(app):
@@ -275,7 +275,7 @@ def test_request_of_a_client_that_disconnects_is_not_computed(folder):
 
     state = asyncio.run(go())
     assert (state["waiting"], state["passes"]) == (0, 1)
-    assert app._held == 0
+    assert app.memory.total == 0
     x = {"images": digits(1).tolist()}
     assert ask(app, "POST", "/posterior", json=x).status_code == 200
 

@@ -82,7 +82,7 @@ def test_each_iterate_maximises_its_own_elbo_and_the_decoder_the_last():
 
 def test_distillation_fits_every_iterate_to_the_refined_posterior():
     method = with_random_heads(residual_vae(corrections=2))
-    teacher = Inference(refine=1)
+    teacher = Inference(refine=1, checks=0)
     found = method.distillation(x(), teacher, torch.Generator().manual_seed(0))
     iterates = method.components[0].iterates(x(), method.model, detach=True)
     with torch.no_grad():

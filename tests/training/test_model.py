@@ -55,7 +55,7 @@ def test_other_methods_give_no_gradients(model, x):
 
 
 def test_call_uses_the_inference(model, x):
-    refined = model.refined(2)
+    refined = model.refined(2, checks=0)
     joint = [m.latent_model.log_joint(x, m(x).components[0].mean[None])[0] for m in (model, refined)]
     assert (joint[1] > joint[0]).all()
     wide = model.using(scale=1.5)

@@ -95,11 +95,12 @@ def evaluate_command(
 ) -> None:
     """Score a trained model: ELBO, IWAE with standard errors, mixing weights, time."""
     from recmix.evaluation.score import score
-    from recmix.runs.folder import Run
+    from recmix.runs.files import finite
+    from recmix.runs.folder import Run, check_finite
     from recmix.runs.scores import ScoreKey
 
     calibrate = calibrate or calibrate_noise
-    _check(samples, memory, split, examples, how, calibrate=calibrate, gap=gap)
+    _check(samples, memory, split, examples, how, seed=seed, calibrate=calibrate, gap=gap)
     model = load_model(run, data, device, command="evaluate")
     if calibrate_noise and not model.latent_model.likelihood.can_temper:
         raise ConfigError(
@@ -151,10 +152,11 @@ def evaluate_command(
             memory=limit,
             report=report,
         )
+    check_finite(found, run)
     if folder is not None:
         Run(folder).add_score(str(key), found)
     if as_json:
-        out.print_json(json.dumps({"run": str(run), "split": split, **found}))
+        out.print_json(json.dumps(finite({"run": str(run), "split": split, **found})))
         return
     print_scores([(model.spec.label, found)], title=f"{split}, {found['images']:,} examples")
     if calibrate:
@@ -211,9 +213,12 @@ def _check(
     examples: int | None,
     how: str | None,
     *,
+    seed: int,
     calibrate: bool,
     gap: bool,
 ) -> None:
+    if not 0 <= seed < 2**63:
+        raise ConfigError(f"seed must be at least 0 and below 2**63, got {seed}")
     for name, value in (("samples", samples), ("memory", memory)):
         if value is not None and value < 1:
             raise ConfigError(f"{name} must be positive, got {value}")

@@ -14,11 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recmix.data.formats import as_data_error, read_bytes
+from recmix.data.limits import check_file, check_size
 from recmix.errors import DataError
 from recmix.model.fields import LARGEST_INTEGER
 
 __all__ = ["ColumnTable", "is_frame", "read_csv", "read_parquet", "table_of_frame"]
 
+_TEXT_SHARE = 8  # reading text needs about this many times its size in memory
 _OLDEST_PYARROW = (14, 0, 1)  # older versions unpickle what a file contains
 
 
@@ -64,7 +66,7 @@ def read_csv(path: Path) -> ColumnTable:
     If a cell of the first line is not a number, the first line holds the names of the columns.
     """
     with as_data_error(path, ".csv file of numbers in UTF-8"):
-        text = read_bytes(path).decode("utf-8-sig")
+        text = read_bytes(path, share=_TEXT_SHARE).decode("utf-8-sig")
     lines = io.StringIO(text, newline="")
     first: Sequence[str] = []
     while not any(cell.strip() for cell in first):
@@ -113,16 +115,20 @@ def read_parquet(path: Path) -> ColumnTable:
             f"{path}: pyarrow {arrow.__version__} may run code from a .parquet file: update it with "
             "`pip install --upgrade pyarrow`"
         )
+    check_file(path)
     with as_data_error(path, ".parquet file"), parquet.ParquetFile(path) as file:
+        groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
+        chunks = [group.column(number) for group in groups for number in range(group.num_columns)]
+        check_size(path, 8 * sum(chunk.num_values for chunk in chunks))  # 8 bytes for each number
+        index = "__index_level_0__"  # the index of a pandas DataFrame
+        types = arrow.types
+        plain = (types.is_integer, types.is_floating, types.is_boolean)
+        fields = [field for field in file.schema_arrow if field.name != index]
+        wrong = [field for field in fields if not any(test(field.type) for test in plain)]
+        _refuse_columns(str(path), [f"{field.name!r} ({field.type})" for field in wrong])
         table = file.read()
-    if "__index_level_0__" in table.column_names:  # the index of a pandas DataFrame
-        table = table.drop_columns(["__index_level_0__"])
-    types = arrow.types
-    plain = (types.is_integer, types.is_floating, types.is_boolean)
-    _refuse_columns(
-        str(path),
-        [f"{f.name!r} ({f.type})" for f in table.schema if not any(test(f.type) for test in plain)],
-    )
+    if index in table.column_names:
+        table = table.drop_columns([index])
     columns = (column.to_numpy() for column in table.columns)
     return _table(str(path), tuple(table.column_names), table.num_rows, columns)
 

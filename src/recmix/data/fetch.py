@@ -23,6 +23,7 @@ from typing import IO
 
 from recmix._version import __version__
 from recmix.data.formats import open_decompressed
+from recmix.data.limits import check_regular
 from recmix.errors import DataError
 
 __all__ = ["DownloadError", "download", "md5_of", "offline", "unpack"]
@@ -110,6 +111,7 @@ def unpack(archive: Path, folder: Path, names: Collection[str]) -> None:
         folder: Where the files are written.
         names: Names of the files to unpack, without folders.
     """
+    check_regular(archive)
     try:
         with tarfile.open(archive) as tar:
             members = {PurePosixPath(member.name): member for member in tar.getmembers()}

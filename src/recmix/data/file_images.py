@@ -20,12 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recmix.data.examples import Array, ArrayExamples, Examples, Index, rows
+from recmix.data.limits import check_file, check_members, check_regular, check_size, read_at_most
 from recmix.errors import ConfigError, DataError
 
 __all__ = ["SUFFIXES", "FileImages", "ImageFolder", "check_resize", "from_pillow"]
 
 MEMORY_LIMIT = 1 << 30  # images that need more bytes as float32 stay in their files by default
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
+_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP")  # pillow runs other programs for some formats
 _RESIZE_HINT = (
     "all must have one size: give size=..., for example size=64, to crop each image to its centred "
     "square and resize it"
@@ -35,7 +37,7 @@ Crop = int | Literal["square"] | None
 
 _MODES_16_BIT = ("I", "I;16", "I;16B", "I;16L", "I;16N")
 _GREY_MODES = ("1", "L", "LA", "La", *_MODES_16_BIT)
-_MAX_BYTES = 1 << 28  # limit for one image file in a zip file
+_MAX_BYTES = 1 << 28  # limit for one image file
 _ORIENTATION = 0x0112  # EXIF tag for the orientation of the camera
 
 
@@ -79,7 +81,11 @@ class ImageFolder:
         """Return (channels, height, width) of an image, without decoding its pixels."""
         from PIL import Image
 
-        with self._as_data_error(name), self._open(name) as stream, Image.open(stream) as image:
+        with (
+            self._as_data_error(name),
+            self._open(name) as stream,
+            Image.open(stream, formats=_FORMATS) as image,
+        ):
             width, height = image.size
             if _orientation(image) > 4:  # rotated by 90 degrees
                 width, height = height, width
@@ -110,8 +116,8 @@ class ImageFolder:
 
         with self._as_data_error(name):
             with self._open(name) as stream:
-                content = stream.read()
-            with Image.open(io.BytesIO(content)) as image:
+                content = read_at_most(stream, self.location(name), _MAX_BYTES)
+            with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
                 image.load()
                 upright = ImageOps.exif_transpose(image) if _orientation(image) > 1 else image
                 return from_pillow(upright, channels, size, crop, self.location(name))
@@ -121,32 +127,37 @@ class ImageFolder:
         """Turn any error in this context into a DataError that names the image file."""
         try:
             yield
-        except (DataError, MemoryError):
+        except (ConfigError, DataError, MemoryError):
             raise
         except FileNotFoundError as error:
             raise DataError(f"{self.location(name)} does not exist any more") from error
         except Exception as error:  # pillow and zipfile raise many different types
             raise DataError(
                 f"{self.location(name)} cannot be read as an image ({error}); "
-                "it is damaged or not an image: replace or remove it"
+                f"it is damaged or not an image ({', '.join(_FORMATS)}): replace or remove it"
             ) from error
 
     @contextlib.contextmanager
     def _open(self, name: str) -> Iterator[IO[bytes]]:
         if self.is_folder:
-            with (self.root / name).open("rb") as stream:
+            path = self.root / name
+            if path.exists():  # a missing file has its own message
+                check_file(path, _MAX_BYTES)
+            with path.open("rb") as stream:
                 yield stream
             return
         archive, lock = self._archive()
-        size = archive.getinfo(name).file_size
-        if size > _MAX_BYTES:
-            raise DataError(f"{self.location(name)} has {size} bytes, expected at most {_MAX_BYTES}")
-        with lock, archive.open(name) as stream:
-            yield stream
+        member = archive.getinfo(name)
+        check_members(self.root, [member])
+        check_size(self.location(name), member.file_size, _MAX_BYTES)
+        with lock, archive.open(member) as stream:
+            content = read_at_most(stream, self.location(name), _MAX_BYTES)
+        yield io.BytesIO(content)
 
     def _archive(self) -> tuple[zipfile.ZipFile, threading.Lock]:
         opened = self._opened
         if opened is None or opened[0] != os.getpid():  # a fork shares the file position: open again
+            check_regular(self.root)
             try:
                 archive = zipfile.ZipFile(self.root)
             except (OSError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:

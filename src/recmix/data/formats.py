@@ -1,6 +1,7 @@
 """Readers of file formats. Each returns arrays or raises a DataError that names the file.
 
-No reader uses pickle, so reading a file runs no code.
+No reader uses pickle, so reading a file runs no code. Only regular files are opened, and not more than
+`recmix.data.limits.max_bytes()` bytes are read from one.
 """
 
 from __future__ import annotations
@@ -10,7 +11,12 @@ import gzip
 import hashlib
 import io
 import math
+import os
+import signal
 import struct
+import subprocess
+import sys
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -20,8 +26,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recmix.data import mat_process
 from recmix.data.examples import Array
-from recmix.errors import DataError
+from recmix.data.limits import (
+    StepReader,
+    check_file,
+    check_members,
+    max_bytes,
+    read_at_most,
+)
+from recmix.errors import ConfigError, DataError
 
 __all__ = [
     "as_data_error",
@@ -37,6 +51,8 @@ __all__ = [
 
 _REPLACE = "replace it with an intact copy"
 _PARTS = ("x_train", "x_val", "x_test")
+_SET_BYTES = 1 << 30  # limit for the formats of the named sets; their largest file has 182 MB
+_MAT_SECONDS = 600  # reading a MATLAB file may take this long; the largest published one takes seconds
 
 
 @contextlib.contextmanager
@@ -49,7 +65,7 @@ def as_data_error(path: Path, what: str) -> Iterator[None]:
     """
     try:
         yield
-    except DataError:
+    except (DataError, ConfigError):
         raise
     except MemoryError as error:
         raise DataError(f"{path} needs too much memory, or its header is damaged: {_REPLACE}") from error
@@ -63,18 +79,26 @@ def as_data_error(path: Path, what: str) -> Iterator[None]:
 
 
 def open_decompressed(path: Path) -> io.BufferedIOBase:
-    """Open a file for reading; a gzip file is decompressed."""
+    """Open a regular file for reading; a gzip file is decompressed."""
+    check_file(path)
     with path.open("rb") as stream:
         zipped = stream.read(2) == b"\x1f\x8b"
     return gzip.open(path) if zipped else path.open("rb")
 
 
-def read_bytes(path: Path, md5: str | None = None) -> bytes:
-    """Read the bytes of a file, decompressed if it is a gzip file, and check their MD5 sum if given."""
+def read_bytes(path: Path, md5: str | None = None, most: int | None = None, share: int = 1) -> bytes:
+    """Read the bytes of a file, decompressed if it is a gzip file, and check their MD5 sum if given.
+
+    Args:
+        path: The file.
+        md5: Expected MD5 sum; None for no check.
+        most: Largest accepted number of bytes; by default `recmix.data.limits.max_bytes() // share`.
+        share: How many times its size the content needs in memory.
+    """
     with as_data_error(path, "file"):
         try:
             with open_decompressed(path) as stream:
-                content = stream.read()
+                content = read_at_most(stream, path, most, share)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise DataError(f"{path} is not a complete gzip file ({error}): {_REPLACE}") from error
     if md5 is not None:
@@ -93,7 +117,7 @@ def read_idx(path: Path, md5: str | None = None) -> NDArray[np.uint8]:
     The file holds two zero bytes, the type of the values (8 for bytes), the number of axes, the
     size of each axis as a big-endian integer, and then the values.
     """
-    content = read_bytes(path, md5)
+    content = read_bytes(path, md5, _SET_BYTES)
     if len(content) < 4 or content[:3] != b"\0\0\x08":
         raise DataError(
             f"{path} is not an IDX file of bytes: it begins with {content[:4].hex(' ') or 'nothing'}, "
@@ -115,7 +139,7 @@ def read_amat(path: Path, columns: int = 784) -> NDArray[np.uint8]:
 
     This is the format of the static binary MNIST.
     """
-    text = np.frombuffer(read_bytes(path), np.uint8)
+    text = np.frombuffer(read_bytes(path, most=_SET_BYTES), np.uint8)
     digit = (text == ord("0")) | (text == ord("1"))
     space = (text == ord(" ")) | (text == ord("\n")) | (text == ord("\r")) | (text == ord("\t"))
     wrong = ~(digit | space)
@@ -143,7 +167,7 @@ def read_cifar(path: Path) -> NDArray[np.uint8]:
 
     Each record of the file is a label (one byte, not used) and 3072 bytes of pixels.
     """
-    content = read_bytes(path)
+    content = read_bytes(path, most=_SET_BYTES)
     if not content or len(content) % 3073:
         raise DataError(
             f"{path} has {len(content)} bytes, expected a multiple of 3073 (a label and 3x32x32 "
@@ -164,27 +188,60 @@ def read_mat(path: Path, *keys: str) -> list[Array]:
         path: The file.
         *keys: Names of the arrays.
     """
-    from scipy.io import loadmat
-
-    content = read_bytes(path)
+    content = read_bytes(path, most=_SET_BYTES)
     if content[:8] == b"\x89HDF\r\n\x1a\n" or content[:10] == b"MATLAB 7.3":
         raise DataError(
             f"{path} is a MATLAB 7.3 (HDF5) file; expected version 5: "
             "save it from MATLAB with -v7, or from Python with scipy.io.savemat"
         )
-    with as_data_error(path, "MATLAB 5 file"):
-        stream: Any = io.BytesIO(content)  # loadmat's type annotations allow paths only
-        found = loadmat(stream, variable_names=list(keys))
-    for key in keys:
-        if not isinstance(found.get(key), np.ndarray) or found[key].dtype.kind not in "biuf":
-            raise DataError(
-                f"{path} has no array of numbers named {key!r}; expected {', '.join(keys)}: {_REPLACE}"
-            )
-    return [found[key] for key in keys]
+    with as_data_error(path, "MATLAB 5 file"), tempfile.TemporaryDirectory() as folder:
+        _run_mat_process(path, content, folder, keys)
+        arrays: list[Array] = []
+        for number, key in enumerate(keys):
+            made = Path(folder) / f"{number}.npy"
+            if not made.exists():
+                raise DataError(
+                    f"{path} has no array of numbers named {key!r}; expected {', '.join(keys)}: "
+                    f"{_REPLACE}"
+                )
+            arrays.append(read_npy(made))
+    return arrays
+
+
+def _run_mat_process(path: Path, content: bytes, folder: str, keys: tuple[str, ...]) -> None:
+    """Write arrays of a MATLAB file to .npy files, in a process that may crash; see `mat_process`."""
+    most = min(max_bytes(), _SET_BYTES)
+    command = [sys.executable, mat_process.__file__, folder, str(most), *keys]
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
+        "OPENBLAS_NUM_THREADS": "1",  # each thread reserves address space, which is limited
+        "PYTHONWARNINGS": "ignore",
+    }
+    try:
+        done = subprocess.run(
+            command,
+            input=content,
+            capture_output=True,
+            check=False,
+            env=environment,
+            timeout=_MAT_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        raise DataError(
+            f"{path} was not read within {_MAT_SECONDS} seconds, so it may be damaged: {_REPLACE}"
+        ) from None
+    if done.returncode == 0:
+        return
+    reason = (done.stderr.decode(errors="replace").strip().splitlines() or ["no reason given"])[-1]
+    if done.returncode < 0:
+        with contextlib.suppress(ValueError):
+            reason = f"scipy crashed on it with {signal.Signals(-done.returncode).name}"
+    raise DataError(f"{path} is not a readable MATLAB 5 file ({reason}): {_REPLACE}")
 
 
 def read_npy(path: Path) -> Array:
     """Read the array of a .npy file."""
+    check_file(path)
     with as_data_error(path, ".npy file of numbers"):
         array = np.load(path, allow_pickle=False)
     if not isinstance(array, np.ndarray):
@@ -204,24 +261,32 @@ def read_npz(path: Path) -> dict[str, Any]:
     - Without an `x_train`, a single array is x_train, and several arrays are its fields.
     - A file of `scipy.sparse.save_npz` holds one sparse matrix, which is x_train.
     """
+    check_file(path)
     if not zipfile.is_zipfile(path):
         with as_data_error(path, ".npz file"):
             path.open("rb").close()
         raise DataError(f"{path} is not a readable .npz file (not a complete zip file): {_REPLACE}")
-    with as_data_error(path, ".npz file of numbers"), np.load(path, allow_pickle=False) as archive:
-        keys = archive.files
+    with as_data_error(path, ".npz file of numbers"), zipfile.ZipFile(path) as archive:
+        members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
+        keys = list(members)
         if "x_train" in keys:
-            return {part: archive[part] for part in _PARTS if part in keys}
-        if any(key.startswith("x_train.") for key in keys):
-            fields = {part: [key for key in keys if key.startswith(f"{part}.")] for part in _PARTS}
-            return {
-                part: {key.partition(".")[2]: archive[key] for key in found}
-                for part, found in fields.items()
-                if found
-            }
+            wanted = [key for key in _PARTS if key in keys]
+        elif any(key.startswith("x_train.") for key in keys):
+            wanted = [key for key in keys if key.partition(".")[0] in _PARTS and "." in key]
+        else:
+            wanted = keys
+        check_members(path, [members[key] for key in wanted])
+        arrays = {key: _read_member(archive, members[key]) for key in wanted}
+        if "x_train" in keys:
+            return arrays
+        if wanted is not keys:
+            parts: dict[str, Any] = {}
+            for key, array in arrays.items():
+                part, _, field = key.partition(".")
+                parts.setdefault(part, {})[field] = array
+            return parts
         if {"format", "shape", "data"} <= set(keys):
-            return {"x_train": _read_sparse(path)}
-        arrays = {key: archive[key] for key in keys}
+            return {"x_train": _sparse_matrix(arrays)}
     if len(arrays) == 1:
         return {"x_train": arrays[keys[0]]}
     if not arrays or any(part in keys for part in _PARTS):
@@ -233,8 +298,29 @@ def read_npz(path: Path) -> dict[str, Any]:
     return {"x_train": arrays}
 
 
-def _read_sparse(path: Path) -> Any:
-    """Read the matrix in a file of `scipy.sparse.save_npz`, without unpickling."""
+def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
+    """Read one .npy file in a zip file."""
+    with archive.open(member) as stream:
+        reader: Any = StepReader(stream)  # numpy's type annotations want more than `read`
+        array: Array = np.lib.format.read_array(reader, allow_pickle=False)
+        return array
+
+
+def _sparse_matrix(arrays: dict[str, Array]) -> Any:
+    """Make the matrix that `scipy.sparse.save_npz` wrote as these arrays."""
     from scipy import sparse
 
-    return sparse.load_npz(path)
+    form = arrays["format"].item()
+    form = form.decode("ascii") if isinstance(form, bytes) else form
+    kind = "array" if "_is_array" in arrays else "matrix"
+    data, shape = arrays["data"], tuple(arrays["shape"].tolist())
+    inner: tuple[Any, ...]
+    if form in ("csc", "csr", "bsr"):
+        inner = (data, arrays["indices"], arrays["indptr"])
+    elif form == "dia":
+        inner = (data, arrays["offsets"])
+    elif form == "coo":
+        inner = (data, arrays["coords"] if "coords" in arrays else (arrays["row"], arrays["col"]))
+    else:
+        raise ValueError(f"sparse format {form!r}, expected bsr, coo, csc, csr or dia")
+    return getattr(sparse, f"{form}_{kind}")(inner, shape=shape)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from recmix.data import fetch
 from recmix.data.examples import Examples
+from recmix.data.limits import check_path
 from recmix.data.splits import holdout_size
 from recmix.errors import DataError
 
@@ -122,7 +123,7 @@ def data_root(root: str | Path | None = None) -> Path:
     """
     if root is None:
         root = os.environ.get("RECMIX_DATA") or "~/.cache/recmix/data"
-    return Path(root).expanduser().absolute()
+    return check_path(root, "the folder of the named data sets").absolute()
 
 
 def _find_files(spec: NamedSet, root: Path) -> dict[str, Path]:

@@ -130,7 +130,7 @@ _MNIST = NamedSet(
     "recognition. Proceedings of the IEEE 86(11), 1998",
     note="grey values",
 )
-_STATIC_MNIST_URL = "http://www.cs.toronto.edu/~larocheh/public/datasets/binarized_mnist"
+_STATIC_MNIST_URL = "https://www.cs.toronto.edu/~larocheh/public/datasets/binarized_mnist"
 _SVHN_URL = "http://ufldl.stanford.edu/housenumbers/"
 
 SETS: dict[str, NamedSet] = {

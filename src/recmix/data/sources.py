@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from recmix.data.limits import check_path
+from recmix.data.set_files import entry_of
 from recmix.data.sets import SETS, load_named
 from recmix.data.splits import Data
 from recmix.data.user_data import from_arrays, load_path
@@ -40,7 +42,9 @@ def load(
     - a `.parquet` file of numbers, if pyarrow is installed;
     - a folder of image files, or a zip file of it, with or without subfolders train, val and test.
 
-    See `recmix.data.from_arrays` for the meaning of the values.
+    See `recmix.data.from_arrays` for the meaning of the values. A file of more bytes than half of the
+    physical memory, also after decompression, is refused; the environment variable RECMIX_MAX_BYTES
+    is another limit.
 
     >>> load("digits")
     Data('digits', train=1350, val=150, test=297, shape=(1, 8, 8))
@@ -63,9 +67,14 @@ def load(
             f"load got a {type(name).__name__}; expected a name or a path: for examples in memory use "
             "recmix.data.from_arrays"
         )
+    if name == "":
+        raise DataError(
+            f"the name of the data is empty; expected a path or one of {', '.join(SETS)}: write . for "
+            "the current folder"
+        )
     if isinstance(name, str) and name in SETS:
         return load_named(name, root, seed, download, size, crop, stream)
-    path = Path(name).expanduser()
+    path = check_path(name, f"a path or one of {', '.join(SETS)}")
     looks_like_path = isinstance(name, Path) or os.sep in name or "/" in name or bool(path.suffix)
     if not path.exists() and not looks_like_path:
         raise DataError(
@@ -115,8 +124,8 @@ def rebuild(
 
     Args:
         description: The result of `describe`; it may have been saved as JSON.
-        root: Folder of the named sets; by default the described one if it still exists, else the
-            default of `load`.
+        root: Folder of the named sets; by default the described one if it still holds the files of
+            the set, else the default of `load`. Nothing is downloaded into the described folder.
         download: Same as in `load`.
 
     Raises:
@@ -130,7 +139,7 @@ def rebuild(
             f"the description of the data has no {error}; expected the result of Data.describe()"
         ) from None
     described_root = description.get("root")
-    if root is None and described_root is not None and Path(described_root).is_dir():
+    if root is None and described_root is not None and _has_files(name, described_root):
         root = described_root
     if kind not in ("named", "path"):
         raise DataError(
@@ -145,3 +154,9 @@ def rebuild(
             f"fingerprint {expected[:12]}: give the original data"
         )
     return data
+
+
+def _has_files(name: Any, root: Any) -> bool:
+    """Whether the folder `root` holds the files of the named set, so that none is downloaded."""
+    known = isinstance(name, str) and name in SETS and isinstance(root, str)
+    return known and entry_of(SETS[name], Path(root)).usable

@@ -332,6 +332,8 @@ def _problem(path: Path) -> str:
         return ""
     if path.suffix == ".json":
         try:
+            if path.name == STATUS:
+                Run(path.parent).status()  # raises an error if it names no status
             expected = list if path.name == "history.json" else dict
             return "" if isinstance(read_json(path), expected) else f"not a JSON {expected.__name__}"
         except RunError as error:

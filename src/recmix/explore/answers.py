@@ -5,17 +5,20 @@ The numbers are the same as those of the methods of `recmix.Model`.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from recmix.explore.catalogue import ExplorableModel
 from recmix.explore.wire import Array
 from recmix.posteriors import Posterior
 
-__all__ = ["Moments", "decode", "moments", "posterior", "prior", "reconstruct", "score", "to_array"]
+if TYPE_CHECKING:
+    from recmix.explore.catalogue import ExplorableModel
+
+__all__ = ["Moments", "decode", "has_matrices", "moments", "posterior", "prior", "reconstruct", "score"]
+__all__ += ["to_array"]
 
 DRAWS = 256
 """Number of samples that estimate the covariance of a component if it has no closed form."""
@@ -35,6 +38,11 @@ class Moments(NamedTuple):
     def full(self) -> Tensor:
         """Return the covariances as full matrices (B, K, D, D), also if all are diagonal."""
         return torch.diag_embed(self.variances) if self.covariances is None else self.covariances
+
+
+def has_matrices(q: Posterior) -> bool:
+    """Whether `moments` gives the covariances of q(z | x) as full matrices (B, K, D, D)."""
+    return not all("log_variances" in (part.describe() or {}) for part in q.components)
 
 
 @torch.no_grad()

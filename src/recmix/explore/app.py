@@ -6,6 +6,7 @@ Each route checks a request, computes its answer in the thread that runs the mod
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -15,12 +16,13 @@ from importlib.resources import files
 from pathlib import PurePath
 from typing import Any
 
+import numpy as np
 import torch
 from fastapi import FastAPI, Request, Response
 from starlette.types import ASGIApp
 
 from recmix._version import __version__
-from recmix.explore import answers, reference, wire
+from recmix.explore import answers, memory, reference, wire
 from recmix.explore.batcher import Answer, Batcher
 from recmix.explore.catalogue import LARGEST_LATENT, Catalogue, ExplorableModel, ServedRun
 from recmix.explore.explain import explain, interpolate
@@ -101,6 +103,11 @@ Compute = Callable[..., Awaitable[Answer]]
 Its arguments are the run, the array of the request if the route takes one, and the integer fields
 of the request by name.
 """
+Count = Callable[..., int]
+"""A function that counts the numbers in an answer before it is computed.
+
+Its arguments are the run, the number of rows of the request's array, and the integer fields.
+"""
 
 
 @dataclass(frozen=True)
@@ -119,6 +126,7 @@ class _Routes:
         integers: Mapping[str, Integer],
         gives: Mapping[str, Any],
         npy: str | None = None,
+        count: Count | None = None,
     ) -> Callable[[Compute], None]:
         """Make a decorator that adds a POST route.
 
@@ -132,6 +140,7 @@ class _Routes:
             integers: the integer fields of the request, with their defaults and limits.
             gives: the OpenAPI schema of each field of the answer.
             npy: the field of the answer that a client can also get as a ``.npy`` file, if any.
+            count: counts the numbers in the answer; None if these are few.
         """
         runs = list(self.catalogue.runs)
         arrays: dict[str, Any] = {}
@@ -146,6 +155,9 @@ class _Routes:
                 fields, rows = await wire.read_request(request, takes, integers)
                 run = self.catalogue.find(fields.pop("run"))
                 given = [] if takes is None else [run.check(takes, rows, self.limits.images)]
+                if count is not None:
+                    numbers = count(run, len(given[0]) if given else 0, **fields)
+                    self.reserve(request, run, numbers)
                 try:
                     found = await compute(run, *given, **fields)
                 except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
@@ -165,6 +177,12 @@ class _Routes:
             )(answer)
 
         return add
+
+    def reserve(self, request: Request, run: ServedRun, numbers: int) -> None:
+        """Count the memory of an answer with so many numbers; refuse it if that is too much."""
+        itemsize, npy = np.dtype(run.model.spec.training.dtype).itemsize, wire.wants_npy(request)
+        size = memory.check_answer(numbers, itemsize=itemsize, npy=npy, most=self.limits.answer)
+        request.scope[memory.ACCOUNT].add(size)
 
     def _given(self, lead: str) -> dict[str, Any]:
         """Return the OpenAPI schema of examples in a request; `lead` names their first axes."""
@@ -204,14 +222,14 @@ def _add_batch_routes(routes: _Routes) -> None:
         "exact": {"type": "boolean", "description": "false if variances are estimated from samples"},
     }
 
-    @routes.post("/posterior", "images", {}, moments)
+    @routes.post("/posterior", "images", {}, moments, count=memory.of_posterior)
     async def posterior(run: ServedRun, x: Array) -> Answer:
         """Mixing weights, component means and variances, and the overall mean of q(z | x)."""
         return await routes.batched(answers.posterior, run, x)
 
     decoded = {"weights": array("BK"), "images": images, "components": routes.decoded("BK")}
 
-    @routes.post("/reconstruct", "images", {}, decoded, npy="images")
+    @routes.post("/reconstruct", "images", {}, decoded, npy="images", count=memory.of_reconstruct)
     async def reconstruct(run: ServedRun, x: Array) -> Answer:
         """Examples decoded at the mean of q(z | x) (.npy has only these) and of each component."""
         return await routes.batched(answers.reconstruct, run, x)
@@ -225,9 +243,10 @@ def _add_batch_routes(routes: _Routes) -> None:
         if len(x) * samples > limits.decodings:
             given, most = f"{len(x)} examples with {samples} samples each", limits.decodings
             raise Refused(413, f"{given} are too many: at most {most} samples; send fewer examples")
-        return await routes.batcher.alone(partial(answers.score, run.model, x, samples, seed))
+        work = partial(answers.score, run.model, x, samples, seed)
+        return await routes.batcher.alone(work, cost=len(x) * samples)
 
-    @routes.post("/decode", "z", {}, {"images": images}, npy="images")
+    @routes.post("/decode", "z", {}, {"images": images}, npy="images", count=memory.of_decode)
     async def decode(run: ServedRun, z: Array) -> Answer:
         """The mean examples E[x | z] of latent vectors z."""
         return await routes.batched(answers.decode, run, z)
@@ -235,7 +254,7 @@ def _add_batch_routes(routes: _Routes) -> None:
     drawing = {"count": Integer(16, 1, limits.images), "seed": Integer(-1, -1, LARGEST)}
     drawn = {"images": images, "z": array("BD"), "seed": WHOLE}
 
-    @routes.post("/sample", None, drawing, drawn, npy="images")
+    @routes.post("/sample", None, drawing, drawn, npy="images", count=memory.of_sample)
     async def sample(run: ServedRun, count: int, seed: int) -> Answer:
         """Mean examples E[x | z] of draws z from the prior; the seed -1 means a random seed."""
         seed = seed if seed >= 0 else secrets.randbelow(LARGEST)
@@ -251,20 +270,22 @@ def _add_image_routes(routes: _Routes) -> None:
     explained = {"mean": array("D"), "reconstruction": routes.decoded(""), "components": LIST}
     explained |= {"plane": OBJECT, "bounds": OBJECT, "refinement": LIST}
 
-    @routes.post("/explain", "image", explaining, explained)
+    @routes.post("/explain", "image", explaining, explained, count=memory.of_explain)
     async def explain_image(run: ServedRun, x: Array, **fields: int) -> Answer:
         """q(z | x) of one example: components, densities on a plane, bounds, Gauss-Newton steps."""
-        return await routes.batcher.alone(partial(explain, run.model, x, **fields))
+        cost = fields["grid"] ** 2 + (fields["steps"] + 2) * fields["samples"]
+        return await routes.batcher.alone(partial(explain, run.model, x, **fields), cost=cost)
 
     line = {"steps": Integer(9, 2, limits.path)}
     points = {"z": array("ND"), "images": routes.decoded("N")}
 
-    @routes.post("/interpolate", "images", line, points, npy="images")
+    @routes.post("/interpolate", "images", line, points, npy="images", count=memory.of_interpolate)
     async def interpolate_images(run: ServedRun, x: Array, steps: int) -> Answer:
         """Examples decoded along the straight line between the posterior means of two examples."""
         if len(x) != 2:
             raise Refused(422, f"two examples are needed, got {len(x)}")
-        return await routes.batcher.alone(partial(interpolate, run.model, x, steps=steps))
+        work = partial(interpolate, run.model, x, steps=steps)
+        return await routes.batcher.alone(work, cost=steps)
 
 
 def _add_information(routes: _Routes) -> None:
@@ -293,6 +314,7 @@ def _add_information(routes: _Routes) -> None:
         """Test examples of a run. Its data must be on this machine; they are never downloaded."""
         given = wire.read_fields(dict(request.query_params), paging)
         chosen = catalogue.find(run)
+        routes.reserve(request, chosen, given["count"] * math.prod(chosen.model.spec.shape))
         found = await asyncio.to_thread(chosen.test_images, given["start"], given["count"])
         return respond(request, found, run=chosen.name, array="images")
 

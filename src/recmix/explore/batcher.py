@@ -23,6 +23,7 @@ class _Waiting:
     work: Callable[..., Answer]
     rows: Array
     answer: asyncio.Future[Answer]
+    turn: float  # the smallest is computed first
 
 
 class Batcher:
@@ -30,13 +31,18 @@ class Batcher:
 
     A request has rows, which are examples or latent vectors, and a kind, which is its run and its
     operation. If the thread is free, a request starts at once. While the thread is busy, requests
-    wait. When the thread is free again, the oldest request starts. Other waiting requests of its
-    kind are computed with it in one forward pass of at most `most` rows. So no request waits for
-    others to come, and batches grow with the load.
+    wait. When the thread is free again, the request with the smallest turn starts. Other waiting
+    requests of its kind are computed with it in one forward pass of at most `most` rows. So no
+    request waits for others to come, and batches grow with the load.
+
+    The turn of a request is its cost plus the turn of the request that was started last. So a cheap
+    request overtakes expensive ones. Turns grow with the work that is done, so an expensive request
+    is also computed under a steady load of cheap ones (self-clocked fair queueing).
 
     Args:
         most: largest number of rows in one pass of several requests; 0 computes each request alone.
-        queue: number of requests that may wait; a further request is refused with status 429.
+        queue: number of requests that may wait. If there is one more, the request with the largest
+            turn is refused with status 429.
         begin: called once in the thread before anything else.
 
     >>> def double(rows):
@@ -58,10 +64,13 @@ class Batcher:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="model", initializer=begin)
         self._waiting: list[_Waiting] = []
         self._busy = False
+        self._turn = 0.0  # of the request that was started last
         self.passes = 0
         self.answered = 0
 
-    async def rows(self, kind: Hashable, work: Callable[[Array], Answer], rows: Array) -> Answer:
+    async def rows(
+        self, kind: Hashable, work: Callable[[Array], Answer], rows: Array, *, cost: float | None = None
+    ) -> Answer:
         """Return ``work(rows)``, possibly computed in one call with other requests of this kind.
 
         Args:
@@ -70,18 +79,25 @@ class Batcher:
             work: computes an answer in the model's thread. Its arrays have one row for each row
                 given; its other values hold for all rows.
             rows: the array of this request.
+            cost: the work for this request, in rows; by default its number of rows.
         """
-        if len(self._waiting) >= self.queue:
-            raise Refused(429, f"{self.queue} requests are waiting already: try again in a moment")
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Waiting(kind, work, rows, answer))
+        turn = self._turn + (len(rows) if cost is None else cost)
+        self._waiting.append(_Waiting(kind, work, rows, answer, turn))
         if not self._busy:
             self._start()
+        elif len(self._waiting) > self.queue:
+            self._refuse_one()
         return await answer
 
-    async def alone(self, work: Callable[[], Answer]) -> Answer:
-        """Return ``work()``, computed in the model's thread and not joined with other requests."""
-        return await self.rows(None, lambda _: work(), np.empty(0))
+    async def alone(self, work: Callable[[], Answer], *, cost: float = 1) -> Answer:
+        """Return ``work()``, computed in the model's thread and not joined with other requests.
+
+        Args:
+            work: computes the answer.
+            cost: the work for this request; a row of other requests is 1.
+        """
+        return await self.rows(None, lambda _: work(), np.empty(0), cost=cost)
 
     def close(self) -> None:
         """Wait until the current forward pass is finished, and stop the model's thread."""
@@ -100,10 +116,22 @@ class Batcher:
             done = asyncio.get_running_loop().run_in_executor(self._thread, _compute, group)
             done.add_done_callback(lambda passed: self._finish(group, passed))
 
+    def _refuse_one(self) -> None:
+        """Refuse the waiting request with the largest turn; of equal ones the newest."""
+        last = max(reversed(self._waiting), key=lambda one: one.turn)
+        self._waiting.remove(last)
+        if not last.answer.done():
+            message = f"{self.queue} requests are waiting already: try again in a moment"
+            last.answer.set_exception(Refused(429, message))
+
     def _take(self) -> list[_Waiting]:
-        """Remove and return the oldest waiting request and those that are computed with it."""
-        waiting = [one for one in self._waiting if not one.answer.done()]  # the client is still there
-        group, rest = waiting[:1], waiting[1:]
+        """Remove and return the next waiting request and those that are computed with it."""
+        rest = [one for one in self._waiting if not one.answer.done()]  # the client is still there
+        group = []
+        if rest:
+            group = [min(rest, key=lambda one: one.turn)]  # of equal ones the oldest
+            rest.remove(group[0])
+            self._turn = max(self._turn, group[0].turn)
         self._waiting = []
         count = sum(len(one.rows) for one in group)
         for one in rest:

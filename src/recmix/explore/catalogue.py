@@ -15,6 +15,7 @@ from torch import Tensor
 from recmix.data import Examples, check_examples, check_values, rebuild
 from recmix.data.examples import to_unit
 from recmix.errors import ConfigError, DataError, RecmixError, unknown
+from recmix.explore.answers import has_matrices
 from recmix.explore.wire import Array, Refused
 from recmix.methods.method import Method
 from recmix.model.latent import LatentModel
@@ -65,6 +66,8 @@ class ServedRun:
         blank = np.zeros((1, *self.model.spec.shape), np.float32)
         q = self.model.posterior(blank)  # this also warms up the networks
         self.components = q.weights.shape[1]
+        self.latent = q.mean.shape[1]
+        self.full = has_matrices(q)  # /posterior gives covariance matrices (D, D)
         self.decoded = tuple(self.model.decode(q.mean).shape[1:])
 
     @property

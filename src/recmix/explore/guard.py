@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
+from recmix.explore.memory import ACCOUNT, Account, Memory
 from recmix.explore.wire import JSON, Limits, Refused, to_json
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ ERROR_HEADERS = {
     413: (b"connection", b"close"),
     429: (b"retry-after", b"1"),
 }
+PIECE = 2**16
+"""Bytes of an answer that are given to the connection at a time."""
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 
@@ -62,7 +65,7 @@ class Guard:
         self.app = app
         self.access = access
         self.limits = limits
-        self._held = 0
+        self.memory = Memory(limits)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass one request to the application, or refuse it with an error response."""
@@ -79,8 +82,14 @@ class Guard:
             if message["type"] == "http.response.start":
                 started = True
                 message["headers"] = [*message.get("headers", ()), *SECURITY_HEADERS]
+            # Each piece waits until the client has read the pieces before it. So the bytes of an
+            # answer are counted in `account` until the client has read nearly all of them.
+            while len(body := message.get("body", b"")) > PIECE:
+                await send({**message, "body": body[:PIECE], "more_body": True})
+                message = {**message, "body": memoryview(body)[PIECE:]}
             await send(message)
 
+        account = scope[ACCOUNT] = Account(self.memory, (scope.get("client") or ("", 0))[0])
         parts: list[bytes] = []  # of the body
         try:
             headers = _unique_headers(scope["headers"])
@@ -89,7 +98,7 @@ class Guard:
                 raise Refused(400, "the URL has bytes that are not ASCII: percent-encode them")
             _check_origin(scope["method"], headers)
             if self._has_token(scope, headers):
-                await self._read_body(headers, receive, parts)
+                await self._read_body(headers, receive, parts, account)
                 parts[:] = [b"".join(parts)]
                 replay = _replay(parts[0], receive)
                 await _until_disconnect(self.app(scope, replay, send_safely), receive)
@@ -103,7 +112,7 @@ class Guard:
                 message = "the server failed on this request; its log has the reason"
                 await _send_error(send_safely, 500, message)
         finally:
-            self._held -= sum(map(len, parts))
+            account.close()
 
     def _check_host(self, headers: dict[bytes, bytes]) -> None:
         allowed = self.access.hosts
@@ -141,9 +150,9 @@ class Guard:
         await _send(send, 303, headers, b"")
 
     async def _read_body(
-        self, headers: dict[bytes, bytes], receive: Receive, parts: list[bytes]
+        self, headers: dict[bytes, bytes], receive: Receive, parts: list[bytes], account: Account
     ) -> None:
-        """Read the body of a request and append its pieces to `parts`.
+        """Read the body of a request, append its pieces to `parts`, and count them in `account`.
 
         The request is refused as soon as the body is too large or arrives too slowly.
         """
@@ -161,11 +170,9 @@ class Guard:
                         raise Refused(400, "the client disconnected")
                     parts.append(message.get("body", b""))
                     size += len(parts[-1])
-                    self._held += len(parts[-1])
                     if size > most:
                         raise too_large
-                    if self._held > self.limits.held:
-                        raise Refused(429, "too many bytes are waiting already: try again in a moment")
+                    account.add(len(parts[-1]))
                     more = message.get("more_body", False)
         except TimeoutError:
             raise Refused(408, f"the body did not arrive within {self.limits.seconds:g} s") from None

@@ -23,7 +23,7 @@ ERRORS = {
     405: "the path does not have this HTTP method",
     406: "the answer is not a single array, so it cannot be .npy",
     408: "the body arrived too slowly",
-    413: "the body is too large",
+    413: "the body or the answer is too large",
     415: "the body is neither JSON nor .npy",
     422: "the content is not what is expected: shape, type, or values that the likelihood excludes",
     429: "too many requests are waiting: try again in a moment",

@@ -28,6 +28,10 @@ PORT = 8765
 CLOSING = 30
 """Seconds that the server waits for running requests when it stops."""
 CONNECTIONS = 512
+PLAIN = (
+    "{host} is not a loopback address, and the connection is plain HTTP: others on the network can read "
+    "the token, the requests and the answers. Put a proxy with TLS in front of the server"
+)
 
 
 def serve(
@@ -59,6 +63,7 @@ def serve(
         import uvicorn
 
         from recmix.explore.app import make_app
+        from recmix.explore.connection import Connection
     except ImportError as error:
         raise ConfigError(
             f"the explorer needs the package {error.name}: pip install 'recmix[explore]'"
@@ -78,6 +83,8 @@ def serve(
         server = uvicorn.Server(
             uvicorn.Config(
                 make_app(catalogue, access=access, batching=batching),
+                http=Connection,
+                ws="none",
                 log_level="warning",
                 access_log=False,
                 server_header=False,
@@ -90,6 +97,8 @@ def serve(
         entry = address if secret is None else f"{address}?token={secret}"
         shown = address if token else entry
         print(f"{', '.join(catalogue.runs)}: {shown} (Ctrl-C stops)", flush=True)
+        if not local:
+            print(f"note: {PLAIN.format(host=host)}", flush=True)
         left_out = [run.not_shown for run in catalogue.runs.values() if run.not_shown]
         for why in left_out:
             print(f"note: {why}", flush=True)

@@ -22,7 +22,7 @@ from starlette.exceptions import HTTPException
 from recmix.errors import RecmixError, unknown
 
 __all__ = ["JSON", "NPY", "Array", "Integer", "Limits", "Refused", "from_npy", "to_json", "to_npy"]
-__all__ += ["add_error_handlers", "read_fields", "read_request", "respond"]
+__all__ += ["add_error_handlers", "read_fields", "read_request", "respond", "wants_npy"]
 
 Array = NDArray[Any]
 JSON = "application/json"
@@ -46,7 +46,9 @@ class Limits:
     """Limits for the requests that the server accepts."""
 
     body: int = 16 * 2**20  # bytes of one request
-    held: int = 256 * 2**20  # bytes of all requests that are being read or wait for their answer
+    answer: int = 128 * 2**20  # estimated bytes of one answer
+    held: int = 512 * 2**20  # bytes of all requests and answers that are not yet sent completely
+    held_by_client: int = 256 * 2**20  # the same for the requests of one client address
     seconds: float = 30.0  # time in which the body of a request must arrive
     queue: int = 256  # number of requests that may wait for the model
     images: int = 1024  # examples, latent vectors or prior samples of one request
@@ -196,6 +198,8 @@ def from_npy(body: bytes) -> Array:
         raise Refused(422, f"the .npy file has type {name!r}; expected one of {', '.join(TYPES)}")
     shape = tuple(int(side) for side in found[3].decode().replace(" ", "").split(",") if side)
     kind, bytes_left = np.dtype(name), len(body) - start
+    if 0 in shape:  # the other sides could be larger than numpy can represent
+        raise Refused(422, "the .npy header says that a side is 0, so there are no numbers: give some")
     if len(shape) > 8 or math.prod(shape) * kind.itemsize != bytes_left:
         about = f"{name} of shape {shape[:8]}"
         raise Refused(422, f"the .npy header says {about}, but {bytes_left} bytes follow")
@@ -218,6 +222,11 @@ def to_npy(array: Array) -> bytes:
     return file.getvalue()
 
 
+def wants_npy(request: Request) -> bool:
+    """Whether the header Accept of a request names ``.npy``."""
+    return NPY in request.headers.get("accept", "")
+
+
 def respond(
     request: Request, found: Mapping[str, Any], *, run: str | None = None, array: str | None = None
 ) -> Response:
@@ -229,7 +238,7 @@ def respond(
         run: name of the run that computed the answer; it is added to the JSON.
         array: the field of `found` that is sent as ``.npy``. None refuses requests for ``.npy``.
     """
-    if NPY in request.headers.get("accept", ""):
+    if wants_npy(request):
         if array is None:
             raise Refused(406, f"this answer is not a single array: accept {JSON} instead of {NPY}")
         return Response(to_npy(found[array]), media_type=NPY)

@@ -22,6 +22,9 @@ from recmix.errors import ConfigError, unknown
 
 __all__ = ["ModelOptions", "Option", "Options", "option", "options_of"]
 
+MAX_LATENT = 10**5
+"""Largest dimension of z."""
+
 
 def option(
     default: Any,
@@ -157,7 +160,7 @@ class ModelOptions(Options):
     recmix.errors.ConfigError: latent must be at least 1, got 0
     """
 
-    latent: int = option(20, "Dimension of z.", at_least=1)
+    latent: int = option(20, "Dimension of z, at most 100,000.", at_least=1)
     likelihood: str | None = option(
         None,
         "p(x | z): gaussian, gaussian-features (a variance for each value), gaussian-decoded "
@@ -214,6 +217,11 @@ class ModelOptions(Options):
     dropout: float = option(
         0.0, "mlp: share of hidden units set to zero in training.", at_least=0, below=1
     )
+
+    def check(self) -> None:
+        """Refuse a latent dimension whose networks would need more memory than a computer has."""
+        if self.latent > MAX_LATENT:
+            raise ConfigError(f"latent must be at most {MAX_LATENT:,}, got {self.latent}")
 
 
 def _kinds(kind: Any) -> tuple[Any, ...]:

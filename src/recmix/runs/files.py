@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
+import stat
 import tempfile
 import tomllib
 from pathlib import Path
@@ -16,7 +18,7 @@ from typing import Any
 
 from recmix.errors import ConfigError, RunError
 
-__all__ = ["read_json", "read_toml", "write_bytes", "write_json"]
+__all__ = ["check_regular", "finite", "read_json", "read_toml", "write_bytes", "write_json"]
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -56,19 +58,48 @@ def _umask() -> int:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write `content` to `path` as JSON."""
-    write_bytes(path, (json.dumps(content, indent=1, allow_nan=True) + "\n").encode())
+    """Write `content` to `path` as JSON. A number that is not finite becomes null.
+
+    JSON has no such numbers. One is the standard error of a mean over a single example.
+    """
+    text = json.dumps(finite(content), indent=1, allow_nan=False)
+    write_bytes(path, (text + "\n").encode())
+
+
+def finite(content: Any) -> Any:
+    """Return JSON values with None in place of each number that is not finite.
+
+    >>> finite({"elbo": -90.5, "elbo_se": float("nan")})
+    {'elbo': -90.5, 'elbo_se': None}
+    """
+    if isinstance(content, dict):
+        return {name: finite(value) for name, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
+
+
+def check_regular(path: Path) -> int:
+    """Return the size of a file in bytes. Anything but a regular file is refused.
+
+    Reading a device or a pipe might never end.
+    """
+    about = path.stat()
+    if not stat.S_ISREG(about.st_mode):
+        raise RunError(f"{path} is not a regular file: replace it by the file that recmix wrote")
+    return about.st_size
 
 
 def read_json(path: Path) -> Any:
     """Return the content of a JSON file."""
     try:
+        check_regular(path)
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise RunError(f"{path} does not exist: is {path.parent} the folder of a run?") from error
     except OSError as error:
         raise RunError(f"could not read {path}: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RunError(f"{path} is not readable JSON ({error}): the file is damaged") from error
 
 
@@ -84,5 +115,5 @@ def read_toml(path: Path, what: str = "") -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {name}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also numbers with too many digits
         raise ConfigError(f"{name} is not TOML: {error}") from error

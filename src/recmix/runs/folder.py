@@ -12,24 +12,29 @@
 ``log.jsonl``               times and events; not part of what must be reproducible
 ``order.json``              how the order was chosen (``order = "auto"``)
 ``preset.json``             all stages of a preset, in the folder of its last stage
+``.lock``                   the process that trains now; it holds a lock on this file
 ==========================  ====================================================================
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import platform
 import shutil
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from recmix.errors import ConfigError, RunError
+from recmix.errors import ConfigError, NonFiniteError, RunError
 from recmix.inference import Inference
 from recmix.runs.files import read_json, write_json
+from recmix.runs.lock import has_lock, lock, unlock
 from recmix.runs.spec import Spec
 
-__all__ = ["PRESET", "TUNED", "Run"]
+__all__ = ["PRESET", "TUNED", "Run", "check_finite"]
 
 PRESET = "preset.json"
 """Name of the file that holds a preset; the stages before the last are in folders inside."""
@@ -79,26 +84,67 @@ class Run:
         """
         if self.folder.exists() and not self.folder.is_dir():
             raise RunError(f"{self.folder} is a file: give the name of a folder")
+        self._check_free(overwrite=overwrite)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"could not make the folder {self.folder}: {error.strerror}") from error
+        self.lock()
+        try:
+            self._check_free(overwrite=overwrite)  # another process may have been faster
+            if self.exists:
+                self.clear()
+            write_json(self.folder / "spec.json", spec.to_json())
+        except BaseException:
+            self.unlock()
+            raise
+
+    def _check_free(self, *, overwrite: bool) -> None:
         if self.exists:
             if not overwrite:
                 raise RunError(
                     f"{self.folder} already holds a run: continue it with --resume (resume=True), "
                     "replace it with --overwrite (overwrite=True), or give another folder"
                 )
-            self.clear()
         elif self.folder.exists() and any(p.name in self.FILES for p in self.folder.iterdir()):
             raise RunError(f"{self.folder} holds part of a run without its spec: give another folder")
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunError(f"could not make the folder {self.folder}: {error.strerror}") from error
-        write_json(self.folder / "spec.json", spec.to_json())
 
     def clear(self) -> None:
-        """Remove the files of the run from the folder. Other files in it are kept."""
+        """Remove the files of the run from the folder. Other files in it are kept.
+
+        The status is removed first and the spec last. So what a killed process leaves is a run that
+        can be resumed or overwritten.
+        """
+        if not self.folder.is_dir():
+            return
+        held = has_lock(self.folder)
+        self.lock()
+        others = [name for name in (*self.FILES, PRESET) if name not in ("status.json", "spec.json")]
+        try:
+            for name in ("status.json", *others, "spec.json"):
+                (self.folder / name).unlink(missing_ok=True)
+            shutil.rmtree(self.folder / "tensorboard", ignore_errors=True)
+        except OSError as error:
+            raise RunError(f"could not remove {error.filename}: {error.strerror}") from error
+        finally:
+            if not held:
+                unlock(self.folder)
+
+    def lock(self) -> None:
+        """Reserve the folder for this process. An error names another process that has reserved it.
+
+        The reservation ends with the process, also if it is killed, or with `set_status` of a status
+        other than "running". Unfinished files that killed processes left are removed.
+        """
+        lock(self.folder)
         for name in (*self.FILES, PRESET):
-            (self.folder / name).unlink(missing_ok=True)
-        shutil.rmtree(self.folder / "tensorboard", ignore_errors=True)
+            for part in self.folder.glob(f".{name}.*.part"):
+                with contextlib.suppress(OSError):
+                    part.unlink()
+
+    def unlock(self) -> None:
+        """End the reservation of `lock`, if this process has one."""
+        unlock(self.folder)
 
     def spec(self) -> Spec:
         """Read everything that defines the run."""
@@ -111,6 +157,8 @@ class Run:
         """Read the metrics of each epoch so far, one dict per epoch."""
         path = self.folder / "history.json"
         rows: list[dict[str, float]] = read_json(path) if path.exists() else []
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise RunError(f"{path} is damaged: expected a list with an object for each epoch")
         return rows
 
     def status(self) -> dict[str, Any]:
@@ -120,16 +168,31 @@ class Run:
         """
         path = self.folder / "status.json"
         state: dict[str, Any] = read_json(path) if path.exists() else {"status": "new"}
+        if not isinstance(state, dict) or not isinstance(state.get("status"), str):
+            raise RunError(
+                f"{path} is damaged: expected an object with the text 'status'. Delete the file, and "
+                "continue the run with --resume"
+            )
         return state
 
     def set_status(self, status: str, **more: Any) -> None:
-        """Write the status of the run, such as "running", with further values such as the epoch."""
+        """Write the status of the run, such as "running", with further values such as the epoch.
+
+        A status other than "running" also ends the reservation of `lock`.
+        """
         write_json(self.folder / "status.json", {"status": status, **more})
+        if status != "running":
+            self.unlock()
 
     def scores(self) -> dict[str, Any]:
         """Read all evaluation results by name, see `recmix.runs.scores.ScoreKey`."""
         path = self.folder / "scores.json"
         found: dict[str, Any] = read_json(path) if path.exists() else {}
+        if not isinstance(found, dict) or not all(isinstance(one, dict) for one in found.values()):
+            raise RunError(
+                f"{path} is damaged: expected an object with an object for each score. Delete the file, "
+                "and evaluate again"
+            )
         return found
 
     def add_score(self, key: str, score: dict[str, Any]) -> None:
@@ -137,8 +200,9 @@ class Run:
 
         Args:
             key: name of the result, see `recmix.runs.scores.ScoreKey`.
-            score: the result.
+            score: the result. It is refused if its ``elbo`` or ``iwae`` is not finite.
         """
+        check_finite(score, str(self.folder))
         write_json(self.folder / "scores.json", {**self.scores(), key: score})
 
     def tuned(self) -> Inference | None:
@@ -170,7 +234,10 @@ class Run:
         """Delete the tuned inference; return whether there was one."""
         path = self.folder / TUNED
         there = path.exists()
-        path.unlink(missing_ok=True)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise RunError(f"could not remove {path}: {error.strerror}") from error
         return there
 
     def log(self, event: str, **more: Any) -> None:
@@ -181,5 +248,29 @@ class Run:
         line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "event": event, **more}
         if event == "start":
             line["host"] = {"python": platform.python_version(), "machine": platform.machine()}
-        with (self.folder / "log.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        path = self.folder / "log.jsonl"
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            raise RunError(f"could not write {path}: {error.strerror}") from error
+
+
+def check_finite(score: Mapping[str, Any], of: str) -> None:
+    """Raise an error if a bound in an evaluation result is not a finite number.
+
+    Args:
+        score: the result, with the bounds ``elbo`` and ``iwae``.
+        of: name of the run or the model, for the error message.
+
+    >>> check_finite({"elbo": -90.0, "iwae": float("nan")}, "runs/vae")
+    Traceback (most recent call last):
+        ...
+    recmix.errors.NonFiniteError: the iwae of runs/vae is nan, not a finite number: ...
+    """
+    for name in ("elbo", "iwae"):
+        if name in score and not math.isfinite(score[name]):
+            raise NonFiniteError(
+                f"the {name} of {of} is {score[name]}, not a finite number: the weights are damaged, or "
+                "the data lie far from the training data. Nothing was stored"
+            )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -11,11 +13,46 @@ from recmix.inference import Inference
 from recmix.model.options import ModelOptions
 from recmix.runs.training_options import Training
 
-__all__ = ["FORMAT", "Spec", "check_format"]
+__all__ = ["FORMAT", "Spec", "check_description", "check_format"]
 
 FORMAT = 2
 """Version of the folder's layout. A folder of another version is refused."""
+MAX_VALUES = 10**7
+"""Largest number of values of one example. A file that names more is refused before memory is used."""
 GROUPS = {"model": ModelOptions, "training": Training, "inference": Inference}
+KIND_NAMES = {
+    str: "text",
+    int: "a whole number",
+    bool: "true or false",
+    dict: "an object",
+    type(None): "null",
+}
+KINDS: dict[str, tuple[type, ...]] = {
+    "method": (str,),
+    "label": (str,),
+    "options": (dict,),
+    "data": (dict,),
+    "init": (dict, type(None)),
+    "setting": (str, type(None)),
+    "auto": (dict, type(None)),
+}
+"""The JSON types of the fields of a spec that are not groups of options."""
+DATA_KINDS: dict[str, tuple[type, ...]] = {
+    "name": (str,),
+    "kind": (str,),
+    "fingerprint": (str,),
+    "path": (str,),
+    "root": (str, type(None)),
+    "seed": (int,),
+    "options": (dict,),
+}
+"""The JSON types of fields of the description of the data."""
+LOAD_KINDS: dict[str, tuple[type, ...]] = {
+    "size": (int, type(None)),
+    "crop": (int, type(None)),
+    "stream": (bool, str),
+}
+"""The JSON types of the options with which the data were read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +62,7 @@ class Spec:
     Args:
         method: name of the method.
         label: name of the run in the tables of results, such as ``VAE+``.
-        shape: shape of one example, such as (C, H, W).
+        shape: shape of one example, such as (C, H, W), with at most 10,000,000 values.
         options: options that belong to this method only.
         model: latent dimension, likelihood and networks. A user's own module has the name ``own``.
         training: options of training.
@@ -72,13 +109,51 @@ class Spec:
             if key not in known:
                 raise RunError(f"{where}: {unknown('field', key, known)}")
         try:
+            _check_kinds(values, KINDS)
+            check_description(values.get("data", {}))
+            _check_shape(values["shape"])
             values["inference"] = vars(Inference.from_json(values.get("inference", {"checks": 1})))
             for name, group in GROUPS.items():
                 values[name] = group(**values.get(name, {}))
             values["shape"] = tuple(values["shape"])
             return cls(**values)
-        except (TypeError, KeyError, ConfigError) as error:
+        except KeyError as error:
+            raise RunError(f"{where} is incomplete or damaged: it has no {error}") from error
+        except (TypeError, ValueError) as error:
             raise RunError(f"{where} is incomplete or damaged: {error}") from error
+
+
+def check_description(data: Mapping[str, Any]) -> None:
+    """Refuse a description of data in which a field has another type than `Data.describe` gives it.
+
+    Args:
+        data: the description, from a file. Missing fields are allowed.
+    """
+    _check_kinds(data, DATA_KINDS)
+    _check_kinds(data.get("options", {}), LOAD_KINDS)
+    for name in data.get("options", {}):
+        if name not in LOAD_KINDS:
+            raise ConfigError(unknown("option of the data", name, LOAD_KINDS))
+    if data.get("seed", 0) < 0:
+        raise ConfigError(f"the seed of the data must be at least 0, got {data['seed']}")
+
+
+def _check_kinds(values: Mapping[str, Any], kinds: Mapping[str, tuple[type, ...]]) -> None:
+    """Refuse a value of another JSON type than its name has in `kinds`."""
+    for name, expected in kinds.items():
+        value = values.get(name)
+        if name in values and type(value) not in expected:
+            words = " or ".join(KIND_NAMES[kind] for kind in expected)
+            raise ConfigError(f"{name} must be {words}, got {value!r:.80}")
+
+
+def _check_shape(shape: Any) -> None:
+    whole = isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape)
+    if not whole or math.prod(shape) > MAX_VALUES:
+        raise ConfigError(
+            f"shape must be a list of sizes with at most {MAX_VALUES:,} values together, "
+            f"got {shape!r:.80}"
+        )
 
 
 def check_format(found: Any, where: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from recmix.errors import ConfigError
+from recmix.errors import ConfigError, RecmixError, RunError
 from recmix.methods.method import Method
 from recmix.methods.registry import find_method
 from recmix.model.assembly import Own, make_model
@@ -132,7 +132,15 @@ def load_trained(
     stored = run.spec()
     inference = run.tuned() or stored.inference
     spec = replace(stored, training=replace(stored.training, device=device), inference=inference)
-    with torch.random.fork_rng():  # the random weights are replaced at once
-        made = build(spec, own=own, method=method)
+    try:
+        with torch.random.fork_rng():  # the random weights are replaced at once
+            made = build(spec, own=own, method=method)
+    except RecmixError:
+        raise
+    except (TypeError, ValueError, LookupError, RuntimeError, OverflowError, MemoryError) as error:
+        raise RunError(
+            f"the model of {run.folder / 'spec.json'} cannot be made ({error}): the file is damaged, or "
+            "the model does not fit in memory"
+        ) from error
     load_weights(run.weights, made)
     return Trained(made, spec, run.history(), run.folder)

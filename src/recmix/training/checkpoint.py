@@ -3,15 +3,18 @@
 Nothing is pickled, so loading a file runs no code. A weights file holds the parameters and buffers
 of a method. A checkpoint also holds the state of the optimisers, the moving average of the weights
 if there is one, and the state of the random generator. Its header holds the epoch, the batch and
-the history. Both kinds of file have a format number.
+the history. Both kinds of file have a format number, and a SHA-256 digest of the header and the
+tensors, which is checked when the file is read. Files of older versions have no digest.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError
@@ -21,10 +24,13 @@ from torch import Tensor, nn
 
 from recmix.errors import RunError
 from recmix.methods.method import Method, Optimizers
-from recmix.runs.files import write_bytes
+from recmix.runs.files import check_regular, write_bytes
 from recmix.runs.spec import FORMAT, check_format
 
 __all__ = ["State", "load_checkpoint", "load_weights", "save_checkpoint", "save_weights"]
+
+MAX_HEADER = 100_000_000
+"""Largest header of a safetensors file in bytes, as in the safetensors library."""
 
 
 @dataclass
@@ -54,8 +60,11 @@ def save_weights(path: Path, weights: dict[str, Tensor], epoch: int) -> None:
 def load_weights(path: Path, method: nn.Module) -> int:
     """Read parameters and buffers from a file into a method; return the epoch that they come from."""
     tensors, header = _read(path)
+    epoch = header.get("epoch", 0)
+    if not _is_count(epoch):
+        raise RunError(f"{path} is damaged: its epoch is {epoch!r:.80}, expected a whole number from 0")
     _load_into(method, tensors, path)
-    return int(header.get("epoch", 0))
+    return int(epoch)
 
 
 def save_checkpoint(
@@ -109,7 +118,7 @@ def load_checkpoint(
     """
     tensors, header = _read(path)
     try:
-        state = State(**header["state"])
+        state = _read_state(header["state"])
         for name, optimizer in optimizers.items():
             found = optimizer.state_dict()
             found["state"] = {}
@@ -120,22 +129,53 @@ def load_checkpoint(
             _match_layout(optimizer)
         noise = tensors.pop("generator")
         averaged = {k: tensors.pop(f"average.{k}") for k in average}
-    except (KeyError, TypeError, ValueError) as error:
-        raise RunError(f"{path} is not a checkpoint of this run: {error}") from error
-    if len(noise) == len(generator.get_state()):
-        generator.set_state(noise)
-    else:  # the run moved between CPU and GPU, whose random streams differ
-        generator.manual_seed(state.epoch * 1_000_003 + state.step)
+        if len(noise) == len(generator.get_state()):
+            generator.set_state(noise)
+        else:  # the run moved between CPU and GPU, whose random streams differ
+            generator.manual_seed(state.epoch * 1_000_003 + state.step)
+    except (LookupError, TypeError, ValueError, RuntimeError) as error:
+        raise RunError(
+            f"{path} is damaged or not a checkpoint of this run ({error}): restore it from a copy, or "
+            "train again with --overwrite"
+        ) from error
     device = next(method.parameters()).device
     best = {
         k.removeprefix("best."): tensors.pop(k).to(device)
         for k in list(tensors)
         if k.startswith("best.")
     }
+    if best:
+        _check_fits(method.state_dict(), best, path)
+    _check_fits(average, averaged, path)
     _load_into(method, {k.removeprefix("method."): v for k, v in tensors.items()}, path)
     for key, value in averaged.items():
         average[key].copy_(value)
     return state, best
+
+
+def _read_state(stored: dict[str, Any]) -> State:
+    """Make a `State` from the header of a checkpoint. Values out of range raise a ValueError."""
+    state = State(**stored)
+    for name in ("epoch", "step", "best_epoch"):
+        if not _is_count(value := getattr(state, name)):
+            raise ValueError(f"{name} is {value!r:.80}, expected a whole number from 0")
+    rows = state.history
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ValueError("history is not a list with an object for each epoch")
+    if state.epoch != len(rows) or state.best_epoch > state.epoch:
+        raise ValueError(
+            f"epoch is {state.epoch} and the best epoch is {state.best_epoch}, but the history has "
+            f"{len(rows)} epochs"
+        )
+    if not isinstance(state.best_score, float) or math.isnan(state.best_score):
+        raise ValueError(f"best_score is {state.best_score!r:.80}, expected a number")
+    if not isinstance(state.stopped, str) or not isinstance(state.sums, dict):
+        raise ValueError("stopped is not a text, or sums is not an object")
+    return state
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**31
 
 
 def _match_layout(optimizer: torch.optim.Optimizer) -> None:
@@ -152,39 +192,88 @@ def _contiguous(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _write(path: Path, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
-    metadata = {"recmix": json.dumps({"format": FORMAT, **header})}
-    write_bytes(path, save_tensors(tensors, metadata))
+    header = {"format": FORMAT, **header}
+    header["sha256"] = _digest(tensors, header)
+    write_bytes(path, save_tensors(tensors, {"recmix": json.dumps(header)}))
+
+
+def _digest(tensors: dict[str, Tensor], header: dict[str, Any]) -> str:
+    """Return the SHA-256 digest of the header, without the digest in it, and of the tensors.
+
+    Args:
+        tensors: contiguous tensors on the CPU, by name.
+        header: JSON values.
+    """
+    rest = {name: value for name, value in header.items() if name != "sha256"}
+    found = hashlib.sha256(json.dumps(rest, sort_keys=True).encode())
+    for name, value in sorted(tensors.items()):
+        found.update(f"{name} {value.dtype} {list(value.shape)}\n".encode())
+        found.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
-        content = path.read_bytes()
+        size = check_regular(path)
+        with path.open("rb") as file:
+            start = file.read(9)
+            pickles = (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+            # A safetensors file begins with the length of its header, which can have any bytes.
+            if start[:2] in pickles and start[8:] != b"{":
+                raise RunError(
+                    f"{path} is a pickle, not safetensors. A pickle can run any code, so recmix does "
+                    "not read it"
+                )
+            head = _read_header(file, size)
+            file.seek(0)
+            tensors = load_tensors(file.read(size))
+        header = json.loads(head["__metadata__"]["recmix"])
+        if not isinstance(header, dict):
+            raise TypeError("its metadata are not an object")
     except FileNotFoundError as error:
         raise RunError(f"{path} does not exist: the run has no weights yet") from error
     except OSError as error:
         raise RunError(f"could not read {path}: {error.strerror or error}") from error
-    pickles = (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
-    # A safetensors file begins with the length of its header, which can have any bytes.
-    if content[:2] in pickles and content[8:9] != b"{":
+    except (SafetensorError, ValueError, LookupError, TypeError, RecursionError, MemoryError) as error:
         raise RunError(
-            f"{path} is a pickle, not safetensors. A pickle can run any code, so recmix does not read it"
-        )
-    try:
-        size = int.from_bytes(content[:8], "little")
-        header = json.loads(content[8 : 8 + size])["__metadata__"]["recmix"]
-        header = json.loads(header)
-        tensors = load_tensors(content)
-    except (SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise RunError(
-            f"{path} is damaged or not written by recmix ({len(content):,} bytes; {error}): "
+            f"{path} is damaged or not written by recmix ({size:,} bytes; {error}): "
             "restore it from a copy, or train again with --overwrite"
         ) from error
     check_format(header.get("format"), str(path))
+    if "sha256" in header and header["sha256"] != _digest(tensors, header):
+        raise RunError(
+            f"{path} is damaged: its content does not match its SHA-256 digest. Restore it from a copy, "
+            "or train again with --overwrite"
+        )
     return tensors, header
 
 
+def _read_header(file: BinaryIO, size: int) -> Any:
+    """Return the header of a safetensors file of `size` bytes.
+
+    Refuses a file whose size is not the one that the header states, before its tensors are read.
+    """
+    file.seek(0)
+    length = int.from_bytes(file.read(8), "little")
+    if not 0 < length <= min(size - 8, MAX_HEADER):
+        raise ValueError("its header has no valid length")
+    head = json.loads(file.read(length))
+    if not isinstance(head, dict):
+        raise TypeError("its header is not an object")
+    ends = [about["data_offsets"][1] for name, about in head.items() if name != "__metadata__"]
+    expected = 8 + length + max(ends, default=0)
+    if size != expected:
+        raise ValueError(f"its header states {expected:,} bytes")
+    return head
+
+
 def _load_into(module: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
-    own = module.state_dict()
+    _check_fits(module.state_dict(), tensors, path)
+    module.load_state_dict(tensors)
+
+
+def _check_fits(own: dict[str, Tensor], tensors: dict[str, Tensor], path: Path) -> None:
+    """Refuse tensors with other names or shapes than `own`."""
     for key in own.keys() ^ tensors.keys():
         where = "is missing from" if key in own else "is not expected in"
         raise RunError(f"{key} {where} {path}: the file belongs to a run with other options or networks")
@@ -194,4 +283,3 @@ def _load_into(module: nn.Module, tensors: dict[str, Tensor], path: Path) -> Non
                 f"{key} in {path} has shape {tuple(value.shape)}, expected {tuple(own[key].shape)}: "
                 "the file belongs to a run with other options or networks"
             )
-    module.load_state_dict(tensors)

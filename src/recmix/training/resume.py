@@ -20,8 +20,8 @@ IGNORED_ON_RESUME = {"epochs", "device", "checkpoint_every", "tensorboard", "roo
 def is_complete(run: Run, spec: Spec, group: World) -> bool:
     """Whether the run in the folder is complete. Raises an error if it is not the requested run.
 
-    If the run is not complete, the new spec is written into the folder, after all processes have
-    read the old one.
+    If the run is not complete, the folder is reserved for this training, and the new spec is
+    written into it, after all processes have read the old one.
 
     Args:
         run: the run folder.
@@ -44,6 +44,7 @@ def is_complete(run: Run, spec: Spec, group: World) -> bool:
         return True
     group.wait()
     if group.writer:
+        run.lock()
         write_json(run.folder / "spec.json", spec.to_json())
     return False
 

@@ -25,7 +25,7 @@ from recmix.model.assembly import Own, complete_options
 from recmix.model.options import ModelOptions, options_of
 from recmix.runs.files import read_json, write_json
 from recmix.runs.folder import PRESET, Run
-from recmix.runs.spec import FORMAT, Spec, check_format
+from recmix.runs.spec import FORMAT, Spec, check_description, check_format
 from recmix.runs.training_options import Training
 from recmix.training.arguments import read_options, split_auto
 from recmix.training.build import Trained, build
@@ -122,6 +122,7 @@ def stored_arguments(folder: str | Path) -> dict[str, Any]:
     try:
         preset = parse(content["preset"], content["name"], str(path))
         first, data = dict(content["first"]), dict(content["data"])
+        check_description(data)
     except (KeyError, TypeError, ValueError) as error:
         raise RunError(f"{path} is incomplete or damaged: {error}") from error
     return {"preset": preset, "data": data} | first

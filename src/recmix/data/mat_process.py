@@ -1,0 +1,64 @@
+"""Read arrays of a MATLAB file in a process of its own; `recmix.data.formats.read_mat` starts it.
+
+A damaged file can crash `scipy.io.loadmat`. Here the crash ends only this process. It is run as a
+script and imports nothing of recmix, so that it starts fast. Arguments: the folder for the results,
+the largest number of bytes, and the names of the arrays. The file comes from standard input. Array
+number i is written to i.npy, if the file has such an array of numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from typing import Any
+
+__all__: list[str] = []
+
+_HEADER_BYTES = 128  # of an .npy file
+_OWN_BYTES = 1 << 30  # address space of Python, numpy and scipy
+
+
+def _limit(most: int) -> None:
+    """Limit the memory and the written files of this process, where the system can do that."""
+    with contextlib.suppress(ImportError):
+        import resource
+
+        for name, value in (
+            ("RLIMIT_CORE", 0),
+            ("RLIMIT_FSIZE", most),
+            ("RLIMIT_AS", 2 * most + _OWN_BYTES),  # the file and its arrays
+        ):
+            with contextlib.suppress(AttributeError, OSError, ValueError):
+                hard = resource.getrlimit(getattr(resource, name))[1]
+                limit = value if hard == resource.RLIM_INFINITY else min(value, hard)
+                resource.setrlimit(getattr(resource, name), (limit, hard))
+
+
+def _main(folder: str, most: str, *keys: str) -> None:
+    import numpy as np
+    from scipy.io import loadmat
+
+    _limit(int(most))
+    stream: Any = io.BytesIO(sys.stdin.buffer.read())  # loadmat's type annotations allow paths only
+    found = loadmat(stream, variable_names=list(keys))
+    arrays: dict[int, Any] = {}
+    for number, key in enumerate(keys):
+        array = found.get(key)
+        if isinstance(array, np.ndarray) and array.dtype.kind in "biuf":
+            arrays[number] = array
+    needed = sum(array.nbytes + _HEADER_BYTES for array in arrays.values())
+    if needed > int(most):
+        raise ValueError(f"its arrays need {needed} bytes, expected at most {most}")
+    for number, array in arrays.items():
+        np.save(os.path.join(folder, f"{number}.npy"), array, allow_pickle=False)
+
+
+if __name__ == "__main__":
+    try:
+        _main(*sys.argv[1:])
+    except MemoryError:
+        sys.exit("it needs too much memory, or its header is damaged")
+    except Exception as error:  # scipy raises many different types
+        sys.exit(str(error) or type(error).__name__)

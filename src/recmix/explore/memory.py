@@ -1,0 +1,128 @@
+"""Limit the memory of answers: estimate their size, and count the bytes that are held."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+
+from recmix.explore.catalogue import ServedRun
+from recmix.explore.wire import Limits, Refused
+
+__all__ = ["Account", "Memory", "check_answer"]
+__all__ += ["of_decode", "of_explain", "of_interpolate", "of_posterior", "of_reconstruct", "of_sample"]
+
+ACCOUNT = "recmix.account"
+"""Key under which the ASGI scope of a request has its `Account`."""
+JSON_BYTES = {4: 16, 8: 25}
+"""Largest number of characters of a number in JSON, with its comma, by its bytes in memory."""
+
+
+class Memory:
+    """Counts the bytes of requests and answers, over all clients and for each client address.
+
+    >>> memory = Memory(Limits(held=100, held_by_client=60))
+    >>> first = Account(memory, "10.0.0.1")
+    >>> first.add(50)
+    >>> Account(memory, "10.0.0.1").add(50)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    recmix.explore.wire.Refused: 50 bytes of this client's requests and answers are held already, ...
+    >>> first.close()
+    >>> memory.total
+    0
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.total = 0
+        self.by_client: Counter[str] = Counter()
+
+
+@dataclass
+class Account:
+    """The bytes that one request and its answer hold in a `Memory`."""
+
+    memory: Memory
+    client: str  # address
+    size: int = 0
+
+    def add(self, size: int) -> None:
+        """Count `size` more bytes; the request is refused if that would be too many."""
+        memory, limits = self.memory, self.memory.limits
+        own = memory.by_client[self.client]
+        checks = (
+            ("this client's requests and answers", own, limits.held_by_client),
+            ("all requests and answers", memory.total, limits.held),
+        )
+        for whose, held, most in checks:
+            if held + size > most:
+                raise Refused(
+                    429,
+                    f"{held} bytes of {whose} are held already, and {size} more are needed, but at "
+                    f"most {most} are allowed: read the answers, and try again in a moment",
+                )
+        self.size += size
+        memory.total += size
+        memory.by_client[self.client] = own + size
+
+    def close(self) -> None:
+        """Stop counting the bytes of this request: its answer is sent, or its client has left."""
+        self.memory.total -= self.size
+        self.memory.by_client[self.client] -= self.size
+        if self.memory.by_client[self.client] <= 0:
+            del self.memory.by_client[self.client]
+        self.size = 0
+
+
+def check_answer(numbers: int, *, itemsize: int, npy: bool, most: int) -> int:
+    """Return the largest size in bytes of an answer; an answer that is too large is refused.
+
+    Args:
+        numbers: how many numbers the answer has.
+        itemsize: bytes of one number in memory.
+        npy: the answer is ``.npy`` and not JSON.
+        most: largest size that is accepted, in bytes.
+
+    >>> check_answer(100, itemsize=4, npy=False, most=2000)
+    1600
+    """
+    each = itemsize if npy else JSON_BYTES[itemsize]
+    if numbers * each > most:
+        raise Refused(
+            413,
+            f"the answer has {numbers} numbers of up to {each} bytes, {numbers * each} bytes in all; "
+            f"at most {most} are sent: ask for less at a time, such as fewer examples",
+        )
+    return numbers * each
+
+
+def of_posterior(run: ServedRun, rows: int) -> int:
+    """Count the numbers in the answer of ``/posterior`` for this many examples."""
+    k, d = run.components, run.latent
+    return rows * (k + d + 2 * k * d + (k * d * d if run.full else 0))
+
+
+def of_reconstruct(run: ServedRun, rows: int) -> int:
+    """Count the numbers in the answer of ``/reconstruct`` for this many examples."""
+    return rows * (run.components + (1 + run.components) * math.prod(run.decoded))
+
+
+def of_decode(run: ServedRun, rows: int) -> int:
+    """Count the numbers in the answer of ``/decode`` for this many latent vectors."""
+    return rows * math.prod(run.decoded)
+
+
+def of_sample(run: ServedRun, _rows: int, *, count: int, **_others: int) -> int:
+    """Count the numbers in the answer of ``/sample`` for this many draws."""
+    return count * (math.prod(run.decoded) + run.latent)
+
+
+def of_explain(run: ServedRun, _rows: int, *, steps: int, grid: int, **_others: int) -> int:
+    """Count the numbers in the answer of ``/explain``; those of a few small matrices are left out."""
+    points = 2 + run.components + steps
+    return points * (math.prod(run.decoded) + 2 * run.latent) + 3 * grid * grid
+
+
+def of_interpolate(run: ServedRun, _rows: int, *, steps: int) -> int:
+    """Count the numbers in the answer of ``/interpolate`` for this many points."""
+    return steps * (math.prod(run.decoded) + run.latent)

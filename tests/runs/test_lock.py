@@ -1,0 +1,136 @@
+"""A run folder belongs to one process at a time, and a killed process leaves a usable folder."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cases.training import SMALL, images
+
+import recmix
+from recmix.errors import RunError
+from recmix.runs.folder import PRESET, Run
+from recmix.runs.lock import LOCK, has_lock
+from recmix.runs.spec import Spec
+
+HOLD = """
+import fcntl, json, os, sys, time
+file = open(sys.argv[1], "w")
+fcntl.flock(file, fcntl.LOCK_EX)
+json.dump({"host": "there", "pid": os.getpid()}, file)
+file.flush()
+print("locked", flush=True)
+time.sleep(60)
+"""
+SPEC = Spec(method="vae", shape=(1, 8, 8))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    recmix.fit("vae", images(), out=tmp_path / "run", **SMALL)
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def other(folder):
+    """Another process that trains in the folder."""
+    pytest.importorskip("fcntl")
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(folder / LOCK)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "locked\n"
+        yield process
+        process.kill()
+
+
+def test_second_process_is_refused_until_the_first_ends(folder, other):
+    more = SMALL | {"epochs": 3}
+    expected = f"is in use by process {other.pid} on there: wait until it ends, stop it"
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(RunError, match=expected):
+        recmix.fit("vae", images(), out=folder, resume=True, **more)
+    with pytest.raises(RunError, match=expected):
+        recmix.fit("vae", images(), out=folder, overwrite=True, **more)
+    with pytest.raises(RunError, match=expected):
+        Run(folder).clear()
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    other.kill()
+    other.wait()
+    recmix.fit("vae", images(), out=folder, resume=True, **more)
+
+
+def test_lock_names_this_process_and_ends_with_the_training(folder):
+    assert not (folder / LOCK).exists()
+    run = Run(folder)
+    run.lock()
+    run.lock()  # the same process
+    run.set_status("running")
+    assert has_lock(folder)
+    assert json.loads((folder / LOCK).read_text())["pid"] == os.getpid()
+    run.set_status("interrupted")
+    assert not has_lock(folder)
+    assert not (folder / LOCK).exists()
+
+
+def test_folder_that_was_removed_and_made_again_is_locked_again(tmp_path):
+    run = Run(tmp_path)
+    run.lock()
+    (tmp_path / LOCK).unlink()
+    run.lock()
+    assert (tmp_path / LOCK).exists()
+    run.unlock()
+
+
+def test_failed_creation_keeps_no_lock(folder):
+    with pytest.raises(RunError, match="already holds a run"):
+        Run(folder).create(SPEC)
+    assert not has_lock(folder)
+
+
+@pytest.mark.parametrize("last", [*Run.FILES, PRESET])
+def test_killed_overwrite_can_be_overwritten_and_resumed(folder, last, monkeypatch):
+    plain = Path.unlink
+
+    def unlink(path, missing_ok=False):
+        if path.name == last:
+            raise KeyboardInterrupt
+        plain(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", unlink)
+    with pytest.raises(KeyboardInterrupt):
+        Run(folder).create(SPEC, overwrite=True)
+    monkeypatch.undo()
+    recmix.fit("vae", images(), out=folder, resume=True, **SMALL)
+    assert Run(folder).status()["status"] == "done"
+    Run(folder).create(SPEC, overwrite=True)
+    Run(folder).unlock()
+
+
+@pytest.mark.parametrize("function", ["unlink", "open"])
+def test_overwrite_on_a_read_only_disk_is_one_error(folder, function, monkeypatch):
+    plain = os.open
+
+    def refuse(path, *args, **kwargs):
+        if function == "open" and Path(path).name != LOCK:
+            return plain(path, *args, **kwargs)
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setattr(Path if function == "unlink" else os, function, refuse)
+    with pytest.raises(RunError, match="could not .*: Read-only file system"):
+        Run(folder).create(SPEC, overwrite=True)
+    monkeypatch.undo()
+    assert Run(folder).status()["status"] == "done"
+    assert not has_lock(folder)
+
+
+def test_resume_removes_unfinished_files(folder):
+    left = folder / ".checkpoint.safetensors.abc.part"
+    mine = folder / ".notes.part"
+    for path in (left, mine):
+        path.write_text("")
+    recmix.fit("vae", images(), out=folder, resume=True, **(SMALL | {"epochs": 3}))
+    assert not left.exists()
+    assert mine.exists()
