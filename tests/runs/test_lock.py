@@ -13,7 +13,7 @@ from cases.training import SMALL, images
 import recmix
 from recmix.errors import RunError
 from recmix.runs.folder import PRESET, Run
-from recmix.runs.lock import LOCK, has_lock
+from recmix.runs.lock import LOCK, NO_LINKS, has_lock, lock
 from recmix.runs.spec import Spec
 
 HOLD = """
@@ -134,3 +134,14 @@ def test_resume_removes_unfinished_files(folder):
     recmix.fit("vae", images(), out=folder, resume=True, **(SMALL | {"epochs": 3}))
     assert not left.exists()
     assert mine.exists()
+
+
+@pytest.mark.skipif(not NO_LINKS, reason="this system opens links only")
+def test_a_link_does_not_choose_which_file_is_written(tmp_path):
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / LOCK).symlink_to(precious)
+    with pytest.raises(RunError, match="could not write"):
+        lock(tmp_path / "run")
+    assert precious.read_text() == "mine"

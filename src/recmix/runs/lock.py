@@ -23,6 +23,8 @@ __all__ = ["LOCK", "has_lock", "lock", "unlock"]
 
 LOCK = ".lock"
 """Name of the locked file. It holds the host and the number of the process."""
+NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
+"""A link in a foreign folder must not choose which file is written."""
 _held: dict[Path, int] = {}  # the descriptors of the files that this process has locked
 
 
@@ -44,7 +46,7 @@ def lock(folder: Path) -> None:
         return
     while True:
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | NO_LINKS, 0o666)
         except OSError as error:
             raise RunError(f"could not write {path}: {error.strerror}") from error
         try:
