@@ -10,8 +10,8 @@ from pathlib import Path
 from benchmarks.trace import Call, first_calls, returns
 
 ROOT = Path(__file__).parents[2]
-MOST_RETURNS = 46
-"""Measured: 45. Lower it when the way of a training becomes shorter."""
+MOST_RETURNS = 48
+"""Measured: 48, two of them for the release of the folder's lock. Lower it when the way becomes shorter."""
 
 
 def test_training_seldom_returns_to_a_room():

@@ -84,7 +84,7 @@ def test_key_names_the_whole_inference(**options):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"refine": -1}, "refine must be at least 0, got -1"),
+        ({"refine": -1}, "refine must be at least 0 and at most 1000, got -1"),
         ({"refine": 1.5}, "refine must be a whole number, got 1.5"),
         ({"restarts": 10}, "restarts must be at least 1 and at most 9, got 10"),
         ({"scale": 0.0}, "scale must be above 0, got 0.0"),

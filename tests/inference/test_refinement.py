@@ -187,7 +187,7 @@ def test_batch_normalisation_in_training_mode_is_refused():
 
 
 def test_negative_number_of_steps_is_refused():
-    with pytest.raises(ConfigError, match="refine must be at least 0, got -1"):
+    with pytest.raises(ConfigError, match="refine must be at least 0 and at most 1000, got -1"):
         recmix.fit("vae", images(20), refine=-1)
 
 

@@ -83,7 +83,7 @@ def test_job_cannot_make_another_run_the_control(tmp_path):
         (lambda f: (f / "spec.json").write_text("[1, 2]"), "not the spec of a run"),
         (lambda f: write(f / "spec.json", {"format": FORMAT, "method": "rme"}), "incomplete or damaged"),
         (lambda f: write(f / "spec.json", {"format": 1, "method": "rme"}), "reads format 2"),
-        (lambda f: change(f / "spec.json", data=[1]), "must be JSON objects"),
+        (lambda f: change(f / "spec.json", data=[1]), "data must be an object"),
         (lambda f: change(f / "spec.json", inference={"refine": -1}), "refine must be at least 0"),
         (lambda f: (f / "job.json").unlink() or change(f / "spec.json", label=""), "'' as label"),
         (lambda f: write(f / "spec.json", {"format": FORMAT + 1, "method": "x"}), "upgrade recmix"),
