@@ -11,7 +11,7 @@ from benchmarks.trace import Call, first_calls, returns
 
 ROOT = Path(__file__).parents[2]
 MOST_RETURNS = 48
-"""Measured: 48, two of them for the release of the folder's lock. Lower it when the way becomes shorter."""
+"""Measured: 48, two of them to release the folder's lock. Lower it when the way becomes shorter."""
 
 
 def test_training_seldom_returns_to_a_room():
