@@ -32,7 +32,7 @@ class Inference(Options):
     """How a posterior q(z | x) is refined and then calibrated, each time it is used.
 
     Refinement replaces each component of q by a better Gaussian, by a few steps from its mean. An
-    example whose ELBO this would lower keeps the q it had. Calibration multiplies the standard
+    example whose estimated ELBO this would lower keeps its q. Calibration multiplies the standard
     deviations by a factor that was chosen on validation data. The noise of the likelihood can be
     calibrated too; this changes the model of the data. By default nothing is changed.
 

@@ -128,7 +128,7 @@ def _first_length(joint: LogJoint, z: Tensor, direction: Tensor) -> Tensor:
 def _direction(q: FullGaussian | LowRankGaussian, gradient: Tensor, pairs: list[_Pair]) -> Tensor:
     """The gradient (B, D) times the inverse curvature: L Lᵀ of q, corrected by earlier steps.
 
-    Where the result would not point uphill, the uncorrected product L Lᵀ g is used.
+    Where a short step along the result would lower log p(x, z), the product L Lᵀ g is used instead.
     """
     rest, shares = gradient, []
     for pair in reversed(pairs):
@@ -139,8 +139,8 @@ def _direction(q: FullGaussian | LowRankGaussian, gradient: Tensor, pairs: list[
     for pair, share in zip(pairs, reversed(shares), strict=True):
         back = pair.inverse * (pair.change * found).sum(-1, keepdim=True)
         found = found + (share - back) * pair.step
-    uphill = (found * gradient).sum(-1, keepdim=True) > 0
-    return torch.where(uphill, found, _precondition(q, gradient)) if pairs else found
+    rises = (found * gradient).sum(-1, keepdim=True) > 0
+    return torch.where(rises, found, _precondition(q, gradient)) if pairs else found
 
 
 def _precondition(q: FullGaussian | LowRankGaussian, vector: Tensor) -> Tensor:
