@@ -2,6 +2,7 @@
 
 import copy
 import functools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -43,7 +44,7 @@ def vae():
     return data, recmix.fit("vae", data, **options)
 
 
-def job(method, seed=0, training=None, inference=PLAIN, **options):
+def job(method, seed=0, training=None, inference=PLAIN, dtype="float32", **options):
     """A training that is ready to begin, on the GPU, from a VAE of one epoch."""
     data, start = vae()
     if "jitter" in method_options(METHODS[method]):  # the gates of equal components have no gradient
@@ -51,10 +52,12 @@ def job(method, seed=0, training=None, inference=PLAIN, **options):
     spec = recmix.fit(
         method, data, init=start, epochs=1, progress=False, engine="eager", device="cuda", **options
     ).spec
+    spec = replace(spec, training=replace(spec.training, dtype=dtype))
     made = build(spec, statistics=Statistics(centre=data.x_train.mean()))
     torch.manual_seed(0)  # some components start at random
     made.start_from(start.method)
-    given = {"epochs": 2, "learning_rate": 1e-3, "batch_size": 32, "seed": seed} | (training or {})
+    given = {"epochs": 2, "learning_rate": 1e-3, "batch_size": 32, "seed": seed, "dtype": dtype}
+    given |= training or {}
     options = Training(**given)
     objective = Objective(
         iwae_samples=options.objective_samples if options.objective == "iwae" else 0,
@@ -98,11 +101,25 @@ def similar(one, two):
 
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_graph_gives_the_same_as_eager(name, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    jobs = [job(name, dtype="float64") for _ in range(2)]
+    (eager,), (graph,) = run(Eager, jobs[:1]), run(GraphEngine, jobs[1:])
+    for metric, total in eager[0].items():
+        assert total == pytest.approx(graph[0][metric], rel=1e-6, abs=1e-6), metric
+    for key, value in eager[1].items():
+        assert np.abs(value - graph[1][key]).max() <= 1e-6, key
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_graph_is_close_to_eager_in_float32(name, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     jobs = [job(name) for _ in range(2)]
     (eager,), (graph,) = run(Eager, jobs[:1]), run(GraphEngine, jobs[1:])
-    same(eager, graph)
+    for metric, total in eager[0].items():  # rounding changes the weights of boosted mixtures by 2 %
+        assert total == pytest.approx(graph[0][metric], rel=0.05, abs=0.05), metric
+    for key, value in eager[1].items():
+        assert np.abs(value - graph[1][key]).mean() <= 3e-4, key
 
 
 def test_replicas_give_the_same_as_each_alone():

@@ -118,7 +118,8 @@ class _Problem:
         for length in lengths:
             precision = torch.lerp(state.precision, curvature, length)
             factor = cholesky(precision)
-            step = torch.cholesky_solve(gradient[..., None], factor).squeeze(-1)
+            half = torch.linalg.solve_triangular(factor, gradient[..., None], upper=False)
+            step = torch.linalg.solve_triangular(factor.mT, half, upper=True).squeeze(-1)
             tried = self.state(state.mean + length * step, precision)
             rose = tried.elbo > best.elbo  # false where the ELBO is not a number
             best = _State(
