@@ -12,8 +12,9 @@ from cases.training import SMALL, images
 
 import recmix
 from recmix.errors import RunError
-from recmix.runs.folder import PRESET, Run
-from recmix.runs.lock import LOCK, NO_LINKS, has_lock, lock
+from recmix.runs.files import write_json
+from recmix.runs.folder import PRESET, TUNED, Run
+from recmix.runs.lock import LOCK, NO_LINKS, exclusive, has_lock, lock
 from recmix.runs.spec import Spec
 
 HOLD = """
@@ -84,6 +85,51 @@ def test_folder_that_was_removed_and_made_again_is_locked_again(tmp_path):
     run.unlock()
 
 
+def test_new_run_is_locked(tmp_path):
+    Run(tmp_path / "new").create(SPEC)
+    assert has_lock(tmp_path / "new")
+    Run(tmp_path / "new").unlock()
+
+
+def test_run_of_a_faster_process_is_not_replaced(tmp_path, monkeypatch):
+    """The other process makes its run after the first look into the folder, before the lock."""
+
+    def lock_late(run):
+        write_json(run.folder / "spec.json", {"run": "of the other process"})
+
+    monkeypatch.setattr(Run, "lock", lock_late)
+    with pytest.raises(RunError, match="already holds a run"):
+        Run(tmp_path / "run").create(SPEC)
+    assert "other process" in (tmp_path / "run" / "spec.json").read_text()
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b"{}", b"[" * 100_000])
+def test_holder_that_did_not_write_its_name_is_another_process(tmp_path, content):
+    fcntl = pytest.importorskip("fcntl")
+    (tmp_path / LOCK).write_bytes(content)
+    with (tmp_path / LOCK).open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(RunError, match="is in use by another process"):
+            lock(tmp_path)
+
+
+def test_file_that_its_holder_removes_is_made_again(tmp_path, monkeypatch):
+    """The holder ends between opening and locking the file. A lock on a removed file holds nobody."""
+    fcntl = pytest.importorskip("fcntl")
+    plain, calls = fcntl.flock, []
+
+    def flock(descriptor, how):
+        if not calls:
+            (tmp_path / LOCK).unlink()
+        calls.append(how)
+        plain(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    lock(tmp_path)
+    assert (tmp_path / LOCK).exists()
+    Run(tmp_path).unlock()
+
+
 def test_failed_creation_keeps_no_lock(folder):
     with pytest.raises(RunError, match="already holds a run"):
         Run(folder).create(SPEC)
@@ -134,6 +180,51 @@ def test_resume_removes_unfinished_files(folder):
     recmix.fit("vae", images(), out=folder, resume=True, **(SMALL | {"epochs": 3}))
     assert not left.exists()
     assert mine.exists()
+
+
+def test_files_that_cannot_be_changed_are_one_error(tmp_path):
+    (tmp_path / "log.jsonl").mkdir()
+    (tmp_path / TUNED).mkdir()
+    with pytest.raises(RunError, match=r"could not write .*log\.jsonl: "):
+        Run(tmp_path).log("start")
+    with pytest.raises(RunError, match=r"could not remove .*tuned\.json: "):
+        Run(tmp_path).reset_tuned()
+
+
+@pytest.mark.parametrize("name", ["scores.json", "gap.json", "status.json"])
+def test_writing_a_file_removes_its_unfinished_versions(tmp_path, name):
+    """A finished run is not trained again, so nothing else would remove them."""
+    pytest.importorskip("fcntl")
+    left, other = tmp_path / f".{name}.abc.part", tmp_path / ".other.json.abc.part"
+    for path in (left, other):
+        path.write_text("")
+    write_json(tmp_path / name, {})
+    assert not left.exists()
+    assert other.exists()
+
+
+def test_file_that_another_process_writes_is_not_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr("recmix.runs.files.WAIT_SECONDS", 0.0)
+    written = tmp_path / ".scores.json.abc.part"
+    written.write_text("")
+    with exclusive(tmp_path) as alone:
+        assert alone
+        write_json(tmp_path / "scores.json", {})
+    assert written.exists()
+
+
+def test_scores_of_two_processes_are_both_kept(tmp_path):
+    pytest.importorskip("fcntl")
+    code = """
+import sys
+from recmix.runs.folder import Run
+for i in range(20):
+    Run(sys.argv[1]).add_score(f"{sys.argv[2]}/{i + 1}", {"elbo": -1.0, "iwae": -1.0})
+"""
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    both = [subprocess.Popen([*command, part]) for part in ("val", "test")]
+    assert [process.wait(timeout=120) for process in both] == [0, 0]
+    assert len(Run(tmp_path).scores()) == 40
 
 
 @pytest.mark.skipif(not NO_LINKS, reason="this system opens links only")

@@ -22,7 +22,7 @@ from recmix.errors import ConfigError, RunError, unknown
 from recmix.exports.elementary import BACKWARD, ELEMENTARY
 from recmix.exports.graphs import DecoderGraph, Graph, X, frozen, posterior_graph
 from recmix.inference.gauss_newton import traceable
-from recmix.runs.files import write_bytes, write_json
+from recmix.runs.files import remove_parts, write_bytes, write_json
 from recmix.runs.spec import Spec
 from recmix.training.build import Trained, load_trained
 
@@ -158,6 +158,7 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for name in FILES:
             (folder / name).unlink(missing_ok=True)
+            remove_parts(folder / name)
     except OSError as error:
         raise RunError(f"could not write to the folder {folder}: {error.strerror}") from error
 
@@ -226,6 +227,7 @@ def _program(graph: Graph) -> torch.export.ExportedProgram:
     program = torch.export.export(module, example, dynamic_shapes=shapes, strict=False)
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # it holds paths of this machine
+        node.meta.pop("from_node", None)  # it holds addresses in memory, which differ each time
     _check(graph, program.module())
     return program
 

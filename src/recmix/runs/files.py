@@ -7,47 +7,100 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import json
 import math
 import os
 import stat
 import tempfile
 import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from recmix.errors import ConfigError, RunError
+from recmix.runs.lock import exclusive
 
-__all__ = ["check_regular", "finite", "read_json", "read_toml", "write_bytes", "write_json"]
+__all__ = [
+    "check_regular",
+    "finite",
+    "read_json",
+    "read_toml",
+    "remove_parts",
+    "update_json",
+    "write_bytes",
+    "write_json",
+]
+
+WAIT_SECONDS = 10.0
+"""How long to wait for another process that writes in the same folder; files are written quickly."""
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write `content` to `path`. A crash leaves the complete old file or the complete new one."""
+    """Write `content` to `path`. A crash leaves the complete old file or the complete new one.
+
+    Unfinished files of the same name that killed processes left are removed.
+    """
+    with _writing(path):
+        _replace(path, content)
+
+
+def update_json(path: Path, change: Callable[[], Any]) -> None:
+    """Write what `change` returns to `path` as JSON. No other process writes in between.
+
+    Args:
+        path: the file.
+        change: reads the old content and returns the new one.
+    """
+    with _writing(path):
+        _replace(path, _json(change()))
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Let one process at a time write in the folder of `path`; make any OSError a RunError."""
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                os.fchmod(file.fileno(), 0o666 & ~_umask())
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(name, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(name)
-            raise
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        with exclusive(path.parent, WAIT_SECONDS) as alone:
+            if alone:  # no process is writing here, so unfinished files belong to none
+                remove_parts(path)
+            yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise RunError(
-                f"the disk is full: could not write {path} ({len(content):,} bytes). Earlier files are "
-                "complete: free some space and continue with --resume"
+                f"the disk is full: could not write {path}. Earlier files are complete: free some space "
+                "and continue with --resume"
             ) from error
         raise RunError(f"could not write {path}: {error.strerror or error}") from error
+
+
+def _replace(path: Path, content: bytes) -> None:
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            os.fchmod(file.fileno(), 0o666 & ~_umask())
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def remove_parts(path: Path) -> None:
+    """Remove unfinished files that killed processes left of this file.
+
+    The caller must know that no other process is writing the file.
+    """
+    for part in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
+        with contextlib.suppress(OSError):
+            part.unlink()
 
 
 def _umask() -> int:
@@ -62,8 +115,11 @@ def write_json(path: Path, content: Any) -> None:
 
     JSON has no such numbers. One is the standard error of a mean over a single example.
     """
-    text = json.dumps(finite(content), indent=1, allow_nan=False)
-    write_bytes(path, (text + "\n").encode())
+    write_bytes(path, _json(content))
+
+
+def _json(content: Any) -> bytes:
+    return (json.dumps(finite(content), indent=1, allow_nan=False) + "\n").encode()
 
 
 def finite(content: Any) -> Any:

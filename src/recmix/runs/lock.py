@@ -10,6 +10,8 @@ import contextlib
 import json
 import os
 import socket
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from recmix.errors import RunError
@@ -19,7 +21,7 @@ try:
 except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["LOCK", "has_lock", "lock", "unlock"]
+__all__ = ["LOCK", "exclusive", "has_lock", "lock", "unlock"]
 
 LOCK = ".lock"
 """Name of the locked file. It holds the host and the number of the process."""
@@ -80,6 +82,43 @@ def unlock(folder: Path) -> None:
         if _same_file(descriptor, path):
             path.unlink()
     os.close(descriptor)
+
+
+@contextlib.contextmanager
+def exclusive(folder: Path, seconds: float = 0.0) -> Iterator[bool]:
+    """Let no other process into this context for the same folder. It is meant for short changes.
+
+    The lock is on the folder itself, so no file is left.
+
+    Args:
+        folder: an existing folder.
+        seconds: how long to wait for another process.
+
+    Yields:
+        Whether the lock was obtained. It is not where the system cannot lock folders.
+    """
+    if fcntl is None:
+        yield False
+        return
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    end = time.monotonic() + seconds
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                held = True
+                break
+            except BlockingIOError:
+                if time.monotonic() >= end:
+                    held = False
+                    break
+                time.sleep(0.01)
+            except OSError:  # this file system cannot lock folders
+                held = False
+                break
+        yield held
+    finally:
+        os.close(descriptor)
 
 
 def _same_file(descriptor: int, path: Path) -> bool:
