@@ -38,21 +38,38 @@ def main() -> None:
     parser.add_argument("--splits", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=200, help="of the VAE")
     parser.add_argument("--curvature-epochs", type=int, default=30)
-    parser.add_argument("--residual-epochs", type=int, default=10)
-    parser.add_argument("--images", type=int, default=2000, help="test images that are scored")
+    parser.add_argument("--residual-epochs", type=int, default=40)
+    parser.add_argument("--first", type=int, default=2000, help="the first test image that is scored")
+    parser.add_argument("--images", type=int, default=8000, help="test images that are scored")
+    parser.add_argument(
+        "--vaes", type=Path, default=None, help="folder with trained runs vae_DIM_SPLIT and vaeplus_…"
+    )
     given = parser.parse_args()
     sets = [recmix.data.load("mnist", root=given.data_root, seed=s) for s in range(given.splits)]
     keys = [(dim, split) for dim in (20, 50) for split in range(given.splits)]
-    vaes = recmix.fit_many(
-        [
-            {"method": "vae", "data": sets[s], "latent": d, "seed": s, "epochs": given.epochs, **FIRST}
-            for d, s in keys
-        ]
-    )
+    if given.vaes is None:
+        vaes = recmix.fit_many(
+            [
+                {
+                    "method": "vae",
+                    "data": sets[s],
+                    "latent": d,
+                    "seed": s,
+                    "epochs": given.epochs,
+                    **FIRST,
+                }
+                for d, s in keys
+            ]
+        )
+    else:
+        vaes = [recmix.load(given.vaes / f"vae_{d}_{s}") for d, s in keys]
     starts = [{"data": sets[s], "init": vae} for (_, s), vae in zip(keys, vaes, strict=True)]
-    plus = recmix.fit_many(
-        [{"method": "vae", "epochs": 3, "learning_rate": 1e-5, **start} for start in starts]
-    )
+    if given.vaes is None:
+        plus = recmix.fit_many(
+            [{"method": "vae", "epochs": 3, "learning_rate": 1e-5, **start} for start in starts]
+        )
+    else:
+        plus = [recmix.load(given.vaes / f"vaeplus_{d}_{s}") for d, s in keys]
     curved = recmix.fit_many(
         [{"method": "curvature", "epochs": given.curvature_epochs, **start} for start in starts]
     )
@@ -74,7 +91,8 @@ def main() -> None:
     )
     rows: list[dict[str, Any]] = []
     for (dim, split), vae, control, model in zip(keys, vaes, plus, curved, strict=True):
-        x, held_out = sets[split].x_test[: given.images], sets[split].x_val
+        last = given.first + given.images
+        x, held_out = sets[split].x_test[given.first : last], sets[split].x_val
         tried = {
             "VAE": vae,
             "VAE+": control,
@@ -98,7 +116,7 @@ def main() -> None:
             tried["RESIDUAL, learned 2 calibrated"] = two
         rows += [scored(m, x, dim=dim, split=split, row=name) for name, m in tried.items()]
         about = {"torch": torch.__version__, "device": str(vae.device), **vars(given)}
-        about |= {"out": None, "data_root": None}
+        about |= {"out": None, "data_root": None, "vaes": None}
         given.out.write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n")
 
 

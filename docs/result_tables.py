@@ -351,10 +351,37 @@ def resnet() -> str:
     return table(["row", "test images", "ELBO", "IWAE-100"], lines, numbers=3)
 
 
+def structured(kind: str) -> str:
+    """Methods on texts or molecules: test bounds, and differences from a control over splits."""
+    rows = json.loads((RESULTS / "structured.json").read_text())[kind]["rows"]
+    values: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        values.setdefault(row["row"], []).append(row)
+    few = "VAE, refined examples"
+    if kind == "parallel":  # one split, no second stage
+        values.pop("VAE")
+    else:  # no refinement was scored in the time
+        values.pop(few, None)
+    control = few if few in values else "VAE+"
+    lines = []
+    for name, found in values.items():
+        line = [name.replace(few, "VAE")]
+        for bound in ("elbo", "iwae"):
+            here, there = ([row[bound] for row in part] for part in (found, values[control]))
+            gains = [one - two for one, two in zip(here, there, strict=True)]
+            many = len(gains) > 1 and name != control
+            gain = _with_error(gains, "", 2) if many else f"{statistics.mean(gains):.2f}"
+            line += [f"{statistics.mean(here):.2f}", gain if name != control else ""]
+        line.append(f"{statistics.mean(row['milliseconds'] for row in found):.1f}")
+        lines.append(line)
+    of = "VAE" if control == few else control
+    head = ["row", "ELBO", f"over {of}", "IWAE-100", f"over {of}", "ms"]
+    return table(head, lines, numbers=5)
+
+
 def refinements() -> str:
     """Kinds of refinement on MNIST: test IWAE-100 and share of the gain of four exact steps."""
     rows = json.loads((RESULTS / "refinement_mnist.json").read_text())["rows"]
-    rows = [row for row in rows if row["images"] == 2000]
     values: dict[tuple[int, str], dict[int, float]] = {}
     for row in rows:
         values.setdefault((row["dim"], row["row"]), {})[row["split"]] = row["iwae"]
@@ -365,14 +392,22 @@ def refinements() -> str:
             found = values.get((dim, name), {})
             start, exact = values[dim, "VAE"], values[dim, "gauss-newton 4"]
             shares = [100 * (v - start[s]) / (exact[s] - start[s]) for s, v in found.items()]
-            count = "" if len(found) == 5 else f" ({len(found)} of 5 splits)"
-            line += [
-                f"{statistics.mean(found.values()):.1f}{count}" if found else "",
-                f"{statistics.mean(shares):.0f} %" if found else "",
-            ]
+            bound = share = ""
+            if len(found) == 1:
+                bound, share = f"{found[0]:.1f} (1 of 5 splits)", f"{shares[0]:.0f} %"
+            elif found:
+                bound = _with_error(list(found.values()), "")
+                share = _with_error(shares, " %")
+            line += [bound, share]
         lines.append(line)
     head = ["row", "dim 20", "share of the gain", "dim 50", "share of the gain"]
     return table(head, lines, numbers=4)
+
+
+def _with_error(values: list[float], unit: str, digits: int = 1) -> str:
+    """The mean and its standard error over splits."""
+    error = statistics.stdev(values) / len(values) ** 0.5
+    return f"{statistics.mean(values):.{digits}f} ± {error:.{digits}f}{unit}"
 
 
 def _refinement_order(name: str) -> tuple[int, str]:
@@ -383,6 +418,10 @@ def _refinement_order(name: str) -> tuple[int, str]:
 
 TABLES: dict[str, Callable[[], str]] = {
     "refinements": refinements,
+    "structured-text": lambda: structured("text"),
+    "structured-strings": lambda: structured("strings"),
+    "structured-graphs": lambda: structured("graphs"),
+    "structured-parallel": lambda: structured("parallel"),
     "resnet": resnet,
     "pilot": pilot,
     "readme": readme,

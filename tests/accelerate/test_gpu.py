@@ -53,8 +53,8 @@ def job(method, seed=0, training=None, inference=PLAIN, dtype="float32", **optio
         method, data, init=start, epochs=1, progress=False, engine="eager", device="cuda", **options
     ).spec
     spec = replace(spec, training=replace(spec.training, dtype=dtype))
+    torch.manual_seed(0)  # gates and some components start at random
     made = build(spec, statistics=Statistics(centre=data.x_train.mean()))
-    torch.manual_seed(0)  # some components start at random
     made.start_from(start.method)
     given = {"epochs": 2, "learning_rate": 1e-3, "batch_size": 32, "seed": seed, "dtype": dtype}
     given |= training or {}

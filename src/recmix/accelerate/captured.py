@@ -66,9 +66,10 @@ class Captured:
                 self._graphs.popitem(last=False)
             return infer(method, x, self.inference)
         graph = self._graphs[key]
-        if graph is not None:  # it runs while the parameters are checked
+        if graph is not None:  # the GPU works while the parameters are checked
             graph.x.copy_(x)
             graph.replay.replay()
+            found = graph.posterior.copy()
         versions = [*state(self._places), method.trainings]
         if graph is None or graph.versions != versions:
             try:
@@ -86,8 +87,9 @@ class Captured:
                 return infer(method, x, self.inference)
             self._graphs[key] = graph
             graph.replay.replay()
+            found = graph.posterior.copy()
         self._graphs.move_to_end(key)
-        return graph.posterior.copy()
+        return found
 
     def _capture(self, method: Method, x: Tensor, versions: list[Any]) -> _Graph:
         """Capture a CUDA graph that computes the posterior of batches with the shape of x.

@@ -264,7 +264,7 @@ def state(kept: Sequence[tuple[dict[str, Any], str]]) -> list[list[int]]:
         kept: dictionaries and keys, from `places`.
     """
     now = [place[name] for place, name in kept]
-    return [[t._version for t in now], [t.data_ptr() for t in now]]
+    return [[t._version for t in now], list(map(Tensor.data_ptr, now))]
 
 
 def _shifted(function: Callable[[Tensor], Tensor]) -> Run:
