@@ -43,6 +43,8 @@ class Interrupted(RecmixError):
 def unknown(what: str, name: str, valid: Iterable[str]) -> str:
     """The error message for a name that does not exist. It suggests the most similar valid names.
 
+    A name may also be made of the initials of a valid name, such as lr for learning_rate.
+
     Args:
         what: the kind of thing that was named, such as "method".
         name: the unknown name.
@@ -53,5 +55,7 @@ def unknown(what: str, name: str, valid: Iterable[str]) -> str:
     """
     names = sorted(valid)
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    initials = ["".join(word[:1] for word in valid_name.split("_")) for valid_name in names]
+    close = close or [one for one, letters in zip(names, initials, strict=True) if letters == name]
     hint = f" did you mean {' or '.join(map(repr, close))}?" if close else ""
     return f"unknown {what} {name!r}:{hint} Valid: {', '.join(names)}".replace(":  ", ": ")

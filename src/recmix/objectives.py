@@ -11,7 +11,15 @@ from recmix.errors import ConfigError
 from recmix.model.latent import LatentModel
 from recmix.posteriors import Posterior
 
-__all__ = ["elbo", "iwae", "log_mean_exp", "log_weights"]
+__all__ = [
+    "elbo",
+    "elbo_parts",
+    "iwae",
+    "kl_by_dimension",
+    "log_mean_exp",
+    "log_weights",
+    "weighted_elbo",
+]
 
 
 def elbo(
@@ -52,6 +60,96 @@ def elbo(
     z = torch.cat(drawn)  # (K S, B, D)
     log_w = (model.log_joint(x, z) - posterior.log_prob(z)).unflatten(0, (len(parts), samples))
     return (posterior.weights.t()[:, None] * log_w).sum(0).mean(0)
+
+
+def elbo_parts(
+    model: LatentModel,
+    x: Tensor,
+    posterior: Posterior,
+    samples: int = 1,
+    *,
+    generator: torch.Generator | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The two parts of the ELBO for each example: E_q[log p(x | z)] and KL(q || p(z)), (B,) each.
+
+    Their difference is the ELBO. As in `elbo`, the KL is exact where it has a closed form, and each
+    component of a mixture is sampled `samples` times.
+
+    Args:
+        model: the model p(x, z).
+        x: examples (B, *shape).
+        posterior: q(z | x) for these examples.
+        samples: number of samples of z for each example, and for each component of a mixture.
+        generator: the random number generator.
+
+    >>> from recmix.model.likelihoods import Bernoulli
+    >>> from recmix.posteriors import Gaussian
+    >>> decoder = torch.nn.Sequential(torch.nn.Linear(2, 6), torch.nn.Unflatten(1, (1, 2, 3)))
+    >>> model = LatentModel(decoder, Bernoulli(), latent=2, shape=(1, 2, 3))
+    >>> q = Gaussian(torch.full((4, 2), 3.0), torch.zeros(4, 2))
+    >>> elbo_parts(model, torch.zeros(4, 1, 2, 3), q)[1]
+    tensor([9., 9., 9., 9.])
+    """
+    _check(samples)
+    parts = posterior.components
+    if len(parts) == 1:
+        z, log_q = posterior.rsample_and_log_prob(samples, generator=generator)
+        kl = model.kl(posterior, z, log_q).expand(samples, -1)
+        return model.log_conditional(x, z).mean(0), kl.mean(0)
+    z = torch.cat([q.rsample_and_log_prob(samples, generator=generator)[0] for q in parts])
+    shares = posterior.weights.t().repeat_interleave(samples, 0) / samples  # (K S, B)
+    kl = posterior.log_prob(z) - model.prior.log_prob(z)
+    return (shares * model.log_conditional(x, z)).sum(0), (shares * kl).sum(0)
+
+
+def weighted_elbo(
+    model: LatentModel,
+    x: Tensor,
+    posterior: Posterior,
+    *,
+    kl_weight: float | Tensor = 1.0,
+    free_bits: float = 0.0,
+    generator: torch.Generator | None = None,
+) -> tuple[Tensor, Tensor]:
+    """A training objective against posterior collapse, and the ELBO; both are means over the batch.
+
+    The objective is E_q[log p(x | z)] - β KL(q || p(z)), with the weight β (KL annealing). With
+    `free_bits` λ the KL is replaced by Σ_d max(λ, KL_d), where KL_d is the KL of latent dimension d,
+    averaged over the batch. So a KL_d below λ has no gradient. One sample of z is drawn for each
+    example. The ELBO has no gradient.
+
+    Args:
+        model: the model p(x, z).
+        x: examples (B, *shape).
+        posterior: q(z | x) for these examples.
+        kl_weight: β.
+        free_bits: λ, in nats. It needs a KL that is a sum over dimensions, see `kl_by_dimension`.
+        generator: the random number generator.
+
+    Reference: Bowman et al., Generating Sentences from a Continuous Space, CoNLL 2016 (β); Kingma et
+    al., Improved Variational Inference with Inverse Autoregressive Flow, NeurIPS 2016 (λ).
+    """
+    found, kl = (part.mean() for part in elbo_parts(model, x, posterior, generator=generator))
+    charged = kl
+    if free_bits:
+        charged = kl_by_dimension(model, posterior).mean(0).clamp(min=free_bits).sum()
+    return found - kl_weight * charged, (found - kl).detach()
+
+
+def kl_by_dimension(model: LatentModel, posterior: Posterior) -> Tensor:
+    """KL(q || p(z)) of each latent dimension, (B, D), in nats.
+
+    The KL is a sum over dimensions for a diagonal Gaussian and the standard normal prior. For others
+    this is an error.
+    """
+    found = posterior.kl_by_dimension() if model.prior.standard else None
+    if found is None:
+        raise ConfigError(
+            "free_bits needs a KL that is a sum over latent dimensions, so a diagonal Gaussian and "
+            f"prior = 'standard'; got a {type(posterior).__name__} and a "
+            f"{type(model.prior).__name__} prior: use free_bits for a vae, or use kl_warmup"
+        )
+    return found
 
 
 def iwae(

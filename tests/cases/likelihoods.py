@@ -9,8 +9,10 @@ from torch import nn
 
 from recmix.model.latent import LatentModel
 from recmix.model.likelihoods import (
+    Autoregressive,
     Bernoulli,
     Categorical,
+    CategoricalGraph,
     DecodedGaussian,
     FeatureGaussian,
     Gaussian,
@@ -47,6 +49,8 @@ class Case:
     shape: tuple[int, ...]
     scale: float = 1.0
     last: Callable[[], nn.Module] = nn.Identity
+    points: int = 401
+    """Points of the quadrature for each of the two latent dimensions."""
 
     def model(self, *, prior=None, seed=0):
         """p(x, z) with a random decoder of two latent dimensions, in float64."""
@@ -80,6 +84,13 @@ CASES = {
     "bernoulli": Case(Bernoulli, (1, 3, 3)),
     "bernoulli-probabilities": Case(ProbabilityBernoulli, (1, 3, 3), last=nn.Sigmoid),
     "categorical": Case(lambda: Categorical(4), (5,)),
+    "autoregressive": Case(
+        lambda: Autoregressive((4,), 3, units=8, heads=2, blocks=1, end_token=True),
+        (4,),
+        4.0,
+        points=101,
+    ),
+    "graph": Case(lambda: CategoricalGraph(3, 3, 2), (6,)),
     "poisson": Case(Poisson, (6,)),
     "negative-binomial": Case(lambda: NegativeBinomial((6,), 2.0), (6,)),
     "zero-inflated-negative-binomial": Case(lambda: ZeroInflatedNegativeBinomial((6,), 2.0), (6,)),

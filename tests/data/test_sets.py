@@ -11,7 +11,16 @@ import pytest
 import scipy.io
 
 import recmix.data
-from recmix.data import SETS, ArrayExamples, FileImages, data_root, inventory, load, rebuild
+from recmix.data import (
+    SETS,
+    ArrayExamples,
+    DataWarning,
+    FileImages,
+    data_root,
+    inventory,
+    load,
+    rebuild,
+)
 from recmix.errors import ConfigError, DataError
 
 
@@ -132,17 +141,30 @@ def cifar_records(rng, count):
     return rng.integers(0, 10, (count, 3073), dtype=np.uint8)
 
 
+def test_fashion_mnist_is_read_from_its_own_folder(tmp_path, rng, write_idx):
+    folder = tmp_path / "FashionMNIST" / "raw"
+    folder.mkdir(parents=True)
+    for name, count in (("train", 20), ("t10k", 5)):
+        images = rng.integers(0, 256, (count, 28, 28), dtype=np.uint8)
+        write_idx(folder / f"{name}-images-idx3-ubyte", images)
+    data = load("fashion-mnist", root=tmp_path)
+    assert counts(data) == (18, 2, 5)
+    np.testing.assert_array_equal(data.x_test.raw[:, 0], images)
+
+
 @pytest.mark.parametrize("folder", ["cifar10/cifar-10-batches-bin", "cifar-10-batches-bin"])
 def test_cifar10_uses_the_batches_that_exist(tmp_path, rng, folder):
     (tmp_path / folder).mkdir(parents=True)
     first, third, test = (cifar_records(rng, count) for count in (20, 10, 5))
     first.tofile(tmp_path / folder / "data_batch_1.bin")
     test.tofile(tmp_path / folder / "test_batch.bin")
-    data = load("cifar10", root=tmp_path)
+    with pytest.warns(DataWarning, match=r"4 of 6 files are left out.*data_batch_2.bin"):
+        data = load("cifar10", root=tmp_path)
     assert counts(data) == (18, 2, 5)
     np.testing.assert_array_equal(data.x_test.raw.reshape(5, 3072), test[:, 1:])
     third.tofile(tmp_path / folder / "data_batch_3.bin")
-    assert counts(load("cifar10", root=tmp_path)) == (27, 3, 5)
+    with pytest.warns(DataWarning, match=r"3 of 6 files"):
+        assert counts(load("cifar10", root=tmp_path)) == (27, 3, 5)
     entry = entry_of("cifar10", tmp_path)
     assert (entry.state, entry.usable, entry.files) == ("partly", True, 3)
     assert entry.missing == ("data_batch_2.bin", "data_batch_4.bin", "data_batch_5.bin")
@@ -410,6 +432,7 @@ def test_real_omniglot(need):
     assert not data.binary
 
 
+@pytest.mark.filterwarnings("ignore::recmix.data.DataWarning")  # some files may be missing
 def test_real_cifar10_and_svhn(need):
     batches = [f"cifar10/cifar-10-batches-bin/{name}.bin" for name in ("data_batch_1", "test_batch")]
     root = need(*batches, "svhn/train_32x32.mat", "svhn/test_32x32.mat")

@@ -279,7 +279,7 @@ def test_damaged_image_or_zip_is_rejected(tmp_path, write_image_files):
         ("a.png", "is one image.*the folder"),
         ("a.pkl", "pickle.*never read.*numpy.save"),
         ("a.pt", "pickle.*never read"),
-        ("a.txt", "format that is not supported"),
+        ("a.doc", "format that is not supported"),
     ],
 )
 def test_unsupported_files_are_rejected(tmp_path, name, message):

@@ -308,6 +308,21 @@ def test_advice_follows_its_rules(found, says):
     assert found.advice.count(". ") <= 1  # at most two sentences
 
 
+@pytest.mark.parametrize(
+    ("used", "says", "silent"),
+    [
+        ((), "Use refinement (--refine 2), residual corrections or augmented", "more"),
+        (("refinement",), "Use more refinement steps, residual corrections or", "--refine"),
+        (("residual corrections",), "Use refinement (--refine 2) or augmented", "corrections"),
+    ],
+)
+def test_advice_does_not_name_what_is_used(used, says, silent):
+    train = made(98, 99, 99.5, name="train")
+    found = made(80, 99, 99.5, train=train, used=used)
+    assert says in found.advice
+    assert silent not in found.advice
+
+
 def test_failed_check_of_the_evidence_is_reported():
     good = made(80.0, 98.0, 99.0)
     noise = 0.1 * torch.linspace(-1, 1, 10)

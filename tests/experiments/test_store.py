@@ -8,6 +8,7 @@ import sys
 import pytest
 from cases.grids import assert_same_results, grid, results, run_jobs, training_starts, write_grid
 
+import recmix
 from recmix.errors import RunError
 from recmix.experiments.driver import run_grid
 from recmix.experiments.job_queue import RETRIES, JobQueue
@@ -234,6 +235,19 @@ def test_a_damaged_run_without_scores_is_repaired(kind, store, finished):
     assert_same_results(store, finished, [VAE])
 
 
+def test_one_changed_byte_of_a_checkpoint_is_repaired(store, finished):
+    """The file can be opened; only its digest shows the damage. Without repair the run would fail."""
+    folder = store.folder(VAE.digest)
+    (folder / "status.json").unlink()
+    recmix.fit("vae", "digits", epochs=1, latent=2, out=folder / "x", progress=False, device="cpu")
+    content = bytearray((folder / "x" / "checkpoint.safetensors").read_bytes())
+    content[-100] ^= 1
+    (folder / "checkpoint.safetensors").write_bytes(content)
+    assert any("SHA-256" in message for message in store.repair(VAE.digest))
+    assert work(store, VAE.digest, device="cpu") == "done"
+    assert_same_results(store, finished, [VAE])
+
+
 def test_partly_written_files_are_removed(store):
     part = store.folder(VAE.digest) / ".spec.json.abc.part"
     part.write_text("{")
@@ -325,3 +339,16 @@ def test_runs_finished_by_another_driver_are_not_repeated(tmp_path, finished):
     while queue.open:
         assert queue.take(threads=1) is None
     assert queue.counts == {"done": 3}
+
+
+def test_done_run_with_a_damaged_vocabulary_starts_again(tmp_path):
+    texts = [f"{animal} {verb}" for animal in "abcd" for verb in "efgh"]
+    (tmp_path / "texts.txt").write_text("\n".join(texts))
+    column = {"data": str(tmp_path / "texts.txt"), "latent": 2, "units": 8, "blocks": 1}
+    first = {"epochs": 1}
+    jobs = grid(
+        columns=[column], methods=[{"name": "vae"}], budget={"first": first, "second": first}
+    ).jobs
+    store = run_jobs(tmp_path / "store", jobs[:1])
+    (store.folder(jobs[0].digest) / "vocabulary.json").write_text("{")
+    assert "it starts again: it needs vocabulary.json" in store.repair(jobs[0].digest)

@@ -123,6 +123,20 @@ def test_description_of_an_export(tmp_path):
     assert size < 4 * floats + 50_000  # no decoder, and no network twice
 
 
+def test_same_model_gives_the_same_bytes(tmp_path):
+    made = model("vae")
+    one, two = (made.export(tmp_path / name, format="pt2") for name in "ab")
+    for name in ("posterior.pt2", "decoder.pt2", "export.json"):
+        assert (one / name).read_bytes() == (two / name).read_bytes(), name
+
+
+def test_unfinished_files_of_a_killed_export_are_removed(tmp_path):
+    for name in ("posterior.pt", "decoder.pt", "posterior.onnx"):
+        (tmp_path / f".{name}.abc.part").write_text("")
+    folder = model("vae").export(tmp_path, format="torchscript")
+    assert {path.name for path in folder.iterdir()} == {"posterior.pt", "decoder.pt", "export.json"}
+
+
 def test_user_networks(tmp_path):
     class Branching(nn.Module):
         """A branch on a tensor's value, which a tracer cannot follow."""
@@ -169,7 +183,7 @@ def test_export_command(tmp_path, capsys, monkeypatch):
     assert call("export", tmp_path / "nowhere") == 2
     model("vae", encoder=nn.Sequential(nn.Flatten(), nn.Linear(64, 4))).save(tmp_path / "own")
     assert call("export", tmp_path / "own") == 2
-    assert "export it from Python" in " ".join(capsys.readouterr().err.split())
+    assert "--networks module:function" in " ".join(capsys.readouterr().err.split())
     with pytest.raises(ConfigError, match="has no folder yet: give the folder of the export"):
         recmix.Model(made.method, made.spec).export(format="pt2")
     monkeypatch.setitem(sys.modules, "onnxscript", None)

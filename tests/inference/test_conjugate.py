@@ -13,11 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from recmix.errors import ConfigError
 from recmix.inference.conjugate import PROBES, SMALL, _probes, conjugate
 from recmix.inference.gauss_newton import ascend, normal_equations
+from recmix.inference.refinement import refine
 from recmix.model.latent import LatentModel
 from recmix.model.likelihoods import Bernoulli
 from recmix.model.likelihoods import Gaussian as GaussianLikelihood
 from recmix.model.priors import GaussianMixturePrior, OwnPrior
-from recmix.posteriors import Gaussian
+from recmix.posteriors import Gaussian, Mixture
 
 SHAPE, LATENT = (1, 8, 8), 3
 
@@ -363,3 +364,15 @@ def test_errors_say_what_is_wrong():
     model.decoder.insert(2, nn.BatchNorm1d(16))
     with pytest.raises(ConfigError, match="batch normalisation"):
         conjugate(model, x, start, steps=1)
+
+
+def test_components_of_a_mixture_are_refined_separately():
+    world = LinearGaussian(4)
+    x = world.images(3)
+    parts = [Gaussian(normal(3, 4, seed=s), torch.zeros(3, 4, dtype=torch.float64)) for s in (1, 2)]
+    weights = torch.tensor([0.3, 0.7], dtype=torch.float64).log().expand(3, 2)
+    q = refine(world.model, x, Mixture(parts, weights), steps=1, how="conjugate")
+    for part, found in zip(parts, q.components, strict=True):
+        alone = refine(world.model, x, part, steps=1, how="conjugate")
+        torch.testing.assert_close(found.mean, alone.mean)
+        torch.testing.assert_close(found.variance, alone.variance)

@@ -16,6 +16,7 @@ from recmix.model.networks import (
     default_network,
     encode_with_features,
     feature_size,
+    keyword_options,
     make_decoder,
     make_encoder,
     network_options,
@@ -24,25 +25,67 @@ from recmix.model.networks import (
 )
 from recmix.model.options import ModelOptions, options_of
 
-SHAPE, LATENT = (2, 9, 12), 3
-SMALL = {"mlp": {"widths": (16, 12)}, "resnet": {"widths": (4, 6), "blocks": 1}}
+LATENT = 3
+IMAGES = ("conv", "dense", "mlp", "resnet")
+SHAPES = dict.fromkeys(IMAGES, (2, 9, 12))
+SHAPES |= {"transformer": (5,), "gru": (5,), "graph": (10,), "video": (3, 2, 9, 12)}
+"""For each kind of network the shape of an example."""
+OUTPUTS = {"transformer": (5, 7), "gru": (5, 7), "graph": (24,)}
+"""The shape of the decoder's output, if it is not that of the example."""
+SMALL = {
+    "mlp": {"widths": (16, 12)},
+    "resnet": {"widths": (4, 6), "blocks": 1},
+    "transformer": {"units": 8, "heads": 2, "classes": 7},
+    "gru": {"units": 8, "classes": 7},
+    "graph": {"units": 8, "heads": 2, "node_classes": 3, "edge_classes": 2},
+}
 
 images = st.tuples(st.integers(1, 4), st.integers(8, 128), st.integers(8, 128))
 latents = st.integers(1, 100)
 any_shape = st.lists(st.integers(1, 6), min_size=1, max_size=4).map(tuple)
 few = settings(max_examples=12, deadline=None, derandomize=True)
 each_kind = pytest.mark.parametrize("kind", sorted(NETWORKS))
+each_image_kind = pytest.mark.parametrize("kind", IMAGES)
 double = torch.float64
 
 
-def pair(kind, shape=SHAPE, output=None):
+def test_every_network_has_a_case():
+    assert set(SHAPES) == set(NETWORKS)
+
+
+def made(kind, shape=None, latent=LATENT, output=None, **more):
+    """A small encoder and decoder."""
+    shape, output = shape or SHAPES[kind], output or OUTPUTS.get(kind)
+    options = SMALL.get(kind, {"hidden": 16})
+    both = NETWORKS[kind]
+    mine, theirs = (
+        {k: v for k, v in options.items() if k in keyword_options(make)}
+        for make in (both.encoder, both.decoder)
+    )
+    return (
+        make_encoder(kind, shape, latent, **mine, **more),
+        make_decoder(kind, shape, latent, output, **theirs),
+    )
+
+
+def examples(kind, count):
+    """Random examples; classes of tokens or of a path of four nodes for networks that read them."""
+    generator = torch.Generator().manual_seed(3)
+    if kind == "graph":
+        nodes = torch.randint(1, 3, (count, 4), generator=generator)
+        return torch.cat([nodes, torch.randint(2, (count, 6), generator=generator)], 1).double()
+    if NETWORKS[kind].reads_classes:
+        tokens = torch.randint(7, (count, 5), generator=generator).double()
+        tokens[0, 3:] = -1
+        tokens[:, :3] = tokens[:, :3].clamp(min=0)
+        return tokens
+    return torch.rand(count, *SHAPES[kind], dtype=double, generator=generator)
+
+
+def pair(kind, output=None):
     """A small encoder and decoder in which every parameter has an effect, in evaluation mode."""
     torch.manual_seed(0)
-    options = SMALL.get(kind, {"hidden": 16})
-    networks = (
-        make_encoder(kind, shape, LATENT, **options),
-        make_decoder(kind, shape, LATENT, output, **options),
-    )
+    networks = made(kind, output=output)
     for network in networks:
         network.double().eval()
         for parameter in network.parameters():  # also those that start at zero
@@ -52,7 +95,7 @@ def pair(kind, shape=SHAPE, output=None):
 
 @few
 @given(shape=images, latent=latents, channels=st.none() | st.integers(1, 5))
-@each_kind
+@each_image_kind
 def test_shapes_for_every_image_size(kind, shape, latent, channels):
     wanted = None if channels is None else (channels, *shape[1:])
     options = SMALL.get(kind, {})
@@ -85,7 +128,8 @@ def test_shapes_for_every_number_of_axes(shape, output, latent):
         ((3, 8, 7), "mlp"),
         ((28, 28), "mlp"),
         ((784,), "mlp"),
-        ((3, 4, 28, 28), "mlp"),
+        ((3, 4, 28, 28), "video"),
+        ((3, 4, 28, 7), "mlp"),
     ],
     ids=str,
 )
@@ -102,15 +146,18 @@ def test_default_network_by_shape(shape, kind):
 @each_kind
 def test_gradients_reach_every_parameter(kind):
     encoder, decoder = pair(kind)
-    decoder(encoder(torch.rand(4, *SHAPE, dtype=double))[:, :LATENT]).square().sum().backward()
+    decoder(encoder(examples(kind, 4))[:, :LATENT]).square().sum().backward()
     for name, parameter in [*encoder.named_parameters(), *decoder.named_parameters()]:
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
         assert parameter.grad.abs().sum() > 0, name
 
 
-@each_kind
-@pytest.mark.parametrize("output", [None, (2, 9, 12, 3)], ids=["image", "logits"])
+@pytest.mark.parametrize(
+    ("kind", "output"),
+    [*((kind, None) for kind in SHAPES), *((kind, (2, 9, 12, 3)) for kind in IMAGES), ("gru", (6,))],
+    ids=str,
+)
 def test_decoder_jacobian_by_forward_mode(kind, output):
     decoder = pair(kind, output=output)[1]
     z, units = torch.randn(4, LATENT, dtype=double), torch.eye(LATENT, dtype=double)
@@ -130,7 +177,7 @@ def test_decoder_jacobian_by_forward_mode(kind, output):
 @each_kind
 def test_one_example_does_not_depend_on_the_others(kind):
     networks = pair(kind)
-    inputs = torch.rand(5, *SHAPE, dtype=double), torch.randn(5, LATENT, dtype=double)
+    inputs = examples(kind, 5), torch.randn(5, LATENT, dtype=double)
     for network, given_ in zip(networks, inputs, strict=True):
         for mode in (True, False):
             network.train(mode)
@@ -154,26 +201,31 @@ def test_reset_draws_the_weights_again(kind):
 
 @each_kind
 def test_width_multiplies_the_size_of_the_encoder(kind):
-    with torch.device("meta"):
-        one, two = (make_encoder(kind, (1, 28, 28), 5, width=width) for width in (1.0, 2.0))
+    one, two = (made(kind, width=width)[0] for width in (1.0, 2.0))
     assert parameter_count(two) > 1.5 * parameter_count(one)
-    assert two(torch.empty(3, 1, 28, 28, device="meta")).shape == (3, 10)
+    assert two.double()(examples(kind, 3)).shape == (3, 2 * LATENT)
     with pytest.raises(ConfigError, match="width=0"):
-        make_encoder(kind, (1, 28, 28), 5, width=0.0)
+        made(kind, width=0.0)
 
 
 @each_kind
 def test_wrong_latent_dimensions_are_refused(kind):
-    for make in (make_encoder, make_decoder):
-        with pytest.raises(ConfigError, match="latent=0"):
-            make(kind, (1, 8, 8), 0)
+    with pytest.raises(ConfigError, match="latent=0"):
+        made(kind, latent=0)
 
 
 def test_unknown_kinds_name_the_valid_ones():
-    with pytest.raises(ConfigError, match=r"unknown encoder 'con'.*'conv'.*auto, conv, dense, mlp"):
+    with pytest.raises(ConfigError, match=r"unknown encoder 'con'.*'conv'.*auto, conv, dense, .*mlp"):
         make_encoder("con", (1, 8, 8), 2)
-    with pytest.raises(ConfigError, match=r"unknown decoder 'transformer'.*conv, dense, mlp, resnet"):
-        make_decoder("transformer", (1, 8, 8), 2)
+    with pytest.raises(ConfigError, match=r"unknown decoder 'diffusion'.*conv, dense, .*mlp, resnet"):
+        make_decoder("diffusion", (1, 8, 8), 2)
+
+
+def test_missing_options_are_named():
+    with pytest.raises(ConfigError, match="the transformer encoder needs the option classes"):
+        make_encoder("transformer", (5,), 2)
+    with pytest.raises(ConfigError, match="the graph decoder needs the option node_classes"):
+        make_decoder("graph", (10,), 2)
 
 
 def test_unknown_options_name_the_valid_ones():
@@ -220,6 +272,7 @@ def test_a_network_gets_the_options_that_it_has():
 def test_options_that_no_network_has_are_refused():
     check_network_options(ModelOptions(latent=3, blocks=3), ["own", "resnet"])
     check_network_options(ModelOptions(latent=3), ["own", "conv"])
+    check_network_options(ModelOptions(blocks=3, classes=5), ["mlp"], ["blocks"])
     with pytest.raises(ConfigError, match=r"blocks=3 is an option of network resnet.*conv and mlp"):
         check_network_options(ModelOptions(blocks=3), ["conv", "mlp"])
     with pytest.raises(ConfigError, match=r"widths=\(9,\) is an option of network mlp and resnet"):

@@ -7,6 +7,7 @@ from torch import nn
 from recmix.errors import ConfigError
 from recmix.model.mlp import ACTIVATIONS
 from recmix.model.networks import mlp_decoder, mlp_encoder, parameter_count
+from recmix.model.normalisation import LayerNorm
 
 double = torch.float64
 
@@ -51,7 +52,7 @@ def test_activations(name):
 
 def test_normalisation_and_dropout_come_in_this_order():
     encoder = mlp_encoder((4,), 2, widths=(8,), normalisation="layer", dropout=0.3)
-    layers = [nn.Flatten, nn.Linear, nn.LayerNorm, nn.ReLU, nn.Dropout]
+    layers = [nn.Flatten, nn.Linear, LayerNorm, nn.ReLU, nn.Dropout]
     assert [type(layer) for layer in encoder.features] == layers
     assert encoder.features[-1].p == 0.3
     decoder = mlp_decoder((4,), 2, widths=(8,), normalisation="batch")
@@ -94,3 +95,20 @@ def test_wrong_shapes_are_refused():
             mlp_encoder(shape, 2)
         with pytest.raises(ConfigError, match="expected a tuple of whole numbers"):
             mlp_decoder((3,), 2, shape)
+
+
+def test_derivatives_of_forward_mode_derivatives_of_layer_normalisation():
+    torch.manual_seed(0)
+    layer = LayerNorm(5).double()
+    x, v = torch.randn(2, 3, 5, dtype=torch.float64)
+    reference = nn.LayerNorm(5).double()
+    torch.testing.assert_close(layer(x), reference(x))
+
+    def along(x):
+        return torch.func.jvp(layer, (x,), (v,))[1]
+
+    at = x.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(along(at).square().sum(), at)
+    step = 1e-6 * torch.randn_like(x)
+    change = along(x + step).square().sum() - along(x - step).square().sum()
+    torch.testing.assert_close((slope * step).sum(), change / 2, rtol=1e-5, atol=1e-12)

@@ -18,6 +18,10 @@ OTHER = {
     "likelihood": "bernoulli",
     "variance": 0.5,
     "classes": 3,
+    "node_classes": 3,
+    "edge_classes": 3,
+    "end_token": True,
+    "causal": "gru",
     "standardise": "features",
     "prior": "mixture",
     "prior_components": 9,
@@ -25,9 +29,12 @@ OTHER = {
     "decoder_network": "dense",
     "widths": (64, 32),
     "blocks": 3,
+    "units": 64,
+    "heads": 2,
     "activation": "tanh",
     "normalisation": "layer",
     "dropout": 0.1,
+    "token_dropout": 0.1,
 }
 """Another value of each option of a model."""
 
@@ -74,6 +81,19 @@ def test_image_files_of_another_size_get_another_column(tmp_path):
         (folder / "spec.json").write_text(json.dumps(spec))
     found = ["CelebA, dim 20", "CelebA, size=32, dim 20", "CelebA, size=64, dim 20"]
     assert columns(tmp_path) == found
+
+
+def test_the_vocabulary_of_a_split_does_not_change_the_column(tmp_path):
+    for split, classes in ((0, 61), (1, 62)):
+        model = {"classes": classes, "end_token": True, "network": "transformer"}
+        folder = add_run(tmp_path, "VAE", None, data="zinc250k", job=False, split=split, model=model)
+        spec = json.loads((folder / "spec.json").read_text())
+        spec["data"]["options"] = {"length": 60}
+        spec["data"]["vocabulary"] = {"kind": "smiles", "sha256": "0"}
+        (folder / "spec.json").write_text(json.dumps(spec))
+    (column,) = columns(tmp_path)
+    assert "length=60" in column
+    assert "classes" not in column
 
 
 def test_the_paper_has_no_numbers_for_other_options():

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from recmix.errors import ConfigError
 from recmix.reports import figures, frontier
 from recmix.reports.posterior_figure import FigureStage, Instance, posterior_animation, posterior_stages
 from recmix.reports.summary import Point
@@ -103,3 +104,5 @@ def test_curves_reconstructions_and_samples_are_written(tmp_path):
     images = np.random.default_rng(0).random((3, 1, 8, 8))
     assert_image(figures.reconstructions(images, {"VAE": images}, tmp_path / "r.png"))
     assert_image(figures.samples(images, tmp_path / "s.png"))
+    with pytest.raises(ConfigError, match=r"shows images \(C, H, W\), got an example of shape \(4, 1,"):
+        figures.samples(np.zeros((2, 4, 1, 8, 8)), tmp_path / "clips.png")

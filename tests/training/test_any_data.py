@@ -34,8 +34,9 @@ def test_every_likelihood_trains_scores_refines_and_loads(name, tmp_path):
         "decoder": nn.Sequential(nn.Linear(2, x[0].size), nn.Sigmoid(), nn.Unflatten(1, x.shape[1:]))
     }
     own = extra if name == "bernoulli-probabilities" else {}
+    sizes = {"node_classes": 3, "edge_classes": 2} if name == "graph" else {}
     folder = tmp_path / "run"
-    model = recmix.fit("vae", x, likelihood=name, out=folder, **own, **FAST)
+    model = recmix.fit("vae", x, likelihood=name, out=folder, **own, **sizes, **FAST)
     assert model.spec.model.likelihood == name
     assert model.log_likelihood(x[:5], 5).isfinite().all()
     assert model.refined(1).elbo(x[:5], 5).isfinite().all()

@@ -72,7 +72,7 @@ def test_what_cannot_be_augmented_is_refused():
     fast = {"epochs": 1, "latent": 2, "progress": False, "train": "encoder", "device": "cpu"}
     with pytest.raises(ConfigError, match=r"augment rotates and shifts images.*\(6,\)"):
         recmix.fit("vae", table, augment=0.5, **fast)
-    with pytest.raises(ConfigError, match="decoder_samples needs a gaussian or bernoulli likelihood"):
+    with pytest.raises(ConfigError, match="decoder_samples needs a gaussian, bernoulli or categorical"):
         recmix.fit(
             "vae", np.abs(table).round().astype(int), decoder_samples=0.5, likelihood="poisson", **fast
         )

@@ -59,6 +59,7 @@ def test_value_of_wrong_type_names_option_value_and_type(name):
         "likelihood": "a name or an object of recmix.likelihoods",
         "decoder_network": "text",
         "tensorboard": "true or false",
+        "end_token": "true or false",
     }
     words |= {"activation": "text", "widths": "whole numbers such as 512,512"}
     expected = words.get(name, "a (whole )?number")

@@ -116,7 +116,7 @@ def test_resume_after_signals_repeats_no_step(data, vae, tmp_path, keep, monkeyp
 
     monkeypatch.setattr(RecursiveMixture, "step", interrupted)
     for _ in range(3):
-        with pytest.raises(Interrupted, match="--resume --out [^ ]*/parts$"):
+        with pytest.raises(Interrupted, match="--resume --out [^ ]*/parts --data FILE$"):
             auto(data, vae, out=tmp_path / "parts", resume=True)
         assert Run(tmp_path / "parts").status()["status"] == "interrupted"
     parts = auto(data, vae, out=tmp_path / "parts", resume=True)

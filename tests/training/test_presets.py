@@ -297,12 +297,12 @@ def test_presets_command_lists_and_prints_presets(tmp_path, capsys):
     assert "did you mean 'best'" in capsys.readouterr().err
 
 
-def test_preset_excludes_method_and_init(tmp_path, capsys):
+def test_preset_excludes_a_method(tmp_path, capsys):
     words = ("train", "--data", "digits", "--preset", "best", "--out", tmp_path / "run")
     assert call(*words, "--method", "vae") == 2
     assert "leave --method or --preset out" in capsys.readouterr().err
     assert call(*words, "--init", tmp_path) == 2
-    assert "leave --init or --preset out" in capsys.readouterr().err
+    assert "does not hold a run" in capsys.readouterr().err
 
 
 def test_preset_in_a_configuration_file(two, tmp_path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -146,4 +146,10 @@ def fuse_stacked_networks(method: Method) -> None:
         if isinstance(method, RecursiveMixture):
             stacks.append(_gates(method))
     for stack in stacks:
-        stack.fix(x)
+        if not _has_embedding(stack.networks):
+            stack.fix(x)
+
+
+def _has_embedding(networks: Sequence[nn.Module]) -> bool:
+    """Whether the networks embed tokens: traced as one network they would have a fixed batch size."""
+    return any(isinstance(part, nn.Embedding) for network in networks for part in network.modules())

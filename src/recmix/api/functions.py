@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from recmix.api.model import Model
 from recmix.methods.method import Method
 from recmix.model.assembly import Own
 from recmix.model.likelihoods import Likelihood
+from recmix.runs.hub import download_run, is_hub_address
 from recmix.training.build import Trained, load_trained
 from recmix.training.fit import train_models
 from recmix.training.job import Callback
@@ -42,8 +44,8 @@ def fit(
 
     Args:
         method: a name from ``recmix methods``, a `Method` class, or an instance.
-        data: a data set: its name, a path, arrays, tensors, a torch Dataset or a DataLoader; see
-            `recmix.data.as_data`.
+        data: a data set: its name, a path, arrays, tensors, a torch Dataset, a DataLoader or a list
+            of sentences; see `recmix.data.as_data`.
         init: a trained model, or its folder, to start from. If the method needs one and none is
             given, a VAE is trained first, in the folder ``vae`` of `out`.
         out: folder in which the run is stored; without it nothing is written.
@@ -57,7 +59,8 @@ def fit(
         prior: p(z), a name or an object; by default N(0, I).
         vae_epochs: epochs of the first VAE, if it is trained here.
         callbacks: functions called with (epoch, metrics) after each epoch.
-        progress: True shows progress, False does not, None shows it if there is a terminal.
+        progress: False shows nothing. Otherwise a bar in a terminal or a notebook, and elsewhere a
+            line every 15 seconds; True also prints a line at the end of a shorter training.
         **options: options of the method, of the model (`recmix.model.options.ModelOptions`), of
             training (`recmix.runs.training_options.Training`) and of inference
             (`recmix.Inference`).
@@ -169,7 +172,8 @@ def load(
     """Load a trained model from its folder. Nothing in the folder is executed.
 
     Args:
-        folder: a folder written by `fit`, `Model.save` or ``recmix train``.
+        folder: a folder written by `fit`, `Model.save` or ``recmix train``; or the address of a run
+            on the Hugging Face Hub, such as ``hf://user/name`` or ``hf://user/name@revision``.
         device: the device on which to put the model.
         encoder: if the model was trained with an encoder of your own: a module of the same class.
         decoder: the same for a decoder of your own.
@@ -178,9 +182,12 @@ def load(
         method: the class of the method, if it is not registered.
     """
     own = Own(encoder, decoder, likelihood, prior)
-    return _model(load_trained(folder, device=device, own=own, method=method))
+    if not is_hub_address(folder):
+        return _model(load_trained(folder, device=device, own=own, method=method))
+    found = load_trained(download_run(str(folder)), device=device, own=own, method=method)
+    return _model(replace(found, folder=None))  # nothing is written into the cache of the Hub
 
 
 def _model(trained: Trained) -> Model:
     trained.method.eval()
-    return Model(trained.method, trained.spec, trained.history, trained.folder)
+    return Model(trained.method, trained.spec, trained.history, trained.folder, trained.vocabulary)

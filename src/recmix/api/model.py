@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,20 +12,25 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from recmix.api import model_explore, model_texts
 from recmix.data import Examples, check_examples, check_values
+from recmix.data.text_data import is_texts
 from recmix.errors import ConfigError
 from recmix.evaluation.bounds import bounds
 from recmix.evaluation.calibrate import EXAMPLES, calibrate
 from recmix.evaluation.decompose import decompose
 from recmix.evaluation.gap import Gap
+from recmix.evaluation.latent_report import LatentReport, latent_report
 from recmix.evaluation.tune import Frontier, best_refinement, tune
 from recmix.exports.serialise import export
 from recmix.inference import Inference
 from recmix.methods.method import Method, infer, infer_no_grad
 from recmix.model.latent import LatentModel
+from recmix.model.vocabulary import Vocabulary
 from recmix.posteriors import Posterior
 from recmix.runs.files import write_json
 from recmix.runs.folder import Run
+from recmix.runs.hub import upload_run
 from recmix.runs.spec import Spec
 from recmix.training.build import Trained
 from recmix.training.checkpoint import save_weights
@@ -48,6 +54,8 @@ class Model(nn.Module):
         spec: the options and data description that define the training run.
         history: the metrics of each epoch.
         folder: the folder in which the model is stored, or None.
+        vocabulary: how texts are written as examples, if the model was trained on texts. Then all
+            methods also take a list of texts as examples.
     """
 
     def __init__(
@@ -56,12 +64,14 @@ class Model(nn.Module):
         spec: Spec,
         history: Sequence[dict[str, float]] = (),
         folder: Path | None = None,
+        vocabulary: Vocabulary | None = None,
     ) -> None:
         super().__init__()
         self.method = method
         self.spec = spec
         self.history = list(history)
         self.folder = folder
+        self.vocabulary = vocabulary
         self.training = method.training
 
     @property
@@ -220,7 +230,8 @@ class Model(nn.Module):
         'gauss-newton,refine=2,reuse=2,restarts=1,checks=1,scale=1.2,slope=0.0,reference=0.0'
         """
         inference = replace(self.inference, **options)
-        return Model(self.method, replace(self.spec, inference=inference), self.history, None)
+        spec = replace(self.spec, inference=inference)
+        return Model(self.method, spec, self.history, None, self.vocabulary)
 
     def posterior(self, x: Any) -> Posterior:
         """q(z | x) of examples x (B, ...), without gradients."""
@@ -315,6 +326,26 @@ class Model(nn.Module):
         )
         return replace(found, train=other)
 
+    def latent_report(
+        self, x: Any, samples: int = 100, *, seed: int = 0, memory: int | None = None
+    ) -> LatentReport:
+        """Measure how well the model predicts examples x, and how much of x its z holds.
+
+        The result has the negative log-likelihood, the parts of the ELBO, the mutual information of x
+        and z, the active units and, for tokens, the perplexity; see `LatentReport`.
+
+        Args:
+            x: examples (B, ...), at least two.
+            samples: number of samples of q(z | x) per example.
+            seed: seed of the sampling noise.
+            memory: bytes for the decoder's activations at a time; by default a value that suits the
+                device.
+        """
+        examples = x if isinstance(x, Examples) else self._examples(x)
+        return latent_report(
+            self.method, examples, self.inference, samples=samples, seed=seed, memory=memory
+        )
+
     @torch.no_grad()
     def reconstruct(self, x: Any) -> Tensor:
         """E[x | z] with z at the mean of q(z | x), for examples x (B, ...)."""
@@ -338,6 +369,25 @@ class Model(nn.Module):
         """E[x | z] for latent points z (..., D): (..., *shape), with the shape of an example."""
         return self.latent_model.decode(self._latents(z))
 
+    def encode_texts(self, texts: Sequence[str]) -> Tensor:
+        """The texts as examples (N, ...), for a model that was trained on texts.
+
+        Unknown words become ``<unknown>``. A text that is empty or too long is an error.
+        """
+        return model_texts.encode_texts(self, texts)
+
+    def decode_texts(self, x: Any) -> list[str]:
+        """The texts of examples (N, ...); "" for an example that is no valid text."""
+        return model_texts.decode_texts(self, x)
+
+    def sample_texts(self, n: int = 16, *, seed: int | None = None) -> list[str]:
+        """n texts from the model: draws of z from the prior, and of x from p(x | z)."""
+        return model_texts.sample_texts(self, n, seed=seed)
+
+    def reconstruct_texts(self, texts: Sequence[str]) -> list[str]:
+        """For each text a likely text under p(x | z), with z at the mean of q(z | x)."""
+        return model_texts.reconstruct_texts(self, texts)
+
     def export(
         self,
         folder: str | Path | None = None,
@@ -354,11 +404,37 @@ class Model(nn.Module):
         run = Run(folder)
         if self.folder is not None and run.folder.resolve() == self.folder.resolve():
             return run.folder
-        run.create(self.spec, overwrite=overwrite)
+        run.create(self.spec, overwrite=overwrite, vocabulary=self.vocabulary)
         save_weights(run.weights, self.method.state_dict(), len(self.history))
         write_json(run.folder / "history.json", self.history)
         run.set_status("done", epoch=len(self.history), reason="saved")
         return run.folder
+
+    def explore(self, data: Any = None, **how: Any) -> None:
+        """Show the model in the browser, until Ctrl-C or until the notebook cell is interrupted.
+
+        Args:
+            data: examples to show, in any form that `fit` takes; by default those of the run's own
+                data, if they can be loaded again. The test part is shown if there is one.
+            **how: further arguments of `recmix.explore.serve`, such as port; ``browser=False`` only
+                prints the address.
+        """
+        model_explore.explore(self, data, **how)
+
+    def push_to_hub(self, repo: str, **how: Any) -> str:
+        """Upload the model to the Hugging Face Hub, and return its address for `recmix.load`.
+
+        Of a model with a folder, the scores in this folder are uploaded, too.
+
+        Args:
+            repo: the repository, ``user/name``.
+            **how: further arguments of `recmix.runs.hub.upload_run`: private, revision, licence,
+                message, token.
+        """
+        if self.folder is not None:
+            return upload_run(self.folder, repo, **how)
+        with tempfile.TemporaryDirectory() as place:
+            return upload_run(self.save(Path(place) / "run"), repo, **how)
 
     def __repr__(self) -> str:
         options = "".join(f", {k}={v}" for k, v in self.spec.options.items())
@@ -367,7 +443,7 @@ class Model(nn.Module):
         return f"<recmix {self.spec.method}{options}, latent={model.latent}, {model.likelihood}{used}>"
 
     def _trained(self) -> Trained:
-        return Trained(self.method, self.spec, self.history, self.folder)
+        return Trained(self.method, self.spec, self.history, self.folder, self.vocabulary)
 
     def _latents(self, z: Any) -> Tensor:
         z = torch.as_tensor(z, dtype=self.latent_model.centre.dtype, device=self.device)
@@ -376,6 +452,8 @@ class Model(nn.Module):
         return z
 
     def _examples(self, x: Any) -> Tensor:
+        if is_texts(x):
+            return self.encode_texts(x)
         model = self.method.model
         like = model.centre
         on_device = isinstance(x, Tensor) and x.is_cuda and x.is_floating_point()

@@ -210,6 +210,11 @@ def _with_event_axes(array: Array, shape: tuple[int, ...] | None, given: str, wh
             f"{given}, which looks channels-last; expected images of shape (N, C, H, W): "
             f"use {what}.transpose(0, 3, 1, 2). If these are not images, {other}"
         )
+    if array.ndim == 5 and large:
+        raise DataError(
+            f"{given}, which looks channels-last; expected clips of shape (N, T, C, H, W): "
+            f"use {what}.transpose(0, 1, 4, 2, 3). If these are not clips, {other}"
+        )
     if array.ndim == 3 and large and (height == width or array.dtype == np.uint8):
         raise DataError(
             f"{given}, which looks like one channels-last image; expected images of shape "

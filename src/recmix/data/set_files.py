@@ -16,9 +16,19 @@ from recmix.data.limits import check_path
 from recmix.data.splits import holdout_size
 from recmix.errors import DataError
 
-__all__ = ["DataFile", "Entry", "NamedSet", "Parts", "data_root", "entry_of", "find_or_download"]
+__all__ = [
+    "DataFile",
+    "Entry",
+    "NamedSet",
+    "Parts",
+    "TextParts",
+    "data_root",
+    "entry_of",
+    "find_or_download",
+]
 
 Parts = tuple[Examples, Examples | None, Examples | None]  # training, validation, test
+TextParts = tuple[list[str], list[str] | None, list[str] | None]
 
 
 @dataclass(frozen=True)
@@ -44,10 +54,11 @@ class NamedSet:
 
     Attributes:
         name: Name of the set.
-        shape: (C, H, W) of its images.
-        published_counts: Published numbers of training, validation and test images. Where
-            validation or test has None, these images are held out of the training images.
-        read: Function that reads the images. Its argument is the path of each file by published
+        shape: Shape of its examples, such as (C, H, W) for images.
+        published_counts: Published numbers of training, validation and test examples. Where
+            validation or test has None, these examples are held out of the training examples.
+        read: Function that reads the training, validation and test examples: `Examples`, or lists
+            of texts if there is a `vocabulary`. Its argument is the path of each file by published
             name.
         files: Files of the set; none if an installed library contains the set.
         folders: Folders to search for the files, relative to the data root (the folder of all named
@@ -57,27 +68,29 @@ class NamedSet:
             itself.
         dynamic: Whether training images are grey and are binarised again each time they are used.
         binary: Whether all values are 0 and 1.
+        vocabulary: Kind of vocabulary, if its examples are texts; else empty.
         page: Web page of the set.
         citation: What to cite.
         note: What a user should know.
     """
 
     name: str
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     published_counts: tuple[int, int | None, int | None]
-    read: Callable[[Mapping[str, Path]], Parts]
+    read: Callable[[Mapping[str, Path]], Parts | TextParts]
     citation: str
     files: tuple[DataFile, ...] = ()
     folders: tuple[str, ...] = ()
     archive: DataFile | None = None
     dynamic: bool = False
     binary: bool = False
+    vocabulary: str = ""
     page: str = ""
     note: str = ""
 
     @property
     def counts(self) -> dict[str, int]:
-        """Number of training, validation and test images of the complete set, after the split."""
+        """Number of training, validation and test examples of the complete set, after the split."""
         train, val, test = self.published_counts
         size = holdout_size(train)
         return {
@@ -109,7 +122,7 @@ class Entry:
     bytes: int
     missing: tuple[str, ...]
     looked: tuple[Path, ...]
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     counts: dict[str, int]
     citation: str
     page: str

@@ -3,20 +3,39 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from recmix.data.checks import check_examples
 from recmix.data.examples import Array, ArrayExamples, Examples
 from recmix.data.file_images import FileImages, ImageFolder, check_resize
-from recmix.data.formats import read_amat, read_cifar, read_idx, read_mat
-from recmix.data.set_files import DataFile, Entry, NamedSet, Parts, data_root, entry_of, find_or_download
+from recmix.data.formats import read_amat, read_bytes, read_cifar, read_idx, read_mat
+from recmix.data.set_files import (
+    DataFile,
+    Entry,
+    NamedSet,
+    Parts,
+    TextParts,
+    data_root,
+    entry_of,
+    find_or_download,
+)
 from recmix.data.splits import Data, complete_parts
+from recmix.data.text_data import (
+    TEXT_OPTIONS,
+    check_not_texts,
+    data_of_texts,
+    graphs_if,
+    lines_of,
+    read_texts,
+)
 from recmix.errors import ConfigError, DataError
+from recmix.model.vocabulary import Vocabulary
 
 __all__ = ["SETS", "inventory", "load_named"]
 
@@ -47,6 +66,14 @@ def _read_mnist(found: Mapping[str, Path]) -> Parts:
     # The MD5 sums are always checked: MNIST is small, and there are no partial copies of it.
     sums = {file.name: file.md5 for file in SETS["mnist"].files}
     train, test = (_images(read_idx(found[name], sums[name]), (1, 28, 28), found[name]) for name in sums)
+    return train, None, test
+
+
+def _read_fashion_mnist(found: Mapping[str, Path]) -> Parts:
+    train, test = (
+        _images(read_idx(found[file.name], file.md5), (1, 28, 28), found[file.name])
+        for file in SETS["fashion-mnist"].files
+    )
     return train, None, test
 
 
@@ -108,6 +135,22 @@ def _read_celeba(found: Mapping[str, Path]) -> Parts:
     return FileImages(folder, names, size=(64, 64), channels=3, crop=108), None, None
 
 
+def _read_wikitext2(found: Mapping[str, Path]) -> TextParts:
+    train, val, test = (read_texts(found[file.name]) for file in SETS["wikitext2"].files)
+    return train, val, test
+
+
+def _read_zinc250k(found: Mapping[str, Path]) -> TextParts:
+    path = found["zinc250k.smi"]
+    content = read_bytes(path, most=_ZINC_BYTES)
+    if (digest := hashlib.sha256(content).hexdigest()) != _ZINC_SHA256:
+        raise DataError(
+            f"{path} is not the published list of molecules: the SHA-256 sum of its (decompressed) "
+            f"content is {digest}, expected {_ZINC_SHA256}; to load your own molecules, give their path"
+        )
+    return lines_of(content, path), None, None
+
+
 _MNIST_URLS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist",
     "https://storage.googleapis.com/cvdf-datasets/mnist",
@@ -130,8 +173,26 @@ _MNIST = NamedSet(
     "recognition. Proceedings of the IEEE 86(11), 1998",
     note="grey values",
 )
+_FASHION_URL = "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion"
+_FASHION_MNIST = NamedSet(
+    name="fashion-mnist",
+    shape=(1, 28, 28),
+    published_counts=(60_000, None, 10_000),
+    read=_read_fashion_mnist,
+    files=tuple(
+        DataFile(name, (f"{_FASHION_URL}/{name}.gz",))
+        for name in ("train-images-idx3-ubyte", "t10k-images-idx3-ubyte")
+    ),
+    folders=("fashion-mnist", "FashionMNIST/raw"),
+    page="https://github.com/zalandoresearch/fashion-mnist",
+    citation="Xiao, Rasul, Vollgraf: Fashion-MNIST: a novel image dataset for benchmarking machine "
+    "learning algorithms. arXiv:1708.07747, 2017",
+    note="grey values",
+)
 _STATIC_MNIST_URL = "https://www.cs.toronto.edu/~larocheh/public/datasets/binarized_mnist"
 _SVHN_URL = "http://ufldl.stanford.edu/housenumbers/"
+_ZINC_SHA256 = "f900b46bb42b77aab37cd827d1ea474e2a037ecab2bd7def2b6027492216d36a"
+_ZINC_BYTES = 1 << 24
 
 SETS: dict[str, NamedSet] = {
     spec.name: spec
@@ -146,6 +207,7 @@ SETS: dict[str, NamedSet] = {
             note="part of scikit-learn; the last 297 of its 1797 images are the test part",
         ),
         _MNIST,
+        _FASHION_MNIST,
         dataclasses.replace(
             _MNIST,
             name="binary-mnist",
@@ -238,6 +300,33 @@ SETS: dict[str, NamedSet] = {
             note="aligned images, the centred 108x108 pixels resized to 64x64 (crop=148 for a wider "
             "crop); split 80/10/10 by seed; must be downloaded by hand",
         ),
+        NamedSet(
+            name="wikitext2",
+            shape=(41,),
+            published_counts=(66_189, 6_955, 8_132),
+            read=_read_wikitext2,
+            files=tuple(
+                DataFile(f"wikitext2_sentences.{part}.txt") for part in ("train", "valid", "test")
+            ),
+            folders=("text", "wikitext2", "."),
+            vocabulary="words",
+            citation="Merity, Xiong, Bradbury, Socher: Pointer sentinel mixture models. ICLR, 2017",
+            note="sentences of WikiText-2, one per line, words separated by spaces; 10,000 words, "
+            "sentences of up to 40 words; the files have no download address",
+        ),
+        NamedSet(
+            name="zinc250k",
+            shape=(60,),
+            published_counts=(249_456, None, None),
+            read=_read_zinc250k,
+            files=(DataFile("zinc250k.smi"),),
+            folders=("molecules", "zinc250k", "."),
+            vocabulary="smiles",
+            citation="Gómez-Bombarelli et al.: Automatic chemical design using a data-driven continuous "
+            "representation of molecules. ACS Central Science 4(2), 2018",
+            note="molecules, one SMILES string per line; about 1 % of more than 59 tokens are left out "
+            "(length=... for all); split 80/10/10 by seed; the file has no download address",
+        ),
     )
 }
 
@@ -247,28 +336,76 @@ def load_named(
     root: str | Path | None,
     seed: int,
     download: bool,
-    size: int | None,
-    crop: int | None,
-    stream: bool | str,
+    vocabulary: Vocabulary | None,
+    options: Mapping[str, Any],
 ) -> Data:
-    """Load a named set; see `recmix.data.load`."""
+    """Load a named set; see `recmix.data.load`.
+
+    Args:
+        name: Name of the set.
+        root: Folder of the named sets.
+        seed: Seed of the split.
+        download: Whether missing files are downloaded.
+        vocabulary: Vocabulary of texts, instead of a new one.
+        options: Options of `recmix.data.load` for images and texts, by name.
+    """
     spec = SETS[name]
-    train, val, test = spec.read(find_or_download(spec, data_root(root), download))
-    options: dict[str, Any] = {"size": size, "crop": crop}
+    size, crop = options.get("size"), options.get("crop")
+    if spec.vocabulary and (size is not None or crop is not None):
+        raise ConfigError(f"size and crop are for image files; {name} has texts: leave them out")
+    if not spec.vocabulary:
+        check_not_texts(options, name)
+    found = find_or_download(spec, data_root(root), download)
+    parts = spec.read(found)
+    source: dict[str, Any] = {"kind": "named"}
+    if root is not None:
+        source["root"] = str(Path(root).expanduser().resolve())
+    if spec.vocabulary:
+        return _named_texts(spec, cast(TextParts, parts), seed, vocabulary, options, source)
+    train, val, test = cast(Parts, parts)
+    kept: dict[str, Any] = {"size": size, "crop": crop}
     if isinstance(train, FileImages):
         check_resize(size, crop)
-        train = train.resized(size, crop).loaded(stream)
-        options["stream"] = not train.in_memory
+        train = train.resized(size, crop).loaded(options.get("stream", "auto"))
+        kept["stream"] = not train.in_memory
     elif size is not None or crop is not None:
         raise ConfigError(f"size and crop are for image files; {name} has images of {spec.shape}")
     x_train, x_val, x_test = complete_parts(train, val, test, name=name, seed=seed, need_test=True)
     if spec.dynamic:
         x_val = _binarise_once(x_val, seed, f"{name} validation")
         x_test = None if x_test is None else _binarise_once(x_test, 0, f"{name} test")
-    source: dict[str, Any] = {"kind": "named", "options": options}
-    if root is not None:
-        source["root"] = str(Path(root).expanduser().resolve())
-    return Data(name, x_train, x_val, x_test, seed, spec.dynamic, spec.binary, source)
+    source["options"] = kept
+    parts_of = (x_train, x_val, x_test, seed, spec.dynamic, spec.binary, source)
+    return Data(name, *parts_of, notes=_missing_note(spec, found))
+
+
+def _missing_note(spec: NamedSet, found: Mapping[str, Path]) -> tuple[str, ...]:
+    """Say which files of a set were not there and were left out."""
+    missing = [file.name for file in spec.files if file.name not in found]
+    if not missing:
+        return ()
+    return (f"{len(missing)} of {len(spec.files)} files are left out, not found: {', '.join(missing)}",)
+
+
+def _named_texts(
+    spec: NamedSet,
+    parts: TextParts,
+    seed: int,
+    vocabulary: Vocabulary | None,
+    options: Mapping[str, Any],
+    source: Mapping[str, Any],
+) -> Data:
+    kept = {key: options[key] for key in TEXT_OPTIONS if options.get(key) is not None}
+    return data_of_texts(
+        dict(zip(("train", "val", "test"), parts, strict=True)),
+        kind=graphs_if(options.get("graphs"), spec.vocabulary, spec.name),
+        options=kept,
+        vocabulary=vocabulary,
+        name=spec.name,
+        seed=seed,
+        need_test=True,
+        source={**source, "options": kept},
+    )
 
 
 def inventory(root: str | Path | None = None) -> list[Entry]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,10 +12,12 @@ from recmix.data.limits import check_path
 from recmix.data.set_files import entry_of
 from recmix.data.sets import SETS, load_named
 from recmix.data.splits import Data
+from recmix.data.text_data import check_no_options, from_texts, is_texts, warn_of_notes
 from recmix.data.user_data import from_arrays, load_path
 from recmix.errors import DataError, unknown
+from recmix.model.vocabulary import Vocabulary
 
-__all__ = ["as_data", "load", "rebuild"]
+__all__ = ["as_data", "has_same_examples", "load", "load_again", "rebuild"]
 
 
 def load(
@@ -26,6 +29,10 @@ def load(
     size: int | None = None,
     crop: int | None = None,
     stream: bool | str = "auto",
+    length: int | None = None,
+    vocabulary_size: int | None = None,
+    graphs: bool | None = None,
+    vocabulary: Vocabulary | None = None,
 ) -> Data:
     """Load a named set, a file or a folder, split into training, validation and test examples.
 
@@ -40,7 +47,13 @@ def load(
       `scipy.sparse.save_npz` wrote;
     - a `.csv` or `.csv.gz` file of numbers separated by commas, with or without names of columns;
     - a `.parquet` file of numbers, if pyarrow is installed;
-    - a folder of image files, or a zip file of it, with or without subfolders train, val and test.
+    - a folder of image files, or a zip file of it, with or without subfolders train, val and test;
+    - a `.txt` or `.txt.gz` file of texts in UTF-8, one per line, whose words are separated by spaces;
+    - a `.smi` or `.smi.gz` file of molecules, one SMILES string per line; what follows white space
+      in a line is ignored;
+    - a folder of such files, named train, val (or valid) and test.
+
+    The vocabulary of texts is made of the training texts, see `recmix.data.from_texts`.
 
     See `recmix.data.from_arrays` for the meaning of the values. A file of more bytes than half of the
     physical memory, also after decompression, is refused; the environment variable RECMIX_MAX_BYTES
@@ -61,7 +74,33 @@ def load(
         crop: Side of this square before resizing; by default the largest possible.
         stream: Whether image files are decoded each time they are used (True) or once into memory
             (False). "auto" means True if they need more than 1 GiB as float32.
+        length: Texts: number of tokens of an example, the end token included; by default enough for
+            99 % of the training texts. Graphs: number of atoms.
+        vocabulary_size: Texts: how many of the most frequent tokens are known; by default 10,000
+            words, or all tokens of SMILES strings.
+        graphs: Whether molecules are read as graphs instead of sequences of tokens; needs RDKit.
+        vocabulary: Texts: the vocabulary of a trained model, instead of a new one and of `length`,
+            `vocabulary_size` and `graphs`. Other data do not use it.
     """
+    given = {"length": length, "vocabulary_size": vocabulary_size, "graphs": graphs}
+    check_no_options(vocabulary, given)
+    options = given | {"size": size, "crop": crop, "stream": stream}
+    data = _load(name, root, seed, download, vocabulary, options)
+    # which texts a named set leaves out is part of its description
+    if data.source["kind"] == "path" or data.vocabulary is None:
+        warn_of_notes(data)
+    return data
+
+
+def _load(
+    name: str | Path,
+    root: str | Path | None,
+    seed: int,
+    download: bool,
+    vocabulary: Vocabulary | None,
+    options: Mapping[str, Any],
+) -> Data:
+    """Load data as `load` does, without a warning. The vocabulary has priority over options."""
     if not isinstance(name, str | Path):
         raise DataError(
             f"load got a {type(name).__name__}; expected a name or a path: for examples in memory use "
@@ -73,14 +112,14 @@ def load(
             "the current folder"
         )
     if isinstance(name, str) and name in SETS:
-        return load_named(name, root, seed, download, size, crop, stream)
+        return load_named(name, root, seed, download, vocabulary, options)
     path = check_path(name, f"a path or one of {', '.join(SETS)}")
     looks_like_path = isinstance(name, Path) or os.sep in name or "/" in name or bool(path.suffix)
     if not path.exists() and not looks_like_path:
         raise DataError(
             f"{unknown('data set', str(name), SETS)}. No file or folder has this name either"
         )
-    return load_path(path, seed, size, crop, stream)
+    return load_path(path, seed, vocabulary, options)
 
 
 def as_data(
@@ -95,7 +134,8 @@ def as_data(
         source: A `Data`, which is returned as it is; a name or path for `load`; or training
             examples in memory for `from_arrays`: an array, a tensor, a list, a dict of arrays, a
             DataFrame, a sparse matrix, a torch Dataset or a DataLoader. Of a DataLoader only the
-            data set is used; batch size and order of the examples are options of training.
+            data set is used; batch size and order of the examples are options of training. A list
+            of texts is given to `from_texts`, as sentences of words.
         seed: Seed of the split.
         root: Same as in `load`.
         download: Same as in `load`.
@@ -111,11 +151,17 @@ def as_data(
         )
     if hasattr(source, "dataset") and not hasattr(source, "__getitem__"):
         source = source.dataset  # of a DataLoader; batch size and order are options of training
+    if is_texts(source):
+        return from_texts(source, seed=seed)
     return from_arrays(source, seed=seed)
 
 
 def rebuild(
-    description: Mapping[str, Any], *, root: str | Path | None = None, download: bool = True
+    description: Mapping[str, Any],
+    *,
+    root: str | Path | None = None,
+    download: bool = True,
+    vocabulary: Vocabulary | None = None,
 ) -> Data:
     """Load the data again from the result of `Data.describe`, and check that they are the same.
 
@@ -127,6 +173,8 @@ def rebuild(
         root: Folder of the named sets; by default the described one if it still holds the files of
             the set, else the default of `load`. Nothing is downloaded into the described folder.
         download: Same as in `load`.
+        vocabulary: The vocabulary of the model that was trained on the data, if it has one. It is
+            needed only if it was not made of these data.
 
     Raises:
         DataError: If the data were arrays in memory, or the examples have changed.
@@ -142,18 +190,72 @@ def rebuild(
     if root is None and described_root is not None and _has_files(name, described_root):
         root = described_root
     if kind not in ("named", "path"):
+        memory = "texts" if kind == "texts" else "arrays"
         raise DataError(
-            f"the data {name!r} were arrays in memory and cannot be loaded again; give the arrays again"
+            f"the data {name!r} were {memory} in memory and cannot be loaded again; give the {memory} "
+            "again, or save them in a file and name it with --data"
         )
     source = name if kind == "named" else Path(description["path"])
-    data = load(source, root, seed, download, **description.get("options", {}))
-    if data.fingerprint != expected:
+    data = _load(source, root, seed, download, vocabulary, dict(description.get("options", {})))
+    if not has_same_examples(data, description):
         raise DataError(
             f"{name} has changed: it has {data.counts} examples of shape {data.shape}, "
             f"fingerprint {data.fingerprint[:12]}; expected {description.get('counts')}, "
             f"fingerprint {expected[:12]}: give the original data"
         )
     return data
+
+
+def load_again(
+    source: str | Path,
+    description: Mapping[str, Any],
+    *,
+    root: str | Path | None = None,
+    vocabulary: Vocabulary | None = None,
+) -> Data:
+    """Load the data of a run from a place that the user names, and split them as the run did.
+
+    The run may have had arrays in memory that were saved in a file later. Then the file is split in
+    the same way as the arrays. If its examples are not those of the run, the file is split as
+    `load` does; see `has_same_examples`.
+
+    Args:
+        source: A name or a path, as in `load`.
+        description: The result of `Data.describe` of the run's data.
+        root: Same as in `load`.
+        vocabulary: Vocabulary of the run, if its examples are texts.
+    """
+    seed = description.get("seed", 0)
+    data = load(source, root=root, seed=seed, vocabulary=vocabulary)
+    if has_same_examples(data, description) or data.source["kind"] != "path":
+        return data
+    counts, name = description.get("counts"), description.get("name")
+    if not isinstance(counts, Mapping) or not isinstance(name, str):
+        return data
+    split = {"split_name": name, "hold_out_test": counts.get("test") is not None}
+    again = _load(source, root, seed, True, vocabulary, {**data.source["options"], **split})
+    return again if has_same_examples(again, description) else data
+
+
+def has_same_examples(data: Data, description: Mapping[str, Any]) -> bool:
+    """Whether data have the examples that a run was trained on, wherever they came from.
+
+    A run of arrays may have had no test examples. Then only training and validation examples count.
+
+    >>> x = load("digits")
+    >>> has_same_examples(x, x.describe()), has_same_examples(x, load("digits", seed=1).describe())
+    (True, False)
+
+    Args:
+        data: The data.
+        description: The result of `Data.describe` of the run's data.
+    """
+    expected = description.get("fingerprint")
+    if data.fingerprint == expected:
+        return True
+    counts = description.get("counts")
+    without_test = isinstance(counts, Mapping) and counts.get("test") is None
+    return without_test and dataclasses.replace(data, x_test=None).fingerprint == expected
 
 
 def _has_files(name: Any, root: Any) -> bool:

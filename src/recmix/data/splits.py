@@ -17,6 +17,7 @@ from recmix.data.values import Kind, kind_of, largest
 from recmix.errors import ConfigError, DataError
 from recmix.model.data_facts import Statistics
 from recmix.model.fields import Fields
+from recmix.model.vocabulary import Vocabulary
 
 __all__ = ["Data", "complete_parts", "holdout_size", "split"]
 
@@ -120,6 +121,8 @@ class Data:
             them.
         columns: Names of the values of an example, if the data are a table whose columns have
             names.
+        vocabulary: How the examples are written as texts, if they were read from texts.
+        notes: What a user should know about the examples, such as how many texts were left out.
     """
 
     name: str
@@ -132,6 +135,8 @@ class Data:
     source: Mapping[str, Any] = field(default_factory=lambda: {"kind": "arrays"})
     fields: dict[str, tuple[int, ...]] | None = None
     columns: tuple[str, ...] | None = None
+    vocabulary: Vocabulary | None = None
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for part, examples in (("x_val", self.x_val), ("x_test", self.x_test)):
@@ -150,6 +155,11 @@ class Data:
                 f"{self.name}: there are {len(self.columns)} names of columns, but an example has shape "
                 f"{self.shape}"
             )
+        if self.vocabulary is not None and self.shape != tuple(self.vocabulary.shape):
+            raise DataError(
+                f"{self.name}: an example has shape {self.shape}, but the vocabulary gives examples of "
+                f"shape {self.vocabulary.shape}"
+            )
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -164,25 +174,32 @@ class Data:
         - "unit": numbers in [0, 1].
         - "counts": whole numbers of 0 or more, some above 1.
         - "real": other numbers.
-        - "fields": the examples have several fields.
+        - "tokens": class numbers of the tokens of texts.
+        - "graph": nodes and edges of molecules.
+        - "fields": the examples have several other fields.
         """
+        if self.vocabulary is not None:
+            return "tokens" if self.vocabulary.fields is None else "graph"
         if self.fields is not None:
             return "fields"
         return "binary" if self.binary or self.dynamic else kind_of(self.x_train)
 
     @cached_property
     def classes(self) -> int:
-        """The number of classes, if values are class numbers from 0: one more than the largest value.
+        """The number of classes, if values are class numbers from 0.
 
-        The largest value is taken over training, validation and test examples.
+        It is that of the vocabulary, if there is one. Otherwise it is one more than the largest value
+        of training, validation and test examples.
         """
+        if self.vocabulary is not None:
+            return self.vocabulary.classes
         parts = [part for part in (self.x_train, self.x_val, self.x_test) if part is not None]
         return 1 + int(max(largest(part) for part in parts))
 
     def statistics(self, *, spread: bool = False, examples: bool = False) -> Statistics:
         """Return the statistics of the training examples that a new model needs, such as their mean.
 
-        The result is empty if the examples have several fields.
+        The result is empty if the examples have several fields. Tokens have no mean and no variance.
 
         Args:
             spread: Whether to compute the standard deviation of each value, too.
@@ -190,12 +207,15 @@ class Data:
         """
         if self.fields is not None:
             return Statistics()
+        few = self.x_train[:_FEW] if examples else None
+        if self.vocabulary is not None:
+            return Statistics(examples=few)
         centre = self.x_train.mean()
         return Statistics(
             centre=centre,
             spread=self.x_train.deviation() if spread else None,
             variance=self.x_train.variance(centre),
-            examples=self.x_train[:_FEW] if examples else None,
+            examples=few,
         )
 
     @property
@@ -214,6 +234,8 @@ class Data:
         digests = ["none" if part is None else part.fingerprint() for part in parts]
         if self.fields is not None:
             digests.append(str(Fields(self.fields)))
+        if self.vocabulary is not None:
+            digests.append(self.vocabulary.digest)
         return hashlib.sha256(" ".join(digests).encode()).hexdigest()
 
     def describe(self) -> dict[str, Any]:
@@ -236,6 +258,8 @@ class Data:
             described["fields"] = Fields(self.fields).to_json()
         if self.columns is not None:
             described["columns"] = list(self.columns)
+        if self.vocabulary is not None:
+            described["vocabulary"] = {"kind": self.vocabulary.kind, "sha256": self.vocabulary.digest}
         return described
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Load a user's own data: examples in memory, files of numbers, folders of image files."""
+"""Load a user's own data: examples in memory, files of numbers or texts, folders of image files."""
 
 from __future__ import annotations
 
@@ -12,8 +12,21 @@ from recmix.data.file_images import SUFFIXES, FileImages, ImageFolder, check_res
 from recmix.data.formats import read_npy, read_npz
 from recmix.data.in_memory import read_part
 from recmix.data.splits import Data, complete_parts
+from recmix.data.text_data import (
+    PART_NAMES,
+    TEXT_OPTIONS,
+    TEXT_SUFFIXES,
+    check_not_texts,
+    data_of_texts,
+    graphs_if,
+    is_texts,
+    read_texts,
+    text_files,
+    text_suffix,
+)
 from recmix.data.values import kind_of
 from recmix.errors import ConfigError, DataError
+from recmix.model.vocabulary import Vocabulary
 
 __all__ = ["from_arrays", "load_path"]
 
@@ -24,8 +37,10 @@ _READERS: dict[str, Callable[[Path], Mapping[str, Any]]] = {
     ".csv.gz": lambda path: {"x_train": read_csv(path)},
     ".parquet": lambda path: {"x_train": read_parquet(path)},
 }
-_ACCEPTED_PATHS = f"expected a {', '.join(_READERS)} or .zip file, or a folder of images"
-_PARTS = {"train": "x_train", "val": "x_val", "valid": "x_val", "validation": "x_val", "test": "x_test"}
+_ACCEPTED_PATHS = (
+    f"expected a {', '.join([*_READERS, *TEXT_SUFFIXES])} or .zip file, or a folder of images or texts"
+)
+_PARTS = {folder: f"x_{part}" for folder, part in PART_NAMES.items()}
 
 
 def from_arrays(
@@ -60,21 +75,35 @@ def from_arrays(
         seed: Seed of the split.
         name: Name of the data set; the split depends on it.
     """
+    if is_texts(x_train):
+        raise DataError("x_train is a list of texts; expected numbers: use recmix.data.from_texts")
     parts = {"x_train": x_train, "x_val": x_val, "x_test": x_test}
     return _make_data(parts, name=name, seed=seed, need_test=False, source={"kind": "arrays"})
 
 
-def load_path(path: Path, seed: int, size: int | None, crop: int | None, stream: bool | str) -> Data:
-    """Load a user's file or folder; see `recmix.data.load`."""
+def load_path(path: Path, seed: int, vocabulary: Vocabulary | None, options: Mapping[str, Any]) -> Data:
+    """Load a user's file or folder; see `recmix.data.load`.
+
+    Args:
+        path: The file or folder.
+        seed: Seed of the split.
+        vocabulary: Vocabulary of texts, instead of a new one.
+        options: Options of `recmix.data.load` for images and texts, by name.
+    """
     path = path.expanduser().absolute()
     if not path.exists():
         raise DataError(f"{path} does not exist; {_ACCEPTED_PATHS}")
+    texts = text_files(path) if path.is_dir() else {"train": path} if text_suffix(path) else {}
+    if texts:
+        return _load_texts(path, texts, seed, vocabulary, options)
+    size, crop = options.get("size"), options.get("crop")
     suffix = ".csv.gz" if path.name.lower().endswith(".csv.gz") else path.suffix.lower()
-    options: dict[str, Any] = {"size": size, "crop": crop}
+    check_not_texts(options, str(path))
+    kept: dict[str, Any] = {"size": size, "crop": crop}
     parts: Mapping[str, Any]
     if path.is_dir() or suffix == ".zip":
-        parts = _read_image_files(path, size, crop, stream)
-        options["stream"] = not parts["x_train"].in_memory
+        parts = _read_image_files(path, size, crop, options.get("stream", "auto"))
+        kept["stream"] = not parts["x_train"].in_memory
     elif suffix in _READERS:
         if size is not None or crop is not None:
             raise ConfigError(f"size and crop are for image files; {path} holds numbers: resize them")
@@ -88,12 +117,58 @@ def load_path(path: Path, seed: int, size: int | None, crop: int | None, stream:
         )
     else:
         raise DataError(f"{path} has a format that is not supported; {_ACCEPTED_PATHS}")
-    name = path.name if path.is_dir() else path.name[: -len(suffix)]
-    source = {"kind": "path", "path": str(path), "options": options}
+    own = path.name if path.is_dir() else path.name[: -len(suffix)]
+    name, need_test = _splitting(options, own, kept)
+    source = {"kind": "path", "path": str(path), "options": kept}
     try:
-        return _make_data(parts, name=name, seed=seed, need_test=True, source=source)
+        return _make_data(parts, name=name, seed=seed, need_test=need_test, source=source)
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
+
+
+def _load_texts(
+    path: Path,
+    files: Mapping[str, Path],
+    seed: int,
+    vocabulary: Vocabulary | None,
+    options: Mapping[str, Any],
+) -> Data:
+    """Load the texts of a file, or of the files of a folder, by part."""
+    if options.get("size") is not None or options.get("crop") is not None:
+        raise ConfigError(f"size and crop are for image files; {path} holds texts: leave them out")
+    name = path.name if path.is_dir() else path.name[: -len(text_suffix(path))]
+    kind = graphs_if(options.get("graphs"), TEXT_SUFFIXES[text_suffix(files["train"])], str(path))
+    kept = {key: options[key] for key in TEXT_OPTIONS if options.get(key) is not None}
+    name, need_test = _splitting(options, name, source := dict(kept))
+    texts = {part: read_texts(file) for part, file in files.items()}
+    try:
+        return data_of_texts(
+            texts,
+            kind=kind,
+            options=kept,
+            vocabulary=vocabulary,
+            name=name,
+            seed=seed,
+            need_test=need_test,
+            source={"kind": "path", "path": str(path), "options": source},
+        )
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
+
+
+def _splitting(options: Mapping[str, Any], name: str, kept: dict[str, Any]) -> tuple[str, bool]:
+    """Return the name that the split depends on, and whether test examples are held out.
+
+    `recmix.data.load_again` gives both as options, if a file holds what were arrays in memory.
+
+    Args:
+        options: Options of `load_path`.
+        name: Name of the file without its suffix.
+        kept: Gets the options that are given, to load the same data again.
+    """
+    given = {key: options[key] for key in ("split_name", "hold_out_test") if key in options}
+    kept |= given
+    return given.get("split_name", name), given.get("hold_out_test", True)
 
 
 def _make_data(

@@ -13,7 +13,7 @@ from recmix.model.fields import LARGEST_INTEGER
 
 __all__ = ["Kind", "kind_of", "largest", "stored_values"]
 
-Kind = Literal["binary", "unit", "real", "counts", "fields"]
+Kind = Literal["binary", "unit", "real", "counts", "fields", "tokens", "graph"]
 
 
 def kind_of(examples: Examples) -> Kind:

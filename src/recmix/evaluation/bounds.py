@@ -36,16 +36,19 @@ class Bounds(NamedTuple):
 def decode_bytes(model: LatentModel) -> int:
     """Bytes of the decoder's activations for one latent vector, measured by decoding one.
 
-    The memory that the likelihood needs for this vector is included.
+    The memory that the likelihood needs for this vector is included, also that of its networks.
     """
-    total = 0
+    total = largest = 0
 
     def count(_module: nn.Module, _inputs: object, output: object) -> None:
-        nonlocal total
-        if isinstance(output, Tensor):
-            total += output.numel() * output.element_size()
+        nonlocal total, largest
+        for tensor in output if isinstance(output, tuple) else (output,):
+            if isinstance(tensor, Tensor):
+                size = tensor.numel() * tensor.element_size()
+                total, largest = total + size, max(largest, size)
 
-    leaves = [m for m in model.decoder.modules() if not list(m.children())]
+    networks = [model.decoder, *model.likelihood.children()]
+    leaves = [m for network in networks for m in network.modules() if not list(m.children())]
     hooks = [m.register_forward_hook(count) for m in leaves]
     training = model.training
     try:
@@ -53,11 +56,15 @@ def decode_bytes(model: LatentModel) -> int:
         with torch.no_grad():
             z = torch.zeros(1, 1, model.latent, device=model.centre.device, dtype=model.centre.dtype)
             decoded = model.decoder_output(z)
+            if len(networks) > 1:
+                x = torch.zeros(1, *model.shape, device=z.device, dtype=z.dtype)
+                model.log_density(model.observed(x), decoded)
     finally:
         model.train(training)
         for hook in hooks:
             hook.remove()
-    return total + 4 * decoded.numel() * decoded.element_size()  # for the likelihood
+    own = largest if len(networks) > 1 else decoded.numel() * decoded.element_size()
+    return total + 4 * own  # for the likelihood
 
 
 @torch.no_grad()

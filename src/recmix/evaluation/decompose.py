@@ -122,6 +122,10 @@ def decompose(
         log_evidence=log_evidence,
         checked=picked.nonzero().squeeze(-1).cpu(),
         annealed=path,
+        used=(
+            *(["refinement"] if inference.refine else []),
+            *(["residual corrections"] if getattr(method, "name", "") == "residual" else []),
+        ),
     )
 
 

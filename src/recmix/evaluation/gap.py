@@ -25,8 +25,6 @@ SIGNIFICANT = 3.0
 NEGLIGIBLE = 0.05
 """Differences between two estimates of log p(x) below this, in nats, do not count."""
 
-REFINEMENT = "refinement (--refine, or more steps of it)"
-
 QUANTITIES = {
     "log_evidence": "log p(x)",
     "elbo": "ELBO of the method's posterior",
@@ -61,6 +59,8 @@ class Gap:
         checked: indices of the examples whose log p(x) was checked, (n,).
         annealed: log p(x) of the checked examples by annealed importance sampling, (n,).
         train: the gap on training examples, to compare with; None if it was not measured.
+        used: what the posterior already uses, so that the advice does not name it: ``refinement``,
+            ``residual corrections``.
 
     >>> import torch
     >>> one = torch.ones(3)
@@ -82,6 +82,7 @@ class Gap:
     checked: Tensor
     annealed: Tensor
     train: Gap | None = None
+    used: tuple[str, ...] = ()
 
     @property
     def best(self) -> Tensor:
@@ -176,11 +177,16 @@ class Gap:
             if not self.exact:
                 start = f"up to {left:.1f} of {total:.1f} nats are lost because the family is too small"
             return f"Use a richer posterior: {start}; {kind}."
+        refinement, correction = "refinement (--refine 2)", ", residual corrections"
+        if "refinement" in self.used:
+            refinement = "more refinement steps"
+        if "residual corrections" in self.used:
+            correction = ""
         least = "" if self.exact else "at least "
         start = f"{least}{lost:.1f} of {total:.1f} nats are lost by the encoder"
         if self.train is None:
             return (
-                f"Use a better encoder or {REFINEMENT}: {start}. "
+                f"Use a better encoder or {refinement}: {start}. "
                 "Give training examples too to see whether it generalises."
             )
         between = self.summary()["difference"]["amortisation"]
@@ -188,11 +194,11 @@ class Gap:
         if lost >= 1.5 * theirs and between["mean"] > SIGNIFICANT * between["se"]:
             return (
                 f"The encoder does not generalise: {start}, against {theirs:.1f} on training examples. "
-                f"Use {REFINEMENT}, residual corrections or augmented training data; "
+                f"Use {refinement}{correction} or augmented training data; "
                 "a richer posterior will not help."
             )
         return (
-            f"Use a wider encoder, longer training or {REFINEMENT}: {start}, "
+            f"Use a wider encoder, longer training or {refinement}: {start}, "
             f"and {theirs:.1f} on training examples."
         )
 

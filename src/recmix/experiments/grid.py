@@ -15,7 +15,8 @@ The results of a grid form a table. Its rows are methods, its columns are data s
     second = { epochs = 20, learning_rate = 1e-5 }
     [[columns]]            # a list gives one column for each of its values
     data = ["mnist", "omniglot"]
-    latent = [20, 50]      # also: all other options of the model, such as likelihood; size, crop
+    latent = [20, 50]      # also: all other options of the model, such as likelihood; size, crop;
+                           # for texts length, vocabulary_size, graphs
     methods = ["rme"]      # the methods of these columns (default: all)
     first = { epochs = 50 }  # replaces values of the budget; also: second
     [[methods]]            # a list gives one row for each of its values
@@ -67,6 +68,8 @@ __all__ = ["Grid", "GridJob", "check", "digest_of", "expand", "read_grid"]
 
 DIGITS = 16
 """Hexadecimal digits of a digest."""
+IMAGE = ("channels", "height", "width")
+"""The axes of an image."""
 SHOWN = ("latent", "network", "decoder_network", "likelihood")
 """Options of a model with their own place in the name of a run, or that the data determine."""
 
@@ -336,7 +339,7 @@ def check(jobs: Iterable[GridJob]) -> None:
     with torch.random.fork_rng():
         for job in jobs:
             of, data = job.definition, job.definition["data"]
-            if data["name"] not in SETS:
+            if data["name"] not in SETS or len(SETS[data["name"]].shape) != len(IMAGE):
                 continue  # its shape is known when it is loaded
             channels, height, width = SETS[data["name"]].shape
             spec = Spec(

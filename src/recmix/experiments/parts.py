@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from recmix.errors import ConfigError, unknown
 from recmix.inference import Inference
 from recmix.model.options import ModelOptions, options_of
+from recmix.runs.data_options import DATA_OPTIONS
 from recmix.runs.training_options import Training
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ __all__ = ["GridColumn", "GridRow", "read_parts", "read_rows", "stage_training"]
 
 PROTOCOL = ("splits", "restarts", "samples", "choose_by")
 STAGES = ("first", "second")
-SIZES = ("size", "crop")
 ENTRY = ("name", "continued", "label", "after", "refined", "calibrated")
 """Keys of a [[methods]] entry besides options."""
 CHOSEN_ELSEWHERE = {
@@ -44,7 +44,7 @@ CHOSEN_ELSEWHERE = {
 class GridColumn:
     """One column of the grid's table: a data set with the options of a model."""
 
-    data: dict[str, Any]  # name of the data set or path, and size and crop if given
+    data: dict[str, Any]  # name of the data set or path, and the given options of reading it
     model: ModelOptions  # latent dimension, likelihood and networks
     methods: tuple[str, ...]  # names of the methods in this column
     budget: Mapping[str, Mapping[str, Any]]  # training options by stage
@@ -52,7 +52,7 @@ class GridColumn:
     def to_json(self) -> dict[str, Any]:
         """Return the data set and the options of the model as plain values."""
         return {"data": self.data["name"], **self.model.to_json()} | {
-            key: self.data[key] for key in SIZES if key in self.data
+            key: self.data[key] for key in DATA_OPTIONS if key in self.data
         }
 
 
@@ -190,12 +190,16 @@ def stage_training(budget: Mapping[str, Mapping[str, Any]], row: GridRow) -> Tra
             the stage ``second`` starts from a trained model.
         row: the method with its options.
     """
+    from recmix.methods.method import check_kl_can_change
     from recmix.training.fit import FIRST_STAGE, SECOND_STAGE
 
     stage, defaults = ("second", SECOND_STAGE) if row.second else ("first", FIRST_STAGE)
     found: dict[str, Any] = {**defaults, **budget[stage]}
     found["learning_rate"] *= row.method.rate_factor
-    return Training(**{**found, **row.training})
+    training = Training(**{**found, **row.training})
+    if training.changes_kl:
+        check_kl_can_change(row.method, "kl_warmup" if training.kl_warmup else "free_bits")
+    return training
 
 
 def _columns(
@@ -210,7 +214,7 @@ def _columns(
         budget: training options for each stage, which the entry can replace.
         names: names of all methods of the grid.
     """
-    axes = ("data", *options_of(ModelOptions), *SIZES)
+    axes = ("data", *options_of(ModelOptions), *DATA_OPTIONS)
     _check_keys(entry, (*axes, "methods", *STAGES), "key in [[columns]]")
     methods = entry.get("methods", names)
     if not isinstance(methods, list):
@@ -235,7 +239,9 @@ def _data_and_model(values: Mapping[str, Any]) -> tuple[dict[str, Any], ModelOpt
     if not isinstance(name, str):
         raise ConfigError(f"data must be the name of a set or a path, got {name!r}")
     model = {key: values[key] for key in options_of(ModelOptions) if key in values}
-    if name in SETS:
+    if name in SETS and SETS[name].vocabulary:
+        model.setdefault("network", AUTO_NETWORK)
+    elif name in SETS:
         model.setdefault("likelihood", "bernoulli" if SETS[name].binary else "gaussian")
     else:
         path = Path(name).expanduser()
@@ -246,9 +252,23 @@ def _data_and_model(values: Mapping[str, Any]) -> tuple[dict[str, Any], ModelOpt
             "network", AUTO_NETWORK
         )  # what suits the shape, which is known when it is loaded
     made = ModelOptions(**model)
-    sizes = {key: _numbers([values[key]], key, least=1)[0] for key in SIZES if key in values}
     made = replace(made, decoder_network=made.decoder_network or made.network)
-    return {"name": name, **sizes}, made
+    return {"name": name, **_data_options(values)}, made
+
+
+def _data_options(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of reading the data that a column has; false switches are left out."""
+    found: dict[str, Any] = {}
+    for name, (kind, _) in DATA_OPTIONS.items():
+        if name not in values:
+            continue
+        if kind is int:
+            found[name] = _numbers([values[name]], name, least=1)[0]
+        elif not isinstance(values[name], bool):
+            raise ConfigError(f"{name} must be true or false, got {values[name]!r}")
+        elif values[name]:
+            found[name] = True
+    return found
 
 
 def _product(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

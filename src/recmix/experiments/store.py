@@ -31,7 +31,7 @@ from typing import Any, Literal, NamedTuple
 from recmix.errors import RunError
 from recmix.experiments.grid import Grid, GridJob, digest_of
 from recmix.runs.files import read_json, write_bytes, write_json
-from recmix.runs.folder import Run
+from recmix.runs.folder import VOCABULARY, Run
 from recmix.runs.spec import FORMAT, check_format
 
 __all__ = ["Claim", "Store", "StoredState"]
@@ -219,13 +219,17 @@ class Store:
         for part in run.folder.glob(".*.part"):
             part.unlink()
         here = {name for name in Run.FILES if (run.folder / name).exists()}
-        damaged = {name: problem for name in CHECKED if (problem := _problem(run.folder / name))}
+        damaged = {
+            name: problem for name in CHECKED if (problem := _problem(run.folder / name, whole=True))
+        }
         found = [f"{name} is damaged ({problem})" for name, problem in damaged.items()]
         for name in {"scores.json", STATUS} & damaged.keys():
             (run.folder / name).unlink()
         usable = here - damaged.keys()
         done = run.status().get("status") == "done"
-        needed = {"spec.json", "history.json"} if done else {"spec.json", *here & {"history.json"}}
+        needed = {"spec.json", *here & {"history.json"}}
+        if done:
+            needed |= {"history.json", *here & {VOCABULARY}}
         if done and "weights.safetensors" not in usable:
             found.append("it has no weights")
             (run.folder / STATUS).unlink()
@@ -326,8 +330,14 @@ def _mapping_or_empty(path: Path) -> dict[str, Any]:
     return {}
 
 
-def _problem(path: Path) -> str:
-    """Say what is wrong with a file of a run; empty if the file is missing or can be read."""
+def _problem(path: Path, *, whole: bool = False) -> str:
+    """Say what is wrong with a file of a run; empty if the file is missing or can be read.
+
+    Args:
+        path: the file.
+        whole: whether to compare tensors with their digest, too. This reads all of them, and needs
+            torch.
+    """
     if not path.exists():
         return ""
     if path.suffix == ".json":
@@ -340,6 +350,13 @@ def _problem(path: Path) -> str:
             return str(error)
     from safetensors import SafetensorError, safe_open
 
+    if whole:
+        from recmix.training import checkpoint
+
+        try:
+            checkpoint._read(path)
+        except RunError as error:
+            return str(error)
     try:
         with safe_open(path, "numpy"):
             return ""

@@ -24,7 +24,7 @@ __all__ = ["DecoderGraph", "Graph", "X", "example_values", "frozen", "posterior_
 
 Shape = tuple[int | str, ...]
 """The shape of a tensor; a name instead of a number stands for an axis of any length."""
-EXAMPLE = {"batch": 3, "samples": 5}
+EXAMPLE = {"batch": 13, "samples": 5}
 """Lengths that the named axes of a shape have while a graph is traced."""
 X = "examples"
 """Name of the tensor of examples x: the input of a posterior and the output of a decoder."""

@@ -12,6 +12,7 @@ from recmix.methods.registry import find_component, register
 from recmix.model.latent import LatentModel
 from recmix.model.networks import WeightNet, reset
 from recmix.model.replaceable import replaceable
+from recmix.model.similar_encoder import token_classes
 from recmix.posteriors import Gaussian, Mixture
 
 __all__ = ["BlindMixture", "blind_mixture", "collapse_report"]
@@ -62,7 +63,7 @@ class BlindMixture(Method):
         kind = find_component(component)
         super().__init__(model, kind.for_mixture(encoder, model, order, component_setting))
         self.order = order
-        self.weight_net = WeightNet(model.shape, order)
+        self.weight_net = WeightNet(model.shape, order, classes=token_classes(model))
         self._draw_others()
 
     def posterior(self, x: Tensor) -> Mixture:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -17,7 +17,7 @@ from recmix.methods.component import Component, CountsTraining
 from recmix.methods.optimizers import make_optimizer, model_groups
 from recmix.model.latent import LatentModel
 from recmix.model.replaceable import replaceable
-from recmix.objectives import elbo, log_mean_exp
+from recmix.objectives import elbo, kl_by_dimension, log_mean_exp, weighted_elbo
 from recmix.posteriors import Posterior
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "Objective",
     "Optimizers",
     "check_can_be_distilled",
+    "check_kl_can_change",
     "copy_weights",
     "fuse_networks",
     "infer",
@@ -53,12 +54,18 @@ class Objective:
         distil: weight of the distillation loss in the encoders' loss, 0 to 1.
         teacher: the refinement of the teacher. Distillation fits the encoders to samples of the
             posterior that is refined by it.
+        kl_weight: if not None, the weight of the KL in the ELBO, a scalar tensor on the device. It may
+            change between steps.
+        free_bits: nats per latent dimension below which the KL is not reduced; it has an effect only
+            with `kl_weight`. See `recmix.objectives.weighted_elbo`.
     """
 
     iwae_samples: int = 0
     inference: Inference = NO_REFINEMENT
     distil: float = 0.0
     teacher: Inference = TWO_STEPS
+    kl_weight: Tensor | None = field(default=None, compare=False)
+    free_bits: float = 0.0
 
     @property
     def separate_decoder(self) -> bool:
@@ -125,6 +132,11 @@ class Method(CountsTraining, ABC):
     def label(cls) -> str:
         """The name of the method in tables."""
         return cls.name.upper()
+
+    @classmethod
+    def minimises_elbo(cls) -> bool:
+        """Whether a training step is one update on minus the ELBO, so that its KL can have a weight."""
+        return cls.step is Method.step and cls.loss is Method.loss
 
     def component(self, m: int, x: Tensor) -> Posterior:
         """The posterior q_m(z | x) of component m, for examples x (B, C, H, W)."""
@@ -240,9 +252,21 @@ class Method(CountsTraining, ABC):
             objective: changes of the method's own objective; by default none.
             generator: source of the random noise.
         """
-        loss = self.loss(x, generator=generator)
+        if objective.kl_weight is None:
+            loss = self.loss(x, generator=generator)
+            bound = -loss.detach()
+        else:
+            gain, bound = weighted_elbo(
+                self.model,
+                x,
+                self.posterior(x),
+                kl_weight=objective.kl_weight,
+                free_bits=objective.free_bits,
+                generator=generator,
+            )
+            loss = -gain
         self.descend(loss, x, optimizers["all"], objective, generator)
-        return {"loss": loss.detach(), "elbo": -loss.detach()}
+        return {"loss": loss.detach(), "elbo": bound}
 
     def descend(
         self,
@@ -404,6 +428,26 @@ def copy_weights(to: nn.Module, source: nn.Module) -> None:
 def _without_curvature(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A state dictionary without the curvature network of the model."""
     return {k: v for k, v in state.items() if not k.startswith(("curvature.", "model.curvature."))}
+
+
+def check_kl_can_change(method: Method | type[Method], name: str, x: Tensor | None = None) -> None:
+    """Raise an error if the training option `name` (``kl_warmup`` or ``free_bits``) has no meaning here.
+
+    Args:
+        method: the method to train, or its class.
+        name: name of the option.
+        x: examples (B, *shape) for which the KL must be a sum over latent dimensions, as ``free_bits``
+            needs it; None for any KL.
+    """
+    if not method.minimises_elbo():
+        raise ConfigError(
+            f"{name} changes the KL in the loss of a method that minimises one ELBO, and {method.name} "
+            f"does not: use {name} for the first stage, recmix.fit('vae', data, {name}=...), and start "
+            "from this model (init)"
+        )
+    if x is not None and isinstance(method, Method):
+        with torch.no_grad():
+            kl_by_dimension(method.model, method.posterior(x))
 
 
 def check_can_be_distilled(method: Method) -> None:

@@ -46,13 +46,15 @@ def make_optimizer(
 def model_groups(model: LatentModel, learning_rate: float, variance_rate: float) -> list[dict[str, Any]]:
     """Parameter groups of the model p(x, z): decoder, prior, curvature network and likelihood.
 
-    The likelihood's own parameters have the learning rate learning_rate · variance_rate. It can be
+    A network that is part of the likelihood is treated like the decoder. The likelihood's own
+    parameters have the learning rate learning_rate · variance_rate. It can be
     larger, because Adam moves a scalar by at most the learning rate per step, and the noise
     variance must change by a large factor.
     """
-    networks = [model.decoder, model.prior, *([] if model.curvature is None else [model.curvature])]
+    networks = [model.decoder, *model.likelihood.children(), model.prior]
+    networks += [] if model.curvature is None else [model.curvature]
     parameters = [list(network.parameters()) for network in networks]
     groups: list[dict[str, Any]] = [{"params": ps, "lr": learning_rate} for ps in parameters if ps]
-    if own := list(model.likelihood.parameters()):
+    if own := list(model.likelihood.parameters(recurse=False)):
         groups.append({"params": own, "lr": learning_rate * variance_rate})
     return groups

@@ -28,6 +28,7 @@ from recmix.methods.registry import find_component, register
 from recmix.model.latent import LatentModel
 from recmix.model.networks import Gate, bounded
 from recmix.model.replaceable import fusable, replaceable
+from recmix.model.similar_encoder import token_classes
 from recmix.posteriors import Mixture, Posterior, recursive_log_weights
 
 __all__ = ["RecursiveMixture", "recursive_mixture"]
@@ -106,7 +107,8 @@ class RecursiveMixture(Method):
         self.per_instance = per_instance
         self.jitter = jitter
         self.gates = nn.ModuleList(
-            Gate(model.shape, minimum=eps_min, maximum=eps_max) for _ in range(order - 1)
+            Gate(model.shape, minimum=eps_min, maximum=eps_max, classes=token_classes(model))
+            for _ in range(order - 1)
         )
 
     def component(self, m: int, x: Tensor, before: Posterior | None = None) -> Posterior:

@@ -28,7 +28,8 @@ from recmix.methods.registry import register, register_component
 from recmix.methods.vae import GaussianComponent, elbo_gradient
 from recmix.methods.wide import WIDTH
 from recmix.model.latent import LatentModel
-from recmix.model.pair_features import PairFeatures
+from recmix.model.pair_features import PairFeatures, TokenPairFeatures
+from recmix.model.similar_encoder import token_features
 from recmix.posteriors import Gaussian, Posterior
 from recmix.posteriors.gaussian import LOG_VARIANCE_RANGE
 
@@ -47,18 +48,32 @@ class Corrector(nn.Module):
     """A network c(x, r, μ, log σ²) that gives a change of (μ, log σ²), (B, 2 D); at first zero.
 
     r = x - E[x | z = μ] is the residual of the reconstruction. For images, the convolutions of the
-    paper's encoder see x and r as channels. Two linear layers then also see (μ, log σ²).
+    paper's encoder see x and r as channels. For tokens, the layers of the encoder see the embedded
+    tokens plus a linear function of r. Two linear layers then also see (μ, log σ²).
 
     Args:
         model: gives the shapes of x and z.
-        width: factor of the layer sizes, relative to the paper's encoder.
+        width: factor of the layer sizes, relative to the paper's encoder; for tokens relative to `like`.
         whitened: whether the linear layers also see the whitened gradient, see `whitened_gradient`.
+        like: the encoder of the first posterior. The layers for tokens are like its layers.
     """
 
-    def __init__(self, model: LatentModel, *, width: float = WIDTH, whitened: bool = False) -> None:
+    features: PairFeatures | TokenPairFeatures
+
+    def __init__(
+        self,
+        model: LatentModel,
+        *,
+        width: float = WIDTH,
+        whitened: bool = False,
+        like: nn.Module | None = None,
+    ) -> None:
         super().__init__()
         output = model.likelihood.output_shape(model.shape)
-        self.features = PairFeatures(model.shape, output, model.latent, width=width)
+        if (tokens := token_features(like, model, width)) is not None:
+            self.features = TokenPairFeatures(tokens, output)
+        else:
+            self.features = PairFeatures(model.shape, output, model.latent, width=width)
         self.whitened = whitened
         hidden = self.features.hidden
         self.joint = nn.Linear(hidden + (3 if whitened else 2) * model.latent, hidden)
@@ -108,8 +123,8 @@ def corrected(
             decoded = model.decoder(parameters.chunk(2, dim=-1)[0])
         example = model.observed(x)
         # In units of the noise, so that a residual has the same size in every model.
-        weight = model.likelihood.precision(example, decoded)
-        weight = weight.mean(tuple(range(1, weight.ndim)), keepdim=True).clamp(min=1e-12)
+        weight = model.likelihood.mean_precision(example, decoded).clamp(min=1e-12)
+        weight = weight.view(-1, *(1 for _ in decoded.shape[1:]))
         residual = model.likelihood.residual(example, decoded) * weight.rsqrt()
         gradient = None
         if corrector.whitened:
@@ -179,7 +194,7 @@ class ResidualComponent(Component):
         self.corrections = corrections
         self.differentiates = whitened
         self.steps_per_example = corrections if whitened else 0
-        first = Corrector(model, width=width, whitened=whitened)
+        first = Corrector(model, width=width, whitened=whitened, like=encoder)
         others = [copy.deepcopy(first) for _ in range(0 if shared else corrections - 1)]
         self.correctors = nn.ModuleList([first, *others])
 
@@ -203,7 +218,7 @@ class ResidualComponent(Component):
                 f"component_setting out, got {setting}"
             )
         first = GaussianComponent(copy.deepcopy(encoder), model)
-        return [first, *(CorrectionComponent(model) for _ in range(count - 1))]
+        return [first, *(CorrectionComponent(model, like=encoder) for _ in range(count - 1))]
 
     def extra_networks(self) -> list[nn.Module]:
         """The corrector networks."""
@@ -270,14 +285,17 @@ class CorrectionComponent(Component):
     Args:
         model: gives the shapes of x and z.
         width: factor of the corrector's layer sizes, relative to the paper's encoder.
+        like: the encoder of the first posterior, see `Corrector`.
     """
 
     kind = "correction"
     corrects = True
     closed_form_entropy = True
 
-    def __init__(self, model: LatentModel, *, width: float = WIDTH) -> None:
-        super().__init__(Corrector(model, width=width), model)
+    def __init__(
+        self, model: LatentModel, *, width: float = WIDTH, like: nn.Module | None = None
+    ) -> None:
+        super().__init__(Corrector(model, width=width, like=like), model)
 
     def forward(self, x: Tensor, model: LatentModel, before: Posterior | None = None) -> Gaussian:
         """The Gaussian `before` after one correction; no gradient flows to `before`.

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from recmix.methods.component import Component
 from recmix.methods.method import Method
 from recmix.methods.registry import register, register_component
 from recmix.model.latent import LatentModel
-from recmix.model.networks import make_encoder
+from recmix.model.networks import Encoder
+from recmix.model.similar_encoder import similar_encoder
 from recmix.posteriors import Gaussian
 
 __all__ = ["WIDTH", "WideComponent", "WideVAE"]
@@ -27,8 +30,8 @@ class WideComponent(Component):
     Args:
         encoder: e, the given encoder.
         model: gives the shapes of x and z.
-        width: multiplies the layer sizes of the default encoder (for images the paper's) to give
-            those of w.
+        width: multiplies the layer sizes of the default encoder (for images the paper's, for tokens
+            those of e) to give those of w.
     """
 
     kind = "wide"
@@ -37,7 +40,7 @@ class WideComponent(Component):
 
     def __init__(self, encoder: nn.Module, model: LatentModel, *, width: float = WIDTH) -> None:
         super().__init__(encoder, model)
-        self.second = make_encoder("auto", model.shape, model.latent, width=width)
+        self.second = similar_encoder(encoder, model, width)
         nn.init.zeros_(self.second.head.weight)
         nn.init.zeros_(self.second.head.bias)
 
@@ -48,8 +51,15 @@ class WideComponent(Component):
     def forward(self, x: Tensor, model: LatentModel) -> Gaussian:
         """The Gaussian q(z | x) for x (B, C, H, W), in one pass through both encoders."""
         return Gaussian.from_parameters(
-            self.encoder(model.observed(x)) + self.second(model.standardised(x))
+            self.encoder(model.observed(x)) + self.second(self._input(x, model))
         )
+
+    def _input(self, x: Tensor, model: LatentModel) -> Any:
+        """x as the second encoder gets it: in fields if it is of the kind of the first one."""
+        alike = isinstance(self.encoder, Encoder) and (
+            type(self.second.features) is type(self.encoder.features)
+        )
+        return model.observed(x) if alike else model.standardised(x)
 
 
 @register

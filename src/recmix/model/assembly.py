@@ -19,23 +19,32 @@ from recmix.model.latent import LatentModel
 from recmix.model.likelihoods import Gaussian, Likelihood, find_likelihood
 from recmix.model.networks import (
     AUTO_NETWORK,
+    NETWORKS,
+    TOKEN_NETWORKS,
     Shape,
     check_decoder,
     check_encoder,
     check_network_options,
     default_network,
+    keyword_options,
     make_decoder,
     make_encoder,
     network_options,
 )
 from recmix.model.options import ModelOptions
 from recmix.model.priors import Prior, VampPrior, as_prior, make_prior
+from recmix.model.vocabulary import Vocabulary
 
-__all__ = ["OWN", "Own", "Statistics", "complete_options", "make_model"]
+__all__ = ["OWN", "Own", "Statistics", "complete_options", "make_model", "needs_classes"]
 
 OWN = "own"
 """The name of a network, likelihood or prior that is a user's own object."""
-USUAL_LIKELIHOOD = {"binary": "bernoulli", "counts": "poisson"}
+USUAL_LIKELIHOOD = {
+    "binary": "bernoulli",
+    "counts": "poisson",
+    "tokens": "autoregressive",
+    "graph": "graph",
+}
 """The likelihood for data of each kind, if none is chosen; gaussian for other kinds."""
 
 
@@ -94,6 +103,7 @@ def complete_options(
     kind: str = "unit",
     classes: int = 0,
     fields: Fields | None = None,
+    vocabulary: Vocabulary | None = None,
     own: Own = NOTHING,
     before: ModelOptions | None = None,
 ) -> ModelOptions:
@@ -102,10 +112,11 @@ def complete_options(
     Args:
         given: option values by name; None means not given.
         shape: shape of an example.
-        kind: kind of the data, such as "binary", "counts" or "real". It decides the default
-            likelihood.
-        classes: one more than the largest value in the data, for a categorical likelihood.
+        kind: kind of the data, such as "binary", "counts", "tokens" or "real". It decides the default
+            likelihood and the default networks.
+        classes: one more than the largest value in the data, if it is needed; see `needs_classes`.
         fields: names and shapes of the fields of an example, if it has several.
+        vocabulary: how the examples are written as texts, if they are texts.
         own: the user's own encoder, decoder, likelihood and prior.
         before: the options of the trained model, if there is one.
     """
@@ -113,12 +124,14 @@ def complete_options(
     if before:
         found = vars(before) | found
     network = OWN if own.encoder is not None else found.get("network", AUTO_NETWORK)
+    if network in TOKEN_NETWORKS or found.get("likelihood") == "autoregressive":
+        kind = "tokens"
     decoder_network = found.get("decoder_network") or network
     if own.decoder is not None:
         decoder_network = OWN
     elif decoder_network == OWN:
         decoder_network = AUTO_NETWORK
-    usual = None if fields is not None else default_network(shape)
+    usual = None if fields is not None and kind != "graph" else default_network(shape, kind)
     network, decoder_network = (
         usual if name == AUTO_NETWORK else name for name in (network, decoder_network)
     )
@@ -130,17 +143,39 @@ def complete_options(
     found |= {"network": network, "decoder_network": decoder_network}
     if (likelihood := own.likelihood) is not None:
         found["likelihood"] = likelihood.name if likelihood.named else OWN
+        found |= likelihood.model_options()
         if isinstance(likelihood, Gaussian) and not likelihood.learned:
             found["variance"] = float(likelihood.variance.mean())
     found.setdefault("likelihood", USUAL_LIKELIHOOD.get(kind, "gaussian"))
     if own.prior is not None:
         given_prior = as_prior(own.prior, int(found.get("latent", 1)))
         found["prior"] = "standard" if given_prior.standard else OWN
-    if found["likelihood"] == "categorical":
+    for name, value in vocabulary.model_options().items() if vocabulary else ():
+        found.setdefault(name, value)
+    if classes:
         found.setdefault("classes", classes)
     options = ModelOptions(**found)
-    check_network_options(options, [name for name in (network, decoder_network) if name != OWN])
+    kinds = [name for name in (network, decoder_network) if name != OWN]
+    used = (
+        []
+        if found["likelihood"] == OWN
+        else keyword_options(find_likelihood(found["likelihood"]).for_data)
+    )
+    check_network_options(options, kinds, used)
     return options
+
+
+def needs_classes(given: Mapping[str, Any]) -> bool:
+    """Whether the number of classes in the data must be known for these model options.
+
+    Args:
+        given: option values by name; None means not given.
+
+    >>> needs_classes({"likelihood": "categorical"}), needs_classes({"network": "gru", "classes": 5})
+    (True, False)
+    """
+    tokens = given.get("likelihood") in ("categorical", "autoregressive")
+    return not given.get("classes") and (tokens or given.get("network") in TOKEN_NETWORKS)
 
 
 def make_model(
@@ -169,14 +204,15 @@ def make_model(
     seen = example if fields is None else fields.unpack(example)
     if own.encoder is None:
         kind = _built_in(model.network, "encoder")
-        encoder: nn.Module = make_encoder(kind, shape, model.latent, **network_options(kind, model))
+        options = network_options(kind, model, "encoder")
+        encoder: nn.Module = make_encoder(kind, shape, model.latent, **options)
     else:
         encoder = _in_evaluation(own.encoder, as_encoder, seen)
         if fields is None and not isinstance(encoder, ForeignEncoder):
             check_encoder(encoder, shape, model.latent)
     if own.decoder is None:
         kind = _built_in(model.decoder_network or model.network, "decoder")
-        options = network_options(kind, model)
+        options = network_options(kind, model, "decoder")
         decoder: nn.Module = make_decoder(kind, shape, model.latent, output, **options)
     else:
         dims: tuple[int, ...] = (model.latent,)
@@ -231,7 +267,9 @@ def _likelihood(options: ModelOptions, shape: Shape, statistics: Statistics) -> 
         )
     kind = find_likelihood(name)
     variance = statistics.variance if options.standardise != "features" else 1.0
-    made = kind.for_data(shape, variance=max(variance, 1e-6), classes=options.classes or 0)
+    known = [name for name in keyword_options(kind.for_data) if name != "variance"]
+    chosen = {name: value for name, value in options.changed().items() if name in known}
+    made = kind.for_data(shape, variance=max(variance, 1e-6), **chosen)
     if options.variance is not None:
         if not isinstance(made, Gaussian):
             raise ConfigError(f"variance is an option of gaussian likelihoods; this one is {name}")
@@ -262,6 +300,12 @@ def _prior(options: ModelOptions, shape: Shape, own: Own, encoder: nn.Module) ->
     if options.prior == OWN:
         raise RunError(
             "this run has its user's own prior. Classes are code and are not stored: pass prior=…"
+        )
+    network = NETWORKS.get(options.network)
+    if options.prior == "vamp" and network is not None and network.reads_classes:
+        raise ConfigError(
+            "prior='vamp' learns pseudo-examples by their gradient, but class numbers, which network="
+            f"{options.network!r} reads, have none: use prior='mixture' or prior='flow'"
         )
     return make_prior(
         options.prior,

@@ -12,7 +12,7 @@ from recmix.errors import ConfigError
 from recmix.model.encoder_decoder import checked_hidden, checked_shape
 from recmix.model.replaceable import fusable
 
-__all__ = ["Gate", "WeightNet", "bounded"]
+__all__ = ["Gate", "TokenCounts", "WeightNet", "bounded"]
 
 
 class Gate(nn.Module):
@@ -25,6 +25,7 @@ class Gate(nn.Module):
     Args:
         shape: Shape of one example, with any number of axes.
         hidden: Size of the hidden layer.
+        classes: Number of classes if an example is a sequence of tokens, else 0.
         minimum: ε_min, above 0.
         maximum: ε_max, above ε_min and below 1.
 
@@ -34,7 +35,13 @@ class Gate(nn.Module):
     """
 
     def __init__(
-        self, shape: Sequence[int], *, hidden: int = 10, minimum: float = 0.001, maximum: float = 0.1
+        self,
+        shape: Sequence[int],
+        *,
+        hidden: int = 10,
+        classes: int = 0,
+        minimum: float = 0.001,
+        maximum: float = 0.1,
     ) -> None:
         super().__init__()
         if not 0 < minimum < maximum < 1:
@@ -44,7 +51,7 @@ class Gate(nn.Module):
             )
         self.minimum = minimum
         self.maximum = maximum
-        self.layers = _small_network(shape, hidden, 1)
+        self.layers = _small_network(shape, hidden, 1, classes)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The pair (log ε(x), log(1 - ε(x))), each (B,), for examples x (B, *shape)."""
@@ -76,17 +83,18 @@ class WeightNet(nn.Module):
         shape: Shape of one example, with any number of axes.
         order: Number of mixture components.
         hidden: Size of the hidden layer.
+        classes: Number of classes if an example is a sequence of tokens, else 0.
 
     >>> WeightNet((1, 8, 8), 4)(torch.zeros(3, 1, 8, 8)).exp().sum(-1).allclose(torch.ones(3))
     True
     """
 
-    def __init__(self, shape: Sequence[int], order: int, *, hidden: int = 10) -> None:
+    def __init__(self, shape: Sequence[int], order: int, *, hidden: int = 10, classes: int = 0) -> None:
         super().__init__()
         if order < 1:
             raise ConfigError(f"order={order}: expected at least one component")
         self.order = order
-        self.layers = _small_network(shape, hidden, order)
+        self.layers = _small_network(shape, hidden, order, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """The logarithms of the mixing weights α(x), (B, order), for examples x (B, *shape)."""
@@ -94,8 +102,39 @@ class WeightNet(nn.Module):
         return scores.log_softmax(-1)
 
 
-def _small_network(shape: Sequence[int], hidden: int, outputs: int) -> nn.Sequential:
-    """The paper's small network: it flattens an example and has one hidden layer with ReLU."""
+class TokenCounts(nn.Module):
+    """A linear function of how often each token occurs in an example: (B, T) -> (B, hidden).
+
+    It is the sum of a learned vector for each token, divided by T. Values below 0 are padding.
+
+    Args:
+        classes: Number of different tokens.
+        hidden: Size of the result.
+
+    >>> TokenCounts(10, 4)(torch.tensor([[3.0, 0.0, -1.0]])).shape
+    torch.Size([1, 4])
+    """
+
+    def __init__(self, classes: int, hidden: int) -> None:
+        super().__init__()
+        self.vectors = nn.Embedding(classes, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The function of the counts, (B, hidden), for tokens x (B, T)."""
+        present = (x >= 0)[..., None]
+        each: Tensor = self.vectors(x.clamp(min=0).long()) * present
+        return each.sum(1) / x.shape[1]
+
+
+def _small_network(shape: Sequence[int], hidden: int, outputs: int, classes: int) -> nn.Sequential:
+    """The paper's small network: it flattens an example and has one hidden layer with ReLU.
+
+    For tokens, the hidden layer sees how often each one occurs.
+    """
     values = math.prod(checked_shape(shape))
     hidden = checked_hidden(hidden)
-    return nn.Sequential(nn.Flatten(), nn.Linear(values, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
+    if classes:
+        first = [TokenCounts(classes, hidden), nn.Linear(hidden, hidden)]
+    else:
+        first = [nn.Flatten(), nn.Linear(values, hidden)]
+    return nn.Sequential(*first, nn.ReLU(), nn.Linear(hidden, outputs))

@@ -10,6 +10,7 @@ from torch import nn
 
 from recmix.errors import ConfigError, unknown
 from recmix.model.encoder_decoder import Decoder, Encoder, checked_latent, checked_shape, scaled
+from recmix.model.normalisation import LayerNorm
 
 __all__ = ["ACTIVATIONS", "NORMALISATIONS", "make_activation", "mlp_decoder", "mlp_encoder"]
 
@@ -23,9 +24,9 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "gelu": nn.GELU,
     "tanh": nn.Tanh,
 }
-NORMALISATIONS: dict[str, type[nn.LayerNorm | nn.BatchNorm1d] | None] = {
+NORMALISATIONS: dict[str, type[LayerNorm | nn.BatchNorm1d] | None] = {
     "none": None,
-    "layer": nn.LayerNorm,
+    "layer": LayerNorm,
     "batch": nn.BatchNorm1d,
 }
 

@@ -11,7 +11,7 @@ that makes its decoder, and add them to `NETWORKS`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from recmix.errors import ConfigError, unknown
@@ -26,15 +26,24 @@ from recmix.model.encoder_decoder import (
     reset,
 )
 from recmix.model.gates import Gate, WeightNet, bounded
+from recmix.model.graph_networks import graph_decoder, graph_encoder
 from recmix.model.mlp import mlp_decoder, mlp_encoder
 from recmix.model.network_checks import check_decoder, check_encoder
 from recmix.model.options import ModelOptions, options_of
 from recmix.model.paper_networks import SIDES, conv_decoder, conv_encoder, dense_decoder, dense_encoder
 from recmix.model.resnet import resnet_decoder, resnet_encoder
+from recmix.model.sequence_networks import (
+    gru_decoder,
+    gru_encoder,
+    transformer_decoder,
+    transformer_encoder,
+)
+from recmix.model.video_networks import is_clip, video_decoder, video_encoder
 
 __all__ = [
     "AUTO_NETWORK",
     "NETWORKS",
+    "TOKEN_NETWORKS",
     "Decoder",
     "Encoder",
     "Gate",
@@ -52,6 +61,11 @@ __all__ = [
     "dense_encoder",
     "encode_with_features",
     "feature_size",
+    "graph_decoder",
+    "graph_encoder",
+    "gru_decoder",
+    "gru_encoder",
+    "keyword_options",
     "make_decoder",
     "make_encoder",
     "mlp_decoder",
@@ -61,6 +75,10 @@ __all__ = [
     "reset",
     "resnet_decoder",
     "resnet_encoder",
+    "transformer_decoder",
+    "transformer_encoder",
+    "video_decoder",
+    "video_encoder",
 ]
 
 AUTO_NETWORK = "auto"
@@ -72,10 +90,14 @@ class Network(NamedTuple):
 
     The keyword-only arguments of these functions are the options of the network. Every encoder has
     the option `width`, a factor of the sizes of its layers.
+
+    `reads_classes` says that the encoder reads class numbers, such as tokens. Its output then has no
+    derivative with respect to an example.
     """
 
     encoder: Callable[..., Encoder]  # (shape, latent, *, options)
     decoder: Callable[..., Decoder]  # (shape, latent, output, *, options)
+    reads_classes: bool = False
 
 
 NETWORKS: dict[str, Network] = {
@@ -83,19 +105,40 @@ NETWORKS: dict[str, Network] = {
     "dense": Network(dense_encoder, dense_decoder),
     "mlp": Network(mlp_encoder, mlp_decoder),
     "resnet": Network(resnet_encoder, resnet_decoder),
+    "transformer": Network(transformer_encoder, transformer_decoder, reads_classes=True),
+    "gru": Network(gru_encoder, gru_decoder, reads_classes=True),
+    "graph": Network(graph_encoder, graph_decoder, reads_classes=True),
+    "video": Network(video_encoder, video_decoder),
 }
 """Kinds of networks by name."""
 
 
-def default_network(shape: Sequence[int]) -> str:
+TOKEN_NETWORKS = ("transformer", "gru")
+"""The networks whose encoder reads tokens (T,)."""
+KIND_NETWORK = {"tokens": "transformer", "graph": "graph"}
+"""The kind of network for data of each kind, if the user chooses none; others by their shape."""
+
+
+def default_network(shape: Sequence[int], kind: str = "") -> str:
     """The kind of network that is used for examples of this shape if the user chooses none.
 
-    It is "conv" for images (C, H, W) with sides from 8 to 128, and "mlp" for all other shapes.
+    It is "transformer" for texts, "graph" for graphs, "video" for clips (T, C, H, W) with sides from 8
+    to 64, "conv" for images (C, H, W) with sides from 8 to 128, and "mlp" for all other shapes.
+
+    Args:
+        shape: Shape of one example.
+        kind: Kind of the data, such as "tokens", "graph" or "real".
 
     >>> default_network((1, 28, 28)), default_network((784,)), default_network((3, 256, 256))
     ('conv', 'mlp', 'mlp')
+    >>> default_network((50,), "tokens"), default_network((10, 1, 16, 16))
+    ('transformer', 'video')
     """
     checked = checked_shape(shape)
+    if kind in KIND_NETWORK:
+        return KIND_NETWORK[kind]
+    if is_clip(checked):
+        return "video"
     image = len(checked) == 3 and all(SIDES[0] <= side <= SIDES[1] for side in checked[1:])
     return "conv" if image else "mlp"
 
@@ -118,7 +161,7 @@ def make_encoder(kind: str, shape: Sequence[int], latent: int, **options: Any) -
     """
     kind = _known(kind, shape, "encoder")
     make = NETWORKS[kind].encoder
-    _refuse_unknown(make, kind, "encoder", options)
+    _check_given(make, kind, "encoder", options)
     return make(shape, latent, **options)
 
 
@@ -143,47 +186,69 @@ def make_decoder(
     """
     kind = _known(kind, shape, "decoder")
     make = NETWORKS[kind].decoder
-    _refuse_unknown(make, kind, "decoder", options)
+    _check_given(make, kind, "decoder", options)
     return make(shape, latent, output, **options)
 
 
-def network_options(kind: str, options: ModelOptions) -> dict[str, Any]:
+DATA_OPTIONS = ("classes", "node_classes", "edge_classes", "end_token")
+"""Options that describe the data. Networks without them ignore them."""
+
+
+def network_options(kind: str, options: ModelOptions, role: str = "decoder") -> dict[str, Any]:
     """The model options that are arguments of this kind of network and differ from their defaults.
 
     Args:
         kind: A name in `NETWORKS`.
         options: The model's options.
+        role: "encoder" or "decoder".
 
     >>> network_options("mlp", ModelOptions(widths=(64, 64), blocks=3))
     {'widths': (64, 64)}
     """
     if kind not in NETWORKS:
         raise ConfigError(unknown("network", kind, NETWORKS))
-    known = _options(NETWORKS[kind].decoder)
+    known = keyword_options(getattr(NETWORKS[kind], role))
     return {name: value for name, value in options.changed().items() if name in known}
 
 
-def check_network_options(options: ModelOptions, kinds: Iterable[str]) -> None:
+def check_network_options(
+    options: ModelOptions, kinds: Iterable[str], others: Iterable[str] = ()
+) -> None:
     """Raise an error if a network option is set that neither the encoder nor the decoder has.
 
     Args:
         options: The model's options.
         kinds: Kinds of the built-in networks among the encoder and the decoder. A user's own module
             has no options.
+        others: Names of options that are used elsewhere, such as those of the likelihood.
 
     >>> check_network_options(ModelOptions(blocks=3), ["conv", "resnet"])
     """
-    kinds = list(kinds)
+    kinds, others = list(kinds), {*others, *DATA_OPTIONS}
     users = {
-        name: [k for k in NETWORKS if name in _options(NETWORKS[k].decoder)]
+        name: [k for k, network in NETWORKS.items() if name in _options_of_both(network)]
         for name in options_of(ModelOptions)
     }
     for name, value in options.changed().items():
-        if users[name] and not set(users[name]) & set(kinds):
+        if users[name] and not set(users[name]) & set(kinds) and name not in others:
             raise ConfigError(
                 f"{name}={value!r} is an option of network {' and '.join(users[name])}, got network "
                 f"{' and '.join(dict.fromkeys(kinds))}: leave {name} out, or choose another network"
             )
+
+
+def keyword_options(make: Callable[..., Any]) -> list[str]:
+    """The names of a function's keyword-only arguments.
+
+    >>> keyword_options(mlp_decoder)
+    ['widths', 'activation', 'normalisation', 'dropout']
+    """
+    parameters = inspect.signature(make).parameters.values()
+    return [one.name for one in parameters if one.kind is one.KEYWORD_ONLY]
+
+
+def _options_of_both(network: Network) -> set[str]:
+    return {*keyword_options(network.encoder), *keyword_options(network.decoder)}
 
 
 def _known(kind: str, shape: Sequence[int], role: str) -> str:
@@ -194,14 +259,14 @@ def _known(kind: str, shape: Sequence[int], role: str) -> str:
     return kind
 
 
-def _options(make: Callable[..., Any]) -> list[str]:
-    """The names of a function's keyword-only arguments."""
-    parameters = inspect.signature(make).parameters.values()
-    return [one.name for one in parameters if one.kind is one.KEYWORD_ONLY]
-
-
-def _refuse_unknown(make: Callable[..., Any], kind: str, role: str, options: Iterable[str]) -> None:
-    valid = _options(make)
+def _check_given(make: Callable[..., Any], kind: str, role: str, options: Mapping[str, Any]) -> None:
+    valid = keyword_options(make)
     for option in options:
         if option not in valid:
             raise ConfigError(unknown(f"option of the {kind} {role}", option, valid))
+    for name, parameter in inspect.signature(make).parameters.items():
+        if name in valid and parameter.default is parameter.empty and name not in options:
+            raise ConfigError(
+                f"the {kind} {role} needs the option {name}, which texts and graphs give by their "
+                "vocabulary: give it, or choose another network"
+            )

@@ -164,13 +164,32 @@ class ModelOptions(Options):
     likelihood: str | None = option(
         None,
         "p(x | z): gaussian, gaussian-features (a variance for each value), gaussian-decoded "
-        "(variances from the decoder), bernoulli, bernoulli-probabilities, categorical, poisson, "
-        "negative-binomial, zero-inflated-negative-binomial, multinomial or logistic-mixture. "
-        "Default: bernoulli for binary data, poisson for counts, gaussian for other data.",
+        "(variances from the decoder), bernoulli, bernoulli-probabilities, categorical, autoregressive "
+        "(tokens, each given those before it), graph, poisson, negative-binomial, "
+        "zero-inflated-negative-binomial, multinomial or logistic-mixture. Default: bernoulli for "
+        "binary data, poisson for counts, autoregressive for texts, graph for graphs, gaussian for "
+        "other data.",
     )
     variance: float | None = option(None, "gaussian: a fixed variance. Default: it is learned.", above=0)
     classes: int | None = option(
-        None, "categorical: number of classes. Default: one more than the largest value.", at_least=2
+        None,
+        "categorical, autoregressive and networks for tokens: number of classes. Default: that of the "
+        "vocabulary, or one more than the largest value.",
+        at_least=2,
+    )
+    node_classes: int | None = option(
+        None, "graph: number of node classes. Default: that of the vocabulary.", at_least=2
+    )
+    edge_classes: int | None = option(
+        None, "graph: number of edge classes. Default: that of the vocabulary.", at_least=2
+    )
+    end_token: bool = option(
+        False, "Class 0 ends a text: what follows it is padding. Texts have it by default."
+    )
+    causal: str = option(
+        "transformer",
+        "autoregressive: the network that sees the tokens before.",
+        choices=["transformer", "gru"],
     )
     standardise: str = option(
         "mean",
@@ -187,8 +206,9 @@ class ModelOptions(Options):
     network: str = option(
         "conv",
         "conv (the paper's), dense (fully connected, as large as conv), mlp (fully connected, for "
-        "examples of any shape), resnet (residual, larger), or auto, which is also used where none is "
-        "given: conv for images with sides of 8 to 128, else mlp.",
+        "examples of any shape), resnet (residual, larger), transformer or gru (for tokens), graph, "
+        "video, or auto, which is also used where none is given: transformer for texts, graph for "
+        "graphs, video for clips, conv for images with sides of 8 to 128, else mlp.",
     )
     decoder_network: str | None = option(
         None, "The decoder's network, if it differs from the encoder's."
@@ -198,10 +218,21 @@ class ModelOptions(Options):
         "mlp: sizes of the hidden layers (512,512). resnet: channels at each resolution (32,64,128). "
         "The first number is next to the example.",
     )
-    blocks: int = option(2, "resnet: residual blocks at each resolution.", at_least=1)
+    blocks: int = option(
+        2,
+        "resnet: residual blocks at each resolution. Networks for tokens and graphs, and "
+        "autoregressive: number of layers.",
+        at_least=1,
+    )
+    units: int = option(
+        128,
+        "Networks for tokens, graphs and clips, and autoregressive: size of hidden states.",
+        at_least=1,
+    )
+    heads: int = option(4, "transformer: number of attention heads, which divides units.", at_least=1)
     activation: str | None = option(
         None,
-        "mlp and resnet: the activation (relu for mlp, silu for resnet).",
+        "mlp, resnet and transformer: the activation (by default relu, silu and gelu).",
         choices=["relu", "leaky_relu", "elu", "silu", "gelu", "tanh"],
     )
     normalisation: str = option(
@@ -215,7 +246,17 @@ class ModelOptions(Options):
     )
     curvature_rank: int = option(32, "curvature low-rank: the rank.", at_least=1)
     dropout: float = option(
-        0.0, "mlp: share of hidden units set to zero in training.", at_least=0, below=1
+        0.0,
+        "mlp, networks for tokens, autoregressive: share of hidden units set to zero in training.",
+        at_least=0,
+        below=1,
+    )
+    token_dropout: float = option(
+        0.0,
+        "autoregressive: share of the tokens before that are hidden in training, so that more is known "
+        "from z.",
+        at_least=0,
+        below=1,
     )
 
     def check(self) -> None:

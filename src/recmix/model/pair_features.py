@@ -1,4 +1,4 @@
-"""A network that computes features of two tensors, such as an example and a residual."""
+"""Networks that compute features of two tensors, such as an example and a residual."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from recmix.model.encoder_decoder import Shape, checked_shape
 from recmix.model.networks import default_network, make_encoder
+from recmix.model.sequence_networks import TokenFeatures
 
-__all__ = ["PairFeatures"]
+__all__ = ["PairFeatures", "TokenPairFeatures"]
 
 
 class PairFeatures(nn.Sequential):
@@ -19,8 +20,9 @@ class PairFeatures(nn.Sequential):
 
     For images the network has the convolutions and the hidden layer of the paper's encoder. The
     other tensor (B, *other) is added as further channels: C' channels for the shape (C', H, W), or
-    C'·K channels for (C', H, W, K). If the shapes do not fit together, or the example is not an
-    image, the values of both tensors form one vector, and the network is fully connected.
+    C'·K channels for (C', H, W, K). Clips (T, C, H, W) are treated likewise. If the shapes do not fit
+    together, or the example is neither, the values of both tensors form one vector, and the network is
+    fully connected.
 
     Args:
         shape: Shape of the example.
@@ -43,30 +45,73 @@ class PairFeatures(nn.Sequential):
         self, shape: Sequence[int], other: Sequence[int], latent: int, *, width: float = 1.0
     ) -> None:
         example, second = checked_shape(shape), checked_shape(other)
-        as_images = _fit_together(example, second)
+        channels = _channel_axis(example, second)
         joined: Shape
-        if as_images:
-            joined = (example[0] + math.prod(second) // math.prod(second[1:3]), *example[1:])
+        if channels is not None:
+            own = math.prod(second[channels:]) // math.prod(example[channels + 1 :])
+            joined = (*example[:channels], example[channels] + own, *example[channels + 1 :])
         else:
             joined = (math.prod(example) + math.prod(second),)
         encoder = make_encoder("auto", joined, latent, width=width)
         super().__init__(*encoder.features.children())
         self.hidden = encoder.hidden
-        self._as_images = as_images
+        self._axes = len(example)
+        self._channels = channels
 
     def forward(self, x: Tensor, other: Tensor) -> Tensor:  # type: ignore[override]
         """The features (B, hidden) of x (B, *shape) and the other tensor (B, *other)."""
-        if not self._as_images:
+        if self._channels is None:
             joined = torch.cat([x.flatten(1), other.flatten(1)], 1)
-        elif other.ndim == 5:  # (B, C', H, W, K) -> (B, C'·K, H, W)
-            joined = torch.cat([x, other.movedim(-1, 2).flatten(1, 2)], 1)
         else:
-            joined = torch.cat([x, other], 1)
+            axis = 1 + self._channels
+            if other.ndim == self._axes + 2:  # (B, ..., C', H, W, K) -> (B, ..., C'·K, H, W)
+                other = other.movedim(-1, axis + 1).flatten(axis, axis + 1)
+            joined = torch.cat([x, other], axis)
         features: Tensor = super().forward(joined)
         return features
 
 
-def _fit_together(shape: Shape, other: Shape) -> bool:
-    """Whether a tensor of shape `other` can give further channels to an image of shape `shape`."""
-    image = default_network(shape) == "conv"
-    return image and len(other) in (3, 4) and other[1:3] == shape[1:]
+def _channel_axis(shape: Shape, other: Shape) -> int | None:
+    """The axis of the channels of an image or clip to which `other` can add further channels.
+
+    The result is None if the shapes do not fit together.
+    """
+    channels = {"conv": 0, "video": 1}.get(default_network(shape))
+    if channels is None or len(other) - len(shape) not in (0, 1):
+        return None
+    rest = channels + 1
+    alike = other[:channels] == shape[:channels] and other[rest : len(shape)] == shape[rest:]
+    return channels if alike else None
+
+
+class TokenPairFeatures(nn.Module):
+    """Features (B, hidden) of tokens x (B, T) and another tensor, such as a residual.
+
+    The other tensor is (B, T, K), with numbers for each position, or (B, F). It is mapped to the size
+    of the hidden states and added to the embedded tokens. What belongs to padding is not read.
+
+    Args:
+        features: The layers for tokens.
+        other: Shape of the other tensor for one example.
+
+    Attributes:
+        hidden: Number of features.
+
+    >>> from recmix.model.sequence_networks import GRUFeatures
+    >>> pair = TokenPairFeatures(GRUFeatures(5, 10, units=8), (5, 10))
+    >>> pair(torch.zeros(3, 5), torch.zeros(3, 5, 10)).shape
+    torch.Size([3, 8])
+    """
+
+    def __init__(self, features: TokenFeatures, other: Sequence[int]) -> None:
+        super().__init__()
+        self.features, self.hidden = features, features.units
+        wanted = checked_shape(other)
+        self._by_position = len(wanted) == 2 and wanted[0] == features.length
+        self.project = nn.Linear(wanted[1] if self._by_position else math.prod(wanted), self.hidden)
+
+    def forward(self, x: Tensor, other: Tensor) -> Tensor:
+        """The features (B, hidden) of x (B, T) and the other tensor (B, *other)."""
+        more = self.project(other if self._by_position else other.flatten(1)[:, None])
+        features: Tensor = self.features(x, more)
+        return features

@@ -97,6 +97,10 @@ class Gaussian(Posterior):
         """KL(q || N(0, I)) in closed form, (1, B); the arguments z and log_q are not used."""
         return _kl_to_prior(self.mean, self.log_variance)
 
+    def kl_by_dimension(self) -> Tensor:
+        """KL(q || N(0, I)) of each latent dimension, (B, D)."""
+        return 0.5 * (self.mean.square() + self.variance - 1 - self.log_variance)
+
     @property
     def can_scale(self) -> bool:
         """True: `scaled` works for every factor."""
@@ -121,6 +125,11 @@ class Gaussian(Posterior):
     def copy(self) -> Posterior:
         """The same density with copies of its tensors, made in one operation."""
         return Gaussian.from_clamped(*torch.stack([self._mean, self.log_variance]).unbind())
+
+    def split(self, count: int) -> list[Gaussian]:
+        """Split the batch of examples into `count` posteriors of equal batch size."""
+        pairs = (t.unflatten(0, (count, -1)).unbind() for t in (self._mean, self.log_variance))
+        return [Gaussian.from_clamped(*pair) for pair in zip(*pairs, strict=True)]
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Gaussian:
         """The same density for a larger batch_shape."""

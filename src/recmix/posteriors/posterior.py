@@ -104,6 +104,10 @@ class Posterior(Distribution, ABC):
         """
         return log_q - standard_normal(z)
 
+    def kl_by_dimension(self) -> Tensor | None:
+        """KL(q || N(0, I)) of each latent dimension, (B, D); None if the KL is not a sum of these."""
+        return None
+
     @property
     def can_scale(self) -> bool:
         """Whether the method `scaled` works for this posterior; calibration needs it."""

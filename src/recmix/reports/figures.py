@@ -12,6 +12,8 @@ import matplotlib as mpl
 import numpy as np
 from numpy.typing import NDArray
 
+from recmix.errors import ConfigError
+
 mpl.use("Agg")
 
 from matplotlib import pyplot as plt
@@ -116,6 +118,10 @@ def _images(
             axes.spines[:].set_visible(False)
         for line, images in zip(grid, rows, strict=True):
             for axes, image in zip(line, images, strict=False):
+                if np.ndim(image) != 3:
+                    raise ConfigError(
+                        f"this figure shows images (C, H, W), got an example of shape {np.shape(image)}"
+                    )
                 picture = np.clip(np.moveaxis(np.asarray(image), 0, -1), 0, 1)  # one channel or three
                 axes.imshow(picture, cmap="gray_r", vmin=0, vmax=1, interpolation="nearest")
         for line, name in zip(grid, names, strict=False):

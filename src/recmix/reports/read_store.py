@@ -33,6 +33,7 @@ from recmix.reports.records import (
 )
 from recmix.reports.store_files import LINE, read_json, read_log, read_optional
 from recmix.reports.variants import distinguish
+from recmix.runs.data_options import DATA_OPTIONS
 from recmix.runs.spec import Spec
 
 __all__ = ["FIGURES", "printable", "read_store"]
@@ -46,7 +47,7 @@ IMAGES = (".png", ".svg", ".gif", ".jpg", ".jpeg", ".webp")
 PLACE = {"label": str, "data": str, "latent": int, "split": int, "restart": int}
 PLACE |= dict.fromkeys(("network", "decoder_network", "likelihood"), str)
 """Fields that determine a run's row and column in the tables, with their types."""
-JOB_COLUMN = ("data", "size", "crop", *options_of(ModelOptions))
+JOB_COLUMN = ("data", *DATA_OPTIONS, *options_of(ModelOptions))
 """Fields of a ``job.json`` that name a column of its grid."""
 
 
@@ -191,7 +192,8 @@ def _place(spec: Spec | None, job: Mapping[str, Any]) -> dict[str, Any]:
         found["network"] = spec.model.network
         found["decoder_network"] = spec.model.decoder_network or spec.model.network
         found["likelihood"] = spec.model.likelihood or found["likelihood"]
-        found["more"] = more_options(spec.model, spec.data.get("options") or {})
+        options, texts = spec.data.get("options") or {}, "vocabulary" in spec.data
+        found["more"] = more_options(spec.model, options, texts=texts)
         found["label"] = spec.label if found["label"] == CONTROL.label else found["label"]
     for key, kind in PLACE.items():
         value = found.get(key)
@@ -230,7 +232,8 @@ def _curve(history: list[Any], messages: list[str]) -> tuple[Curve, float | None
     for name in ("epoch", *CURVES):
         if any(name in row for row in rows):
             try:
-                series[name] = np.array([row.get(name) for row in rows], dtype=float)
+                values = (row.get(name) for row in rows)
+                series[name] = np.array([np.nan if v is None else float(v) for v in values])
             except (TypeError, ValueError):
                 messages.append(f"history.json has text instead of numbers in {name}: left out")
     if rows and not np.isfinite(series.get("epoch", np.nan)).all():

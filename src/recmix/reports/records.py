@@ -15,6 +15,7 @@ from typing import Any
 
 from recmix.inference import Inference
 from recmix.model.options import ModelOptions
+from recmix.runs.data_options import DATA_OPTIONS
 from recmix.runs.scores import ScoreKey
 
 __all__ = ["CONTROL", "Curve", "Record", "Row", "Setting", "StoreContent", "TableColumn"]
@@ -29,6 +30,8 @@ IN_COLUMN = ("latent", "network", "decoder_network", "likelihood")
 """Options of a model that have their own field in a column."""
 NOT_IN_COLUMN = ("curvature", "curvature_rank")
 """Options of a model that do not change p(x, z)."""
+OF_VOCABULARY = ("classes", "end_token", "node_classes", "edge_classes")
+"""Options of a model that the vocabulary of texts determines. It may differ between splits."""
 PAPER_ORDER = ("VAE", "VAE+", "SA", "IAF", "HF", "ME", "VLAE", "RME", "BVI-ER1", "BVI-ER2")
 SET_TITLES = {
     "mnist": "MNIST",
@@ -188,20 +191,22 @@ class TableColumn:
         return f"{self.title}, dim {self.latent}"
 
 
-def more_options(model: ModelOptions, data: Mapping[str, Any]) -> str:
+def more_options(model: ModelOptions, data: Mapping[str, Any], *, texts: bool = False) -> str:
     """Return as text the changed options for which `TableColumn` has no field of its own.
 
     Changed options are those that differ from their defaults.
 
     Args:
         model: the options of the model.
-        data: the options with which image files were read. Only ``size`` and ``crop`` are used.
+        data: the options with which the data were read, see `DATA_OPTIONS`.
+        texts: whether the data are texts. Then options that their vocabulary determines are left
+            out.
 
     >>> more_options(ModelOptions(latent=5, prior="mixture", widths=(64, 32)), {"size": 16})
     'size=16, prior=mixture, widths=64,32'
     """
-    found = {name: data[name] for name in ("size", "crop") if data.get(name) is not None}
-    known = IN_COLUMN + NOT_IN_COLUMN
+    found = {name: data[name] for name in DATA_OPTIONS if data.get(name) is not None}
+    known = IN_COLUMN + NOT_IN_COLUMN + (OF_VOCABULARY if texts else ())
     found |= {name: value for name, value in model.changed().items() if name not in known}
     return ", ".join(f"{name}={_plain(value)}" for name, value in found.items())
 

@@ -5,7 +5,9 @@
 ``history.json``            one row per epoch
 ``status.json``             running, interrupted, failed or done, with the reason
 ``scores.json``             results of `recmix evaluate`, by name, see `recmix.runs.scores`
+``reports.json``            results of `recmix evaluate --report`, by the name of the score and report
 ``gap.json``                results of `recmix evaluate --gap`
+``vocabulary.json``         how texts are written as numbers, if the data are texts
 ``tuned.json``              the inference that `recmix tune` chose, and what it measured
 ``weights.safetensors``     the weights of the best validation epoch
 ``checkpoint.safetensors``  everything needed to continue training
@@ -18,7 +20,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import platform
@@ -28,18 +29,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from recmix.errors import ConfigError, NonFiniteError, RunError
+from recmix.errors import ConfigError, DataError, NonFiniteError, RunError
 from recmix.inference import Inference
-from recmix.runs.files import read_json, write_json
+from recmix.model.vocabulary import Vocabulary, vocabulary_from_json
+from recmix.runs.files import check_regular, read_json, remove_parts, update_json, write_json
 from recmix.runs.lock import has_lock, lock, unlock
 from recmix.runs.spec import Spec
 
-__all__ = ["PRESET", "TUNED", "Run", "check_finite"]
+__all__ = ["PRESET", "TUNED", "VOCABULARY", "Run", "check_finite"]
 
 PRESET = "preset.json"
 """Name of the file that holds a preset; the stages before the last are in folders inside."""
 TUNED = "tuned.json"
 """Name of the file that holds the inference that `recmix tune` chose."""
+VOCABULARY = "vocabulary.json"
+"""Name of the file that holds the vocabulary of a model of texts."""
+VOCABULARY_BYTES = 1 << 28
+"""Largest size of this file."""
 
 
 class Run:
@@ -56,8 +62,10 @@ class Run:
         "history.json",
         "status.json",
         "scores.json",
+        "reports.json",
         "gap.json",
         TUNED,
+        VOCABULARY,
         "log.jsonl",
         "order.json",
         "weights.safetensors",
@@ -74,13 +82,16 @@ class Run:
         """Whether the folder holds a run, that is, a file ``spec.json``."""
         return (self.folder / "spec.json").exists()
 
-    def create(self, spec: Spec, *, overwrite: bool = False) -> None:
+    def create(
+        self, spec: Spec, *, overwrite: bool = False, vocabulary: Vocabulary | None = None
+    ) -> None:
         """Make the folder of a new run and write the spec of the run into it.
 
         Args:
             spec: what defines the run.
             overwrite: whether to replace a run that the folder already holds; otherwise this is an
                 error.
+            vocabulary: the vocabulary of the data, if they are texts.
         """
         if self.folder.exists() and not self.folder.is_dir():
             raise RunError(f"{self.folder} is a file: give the name of a folder")
@@ -95,6 +106,7 @@ class Run:
             if self.exists:
                 self.clear()
             write_json(self.folder / "spec.json", spec.to_json())
+            self.set_vocabulary(vocabulary)
         except BaseException:
             self.unlock()
             raise
@@ -138,9 +150,7 @@ class Run:
         """
         lock(self.folder)
         for name in (*self.FILES, PRESET):
-            for part in self.folder.glob(f".{name}.*.part"):
-                with contextlib.suppress(OSError):
-                    part.unlink()
+            remove_parts(self.folder / name)
 
     def unlock(self) -> None:
         """End the reservation of `lock`, if this process has one."""
@@ -203,7 +213,32 @@ class Run:
             score: the result. It is refused if its ``elbo`` or ``iwae`` is not finite.
         """
         check_finite(score, str(self.folder))
-        write_json(self.folder / "scores.json", {**self.scores(), key: score})
+        update_json(self.folder / "scores.json", lambda: {**self.scores(), key: score})
+
+    def reports(self) -> dict[str, Any]:
+        """Read the results of ``recmix evaluate --report``, by names of the score and the report."""
+        path = self.folder / "reports.json"
+        found: dict[str, Any] = read_json(path) if path.exists() else {}
+        if not isinstance(found, dict) or not all(isinstance(one, dict) for one in found.values()):
+            raise RunError(
+                f"{path} is damaged: expected an object with an object for each score. Delete the file, "
+                "and evaluate again"
+            )
+        return found
+
+    def add_reports(self, key: str, reports: Mapping[str, Any]) -> None:
+        """Add results of ``recmix evaluate --report`` to the folder, or replace them.
+
+        Args:
+            key: name of the score that they belong to, see `recmix.runs.scores.ScoreKey`.
+            reports: the result of each report, by the name of the report.
+        """
+
+        def change() -> dict[str, Any]:
+            found = self.reports()
+            return {**found, key: {**found.get(key, {}), **reports}}
+
+        update_json(self.folder / "reports.json", change)
 
     def tuned(self) -> Inference | None:
         """Read the inference that ``recmix tune`` chose for this run; None if there is none."""
@@ -229,6 +264,33 @@ class Run:
             **more: further values, such as what was measured.
         """
         write_json(self.folder / TUNED, {"inference": inference.to_json(), **more})
+
+    def vocabulary(self) -> Vocabulary | None:
+        """Read the vocabulary of the run; None if its data are not texts.
+
+        It must be the one that the spec describes, because another one gives other texts.
+        """
+        described = self.spec().data.get("vocabulary")
+        if described is None:
+            return None
+        path = self.folder / VOCABULARY
+        try:
+            if path.exists() and check_regular(path) > VOCABULARY_BYTES:
+                raise DataError(f"it has more than {VOCABULARY_BYTES:,} bytes")
+            found = vocabulary_from_json(read_json(path))
+        except (DataError, ConfigError) as error:
+            raise RunError(f"{path} is damaged ({error}): restore it from a copy") from error
+        if found.digest != described.get("sha256"):
+            raise RunError(
+                f"{path} is not the vocabulary that the run was trained with: its SHA-256 digest is not "
+                "that in spec.json. Restore it from a copy"
+            )
+        return found
+
+    def set_vocabulary(self, vocabulary: Vocabulary | None) -> None:
+        """Write the vocabulary of the run, if there is one."""
+        if vocabulary is not None:
+            write_json(self.folder / VOCABULARY, vocabulary.describe())
 
     def reset_tuned(self) -> bool:
         """Delete the tuned inference; return whether there was one."""

@@ -11,6 +11,7 @@ from recmix._version import __version__
 from recmix.errors import ConfigError, RunError, unknown
 from recmix.inference import Inference
 from recmix.model.options import ModelOptions
+from recmix.runs.data_options import DATA_OPTIONS
 from recmix.runs.training_options import Training
 
 __all__ = ["FORMAT", "Spec", "check_description", "check_format"]
@@ -45,14 +46,18 @@ DATA_KINDS: dict[str, tuple[type, ...]] = {
     "root": (str, type(None)),
     "seed": (int,),
     "options": (dict,),
+    "vocabulary": (dict,),
 }
 """The JSON types of fields of the description of the data."""
 LOAD_KINDS: dict[str, tuple[type, ...]] = {
-    "size": (int, type(None)),
-    "crop": (int, type(None)),
+    **{name: (kind, type(None)) for name, (kind, _) in DATA_OPTIONS.items()},
     "stream": (bool, str),
+    "split_name": (str,),
+    "hold_out_test": (bool,),
 }
 """The JSON types of the options with which the data were read."""
+VOCABULARY_KINDS: dict[str, tuple[type, ...]] = {"kind": (str,), "sha256": (str,)}
+"""The JSON types of the description of a vocabulary."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +136,7 @@ def check_description(data: Mapping[str, Any]) -> None:
     """
     _check_kinds(data, DATA_KINDS)
     _check_kinds(data.get("options", {}), LOAD_KINDS)
+    _check_kinds(data.get("vocabulary", {}), VOCABULARY_KINDS)
     for name in data.get("options", {}):
         if name not in LOAD_KINDS:
             raise ConfigError(unknown("option of the data", name, LOAD_KINDS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from recmix.errors import ConfigError
@@ -19,7 +20,9 @@ class Training(Options):
     (`init`), with the learning rate 1e-6 for up to 20 epochs.
     """
 
-    epochs: int | None = option(None, "Passes over the training data (2000, then 20).", at_least=1)
+    epochs: int | None = option(
+        None, "Passes over the training data (default 2000, with init 20).", at_least=1
+    )
     batch_size: int = option(128, "Examples per update.", at_least=1)
     optimizer: str = option(
         "adam",
@@ -27,7 +30,7 @@ class Training(Options):
         "near 1e-3, and overfits sooner).",
         choices=["adam", "muon"],
     )
-    learning_rate: float | None = option(None, "Learning rate (5e-4, then 1e-6).", above=0)
+    learning_rate: float | None = option(None, "Learning rate (default 5e-4, with init 1e-6).", above=0)
     schedule: str = option(
         "constant",
         "Learning rate over time: constant, or cosine or linear decay to final_rate.",
@@ -37,6 +40,18 @@ class Training(Options):
         0.01, "Learning rate at the end of the decay, as a share of the first.", at_least=0, at_most=1
     )
     warmup: int = option(0, "Epochs over which the learning rate rises to its value.", at_least=0)
+    kl_warmup: int = option(
+        0,
+        "Epochs over which the weight of the KL in the loss rises linearly from 0 to 1, against "
+        "posterior collapse. For a method that starts from a VAE trained first: of this VAE.",
+        at_least=0,
+    )
+    free_bits: float = option(
+        0.0,
+        "Nats per latent dimension below which the KL, averaged over the batch, is not reduced, against "
+        "posterior collapse. For a method that starts from a VAE trained first: of this VAE.",
+        at_least=0,
+    )
     patience: int = option(
         50, "Stop after this many epochs without a better validation bound; 0 never stops.", at_least=0
     )
@@ -115,6 +130,19 @@ class Training(Options):
     )
     checkpoint_every: int = option(1, "Epochs between checkpoints.", at_least=1)
     tensorboard: bool = option(False, "Also write TensorBoard event files into the run folder.")
+
+    @property
+    def changes_kl(self) -> bool:
+        """Whether `kl_warmup` or `free_bits` changes the KL in the loss."""
+        return bool(self.kl_warmup or self.free_bits)
+
+    @property
+    def with_plain_kl(self) -> Training:
+        """The same options without `kl_warmup` and `free_bits`.
+
+        A model that starts from a VAE trained first uses them: the two options belong to that VAE.
+        """
+        return dataclasses.replace(self, kl_warmup=0, free_bits=0.0)
 
     def check(self) -> None:
         """Refuse `augment` and `decoder_samples` unless only the encoder is trained.

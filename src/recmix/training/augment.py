@@ -28,7 +28,8 @@ class Augment:
     A part of the batch is rotated, scaled, sheared and shifted. Another part is replaced by decoder
     samples. A decoder sample is made from an image x with the posterior mean μ: z is a random point
     between μ and the posterior mean of another image, plus noise. The sample is
-    x + decode(z) - decode(μ). For binary images it is a draw from the likelihood at z instead.
+    x + decode(z) - decode(μ). For binary images and for classes, such as tokens, it is a draw from the
+    likelihood at z instead.
 
     Args:
         method: its first encoder and its decoder make the decoder samples.
@@ -49,9 +50,10 @@ class Augment:
                 f"augment rotates and shifts images (C, H, W), but examples have shape {model.shape}: "
                 "leave it out"
             )
-        if decoder_samples and not (model.likelihood.centred or self.unit):
+        self.classes = model.likelihood.values == "classes"
+        if decoder_samples and not (model.likelihood.centred or self.unit or self.classes):
             raise ConfigError(
-                "decoder_samples needs a gaussian or bernoulli likelihood, but this one is "
+                "decoder_samples needs a gaussian, bernoulli or categorical likelihood, but this one is "
                 f"{model.likelihood.name}: leave it out"
             )
         self.method = method
@@ -95,6 +97,8 @@ class Augment:
         u = torch.rand(len(x), 1, generator=generator, device=x.device, dtype=x.dtype)
         noise = torch.randn(mean.shape, generator=generator, device=x.device, dtype=x.dtype)
         near = mean + TOWARDS * u * (mean.roll(1, 0) - mean) + NOISE * noise
+        if self.classes:
+            return model.likelihood.sample(model.decoder_output(near), generator)
         shown = model.decode(torch.stack([near, mean]))  # (2, B, C, H, W)
         if self.binary:
             return self._binarise(shown[0], generator)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from recmix.errors import ConfigError, RecmixError, RunError
 from recmix.methods.method import Method
@@ -17,6 +18,7 @@ from recmix.model.data_facts import Statistics
 from recmix.model.fields import Fields
 from recmix.model.priors import VampPrior
 from recmix.model.replaceable import load_accelerated
+from recmix.model.vocabulary import Vocabulary
 from recmix.runs.folder import Run
 from recmix.runs.spec import Spec
 from recmix.training.checkpoint import load_weights
@@ -39,12 +41,14 @@ class Trained:
         spec: everything that defines the run.
         history: the metrics of each epoch.
         folder: the run folder, or None if nothing was written.
+        vocabulary: how texts are written as examples, if the data were texts.
     """
 
     method: Method
     spec: Spec
     history: list[dict[str, float]] = field(default_factory=list)
     folder: Path | None = None
+    vocabulary: Vocabulary | None = None
 
 
 class TrainedModel(Protocol):
@@ -61,6 +65,10 @@ class TrainedModel(Protocol):
     @property
     def folder(self) -> Path | None:
         """The run folder in which the model is stored, or None."""
+
+    @property
+    def vocabulary(self) -> Vocabulary | None:
+        """How texts are written as examples, if the model was trained on texts."""
 
 
 def pick_device(name: str) -> torch.device:
@@ -106,7 +114,9 @@ def build(
             latent_model.prior.use(made.base_encoder)
     made.to(device, getattr(torch, spec.training.dtype))
     if device.type == "cpu":  # convolutions are faster in this layout there
-        made.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        for part in made.modules():
+            if isinstance(part, nn.Conv2d | nn.ConvTranspose2d):
+                part.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return made
 
 
@@ -143,4 +153,4 @@ def load_trained(
             "the model does not fit in memory"
         ) from error
     load_weights(run.weights, made)
-    return Trained(made, spec, run.history(), run.folder)
+    return Trained(made, spec, run.history(), run.folder, run.vocabulary())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -23,7 +24,8 @@ from recmix.training.augment import Augment
 from recmix.training.average import Average
 from recmix.training.batches import Batches, mix
 from recmix.training.checkpoint import State, load_checkpoint, save_checkpoint, save_weights
-from recmix.training.schedule import rate_factor, set_rate
+from recmix.training.resume import how_to_resume
+from recmix.training.schedule import KLWeight, rate_factor, set_rate
 from recmix.training.world import world
 
 __all__ = ["Callback", "Job", "Meter"]
@@ -141,6 +143,12 @@ class Job:
         )
         self.held_out = Batches(data.x_val, device=centre.device, dtype=centre.dtype)
         self.steps = self.batches.steps(training.batch_size)
+        self.kl_weight = None
+        if training.changes_kl:
+            self.kl_weight = KLWeight(training.kl_warmup, self.steps, like=centre)
+            self.objective = dataclasses.replace(
+                objective, kl_weight=self.kl_weight.value, free_bits=training.free_bits
+            )
         method.model.requires_grad_(training.train == "all")
         self.trainer = CurvatureTraining(method) if training.train == "curvature" else method
         self.augment = None
@@ -199,12 +207,16 @@ class Job:
         self.world.wait()
         if run := self.out:
             run.set_status("running", epoch=self.state.epoch)
-            run.log("start", epoch=self.state.epoch, device=str(self.device), torch=torch.__version__)
+            threads = torch.get_num_threads()
+            about = {"device": str(self.device), "torch": torch.__version__, "threads": threads}
+            run.log("start", epoch=self.state.epoch, **about)
 
     def begin_epoch(self) -> None:
         """Prepare the next epoch: set the learning rate and the random order of the examples."""
         factor = rate_factor(self.state.epoch, self.epochs, self.training)
         set_rate(self.optimizers.values(), factor)
+        if self.kl_weight is not None:
+            self.kl_weight.begin(self.state.epoch)
         order = self.batches.order(
             self.training.batch_size, seed=self.training.seed, epoch=self.state.epoch
         )
@@ -235,6 +247,8 @@ class Job:
             x = torch.bernoulli(x, generator=self.generator)
         if self.augment is not None:
             x = self.augment(x, self.generator)
+        if self.kl_weight is not None:
+            self.kl_weight.update(self.meter.step)
         metrics = self.trainer.step(
             x, self.optimizers, objective=self.objective, generator=self.generator
         )
@@ -285,10 +299,11 @@ class Job:
                 self._not_finite(name, f"the end of epoch {state.epoch + 1}")
         state.epoch, state.step, state.sums = state.epoch + 1, 0, {}
         state.history.append(row)
+        since = max(state.best_epoch, training.kl_warmup)  # the bound may fall while the KL is warmed up
         if row["val_iwae"] > state.best_score or training.keep_weights == "last":
             state.best_score, state.best_epoch = row["val_iwae"], state.epoch
             self._keep_best()
-        elif training.patience and state.epoch - state.best_epoch >= training.patience:
+        elif training.patience and state.epoch - since >= training.patience:
             state.stopped = f"no better validation bound for {training.patience} epochs"
         if self.world.writer:
             for callback in self.callbacks:
@@ -322,6 +337,7 @@ class Job:
             save_weights(self.out.weights, self.best, self.state.best_epoch)
             self._written = self.state.best_epoch
         write_json(self.out.folder / "history.json", self.state.history)
+        self.out.set_status("running", epoch=self.state.epoch)  # true also after a kill
         if log:
             self.out.log("epoch", epoch=self.state.epoch, **log)
 
@@ -337,10 +353,7 @@ class Job:
         if self.out:
             run.set_status("interrupted", epoch=state.epoch, step=state.step, reason=signal_name)
             run.log("interrupted", epoch=state.epoch, step=state.step)
-        return (
-            f"stopped by {signal_name} at {at}; saved. "
-            f"Continue with: recmix train --resume --out {run.folder}"
-        )
+        return f"stopped by {signal_name} at {at}; saved. Continue with: {how_to_resume(run)}"
 
     def finish(self) -> None:
         """Load the best weights into the method and mark the run as done in its folder."""

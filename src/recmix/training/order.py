@@ -220,7 +220,7 @@ def choose_order(
             "select_on": pick,
             "resume": resume,
             **spec.options,
-            **vars(spec.training),
+            **vars(spec.training.with_plain_kl),
             **vars(spec.inference),
             "seed": spec.training.seed if order == 2 else mix(spec.training.seed, order) % 2**31,
         }
@@ -308,7 +308,8 @@ def _finish(
         for step in run.folder.glob("order_*"):
             Run(step).checkpoint.unlink(missing_ok=True)  # only unfinished steps need theirs
     world().wait()
-    return Trained(chosen.method, spec, history, None if run is None else run.folder)
+    folder = None if run is None else run.folder
+    return Trained(chosen.method, spec, history, folder, chosen.vocabulary)
 
 
 def _t_test(values: NDArray[np.float64]) -> tuple[float, float, float]:

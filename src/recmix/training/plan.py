@@ -17,8 +17,14 @@ from torch import nn
 from recmix.data import Data, Examples, as_data, check_values
 from recmix.errors import ConfigError
 from recmix.inference import Inference
-from recmix.methods.method import Method, Objective, check_can_be_distilled, same_shapes
-from recmix.model.assembly import Own, complete_options
+from recmix.methods.method import (
+    Method,
+    Objective,
+    check_can_be_distilled,
+    check_kl_can_change,
+    same_shapes,
+)
+from recmix.model.assembly import Own, complete_options, needs_classes
 from recmix.model.data_facts import Statistics
 from recmix.model.fields import Fields
 from recmix.model.likelihoods import Likelihood
@@ -31,6 +37,7 @@ from recmix.training.curvature_request import VALIDATION
 from recmix.training.job import Callback, Job
 from recmix.training.labels import row_label
 from recmix.training.resume import is_complete
+from recmix.training.suspicious import warn_if_suspicious
 from recmix.training.world import world
 
 __all__ = ["FIRST_STAGE", "REQUEST", "SECOND_STAGE", "Plan", "make_plan"]
@@ -105,8 +112,10 @@ class Plan:
                 spec = dataclasses.replace(made.spec, inference=self.spec.inference)
                 self.finished = dataclasses.replace(made, spec=spec)
                 return
+            if group.writer:
+                self.run.set_vocabulary(self.data.vocabulary)
         elif group.writer:
-            self.run.create(self.spec, overwrite=self.overwrite)
+            self.run.create(self.spec, overwrite=self.overwrite, vocabulary=self.data.vocabulary)
         group.wait()
 
     def job(self) -> Job:
@@ -115,11 +124,13 @@ class Plan:
             with torch.random.fork_rng():
                 torch.manual_seed(self.spec.training.seed)
                 self.method.start_from(self.init.method)
+        else:
+            warn_if_suspicious(self.data, self.method, own_decoder=self.own.decoder is not None)
         spec, setting = self.spec, self.spec.setting
         return Job(
             self.method,
             self.data,
-            spec.training,
+            spec.training if self.first is None else spec.training.with_plain_kl,
             objective=self.objective,
             continued=self.init is not None,
             run=self.run,
@@ -133,7 +144,7 @@ class Plan:
     def result(self, job: Job) -> Trained:
         """Return the trained model, after `job` has been trained."""
         folder = None if self.run is None else self.run.folder
-        return Trained(self.method.eval(), self.spec, job.state.history, folder)
+        return Trained(self.method.eval(), self.spec, job.state.history, folder, self.data.vocabulary)
 
 
 def make_plan(
@@ -195,12 +206,13 @@ def make_plan(
     data = as_data(data)
     described = data.describe()
     wanted = given.model
-    counted = wanted.get("likelihood") == "categorical" and not wanted.get("classes")
+    counted = data.vocabulary is None and needs_classes(wanted)
     facts: dict[str, Any] = {
         "shape": data.shape,
         "kind": data.kind,
         "classes": data.classes if counted else 0,
         "fields": Fields(data.fields) if data.fields else None,
+        "vocabulary": data.vocabulary,
     }
     statistics = Statistics()
     if not instance:
@@ -221,7 +233,7 @@ def make_plan(
             **vars(training) | {"epochs": vae_epochs, "learning_rate": None},
             **vars(refinement),
         )
-    start = _load_start(init, training.device, own)
+    start = _load_start(init, training.device, own, data)
     before = start.spec if start else None
     if start and not instance:
         named = start.spec.model
@@ -254,6 +266,8 @@ def make_plan(
     inference.model(made.model)  # refuses noise that the likelihood does not have
     if training.distil:
         check_can_be_distilled(made)
+    if training.changes_kl and not first:
+        _check_kl_options(made, training, data)
     if start:
         _check_init(start, spec, made, networks=instance is None)
     plan = Plan(spec, data, made, objective, own, start, run, found, resume, overwrite, callbacks)
@@ -313,9 +327,22 @@ def _with_instance(method: Method, given: Given, options: Mapping[str, Any]) -> 
     )
 
 
-def _load_start(init: TrainedModel | str | Path | None, device: str, own: Own) -> TrainedModel | None:
-    """Return the model to start from. It is loaded from its folder if `init` is a path."""
-    return load_trained(init, device=device, own=own.copied()) if isinstance(init, str | Path) else init
+def _load_start(
+    init: TrainedModel | str | Path | None, device: str, own: Own, data: Data
+) -> TrainedModel | None:
+    """Return the model to start from. It is loaded from its folder if `init` is a path.
+
+    A model that was trained with another vocabulary than that of the data is refused.
+    """
+    if isinstance(init, str | Path):
+        init = load_trained(init, device=device, own=own.copied())
+    theirs, ours = None if init is None else init.vocabulary, data.vocabulary
+    if theirs is not None and ours is not None and theirs.digest != ours.digest:
+        raise ConfigError(
+            f"init was trained with another vocabulary, {theirs!r}, than that of the data, {ours!r}: "
+            "load the data with vocabulary=init.vocabulary"
+        )
+    return init
 
 
 def _by_stage(training: Training, cls: type[Method], *, continued: bool) -> Training:
@@ -331,6 +358,20 @@ def _by_stage(training: Training, cls: type[Method], *, continued: bool) -> Trai
         learning_rate=training.learning_rate or usual["learning_rate"] * cls.rate_factor,
         fresh_rate=cls.fresh_factor if training.fresh_rate is None else training.fresh_rate,
     )
+
+
+def _check_kl_options(method: Method, training: Training, data: Data) -> None:
+    """Refuse `kl_warmup` and `free_bits` for a method or a training whose loss has no such KL."""
+    name = "kl_warmup" if training.kl_warmup else "free_bits"
+    if training.train == "curvature":
+        raise ConfigError(f"{name} has no effect on train = 'curvature': use it for the first stage")
+    x = None
+    if training.free_bits:
+        centre = method.model.centre
+        x = torch.as_tensor(data.x_train[:2]).to(centre.device, centre.dtype)
+    trained = method.training
+    check_kl_can_change(method.eval(), name, x)
+    method.train(trained)
 
 
 def _origin(init: TrainedModel | None) -> dict[str, Any] | None:

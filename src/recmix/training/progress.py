@@ -1,4 +1,4 @@
-"""Show the progress of a training: a bar with the time left, or printed lines without a terminal."""
+"""Show the progress of a training: a bar in a terminal or a notebook, printed lines elsewhere."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from recmix.training.notebook import NotebookBar, in_notebook
+
 __all__ = ["Report", "count", "watch"]
 
 QUIET_SECONDS = 15.0
@@ -27,7 +29,7 @@ QUIET_SECONDS = 15.0
 class Report(Protocol):
     """A function that the training loop calls to report its progress."""
 
-    def __call__(self, epoch: float, note: str = "") -> None:
+    def __call__(self, epoch: float, /, note: str = "") -> None:
         """Report that `epoch` epochs are done.
 
         Args:
@@ -46,12 +48,14 @@ def watch(title: str, epochs: int, done: int, show: bool | None = None) -> Itera
         title: what is trained.
         epochs: the largest number of epochs.
         done: epochs that are already done.
-        show: True for a bar on a terminal and printed lines elsewhere; False for nothing; None for
-            a bar on a terminal and nothing elsewhere.
+        show: False for nothing. Otherwise a bar in a terminal or a notebook, and elsewhere a line
+            every 15 seconds; True also prints a line at the end of a shorter training.
     """
     console = Console(stderr=True)
-    if show is False or (show is None and not console.is_terminal):
+    if show is False:
         yield lambda epoch, note="": None
+    elif in_notebook():
+        yield NotebookBar(title, epochs, done)
     elif console.is_terminal:
         columns = (
             TextColumn("{task.description}"),
@@ -74,23 +78,29 @@ def watch(title: str, epochs: int, done: int, show: bool | None = None) -> Itera
 
             yield update
     else:
-        yield _Lines(title, epochs, done)
+        yield _Lines(title, epochs, done, unit="epoch ", short=bool(show))
 
 
 @contextmanager
 def count(title: str, total: int, show: bool | None = None) -> Iterator[Callable[[int], None]]:
-    """Show a bar with the time left while the context is open, if there is a terminal.
+    """Show a bar with the time left while the context is open, or a line every 15 seconds.
 
     The context gives a function. Call it with the number of items that are done.
 
     Args:
         title: text in front of the bar.
         total: number of items.
-        show: False for no bar.
+        show: False for nothing.
     """
     console = Console(stderr=True)
-    if show is False or not console.is_terminal:
+    if show is False:
         yield lambda done: None
+        return
+    if in_notebook():
+        yield NotebookBar(title, total)
+        return
+    if not console.is_terminal:
+        yield _Lines(title, total)
         return
     columns = (
         TextColumn("{task.description}"),
@@ -106,18 +116,32 @@ def count(title: str, total: int, show: bool | None = None) -> Iterator[Callable
 
 
 class _Lines:
-    """Prints a line of progress at the end of an epoch, at most once in `QUIET_SECONDS` seconds."""
+    """Prints a line of progress, at most one in `QUIET_SECONDS` seconds.
 
-    def __init__(self, title: str, epochs: int, done: int) -> None:
-        self.title, self.epochs = title, epochs
-        self.first = done
+    Args:
+        title: what is done.
+        total: number of epochs or items.
+        done: how many of them are already done.
+        unit: word in front of the number.
+        short: print a line at the end even if the work took less than `QUIET_SECONDS` seconds.
+    """
+
+    def __init__(
+        self, title: str, total: int, done: int = 0, *, unit: str = "", short: bool = False
+    ) -> None:
+        self.title, self.total, self.first, self.unit, self.short = title, total, done, unit, short
+        self.note = ""
         self.start = self.last = time.monotonic()
 
-    def __call__(self, epoch: float, note: str = "") -> None:
+    def __call__(self, done: float, note: str = "") -> None:
         now = time.monotonic()
-        if note and (epoch >= self.epochs or now - self.last > QUIET_SECONDS):
-            self.last = now
-            rate = (now - self.start) / max(epoch - self.first, 1e-9)
-            left = rate * (self.epochs - epoch)
-            line = f"{self.title}: epoch {epoch:g}/{self.epochs} {note}, {left:.0f} s left at most"
-            print(line, file=sys.stderr, flush=True)
+        self.note = note or self.note
+        ended = done >= self.total and bool(note) and (self.short or self.last > self.start)
+        if not ended and now - self.last <= QUIET_SECONDS:
+            return
+        self.last = now
+        rate = (now - self.start) / max(done - self.first, 1e-9)
+        left = rate * (self.total - done)
+        number = f"{done:.1f}".removesuffix(".0")
+        words = f"{self.title}: {self.unit}{number}/{self.total} {self.note}".rstrip()
+        print(f"{words}, {left:.0f} s left at most", file=sys.stderr, flush=True)

@@ -6,15 +6,34 @@ from collections.abc import Iterator
 from typing import Any
 
 from recmix.errors import RunError
+from recmix.model.assembly import OWN
 from recmix.runs.files import write_json
 from recmix.runs.folder import Run
 from recmix.runs.spec import Spec
 from recmix.training.world import World
 
-__all__ = ["IGNORED_ON_RESUME", "is_complete"]
+__all__ = ["IGNORED_ON_RESUME", "how_to_resume", "is_complete"]
 
 IGNORED_ON_RESUME = {"epochs", "device", "checkpoint_every", "tensorboard", "root", "engine"}
 """Options that may differ when a run is resumed."""
+
+
+def how_to_resume(run: Run) -> str:
+    """Return how the run in a folder is continued, for a message to the user.
+
+    A command cannot find data that were in memory, and networks that the user wrote.
+    """
+    spec = run.spec()
+    model = spec.model
+    command = f"recmix train --resume --out {run.folder}"
+    if OWN in (model.network, model.decoder_network, model.likelihood, model.prior):
+        return f"the same call in Python, with resume=True and out={str(run.folder)!r}"
+    if spec.data.get("kind") in ("named", "path"):
+        return command
+    return (
+        "the same call in Python, with resume=True; or save the data in a file (numpy.savez) and use "
+        f"{command} --data FILE"
+    )
 
 
 def is_complete(run: Run, spec: Spec, group: World) -> bool:
@@ -58,6 +77,8 @@ def _differences(stored: Spec, spec: Spec) -> Iterator[tuple[str, Any, Any]]:
         trained_with = spec.inference.refine or stored.inference.refine or spec.training.distil
         if not trained_with:  # it says how the posterior is used, not how it is trained
             found["inference"] = {}
+    if one["data"].get("fingerprint") == two["data"].get("fingerprint"):  # the same examples
+        one["data"], two["data"] = ({"dynamic": d.get("dynamic")} for d in (one["data"], two["data"]))
     for name, theirs in one.items():
         ours = two[name]
         if isinstance(theirs, dict):

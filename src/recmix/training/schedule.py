@@ -1,16 +1,17 @@
-"""The learning rate over the epochs."""
+"""The learning rate and the weight of the KL over the epochs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from recmix.runs.training_options import Training
 
-__all__ = ["rate_factor", "set_rate"]
+__all__ = ["KLWeight", "rate_factor", "set_rate"]
 
 
 def rate_factor(epoch: int, epochs: int, training: Training) -> float:
@@ -42,3 +43,37 @@ def set_rate(optimizers: Iterable[Optimizer], factor: float) -> None:
                 group["lr"].fill_(rate)  # in place: a captured graph reads this tensor
             else:
                 group["lr"] = rate
+
+
+class KLWeight:
+    """The weight of the KL in the loss: it rises linearly from 0 to 1 over the first epochs.
+
+    It is a tensor on the device that each training step computes from its own number. So a captured
+    CUDA graph reads it, and a resumed training continues with the same weight.
+
+    Args:
+        epochs: number of epochs over which it rises; 0 means that it is always 1.
+        steps: number of training steps in an epoch.
+        like: a tensor on the device and of the dtype of the weight.
+
+    >>> weight = KLWeight(2, 4, like=torch.zeros(()))
+    >>> weight.begin(epoch=1)
+    >>> weight.update(torch.tensor([2]))  # 6 of 8 steps are done
+    >>> weight.value
+    tensor(0.7500)
+    """
+
+    def __init__(self, epochs: int, steps: int, *, like: Tensor) -> None:
+        self.value = torch.ones((), device=like.device, dtype=like.dtype)
+        self.epochs, self.steps = epochs, steps
+        self._before = torch.zeros((), device=like.device, dtype=torch.int64)
+
+    def begin(self, epoch: int) -> None:
+        """Begin an epoch, counted from 0."""
+        self._before.fill_(epoch * self.steps)
+
+    def update(self, step: Tensor) -> None:
+        """Set the weight for the step of this number in the epoch, a tensor with one whole number."""
+        if self.epochs:
+            done = (self._before + step.squeeze()) / (self.epochs * self.steps)
+            self.value.copy_(done.clamp(max=1))

@@ -1,5 +1,6 @@
 """Likelihoods p(x | z): densities of an example x whose parameters are the decoder's output."""
 
+from recmix.model.likelihoods.autoregressive import Autoregressive
 from recmix.model.likelihoods.binary import Bernoulli, ProbabilityBernoulli
 from recmix.model.likelihoods.classes import Categorical
 from recmix.model.likelihoods.counts import (
@@ -9,6 +10,7 @@ from recmix.model.likelihoods.counts import (
     ZeroInflatedNegativeBinomial,
 )
 from recmix.model.likelihoods.eight_bit import LogisticMixture
+from recmix.model.likelihoods.graph import CategoricalGraph
 from recmix.model.likelihoods.likelihood import (
     LIKELIHOODS,
     Likelihood,
@@ -22,8 +24,10 @@ from recmix.model.likelihoods.real_valued import DecodedGaussian, FeatureGaussia
 
 __all__ = [
     "LIKELIHOODS",
+    "Autoregressive",
     "Bernoulli",
     "Categorical",
+    "CategoricalGraph",
     "DecodedGaussian",
     "FeatureGaussian",
     "Gaussian",

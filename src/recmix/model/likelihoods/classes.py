@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from recmix.errors import ConfigError
 from recmix.model.likelihoods.likelihood import Likelihood, Shape, register_likelihood, sum_event
 
-__all__ = ["Categorical"]
+__all__ = ["Categorical", "pad_after_end"]
+
+
+def pad_after_end(tokens: Tensor) -> Tensor:
+    """The tokens (..., T) with -1 at all positions after the first end token, which is class 0.
+
+    >>> pad_after_end(torch.tensor([2, 0, 3, 0])).tolist()
+    [2, 0, -1, -1]
+    """
+    ended = (tokens == 0).cumsum(-1) - (tokens == 0).long()
+    return torch.where(ended > 0, -1, tokens)
 
 
 @register_likelihood("categorical")
@@ -20,6 +32,7 @@ class Categorical(Likelihood):
 
     Args:
         classes: K, the number of classes.
+        end_token: class 0 is the end of a text: in samples all later values are padding (-1).
 
     >>> categorical = Categorical(4)
     >>> x = torch.tensor([[3.0, 0.0, -1.0]])  # the third is padding
@@ -30,19 +43,25 @@ class Categorical(Likelihood):
     values = "classes"
     can_temper = True
 
-    def __init__(self, classes: int) -> None:
+    def __init__(self, classes: int, *, end_token: bool = False) -> None:
         super().__init__()
         if classes < 2:
             raise ConfigError(
                 f"categorical likelihood with classes={classes}: expected at least 2; give the number "
                 "of classes, one more than the largest value in the data"
             )
-        self.classes = classes
+        self.classes, self.end_token = classes, end_token
+
+    def model_options(self) -> dict[str, Any]:
+        """The model options from which `for_data` makes a likelihood like this one, by name."""
+        return {"classes": self.classes, "end_token": self.end_token}
 
     @classmethod
-    def for_data(cls, shape: Shape, *, variance: float = 1.0, classes: int = 0) -> Likelihood:
+    def for_data(
+        cls, shape: Shape, *, variance: float = 1.0, classes: int = 0, end_token: bool = False
+    ) -> Likelihood:
         """A new categorical likelihood with K = `classes`, the number of classes in the data."""
-        return cls(classes)
+        return cls(classes, end_token=end_token)
 
     @property
     def requirement(self) -> str:
@@ -76,7 +95,14 @@ class Categorical(Likelihood):
         with torch.no_grad():
             flat = self.mean(decoded).flatten(0, -2)
             drawn = torch.multinomial(flat, 1, generator=generator)
-            return drawn.view(decoded.shape[:-1]).to(decoded.dtype)
+            return self._padded(drawn.view(decoded.shape[:-1])).to(decoded.dtype)
+
+    def most_likely(self, decoded: Tensor) -> Tensor:
+        """The most likely class of each value, (..., *event), for logits (..., *event, K)."""
+        return self._padded(decoded.argmax(-1)).to(decoded.dtype)
+
+    def _padded(self, drawn: Tensor) -> Tensor:
+        return pad_after_end(drawn) if self.end_token else drawn
 
     def residual(self, x: Tensor, decoded: Tensor) -> Tensor:
         """The derivative of log p(x | z) with respect to the logits, (B, *event, K).

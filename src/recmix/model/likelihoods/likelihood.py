@@ -109,6 +109,17 @@ class Likelihood(nn.Module, ABC):
         drawn: Tensor = sum(self.sample(decoded, generator) for _ in range(MEAN_SAMPLES))  # type: ignore[assignment]
         return drawn / MEAN_SAMPLES
 
+    def most_likely(self, decoded: Tensor) -> Tensor:
+        """One example of high probability for each decoder output, (..., *event), without gradient.
+
+        It is E[x | z] for numbers. For classes it is a row of class numbers.
+
+        Args:
+            decoded: decoder outputs (..., *output).
+        """
+        with torch.no_grad():
+            return self.mean(decoded)
+
     def residual(self, x: Tensor, decoded: Tensor) -> Tensor:
         """The derivative of log p(x | z) with respect to the decoder's output, (B, *output).
 
@@ -136,6 +147,15 @@ class Likelihood(nn.Module, ABC):
             decoded: decoder outputs (B, *output).
         """
         return self._scores(decoded).square().mean(0)
+
+    def mean_precision(self, x: Tensor, decoded: Tensor) -> Tensor:
+        """The mean of `precision` over the decoder's outputs of each example, (B,).
+
+        Args:
+            x: examples (B, *event), used as in `precision`.
+            decoded: decoder outputs (B, *output).
+        """
+        return self.precision(x, decoded).flatten(1).mean(1)
 
     def fisher(self, x: Tensor, decoded: Tensor, vectors: Tensor) -> Tensor:
         """The Fisher information W with respect to the decoder's output, times `vectors`.
@@ -190,9 +210,16 @@ class Likelihood(nn.Module, ABC):
         made.noise = float(noise)
         return made
 
+    def model_options(self) -> dict[str, Any]:
+        """The model options from which `for_data` makes a likelihood like this one, by name."""
+        return {}
+
     @classmethod
     def for_data(cls, shape: Shape, *, variance: float = 1.0, classes: int = 0) -> Likelihood:
         """Make a new likelihood of this class for a data set.
+
+        A subclass may have further keyword arguments that are names of model options
+        (`recmix.model.options.ModelOptions`). They get the values of these options.
 
         Args:
             shape: shape of an example.

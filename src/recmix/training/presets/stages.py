@@ -21,14 +21,15 @@ from recmix._version import __version__
 from recmix.data import Data, as_data
 from recmix.errors import ConfigError, Interrupted, RecmixError, RunError
 from recmix.methods.registry import find_method
-from recmix.model.assembly import Own, complete_options
+from recmix.model.assembly import Own, complete_options, needs_classes
+from recmix.model.fields import Fields
 from recmix.model.options import ModelOptions, options_of
 from recmix.runs.files import read_json, write_json
 from recmix.runs.folder import PRESET, Run
 from recmix.runs.spec import FORMAT, Spec, check_description, check_format
 from recmix.runs.training_options import Training
 from recmix.training.arguments import read_options, split_auto
-from recmix.training.build import Trained, build
+from recmix.training.build import Trained, build, load_trained
 from recmix.training.fit import train_models
 from recmix.training.presets.read import Preset, Stage, check_options, parse, read_preset
 from recmix.training.world import world
@@ -68,8 +69,7 @@ def train_preset(
     """
     if resume and overwrite:
         raise ConfigError("resume and overwrite exclude each other: continue a run, or replace it")
-    if arguments.pop("init", None) is not None:
-        raise ConfigError("a preset trains its own first stage: leave init out")
+    init = arguments.pop("init", None)
     modules = {name: arguments.pop(name, None) for name in ("encoder", "decoder")}
     callbacks = arguments.pop("callbacks", ())
     model = {k: arguments.pop(k) for k in options_of(ModelOptions) if k in arguments}
@@ -78,6 +78,9 @@ def train_preset(
         preset if isinstance(preset, Preset) else read_preset(preset), vae_epochs, arguments
     )
     data = as_data(data)
+    start = None if init is None else _first_stage(init, plan, model, vae_epochs)
+    if start is not None:
+        model = {k: v for k, v in vars(start.spec.model).items() if v != "own"}
     for stage in plan.stages:
         with _named_errors(plan, stage):
             _try(stage, data, model, modules)
@@ -85,11 +88,16 @@ def train_preset(
     # A first stage that trains its own VAE takes vae_epochs; otherwise the first stage is that VAE.
     own_vae = find_method(plan.stages[0].method).starts_from is not None
     first = model | ({"vae_epochs": vae_epochs} if own_vae else {})
+    if start is not None:
+        first = {} if start.folder is None else {"init": str(start.folder.resolve())}
     if root is not None:
         _claim(root, plan, first, data.describe(), resume=resume, overwrite=overwrite)
     done: dict[str, Trained] = {}
     for place, stage in enumerate(plan.stages):
         last = place + 1 == len(plan.stages)
+        if start is not None and place == 0:
+            done[stage.name] = start
+            continue
         _print(f"{plan.name}: stage {place + 1} of {len(plan.stages)}, {stage.name}", progress)
         request = {
             "method": stage.method,
@@ -105,6 +113,30 @@ def train_preset(
         with _named_errors(plan, stage, root):
             done[stage.name] = train_models([request], progress=progress)[0]
     return done[plan.stages[-1].name]
+
+
+def _first_stage(init: Any, preset: Preset, model: Mapping[str, Any], vae_epochs: int | None) -> Trained:
+    """Return the trained model that replaces the first stage of a preset.
+
+    Args:
+        init: a trained model, or its folder.
+        preset: the preset.
+        model: options of the model that the user gave.
+        vae_epochs: epochs of the first stage that the user gave.
+    """
+    first = preset.stages[0]
+    given = [*model, *(["vae_epochs"] if vae_epochs is not None else [])]
+    if given:
+        raise ConfigError(f"init replaces the first stage, which has {given[0]}: leave {given[0]} out")
+    if len(preset.stages) < 2:
+        raise ConfigError(f"the preset {preset.name} has one stage, which init would replace")
+    found = load_trained(init) if isinstance(init, str | Path) else init
+    if found.spec.method != first.method:
+        raise ConfigError(
+            f"the first stage of {preset.name} trains the method {first.method}, but init is a run of "
+            f"{found.spec.method}: give a run of {first.method}, or leave init out"
+        )
+    return Trained(found.method, found.spec, [], found.folder, found.vocabulary)
 
 
 def stored_arguments(folder: str | Path) -> dict[str, Any]:
@@ -155,7 +187,16 @@ def _try(stage: Stage, data: Data, model: Mapping[str, Any], modules: Mapping[st
         method=stage.method,
         options=split_auto(given.method)[0],
         shape=data.shape,
-        model=complete_options(model, shape=data.shape, kind=data.kind, own=own),
+        model=complete_options(
+            model,
+            shape=data.shape,
+            kind=data.kind,
+            classes=data.classes if data.vocabulary is None and needs_classes(model) else 0,
+            fields=Fields(data.fields) if data.fields else None,
+            vocabulary=data.vocabulary,
+            own=own,
+        ),
+        data={"fields": Fields(data.fields).to_json()} if data.fields else {},
         training=Training(device="cpu"),
     )
     with torch.random.fork_rng():

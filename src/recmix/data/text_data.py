@@ -1,0 +1,357 @@
+"""Read texts, such as sentences and SMILES strings, and make data sets of them."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from recmix.data.examples import ArrayExamples
+from recmix.data.formats import read_bytes
+from recmix.data.limits import check_size
+from recmix.data.splits import Data, split
+from recmix.errors import ConfigError, DataError
+from recmix.model.sequence_vocabulary import UNKNOWN_TOKENS, TokenVocabulary
+from recmix.model.vocabulary import Vocabulary, find_vocabulary
+
+__all__ = [
+    "PART_NAMES",
+    "TEXT_OPTIONS",
+    "TEXT_SUFFIXES",
+    "DataWarning",
+    "check_no_options",
+    "check_not_texts",
+    "data_of_texts",
+    "from_texts",
+    "graphs_if",
+    "is_texts",
+    "lines_of",
+    "read_texts",
+    "text_files",
+    "text_suffix",
+    "warn_of_notes",
+]
+
+TEXT_SUFFIXES = {".txt": "words", ".txt.gz": "words", ".smi": "smiles", ".smi.gz": "smiles"}
+"""File names of texts end with these. The value is the kind of their vocabulary."""
+PART_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+"""Which part of a data set a file of this name holds."""
+
+TEXT_OPTIONS = ("length", "vocabulary_size", "graphs")
+"""Options of `recmix.data.load` for texts."""
+_TEXT_SHARE = 16  # a list of short lines needs about this many times the size of the file
+_PARTS = {"train": "training", "val": "validation", "test": "test"}
+
+
+class DataWarning(UserWarning):
+    """Some texts of the user's data were left out or changed."""
+
+
+def from_texts(
+    train: Sequence[str],
+    val: Sequence[str] | None = None,
+    test: Sequence[str] | None = None,
+    *,
+    kind: str = "words",
+    length: int | None = None,
+    vocabulary_size: int | None = None,
+    vocabulary: Vocabulary | None = None,
+    seed: int = 0,
+    name: str = "texts",
+) -> Data:
+    """Make a data set of texts in memory.
+
+    The vocabulary is made of the training texts. Empty texts and texts that are too long are left
+    out, and tokens that are not in the vocabulary become unknown. `Data.notes` says how many, and so
+    does a warning if texts are left out.
+
+    >>> data = from_texts(["a cat sat", "a dog ran", "a cow"], ["a dog sat"])
+    >>> data.kind, data.shape, data.classes
+    ('tokens', (4,), 8)
+    >>> data.vocabulary.decode(data.x_val[:])
+    ['a dog sat']
+
+    Args:
+        train: Training texts.
+        val: Validation texts; by default a random tenth of the different training texts is held out.
+        test: Test texts, or None for no test texts.
+        kind: "words", which are separated by white space; "smiles", molecules as strings; or
+            "molecule-graphs", molecules as graphs, given as SMILES strings.
+        length: Number of tokens of an example, the end token included; by default enough for 99 %
+            of the training texts. For graphs: number of atoms; by default that of the largest
+            training molecule.
+        vocabulary_size: How many of the most frequent tokens are known; by default 10,000 words, or
+            all tokens of SMILES strings.
+        vocabulary: The vocabulary of a trained model, instead of a new one. Then leave `kind`,
+            `length` and `vocabulary_size` out.
+        seed: Seed of the split.
+        name: Name of the data set; the split depends on it.
+    """
+    given = {"length": length, "vocabulary_size": vocabulary_size}
+    check_no_options(vocabulary, given)
+    data = data_of_texts(
+        {"train": train, "val": val, "test": test},
+        kind=kind if vocabulary is None else vocabulary.kind,
+        options=given,
+        vocabulary=vocabulary,
+        name=name,
+        seed=seed,
+        need_test=False,
+        source={"kind": "texts"},
+    )
+    warn_of_notes(data)
+    return data
+
+
+def warn_of_notes(data: Data) -> None:
+    """Warn the user with `Data.notes`, if texts were left out."""
+    if any("left out" in note for note in data.notes):
+        warnings.warn(f"{data.name}: {'; '.join(data.notes)}", DataWarning, stacklevel=3)
+
+
+def check_no_options(vocabulary: Vocabulary | None, given: Mapping[str, Any]) -> None:
+    """Refuse options of a vocabulary if the vocabulary itself is given."""
+    wrong = [name for name, value in given.items() if value]
+    if vocabulary is not None and wrong:
+        raise ConfigError(f"the vocabulary is given, and determines {', '.join(wrong)}: leave it out")
+
+
+def is_texts(x: Any) -> bool:
+    """Whether `x` is a sequence of texts in memory: a list or a numpy array.
+
+    >>> is_texts(["a", "b"]), is_texts([1, 2]), is_texts("a")
+    (True, False, False)
+    """
+    if isinstance(x, list):
+        return bool(x) and isinstance(x[0], str)
+    return getattr(getattr(x, "dtype", None), "kind", "") == "U" and getattr(x, "ndim", 0) == 1
+
+
+def data_of_texts(
+    parts: Mapping[str, Sequence[str] | None],
+    *,
+    kind: str,
+    options: Mapping[str, Any],
+    vocabulary: Vocabulary | None,
+    name: str,
+    seed: int,
+    need_test: bool,
+    source: Mapping[str, Any],
+) -> Data:
+    """Make a data set of training, validation and test texts.
+
+    Args:
+        parts: The texts of the parts "train", "val" and "test"; None for a part that is missing.
+        kind: Name of the vocabulary that suits the texts.
+        options: `length` and `vocabulary_size` of the vocabulary, if given.
+        vocabulary: A vocabulary to use instead of a new one.
+        name: Name of the data set, see `recmix.data.split`.
+        seed: Seed of the split.
+        need_test: Whether test texts are held out of the training texts if they are missing.
+        source: Where the texts come from, for `Data.describe`.
+    """
+    made = find_vocabulary(kind)
+    if vocabulary is not None and made.molecules != vocabulary.molecules:
+        raise ConfigError(
+            f"the vocabulary is of {vocabulary.kind}, but {name} has texts of {made.kind}: give "
+            "texts of the kind that the model was trained on"
+        )
+    given = {key: _clean(texts, key, made) for key, texts in parts.items() if texts is not None}
+    total = sum(map(len, given.values()))
+    filled = {key: [text for text in texts if text] for key, texts in given.items()}
+    empty = total - sum(map(len, filled.values()))
+    if not filled["train"]:
+        raise DataError(f"{name}: there is no training text, and {empty} empty one(s); give some texts")
+    filled = _complete(filled, name=name, seed=seed, need_test=need_test)
+    if vocabulary is None:
+        vocabulary = _vocabulary(made, filled["train"], options)
+    left_out = {"empty": empty} if empty else {}
+    changed: dict[str, int] = {}
+    examples: dict[str, ArrayExamples] = {}
+    for key, texts in filled.items():
+        check_size(f"{name} as examples", 4 * len(texts) * math.prod(vocabulary.shape))
+        found = vocabulary.encode(texts)
+        if not len(found.x):
+            said = ", ".join(f"{count:,} {problem}" for problem, count in found.problems.items())
+            raise DataError(
+                f"{name}: no {_PARTS[key]} text is left of {len(texts):,}: {said}; give other texts, or "
+                "a larger length"
+            )
+        for problem, count in found.problems.items():
+            into = changed if problem == UNKNOWN_TOKENS else left_out
+            into[problem] = into.get(problem, 0) + count
+        examples[key] = ArrayExamples(found.x)
+    return Data(
+        name,
+        examples["train"],
+        examples["val"],
+        examples.get("test"),
+        seed=seed,
+        source=source,
+        fields=vocabulary.fields,
+        vocabulary=vocabulary,
+        notes=tuple(_notes(filled, total, left_out, changed, options, vocabulary)),
+    )
+
+
+def read_texts(path: Path) -> list[str]:
+    """Read the lines of a text file in UTF-8, which may be gzipped.
+
+    Raises:
+        DataError: If the file is too large, or not a regular file, or has a line that is not UTF-8.
+    """
+    return lines_of(read_bytes(path, share=_TEXT_SHARE), path)
+
+
+def lines_of(content: bytes, path: Path) -> list[str]:
+    """Return the lines of the content of a text file, without line ends.
+
+    Args:
+        content: The content, in UTF-8.
+        path: The file, for the message.
+    """
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise DataError(
+            f"{path}, line {line}: byte 0x{content[error.start]:02x} is not UTF-8 ({error.reason}); "
+            "expected text in UTF-8: convert the file, for example with iconv"
+        ) from None
+    lines = text.split("\n")
+    if not lines[-1]:
+        lines.pop()
+    return [line.removesuffix("\r") for line in lines]
+
+
+def text_suffix(path: Path) -> str:
+    """Return which suffix of `TEXT_SUFFIXES` the name of a file ends with; "" for none."""
+    return next((one for one in TEXT_SUFFIXES if path.name.lower().endswith(one)), "")
+
+
+def text_files(folder: Path) -> dict[str, Path]:
+    """Return the text files of the parts train, val and test in a folder; empty if there are none.
+
+    Their names are that of the part, such as ``train.txt``, or end with it, as in
+    ``news.valid.txt.gz``. Other files are ignored.
+    """
+    found: dict[str, Path] = {}
+    for path in sorted(folder.iterdir()):
+        suffix = text_suffix(path)
+        part = PART_NAMES.get(path.name[: -len(suffix)].lower().rpartition(".")[2]) if suffix else None
+        if part is None:
+            continue
+        if part in found:
+            raise DataError(
+                f"{folder} has two files of {_PARTS[part]} texts, {found[part].name} and {path.name}; "
+                "remove one of them, or give one file"
+            )
+        found[part] = path
+    if found and "train" not in found:
+        names = ", ".join(path.name for path in found.values())
+        raise DataError(f"{folder} has {names}, but no training texts: add train.txt, or give one file")
+    kinds = {TEXT_SUFFIXES[text_suffix(path)] for path in found.values()}
+    if len(kinds) > 1:
+        raise DataError(f"{folder} has files of words (.txt) and of SMILES (.smi); expected one kind")
+    return found
+
+
+def graphs_if(graphs: bool | None, kind: str, what: str) -> str:
+    """Return the kind of vocabulary for texts of the given kind.
+
+    Args:
+        graphs: Whether molecules are read as graphs.
+        kind: Kind of vocabulary that suits the texts otherwise.
+        what: Name of the texts in the message.
+    """
+    if not graphs:
+        return kind
+    if not find_vocabulary(kind).molecules:
+        raise ConfigError(f"graphs is for molecules; {what} does not hold SMILES strings: leave it out")
+    return "molecule-graphs"
+
+
+def check_not_texts(options: Mapping[str, Any], what: str) -> None:
+    """Refuse options for texts. `what` names the data, which are no texts."""
+    if given := [name for name in TEXT_OPTIONS if options.get(name)]:
+        raise ConfigError(f"{', '.join(given)} is for texts; {what} holds none: leave it out")
+
+
+def _clean(texts: Iterable[Any], part: str, kind: type[Vocabulary]) -> list[str]:
+    """Return texts without outer white space, and molecules without the name after the string."""
+    if isinstance(texts, str | bytes | Mapping):
+        raise DataError(
+            f"the {_PARTS[part]} texts are a {type(texts).__name__}; expected a list of texts"
+        )
+    found = []
+    for place, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise DataError(
+                f"{_PARTS[part]} text {place} is a {type(text).__name__}; expected a list of str"
+            )
+        found.append((text.split(None, 1) or [""])[0] if kind.molecules else text.strip())
+    return found
+
+
+def _complete(
+    parts: dict[str, list[str]], *, name: str, seed: int, need_test: bool
+) -> dict[str, list[str]]:
+    """Hold missing validation and test texts out of the training texts.
+
+    All copies of a text come into the same part, so that no validation text is a training text.
+    """
+    missing = [key for key in ("val", "test") if key not in parts and (key == "val" or need_test)]
+    if not missing:
+        return parts
+    different = list(dict.fromkeys(parts["train"]))
+    _, *held_out = split(len(different), name=name, seed=seed, parts=len(missing))
+    part_of = {different[row]: key for key, rows in zip(missing, held_out, strict=True) for row in rows}
+    sorted_texts: dict[str, list[str]] = {"train": [], **{key: [] for key in missing}}
+    for text in parts["train"]:
+        sorted_texts[part_of.get(text, "train")].append(text)
+    return parts | sorted_texts
+
+
+def _vocabulary(made: type[Vocabulary], texts: Sequence[str], options: Mapping[str, Any]) -> Vocabulary:
+    length, size = options.get("length"), options.get("vocabulary_size")
+    if issubclass(made, TokenVocabulary):
+        return made.from_texts(texts, length, size)
+    if size is not None:
+        raise ConfigError(f"vocabulary_size is for sequences, not for {made.kind}: leave it out")
+    found: Vocabulary = made.from_texts(texts, length)  # type: ignore[attr-defined]
+    return found
+
+
+def _notes(
+    parts: Mapping[str, Sequence[str]],
+    total: int,
+    left_out: Mapping[str, int],
+    changed: Mapping[str, int],
+    options: Mapping[str, Any],
+    vocabulary: Vocabulary,
+) -> Iterable[str]:
+    """Give the notes of a data set of texts.
+
+    Args:
+        parts: The texts that are not empty.
+        total: Number of all texts.
+        left_out: How many texts were left out, by reason.
+        changed: How many texts were changed, by reason.
+        options: Options that the user gave for the vocabulary.
+        vocabulary: The vocabulary.
+    """
+    if left_out:
+        said = ", ".join(f"{count:,} {problem}" for problem, count in left_out.items())
+        yield f"{sum(left_out.values()):,} of {total:,} texts are left out ({said})"
+        if options.get("length") is None and any("longer" in problem for problem in left_out):
+            yield "the length suffices for 99 % of the training texts; give length=... for another one"
+    for problem, count in changed.items():
+        yield f"{count:,} texts {problem}"
+    train = set(parts["train"])
+    repeated = sum(len(texts) - len(set(texts)) for texts in parts.values())
+    if repeated:
+        yield f"{repeated:,} texts are copies of another text of the same part"
+    if known := sum(text in train for key, texts in parts.items() if key != "train" for text in texts):
+        yield f"{known:,} validation or test texts are also training texts"

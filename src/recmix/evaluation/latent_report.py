@@ -1,0 +1,245 @@
+"""`latent_report`: how well a model predicts, and how much of x its latent variable z holds."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recmix.data import Examples
+from recmix.errors import ConfigError
+from recmix.evaluation.bounds import at_once, chunks
+from recmix.inference import Inference
+from recmix.methods.method import Method, infer
+from recmix.model.latent import LatentModel
+from recmix.posteriors import Posterior
+
+__all__ = ["LatentReport", "aggregated_log_prob", "latent_report"]
+
+AT_ONCE = 500
+ACTIVE = 0.01
+"""A latent dimension is active if the variance of its posterior mean over examples is above this."""
+AGGREGATED = 5000
+"""Largest number of examples in the aggregated posterior, and of samples at which it is evaluated."""
+PAIRS_AT_ONCE = 2**22
+"""Values of z in one evaluation of the aggregated posterior."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentReport:
+    """How well a model predicts examples, and how much of x its latent variable z holds.
+
+    All values are means over examples, in nats, unless something else is said. ``_se`` is a standard
+    error.
+
+    Attributes:
+        examples: number of examples.
+        samples: K of the IWAE-K bound.
+        nll: minus the IWAE-K bound, an upper bound of -log p(x).
+        nll_se: its standard error.
+        elbo: E_q[log p(x | z)] - KL(q || p(z)).
+        elbo_se: its standard error.
+        reconstruction: E_q[log p(x | z)].
+        reconstruction_se: its standard error.
+        kl: KL(q(z | x) || p(z)). It is near 0 if the posterior has collapsed to the prior.
+        kl_se: its standard error.
+        mutual_information: I_q(x; z), the part of the KL that depends on x. The other part is the KL of
+            the aggregated posterior q(z) = 1/M Σ q(z | x_m) to the prior. The estimate is at most log M.
+        marginal_kl: the KL of the aggregated posterior to the prior.
+        aggregated: M, the number of examples in the aggregated posterior.
+        active_units: number of latent dimensions whose posterior mean has a variance above 0.01 over
+            the examples.
+        latent: number of latent dimensions.
+        tokens: number of tokens of all examples, without padding; None if examples have no tokens. The
+            end token of a text counts.
+        perplexity: exp(total nll / tokens); None if examples have no tokens.
+
+    References: Hoffman & Johnson, ELBO surgery, 2016 (mutual information); Burda et al., Importance
+    Weighted Autoencoders, ICLR 2016 (active units).
+    """
+
+    examples: int
+    samples: int
+    nll: float
+    nll_se: float
+    elbo: float
+    elbo_se: float
+    reconstruction: float
+    reconstruction_se: float
+    kl: float
+    kl_se: float
+    mutual_information: float
+    marginal_kl: float
+    aggregated: int
+    active_units: int
+    latent: int
+    tokens: int | None = None
+    perplexity: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The values by name, for JSON."""
+        return dataclasses.asdict(self)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Names and values as texts, for a table."""
+        found = [
+            (f"NLL, by IWAE-{self.samples}", f"{self.nll:.2f} ± {self.nll_se:.2f} nats"),
+            ("ELBO", f"{self.elbo:.2f} ± {self.elbo_se:.2f} nats"),
+            ("reconstruction", f"{self.reconstruction:.2f} ± {self.reconstruction_se:.2f} nats"),
+            ("KL", f"{self.kl:.2f} ± {self.kl_se:.2f} nats"),
+            ("mutual information of x and z", f"{self.mutual_information:.2f} nats"),
+            ("KL of the aggregated posterior", f"{self.marginal_kl:.2f} nats"),
+            ("active units", f"{self.active_units} of {self.latent}"),
+        ]
+        if self.perplexity is not None:
+            found.append(("perplexity per token", f"{self.perplexity:.2f}"))
+        return found
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name}: {value}" for name, value in self.rows())
+
+
+@torch.no_grad()
+def latent_report(
+    method: Method,
+    examples: Examples | Tensor,
+    inference: Inference | None = None,
+    *,
+    samples: int = 100,
+    seed: int = 0,
+    memory: int | None = None,
+    report: Callable[[int], None] = lambda done: None,
+) -> LatentReport:
+    """Measure a `LatentReport`.
+
+    Args:
+        method: a trained method.
+        examples: the examples (N, *shape), at least two.
+        inference: refinement and calibration of the posterior; by default none.
+        samples: K of IWAE-K; the reconstruction is averaged over the same samples.
+        seed: seed of the sampling noise and of the choice of examples for the aggregated posterior.
+        memory: bytes for the decoder's activations at a time; by default a value that suits the device.
+        report: function that is called with the number of examples done.
+    """
+    if len(examples) < 2:
+        raise ConfigError(
+            f"a report of the latent variable needs at least 2 examples, got {len(examples)}"
+        )
+    if not isinstance(samples, int) or samples < 1:
+        raise ConfigError(f"samples must be a whole number, at least 1; got {samples!r}")
+    used, centre = inference or Inference(), method.model.centre
+    model = used.model(method.model)
+    generator = torch.Generator(centre.device).manual_seed(seed)
+    count = at_once(method.model, memory)
+    found: list[_Parts] = []
+    tokens = 0
+    for start in range(0, len(examples), AT_ONCE):
+        batch = _batch(examples, slice(start, start + AT_ONCE), centre)
+        tokens += int((batch >= 0).sum())
+        for x in chunks(batch, used, count):
+            found.append(_parts_of(model, x, infer(method, x, used), samples, generator, count))
+        report(min(start + AT_ONCE, len(examples)))
+    iwae, reconstruction, kl, mean = (torch.cat(part).double() for part in zip(*found, strict=True))
+    size = min(len(examples), AGGREGATED)
+    rows = np.sort(np.random.default_rng(seed).choice(len(examples), size, replace=False))
+    posteriors = [
+        infer(method, x, used)
+        for start in range(0, size, AT_ONCE)
+        for x in chunks(_batch(examples, rows[start : start + AT_ONCE], centre), used, count)
+    ]
+    information, marginal = _information(model, posteriors, generator)
+    has_tokens = model.likelihood.values == "classes" and model.fields is None
+    return LatentReport(
+        examples=len(examples),
+        samples=samples,
+        **_mean("nll", -iwae),
+        **_mean("elbo", reconstruction - kl),
+        **_mean("reconstruction", reconstruction),
+        **_mean("kl", kl),
+        mutual_information=information,
+        marginal_kl=marginal,
+        aggregated=size,
+        active_units=int((mean.var(0) > ACTIVE).sum()),
+        latent=model.latent,
+        tokens=tokens if has_tokens else None,
+        perplexity=math.exp(-float(iwae.sum()) / tokens) if has_tokens and tokens else None,
+    )
+
+
+def aggregated_log_prob(posteriors: list[Posterior], z: Tensor) -> Tensor:
+    """log q(z) of the aggregated posterior q(z) = 1/M Σ_m q(z | x_m), (N,), at points z (N, D).
+
+    Args:
+        posteriors: posteriors of batches of examples, together of M examples.
+        z: latent points.
+
+    >>> from recmix.posteriors import Gaussian
+    >>> q = Gaussian(torch.zeros(3, 2), torch.zeros(3, 2))  # three times the prior
+    >>> aggregated_log_prob([q], torch.zeros(1, 2))
+    tensor([-1.8379])
+    """
+    total = sum(len(q.mean) for q in posteriors)
+    found = []
+    for part in z.split(max(1, PAIRS_AT_ONCE // (max(len(q.mean) for q in posteriors) * z.shape[-1]))):
+        densities = [
+            q.log_prob(part[:, None].expand(-1, len(q.mean), -1)).logsumexp(-1) for q in posteriors
+        ]
+        found.append(torch.stack(densities).logsumexp(0) - math.log(total))
+    return torch.cat(found)
+
+
+class _Parts(NamedTuple):
+    """Values of each example of a batch."""
+
+    iwae: Tensor  # (B,)
+    reconstruction: Tensor  # (B,)
+    kl: Tensor  # (B,)
+    mean: Tensor  # (B, D)
+
+
+def _parts_of(
+    model: LatentModel,
+    x: Tensor,
+    q: Posterior,
+    samples: int,
+    generator: torch.Generator,
+    at_once: int,
+) -> _Parts:
+    """The IWAE bound, the parts of the ELBO and the posterior mean; arguments as in `bounds_of`."""
+    log_w, reconstruction, kl = [], x.new_zeros(len(x)), x.new_zeros(len(x))
+    for done in range(0, samples, max(1, at_once // len(x))):
+        now = min(max(1, at_once // len(x)), samples - done)
+        z, log_q = q.rsample_and_log_prob(now, generator=generator)
+        log_p = model.log_conditional(x, z)  # (now, B)
+        log_w.append(log_p + model.prior.log_prob(z) - log_q)
+        reconstruction += log_p.sum(0)
+        kl += model.kl(q, z, log_q).expand(now, -1).sum(0)
+    iwae = torch.cat(log_w).logsumexp(0) - math.log(samples)
+    return _Parts(iwae, reconstruction / samples, kl / samples, q.mean)
+
+
+def _information(
+    model: LatentModel, posteriors: list[Posterior], generator: torch.Generator
+) -> tuple[float, float]:
+    """I_q(x; z) and the KL of the aggregated posterior, from samples of each posterior."""
+    samples = max(1, AGGREGATED // sum(len(q.mean) for q in posteriors))
+    drawn = [q.rsample_and_log_prob(samples, generator=generator) for q in posteriors]
+    z = torch.cat([z.flatten(0, 1) for z, _ in drawn])
+    log_q = torch.cat([log_q.flatten() for _, log_q in drawn])
+    marginal = aggregated_log_prob(posteriors, z)
+    information = (log_q - marginal).double().mean()
+    return float(information), float((marginal - model.prior.log_prob(z)).double().mean())
+
+
+def _batch(examples: Examples | Tensor, index: Any, like: Tensor) -> Tensor:
+    return torch.as_tensor(examples[index]).to(like.device, like.dtype)
+
+
+def _mean(name: str, values: Tensor) -> dict[str, float]:
+    return {name: float(values.mean()), f"{name}_se": float(values.std()) / math.sqrt(len(values))}

@@ -1,0 +1,330 @@
+"""Networks for graphs: an encoder by message passing, and a decoder that makes all nodes at once.
+
+A graph has up to n nodes. It arrives as a dict of the classes of its nodes, (B, n), and of its edges,
+(B, n(n-1)/2), or as one tensor of both; see `recmix.likelihoods.CategoricalGraph`. Class 0 and
+negative values mean that there is no node or edge. The layers work on dense n by n matrices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recmix.errors import ConfigError
+from recmix.model.encoder_decoder import Decoder, Encoder, checked_latent, checked_shape, scaled
+from recmix.model.likelihoods.graph import graph_nodes
+from recmix.model.mlp import make_activation
+from recmix.model.normalisation import LayerNorm
+
+__all__ = ["GraphFeatures", "GraphLogits", "graph_decoder", "graph_encoder"]
+
+UNITS, BLOCKS, HEADS = 128, 2, 4
+"""Size of the state of a node, number of blocks, and attention heads of the decoder, by default."""
+
+
+def graph_encoder(
+    shape: Sequence[int],
+    latent: int,
+    *,
+    node_classes: int,
+    edge_classes: int,
+    units: int = UNITS,
+    blocks: int = BLOCKS,
+    activation: str = "silu",
+    positions: bool = True,
+    width: float = 1.0,
+) -> Encoder:
+    """An encoder of graphs: message passing, then a gated sum over the nodes.
+
+    Args:
+        shape: Shape of a packed example, (n(n+1)/2,) for up to n nodes.
+        latent: Dimension of z.
+        node_classes: Number of node classes, "no node" included.
+        edge_classes: Number of edge classes, "no edge" included.
+        units: Size of the state of a node.
+        blocks: Number of blocks. Each passes messages over two edges.
+        activation: relu, leaky_relu, elu, silu, gelu or tanh.
+        positions: Whether the encoder sees the number of each node. This helps if nodes come in a
+            fixed order that the decoder must reproduce, as those of molecules do. Without it, the
+            result does not depend on the order of the nodes.
+        width: Multiplies `units`.
+
+    >>> encoder = graph_encoder((10,), 2, node_classes=3, edge_classes=2, units=8)
+    >>> encoder(torch.zeros(5, 10)).shape
+    torch.Size([5, 4])
+    """
+    features = GraphFeatures(
+        graph_nodes(checked_shape(shape)),
+        node_classes,
+        edge_classes,
+        units=scaled(units, width),
+        blocks=blocks,
+        activation=activation,
+        positions=positions,
+    )
+    return Encoder(features, nn.Linear(features.hidden, 2 * checked_latent(latent)))
+
+
+def graph_decoder(
+    shape: Sequence[int],
+    latent: int,
+    output: Sequence[int] | None = None,
+    *,
+    node_classes: int,
+    edge_classes: int,
+    units: int = UNITS,
+    blocks: int = BLOCKS,
+    heads: int = HEADS,
+    activation: str = "silu",
+) -> Decoder:
+    """A decoder of graphs: a transformer over the nodes, then logits of nodes and of pairs of nodes.
+
+    Args:
+        shape: Shape of a packed example, (n(n+1)/2,) for up to n nodes.
+        latent: Dimension of z.
+        output: Shape of the decoder's output: that of the graph likelihood.
+        node_classes: Number of node classes, "no node" included.
+        edge_classes: Number of edge classes, "no edge" included.
+        units: Size of the state of a node, a multiple of `heads`.
+        blocks: Number of transformer layers.
+        heads: Number of attention heads.
+        activation: As in `graph_encoder`.
+
+    >>> graph_decoder((10,), 2, node_classes=3, edge_classes=2, units=8)(torch.zeros(5, 2)).shape
+    torch.Size([5, 24])
+    """
+    nodes = graph_nodes(checked_shape(shape))
+    logits = GraphLogits(
+        nodes,
+        checked_latent(latent),
+        node_classes,
+        edge_classes,
+        units=units,
+        blocks=blocks,
+        heads=heads,
+        activation=activation,
+    )
+    made = (nodes * node_classes + nodes * (nodes - 1) // 2 * edge_classes,)
+    if output is not None and tuple(output) != made:
+        raise ConfigError(
+            f"the graph decoder gives {made} numbers for an example, the likelihood needs "
+            f"{tuple(output)}: use likelihood 'graph' or another network"
+        )
+    return Decoder(nn.Sequential(logits), shape=made, latent=latent)
+
+
+class GraphFeatures(nn.Module):
+    """Features (B, units) of graphs, by message passing and a gated sum over the nodes.
+
+    h_i += MLP(LN(h_i), Σ_j W_e(ij) LN(h_j)) in each layer, where e(ij) is the class of the edge.
+    Nodes that do not exist have no influence.
+
+    Args:
+        nodes: n, the largest number of nodes.
+        node_classes: Number of node classes, "no node" included.
+        edge_classes: Number of edge classes, "no edge" included.
+        units: Size of the state of a node, and number of features.
+        blocks: Number of blocks of two layers each.
+        activation: Name of the activation.
+        positions: Whether the number of each node is known.
+
+    >>> GraphFeatures(4, 3, 2, units=8)(torch.zeros(5, 10)).shape
+    torch.Size([5, 8])
+    """
+
+    _pairs: Tensor
+
+    def __init__(
+        self,
+        nodes: int,
+        node_classes: int,
+        edge_classes: int,
+        *,
+        units: int = UNITS,
+        blocks: int = BLOCKS,
+        activation: str = "silu",
+        positions: bool = True,
+    ) -> None:
+        super().__init__()
+        _check_sizes(units=units, blocks=blocks)
+        self.nodes, self.hidden = nodes, units
+        self.node_classes, self.edge_classes = node_classes, edge_classes
+        self.embedding = nn.Embedding(node_classes, units)
+        self.position = nn.Embedding(nodes, units) if positions else None
+        self.layers = nn.ModuleList(
+            _MessageLayer(units, edge_classes, activation) for _ in range(2 * blocks)
+        )
+        self.norm = LayerNorm(units)
+        self.gate = nn.Linear(units, units)
+        self.value = nn.Linear(units, units)
+        self.last = nn.Sequential(nn.Linear(units, units), LayerNorm(units), make_activation(activation))
+        self.register_buffer("_pairs", _pair_numbers(nodes), persistent=False)
+
+    def forward(self, x: Any) -> Tensor:
+        """The features (B, units) of graphs, a dict of nodes and edges, or (B, n(n+1)/2)."""
+        if isinstance(x, Mapping):
+            nodes, edges = x["nodes"], x["edges"]
+        else:
+            nodes, edges = x.split([self.nodes, self._edges], dim=-1)
+        dtype = self.embedding.weight.dtype
+        exists = (nodes > 0).to(dtype)[..., None]  # (B, n, 1)
+        h = self.embedding(nodes.clamp(min=0).long())
+        if self.position is not None:
+            h = h + self.position.weight
+        adjacency = self._adjacency(edges, dtype)
+        for layer in self.layers:
+            h = layer(h * exists, adjacency)
+        h = self.norm(h)
+        pooled = (exists * torch.sigmoid(self.gate(h)) * self.value(h)).sum(-2)
+        found: Tensor = self.last(pooled)
+        return found
+
+    @property
+    def _edges(self) -> int:
+        return self.nodes * (self.nodes - 1) // 2
+
+    def _adjacency(self, edges: Tensor, dtype: torch.dtype) -> Tensor:
+        """The adjacency matrices of all edge classes but "no edge", (B, E - 1, n, n)."""
+        none = torch.zeros_like(edges[..., :1])
+        square = torch.cat([edges, none], -1)[..., self._pairs]  # (B, n, n), symmetric
+        classes = torch.arange(1, self.edge_classes, device=edges.device, dtype=edges.dtype)
+        return (square[..., None, :, :] == classes[:, None, None]).to(dtype)
+
+
+class _MessageLayer(nn.Module):
+    """One layer of message passing with a residual connection, (B, n, units) -> (B, n, units)."""
+
+    def __init__(self, units: int, edge_classes: int, activation: str) -> None:
+        super().__init__()
+        self.kinds = edge_classes - 1
+        self.norm = LayerNorm(units)
+        self.message = nn.Linear(units, units * self.kinds, bias=False)
+        self.update = nn.Sequential(
+            nn.Linear(2 * units, 2 * units), make_activation(activation), nn.Linear(2 * units, units)
+        )
+
+    def forward(self, h: Tensor, adjacency: Tensor) -> Tensor:
+        normal = self.norm(h)
+        sent = self.message(normal).unflatten(-1, (self.kinds, -1)).movedim(-2, -3)  # (B, E-1, n, units)
+        received = (adjacency @ sent).sum(-3)
+        found: Tensor = h + self.update(torch.cat([normal, received], -1))
+        return found
+
+
+class GraphLogits(nn.Module):
+    """Logits of all nodes and edges of a graph for latent points z, by a transformer over the nodes.
+
+    Each node starts with its own vector plus a linear function of z. The logit of edge class e
+    between nodes i and j is symmetric: (⟨a_ei, b_ej⟩ + ⟨a_ej, b_ei⟩)/2 + c_e,ij, where a and b are
+    linear functions of the states and c is a parameter.
+
+    Args:
+        nodes: n, the largest number of nodes.
+        latent: Dimension of z.
+        node_classes: Number of node classes, "no node" included.
+        edge_classes: Number of edge classes, "no edge" included.
+        units: Size of the state of a node, a multiple of `heads`.
+        blocks: Number of transformer layers.
+        heads: Number of attention heads.
+        activation: Name of the activation.
+
+    >>> GraphLogits(4, 2, 3, 2, units=8)(torch.zeros(5, 2)).shape  # 4·3 of nodes, 6·2 of edges
+    torch.Size([5, 24])
+    """
+
+    _upper: Tensor
+
+    def __init__(
+        self,
+        nodes: int,
+        latent: int,
+        node_classes: int,
+        edge_classes: int,
+        *,
+        units: int = UNITS,
+        blocks: int = BLOCKS,
+        heads: int = HEADS,
+        activation: str = "silu",
+    ) -> None:
+        super().__init__()
+        _check_sizes(units=units, blocks=blocks, heads=heads)
+        if units % heads:
+            raise ConfigError(f"units={units} with heads={heads}: expected a multiple of {heads}")
+        self.nodes, self.edge_classes = nodes, edge_classes
+        self.rank = max(4, units // 4)
+        self.start = nn.Linear(latent, units)
+        self.own = nn.Embedding(nodes, units)
+        self.layers = nn.ModuleList(_AttentionLayer(units, heads, activation) for _ in range(blocks))
+        self.norm = LayerNorm(units)
+        self.node = nn.Linear(units, node_classes)
+        self.first = nn.Linear(units, edge_classes * self.rank)
+        self.second = nn.Linear(units, edge_classes * self.rank)
+        self.bias = nn.Embedding(nodes * (nodes - 1) // 2, edge_classes)
+        rows, columns = torch.triu_indices(nodes, nodes, 1)
+        self.register_buffer("_upper", rows * nodes + columns, persistent=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set the parameters of pairs of nodes to zero."""
+        nn.init.zeros_(self.bias.weight)
+
+    def forward(self, z: Tensor) -> Tensor:
+        """The logits (N, P) of latent points z (N, latent): those of all nodes, then of all edges."""
+        h = self.start(z)[..., None, :] + self.own.weight  # (N, n, units)
+        for layer in self.layers:
+            h = layer(h)
+        h = self.norm(h)
+        a, b = (
+            part(h).unflatten(-1, (self.edge_classes, self.rank)).movedim(-2, -3)
+            for part in (self.first, self.second)
+        )  # (N, E, n, rank)
+        square = a @ b.mT * (0.5 / math.sqrt(self.rank))
+        pairs = (square + square.mT).flatten(-2)[..., self._upper]  # (N, E, edges)
+        edges = pairs.mT + self.bias.weight
+        return torch.cat([self.node(h).flatten(-2), edges.flatten(-2)], -1)
+
+
+class _AttentionLayer(nn.Module):
+    """A transformer layer, (N, n, units) -> (N, n, units).
+
+    Attention is written out: the fused one has no forward-mode derivative.
+    """
+
+    def __init__(self, units: int, heads: int, activation: str) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm = LayerNorm(units)
+        self.project = nn.Linear(units, 3 * units)
+        self.join = nn.Linear(units, units)
+        self.update = nn.Sequential(
+            LayerNorm(units),
+            nn.Linear(units, 2 * units),
+            make_activation(activation),
+            nn.Linear(2 * units, units),
+        )
+
+    def forward(self, h: Tensor) -> Tensor:
+        split = self.project(self.norm(h)).unflatten(-1, (3, self.heads, -1)).movedim(-4, -2)
+        query, key, value = split.unbind(-4)  # (N, heads, n, units / heads) each
+        weights = (query @ key.mT / math.sqrt(query.shape[-1])).softmax(-1)
+        h = h + self.join((weights @ value).movedim(-3, -2).flatten(-2))
+        found: Tensor = h + self.update(h)
+        return found
+
+
+def _pair_numbers(nodes: int) -> Tensor:
+    """The number of each pair of nodes in the upper triangle, (n, n); the diagonal has the next one."""
+    rows, columns = torch.triu_indices(nodes, nodes, 1)
+    numbers = torch.full((nodes, nodes), len(rows))
+    numbers[rows, columns] = numbers[columns, rows] = torch.arange(len(rows))
+    return numbers
+
+
+def _check_sizes(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if size < 1:
+            raise ConfigError(f"{name}={size}: expected at least 1")

@@ -1,0 +1,360 @@
+"""Molecules as graphs: SMILES strings to classes of atoms and bonds, and back, with RDKit."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from recmix.errors import ConfigError, DataError
+from recmix.model.vocabulary import Encoded, Vocabulary, register_vocabulary
+
+__all__ = ["BONDS", "AtomType", "MoleculeGraphs", "canonical_smiles", "require_rdkit"]
+
+BONDS = ("none", "single", "double", "triple")
+"""The classes of edges. Aromatic rings are stored with alternating single and double bonds."""
+OTHER_BONDS = frozenset("<>~$")
+"""Characters of a SMILES string with dative, unspecified or quadruple bonds."""
+MOST_ATOMS = 512
+"""The largest number of atoms of a graph: an example has about half its square of values."""
+
+
+class AtomType(NamedTuple):
+    """A class of atoms.
+
+    Attributes:
+        symbol: the chemical element, such as "N".
+        charge: the formal charge.
+        hydrogens: number of hydrogens on the atom; None if it follows from the bonds, as in most
+            molecules.
+    """
+
+    symbol: str
+    charge: int = 0
+    hydrogens: int | None = None
+
+
+class _Graph(NamedTuple):
+    types: list[AtomType]
+    edges: np.ndarray  # bond classes of the upper triangle, row by row, (n(n-1)/2,)
+
+
+@register_vocabulary
+class MoleculeGraphs(Vocabulary):
+    """Molecules as graphs of up to n atoms, without hydrogens. It needs RDKit.
+
+    An example has the fields ``nodes``, (n,), and ``edges``, (n(n-1)/2,): the upper triangle of the
+    n by n matrix of bonds, row by row. Both are packed into one vector of n(n+1)/2 class numbers.
+    Node class 0 means "no atom", the others are the atom types. Edge classes are those of `BONDS`.
+    Atoms come in the order of RDKit's canonical SMILES string. The first "no atom" ends the
+    molecule. Later nodes, and bonds to atoms that do not exist, are -1.
+
+    Bonds of aromatic rings are stored as single and double bonds (Kekulé form). Then the numbers of
+    hydrogens follow from the bonds, and a graph with one wrong bond is a valid molecule more often.
+    Stereochemistry and isotopes are lost.
+
+    Args:
+        types: the atom types, for the node classes 1, 2, ...
+        length: n, the largest number of atoms.
+
+    >>> graphs = MoleculeGraphs([AtomType("C"), AtomType("O")], length=4)
+    >>> x = graphs.encode(["OCC", "C=O", "not a molecule"]).x
+    >>> x.astype(int).tolist()  # nodes C, C, O, none; edges 01, 02, 03, 12, 13, 23
+    [[1, 1, 2, 0, 1, 0, -1, 1, -1, -1], [1, 2, 0, -1, 2, -1, -1, -1, -1, -1]]
+    >>> graphs.decode(x)
+    ['CCO', 'C=O']
+    """
+
+    kind: ClassVar[str] = "molecule-graphs"
+    molecules: ClassVar[bool] = True
+    stereo: ClassVar[bool] = False  # stereochemistry is not kept
+
+    def __init__(self, types: Sequence[AtomType], length: int) -> None:
+        if not 2 <= length <= MOST_ATOMS:
+            raise DataError(f"graphs of length={length} atoms: expected 2 to {MOST_ATOMS}")
+        if not types:
+            raise DataError("there are no atom types; expected at least one, such as AtomType('C')")
+        self.types = tuple(types)
+        self.length = length
+        self.shape = (length * (length + 1) // 2,)
+        self.fields = {"nodes": (length,), "edges": (length * (length - 1) // 2,)}
+        self._classes = {kind: k for k, kind in enumerate(self.types, 1)}
+
+    @classmethod
+    def from_texts(cls, texts: Sequence[str], length: int | None = None) -> MoleculeGraphs:
+        """The graphs with the atom types of these training molecules, most frequent types first.
+
+        Args:
+            texts: SMILES strings. Those that are not valid are left out.
+            length: largest number of atoms; by default that of the largest molecule. Larger
+                molecules are left out.
+
+        Raises:
+            DataError: No text is a molecule of this length.
+        """
+        found: Counter[AtomType] = Counter()
+        most = 0
+        with _quiet():
+            for text in texts:
+                types = _atom_types(text)
+                if types and (length is None or len(types) <= length):
+                    found.update(types)
+                    most = max(most, len(types))
+        if not found:
+            limit = "" if length is None else f" with at most {length} atoms"
+            raise DataError(f"none of {len(texts):,} texts is the SMILES string of a molecule{limit}")
+        ordered = sorted(found, key=lambda kind: (-found[kind], str(kind)))
+        if length is None and most > MOST_ATOMS:
+            raise DataError(
+                f"the largest molecule has {most:,} atoms, more than {MOST_ATOMS}: give a smaller length"
+            )
+        return cls(ordered, max(2, most) if length is None else length)
+
+    @property
+    def node_classes(self) -> int:
+        """The number of node classes, "no atom" included."""
+        return 1 + len(self.types)
+
+    @property
+    def edge_classes(self) -> int:
+        """The number of edge classes, "no bond" included."""
+        return len(BONDS)
+
+    def model_options(self) -> dict[str, Any]:
+        """The values of model options that follow from the vocabulary, by name."""
+        return {"node_classes": self.node_classes, "edge_classes": self.edge_classes}
+
+    def encode(self, texts: Sequence[str]) -> Encoded:
+        """The molecules of SMILES strings as packed graphs, (N, n(n+1)/2) in float32.
+
+        Left out and counted are texts that are not valid, molecules with too many atoms, with atoms
+        of unknown types, and with other bonds than single, double and triple ones.
+        """
+        x = np.full((len(texts), *self.shape), -1, np.float32)
+        kept: list[int] = []
+        problems: Counter[str] = Counter()
+        with _quiet():
+            for place, text in enumerate(texts):
+                problem = self._write(text, x[len(kept)])
+                if problem:
+                    problems[problem] += 1
+                else:
+                    kept.append(place)
+        return Encoded(x[: len(kept)], np.array(kept, np.int64), dict(problems))
+
+    def decode(self, x: np.ndarray) -> list[str]:
+        """Canonical SMILES strings of packed graphs (N, n(n+1)/2), without stereochemistry.
+
+        A graph gives "" if it has no atom, if a value is no class number, or if RDKit refuses it:
+        too many bonds at an atom, or rings that have no Kekulé form.
+        """
+        x = np.asarray(x)
+        if x.ndim != 2 or x.shape[1:] != self.shape or x.dtype.kind not in "biuf":
+            raise DataError(
+                f"decode got {x.dtype} of shape {x.shape}; expected numbers of shape "
+                f"(N, {self.shape[0]})"
+            )
+        with _quiet():
+            atoms = [_atom(kind) for kind in self.types]
+            return [self._text(row, atoms) for row in x]
+
+    def to_json(self) -> dict[str, Any]:
+        """The atom types and the length, as values that JSON can store."""
+        return {"types": [list(kind) for kind in self.types], "length": self.length}
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> MoleculeGraphs:
+        """The vocabulary that `to_json` described."""
+        types, length = stored.get("types"), stored.get("length")
+        if not isinstance(length, int) or not isinstance(types, list) or not all(map(_is_type, types)):
+            raise DataError(
+                "this is not a stored vocabulary of molecule graphs: expected 'length', a whole number, "
+                "and 'types', a list of [symbol, charge, hydrogens] such as [\"C\", 0, null]"
+            )
+        return cls([AtomType(*kind) for kind in types], length)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, MoleculeGraphs):
+            return NotImplemented
+        return (self.types, self.length) == (other.types, other.length)
+
+    def __hash__(self) -> int:
+        return hash((self.types, self.length))
+
+    def __repr__(self) -> str:
+        return f"MoleculeGraphs({len(self.types)} atom types, up to {self.length} atoms)"
+
+    def _write(self, text: str, row: np.ndarray) -> str:
+        """Write a molecule into a row of -1; returns the reason if it cannot be encoded, else ""."""
+        graph = _graph(text)
+        if isinstance(graph, str):
+            return graph
+        count = len(graph.types)
+        if count > self.length:
+            return f"with more than {self.length} atoms"
+        classes = [self._classes.get(kind, 0) for kind in graph.types]
+        if 0 in classes:
+            return "with an atom type that no training molecule has"
+        row[:count] = classes
+        row[count : self.length][:1] = 0
+        row[self.length + _places(count, self.length)] = graph.edges
+        return ""
+
+    def _text(self, row: np.ndarray, atoms: Sequence[Any]) -> str:
+        nodes, edges = row[: self.length], row[self.length :]
+        ends = np.flatnonzero(nodes <= 0)
+        count = int(ends[0]) if len(ends) else self.length
+        used = edges[_places(count, self.length)]
+        if not (np.isin(nodes[:count], range(1, self.node_classes)).all() and (used < len(BONDS)).all()):
+            return ""
+        rows, columns = _upper(count)
+        bonded = np.flatnonzero(used > 0)
+        bonds = (rows[bonded].tolist(), columns[bonded].tolist(), used[bonded].astype(int).tolist())
+        return _smiles([atoms[int(k) - 1] for k in nodes[:count]], zip(*bonds, strict=True))
+
+
+def require_rdkit() -> Any:
+    """The module `rdkit.Chem`; raises an error that says how to install RDKit if it is missing."""
+    try:
+        from rdkit import Chem
+    except ImportError as error:
+        raise ConfigError("molecules need RDKit: pip install recmix[molecules]") from error
+    return Chem
+
+
+def canonical_smiles(texts: Sequence[str], *, stereo: bool = False) -> list[str]:
+    """The canonical SMILES strings of molecules; "" for a text that RDKit refuses.
+
+    Args:
+        texts: SMILES strings.
+        stereo: whether stereochemistry and isotopes are kept.
+
+    >>> canonical_smiles(["OCC", "C1=CC=CC=C1", "C1CC", "C[C@H](N)O"])
+    ['CCO', 'c1ccccc1', '', 'CC(N)O']
+    """
+    chem = require_rdkit()
+    with _quiet():
+        found = [chem.MolFromSmiles(text) if text else None for text in texts]
+        return [
+            "" if mol is None or not mol.GetNumAtoms() else chem.MolToSmiles(mol, isomericSmiles=stereo)
+            for mol in found
+        ]
+
+
+def _quiet() -> Any:
+    """A context in which RDKit writes no messages."""
+    require_rdkit()
+    from rdkit import rdBase
+
+    return rdBase.BlockLogs()
+
+
+@cache
+def _upper(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and columns of the upper triangle of a square matrix, row by row."""
+    return np.triu_indices(count, 1)
+
+
+@cache
+def _places(count: int, length: int) -> np.ndarray:
+    """Where the pairs of the first `count` nodes are among the pairs of `length` nodes."""
+    return np.flatnonzero(_upper(length)[1] < count)
+
+
+def _is_type(kind: Any) -> bool:
+    """Whether a stored value describes an `AtomType`."""
+    if not isinstance(kind, list) or len(kind) != 3:
+        return False
+    symbol, charge, hydrogens = kind
+    whole = [type(n) is int and abs(n) <= 20 for n in (charge, 0 if hydrogens is None else hydrogens)]
+    return isinstance(symbol, str) and bool(re.fullmatch(r"\*|[A-Z][a-z]?", symbol)) and all(whole)
+
+
+def _molecule(text: str) -> Any:
+    """RDKit's molecule of the first word of a text, or None."""
+    words = text.split(None, 1)
+    mol = require_rdkit().MolFromSmiles(words[0]) if words else None
+    return mol if mol is not None and mol.GetNumAtoms() else None
+
+
+def _graph(text: str) -> _Graph | str:
+    """Atom types and bonds of a molecule in canonical order, or the reason why it has none."""
+    chem = require_rdkit()
+    mol = _molecule(text)
+    if mol is None:
+        return "not a valid SMILES string"
+    written = chem.MolToSmiles(mol, isomericSmiles=False)
+    if OTHER_BONDS.intersection(written):
+        return "with a bond that is not single, double, triple or aromatic"
+    options = chem.SmilesParserParams()
+    options.sanitize, options.removeHs = False, False
+    mol = chem.MolFromSmiles(written, options)  # with its atoms in canonical order
+    types = _types(mol)
+    orders = chem.GetAdjacencyMatrix(mol, useBO=True)
+    return _Graph(types, orders[_upper(len(types))])
+
+
+def _atom_types(text: str) -> list[AtomType]:
+    """The atom types of a molecule in any order; none if the text is not valid."""
+    mol = _molecule(text)
+    return [] if mol is None else _types(mol)
+
+
+def _types(mol: Any) -> list[AtomType]:
+    """The types of a molecule's atoms. The molecule gets its Kekulé form."""
+    mol.UpdatePropertyCache(False)
+    require_rdkit().Kekulize(mol, clearAromaticFlags=True)
+    return [
+        _bracket_type(atom) if atom.GetNoImplicit() else _plain(atom.GetSymbol())
+        for atom in mol.GetAtoms()
+    ]
+
+
+@cache
+def _plain(symbol: str) -> AtomType:
+    return AtomType(symbol)
+
+
+def _bracket_type(atom: Any) -> AtomType:
+    """The type of an atom whose number of hydrogens is given. It is kept only if it is unusual."""
+    given = atom.GetTotalNumHs()
+    atom.SetNoImplicit(False)
+    atom.SetNumExplicitHs(0)
+    atom.SetNumRadicalElectrons(0)
+    atom.UpdatePropertyCache(False)
+    implied = atom.GetTotalNumHs() == given
+    return AtomType(atom.GetSymbol(), atom.GetFormalCharge(), None if implied else given)
+
+
+def _atom(kind: AtomType) -> Any:
+    """RDKit's atom of a type."""
+    try:
+        atom = require_rdkit().Atom(kind.symbol)
+    except RuntimeError as error:
+        raise DataError(f"{kind.symbol!r} is not a chemical element that RDKit knows") from error
+    atom.SetFormalCharge(kind.charge)
+    if kind.hydrogens is not None:
+        atom.SetNumExplicitHs(kind.hydrogens)
+        atom.SetNoImplicit(True)
+    return atom
+
+
+def _smiles(atoms: Sequence[Any], bonds: Iterable[tuple[int, int, int]]) -> str:
+    """The canonical SMILES string of a graph; "" if RDKit refuses it."""
+    if not atoms:
+        return ""
+    chem = require_rdkit()
+    kinds = (None, chem.BondType.SINGLE, chem.BondType.DOUBLE, chem.BondType.TRIPLE)
+    mol = chem.RWMol()
+    for atom in atoms:
+        mol.AddAtom(atom)
+    for first, second, order in bonds:
+        mol.AddBond(first, second, kinds[order])
+    if chem.SanitizeMol(mol, catchErrors=True):
+        return ""
+    text: str = chem.MolToSmiles(mol, isomericSmiles=False)
+    return text if chem.MolFromSmiles(text) is not None else ""  # what is written can be read

@@ -1,0 +1,279 @@
+"""The autoregressive likelihood, for texts and other sequences of tokens."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import jvp, vjp, vmap
+
+from recmix.errors import ConfigError, unknown
+from recmix.model.causal_networks import CAUSAL, CausalNetwork
+from recmix.model.likelihoods.classes import pad_after_end
+from recmix.model.likelihoods.likelihood import Likelihood, Shape, register_likelihood
+
+__all__ = ["Autoregressive"]
+
+TANGENT_VALUES = 2**24
+"""Most logits (tangents x examples x positions x classes) in one pass of `fisher`."""
+PROBES = 4
+"""Vectors from which `mean_precision` is estimated."""
+
+
+@register_likelihood("autoregressive")
+class Autoregressive(Likelihood):
+    """Tokens, each given the ones before it and z: p(x|z) = Π p(x_t | x_<t, z), by a causal network.
+
+    The decoder's output is a context vector, which the causal network gets at every position. The
+    network is a part of the likelihood and is trained like the decoder. Values of x below 0 are
+    padding. They do not contribute to log p(x|z), and must come last.
+
+    Args:
+        shape: Shape of an example, such as (T,). Values of several axes are read in their order.
+        classes: K, the number of different tokens.
+        causal: the causal network, ``transformer`` or ``gru``.
+        units: F, the size of its hidden states and of the context vector.
+        heads: number of attention heads of a transformer.
+        blocks: number of layers.
+        dropout: share of hidden values that are set to zero in training mode.
+        token_dropout: share of the input tokens that are hidden in training mode. Then more must be
+            known from z.
+        end_token: class 0 is the end of a text: in samples all later values are padding (-1).
+
+    >>> likelihood = Autoregressive((3,), 4, units=8)
+    >>> x, context = torch.tensor([[3.0, 0.0, -1.0]]), torch.zeros(5, 1, 8)
+    >>> likelihood.output_shape((3,)), likelihood.log_prob(x, context).shape
+    ((8,), torch.Size([5, 1]))
+
+    Reference: Bowman et al., Generating Sentences from a Continuous Space, CoNLL 2016.
+    """
+
+    values = "classes"
+    can_temper = True
+
+    def __init__(
+        self,
+        shape: Shape,
+        classes: int,
+        *,
+        causal: str = "transformer",
+        units: int = 128,
+        heads: int = 4,
+        blocks: int = 2,
+        dropout: float = 0.0,
+        token_dropout: float = 0.0,
+        end_token: bool = False,
+    ) -> None:
+        super().__init__()
+        if classes < 2:
+            raise ConfigError(
+                f"autoregressive likelihood with classes={classes}: expected at least 2; give the "
+                "number of classes, one more than the largest value in the data"
+            )
+        if causal not in CAUSAL:
+            raise ConfigError(unknown("value of causal", causal, CAUSAL))
+        self.shape, self.classes = tuple(shape), classes
+        self.causal, self.end_token = causal, end_token
+        self.network: CausalNetwork = CAUSAL[causal](
+            math.prod(self.shape),
+            classes,
+            units=units,
+            heads=heads,
+            blocks=blocks,
+            dropout=dropout,
+            token_dropout=token_dropout,
+        )
+
+    @classmethod
+    def for_data(
+        cls,
+        shape: Shape,
+        *,
+        variance: float = 1.0,
+        classes: int = 0,
+        causal: str = "transformer",
+        units: int = 128,
+        heads: int = 4,
+        blocks: int = 2,
+        dropout: float = 0.0,
+        token_dropout: float = 0.0,
+        end_token: bool = False,
+    ) -> Likelihood:
+        """A new likelihood for examples of this shape; see the class for the arguments."""
+        return cls(
+            shape,
+            classes,
+            causal=causal,
+            units=units,
+            heads=heads,
+            blocks=blocks,
+            dropout=dropout,
+            token_dropout=token_dropout,
+            end_token=end_token,
+        )
+
+    def model_options(self) -> dict[str, Any]:
+        """The model options from which `for_data` makes a likelihood like this one, by name."""
+        network = self.network
+        found = {"classes": self.classes, "causal": self.causal, "end_token": self.end_token}
+        sizes = {"units": network.units, "heads": network.heads, "blocks": network.blocks}
+        shares = {"dropout": network.dropout, "token_dropout": network.token_dropout}
+        return found | sizes | shares
+
+    @property
+    def requirement(self) -> str:
+        """Which values examples may have: whole numbers below K; negative ones are padding."""
+        return f"padded_classes:{self.classes}"
+
+    def output_shape(self, shape: Shape) -> Shape:
+        """The shape of the decoder's output, (F,): one context vector for each example."""
+        return (self.network.units,)
+
+    def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
+        """log p(x | z) in nats, (S, B), for S samples of z.
+
+        All positions are computed at once, each from the true tokens before it.
+
+        Args:
+            x: examples (B, *event) with values 0 to K - 1; negative values are padding.
+            decoded: context vectors (S, B, F).
+        """
+        tokens, present = _tokens(x)
+        hidden = self.network(tokens, decoded)  # (S, B, T, F)
+        logits = self.network.logits(hidden) / self.noise
+        chosen = logits.gather(-1, tokens[..., None].expand(*logits.shape[:-1], 1)).squeeze(-1)
+        return ((chosen - logits.logsumexp(-1)) * present).sum(-1)
+
+    def logits(self, x: Tensor, decoded: Tensor) -> Tensor:
+        """The logits of each token given the tokens before it, (S, B, T, K).
+
+        Args:
+            x: examples (B, *event).
+            decoded: context vectors (S, B, F).
+        """
+        return self.network.logits(self.network(_tokens(x)[0], decoded)) / self.noise
+
+    def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """One draw of tokens, (..., *event), for context vectors (..., F), without gradient.
+
+        Tokens are drawn one after the other. After the end token there is padding.
+        """
+
+        def draw(logits: Tensor) -> Tensor:
+            waiting = torch.empty_like(logits).exponential_(generator=generator)
+            return (logits - waiting.log()).argmax(-1)  # the first of K events with rates e^logit
+
+        return self._generate(decoded, draw)
+
+    def most_likely(self, decoded: Tensor) -> Tensor:
+        """The most likely token at each position given the tokens before it, (..., *event)."""
+        return self._generate(decoded, lambda logits: logits.argmax(-1))
+
+    def mean(self, decoded: Tensor) -> Tensor:
+        """The tokens of `most_likely` as probabilities 0 and 1 of the K classes, (..., *event, K).
+
+        They are 0 where there is padding.
+        """
+        tokens = self.most_likely(decoded)
+        classes = torch.arange(self.classes, device=decoded.device, dtype=decoded.dtype)
+        return (tokens[..., None] == classes).to(decoded.dtype)
+
+    def precision(self, x: Tensor, decoded: Tensor) -> Tensor:
+        """The diagonal of the matrix of `fisher`, (B, F). It takes F derivatives of the network."""
+        count = decoded.shape[-1]
+        units = torch.eye(count, dtype=decoded.dtype, device=decoded.device)
+        return self.fisher(x, decoded, units.expand(len(decoded), -1, -1)).diagonal(dim1=1, dim2=2)
+
+    def mean_precision(self, x: Tensor, decoded: Tensor) -> Tensor:
+        """An estimate of the mean of `precision` over the outputs, (B,), from few derivatives.
+
+        It is the average of vᵀ G v / F over fixed vectors v of ±1, where G is the matrix of `fisher`.
+        """
+        signs = _signs(decoded.shape[-1], decoded.dtype, decoded.device)  # (F, PROBES)
+        columns = signs.expand(len(decoded), -1, -1)
+        products = (columns * self.fisher(x, decoded, columns)).mean((1, 2))
+        return products.clamp(min=0)
+
+    def fisher(self, x: Tensor, decoded: Tensor, vectors: Tensor) -> Tensor:
+        """The generalised Gauss-Newton matrix G of -log p(x | z) in the context, times `vectors`.
+
+        G = Jᵀ W J, where J is the derivative of the logits with respect to the context, and W the
+        Fisher information of the tokens' distributions in the logits. Both are taken at the observed
+        tokens x. The average of G over x ~ p(x | z) is the Fisher information. Nothing is dropped out,
+        also in training mode: both derivatives must be those of the same function.
+
+        Args:
+            x: examples (B, *event).
+            decoded: context vectors (B, F).
+            vectors: column vectors (B, F, D).
+        """
+        training = self.network.training
+        self.network.eval()
+        try:
+            return self._gauss_newton(x, decoded.contiguous(), vectors)
+        finally:
+            self.network.train(training)
+
+    def _gauss_newton(self, x: Tensor, decoded: Tensor, vectors: Tensor) -> Tensor:
+        """The result of `fisher`. `decoded` must be contiguous: others cannot have a tangent."""
+        tokens, present = _tokens(x)
+        hidden_of = self._hidden_of(x)
+        hidden, pull = vjp(hidden_of, decoded)  # type: ignore[misc]
+        p = (self.network.logits(hidden) / self.noise).softmax(-1) * present[..., None]
+
+        def times(column: Tensor) -> Tensor:
+            moved: Tensor = jvp(hidden_of, (decoded,), (column,))[1]  # (B, T, F)
+            change = self._change_of_logits(moved)
+            weighted = p * (change - (p * change).sum(-1, keepdim=True))
+            (found,) = pull(self._pull_logits(weighted))
+            result: Tensor = found
+            return result
+
+        each = tokens.numel() * self.classes
+        chunk = max(1, TANGENT_VALUES // max(1, each))
+        columns = vectors.movedim(-1, 0)  # (D, B, F)
+        return torch.cat([vmap(times)(some) for some in columns.split(chunk)]).movedim(0, -1)
+
+    def _hidden_of(self, x: Tensor) -> Callable[[Tensor], Tensor]:
+        """The function from contexts (B, F) to the network's hidden states at the tokens x."""
+        return functools.partial(self.network, _tokens(x)[0])
+
+    def _change_of_logits(self, moved: Tensor) -> Tensor:
+        """The change of the logits (..., K) for a change of the hidden states (..., F)."""
+        return moved @ self.network.tokens.weight[: self.classes].mT / self.noise
+
+    def _pull_logits(self, weighted: Tensor) -> Tensor:
+        """The transpose of `_change_of_logits`: (..., K) -> (..., F)."""
+        return weighted @ self.network.tokens.weight[: self.classes] / self.noise
+
+    @torch.no_grad()
+    def _generate(self, decoded: Tensor, choose: Callable[[Tensor], Tensor]) -> Tensor:
+        """Tokens (..., *event), where `choose` picks a token from its logits, (N, K) -> (N,)."""
+        context = decoded.reshape(-1, decoded.shape[-1])
+        state, before, found = self.network.start(context), None, []
+        for t in range(self.network.length):
+            logits, state = self.network.advance(before, context, state, t)
+            before = choose(logits / self.noise)
+            found.append(before)
+        tokens = torch.stack(found, -1)
+        tokens = pad_after_end(tokens) if self.end_token else tokens
+        return tokens.reshape(*decoded.shape[:-1], *self.shape).to(decoded.dtype)
+
+
+def _tokens(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Class numbers (B, T), 0 for padding, and whether they are no padding, (B, T)."""
+    flat = x.flatten(1)
+    return flat.clamp(min=0).long(), flat >= 0
+
+
+@functools.lru_cache(maxsize=32)  # a constant of a captured CUDA graph must not be copied from the host
+def _signs(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Fixed random vectors of ±1, (F, PROBES)."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.inference_mode(False):
+        drawn = torch.randint(2, (size, PROBES), generator=generator)
+        return (2.0 * drawn - 1).to(device, dtype)

@@ -1,0 +1,227 @@
+"""The likelihood of graphs whose nodes and edges have classes, such as molecules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recmix.errors import ConfigError
+from recmix.model.likelihoods.likelihood import Likelihood, Shape, register_likelihood
+
+__all__ = ["CategoricalGraph", "graph_nodes"]
+
+
+@register_likelihood("graph")
+class CategoricalGraph(Likelihood):
+    """Graphs of up to n nodes: a categorical distribution for each node and for each pair of nodes.
+
+    An example has the fields ``nodes``, (n,), and ``edges``, (n(n-1)/2,), the upper triangle row by
+    row. Node class 0 means "no node". The first node of class 0 ends the graph. Later nodes are
+    padding (-1), and so are edges to nodes that do not exist. Edge class 0 means "no edge".
+
+    The decoder's output for one example is one vector of logits: A for each node, then E for each
+    edge. log p(x|z) is the sum of the log-probabilities of all nodes and edges that are not padding.
+    So p(x|z) sums to 1 over the graphs of all sizes.
+
+    Methods take examples as a dict of the two fields or as one tensor (B, n(n+1)/2) of both.
+
+    Args:
+        nodes: n, the largest number of nodes.
+        node_classes: A, the number of node classes, "no node" included.
+        edge_classes: E, the number of edge classes, "no edge" included.
+
+    >>> likelihood = CategoricalGraph(2, node_classes=3, edge_classes=2)
+    >>> x = {"nodes": torch.tensor([[2.0, 1.0]]), "edges": torch.tensor([[1.0]])}
+    >>> round(likelihood.log_prob(x, torch.zeros(1, 8)).item(), 4)  # 2 log ⅓ + log ½
+    -2.8904
+    >>> alone = {"nodes": torch.tensor([[2.0, 0.0]]), "edges": torch.tensor([[-1.0]])}
+    >>> round(likelihood.log_prob(alone, torch.zeros(1, 8)).item(), 4)  # 2 log ⅓
+    -2.1972
+    """
+
+    values = "classes"
+    can_temper = True
+
+    _rows: Tensor
+    _columns: Tensor
+
+    def __init__(self, nodes: int, node_classes: int, edge_classes: int) -> None:
+        super().__init__()
+        if nodes < 2:
+            raise ConfigError(f"graph likelihood with nodes={nodes}: expected at least 2")
+        for name, count in (("node_classes", node_classes), ("edge_classes", edge_classes)):
+            if count < 2:
+                raise ConfigError(
+                    f"graph likelihood with {name}={count}: expected at least 2, 'none' and one more"
+                )
+        self.nodes, self.edges = nodes, nodes * (nodes - 1) // 2
+        self.node_classes, self.edge_classes = node_classes, edge_classes
+        rows, columns = torch.triu_indices(nodes, nodes, 1)
+        self.register_buffer("_rows", rows, persistent=False)
+        self.register_buffer("_columns", columns, persistent=False)
+
+    def model_options(self) -> dict[str, Any]:
+        """The model options from which `for_data` makes a likelihood like this one, by name."""
+        return {"node_classes": self.node_classes, "edge_classes": self.edge_classes}
+
+    @classmethod
+    def for_data(
+        cls,
+        shape: Shape,
+        *,
+        variance: float = 1.0,
+        classes: int = 0,
+        node_classes: int = 0,
+        edge_classes: int = 0,
+    ) -> Likelihood:
+        """A new likelihood for graphs of this shape, (n(n+1)/2,), with these numbers of classes."""
+        return cls(graph_nodes(shape), node_classes, edge_classes)
+
+    @property
+    def requirement(self) -> str:
+        """Which values examples may have: class numbers; negative ones are padding.
+
+        The result is a text that `recmix.data.check_values` understands.
+        """
+        return f"padded_classes:{max(self.node_classes, self.edge_classes)}"
+
+    def output_shape(self, shape: Shape) -> Shape:
+        """The shape of the decoder's output, (n·A + n(n-1)/2·E,)."""
+        return (self.nodes * self.node_classes + self.edges * self.edge_classes,)
+
+    def split(self, decoded: Tensor) -> tuple[Tensor, Tensor]:
+        """Split the last axis of decoder outputs into nodes (..., n, A) and edges (..., edges, E)."""
+        nodes, edges = decoded.split(
+            [self.nodes * self.node_classes, self.edges * self.edge_classes], dim=-1
+        )
+        return (
+            nodes.unflatten(-1, (self.nodes, self.node_classes)),
+            edges.unflatten(-1, (self.edges, self.edge_classes)),
+        )
+
+    def log_prob(self, x: Any, decoded: Tensor) -> Tensor:
+        """log p(x | z) in nats, (S, B), for S samples of z.
+
+        Args:
+            x: graphs, a dict of ``nodes`` (B, n) and ``edges`` (B, edges), or (B, n + edges).
+            decoded: logits (S, B, P), in the order that `split` reads.
+        """
+        nodes, edges = self._fields(x)
+        node_logits, edge_logits = self.split(decoded / self.noise)
+        return _log_prob(nodes, node_logits) + _log_prob(edges, edge_logits)
+
+    def mean(self, decoded: Tensor) -> Tensor:
+        """The probabilities of all classes, (..., P), in the order of the logits."""
+        return self._join(*(part.softmax(-1) for part in self.split(decoded / self.noise)))
+
+    def most_likely(self, decoded: Tensor) -> Tensor:
+        """The graph of the most probable class of each node and edge, (..., n + edges)."""
+        with torch.no_grad():
+            nodes, edges = (part.argmax(-1) for part in self.split(decoded))
+            return self._consistent(nodes, edges).to(decoded.dtype)
+
+    def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """One draw of a graph, (..., n + edges), for logits (..., P), without gradient.
+
+        Nodes after the first "no node", and edges to nodes that do not exist, are -1.
+        """
+        with torch.no_grad():
+            drawn = []
+            for logits in self.split(decoded / self.noise):
+                flat = logits.softmax(-1).flatten(0, -2)
+                found = torch.multinomial(flat, 1, generator=generator)
+                drawn.append(found.view(logits.shape[:-1]))
+            return self._consistent(*drawn).to(decoded.dtype)
+
+    def residual(self, x: Any, decoded: Tensor) -> Tensor:
+        """The derivative of log p(x | z) with respect to the logits, (B, P).
+
+        It is 1 - p_k for the class k of a node or edge and -p_k for the other classes, where p_k
+        are the probabilities. It is 0 where x is padding.
+        """
+        parts = []
+        pairs = zip(self._fields(x), self.split(decoded / self.noise), strict=True)
+        for values, logits in pairs:
+            classes = torch.arange(logits.shape[-1], device=values.device, dtype=values.dtype)
+            hot = (values[..., None] == classes).to(logits.dtype)
+            parts.append((hot - logits.softmax(-1)) * (values >= 0)[..., None])
+        return self._join(*parts) / self.noise
+
+    def precision(self, x: Any, decoded: Tensor) -> Tensor:
+        """The diagonal of the Fisher information with respect to the logits, (B, P).
+
+        It is p_k·(1 - p_k), where p_k is the probability of class k. It is 0 where x is padding.
+        """
+        parts = []
+        for values, p in zip(self._fields(x), self.split(self.mean(decoded)), strict=True):
+            parts.append(p * (1 - p) * (values >= 0)[..., None])
+        return self._join(*parts) / self.noise**2
+
+    def fisher(self, x: Any, decoded: Tensor, vectors: Tensor) -> Tensor:
+        """The Fisher information of p(x | z) with respect to the logits, times `vectors`.
+
+        For each node and edge it is diag(p) - p pᵀ, where p are its class probabilities. It is 0
+        where x is padding.
+
+        Args:
+            x: graphs as in `log_prob`; only the positions of padding are read.
+            decoded: logits (B, P).
+            vectors: column vectors (B, P, D).
+        """
+        parts = []
+        found = zip(self._fields(x), self.split(self.mean(decoded)), self.split(vectors.mT), strict=True)
+        for values, probabilities, columns in found:  # columns (B, D, values, K)
+            p = probabilities[:, None]
+            weighted = p * (columns - (p * columns).sum(-1, keepdim=True))
+            parts.append(weighted * (values >= 0)[:, None, :, None])
+        return self._join(*parts).mT / self.noise**2
+
+    def extra_repr(self) -> str:
+        """The sizes, shown when the likelihood is printed."""
+        return f"nodes={self.nodes}, node_classes={self.node_classes}, edge_classes={self.edge_classes}"
+
+    def _fields(self, x: Any) -> tuple[Tensor, Tensor]:
+        """The nodes (B, n) and the edges (B, edges) of graphs."""
+        if isinstance(x, Mapping):
+            return x["nodes"], x["edges"]
+        nodes, edges = x.split([self.nodes, self.edges], dim=-1)
+        return nodes, edges
+
+    def _join(self, nodes: Tensor, edges: Tensor) -> Tensor:
+        """The inverse of `split`."""
+        return torch.cat([nodes.flatten(-2), edges.flatten(-2)], -1)
+
+    def _consistent(self, nodes: Tensor, edges: Tensor) -> Tensor:
+        """Class numbers of nodes and edges as one tensor, with -1 where there is nothing."""
+        ended = (nodes == 0).cumsum(-1)
+        exists = ended == 0
+        nodes = nodes.masked_fill(ended - (nodes == 0).long() > 0, -1)  # after the first 0
+        both = exists[..., self._rows] & exists[..., self._columns]
+        return torch.cat([nodes, edges.masked_fill(~both, -1)], -1)
+
+
+def graph_nodes(shape: Shape) -> int:
+    """The largest number of nodes n of graphs whose packed examples have the shape (n(n+1)/2,).
+
+    >>> graph_nodes((741,))
+    38
+    """
+    size = math.prod(shape)
+    nodes = (math.isqrt(8 * size + 1) - 1) // 2
+    if len(shape) != 1 or nodes * (nodes + 1) // 2 != size or nodes < 2:
+        raise ConfigError(
+            f"graphs of shape {tuple(shape)}: expected (n(n+1)/2,) for n nodes, n of 2 or more, such as "
+            "(741,) for 38: the fields 'nodes' (n,) and 'edges' (n(n-1)/2,)"
+        )
+    return nodes
+
+
+def _log_prob(values: Tensor, logits: Tensor) -> Tensor:
+    """The sum of the log-probabilities of classes (B, n) under logits (S, B, n, K), without padding."""
+    log_p = logits.log_softmax(-1)
+    chosen = values.clamp(min=0).long().expand(log_p.shape[:-1])[..., None]
+    return (log_p.gather(-1, chosen).squeeze(-1) * (values >= 0)).sum(-1)

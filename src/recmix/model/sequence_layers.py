@@ -1,0 +1,203 @@
+"""Layers for sequences: a transformer block and a gated recurrent unit.
+
+Both are also written out in elementary operations, so that forward-mode derivatives and second
+derivatives exist. Fused kernels have none. They are used only where no such derivative is taken.
+
+References: Vaswani et al., Attention is all you need, 2017; Cho et al., Learning phrase
+representations using RNN encoder-decoder, 2014.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from recmix.errors import ConfigError
+from recmix.model.mlp import make_activation
+from recmix.model.normalisation import LayerNorm
+
+__all__ = ["GRU", "Places", "TransformerBlock", "checked_share", "checked_units"]
+
+
+def checked_units(units: int, heads: int) -> int:
+    """The size of hidden states, unchanged; raises an error if `heads` does not divide it."""
+    if units < 1 or heads < 1 or units % heads:
+        raise ConfigError(
+            f"units={units}, heads={heads}: expected units to be a multiple of heads, both at least 1, "
+            "such as units=128 and heads=4"
+        )
+    return units
+
+
+def checked_share(name: str, share: float) -> float:
+    """A share of values that are dropped, unchanged; raises an error unless it is in [0, 1)."""
+    if not 0 <= share < 1:
+        raise ConfigError(f"{name}={share}: expected a share from 0 to below 1")
+    return share
+
+
+class Places(nn.Module):
+    """Learned vectors, one for each position, which are added to hidden states.
+
+    Args:
+        length: T, the number of positions.
+        units: U, the size of the vectors.
+        spread: standard deviation of their first values.
+
+    >>> Places(5, 8)(torch.zeros(2, 5, 8)).shape
+    torch.Size([2, 5, 8])
+    """
+
+    def __init__(self, length: int, units: int, *, spread: float = 0.1) -> None:
+        super().__init__()
+        self.spread = spread
+        self.vectors = nn.Parameter(torch.empty(length, units))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the vectors at random."""
+        nn.init.normal_(self.vectors, std=self.spread)
+
+    def forward(self, h: Tensor) -> Tensor:
+        """The states h (..., T, U) plus the vector of each position."""
+        return h + self.vectors
+
+
+class TransformerBlock(nn.Module):
+    """Attention and a small network at each position, each added to its input.
+
+    Args:
+        units: U, the size of the hidden states.
+        heads: number of attention heads; it divides `units`.
+        dropout: share of the outputs of both parts that are set to zero in training mode.
+        activation: activation of the small network.
+        fused: use torch's fused attention. It has no forward-mode derivative and no second derivative.
+
+    >>> TransformerBlock(8, 2)(torch.zeros(3, 5, 8)).shape
+    torch.Size([3, 5, 8])
+    """
+
+    def __init__(
+        self,
+        units: int,
+        heads: int,
+        *,
+        dropout: float = 0.0,
+        activation: str = "gelu",
+        fused: bool = False,
+    ) -> None:
+        super().__init__()
+        self.heads, self.fused = heads, fused
+        self.size = checked_units(units, heads) // heads
+        self.drop = checked_share("dropout", dropout)
+        self.first, self.second = LayerNorm(units), LayerNorm(units)
+        self.qkv, self.out = nn.Linear(units, 3 * units), nn.Linear(units, units)
+        self.mlp = nn.Sequential(
+            nn.Linear(units, 4 * units), make_activation(activation), nn.Linear(4 * units, units)
+        )
+
+    def forward(self, h: Tensor, hidden: Tensor | None = None) -> Tensor:
+        """Hidden states (N, T, U) after this block.
+
+        Args:
+            h: hidden states before it.
+            hidden: True where a position (second axis) must not see another one (last axis), (1, T, T)
+                or (N, 1, T).
+        """
+        q, k, v = self._parts(h)
+        return self._after(h, self._attend(q, k, v, hidden))
+
+    def extend(self, h: Tensor, cache: Tensor, t: int) -> Tensor:
+        """The states (N, U) of position t, which sees the positions up to t.
+
+        Args:
+            h: hidden states of this position before the block, (N, U).
+            cache: keys and values of all positions, (2, N, heads, T, U / heads). Those of position t are
+                written into it.
+            t: the position.
+        """
+        q, k, v = self._parts(h[:, None])
+        cache[0, :, :, t], cache[1, :, :, t] = k[:, :, 0], v[:, :, 0]
+        seen = cache[:, :, :, : t + 1]
+        return self._after(h[:, None], self._attend(q, seen[0], seen[1], None))[:, 0]
+
+    def _parts(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, (N, heads, T, size) each."""
+        parts = self.qkv(self.first(h)).unflatten(-1, (3, self.heads, self.size))
+        q, k, v = parts.permute(2, 0, 3, 1, 4)
+        return q, k, v
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None) -> Tensor:
+        """The attention's output (N, T, U)."""
+        if self.fused and not torch._C._are_functorch_transforms_active():
+            visible = None if hidden is None else ~hidden[:, None]
+            found = F.scaled_dot_product_attention(q, k, v, attn_mask=visible)
+        else:
+            scores = q @ k.mT / self.size**0.5
+            if hidden is not None:
+                scores = scores.masked_fill(hidden[:, None], torch.finfo(scores.dtype).min)
+            found = scores.softmax(-1) @ v
+        return found.transpose(1, 2).flatten(2)
+
+    def _after(self, h: Tensor, attended: Tensor) -> Tensor:
+        h = h + self._dropped(self.out(attended))
+        return h + self._dropped(self.mlp(self.second(h)))
+
+    def _dropped(self, h: Tensor) -> Tensor:
+        return F.dropout(h, self.drop, self.training) if self.drop else h
+
+
+class GRU(nn.Module):
+    """A gated recurrent unit: inputs (N, T, U) -> states (N, T, U), from the first to the last.
+
+    The loop over positions is written out where derivatives may be taken. Without gradients torch's
+    fused kernel is used.
+
+    Args:
+        units: U, the size of inputs and states.
+        fused: always use the fused kernel. It has no forward-mode derivative and no second derivative.
+
+    >>> GRU(8)(torch.zeros(3, 5, 8)).shape
+    torch.Size([3, 5, 8])
+    """
+
+    def __init__(self, units: int, *, fused: bool = False) -> None:
+        super().__init__()
+        self.units, self.fused = units, fused
+        self.cell = nn.GRU(units, units, batch_first=True)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """The states (N, T, U) after each of the inputs (N, T, U); the state before the first is 0."""
+        if not torch._C._are_functorch_transforms_active() and (
+            self.fused or not torch.is_grad_enabled()
+        ):
+            states: Tensor = self.cell(inputs)[0]
+            return states
+        given = self._given(inputs)
+        state = torch.zeros_like(inputs[:, 0])
+        found = []
+        for one in given.unbind(1):
+            state = self._next(one, state)
+            found.append(state)
+        return torch.stack(found, 1)
+
+    def advance(self, given: Tensor, state: Tensor) -> Tensor:
+        """The next state (N, U) for one more input (N, U)."""
+        return self._next(self._given(given), state)
+
+    def _given(self, inputs: Tensor) -> Tensor:
+        """The inputs' part of the gates, (..., 3 U), for inputs (..., U)."""
+        cell: Any = self.cell
+        return F.linear(inputs, cell.weight_ih_l0, cell.bias_ih_l0)
+
+    def _next(self, given: Tensor, state: Tensor) -> Tensor:
+        """The next state from the input's part of the gates, (N, 3 U)."""
+        cell: Any = self.cell
+        own = F.linear(state, cell.weight_hh_l0, cell.bias_hh_l0)
+        first = 2 * self.units
+        reset, update = torch.sigmoid(given[..., :first] + own[..., :first]).chunk(2, -1)
+        new = torch.tanh(given[..., first:] + reset * own[..., first:])
+        return new + update * (state - new)

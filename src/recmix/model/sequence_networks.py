@@ -1,0 +1,364 @@
+"""Encoders and decoders of sequences of tokens: transformers and gated recurrent units.
+
+Tokens are whole numbers, stored as floats (B, T). Negative numbers are padding: they have no influence
+on an encoder. The decoders are not autoregressive: all positions are computed from z at once. See
+`recmix.model.likelihoods.Autoregressive` for the other kind.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from recmix.errors import ConfigError
+from recmix.model.encoder_decoder import Decoder, Encoder, checked_latent, checked_shape, scaled
+from recmix.model.normalisation import LayerNorm
+from recmix.model.sequence_layers import (
+    GRU,
+    Places,
+    TransformerBlock,
+    checked_share,
+    checked_units,
+)
+
+__all__ = [
+    "GRUFeatures",
+    "TokenFeatures",
+    "TransformerFeatures",
+    "gru_decoder",
+    "gru_encoder",
+    "transformer_decoder",
+    "transformer_encoder",
+]
+
+MIX = 8
+"""Numbers at each position that are linear functions of z of their own, in decoders."""
+
+
+class TokenFeatures(nn.Module, ABC):
+    """Features (B, U) of sequences of tokens x (B, T): the mean of hidden states over the tokens.
+
+    x may have several axes; its values are then read in their order. Padding (values below 0) has no
+    influence on the result.
+
+    Args:
+        length: T, the number of positions.
+        classes: K, the number of different tokens.
+        units: U, the size of hidden states.
+        heads: number of attention heads, for transformers.
+        blocks: number of layers.
+        dropout: share of hidden values that are set to zero in training mode.
+        activation: activation, for transformers.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        classes: int,
+        *,
+        units: int = 128,
+        heads: int = 4,
+        blocks: int = 2,
+        dropout: float = 0.0,
+        activation: str = "gelu",
+    ) -> None:
+        super().__init__()
+        self.heads, self.blocks, self.activation = heads, blocks, activation
+        self.dropout = checked_share("dropout", dropout)
+        if classes < 2 or blocks < 1:
+            raise ConfigError(
+                f"classes={classes}, blocks={blocks}: expected at least 2 classes, the number of "
+                "different tokens, and at least 1 block"
+            )
+        self.length, self.classes, self.units = length, classes, units
+        self.tokens = nn.Embedding(classes, units)
+        self.places = Places(length, units)
+        self.layers = nn.ModuleList(self._layer() for _ in range(blocks))
+        self.norm = LayerNorm(units)
+
+    @abstractmethod
+    def _layer(self) -> nn.Module:
+        """A new layer (B, T, U) -> (B, T, U)."""
+
+    @abstractmethod
+    def _run(self, h: Tensor, padding: Tensor) -> Tensor:
+        """All layers: h (B, T, U), where `padding` (B, T) is True after the last token."""
+
+    def forward(self, x: Tensor, more: Tensor | None = None) -> Tensor:
+        """The features (B, U) of tokens x (B, T).
+
+        Args:
+            x: tokens; values below 0 are padding.
+            more: further hidden states that are added to those of the tokens, (B, T, U) or (B, 1, U).
+        """
+        x = x.flatten(1)
+        present = (x >= 0)[..., None]
+        h = self.places(self.tokens(x.clamp(min=0).long()))
+        if more is not None:
+            h = h + more
+        h = self._run(h * present, x < 0) * present
+        mean: Tensor = self.norm(h.sum(1) / present.sum(1).clamp(min=1))
+        return mean
+
+    def wider(self, width: float) -> Self:
+        """New features of the same kind, with `width` times the units."""
+        units = max(1, round(scaled(self.units, width) / self.heads)) * self.heads
+        return type(self)(
+            self.length,
+            self.classes,
+            units=units,
+            heads=self.heads,
+            blocks=self.blocks,
+            dropout=self.dropout,
+            activation=self.activation,
+        )
+
+
+class TransformerFeatures(TokenFeatures):
+    """Features of sequences of tokens by a transformer; see `TokenFeatures`.
+
+    >>> TransformerFeatures(5, 10, units=8)(torch.tensor([[1.0, 9.0, 0.0, -1.0, -1.0]])).shape
+    torch.Size([1, 8])
+    """
+
+    def _layer(self) -> nn.Module:
+        return TransformerBlock(
+            self.units, self.heads, dropout=self.dropout, activation=self.activation, fused=True
+        )
+
+    def _run(self, h: Tensor, padding: Tensor) -> Tensor:
+        # A row without any token sees all positions: a softmax over none is not a number.
+        unseen = padding & ~padding.all(-1, keepdim=True)
+        for layer in self.layers:
+            h = layer(h, unseen[:, None])
+        return h
+
+
+class GRUFeatures(TokenFeatures):
+    """Features of sequences of tokens by recurrent layers; see `TokenFeatures`.
+
+    Every second layer reads the tokens from the last to the first. A layer is added to its input.
+
+    >>> GRUFeatures(5, 10, units=8)(torch.tensor([[1.0, 9.0, 0.0, -1.0, -1.0]])).shape
+    torch.Size([1, 8])
+    """
+
+    def _layer(self) -> nn.Module:
+        return GRU(self.units, fused=True)
+
+    def _run(self, h: Tensor, padding: Tensor) -> Tensor:
+        steps = torch.arange(self.length, device=h.device)
+        end = torch.where(padding, 0, steps + 1).amax(-1, keepdim=True)  # (B, 1)
+        backwards = torch.where(steps < end, end - 1 - steps, steps)[..., None].expand_as(h)
+        drop = nn.functional.dropout
+        for number, layer in enumerate(self.layers):
+            change = layer(h.gather(1, backwards) if number % 2 else h)
+            if number % 2:
+                change = change.gather(1, backwards)
+            h = h + drop(change, self.dropout, self.training)
+        return h
+
+
+def transformer_encoder(
+    shape: Sequence[int],
+    latent: int,
+    *,
+    classes: int,
+    units: int = 128,
+    heads: int = 4,
+    blocks: int = 2,
+    dropout: float = 0.0,
+    activation: str = "gelu",
+    width: float = 1.0,
+) -> Encoder:
+    """A transformer that encodes tokens (B, T): masked attention, then the mean over the tokens.
+
+    Args:
+        shape: Shape of one example, such as (T,).
+        latent: Dimension of z.
+        classes: K, the number of different tokens.
+        units: Size of the hidden states.
+        heads: Number of attention heads; it divides `units`.
+        blocks: Number of transformer blocks.
+        dropout: Share of hidden values that are set to zero in training mode.
+        activation: relu, leaky_relu, elu, silu, gelu or tanh.
+        width: Multiplies `units`.
+
+    >>> encoder = transformer_encoder((5,), 2, classes=10, units=8)
+    >>> encoder(torch.tensor([[1.0, 9.0, 0.0, -1.0, -1.0]])).shape, encoder.hidden
+    (torch.Size([1, 4]), 8)
+    """
+    features = TransformerFeatures(
+        math.prod(checked_shape(shape)),
+        classes,
+        units=units,
+        heads=heads,
+        blocks=blocks,
+        dropout=dropout,
+        activation=activation,
+    )
+    return token_encoder(features, latent, width)
+
+
+def gru_encoder(
+    shape: Sequence[int],
+    latent: int,
+    *,
+    classes: int,
+    units: int = 128,
+    blocks: int = 2,
+    dropout: float = 0.0,
+    width: float = 1.0,
+) -> Encoder:
+    """Recurrent layers that encode tokens (B, T); their states are averaged over the tokens.
+
+    Args:
+        shape: Shape of one example, such as (T,).
+        latent: Dimension of z.
+        classes: K, the number of different tokens.
+        units: Size of the hidden states.
+        blocks: Number of layers. Every second one reads the tokens backwards.
+        dropout: Share of a layer's outputs that are set to zero in training mode.
+        width: Multiplies `units`.
+
+    >>> gru_encoder((5,), 2, classes=10, units=8)(torch.zeros(3, 5)).shape
+    torch.Size([3, 4])
+    """
+    features = GRUFeatures(
+        math.prod(checked_shape(shape)), classes, units=units, heads=1, blocks=blocks, dropout=dropout
+    )
+    return token_encoder(features, latent, width)
+
+
+def token_encoder(features: TokenFeatures, latent: int, width: float = 1.0) -> Encoder:
+    """An encoder with these features, or with `width` times as many units.
+
+    Args:
+        features: features of tokens. They are not used if the width is not 1.
+        latent: Dimension of z.
+        width: Multiplies the units.
+    """
+    made = features if width == 1 else features.wider(width)
+    return Encoder(made, nn.Linear(made.units, 2 * checked_latent(latent)))
+
+
+class _Sequence(nn.Module):
+    """Maps z (N, D) to hidden states (N, T, U): z at every position, and learned positions.
+
+    Args:
+        latent: D.
+        length: T.
+        units: U.
+    """
+
+    def __init__(self, latent: int, length: int, units: int) -> None:
+        super().__init__()
+        self.length = length
+        self.everywhere = nn.Linear(latent, units)
+        self.mix, self.widen = nn.Linear(latent, length * MIX), nn.Linear(MIX, units)
+        self.places = Places(length, units, spread=0.5)
+
+    def forward(self, z: Tensor) -> Tensor:
+        own = self.widen(self.mix(z).unflatten(-1, (self.length, MIX)))
+        h: Tensor = self.places(self.everywhere(z)[:, None] + own)
+        return h
+
+
+class _Recurrent(nn.Module):
+    """GRU layers (N, T, U) -> (N, T, U), every second one backwards, each added to its input."""
+
+    def __init__(self, units: int, blocks: int, dropout: float) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(GRU(units) for _ in range(blocks))
+        self.dropout = nn.Dropout(checked_share("dropout", dropout))
+
+    def forward(self, h: Tensor) -> Tensor:
+        for number, layer in enumerate(self.layers):
+            change = layer(h.flip(1)).flip(1) if number % 2 else layer(h)
+            h = h + self.dropout(change)
+        return h
+
+
+def transformer_decoder(
+    shape: Sequence[int],
+    latent: int,
+    output: Sequence[int] | None = None,
+    *,
+    units: int = 128,
+    heads: int = 4,
+    blocks: int = 2,
+    dropout: float = 0.0,
+    activation: str = "gelu",
+) -> Decoder:
+    """A transformer that maps z to outputs (T, K), such as logits, for all positions at once.
+
+    z is given to every position. An output with one axis has no positions (the context of the
+    likelihood ``autoregressive``). The decoder is then a network with one hidden layer.
+
+    Args:
+        shape: Shape of one example, such as (T,).
+        latent: Dimension of z.
+        output: Shape of the decoder's output for one example; by default the shape of the example.
+        units: As in `transformer_encoder`.
+        heads: As in `transformer_encoder`.
+        blocks: As in `transformer_encoder`.
+        dropout: As in `transformer_encoder`.
+        activation: As in `transformer_encoder`.
+
+    >>> transformer_decoder((5,), 2, (5, 10), units=8)(torch.zeros(3, 2)).shape
+    torch.Size([3, 5, 10])
+    """
+    layers = [
+        TransformerBlock(units, heads, dropout=dropout, activation=activation) for _ in range(blocks)
+    ]
+    return _token_decoder(shape, latent, output, checked_units(units, heads), layers)
+
+
+def gru_decoder(
+    shape: Sequence[int],
+    latent: int,
+    output: Sequence[int] | None = None,
+    *,
+    units: int = 128,
+    blocks: int = 2,
+    dropout: float = 0.0,
+) -> Decoder:
+    """Recurrent layers that map z to outputs (T, K), such as logits; see `transformer_decoder`.
+
+    Args:
+        shape: Shape of one example, such as (T,).
+        latent: Dimension of z.
+        output: Shape of the decoder's output for one example; by default the shape of the example.
+        units: As in `gru_encoder`.
+        blocks: As in `gru_encoder`.
+        dropout: As in `gru_encoder`.
+
+    >>> gru_decoder((5,), 2, (5, 10), units=8)(torch.zeros(3, 2)).shape
+    torch.Size([3, 5, 10])
+    """
+    layers = [_Recurrent(checked_units(units, 1), blocks, dropout)]
+    return _token_decoder(shape, latent, output, units, layers)
+
+
+def _token_decoder(
+    shape: Sequence[int],
+    latent: int,
+    output: Sequence[int] | None,
+    units: int,
+    layers: Sequence[nn.Module],
+) -> Decoder:
+    wanted = checked_shape(shape if output is None else output)
+    latent = checked_latent(latent)
+    if len(wanted) == 1:
+        found = [nn.Linear(latent, units), nn.GELU(), nn.Linear(units, wanted[0])]
+        return Decoder(nn.Sequential(*found), shape=wanted, latent=latent)
+    head: list[nn.Module] = [LayerNorm(units), nn.Linear(units, wanted[-1])]
+    if len(wanted) > 2:
+        head += [nn.Unflatten(1, wanted[:-1])]
+    start = _Sequence(latent, math.prod(wanted[:-1]), units)
+    return Decoder(nn.Sequential(start, *layers, *head), shape=wanted, latent=latent)

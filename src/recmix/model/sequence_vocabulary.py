@@ -1,0 +1,301 @@
+"""`Words` and `Smiles`: vocabularies that write a text as a sequence of token numbers.
+
+Class 0 is ``<end>``, class 1 is ``<unknown>``. The end of a text is part of the example, what follows
+it is padding (-1): (N, T) holds texts of up to T - 1 tokens.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from recmix.errors import ConfigError, DataError, unknown
+from recmix.model.vocabulary import Encoded, Vocabulary, register_vocabulary
+
+__all__ = ["END", "PADDING", "UNKNOWN", "UNKNOWN_TOKENS", "Smiles", "TokenVocabulary", "Words"]
+
+END, UNKNOWN, PADDING = 0, 1, -1
+"""The class that ends a text, the class of an unknown token, and the value after the end."""
+UNKNOWN_TOKENS = "with tokens that are not in the vocabulary"
+"""The problem of texts that are kept, although some of their tokens become unknown."""
+SPECIAL = ("<end>", "<unknown>")
+MAX_LENGTH = 100_000
+"""Largest number of tokens of an example."""
+MAX_TOKENS = 1_000_000
+"""Largest number of classes."""
+MAX_CHARACTERS = 200
+"""Largest number of characters of a token. A longer one is unknown."""
+COVERED = 0.99
+"""Share of the training texts that the default length suffices for."""
+
+_SMILES_TOKEN = re.compile(r"\[[^\[\]\s]*\]|Br|Cl|%\d\d|\S", re.ASCII)
+
+
+class TokenVocabulary(Vocabulary):
+    """Base class of vocabularies that cut a text into tokens and number them.
+
+    Args:
+        tokens: the tokens of classes 2, 3, ..., all different.
+        length: T, the largest number of tokens of an example. The end token is one of them.
+    """
+
+    default_size: ClassVar[int | None] = None
+    """How many tokens `from_texts` takes if `size` is not given; None means all."""
+
+    def __init__(self, tokens: Sequence[str], length: int) -> None:
+        self.tokens = (*SPECIAL, *tokens)
+        self.length = _whole("length", length, 2, MAX_LENGTH)
+        if not 1 <= len(tokens) <= MAX_TOKENS:
+            raise ConfigError(f"a vocabulary has 1 to {MAX_TOKENS:,} tokens, got {len(tokens):,}")
+        self.shape = (self.length,)
+        self.classes = len(self.tokens)
+        self._classes = {token: number for number, token in enumerate(self.tokens)} | {"<end>": UNKNOWN}
+        if len(self._classes) != self.classes:
+            raise DataError("the tokens of a vocabulary must be different, but one occurs twice")
+
+    @classmethod
+    @abstractmethod
+    def split(cls, text: str) -> list[str]:
+        """Cut a text into tokens; an empty list if it is empty."""
+
+    @classmethod
+    @abstractmethod
+    def join(cls, tokens: Sequence[str]) -> str:
+        """The text of some tokens, the inverse of `split`."""
+
+    @classmethod
+    def from_texts(
+        cls, texts: Iterable[str], length: int | None = None, size: int | None = None
+    ) -> Self:
+        """The vocabulary of some training texts.
+
+        Its tokens are the most frequent ones. Among equally frequent tokens, those that come first
+        in the alphabet are taken first.
+
+        Args:
+            texts: the training texts.
+            length: T, the largest number of tokens of an example, the end token included. By default
+                it suffices for 99 % of the texts.
+            size: how many tokens to take, at most. By default 10,000 words, or all tokens of SMILES
+                strings.
+
+        Raises:
+            DataError: No text has a token.
+        """
+        if size is None:
+            size = cls.default_size
+        else:
+            _whole("vocabulary_size", size, 1, MAX_TOKENS)
+        counts: Counter[str] = Counter()
+        lengths: Counter[int] = Counter()
+        for text in texts:
+            found = cls.split(text)
+            counts.update(found)
+            lengths[len(found)] += 1
+        del lengths[0]  # empty texts
+        for token in [token for token in counts if not _is_token(token)] + list(SPECIAL):
+            del counts[token]
+        if not counts:
+            raise DataError(f"there is no training text with a token for a vocabulary of {cls.kind}")
+        ordered = sorted(counts, key=lambda token: (-counts[token], token))
+        limit = MAX_TOKENS if size is None else size
+        return cls(ordered[:limit], _covering(lengths) + 1 if length is None else length)
+
+    def encode(self, texts: Sequence[str]) -> Encoded:
+        """The texts as class numbers, float32 (N, T), with the end and padding.
+
+        Empty texts and texts of more than T - 1 tokens are left out. Tokens that are not in the
+        vocabulary become unknown. All are counted in `Encoded.problems`.
+        """
+        rows: list[int] = []
+        kept: list[int] = []
+        lengths: list[int] = []
+        problems: Counter[str] = Counter()
+        number = self._classes.get
+        for place, text in enumerate(texts):
+            found = self.split(text)
+            if not found:
+                problems["empty"] += 1
+            elif len(found) >= self.length:
+                problems[f"longer than {self.length - 1} tokens"] += 1
+            else:
+                classes = [number(token, UNKNOWN) for token in found]
+                if UNKNOWN in classes:
+                    problems[UNKNOWN_TOKENS] += 1
+                rows += classes
+                kept.append(place)
+                lengths.append(len(found))
+        x = np.full((len(kept), self.length), PADDING, np.float32)
+        ends = np.array(lengths, np.int64)
+        places = np.arange(self.length)
+        x[places < ends[:, None]] = rows
+        x[places == ends[:, None]] = END
+        return Encoded(x, np.array(kept, np.int64), dict(problems))
+
+    def decode(self, x: np.ndarray) -> list[str]:
+        """The texts of examples (N, T) up to the end token, or to the first padding.
+
+        An example with a value that is no class number gives "".
+        """
+        rows = np.asarray(x)
+        if rows.ndim != 2 or rows.shape[1] != self.length or rows.dtype.kind not in "biuf":
+            raise DataError(
+                f"decode got {rows.dtype} of shape {rows.shape}; expected numbers of shape "
+                f"(N, {self.length})"
+            )
+        return [self._text(row) for row in rows]
+
+    def to_json(self) -> dict[str, Any]:
+        """The length and all tokens, the special ones first."""
+        return {"length": self.length, "tokens": list(self.tokens)}
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> Self:
+        """The vocabulary that `to_json` described. Wrong content raises a `DataError`."""
+        for name in stored:
+            if name not in ("kind", "length", "tokens"):
+                raise DataError(
+                    unknown("field of a vocabulary", str(name), ("kind", "length", "tokens"))
+                )
+        tokens, length = stored.get("tokens"), stored.get("length")
+        if not isinstance(tokens, list) or tuple(tokens[: len(SPECIAL)]) != SPECIAL:
+            raise DataError(f"the tokens of a vocabulary must be a list that begins with {SPECIAL}")
+        rest = tokens[len(SPECIAL) :]
+        if len(rest) > MAX_TOKENS:
+            raise DataError(f"a vocabulary has at most {MAX_TOKENS:,} tokens, got {len(rest):,}")
+        for token in rest:
+            if not isinstance(token, str) or not _is_token(token) or cls.split(token) != [token]:
+                raise DataError(
+                    f"{token!r:.80} cannot be a token of a vocabulary of {cls.kind}; expected text of 1 "
+                    f"to {MAX_CHARACTERS} characters that is one token"
+                )
+        try:
+            return cls(rest, length)  # type: ignore[arg-type]  # checked there
+        except ConfigError as error:
+            raise DataError(f"wrong content of a vocabulary: {error}") from error
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TokenVocabulary):
+            return NotImplemented
+        return (self.kind, self.tokens, self.length) == (other.kind, other.tokens, other.length)
+
+    def __hash__(self) -> int:
+        return hash((self.kind, self.tokens, self.length))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(classes={self.classes}, length={self.length})"
+
+    def _text(self, row: np.ndarray) -> str:
+        with np.errstate(invalid="ignore"):  # NaN is refused below
+            classes = row.astype(np.int64)
+        ends = np.flatnonzero((row == END) | (row < 0))
+        stop = int(ends[0]) if len(ends) else len(row)
+        shown = classes[:stop]
+        if not ((row[:stop] == shown) & (shown < self.classes)).all():
+            return ""
+        return self.join([self.tokens[number] for number in shown])
+
+
+@register_vocabulary
+class Words(TokenVocabulary):
+    """Texts as sequences of words. Words are what is between white space.
+
+    >>> words = Words.from_texts(["the cat sat", "the dog"], length=5)
+    >>> words.tokens
+    ('<end>', '<unknown>', 'the', 'cat', 'dog', 'sat')
+    >>> encoded = words.encode(["the cat barks", ""])
+    >>> encoded.x
+    array([[ 2.,  3.,  1.,  0., -1.]], dtype=float32)
+    >>> encoded.problems
+    {'with tokens that are not in the vocabulary': 1, 'empty': 1}
+    >>> words.decode(encoded.x)
+    ['the cat <unknown>']
+
+    Args:
+        tokens: the words of classes 2, 3, ..., all different.
+        length: T, the largest number of words of an example, the end token included.
+    """
+
+    kind = "words"
+    default_size = 10_000
+
+    @classmethod
+    def split(cls, text: str) -> list[str]:
+        """Cut a text at white space."""
+        return text.split()
+
+    @classmethod
+    def join(cls, tokens: Sequence[str]) -> str:
+        """The words with spaces between them."""
+        return " ".join(tokens)
+
+
+@register_vocabulary
+class Smiles(TokenVocabulary):
+    """Molecules as SMILES strings, cut into chemical tokens.
+
+    A token is an atom in brackets such as ``[C@@H]``, ``Br``, ``Cl``, a ring number such as ``%12``,
+    or any other character. A name after the string, separated by white space, is ignored.
+
+    >>> Smiles.split("C[C@@H](Cl)c1ccccc1 name")
+    ['C', '[C@@H]', '(', 'Cl', ')', 'c', '1', 'c', 'c', 'c', 'c', 'c', '1']
+    >>> smiles = Smiles.from_texts(["CCO", "CCl"])
+    >>> smiles.tokens, smiles.shape
+    (('<end>', '<unknown>', 'C', 'Cl', 'O'), (4,))
+    >>> smiles.decode(smiles.encode(["ClCO"]).x)
+    ['ClCO']
+
+    An example with an unknown token is no molecule, so its text is "".
+
+    >>> smiles.decode(smiles.encode(["CN"]).x)
+    ['']
+
+    Args:
+        tokens: the tokens of classes 2, 3, ..., all different.
+        length: T, the largest number of tokens of an example, the end token included.
+    """
+
+    kind = "smiles"
+    molecules = True
+
+    @classmethod
+    def split(cls, text: str) -> list[str]:
+        """Cut a SMILES string into chemical tokens."""
+        first = text.split(None, 1)
+        return _SMILES_TOKEN.findall(first[0]) if first else []
+
+    @classmethod
+    def join(cls, tokens: Sequence[str]) -> str:
+        """The tokens without spaces between them; "" if one is unknown."""
+        return "" if SPECIAL[UNKNOWN] in tokens else "".join(tokens)
+
+
+def _covering(lengths: Counter[int]) -> int:
+    """The smallest length that suffices for the share `COVERED` of the texts.
+
+    Args:
+        lengths: how many texts have each length.
+    """
+    needed = math.ceil(COVERED * lengths.total())
+    for length in sorted(lengths):
+        needed -= lengths[length]
+        if needed <= 0:
+            break
+    return min(length, MAX_LENGTH - 1)
+
+
+def _whole(name: str, value: Any, low: int, high: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not low <= value <= high:
+        raise ConfigError(f"{name} must be a whole number from {low} to {high:,}, got {value!r:.80}")
+    return int(value)
+
+
+def _is_token(token: str) -> bool:
+    """Whether a text may be a token: not empty, not too long, and can be written as UTF-8."""
+    return 0 < len(token) <= MAX_CHARACTERS and not any("\ud800" <= c <= "\udfff" for c in token)

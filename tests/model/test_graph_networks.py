@@ -1,0 +1,151 @@
+"""Networks for graphs: invariances, derivatives, and wrong sizes."""
+
+import pytest
+import torch
+from torch.func import jacfwd, jacrev, vmap
+
+from recmix.errors import ConfigError
+from recmix.model.encoder_decoder import reset
+from recmix.model.fields import Fields
+from recmix.model.graph_networks import graph_decoder, graph_encoder
+from recmix.model.likelihoods.graph import CategoricalGraph
+
+SIZES = {"node_classes": 4, "edge_classes": 3, "units": 8, "blocks": 1}
+NODES, SHAPE, FIELDS = 5, (15,), Fields({"nodes": (5,), "edges": (10,)})
+LIKELIHOOD = CategoricalGraph(NODES, 4, 3)
+
+
+def graphs_of(count, seed=0):
+    decoded = torch.zeros(count, *LIKELIHOOD.output_shape(SHAPE)).double()
+    decoded[:, [0, 4, 8]] = -3  # few small graphs
+    return LIKELIHOOD.sample(decoded, torch.Generator().manual_seed(seed))
+
+
+def encoder_of(nodes=NODES, **options):
+    torch.manual_seed(0)
+    return graph_encoder((nodes * (nodes + 1) // 2,), 2, **SIZES, **options).double().eval()
+
+
+def square(edges, nodes):
+    """Edges (B, n(n-1)/2) as symmetric matrices (B, n, n)."""
+    full = torch.zeros(len(edges), nodes, nodes).to(edges)
+    rows, columns = torch.triu_indices(nodes, nodes, 1)
+    full[:, rows, columns] = full[:, columns, rows] = edges
+    return full
+
+
+def test_dicts_and_packed_graphs_are_equal():
+    x = graphs_of(9)
+    encoder = encoder_of()
+    torch.testing.assert_close(encoder(FIELDS.unpack(x)), encoder(x))
+    assert encoder(x).shape == (9, 4)
+    assert encoder(x).std(0).min() > 1e-3  # graphs are distinguished
+
+
+def test_without_positions_the_order_of_nodes_does_not_matter():
+    x = graphs_of(30)
+    x = x[(x[:, :NODES] > 0).all(1)]  # all nodes exist
+    assert len(x) > 3
+    order = torch.tensor([3, 0, 4, 1, 2])
+    rows, columns = torch.triu_indices(NODES, NODES, 1)
+    edges = square(x[:, NODES:], NODES)[:, order][:, :, order][:, rows, columns]
+    permuted = torch.cat([x[:, :NODES][:, order], edges], 1)
+    free, fixed = encoder_of(positions=False), encoder_of()
+    torch.testing.assert_close(free(permuted), free(x))
+    assert (fixed(permuted) - fixed(x)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("marker", [0.0, -1.0, -7.0])
+def test_padding_has_no_influence(marker):
+    x = graphs_of(20)
+    nodes, edges = x[:, :NODES], x[:, NODES:]
+    other = torch.cat([nodes.where(nodes > 0, marker), edges.where(edges > 0, marker)], 1)
+    for positions in (True, False):
+        encoder = encoder_of(positions=positions)
+        torch.testing.assert_close(encoder(other), encoder(x), rtol=0, atol=0)
+
+
+def test_more_room_for_nodes_has_no_influence():
+    x = graphs_of(20)
+    larger = 8
+    rows, columns = torch.triu_indices(larger, larger, 1)
+    edges = torch.full((20, larger, larger), -1.0, dtype=torch.float64)
+    edges[:, :NODES, :NODES] = square(x[:, NODES:], NODES)
+    nodes = torch.cat([x[:, :NODES], torch.full((20, 3), -1.0).double()], 1)
+    wide = encoder_of(larger, positions=False)
+    wide.load_state_dict(encoder_of(positions=False).state_dict())
+    found = wide(torch.cat([nodes, edges[:, rows, columns]], 1))
+    torch.testing.assert_close(found, encoder_of(positions=False)(x))
+
+
+def test_the_kind_of_an_edge_matters():
+    x = torch.tensor([[1, 1, 0, -1, -1, 1, *[-1] * 9], [1, 1, 0, -1, -1, 2, *[-1] * 9]]).double()
+    first, second = encoder_of()(x)
+    assert (first - second).abs().max() > 1e-4
+
+
+def test_decoder_gives_what_the_likelihood_reads():
+    decoder = graph_decoder(SHAPE, 2, LIKELIHOOD.output_shape(SHAPE), **SIZES).double()
+    z = torch.randn(7, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    decoded = decoder(z)
+    assert decoded.shape == (7, *LIKELIHOOD.output_shape(SHAPE))
+    log_p = LIKELIHOOD.log_prob(graphs_of(7), decoded[None])
+    assert log_p.shape == (1, 7)
+    log_p.sum().backward()
+    assert all(p.grad is not None for p in decoder.parameters())
+
+
+def test_derivatives_of_the_decoder_agree_in_both_modes():
+    torch.manual_seed(0)
+    decoder = graph_decoder(SHAPE, 2, **SIZES).double()
+    z = torch.randn(3, 2, dtype=torch.float64)
+
+    def one(point):
+        return decoder(point[None]).squeeze(0)
+
+    torch.testing.assert_close(vmap(jacfwd(one))(z), vmap(jacrev(one))(z))
+    twice = torch.autograd.functional.hessian(lambda p: one(p).square().sum(), z[0])
+    torch.testing.assert_close(jacfwd(jacrev(lambda p: one(p).square().sum()))(z[0]), twice)
+
+
+def test_reset_gives_new_parameters():
+    for network in (encoder_of(), graph_decoder(SHAPE, 2, **SIZES)):
+        before = {name: value.clone() for name, value in network.state_dict().items()}
+        reset(network)
+        moved = [name for name, value in network.state_dict().items() if (value != before[name]).any()]
+        assert {name.split(".")[0] for name in moved} == {name.split(".")[0] for name in before}
+
+
+def test_a_small_model_learns_graphs():
+    torch.manual_seed(0)
+    x = graphs_of(4)
+    encoder = encoder_of()
+    decoder = graph_decoder(SHAPE, 2, **SIZES).double()
+    parameters = [*encoder.parameters(), *decoder.parameters()]
+    optimizer = torch.optim.Adam(parameters, lr=0.03)
+    for _ in range(100):
+        optimizer.zero_grad()
+        loss = -LIKELIHOOD.log_prob(x, decoder(encoder(x)[:, :2])[None]).mean()
+        loss.backward()
+        optimizer.step()
+    found = LIKELIHOOD.most_likely(decoder(encoder(x)[:, :2]))
+    torch.testing.assert_close(found, x)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"units": 0}, "units=0"),
+        ({"blocks": 0}, "blocks=0"),
+        ({"units": 6, "heads": 4}, "multiple of 4"),
+        ({"activation": "swoosh"}, "activation 'swoosh'"),
+    ],
+)
+def test_wrong_options_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        graph_decoder(SHAPE, 2, **{**SIZES, **options})
+
+
+def test_another_likelihood_is_refused():
+    with pytest.raises(ConfigError, match="use likelihood 'graph'"):
+        graph_decoder(SHAPE, 2, SHAPE, **SIZES)

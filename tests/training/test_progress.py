@@ -1,0 +1,76 @@
+"""Progress without a terminal and in a notebook."""
+
+import sys
+import types
+
+import pytest
+
+from recmix.training import notebook, progress
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_long_training_prints_lines_without_a_terminal(clock, capsys):
+    with progress.watch("vae", 10, 0) as report:
+        report(0.4)
+        assert capsys.readouterr().err == ""
+        clock[0] = 16
+        report(0.5)  # within the first epoch
+        assert "vae: epoch 0.5/10, 304 s left at most" in capsys.readouterr().err
+        clock[0] = 20
+        report(1, "validation -9.00")
+        assert capsys.readouterr().err == ""
+        report(10, "validation -8.00")
+    assert "epoch 10/10 validation -8.00" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("show", "lines"), [(None, 0), (True, 1), (False, 0)])
+def test_a_short_training_prints_a_line_only_if_asked(clock, capsys, show, lines):
+    with progress.watch("vae", 2, 0, show) as report:
+        report(1, "validation -9.00")
+        report(2, "validation -8.00")
+    assert len(capsys.readouterr().err.splitlines()) == lines
+
+
+def test_counted_work_prints_lines_without_a_terminal(clock, capsys):
+    with progress.count("evaluating", 100) as report:
+        report(10)
+        clock[0] = 20
+        report(50)
+    assert capsys.readouterr().err == "evaluating: 50/100, 20 s left at most\n"
+
+
+def test_a_notebook_shows_a_bar(monkeypatch, clock, capsys):
+    shown = []
+
+    class Handle:
+        def update(self, what):
+            shown.append(what)
+
+    def display(what, display_id):
+        assert display_id
+        shown.append(what)
+        return Handle()
+
+    shell = types.SimpleNamespace(kernel=object())
+    module = types.ModuleType("IPython")
+    module.get_ipython = lambda: shell
+    module.display = types.SimpleNamespace(HTML=str, display=display)
+    monkeypatch.setitem(sys.modules, "IPython", module)
+    monkeypatch.setitem(sys.modules, "IPython.display", module.display)
+    assert notebook.in_notebook()
+    with progress.watch("vae <1>", 4, 0) as report:
+        clock[0] = 2
+        report(1, "validation -9.00")
+        clock[0] = 2.1
+        report(1.5)  # too soon to show
+        report(4, "validation -8.00")
+    assert [text.count("<progress") for text in shown] == [1, 1, 1]
+    assert "1/4 validation -9.00, 6 s left" in shown[1]
+    assert shown[2].startswith("vae &lt;1&gt; <progress value='4' max='4'>")
+    assert capsys.readouterr() == ("", "")

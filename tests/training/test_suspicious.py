@@ -1,0 +1,44 @@
+"""Warnings of data and networks that are probably a mistake."""
+
+import numpy as np
+import pytest
+from torch import nn
+
+import recmix
+from recmix.data import DataWarning
+from recmix.errors import ConfigError
+
+SHORT = {"epochs": 1, "latent": 2, "device": "cpu", "progress": False}
+
+
+@pytest.fixture
+def bits():
+    return (np.random.default_rng(0).random((20, 1, 8, 8)) < 0.5).astype(np.float32)
+
+
+def test_very_few_examples(bits):
+    with pytest.warns(DataWarning, match=r"only 1 training example\(s\)"):
+        recmix.fit("vae", bits[:2], **SHORT)
+
+
+def test_equal_values(bits):
+    with pytest.warns(DataWarning, match="all values of the training data are 0"):
+        recmix.fit("vae", 0 * bits, **SHORT)
+
+
+def networks(*last):
+    encoder = nn.Sequential(nn.Flatten(), nn.Linear(64, 4))
+    return encoder, nn.Sequential(nn.Linear(2, 64), nn.Unflatten(1, (1, 8, 8)), *last)
+
+
+def test_a_sigmoid_before_a_bernoulli_likelihood(bits):
+    encoder, decoder = networks(nn.Sigmoid())
+    with pytest.warns(UserWarning, match="needs logits"):
+        recmix.fit("vae", bits, encoder=encoder, decoder=decoder, **SHORT)
+    encoder, decoder = networks()
+    recmix.fit("vae", bits, encoder=encoder, decoder=decoder, **SHORT)  # no warning
+
+
+def test_initials_are_understood(bits):
+    with pytest.raises(ConfigError, match="unknown option for vae 'lr': did you mean 'learning_rate'"):
+        recmix.fit("vae", bits, lr=1e-3)
