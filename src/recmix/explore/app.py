@@ -8,15 +8,13 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
 from pathlib import PurePath
 from typing import Any
 
-import numpy as np
 import torch
 from fastapi import FastAPI, Request, Response
 from starlette.types import ASGIApp
@@ -24,10 +22,12 @@ from starlette.types import ASGIApp
 from recmix._version import __version__
 from recmix.explore import answers, memory, reference, wire
 from recmix.explore.batcher import Answer, Batcher
-from recmix.explore.catalogue import LARGEST_LATENT, Catalogue, ExplorableModel, ServedRun
+from recmix.explore.catalogue import Catalogue, ServedRun
 from recmix.explore.explain import explain, interpolate
 from recmix.explore.guard import Access, Guard
 from recmix.explore.reference import array
+from recmix.explore.routes import TEXT, Routes
+from recmix.explore.text_routes import TextAnswers
 from recmix.explore.wire import Array, Integer, Limits, Refused, respond
 from recmix.pages import SHARED, shared_text
 
@@ -40,16 +40,14 @@ ABOUT = (
     "a .npy body (application/x-npy; there uint8 images mean value / 255) with the other fields in the "
     "URL. "
     "If the answer is a single array, 'Accept: application/x-npy' gives it as .npy. Bounds are in nats, "
-    "higher is better. The numbers are those of recmix.load(...)."
-)
-TOO_LARGE = (
-    "the model gives results that are not finite for these values: give values like those of its data"
+    "higher is better. The numbers are those of recmix.load(...). Runs of texts (texts in /runs is not "
+    "null) take the field texts, or text for one, instead of images and image. Their answers have texts "
+    "instead of images, and problems: what a user should know about each text."
 )
 LARGEST = 2**31 - 1
 SEED = Integer(0, 0, LARGEST)
-LEADING = {"images": "B", "image": ""}
-"""Fields of a request that hold examples: names of the axes before those of one example."""
-TEXT, WHOLE, OBJECT = {"type": "string"}, {"type": "integer"}, {"type": "object"}
+PROBLEMS = {"type": "array", "description": "what a user should know about each text"}
+WHOLE, OBJECT = {"type": "integer"}, {"type": "object"}
 LIST = {"type": "array", "items": OBJECT}
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
@@ -89,130 +87,18 @@ def make_app(
         lifespan=lifespan,
     )
     wire.add_error_handlers(app)
-    routes = _Routes(app, catalogue, batcher, limits)
+    routes = Routes(app, catalogue, batcher, limits, TextAnswers(batcher, limits))
     _add_batch_routes(routes)
     _add_image_routes(routes)
+    _add_text_routes(routes)
     _add_information(routes)
     _add_page(app)
     return Guard(app, access=access or Access(), limits=limits)
 
 
-Compute = Callable[..., Awaitable[Answer]]
-"""A function that computes the answer of a route.
-
-Its arguments are the run, the array of the request if the route takes one, and the integer fields
-of the request by name.
-"""
-Count = Callable[..., int]
-"""A function that counts the numbers in an answer before it is computed.
-
-Its arguments are the run, the number of rows of the request's array, and the integer fields.
-"""
-
-
-@dataclass(frozen=True)
-class _Routes:
-    """Add POST routes for the models of a catalogue to an application."""
-
-    app: FastAPI
-    catalogue: Catalogue
-    batcher: Batcher
-    limits: Limits
-
-    def post(
-        self,
-        path: str,
-        takes: str | None,
-        integers: Mapping[str, Integer],
-        gives: Mapping[str, Any],
-        npy: str | None = None,
-        count: Count | None = None,
-    ) -> Callable[[Compute], None]:
-        """Make a decorator that adds a POST route.
-
-        The route checks the request, calls the decorated function, and sends what that function
-        returns. The function's docstring is the description of the route for users.
-
-        Args:
-            path: the path of the route, such as ``/decode``.
-            takes: name of the array in the request: ``images``, ``image`` or ``z``; None if the
-                request has no array.
-            integers: the integer fields of the request, with their defaults and limits.
-            gives: the OpenAPI schema of each field of the answer.
-            npy: the field of the answer that a client can also get as a ``.npy`` file, if any.
-            count: counts the numbers in the answer; None if these are few.
-        """
-        runs = list(self.catalogue.runs)
-        arrays: dict[str, Any] = {}
-        if takes == "z":
-            limits = (-LARGEST_LATENT, LARGEST_LATENT)
-            arrays[takes] = array("BD", sizes=self.catalogue.sizes(), limits=limits)
-        elif takes is not None:
-            arrays[takes] = self._given(LEADING[takes])
-
-        def add(compute: Compute) -> None:
-            async def answer(request: Request) -> Response:
-                fields, rows = await wire.read_request(request, takes, integers)
-                run = self.catalogue.find(fields.pop("run"))
-                given = [] if takes is None else [run.check(takes, rows, self.limits.images)]
-                if count is not None:
-                    numbers = count(run, len(given[0]) if given else 0, **fields)
-                    self.reserve(request, run, numbers)
-                try:
-                    found = await compute(run, *given, **fields)
-                except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-                    raise Refused(422, TOO_LARGE) from None
-                return respond(request, found, run=run.name, array=npy)
-
-            self.app.post(
-                path,
-                name=compute.__name__,
-                description=compute.__doc__,
-                response_class=Response,
-                responses=reference.responses("the answer", {"run": TEXT, **gives}, npy=bool(npy)),
-                openapi_extra={
-                    "requestBody": reference.request_body(arrays, integers, runs),
-                    "parameters": reference.parameters(integers, runs),
-                },
-            )(answer)
-
-        return add
-
-    def reserve(self, request: Request, run: ServedRun, numbers: int) -> None:
-        """Count the memory of an answer with so many numbers; refuse it if that is too much."""
-        itemsize, npy = np.dtype(run.model.spec.training.dtype).itemsize, wire.wants_npy(request)
-        size = memory.check_answer(numbers, itemsize=itemsize, npy=npy, most=self.limits.answer)
-        request.scope[memory.ACCOUNT].add(size)
-
-    def _given(self, lead: str) -> dict[str, Any]:
-        """Return the OpenAPI schema of examples in a request; `lead` names their first axes."""
-        axes, limits = self.catalogue.axes, self.catalogue.limits
-        if axes is None:
-            return reference.any_array(lead)
-        return array((*lead, *axes), sizes=self.catalogue.sizes(), limits=limits)
-
-    def decoded(self, lead: str) -> dict[str, Any]:
-        """Return the OpenAPI schema of the decoder's mean examples in an answer.
-
-        Args:
-            lead: names of the axes before those of one example, one letter each.
-        """
-        axes = self.catalogue.axes if self.catalogue.decodes_examples else None
-        return reference.any_array(lead) if axes is None else array((*lead, *axes))
-
-    async def batched(
-        self, compute: Callable[[ExplorableModel, Array], Answer], run: ServedRun, rows: Array
-    ) -> Answer:
-        """Return ``compute(run.model, rows)``.
-
-        It may be computed in one pass with other requests for the same run and function.
-        """
-        return await self.batcher.rows((run.name, compute), partial(compute, run.model), rows)
-
-
-def _add_batch_routes(routes: _Routes) -> None:
+def _add_batch_routes(routes: Routes) -> None:
     """Add the routes that answer for many examples, latent vectors or prior samples at a time."""
-    limits, images = routes.limits, routes.decoded("B")
+    limits, images, texts = routes.limits, routes.decoded("B"), routes.texts
     moments = {
         "weights": array("BK"),
         "mean": array("BD"),
@@ -222,14 +108,18 @@ def _add_batch_routes(routes: _Routes) -> None:
         "exact": {"type": "boolean", "description": "false if variances are estimated from samples"},
     }
 
-    @routes.post("/posterior", "images", {}, moments, count=memory.of_posterior)
+    counted = memory.of_posterior
+
+    @routes.post("/posterior", "images", {}, moments, count=counted, for_texts=texts.posterior)
     async def posterior(run: ServedRun, x: Array) -> Answer:
         """Mixing weights, component means and variances, and the overall mean of q(z | x)."""
         return await routes.batched(answers.posterior, run, x)
 
     decoded = {"weights": array("BK"), "images": images, "components": routes.decoded("BK")}
 
-    @routes.post("/reconstruct", "images", {}, decoded, npy="images", count=memory.of_reconstruct)
+    shared: dict[str, Any] = {"npy": "images", "for_texts": texts.reconstruct}
+
+    @routes.post("/reconstruct", "images", {}, decoded, count=memory.of_reconstruct, **shared)
     async def reconstruct(run: ServedRun, x: Array) -> Answer:
         """Examples decoded at the mean of q(z | x) (.npy has only these) and of each component."""
         return await routes.batched(answers.reconstruct, run, x)
@@ -237,7 +127,7 @@ def _add_batch_routes(routes: _Routes) -> None:
     scoring = {"samples": Integer(100, 1, limits.samples), "seed": SEED}
     bounds = {"elbo": array("B"), "iwae": array("B"), "samples": WHOLE, "seed": WHOLE}
 
-    @routes.post("/score", "images", scoring, bounds)
+    @routes.post("/score", "images", scoring, bounds, for_texts=texts.score)
     async def score(run: ServedRun, x: Array, samples: int, seed: int) -> Answer:
         """ELBO and IWAE of each example; both are estimated from the same samples of q(z | x)."""
         if len(x) * samples > limits.decodings:
@@ -246,7 +136,9 @@ def _add_batch_routes(routes: _Routes) -> None:
         work = partial(answers.score, run.model, x, samples, seed)
         return await routes.batcher.alone(work, cost=len(x) * samples)
 
-    @routes.post("/decode", "z", {}, {"images": images}, npy="images", count=memory.of_decode)
+    shared = {"npy": "images", "for_texts": texts.decode}
+
+    @routes.post("/decode", "z", {}, {"images": images}, count=memory.of_decode, **shared)
     async def decode(run: ServedRun, z: Array) -> Answer:
         """The mean examples E[x | z] of latent vectors z."""
         return await routes.batched(answers.decode, run, z)
@@ -254,7 +146,14 @@ def _add_batch_routes(routes: _Routes) -> None:
     drawing = {"count": Integer(16, 1, limits.images), "seed": Integer(-1, -1, LARGEST)}
     drawn = {"images": images, "z": array("BD"), "seed": WHOLE}
 
-    @routes.post("/sample", None, drawing, drawn, npy="images", count=memory.of_sample)
+    async def sample_texts(run: ServedRun, count: int, seed: int) -> Answer:
+        seed = seed if seed >= 0 else secrets.randbelow(LARGEST)
+        z = answers.prior(run.model, count, seed)
+        return {**await texts.decode(run, z), "z": z, "seed": seed}
+
+    shared = {"npy": "images", "for_texts": sample_texts}
+
+    @routes.post("/sample", None, drawing, drawn, count=memory.of_sample, **shared)
     async def sample(run: ServedRun, count: int, seed: int) -> Answer:
         """Mean examples E[x | z] of draws z from the prior; the seed -1 means a random seed."""
         seed = seed if seed >= 0 else secrets.randbelow(LARGEST)
@@ -262,15 +161,17 @@ def _add_batch_routes(routes: _Routes) -> None:
         return {**await routes.batched(answers.decode, run, z), "z": z, "seed": seed}
 
 
-def _add_image_routes(routes: _Routes) -> None:
+def _add_image_routes(routes: Routes) -> None:
     """Add the routes that explain one example and that interpolate between two examples."""
-    limits = routes.limits
+    limits, texts = routes.limits, routes.texts
     explaining = {"steps": Integer(4, 0, limits.steps), "samples": Integer(100, 1, 1000)}
     explaining |= {"grid": Integer(80, 8, limits.grid), "seed": SEED}
     explained = {"mean": array("D"), "reconstruction": routes.decoded(""), "components": LIST}
     explained |= {"plane": OBJECT, "bounds": OBJECT, "refinement": LIST}
 
-    @routes.post("/explain", "image", explaining, explained, count=memory.of_explain)
+    counted = memory.of_explain
+
+    @routes.post("/explain", "image", explaining, explained, count=counted, for_texts=texts.explain)
     async def explain_image(run: ServedRun, x: Array, **fields: int) -> Answer:
         """q(z | x) of one example: components, densities on a plane, bounds, Gauss-Newton steps."""
         cost = fields["grid"] ** 2 + (fields["steps"] + 2) * fields["samples"]
@@ -279,7 +180,9 @@ def _add_image_routes(routes: _Routes) -> None:
     line = {"steps": Integer(9, 2, limits.path)}
     points = {"z": array("ND"), "images": routes.decoded("N")}
 
-    @routes.post("/interpolate", "images", line, points, npy="images", count=memory.of_interpolate)
+    shared: dict[str, Any] = {"npy": "images", "for_texts": texts.interpolate}
+
+    @routes.post("/interpolate", "images", line, points, count=memory.of_interpolate, **shared)
     async def interpolate_images(run: ServedRun, x: Array, steps: int) -> Answer:
         """Examples decoded along the straight line between the posterior means of two examples."""
         if len(x) != 2:
@@ -288,7 +191,18 @@ def _add_image_routes(routes: _Routes) -> None:
         return await routes.batcher.alone(work, cost=steps)
 
 
-def _add_information(routes: _Routes) -> None:
+def _add_text_routes(routes: Routes) -> None:
+    """Add the routes that only runs of texts have."""
+    texts = routes.texts
+    near = {"count": Integer(5, 1, routes.limits.neighbours)}
+    found = {"neighbours": LIST, "searched": WHOLE, "problems": PROBLEMS}
+
+    routes.post("/neighbours", "text", near, found, for_texts=texts.neighbours)(texts.neighbours)
+    drawn = {"drawings": {"type": "array"}, "hint": {"type": ["string", "null"]}}
+    routes.post("/draw", "texts", {}, drawn, for_texts=texts.draw)(texts.draw)
+
+
+def _add_information(routes: Routes) -> None:
     """Add the routes that list the runs, give their test examples, and tell the server's state."""
     app, catalogue, limits = routes.app, routes.catalogue, routes.limits
     listed = {"runs": LIST, "default": TEXT}
@@ -314,9 +228,27 @@ def _add_information(routes: _Routes) -> None:
         """Test examples of a run. Its data must be on this machine; they are never downloaded."""
         given = wire.read_fields(dict(request.query_params), paging)
         chosen = catalogue.find(run)
+        chosen.refuse_arrays()
         routes.reserve(request, chosen, given["count"] * math.prod(chosen.model.spec.shape))
         found = await asyncio.to_thread(chosen.test_images, given["start"], given["count"])
         return respond(request, found, run=chosen.name, array="images")
+
+    written = {"total": WHOLE, "start": WHOLE, "texts": {"type": "array", "items": TEXT}}
+
+    @app.get(
+        "/runs/{run}/texts",
+        response_class=Response,
+        responses=reference.responses("some test texts", written),
+        openapi_extra={"parameters": reference.parameters(paging)},
+    )
+    async def test_texts(request: Request, run: str) -> Response:
+        """Test texts of a run of texts. Its data must be on this machine."""
+        given = wire.read_fields(dict(request.query_params), paging)
+        chosen = catalogue.find(run)
+        chosen.needed_vocabulary()
+        routes.reserve(request, chosen, memory.of_texts(chosen, given["count"]))
+        found = await asyncio.to_thread(chosen.test_texts, given["start"], given["count"])
+        return respond(request, found, run=chosen.name)
 
     state = {"status": TEXT, "version": TEXT, "waiting": WHOLE, "answered": WHOLE, "passes": WHOLE}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,9 +17,11 @@ from recmix.data import Examples, check_examples, check_values, rebuild
 from recmix.data.examples import to_unit
 from recmix.errors import ConfigError, DataError, RecmixError, unknown
 from recmix.explore.answers import has_matrices
+from recmix.explore.drawing import HINT, can_draw
 from recmix.explore.wire import Array, Refused
 from recmix.methods.method import Method
 from recmix.model.latent import LatentModel
+from recmix.model.vocabulary import Vocabulary
 from recmix.posteriors import Posterior
 from recmix.runs.spec import Spec
 
@@ -37,6 +40,7 @@ class ExplorableModel(Protocol):
     method: Method
     spec: Spec
     history: list[dict[str, float]]
+    vocabulary: Vocabulary | None
 
     @property
     def latent_model(self) -> LatentModel:
@@ -61,6 +65,8 @@ class ServedRun:
     model: ExplorableModel
     # folder of the named data sets; by default where they were in training
     data_root: Path | None = None
+    # test examples to show; by default those of the run's data
+    examples: Examples | None = None
 
     def __post_init__(self) -> None:
         blank = np.zeros((1, *self.model.spec.shape), np.float32)
@@ -71,9 +77,16 @@ class ServedRun:
         self.decoded = tuple(self.model.decode(q.mean).shape[1:])
 
     @property
+    def vocabulary(self) -> Vocabulary | None:
+        """How texts become examples of the run; None if its examples are not texts."""
+        return self.model.vocabulary
+
+    @property
     def not_shown(self) -> str:
-        """Why the web page cannot show the run; empty if its examples are images it can show."""
+        """Why the web page cannot show the run; empty if its examples are texts or images."""
         shape = self.model.spec.shape
+        if self.vocabulary is not None:
+            return ""
         if len(shape) == 3 and shape[0] in CHANNELS and self.decoded == shape:
             return ""
         what = f"has examples of shape {shape}"
@@ -100,6 +113,7 @@ class ServedRun:
             "likelihood": self.model.latent_model.likelihood.name,
             "shape": list(spec.shape),
             "values": self.model.latent_model.likelihood.requirement,
+            "texts": None if self.vocabulary is None else _described(self.vocabulary),
             "not_shown": self.not_shown or None,
             "epochs": len(self.model.history),
             "data": {"name": data.get("name"), "counts": data.get("counts")},
@@ -111,8 +125,15 @@ class ServedRun:
 
         If the data are not on this machine, it is a text that says why.
         """
+        if self.examples is not None:
+            return self.examples
         try:
-            data = rebuild(self.model.spec.data, root=self.data_root, download=False)
+            data = rebuild(
+                self.model.spec.data,
+                root=self.data_root,
+                download=False,
+                vocabulary=self.vocabulary,
+            )
         except (RecmixError, OSError) as error:
             return str(error)
         return data.x_val if data.x_test is None else data.x_test
@@ -122,12 +143,46 @@ class ServedRun:
 
         The first call reads the data from this machine. They are never downloaded.
         """
-        images = self._images
-        if isinstance(images, str):
-            name = self.model.spec.data.get("name", "of this run")
-            raise Refused(404, f"the data {name} are not on this machine: {images}")
+        images = self._test_examples()
         part = images[start : start + count] if start < len(images) else np.zeros((0, *images.shape[1:]))
         return {"start": start, "total": len(images), "images": np.ascontiguousarray(part)}
+
+    def test_texts(self, start: int, count: int) -> dict[str, Any]:
+        """Return `count` test texts from index `start`, or fewer at the end."""
+        examples, vocabulary = self._test_examples(), self.needed_vocabulary()
+        texts = vocabulary.decode(examples[start : start + count]) if start < len(examples) else []
+        return {"start": start, "total": len(examples), "texts": texts}
+
+    def test_examples(self, most: int) -> Array:
+        """Return the first test examples, at most `most`, (B, ...)."""
+        return self._test_examples()[:most]
+
+    def needed_vocabulary(self) -> Vocabulary:
+        """Return the run's vocabulary; refuse the request if its examples are not texts."""
+        if self.vocabulary is None:
+            shape = tuple(self.model.spec.shape)
+            raise Refused(
+                422,
+                f"{self.name} is no run of texts: its examples are arrays of shape {shape}, "
+                "which are given in the field images or image",
+            )
+        return self.vocabulary
+
+    def refuse_arrays(self) -> None:
+        """Refuse an array of examples if the run's examples are texts."""
+        if self.vocabulary is not None:
+            raise Refused(
+                422,
+                f"{self.name} is a run of texts, not of images or other arrays: give the field "
+                "texts or text",
+            )
+
+    def _test_examples(self) -> Examples:
+        found = self._images
+        if isinstance(found, str):
+            name = self.model.spec.data.get("name", "of this run")
+            raise Refused(404, f"the data {name} are not on this machine: {found}")
+        return found
 
     def check(self, name: str, rows: Array, most: int) -> Array:
         """Check the array of a request and return it as an array (B, ...) for the model.
@@ -161,26 +216,57 @@ class ServedRun:
         return rows.astype(spec.training.dtype)
 
 
+def _described(vocabulary: Vocabulary) -> dict[str, Any]:
+    """Return what a page needs to know of a vocabulary."""
+    length = math.prod(vocabulary.shape) - 1 if vocabulary.classes else None
+    return {
+        "kind": vocabulary.kind,
+        "molecules": vocabulary.molecules,
+        "length": length,
+        "drawn": vocabulary.molecules and can_draw(),
+        "hint": HINT if vocabulary.molecules and not can_draw() else None,
+    }
+
+
 class Catalogue:
     """The runs of a server by name; the first is the default.
 
     A run is shown by its label. If several runs have the same label, the name is added to it.
     """
 
-    def __init__(self, models: Mapping[str, ExplorableModel], *, data_root: Path | None = None) -> None:
+    def __init__(
+        self,
+        models: Mapping[str, ExplorableModel],
+        *,
+        data_root: Path | None = None,
+        examples: Mapping[str, Examples] | None = None,
+    ) -> None:
         if not models:
             raise ConfigError("the explorer got no models: give at least one")
         labels = {name: model.spec.label or name for name, model in models.items()}
         uses = Counter(labels.values())
         shown = {n: label if uses[label] == 1 else f"{label} ({n})" for n, label in labels.items()}
-        self.runs = {n: ServedRun(n, shown[n], model, data_root) for n, model in models.items()}
+        own = examples or {}
+        self.runs = {
+            n: ServedRun(n, shown[n], model, data_root, own.get(n)) for n, model in models.items()
+        }
         self.default = next(iter(models))
+
+    @cached_property
+    def array_runs(self) -> list[ServedRun]:
+        """The runs whose examples are given as arrays."""
+        return [run for run in self.runs.values() if run.vocabulary is None]
+
+    @property
+    def has_texts(self) -> bool:
+        """Whether there is a run whose examples are texts."""
+        return len(self.array_runs) < len(self.runs)
 
     @cached_property
     def axes(self) -> tuple[str, ...] | None:
         """Names of the axes of an example; None if the runs have different numbers of axes."""
-        counts = {len(run.model.spec.shape) for run in self.runs.values()}
-        if len(counts) > 1:
+        counts = {len(run.model.spec.shape) for run in self.array_runs}
+        if len(counts) != 1:
             return None
         (count,) = counts
         return IMAGE_AXES if count == len(IMAGE_AXES) else tuple(f"N{i + 1}" for i in range(count))
@@ -190,11 +276,10 @@ class Catalogue:
 
         Lengths in which the runs differ are left out.
         """
-        specs = [run.model.spec for run in self.runs.values()]
-        names = (*(self.axes or ()), "D")
-        shapes = [(*(spec.shape if self.axes else ()), spec.model.latent) for spec in specs]
-        each = [dict(zip(names, shape, strict=True)) for shape in shapes]
-        return {axis: size for axis, size in each[0].items() if all(one[axis] == size for one in each)}
+        shapes = [run.model.spec.shape for run in self.array_runs]
+        sizes = {axis: {shape[i] for shape in shapes} for i, axis in enumerate(self.axes or ())}
+        sizes["D"] = {run.model.spec.model.latent for run in self.runs.values()}
+        return {axis: max(found) for axis, found in sizes.items() if len(found) == 1}
 
     @property
     def limits(self) -> tuple[float, float] | None:
@@ -202,7 +287,7 @@ class Catalogue:
 
         It is None if the likelihoods of the runs accept different values, or counts or classes.
         """
-        needs = {run.model.latent_model.likelihood.requirement for run in self.runs.values()}
+        needs = {run.model.latent_model.likelihood.requirement for run in self.array_runs}
         if needs <= {"unit", "binary_or_unit", "eight_bit"}:
             return (0, 1)
         largest = float(np.finfo(np.float32).max)
@@ -211,7 +296,7 @@ class Catalogue:
     @property
     def decodes_examples(self) -> bool:
         """Whether, in all runs, a decoded mean E[x | z] has the shape of an example x."""
-        return all(run.decoded == run.model.spec.shape for run in self.runs.values())
+        return all(run.decoded == run.model.spec.shape for run in self.array_runs)
 
     def find(self, name: str | None) -> ServedRun:
         """Return the run of this name, or the default run for None."""

@@ -21,7 +21,7 @@ from recmix.inference.gauss_newton import ascend
 from recmix.model.latent import LatentModel
 from recmix.posteriors import FullGaussian, Posterior
 
-__all__ = ["explain", "interpolate"]
+__all__ = ["bounds_at", "explain", "interpolate"]
 
 REACH = 4.0
 """The plane shows this many standard deviations of a component on each side of its mean."""
@@ -93,7 +93,7 @@ def explain(
             for k in range(count)
         ],
         "plane": _densities(latent_model, x, q, plane, _sides(plane, found, path, grid)),
-        "bounds": {**_bounds(latent_model, x, q, samples, seed), "samples": samples, "seed": seed},
+        "bounds": {**bounds_at(latent_model, x, q, samples, seed), "samples": samples, "seed": seed},
         "refinement": [
             {
                 "step": step,
@@ -102,14 +102,15 @@ def explain(
                 "covariance": to_array(plane.covariance(laplace.covariance_matrix[0])),
                 "reconstruction": decoded[1 + count + step],
                 "log_joint": log_joint,
-                **_bounds(latent_model, x, laplace, samples, seed),
+                **bounds_at(latent_model, x, laplace, samples, seed),
             }
             for step, (laplace, log_joint) in enumerate(path)
         ],
     }
 
 
-def _bounds(model: LatentModel, x: Tensor, q: Posterior, samples: int, seed: int) -> dict[str, float]:
+def bounds_at(model: LatentModel, x: Tensor, q: Posterior, samples: int, seed: int) -> dict[str, float]:
+    """Estimate ELBO and IWAE of one example x (1, ...) from samples of q, with this seed."""
     generator = torch.Generator(x.device).manual_seed(seed)
     found = bounds_of(model, x, q, samples, generator, at_once(model))
     return {"elbo": float(found.elbo), "iwae": float(found.iwae)}

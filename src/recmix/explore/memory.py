@@ -10,7 +10,8 @@ from recmix.explore.catalogue import ServedRun
 from recmix.explore.wire import Limits, Refused
 
 __all__ = ["Account", "Memory", "check_answer"]
-__all__ += ["of_decode", "of_explain", "of_interpolate", "of_posterior", "of_reconstruct", "of_sample"]
+__all__ += ["of_decode", "of_drawings", "of_explain", "of_interpolate", "of_posterior"]
+__all__ += ["of_reconstruct", "of_sample", "of_texts"]
 
 ACCOUNT = "recmix.account"
 """Key under which the ASGI scope of a request has its `Account`."""
@@ -126,3 +127,13 @@ def of_explain(run: ServedRun, _rows: int, *, steps: int, grid: int, **_others: 
 def of_interpolate(run: ServedRun, _rows: int, *, steps: int) -> int:
     """Count the numbers in the answer of ``/interpolate`` for this many points."""
     return steps * (math.prod(run.decoded) + run.latent)
+
+
+def of_texts(run: ServedRun, texts: int) -> int:
+    """Count an answer with this many texts, in numbers: a token is as long as two numbers."""
+    return texts * (2 * math.prod(run.model.spec.shape) + 2 * run.latent + 32)
+
+
+def of_drawings(drawings: int) -> int:
+    """Count an answer with this many drawings, in numbers: a drawing has up to 64 KiB."""
+    return drawings * 4096

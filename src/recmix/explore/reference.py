@@ -13,7 +13,7 @@ from typing import Any
 
 from recmix.explore.wire import JSON, NPY, Integer
 
-__all__ = ["any_array", "array", "page", "parameters", "request_body", "responses"]
+__all__ = ["any_array", "array", "page", "parameters", "request_body", "responses", "text_fields"]
 
 ERRORS = {
     400: "the request is damaged",
@@ -74,8 +74,30 @@ def any_array(lead: str) -> dict[str, Any]:
     }
 
 
+def text_fields(names: Sequence[str], most: int, longest: int) -> dict[str, Any]:
+    """Make the OpenAPI schemas of the fields ``text`` and ``texts`` of a request, by name.
+
+    Args:
+        names: which of the two fields the request can have.
+        most: largest number of texts.
+        longest: largest number of characters of a text.
+
+    >>> text_fields(["text"], 8, 100)["text"]["maxLength"]
+    100
+    """
+    text = {"type": "string", "minLength": 1, "maxLength": longest}
+    several = {"type": "array", "items": text, "minItems": 1, "maxItems": most}
+    about = "for a run of texts, instead of numbers"
+    known = {"text": {**text, "description": about}, "texts": {**several, "description": about}}
+    return {name: known[name] for name in names}
+
+
 def request_body(
-    arrays: Mapping[str, Any], integers: Mapping[str, Integer], runs: Sequence[str]
+    arrays: Mapping[str, Any],
+    integers: Mapping[str, Integer],
+    runs: Sequence[str],
+    *,
+    texts: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Make the OpenAPI description of the body of a request.
 
@@ -85,10 +107,14 @@ def request_body(
         arrays: the schema of the request's array, by name; empty if the request has none.
         integers: the integer fields of the request, by name.
         runs: names of the runs that the field ``run`` can have.
+        texts: the schemas of the fields of which a request has one instead of the array, by name.
     """
-    fields = {**arrays, **_schemas(integers, runs)}
-    schema = _object(fields, required=arrays) | {"additionalProperties": False}
-    return {"content": _content(schema, npy=bool(arrays)), "required": bool(arrays)}
+    fields = {**arrays, **(texts or {}), **_schemas(integers, runs)}
+    schema = _object(fields, required=[] if texts else arrays) | {"additionalProperties": False}
+    if texts:
+        schema["oneOf"] = [{"required": [name]} for name in (*arrays, *texts)]
+    needed = bool(arrays or texts)
+    return {"content": _content(schema, npy=bool(arrays)), "required": needed}
 
 
 def parameters(integers: Mapping[str, Integer], runs: Sequence[str] = ()) -> list[dict[str, Any]]:
@@ -104,7 +130,7 @@ def parameters(integers: Mapping[str, Integer], runs: Sequence[str] = ()) -> lis
 
 
 def responses(
-    about: str, fields: Mapping[str, Any], *, npy: bool = False
+    about: str, fields: Mapping[str, Any], *, npy: bool = False, required: bool = True
 ) -> dict[int | str, dict[str, Any]]:
     """Make the OpenAPI description of the responses of a route, with all possible errors.
 
@@ -112,8 +138,9 @@ def responses(
         about: what the successful response is.
         fields: the schema of each of its fields.
         npy: whether a client can also get a ``.npy`` file.
+        required: whether every answer has all these fields.
     """
-    content = _content(_object(fields, required=fields), npy=npy)
+    content = _content(_object(fields, required=fields if required else ["run"]), npy=npy)
     error = _content(_object({"error": {"type": "string"}}, required=["error"]))
     found: dict[int | str, dict[str, Any]] = {200: {"description": about, "content": content}}
     return found | {code: {"description": why, "content": error} for code, why in ERRORS.items()}

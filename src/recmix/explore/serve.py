@@ -20,6 +20,7 @@ from recmix.errors import ConfigError
 if TYPE_CHECKING:
     import uvicorn
 
+    from recmix.data import Examples
     from recmix.explore.catalogue import ExplorableModel
 
 __all__ = ["PORT", "model_threads", "serve"]
@@ -43,6 +44,7 @@ def serve(
     browser: bool = False,
     batching: bool = True,
     data_root: Path | None = None,
+    examples: Mapping[str, Examples] | None = None,
 ) -> None:
     """Serve models over HTTP until Ctrl-C or SIGTERM.
 
@@ -58,6 +60,7 @@ def serve(
         batching: pass requests that wait at the same time through the model together.
         data_root: folder of the data sets, from which test examples are read; by default the folder
             that was used in training.
+        examples: test examples to show, by name of the model; by default those of its own data.
     """
     try:
         import uvicorn
@@ -78,7 +81,7 @@ def serve(
         raise ConfigError("a token has at least 8 letters and digits and nothing else")
     secret = token or (None if local else secrets.token_hex(16))
     with listen(host, port) as listening, model_threads():
-        catalogue = Catalogue(models, data_root=data_root)
+        catalogue = Catalogue(models, data_root=data_root, examples=examples)
         access = Access(token=secret) if local else Access(token=secret, hosts=None)
         server = uvicorn.Server(
             uvicorn.Config(

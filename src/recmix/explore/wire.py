@@ -21,12 +21,16 @@ from starlette.exceptions import HTTPException
 
 from recmix.errors import RecmixError, unknown
 
-__all__ = ["JSON", "NPY", "Array", "Integer", "Limits", "Refused", "from_npy", "to_json", "to_npy"]
-__all__ += ["add_error_handlers", "read_fields", "read_request", "respond", "wants_npy"]
+__all__ = ["JSON", "NPY", "Array", "Integer", "Limits", "Refused", "Texts", "from_npy", "to_json"]
+__all__ += ["TEXT_FIELDS", "add_error_handlers", "read_fields", "read_request", "respond", "to_npy"]
+__all__ += ["wants_npy"]
 
 Array = NDArray[Any]
 JSON = "application/json"
 NPY = "application/x-npy"
+TEXT_FIELDS = {"images": ("texts", "text"), "image": ("text",), "texts": ("texts", "text")}
+TEXT_FIELDS["text"] = ("text",)
+"""The fields that hold texts, by the field that a route takes. A run of texts gets these instead."""
 
 
 class Refused(RecmixError):
@@ -52,11 +56,25 @@ class Limits:
     seconds: float = 30.0  # time in which the body of a request must arrive
     queue: int = 256  # number of requests that may wait for the model
     images: int = 1024  # examples, latent vectors or prior samples of one request
+    texts: int = 64  # texts of one request
+    characters: int = 2000  # of one text
+    searched: int = 1000  # test texts among which /neighbours searches
+    neighbours: int = 50  # of one text
     samples: int = 10_000  # K of IWAE-K
     decodings: int = 100_000  # number of examples times number of samples, of one request to /score
     steps: int = 8  # Gauss-Newton steps of /explain
     grid: int = 120  # points along each side of the plane of /explain
     path: int = 64  # points of /interpolate
+
+
+class Texts(tuple[str, ...]):
+    """The texts of a request, where other requests have an array.
+
+    >>> Texts(["the cat"])
+    ('the cat',)
+    """
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True)
@@ -89,24 +107,25 @@ class Integer:
 async def read_request(
     request: Request, array: str | None, known: Mapping[str, Integer]
 ) -> tuple[dict[str, Any], Any]:
-    """Read the fields and the array of a request.
+    """Read the fields and the array, or the texts, of a request.
 
     They are read from a JSON body. If the body is ``.npy``, it is the array, and the fields are
     read from the URL.
 
     Args:
         request: the request.
-        array: name of the field that holds the array; None if the request has no array.
+        array: name of the field that holds the array; None if the request has no array. Instead of
+            ``images`` and ``image`` a request can have the fields ``texts`` and ``text``.
         known: the integer fields that the request can have, by name.
 
     Returns:
-        The field ``run`` and the integer fields by name, and the array or None.
+        The field ``run`` and the integer fields by name, and the array, the `Texts` or None.
     """
     kind = request.headers.get("content-type", JSON).split(";")[0].strip().lower()
     content = await request.body()
     given: dict[str, Any] = dict(request.query_params)
     given.pop("token", None)
-    if kind == NPY and array is not None:
+    if kind == NPY and array is not None and array not in ("text", "texts"):
         return read_fields(given, known, array), from_npy(content)
     if kind != JSON and content:
         expected = JSON if array is None else f"{JSON} or {NPY}"
@@ -114,8 +133,15 @@ async def read_request(
     given |= _from_json(content) if content else {}
     if array is None:
         return read_fields(given, known), None
-    if array not in given:
-        raise Refused(422, f"the field {array!r} is missing: give it as nested lists of numbers")
+    names = [name for name in (array, *TEXT_FIELDS.get(array, ())) if name in given]
+    if len(set(names)) > 1:
+        raise Refused(422, f"the fields {' and '.join(map(repr, names))} were given: give one of them")
+    if not names:
+        form = "text" if array in ("text", "texts") else "nested lists of numbers"
+        raise Refused(422, f"the field {array!r} is missing: give it as {form}")
+    if names[0] in ("text", "texts"):
+        texts = _to_texts(given.pop(names[0]), names[0])
+        return read_fields(given, known, array), texts
     found = _to_array(given.pop(array), array)
     return read_fields(given, known, array), found
 
@@ -153,6 +179,16 @@ def _from_json(body: bytes) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise Refused(422, f"the body is a JSON {type(content).__name__}, expected an object")
     return content
+
+
+def _to_texts(content: Any, name: str) -> Texts:
+    """Check the field ``text``, a string, or ``texts``, a list of strings."""
+    texts = [content] if name == "text" else content
+    if not isinstance(texts, list) or not texts or not all(isinstance(one, str) for one in texts):
+        expected = "a text" if name == "text" else "a list of one text or more"
+        shown = reprlib.repr(content)
+        raise Refused(422, f"{name} is {shown}, expected {expected}")
+    return Texts(texts)
 
 
 def _to_array(content: Any, name: str) -> Array:

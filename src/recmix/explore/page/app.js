@@ -1,4 +1,4 @@
-// The explorer page: the runs that are switched on, and the image that they all get.
+// The explorer page: the runs that are switched on, and the image or the text that they all get.
 import { $, el, number, setUpTheme } from "./dom.js";
 import { Card, runHue } from "./card.js";
 import { clamped } from "./picture.js";
@@ -6,6 +6,7 @@ import { legend } from "./plane.js";
 import { Interpolation, PriorSamples } from "./samples.js";
 import { get, post } from "./server.js";
 import { Source } from "./source.js";
+import { TextExplorer } from "./texts.js";
 
 class Explorer {
   constructor(runs) {
@@ -80,6 +81,11 @@ class Explorer {
   }
 }
 
+// Hides the sections and links of a kind of runs, "images" or "texts", if there are none.
+const showKind = (kind, on) => {
+  for (const part of document.querySelectorAll(`[data-kind="${kind}"]`)) part.hidden = !on;
+};
+
 setUpTheme();
 try {
   const { runs: all } = await get("/runs");
@@ -90,7 +96,11 @@ try {
   const data = [...new Set(runs.map((run) => run.data.name).filter(Boolean))];
   $("title").textContent = (data.length ? data : runs.map((run) => run.name)).join(", ");
   document.title = `${$("title").textContent}: recmix explorer`;
-  await new Explorer(runs).begin();
+  const [images, texts] = [runs.filter((run) => !run.texts), runs.filter((run) => run.texts)];
+  showKind("images", images.length);
+  showKind("texts", texts.length);
+  const explorers = [images.length ? new Explorer(images) : null, texts.length ? new TextExplorer(texts, images.length) : null];
+  await Promise.all(explorers.filter(Boolean).map((explorer) => explorer.begin()));
 } catch (error) {
   $("problem").textContent = error.message;
   throw error;

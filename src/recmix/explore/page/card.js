@@ -10,21 +10,29 @@ const REACH = 3; // sliders go at least this many prior standard deviations from
 const HUES = [9, 2, 4, 5, 6, 8, 10, 11];
 export const runHue = (index) => `hue-${HUES[index % HUES.length]}`;
 
-const signed = (value, digits = 1) => (value >= 0 ? "+" : "") + number(value, digits);
+export const signed = (value, digits = 1) => (value >= 0 ? "+" : "") + number(value, digits);
 
-const percent = (share) => {
+export const percent = (share) => {
   const text = (100 * share).toFixed(share > 0.995 || share < 0.0005 ? 0 : 1);
   return `${share > 0 && Number(text) === 0 ? "< 0.1" : text} %`;
 };
 
-const plural = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
+export const plural = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
 
 const figure = (canvas, caption) => el("figure", {}, canvas, el("figcaption", {}, caption));
 
-const slider = (id, label, attributes) => {
+export const slider = (id, label, attributes) => {
   const input = el("input", { type: "range", id, step: "any", ...attributes });
   const value = el("output", { for: id });
   return { input, value, row: el("div", { class: "slider" }, el("label", { for: id }, label), value, input) };
+};
+
+// What a card says about its run, in one line.
+export const factsOf = (run) => {
+  const { refine, scale, slope } = run.inference;
+  return [run.title.charAt(0).toUpperCase() + run.title.slice(1), run.components > 1 ? plural(run.components, "component") : null,
+    plural(run.latent, "latent dimension"), `${run.likelihood} likelihood`, run.epochs ? plural(run.epochs, "epoch") : null,
+    refine ? `refined by ${plural(refine, "Gauss-Newton step")}` : null, scale !== 1 || slope !== 0 ? "calibrated" : null].filter(Boolean).join(" · ");
 };
 
 export class Card {
@@ -41,10 +49,6 @@ export class Card {
   #build(onStep) {
     const { run, index } = this;
     const id = `run-${index}`;
-    const { refine, scale, slope } = run.inference;
-    const facts = [run.title.charAt(0).toUpperCase() + run.title.slice(1), run.components > 1 ? plural(run.components, "component") : null,
-      plural(run.latent, "latent dimension"), `${run.likelihood} likelihood`, run.epochs ? plural(run.epochs, "epoch") : null,
-      refine ? `refined by ${plural(refine, "Gauss-Newton step")}` : null, scale !== 1 || slope !== 0 ? "calibrated" : null];
     this.problem = el("p", { class: "problem", role: "alert" });
     this.note = el("p", { class: "note" });
     this.original = imageCanvas("The image");
@@ -55,7 +59,7 @@ export class Card {
     this.plane = new Plane(run.name, (a, b) => this.#decodeAt(a, b));
     this.box = el("article", { class: `card ${runHue(index)}`, "aria-labelledby": id },
       el("div", { class: "busy-line", "aria-hidden": "true" }),
-      el("header", {}, el("h3", { id }, run.name), el("p", { class: "facts" }, facts.filter(Boolean).join(" · "))),
+      el("header", {}, el("h3", { id }, run.name), el("p", { class: "facts" }, factsOf(run))),
       this.problem,
       el("div", { class: "container" }, el("div", { class: "reconstruction" },
         el("div", { class: "pictures" }, figure(this.original, "image"), figure(this.reconstruction, "reconstruction")),

@@ -7,7 +7,7 @@ import { LatestOnly, debounced, post } from "./server.js";
 const COUNT = 16;
 const FRAMES = 9;
 
-class Panel {
+export class Panel {
   constructor(run, index, content) {
     Object.assign(this, { run, requests: new LatestOnly(), problem: el("p", { class: "problem", role: "alert" }) });
     this.box = el("article", { class: `card ${runHue(index)}`, "aria-label": run.name },

@@ -15,7 +15,8 @@ const request = async (path, options) => {
     if (error.name === "AbortError") throw error;
   }
   if (answer.ok && content) return content;
-  throw new Error(content?.error ?? `The server answered with status ${answer.status} and gave no reason.`);
+  const reason = content?.error ?? `The server answered with status ${answer.status} and gave no reason.`;
+  throw Object.assign(new Error(reason), { status: answer.status });
 };
 
 export const get = (path, signal) => request(path, { signal });

@@ -1,0 +1,176 @@
+"""The class `Routes`: adds a POST route that checks its request, computes its answer and responds."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from fastapi import FastAPI, Request, Response
+
+from recmix.explore import memory, reference, wire
+from recmix.explore.batcher import Answer, Batcher
+from recmix.explore.catalogue import LARGEST_LATENT, Catalogue, ExplorableModel, ServedRun
+from recmix.explore.reference import array
+from recmix.explore.text_routes import TextAnswers
+from recmix.explore.wire import TEXT_FIELDS, Array, Integer, Limits, Refused, Texts, respond
+
+__all__ = ["TEXT", "Routes"]
+
+TOO_LARGE = (
+    "the model gives results that are not finite for these values: give values like those of its data"
+)
+LEADING = {"images": "B", "image": ""}
+"""Fields of a request that hold examples: names of the axes before those of one example."""
+TEXT = {"type": "string"}
+"""The OpenAPI schema of a text."""
+
+Compute = Callable[..., Awaitable[Answer]]
+"""A function that computes the answer of a route.
+
+Its arguments are the run, the array of the request if the route takes one, and the integer fields
+of the request by name.
+"""
+Count = Callable[..., int]
+"""A function that counts the numbers in an answer before it is computed.
+
+Its arguments are the run, the number of rows of the request's array, and the integer fields.
+"""
+
+
+@dataclass(frozen=True)
+class Routes:
+    """Add POST routes for the models of a catalogue to an application."""
+
+    app: FastAPI
+    catalogue: Catalogue
+    batcher: Batcher
+    limits: Limits
+    texts: TextAnswers
+
+    def post(
+        self,
+        path: str,
+        takes: str | None,
+        integers: Mapping[str, Integer],
+        gives: Mapping[str, Any],
+        npy: str | None = None,
+        count: Count | None = None,
+        for_texts: Compute | None = None,
+    ) -> Callable[[Compute], None]:
+        """Make a decorator that adds a POST route.
+
+        The route checks the request, calls the decorated function, and sends what that function
+        returns. The function's docstring is the description of the route for users.
+
+        Args:
+            path: the path of the route, such as ``/decode``.
+            takes: name of the array in the request: ``images``, ``image`` or ``z``; ``texts`` or
+                ``text`` for a route of runs of texts only; None if the request has none of them.
+            integers: the integer fields of the request, with their defaults and limits.
+            gives: the OpenAPI schema of each field of the answer.
+            npy: the field of the answer that a client can also get as a ``.npy`` file, if any.
+            count: counts the numbers in the answer; None if these are few.
+            for_texts: the function that computes the answer for runs of texts.
+        """
+        runs = list(self.catalogue.runs)
+        arrays: dict[str, Any] = {}
+        if takes == "z":
+            limits = (-LARGEST_LATENT, LARGEST_LATENT)
+            arrays[takes] = array("BD", sizes=self.catalogue.sizes(), limits=limits)
+        elif takes in LEADING and self.catalogue.array_runs:
+            arrays[takes] = self._given(LEADING[takes])
+        names = TEXT_FIELDS.get(takes or "", ()) if self.catalogue.has_texts else ()
+        written = reference.text_fields(names, self.limits.texts, self.limits.characters)
+        about = reference.responses(
+            "the answer",
+            {"run": TEXT, **gives},
+            npy=bool(npy),
+            required=not (for_texts and self.catalogue.has_texts),
+        )
+
+        def add(compute: Compute) -> None:
+            async def answer(request: Request) -> Response:
+                fields, rows = await wire.read_request(request, takes, integers)
+                run = self.catalogue.find(fields.pop("run"))
+                if for_texts is not None and run.vocabulary is not None:
+                    found = await self._answer_texts(request, run, takes, rows, fields, for_texts)
+                    return respond(request, found, run=run.name)
+                if isinstance(rows, Texts):
+                    run.needed_vocabulary()
+                given = [] if takes is None else [run.check(takes, rows, self.limits.images)]
+                if count is not None:
+                    numbers = count(run, len(given[0]) if given else 0, **fields)
+                    self.reserve(request, run, numbers)
+                try:
+                    found = await compute(run, *given, **fields)
+                except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+                    raise Refused(422, TOO_LARGE) from None
+                return respond(request, found, run=run.name, array=npy)
+
+            self.app.post(
+                path,
+                name=compute.__name__,
+                description=compute.__doc__,
+                response_class=Response,
+                responses=about,
+                openapi_extra={
+                    "requestBody": reference.request_body(arrays, integers, runs, texts=written),
+                    "parameters": reference.parameters(integers, runs),
+                },
+            )(answer)
+
+        return add
+
+    async def _answer_texts(
+        self,
+        request: Request,
+        run: ServedRun,
+        takes: str | None,
+        rows: Any,
+        fields: dict[str, int],
+        compute: Compute,
+    ) -> Answer:
+        """Compute the answer to a request for a run of texts."""
+        if takes in LEADING and not isinstance(rows, Texts):
+            run.refuse_arrays()
+        given = [] if takes is None else [rows]
+        if takes == "z":
+            given = [run.check(takes, rows, self.limits.images)]
+        size = len(given[0]) if given else 0
+        self.reserve(request, run, self.texts.count(run, request.url.path, size, fields))
+        return await compute(run, *given, **fields)
+
+    def reserve(self, request: Request, run: ServedRun, numbers: int) -> None:
+        """Count the memory of an answer with so many numbers; refuse it if that is too much."""
+        itemsize, npy = np.dtype(run.model.spec.training.dtype).itemsize, wire.wants_npy(request)
+        size = memory.check_answer(numbers, itemsize=itemsize, npy=npy, most=self.limits.answer)
+        request.scope[memory.ACCOUNT].add(size)
+
+    def _given(self, lead: str) -> dict[str, Any]:
+        """Return the OpenAPI schema of examples in a request; `lead` names their first axes."""
+        axes, limits = self.catalogue.axes, self.catalogue.limits
+        if axes is None:
+            return reference.any_array(lead)
+        return array((*lead, *axes), sizes=self.catalogue.sizes(), limits=limits)
+
+    def decoded(self, lead: str) -> dict[str, Any]:
+        """Return the OpenAPI schema of the decoder's mean examples in an answer.
+
+        Args:
+            lead: names of the axes before those of one example, one letter each.
+        """
+        axes = self.catalogue.axes if self.catalogue.decodes_examples else None
+        return reference.any_array(lead) if axes is None else array((*lead, *axes))
+
+    async def batched(
+        self, compute: Callable[[ExplorableModel, Array], Answer], run: ServedRun, rows: Array
+    ) -> Answer:
+        """Return ``compute(run.model, rows)``.
+
+        It may be computed in one pass with other requests for the same run and function.
+        """
+        return await self.batcher.rows((run.name, compute), partial(compute, run.model), rows)

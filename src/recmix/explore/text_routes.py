@@ -1,0 +1,163 @@
+"""The answers of the explorer's routes for runs of texts, and the routes that only such runs have."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from recmix.explore import answers, memory, texts
+from recmix.explore.batcher import Answer, Batcher
+from recmix.explore.catalogue import ServedRun
+from recmix.explore.drawing import HINT, can_draw, draw
+from recmix.explore.wire import Array, Limits, Refused, Texts
+
+__all__ = ["TextAnswers"]
+
+PIECE = 128
+"""Test texts whose posterior means are computed at a time."""
+
+
+class TextAnswers:
+    """Computes answers for runs of texts; each method has the name of its route.
+
+    Arguments of a method are the run, the texts or the array of the request, if it has any, and the
+    integer fields by name. The result has texts where the answers about images have images.
+
+    Args:
+        batcher: runs the models.
+        limits: the largest requests that are accepted.
+    """
+
+    def __init__(self, batcher: Batcher, limits: Limits) -> None:
+        self.batcher = batcher
+        self.limits = limits
+        self._means: WeakKeyDictionary[ServedRun, Array] = WeakKeyDictionary()
+        self._locks: WeakKeyDictionary[ServedRun, asyncio.Lock] = WeakKeyDictionary()
+
+    def count(self, run: ServedRun, path: str, rows: int, fields: dict[str, int]) -> int:
+        """Count the numbers that an answer is as large as, before it is computed.
+
+        Args:
+            run: the run.
+            path: the path of the route.
+            rows: number of texts or latent vectors of the request.
+            fields: the integer fields of the request.
+        """
+        if path == "/posterior":
+            return memory.of_posterior(run, rows)
+        if path == "/draw":
+            return memory.of_drawings(rows)
+        several = fields.get("steps", 0) + fields.get("count", 0) + texts.DRAWS
+        return memory.of_texts(run, rows * (2 + run.components) + several)
+
+    async def posterior(self, run: ServedRun, given: Texts) -> Answer:
+        """q(z | x) of texts, as for images, and the problems of each text."""
+        read = await self._read(run, given)
+        work = partial(answers.posterior, run.model)
+        found = await self.batcher.rows((run.name, answers.posterior), work, read.x)
+        return {**found, "problems": read.problems}
+
+    async def reconstruct(self, run: ServedRun, given: Texts) -> Answer:
+        """The most likely texts at the mean of q(z | x) and of each component."""
+        read = await self._read(run, given)
+        work = partial(texts.reconstruct_texts, run.model)
+        cost = len(read.x) * (1 + run.components)
+        kind = (run.name, texts.reconstruct_texts)
+        found = await self.batcher.rows(kind, work, read.x, cost=cost)
+        parts = found["components"]
+        several = await self._decode(run, parts.reshape(-1, *parts.shape[2:]))
+        each = parts.shape[1]
+        return {
+            "weights": found["weights"],
+            "texts": await self._decode(run, found["texts"]),
+            "components": [several[i : i + each] for i in range(0, len(several), each)],
+            "problems": read.problems,
+        }
+
+    async def score(self, run: ServedRun, given: Texts, samples: int, seed: int) -> Answer:
+        """ELBO and IWAE of texts."""
+        read = await self._read(run, given)
+        work = partial(answers.score, run.model, read.x, samples, seed)
+        found = await self.batcher.alone(work, cost=len(read.x) * samples)
+        return {**found, "problems": read.problems}
+
+    async def decode(self, run: ServedRun, z: Array) -> Answer:
+        """The most likely texts of latent vectors z."""
+
+        def work(rows: Array) -> Answer:
+            return {"tokens": texts.most_likely(run.model, rows)}
+
+        found = await self.batcher.rows((run.name, "most likely texts"), work, z)
+        return {"texts": await self._decode(run, found["tokens"])}
+
+    async def explain(
+        self, run: ServedRun, given: Texts, steps: int, samples: int, grid: int, seed: int
+    ) -> Answer:
+        """q(z | x) of one text: texts of its components, bounds, Gauss-Newton steps; no plane."""
+        read = await self._read(run, given)
+        vocabulary = run.needed_vocabulary()
+        how: dict[str, Any] = {"steps": steps, "samples": samples, "seed": seed}
+        work = partial(texts.explain_text, run.model, vocabulary, read.x, **how)
+        found = await self.batcher.alone(work, cost=(steps + 2) * samples)
+        return {"text": read.read[0], "problems": read.problems[0], **found}
+
+    async def interpolate(self, run: ServedRun, given: Texts, steps: int) -> Answer:
+        """The most likely texts along the straight line between two posterior means."""
+        if len(given) != 2:
+            raise Refused(422, f"two texts are needed, got {len(given)}")
+        read = await self._read(run, given)
+        work = partial(texts.points_between, run.model, read.x, steps)
+        found = await self.batcher.alone(work, cost=steps)
+        decoded = await self._decode(run, found["texts"])
+        return {"z": found["z"], "texts": decoded, "problems": read.problems}
+
+    async def neighbours(self, run: ServedRun, given: Texts, count: int) -> Answer:
+        """The test texts whose posterior means are nearest to that of a text."""
+        read = await self._read(run, given)
+        known = await self._test_means(run)
+        found = await self.batcher.alone(partial(texts.encoder_means, run.model, read.x))
+        order, distances = texts.nearest(known, found["mean"][0], count)
+        shown = await asyncio.to_thread(run.test_examples, len(known))
+        decoded = await self._decode(run, shown[order])
+        near = zip(order.tolist(), decoded, distances.tolist(), strict=True)
+        return {
+            "neighbours": [{"index": i, "text": text, "distance": far} for i, text, far in near],
+            "searched": len(known),
+            "problems": read.problems[0],
+        }
+
+    async def draw(self, run: ServedRun, given: Texts) -> Answer:
+        """Drawings of molecules as SVG texts; null for a text that is no molecule."""
+        if not run.needed_vocabulary().molecules:
+            raise Refused(422, f"{run.name} is no run of molecules: its texts cannot be drawn")
+        texts.check_texts(given, most=self.limits.texts, longest=self.limits.characters)
+        drawings = await asyncio.to_thread(lambda: [draw(text) for text in given])
+        return {"drawings": drawings, "hint": None if can_draw() else HINT}
+
+    async def _read(self, run: ServedRun, given: Texts) -> texts.ReadTexts:
+        most, longest = self.limits.texts, self.limits.characters
+        vocabulary = run.needed_vocabulary()
+        return await asyncio.to_thread(texts.read_texts, vocabulary, given, most=most, longest=longest)
+
+    async def _decode(self, run: ServedRun, tokens: Array) -> list[str]:
+        return await asyncio.to_thread(run.needed_vocabulary().decode, tokens)
+
+    async def _test_means(self, run: ServedRun) -> Array:
+        """The posterior means (N, D) of the run's first test texts; they are computed once.
+
+        Requests of other clients are answered between two pieces. If a client leaves, the pieces
+        that are done are kept.
+        """
+        async with self._locks.setdefault(run, asyncio.Lock()):
+            examples = await asyncio.to_thread(run.test_examples, self.limits.searched)
+            done = self._means.get(run, np.zeros((0, run.latent), np.float32))
+            while len(done) < len(examples):
+                piece = examples[len(done) : len(done) + PIECE]
+                work = partial(texts.encoder_means, run.model, piece)
+                found = await self.batcher.alone(work, cost=len(piece))
+                done = self._means[run] = np.concatenate([done, found["mean"]])
+        return done

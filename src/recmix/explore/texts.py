@@ -1,0 +1,220 @@
+"""Answers about texts, such as sentences and SMILES strings, for runs that have a vocabulary.
+
+A text is read as an example x of numbers. The answers have texts where those about images have images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recmix.explore.answers import moments, to_array
+from recmix.explore.drawing import can_draw, is_molecule
+from recmix.explore.explain import bounds_at
+from recmix.explore.wire import Array, Refused
+from recmix.inference import Inference
+from recmix.inference.gauss_newton import ascend
+from recmix.methods.method import infer_no_grad
+from recmix.model.sequence_vocabulary import TokenVocabulary
+from recmix.model.vocabulary import Vocabulary
+from recmix.posteriors import FullGaussian
+
+if TYPE_CHECKING:
+    from recmix.explore.catalogue import ExplorableModel
+
+__all__ = ["DRAWS", "ReadTexts", "encoder_means", "explain_text", "most_likely", "points_between"]
+__all__ += ["nearest", "read_texts", "reconstruct_texts"]
+
+DRAWS = 4
+"""How many texts are drawn from p(x | z) at the posterior mean."""
+VALUES = 2**23
+"""Most numbers of the decoder's results for latent vectors that are decoded at a time."""
+NAMED = 6
+"""Most unknown words that a message names."""
+
+
+class ReadTexts(NamedTuple):
+    """Texts of a request as examples."""
+
+    x: Array  # (B, *shape)
+    read: list[str]  # the texts as the model sees them, for example with unknown words replaced
+    problems: list[list[str]]  # what a user should know about each text
+
+
+def read_texts(vocabulary: Vocabulary, texts: Sequence[str], *, most: int, longest: int) -> ReadTexts:
+    """Read the texts of a request as examples; a text that cannot be read is refused.
+
+    Args:
+        vocabulary: the vocabulary of the run.
+        texts: the texts.
+        most: the largest number of texts that is accepted.
+        longest: the largest number of characters of a text that is accepted.
+    """
+    check_texts(texts, most=most, longest=longest)
+    rows, problems = [], []
+    for place, text in enumerate(texts):
+        name = "the text" if len(texts) == 1 else f"text {place + 1}"
+        if not text.strip():
+            raise Refused(422, f"{name} is empty: write {_kind(vocabulary)}")
+        found = vocabulary.encode([text])
+        if not len(found.x):
+            why = ", ".join(found.problems) or "cannot be read"
+            raise Refused(422, f"{name} is no example of this run ({why}): {text[:60]!r}")
+        rows.append(found.x)
+        problems.append(_problems(vocabulary, text, found.problems))
+    x = np.concatenate(rows)
+    return ReadTexts(x, vocabulary.decode(x), problems)
+
+
+def check_texts(texts: Sequence[str], *, most: int, longest: int) -> None:
+    """Refuse too many texts and texts of too many characters."""
+    if len(texts) > most:
+        raise Refused(413, f"{len(texts)} texts are too many: at most {most} at a time")
+    for text in texts:
+        if len(text) > longest:
+            raise Refused(413, f"a text of {len(text)} characters is too long: at most {longest}")
+
+
+def _kind(vocabulary: Vocabulary) -> str:
+    return "a SMILES string" if vocabulary.molecules else "a sentence"
+
+
+def _problems(vocabulary: Vocabulary, text: str, counted: dict[str, int]) -> list[str]:
+    """Say what is wrong with a text that can be read; name words that are not in the vocabulary."""
+    problems = [f"this text is {problem}" for problem in counted]
+    if isinstance(vocabulary, TokenVocabulary):
+        known = set(vocabulary.tokens) - {"<end>"}
+        unknown = list(dict.fromkeys(word for word in vocabulary.split(text) if word not in known))
+        problems = []
+        if unknown:
+            more = f" and {len(unknown) - NAMED} more" if len(unknown) > NAMED else ""
+            named = ", ".join(word[:40] for word in unknown[:NAMED])
+            problems = [f"not in the vocabulary, read as unknown: {named}{more}"]
+    if vocabulary.molecules and can_draw() and not is_molecule(text):
+        problems.append("not a valid SMILES string of a molecule")
+    return problems
+
+
+@torch.no_grad()
+def most_likely(model: ExplorableModel, z: Array | Tensor) -> Array:
+    """The examples (N, *shape) that the likelihood gives as most likely for latent vectors z (N, D)."""
+    latent_model = model.latent_model
+    points = torch.as_tensor(z).to(latent_model.centre).split(_at_once(model))
+    decoded = (latent_model.decoder_output(part) for part in points)
+    parts = [latent_model.likelihood.most_likely(part) for part in decoded]
+    return to_array(torch.cat(parts).float())
+
+
+def _at_once(model: ExplorableModel) -> int:
+    """How many latent vectors are decoded at a time."""
+    latent_model = model.latent_model
+    output = latent_model.likelihood.output_shape(latent_model.shape)
+    width = getattr(latent_model.likelihood, "classes", 1)
+    values = max(int(np.prod(output)), int(np.prod(latent_model.shape)) * width)
+    return max(1, VALUES // values)
+
+
+def reconstruct_texts(model: ExplorableModel, x: Array) -> dict[str, Any]:
+    """The most likely examples at the means of q(z | x) and of its components, for x (B, *shape).
+
+    Returns:
+        The mixing ``weights`` (B, K), and as numbers ``texts`` (B, *shape) and ``components``
+        (B, K, *shape).
+    """
+    q = model.posterior(x)
+    means = torch.stack([q.mean, *(part.mean for part in q.components)], 1)  # (B, 1 + K, D)
+    found = most_likely(model, means.flatten(0, 1)).reshape(*means.shape[:2], *x.shape[1:])
+    return {"weights": to_array(q.weights), "texts": found[:, 0], "components": found[:, 1:]}
+
+
+@torch.no_grad()
+def explain_text(
+    model: ExplorableModel, vocabulary: Vocabulary, x: Array, *, steps: int, samples: int, seed: int
+) -> dict[str, Any]:
+    """Describe the posterior q(z | x) of one text; `docs/explorer.md` lists the fields.
+
+    Args:
+        model: the model.
+        vocabulary: its vocabulary.
+        x: the text as an example, (1, *shape).
+        steps: number of Gauss-Newton steps on log p(x, z), which start at the mean of q.
+        samples: number of samples for ELBO and IWAE.
+        seed: seed of all samples.
+    """
+    latent_model, reuse = model.latent_model, model.spec.inference.reuse
+    example = torch.from_numpy(x).to(latent_model.centre)
+    q = model.posterior(x)
+    found = moments(q)
+    path: list[tuple[Tensor, dict[str, Any]]] = []
+    for step in range(steps + 1):  # from the start each time: damping depends on the steps before
+        z, at = ascend(latent_model, example, q.mean, steps=step, reuse=reuse)
+        laplace = FullGaussian.from_precision(z, at.precision)
+        bounds = bounds_at(latent_model, example, laplace, samples, seed)
+        path.append((z, {"step": step, "log_joint": float(at.log_joint), **bounds}))
+    points = torch.cat([q.mean, found.means[0], *(z for z, _ in path)])
+    texts = vocabulary.decode(most_likely(model, points))
+    count = found.means.shape[1]
+    return {
+        "mean": to_array(q.mean[0]),
+        "reconstruction": texts[0],
+        "samples": vocabulary.decode(_draw(model, q.mean, seed)),
+        "exact": found.exact,
+        "components": [
+            {
+                "weight": float(found.weights[0, k]),
+                "mean": to_array(found.means[0, k]),
+                "variance": to_array(found.variances[0, k]),
+                "reconstruction": texts[1 + k],
+            }
+            for k in range(count)
+        ],
+        "bounds": {
+            **bounds_at(latent_model, example, q, samples, seed),
+            "samples": samples,
+            "seed": seed,
+        },
+        "refinement": [
+            {**at, "z": to_array(z[0]), "reconstruction": text}
+            for (z, at), text in zip(path, texts[1 + count :], strict=True)
+        ],
+    }
+
+
+def _draw(model: ExplorableModel, z: Tensor, seed: int) -> Array:
+    """Draw examples (DRAWS, *shape) from p(x | z) for one latent vector z (1, D)."""
+    latent_model = model.latent_model
+    generator = torch.Generator(latent_model.centre.device).manual_seed(seed)
+    decoded = latent_model.decoder_output(z.expand(DRAWS, -1))
+    return to_array(latent_model.likelihood.sample(decoded, generator).float())
+
+
+def points_between(model: ExplorableModel, x: Array, steps: int) -> dict[str, Any]:
+    """The most likely examples on the straight line between the posterior means of two texts.
+
+    Args:
+        model: the model.
+        x: the two texts as examples, (2, *shape).
+        steps: number of points, with both ends.
+    """
+    first, last = model.posterior(x).mean
+    share = torch.linspace(0, 1, steps, dtype=first.dtype, device=first.device)[:, None]
+    z = (1 - share) * first + share * last
+    return {"z": to_array(z), "texts": most_likely(model, z)}
+
+
+def encoder_means(model: ExplorableModel, x: Array) -> dict[str, Any]:
+    """The posterior means (B, D) of x (B, *shape) without refinement, to compare many examples."""
+    centre = model.latent_model.centre
+    q = infer_no_grad(model.method, torch.from_numpy(x).to(centre), Inference())
+    return {"mean": to_array(q.mean)}
+
+
+def nearest(means: Array, mean: Array, count: int) -> tuple[Array, Array]:
+    """The indices of the rows of `means` (N, D) nearest to `mean` (D,), and their distances."""
+    distances = np.sqrt(np.square(means - mean).sum(1))
+    order = np.argsort(distances, kind="stable")[:count]
+    return order, distances[order]
