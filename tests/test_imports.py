@@ -22,7 +22,7 @@ LEVELS = [
     {"training"},
     {"experiments", "reports", "explore", "exports"},
     {"api"},
-    {"adapters"},
+    {"adapters", "sklearn"},
     {"commands"},
     {"cli", "__init__"},
 ]

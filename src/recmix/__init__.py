@@ -63,6 +63,7 @@ _MODULES = {
     "likelihoods": "recmix.model.likelihoods",
     "objectives": "recmix.objectives",
     "priors": "recmix.model.priors",
+    "sklearn": "recmix.sklearn",  # not in __all__: `import *` must not hide scikit-learn
 }
 
 

@@ -5,6 +5,7 @@ Commands import what they need when they run, so that help appears at once.
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import typer
 
 from recmix.commands.compare import compare_command
 from recmix.commands.demo import demo_command
+from recmix.commands.doctor import doctor_command
 from recmix.commands.evaluate import evaluate_command
 from recmix.commands.explore import explore_command
 from recmix.commands.export import export_command
@@ -21,7 +23,8 @@ from recmix.commands.lists import data_command, methods_command
 from recmix.commands.presets import presets_command
 from recmix.commands.report import figure_one_command, report_command
 from recmix.commands.summary import summary_command
-from recmix.commands.terminal import before_command, err, plain
+from recmix.commands.terminal import before_command, err, first_process, plain, sigterm_ends
+from recmix.commands.threads import choose_threads, take_threads, use_threads
 from recmix.commands.train import add_train
 from recmix.commands.tune import tune_command
 from recmix.errors import Interrupted, RecmixError
@@ -31,12 +34,12 @@ __all__ = ["main"]
 app = typer.Typer(
     name="recmix",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Accurate posterior inference for variational autoencoders, at the speed of one forward pass.",
-    epilog="Bad input ends with status 2 and one message; [bold]--debug[/] adds the traceback.",
+    epilog="[bold]recmix COMMAND --help[/] lists the options of a command. Wrong input ends with "
+    "status 2 and one message; [bold]--debug[/] adds the traceback.",
 )
 
 
@@ -45,10 +48,17 @@ def main(arguments: list[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
-    command = next((word for word in words if not word.startswith("-")), "")
-    add_train(app, with_options=command == "train")
     try:
-        app(words)
+        with sigterm_ends():
+            words, threads = take_threads(words)
+            if threads is None and arguments is None:  # in a program of its own
+                threads, why = choose_threads(words)
+                if why and first_process():
+                    err.print(plain(why), highlight=False)
+            if threads is not None:
+                use_threads(threads)
+            _add_commands(train_options=_names_train(words))
+            app(words, prog_name="recmix")
     except Interrupted as stop:
         err.print(f"[yellow]{plain(stop)}[/]")
         sys.exit(130)
@@ -65,27 +75,60 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(1)
 
 
-COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
-    "data": (data_command, "recmix data --data-root ~/data"),
-    "methods": (methods_command, "recmix methods --json"),
-    "presets": (presets_command, "recmix presets best > mine.toml"),
-    "evaluate": (evaluate_command, "recmix evaluate runs/rme --samples 5000 --json"),
-    "tune": (tune_command, "recmix tune runs/rme --budget 3x --plot tuned.png"),
-    "demo": (demo_command, "recmix demo --out runs/demo --overwrite"),
-    "compare": (
-        compare_command,
-        "recmix compare --data mnist --init runs/vae --epochs 5 --out runs/all rme:order=2 rme iaf",
+COMMANDS: dict[str, tuple[str, Callable[..., None] | None, str]] = {
+    "demo": ("Begin", demo_command, "recmix demo"),
+    "doctor": ("Begin", doctor_command, "recmix doctor"),
+    "data": ("Begin", data_command, "recmix data"),
+    "methods": ("Begin", methods_command, "recmix methods"),
+    "presets": ("Begin", presets_command, "recmix presets best > mine.toml"),
+    "train": (
+        "Train",
+        None,  # added by `add_train`
+        "recmix train --data mnist --method vae --out runs/vae",
     ),
-    "grid": (grid_command, "recmix grid configs/smoke.toml --store runs/smoke"),
-    "figure1": (figure_one_command, "recmix figure1 --data mnist --out figures"),
-    "report": (report_command, "recmix report runs/grid --out report.html"),
-    "summary": (summary_command, "recmix summary runs/frontier --out docs/results"),
-    "export": (export_command, "recmix export runs/rme --format onnx"),
-    "explore": (explore_command, "recmix explore runs/vae runs/rme"),
+    "grid": ("Train", grid_command, "recmix grid configs/smoke.toml --store runs/smoke"),
+    "tune": ("Improve", tune_command, "recmix tune runs/vae --budget 3x"),
+    "evaluate": ("Measure", evaluate_command, "recmix evaluate runs/vae --refine 2"),
+    "compare": (
+        "Compare",
+        compare_command,
+        "recmix compare --data mnist --init runs/vae --out runs/all rme iaf",
+    ),
+    "report": ("Compare", report_command, "recmix report runs/all --out report.html"),
+    "summary": ("Compare", summary_command, "recmix summary runs/all --out results"),
+    "explore": ("Look", explore_command, "recmix explore runs/vae runs/rme"),
+    "figure1": ("Look", figure_one_command, "recmix figure1 --data mnist --out figures"),
+    "export": ("Serve", export_command, "recmix export runs/rme --format onnx"),
 }
+"""The commands in the order of the help: their panel, their function and an example."""
+
+
+def _add_commands(*, train_options: bool) -> None:
+    """Register all commands; the options of train only if they are needed, since they load torch."""
+    app.registered_commands = []
+    for name, (panel, command, example) in COMMANDS.items():
+        if command is None:
+            add_train(app, with_options=train_options, panel=panel, example=example)
+            continue
+        words = (inspect.getdoc(command) or "").partition("\n\n")[0].rstrip(".")
+        app.command(
+            name,
+            rich_help_panel=panel,
+            short_help=f"{words}\n[dim]{example}[/]",
+            epilog=f"Example: [bold]{example}[/]",
+        )(command)
+
+
+def _names_train(words: list[str]) -> bool:
+    """Whether the command is train, or the shell asks how to complete it."""
+    if "_RECMIX_COMPLETE" in os.environ:
+        written = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
+        words = written.split()[1:]
+    return next((word for word in words if not word.startswith("-")), "") == "train"
+
+
 app.callback()(before_command)
-for _name, (_command, _example) in COMMANDS.items():
-    app.command(_name, epilog=f"Example: [bold]{_example}[/]")(_command)
+_add_commands(train_options=False)
 
 if __name__ == "__main__":
     main()

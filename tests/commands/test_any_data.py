@@ -151,16 +151,16 @@ def test_commands_refuse_runs_with_parts_of_the_user(table, capsys):
     networks = {"encoder": nn.Linear(4, 4), "decoder": nn.Linear(2, 4)}
     how = {"latent": 2, "epochs": 1, "device": "cpu", "progress": False}
     recmix.fit("vae", x, out="runs/own", **networks, **how)
-    for words, advice in (
-        (("export", "runs/own"), "export it from Python"),
-        (("evaluate", "runs/own"), "recmix evaluate module:function --data FILE"),
-        (("explore", "runs/own"), "give module:function"),
-        (("train", "--resume", "--out", "runs/own"), "resume it from Python"),
+    for words in (
+        ("export", "runs/own"),
+        ("evaluate", "runs/own"),
+        ("explore", "runs/own"),
+        ("train", "--resume", "--out", "runs/own"),
     ):
         assert call(*words) == 2
         message = " ".join(capsys.readouterr().err.split())
         assert "runs/own has its user's own networks, which are code and not stored" in message
-        assert advice in message
+        assert "--networks module:function" in message
 
 
 def test_explore_serves_the_model_of_a_python_function(table, monkeypatch):

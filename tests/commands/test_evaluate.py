@@ -157,7 +157,7 @@ def test_scores_are_stored_if_the_model_has_a_folder(folder, capsys):
     assert call("evaluate", "mine:stored", *DATA, "--gap", "--examples", "4") == 0
     assert (folder / "saved" / "gap.json").exists()
     message = said(capsys, "evaluate", "saved")
-    assert "own networks, which are code and not stored: name a function that loads it" in message
+    assert "own networks, which are code and not stored: name a function that makes them" in message
 
 
 def test_scores_on_other_data_are_not_stored(folder, capsys):

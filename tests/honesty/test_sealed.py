@@ -26,7 +26,7 @@ def data(monkeypatch):
 def scores(monkeypatch):
     """Numbers for `one_sided_model`, with sealed test examples; the final scores are recorded."""
     data = data_of(easy(seed=1), hard(seed=2), easy(seed=3), sealed=True)
-    monkeypatch.setattr("recmix.data.load", lambda *place, **how: data)
+    monkeypatch.setattr("recmix.data.load_again", lambda *place, **how: data)
     return seal_until_scored(monkeypatch)
 
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from recmix.commands.terminal import Root, out, plain
+from recmix.commands.terminal import Root, load_data, out, plain
 from recmix.errors import ConfigError, NonFiniteError
+from recmix.runs.data_options import DATA_OPTIONS
 from recmix.runs.files import write_bytes, write_json
 
 if TYPE_CHECKING:
@@ -43,13 +44,17 @@ def compare_command(
     seed: Annotated[int, typer.Option(help="Weights, data order, noise.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda ...")] = "auto",
     data_root: Root = None,
+    size: Annotated[int | None, typer.Option(help=DATA_OPTIONS["size"][1])] = None,
+    crop: Annotated[int | None, typer.Option(help=DATA_OPTIONS["crop"][1])] = None,
+    length: Annotated[int | None, typer.Option(help=DATA_OPTIONS["length"][1])] = None,
+    vocabulary_size: Annotated[int | None, typer.Option(help=DATA_OPTIONS["vocabulary_size"][1])] = None,
+    graphs: Annotated[bool | None, typer.Option(help=DATA_OPTIONS["graphs"][1])] = None,
 ) -> None:
-    """Train methods from the same VAE with the same schedule; print one table of their scores."""
-    from recmix.data import load
-
+    """Train methods from the same VAE, and print one table of scores."""
     both = {"seed": seed, "device": device}
+    texts: dict[str, Any] = {"length": length, "vocabulary_size": vocabulary_size, "graphs": graphs}
     rows = compare(
-        load(data, root=data_root),
+        load_data(data, root=data_root, init=init, size=size, crop=crop, **texts),
         folder,
         entries or [],
         init=init,

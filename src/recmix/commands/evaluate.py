@@ -9,9 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from recmix.commands.own_parts import check_no_own_parts
+from recmix.commands.extra_reports import (
+    REPORTS,
+    Measured,
+    check_reports,
+    measure_reports,
+    print_reports,
+)
+from recmix.commands.own_parts import Networks, load_run
 from recmix.commands.python_model import is_python_path, python_model
-from recmix.commands.terminal import Json, Root, out, print_scores
+from recmix.commands.terminal import Json, Root, err, out, plain, print_scores
 from recmix.errors import ConfigError, DataError, unknown
 from recmix.inference.inference import REFINEMENT
 
@@ -29,6 +36,9 @@ __all__ = [
     "progress",
     "words",
 ]
+
+USUAL_STEPS = 16
+"""More refinement steps than this are worth a note."""
 
 
 def evaluate_command(
@@ -78,6 +88,14 @@ def evaluate_command(
     gap: Annotated[
         bool, typer.Option("--gap", help="Measure what inference loses, and where; gives advice.")
     ] = False,
+    report: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A further report: "
+            + "; ".join(f"{name} ({one.help})" for name, one in REPORTS.items())
+            + ". Can be given several times."
+        ),
+    ] = None,
     examples: Annotated[
         int | None,
         typer.Option(help="Examples for --gap, and as many training examples (default 200)."),
@@ -88,20 +106,25 @@ def evaluate_command(
         int | None, typer.Option(help="MiB for the decoder's activations (default: by device).")
     ] = None,
     data: Annotated[
-        str | None, typer.Option(help="Other data than those of the run: a name or a path.")
+        str | None,
+        typer.Option(help="Name or path of the data, if the run had arrays or other data are scored."),
     ] = None,
+    networks: Networks = None,
     data_root: Root = None,
     as_json: Json = False,
 ) -> None:
-    """Score a trained model: ELBO, IWAE with standard errors, mixing weights, time."""
+    """Score a model (ELBO, IWAE, time), also refined or calibrated."""
+    from recmix.data import has_same_examples
     from recmix.evaluation.score import score
     from recmix.runs.files import finite
     from recmix.runs.folder import Run, check_finite
     from recmix.runs.scores import ScoreKey
 
     calibrate = calibrate or calibrate_noise
+    reports = _chosen_reports(report, gap=gap)
     _check(samples, memory, split, examples, how, seed=seed, calibrate=calibrate, gap=gap)
-    model = load_model(run, data, device, command="evaluate")
+    model = load_model(run, data, device, networks=networks)
+    check_reports(reports, model)
     if calibrate_noise and not model.latent_model.likelihood.can_temper:
         raise ConfigError(
             f"the {model.latent_model.likelihood.name} likelihood has no noise that can be calibrated: "
@@ -112,9 +135,10 @@ def evaluate_command(
     held_out = part_of(source, "val") if calibrate or how == "auto" else None
     if data is not None:
         check_data(model, source, [scored, *([] if held_out is None else [held_out])], run, data)
-    own = data is None or source.fingerprint == model.spec.data.get("fingerprint")
+    own = data is None or has_same_examples(source, model.spec.data)
     # Scores on other data are not stored. A model that was trained elsewhere does not name its data.
     folder = model.folder if own or not model.spec.data else None
+    _print_notes(model, run, data, stored=folder is not None, steps=refine or 0)
     model = _refined(model, refine, how, restarts=restarts, reuse=reuse, checks=checks, x=held_out)
     if how == "auto" and not as_json:
         out.print(f"chosen on validation data: refinement {words(model.inference)}", highlight=False)
@@ -142,7 +166,7 @@ def evaluate_command(
     key = ScoreKey(split, samples, used, calibrate, calibrate_noise)
     if calibrate:
         model = model.calibrated(held_out, samples, noise=calibrate_noise, memory=limit)
-    with progress(f"evaluating {split}", len(scored), as_json) as report:
+    with progress(f"evaluating {split}", len(scored), as_json) as done:
         found = score(
             model.method,
             scored,
@@ -150,36 +174,54 @@ def evaluate_command(
             samples=samples,
             seed=seed,
             memory=limit,
-            report=report,
+            report=done,
         )
     check_finite(found, run)
+    extra = measure_reports(reports, Measured(model, source, scored, samples, seed, limit))
     if folder is not None:
         Run(folder).add_score(str(key), found)
+        if extra:
+            Run(folder).add_reports(str(key), finite(extra))
     if as_json:
-        out.print_json(json.dumps(finite({"run": str(run), "split": split, **found})))
+        shown = {"reports": extra} if extra else {}
+        out.print_json(json.dumps(finite({"run": str(run), "split": split, **found, **shown})))
         return
     print_scores([(model.spec.label, found)], title=f"{split}, {found['images']:,} examples")
+    print_reports(extra)
     if calibrate:
         out.print(_calibration(found["inference"], noise=calibrate_noise))
 
 
-def load_model(run: str, data: str | None, device: str, *, command: str) -> Model:
+def _print_notes(model: Model, run: str, data: str | None, *, stored: bool, steps: int) -> None:
+    """Say that a score will not be stored, or that it will take long."""
+    if model.folder is not None and not stored:
+        err.print(
+            f"note: {plain(data)} has other examples than those that {plain(run)} was trained on, so "
+            "that the result is not stored in the run",
+            highlight=False,
+        )
+    if steps > USUAL_STEPS:
+        err.print(
+            f"note: {steps} refinement steps take long; 1, 2 or 4 steps give almost all of the gain",
+            highlight=False,
+        )
+
+
+def load_model(run: str, data: str | None, device: str, *, networks: str | None = None) -> Model:
     """Load the model in a folder, or the one that a Python function returns.
 
     Args:
         run: the folder, or ``module:function``.
         data: the data that the user named, or None; a Python function's model needs them.
         device: the device for the model.
-        command: name of the command, for error messages.
+        networks: function that makes the user's own networks of the run, as ``module:function``.
     """
-    from recmix.api import load
-    from recmix.runs.folder import Run
     from recmix.training.build import pick_device
 
     if Path(run).exists() or not is_python_path(run):
-        advice = f"name a function that loads it: recmix {command} module:function --data FILE"
-        check_no_own_parts(Run(run).spec(), run, advice)
-        return load(run, device=device)
+        return load_run(run, networks, device=device)
+    if networks is not None:
+        raise ConfigError("--networks is for the folder of a run, and a function returns a whole model")
     if data is None:
         raise ConfigError(f"--data is missing: name the data to score {run} on")
     model = python_model(run)
@@ -232,6 +274,14 @@ def _check(
         raise ConfigError("--how auto uses the validation data, so it cannot score them: try test")
     if examples is not None and not gap:
         raise ConfigError("--examples is for --gap: without it all examples of the split are scored")
+
+
+def _chosen_reports(names: list[str] | None, *, gap: bool) -> list[str]:
+    """The names of the further reports; an unknown name, or a report beside --gap, is an error."""
+    check_reports(names or [])
+    if names and gap:
+        raise ConfigError("--gap is a report by itself: give either --gap or --report")
+    return names or []
 
 
 def _refined(
@@ -313,11 +363,11 @@ def part_of(data: Data, name: str) -> Any:
 
 def data_of(model: Model, data: str | None, root: Path | None) -> Data:
     """The data that the user named, or those that the model was trained on."""
-    from recmix.data import load, rebuild
+    from recmix.data import load_again, rebuild
 
     if data is not None:
-        return load(data, root=root, seed=model.spec.data.get("seed", 0))
-    return rebuild(model.spec.data, root=root)
+        return load_again(data, model.spec.data, root=root, vocabulary=model.vocabulary)
+    return rebuild(model.spec.data, root=root, vocabulary=model.vocabulary)
 
 
 def progress(title: str, total: int, quiet: bool) -> Any:

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from recmix.commands.own_parts import check_no_own_parts
+from recmix.commands.own_parts import Networks, has_own_parts, load_run
 from recmix.commands.python_model import is_python_path, python_model
 from recmix.commands.terminal import Root
 from recmix.explore.serve import PORT, serve
 
 if TYPE_CHECKING:
     from recmix.api import Model
+    from recmix.data import Examples
 
-__all__ = ["explore_command", "load_models"]
+__all__ = ["examples_for", "explore_command", "load_models"]
 
 
 def explore_command(
@@ -41,10 +42,15 @@ def explore_command(
     batching: Annotated[
         bool, typer.Option(help="Pass requests that wait at the same time through the model together.")
     ] = True,
+    data: Annotated[
+        str | None,
+        typer.Option(help="Name or path of data to show, if the runs had arrays in memory."),
+    ] = None,
+    networks: Networks = None,
     data_root: Root = None,
 ) -> None:
-    """Show trained models in a browser, and serve them to programs over HTTP."""
-    models = load_models(runs, device=device)
+    """Show models in a browser, and serve them to programs over HTTP."""
+    models = load_models(runs, device=device, networks=networks)
     serve(
         models,
         port=port,
@@ -53,22 +59,46 @@ def explore_command(
         browser=browser,
         batching=batching,
         data_root=data_root,
+        examples=None if data is None else examples_for(models, data, root=data_root),
     )
 
 
-def load_models(sources: Sequence[str | Path], *, device: str = "auto") -> dict[str, Model]:
+def examples_for(
+    models: dict[str, Model], data: str, *, root: Path | None = None
+) -> dict[str, Examples]:
+    """Load the examples that the page shows for each model: test examples, or validation examples.
+
+    Args:
+        models: the models by name.
+        data: name or path of the data.
+        root: folder of the named data sets.
+    """
+    from recmix.commands.evaluate import check_data, data_of
+
+    found = {}
+    for name, model in models.items():
+        source = data_of(model, data, root)
+        shown = source.x_val if source.x_test is None else source.x_test
+        check_data(model, source, [shown], name, data)
+        found[name] = shown
+    return found
+
+
+def load_models(
+    sources: Sequence[str | Path], *, device: str = "auto", networks: str | None = None
+) -> dict[str, Model]:
     """Load models from folders of runs and from Python functions.
 
     Args:
         sources: folders of runs, and functions without arguments that return a model, written like
             ``mine:vae`` for the function ``vae`` of the module ``mine``.
         device: the device for models from folders.
+        networks: function that makes the own networks of runs that have such, as ``module:function``.
 
     Returns:
         The models by name. A model is named after its folder or function. A number is added to the
         name if an earlier model has the same name.
     """
-    from recmix.api import load
     from recmix.runs.folder import Run
 
     models: dict[str, Model] = {}
@@ -77,10 +107,8 @@ def load_models(sources: Sequence[str | Path], *, device: str = "auto") -> dict[
             base, model = source.partition(":")[2], python_model(source)
         else:
             base = Path(source).resolve().name or "run"
-            check_no_own_parts(
-                Run(source).spec(), source, "give module:function, which returns the model"
-            )
-            model = load(source, device=device)
+            own = networks if has_own_parts(Run(source).spec()) else None
+            model = load_run(source, own, device=device)
         names = (base, *(f"{base}-{i}" for i in range(2, len(sources) + 2)))
         models[next(name for name in names if name not in models)] = model
     return models

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from recmix.commands.own_parts import check_no_own_parts
-from recmix.commands.terminal import out, plain
+from recmix.commands.own_parts import Networks, load_run
+from recmix.commands.terminal import err, out, plain
 
 __all__ = ["export_command"]
 
@@ -26,13 +26,12 @@ def export_command(
         bool, typer.Option(help="Evaluate the networks of a mixture as one, where possible.")
     ] = True,
     overwrite: Annotated[bool, typer.Option(help="Replace an existing export.")] = False,
+    networks: Networks = None,
 ) -> None:
-    """Write a run's posterior and decoder as files that need no recmix, with a description."""
-    from recmix.exports import export
-    from recmix.runs.folder import Run
-
-    advice = "export it from Python with recmix.load(run, encoder=…, decoder=…).export(…)"
-    check_no_own_parts(Run(run).spec(), run, advice)
-    made = export(run, folder, format=form, fuse=fuse, overwrite=overwrite)
+    """Write a run as files that need no recmix, such as ONNX."""
+    model = load_run(run, networks, device="cpu")
+    if model.inference.refine:
+        err.print("note: the steps of the refinement are written too, which can take minutes")
+    made = model.export(folder, format=form, fuse=fuse, overwrite=overwrite)
     files = ", ".join(sorted(path.name for path in made.iterdir()))
     out.print(f"wrote {files} in {plain(made)}", highlight=False)

@@ -30,7 +30,7 @@ def grid_command(
     ] = False,
     data_root: Root = None,
 ) -> None:
-    """Do all runs that a TOML file describes; the same command again continues them."""
+    """Do all runs that a TOML file describes, or continue them."""
     arguments = dict(locals())
     from recmix.experiments.driver import run_grid
 

@@ -12,7 +12,7 @@ __all__ = ["data_command", "methods_command"]
 
 
 def data_command(data_root: Root = None, as_json: Json = False) -> None:
-    """List the data sets: which files are present, which are missing, which folders were searched."""
+    """List the data sets, and which of their files are on this machine."""
     from dataclasses import asdict
 
     from recmix.data import inventory

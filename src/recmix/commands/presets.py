@@ -18,7 +18,7 @@ def presets_command(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
 ) -> None:
-    """List the presets: trainings in several stages for `recmix train --preset`."""
+    """List the presets, which are trainings in several stages."""
     from recmix.training.presets import preset_file, presets, read_preset
 
     if name is not None and not as_json:

@@ -1,4 +1,4 @@
-"""Load a model from a function in a user's own Python module.
+"""Call a function in a user's own Python module, which returns a model or networks.
 
 The command line names the function as ``module:function``.
 """
@@ -19,7 +19,7 @@ from recmix.errors import ConfigError, RecmixError, unknown
 if TYPE_CHECKING:
     from recmix.api import Model
 
-__all__ = ["is_python_path", "python_model"]
+__all__ = ["call_function", "is_python_path", "python_model"]
 
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -37,27 +37,36 @@ def is_python_path(text: str) -> bool:
 def python_model(path: str) -> Model:
     """Import a user's function, call it without arguments and return its model.
 
-    Modules in the current directory can be imported, as with ``python -m``.
-
     Args:
         path: the function, as ``module:function``.
     """
     from recmix.api import Model
 
-    name, _, function = path.partition(":")
-    make = _function(_module(name), function)
-    try:
-        found = make()
-    except RecmixError:
-        raise
-    except Exception as error:  # the user's code may raise anything
-        raise ConfigError(f"{path} failed: {_in_one_line(error)}") from error
+    found = call_function(path)
     if not isinstance(found, Model):
         raise ConfigError(
             f"{path} returned a {type(found).__name__}; expected a recmix.Model, which recmix.wrap, "
             "recmix.fit and recmix.load return"
         )
     return found.eval()
+
+
+def call_function(path: str) -> Any:
+    """Import a user's function, call it without arguments and return its result.
+
+    Modules in the current directory can be imported, as with ``python -m``.
+
+    Args:
+        path: the function, as ``module:function``.
+    """
+    name, _, function = path.partition(":")
+    make = _function(_module(name), function)
+    try:
+        return make()
+    except RecmixError:
+        raise
+    except Exception as error:  # the user's code may raise anything
+        raise ConfigError(f"{path} failed: {_in_one_line(error)}") from error
 
 
 def _module(name: str) -> ModuleType:

@@ -23,7 +23,7 @@ def figure_one_command(
     seed: Annotated[int, typer.Option(help="Seed of everything.")] = 0,
     data_root: Root = None,
 ) -> None:
-    """Draw the paper's Figure 1: a second component is learned in a two-dimensional latent space."""
+    """Draw the paper's Figure 1: how a second component is learned."""
     from recmix.api import load
     from recmix.commands.figure_one import figure_one
     from recmix.data import load as load_data
@@ -54,7 +54,7 @@ def report_command(
         bool, typer.Option(help="Correct p-values for their number within a column (Holm).")
     ] = False,
 ) -> None:
-    """Write one page about a folder of runs: tables, figures, learning curves and all runs."""
+    """Write a page about a folder of runs: tables, figures, curves."""
     from recmix.reports.write_report import write_report
 
     write_report(store, out=file, form=form, samples=samples, holm=holm, console=out, errors=err)

@@ -19,10 +19,10 @@ def summary_command(
     source: Annotated[Path, typer.Argument(help="Store of runs, or a frontier_runs.json of one.")],
     folder: Annotated[
         Path, typer.Option("--out", help="Folder for frontier_runs.json, summary.json, frontier.png.")
-    ] = Path("docs/results"),
+    ] = Path("results"),
     samples: Annotated[int, typer.Option(help="K of IWAE-K.")] = 100,
 ) -> None:
-    """Write all runs of a folder, their results, and a figure of accuracy against time."""
+    """Write the results of a folder of runs as small files."""
     from recmix.reports.frontier import frontiers
     from recmix.reports.reach import gains
     from recmix.reports.read_store import read_store

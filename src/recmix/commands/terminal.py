@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -12,7 +17,21 @@ from rich.table import Table
 
 from recmix._version import __version__
 
-__all__ = ["Json", "Root", "before_command", "err", "first_process", "out", "plain", "print_scores"]
+if TYPE_CHECKING:
+    from recmix.data import Data
+
+__all__ = [
+    "Json",
+    "Root",
+    "before_command",
+    "err",
+    "first_process",
+    "load_data",
+    "out",
+    "plain",
+    "print_scores",
+    "sigterm_ends",
+]
 
 out = Console(soft_wrap=True)
 err = Console(stderr=True, soft_wrap=True)
@@ -34,7 +53,16 @@ Version = Annotated[
 ]
 
 
-def before_command(version: Version = False) -> None:
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        help="CPU threads for a command that computes; also after its name. By default the cores that "
+        "no other program uses."
+    ),
+]
+
+
+def before_command(version: Version = False, threads: Threads = None) -> None:
     """Handle the flags that come before the name of a command, such as ``recmix --version``."""
 
 
@@ -43,9 +71,62 @@ def first_process() -> bool:
     return "TORCHELASTIC_RUN_ID" not in os.environ or os.environ.get("RANK", "0") == "0"
 
 
+@contextmanager
+def sigterm_ends() -> Iterator[None]:
+    """While the context is open, SIGTERM ends the process with a message and status 143.
+
+    Trainings and grids have handlers of their own, which save first. The process ends without
+    exceptions, because a library that is interrupted during its import may turn one into another.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: Any) -> None:
+        os.write(2, b"stopped by SIGTERM; what was saved before is kept\n")
+        os._exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def plain(message: object) -> str:
     """Convert a message to text in which `rich` does not read brackets as markup."""
     return str(message).replace("[", r"\[")
+
+
+def load_data(
+    name: str,
+    *,
+    root: str | Path | None = None,
+    seed: int = 0,
+    init: Any = None,
+    **options: Any,
+) -> Data:
+    """Load the data for a training; `Data.notes` is to be printed and is not given as a warning.
+
+    Texts are read with the vocabulary of the run that the training starts from, if there is one.
+
+    Args:
+        name: name of a data set, or a path.
+        root: folder of the data sets.
+        seed: seed of the split.
+        init: folder of the run that the training starts from, or None.
+        **options: the options of `recmix.runs.data_options.DATA_OPTIONS`; None if not given.
+    """
+    from recmix.data import DataWarning, load
+    from recmix.runs.folder import Run
+
+    start = Run(init) if isinstance(init, str | Path) else None  # other values are refused later
+    given = any(options.get(key) for key in ("length", "vocabulary_size", "graphs"))
+    if start is not None and start.exists and not given:
+        options["vocabulary"] = start.vocabulary()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DataWarning)
+        return load(name, root=root, seed=seed, **options)
 
 
 def print_scores(rows: list[tuple[str, dict[str, Any]]], title: str) -> None:

@@ -2,42 +2,49 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import typing
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from recmix.commands.own_parts import check_no_own_parts
-from recmix.commands.terminal import err, first_process, out, plain
+from recmix.commands.own_parts import NETWORKS_HELP, check_no_own_parts, make_own_parts
+from recmix.commands.terminal import err, first_process, load_data, out, plain
+from recmix.commands.train_help import TrainCommand, complete, epilog
 from recmix.errors import ConfigError, RunError, unknown
+from recmix.runs.data_options import DATA_OPTIONS
 from recmix.runs.files import read_toml
+from recmix.runs.folder import PRESET, Run
+
+if TYPE_CHECKING:
+    from recmix.data import Data
 
 __all__ = ["add_train"]
 
 
-TRAIN_EPILOG = (
-    "Examples:\n\n"
-    "[bold]recmix train --data mnist --method vae --latent 20 --out runs/vae[/]\n\n"
-    "[bold]recmix train --data mnist --method vae --init runs/vae --out runs/vae+[/]  (VAE+)\n\n"
-    "[bold]recmix train --data mnist --method rme --order 5 --init runs/vae --out runs/rme[/]\n\n"
-    "[bold]recmix train --data mnist --method rme --order auto --init runs/vae --out runs/auto[/]\n\n"
-    "[bold]recmix train --data mnist --method curvature --init runs/vae --out runs/curved[/]\n\n"
-    "[bold]recmix train --data mnist --preset best --latent 20 --out runs/best[/]  (several stages)\n\n"
-    "[bold]recmix train --config run.toml --out runs/mine --epochs 5[/]  (flags override the file)\n\n"
-    "[bold]recmix train --resume --out runs/rme[/]  (continue an interrupted run)"
-)
+EXAMPLES = {
+    "recmix train --data mnist --method vae --latent 20 --out runs/vae": "",
+    "recmix train --data mnist --method vae --init runs/vae --out runs/vae+": "(VAE+)",
+    "recmix train --data mnist --method rme --order 5 --init runs/vae --out runs/rme": "",
+    "recmix train --data mnist --method rme --order auto --init runs/vae --out runs/auto": "",
+    "recmix train --data mnist --method curvature --init runs/vae --out runs/curved": "",
+    "recmix train --data mnist --preset best --out runs/best": "(several stages)",
+    "recmix train --data my.npz --method vae --out runs/mine": "(your own arrays)",
+    "recmix train --config run.toml --out runs/file --epochs 5": "(flags override the file)",
+    "recmix train --resume --out runs/rme": "(continue an interrupted run)",
+}
 RUN_OPTIONS: dict[str, tuple[Any, str]] = {
     "data": (
         str,
         "Named data set (see `recmix data`), or a path: .npy, .npz (also sparse), .csv, .csv.gz, "
-        ".parquet, a folder or zip of images. Examples have any shape.",
+        ".parquet, .txt, .smi (one text per line), a folder or zip of images. Examples have any shape.",
     ),
     "data_root": (Path, "Folder of the data sets (default: RECMIX_DATA, then a cache)."),
-    "size": (int, "Resize image files to this side, after a square crop."),
-    "crop": (int, "Side of the centred square that is cut from image files first."),
+    **DATA_OPTIONS,
     "split_seed": (int, "Seed of the validation split (default 0)."),
     "method": (str, "Name of the method (see `recmix methods`), or curvature with --init."),
     "preset": (
@@ -46,28 +53,42 @@ RUN_OPTIONS: dict[str, tuple[Any, str]] = {
         "Options then apply to the last stage, --vae-epochs to the first, --seed, --device, --dtype "
         "and --engine to all.",
     ),
-    "init": (Path, "Run to start from: the second stage."),
+    "init": (Path, "Trained run to start from. With --preset it replaces the first stage."),
     "out": (Path, "Folder of the new run."),
     "vae_epochs": (int, "Epochs of the VAE that a method trains first if there is no --init."),
     "config": (Path, "TOML file with any of these options; flags override it."),
+    "networks": (str, NETWORKS_HELP),
 }
 
 
-def add_train(app: typer.Typer, *, with_options: bool) -> None:
-    """Register `train`; the flags of all methods only if they are needed, since they load torch."""
-    if any(command.name == "train" for command in app.registered_commands):
-        app.registered_commands = [c for c in app.registered_commands if c.name != "train"]
+def add_train(app: typer.Typer, *, with_options: bool, panel: str = "", example: str = "") -> None:
+    """Register `train`.
+
+    Args:
+        app: the command line.
+        with_options: whether to add the flags of all methods, which loads torch.
+        panel: heading of the command in the help of the program.
+        example: an example of the command for this help.
+    """
+    app.registered_commands = [c for c in app.registered_commands if c.name != "train"]
 
     def listed() -> None:
         pass
 
     command = _train_with_options() if with_options else listed
     command.__doc__ = _train.__doc__
-    app.command("train", epilog=TRAIN_EPILOG)(command)
+    words = (_train.__doc__ or "").rstrip(".")
+    app.command(
+        "train",
+        cls=TrainCommand,
+        rich_help_panel=panel or None,
+        short_help=f"{words}\n[dim]{example}[/]",
+        epilog=epilog(EXAMPLES),
+    )(command)
 
 
 def _train(**given: Any) -> None:
-    """Train a method; every option of the method, the model, training and inference is a flag."""
+    """Train a method on data, or continue an interrupted run."""
     flags = {k: v for k, v in given.items() if v is not None}
     request = _read_config(flags["config"]) if "config" in flags else {}
     request |= {k: v for k, v in flags.items() if k != "config"}
@@ -83,17 +104,14 @@ def _train(**given: Any) -> None:
         there = any((Path(request["out"]) / name).exists() for name in ("spec.json", "preset.json"))
         if not ({"method", "preset"} & request.keys() or there):
             raise RunError(f"there is no run in {request['out']} to resume")
-        stored = _stored(Path(request["out"])) | request
+        stored = _stored(Path(request["out"]), own="networks" in request) | request
         if "init" in stored and not (Path(stored["init"]) / "spec.json").exists():
             raise RunError(
                 f"the run it started from is no longer in {stored['init']}: give its folder with --init"
             )
         request = stored
-    for name in ("method", "init"):
-        if "preset" in request and name in request:
-            raise ConfigError(
-                f"a preset names its own methods and start: leave --{name} or --preset out"
-            )
+    if {"preset", "method"} <= request.keys():
+        raise ConfigError("a preset names its own methods: leave --method or --preset out")
     for name, listed_by in (("data", "recmix data"), ("method", "recmix methods")):
         if name not in request and not (name == "method" and "preset" in request):
             raise ConfigError(f"--{name} is missing: `{listed_by}` lists the choices")
@@ -102,42 +120,87 @@ def _train(**given: Any) -> None:
 
 def _run_training(request: dict[str, Any], *, resume: bool, overwrite: bool) -> None:
     from recmix.api import fit, fit_preset
-    from recmix.data import load, rebuild
-    from recmix.runs.folder import Run
+    from recmix.data import rebuild
 
     prints = first_process()
     source, root = request.pop("data"), request.pop("data_root", None)
-    seed, cut = request.pop("split_seed", 0), {k: request.pop(k, None) for k in ("size", "crop")}
-    if isinstance(source, dict):
-        data = rebuild(source, root=root)
-    else:
-        data = load(source, root=root, seed=seed, **cut)
+    seed = request.pop("split_seed", None)
+    how = {name: request.pop(name, None) for name in DATA_OPTIONS}
     folder = Path(request["out"])
+    run = Run(folder)
+    if isinstance(source, dict):
+        vocabulary = run.vocabulary() if run.exists else None
+        data = _without_new_test(rebuild(source, root=root, vocabulary=vocabulary), source)
+    elif resume and run.exists and seed is None and not any(how.values()):
+        data = _data_of_run(source, run, root)
+    else:
+        data = load_data(source, root=root, seed=seed or 0, init=request.get("init"), **how)
     if prints:
         err.print(f"{data.name}: " + ", ".join(f"{n} {part}" for part, n in data.counts.items() if n))
+        for note in data.notes:
+            err.print(plain(note), highlight=False)
+    if "networks" in request:
+        request |= _own_parts(request.pop("networks"), request)
     both: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "progress": True}
-    if "preset" in request:
-        model = fit_preset(request.pop("preset"), data, **both, **request)
-    else:
-        model = fit(request.pop("method"), data, **both, **request)
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *rest: err.print(f"note: {plain(message)}")
+        if "preset" in request:
+            model = fit_preset(request.pop("preset"), data, **both, **request)
+        else:
+            model = fit(request.pop("method"), data, **both, **request)
     if not prints:
         return
     status = Run(folder).status()
+    best, epoch = status.get("best_validation"), status.get("best_epoch")
+    if not isinstance(best, int | float) or not isinstance(epoch, int):
+        raise RunError(
+            f"{folder / 'status.json'} is damaged: it does not name the best epoch and its validation "
+            "bound. Delete the file, and continue the run with --resume"
+        )
     if model.spec.auto:
         out.print(model.spec.auto["why"], highlight=False)
     out.print(
         f"{model.spec.label}: {len(model.history)} epochs, best validation bound "
-        f"{status['best_validation']:.2f} nats at epoch {status['best_epoch']}. "
+        f"{best:.2f} nats at epoch {epoch}. "
         f"Saved in {plain(folder)}",
         highlight=False,
     )
     out.print(f"Next: recmix evaluate {plain(folder)}", highlight=False)
 
 
-def _stored(folder: Path) -> dict[str, Any]:
-    """The options of the run in a folder, to continue it."""
-    from recmix.runs.folder import PRESET, Run
+def _data_of_run(source: Any, run: Run, root: Any) -> Data:
+    """The data that the user named, split as the run in the folder did."""
+    from recmix.data import load_again
 
+    described = run.spec().data
+    data = load_again(source, described, root=root, vocabulary=run.vocabulary())
+    return _without_new_test(data, described)
+
+
+def _without_new_test(data: Data, described: Mapping[str, Any]) -> Data:
+    """The data without test examples, if the run that they are described in had none."""
+    counts = described.get("counts")
+    if isinstance(counts, Mapping) and counts.get("test") is None:
+        return dataclasses.replace(data, x_test=None)
+    return data
+
+
+def _own_parts(path: Any, request: dict[str, Any]) -> dict[str, Any]:
+    """The user's own networks; an option that names a part which the function also makes is refused."""
+    found = make_own_parts(str(path))
+    for name in ("likelihood", "prior"):
+        if name in found and request.get(name) not in (None, "own"):
+            raise ConfigError(f"{path} makes the {name}: leave --{name} out")
+    return found
+
+
+def _stored(folder: Path, *, own: bool) -> dict[str, Any]:
+    """The options of the run in a folder, to continue it.
+
+    Args:
+        folder: the folder of the run.
+        own: whether the user gave the run's own networks.
+    """
     if (folder / PRESET).exists():
         from recmix.training.presets import stored_arguments
 
@@ -148,7 +211,10 @@ def _stored(folder: Path) -> dict[str, Any]:
     spec = run.spec()
     if spec.auto and "step of" in spec.auto:
         raise RunError(f"{folder} is one step of choosing an order: resume {folder.parent} instead")
-    check_no_own_parts(spec, folder, "resume it from Python with recmix.fit")
+    if not own:
+        check_no_own_parts(
+            spec, folder, "name a function that makes them with --networks module:function"
+        )
     init = spec.init or {}
     found: dict[str, Any] = {
         **spec.options,
@@ -191,19 +257,24 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 def _train_with_options() -> Callable[..., None]:
     """`_train` with one flag for each option, typed and described."""
+    from recmix.data import SETS
     from recmix.methods.registry import METHODS
     from recmix.model.options import Option, options_of
     from recmix.training.arguments import GROUPS, growth_options, method_options
+    from recmix.training.presets import presets
 
     own = {name: method_options(cls) | growth_options(cls) for name, cls in sorted(METHODS.items())}
     shared = {group: options_of(cls) for group, cls in GROUPS.items()}
+    values = {"method": [*own, "curvature"], "data": [*SETS], "preset": presets()}
 
     def flag(name: str, kind: Any, text: str, panel: str, default: Any = None) -> inspect.Parameter:
         if default is not None and not isinstance(default, bool):
             text += f" [dim](default {default})[/]"
         dashed = name.replace("_", "-")
         words = f"--{dashed}/--no-{dashed}" if kind is bool else f"--{dashed}"
-        option = typer.Option(words, help=text, rich_help_panel=panel)
+        more = {"autocompletion": complete(values[name])} if name in values else {}
+        metavar = {bool: None, int: "N", float: "X", Path: "PATH"}.get(kind, "TEXT")
+        option = typer.Option(words, help=text, rich_help_panel=panel, metavar=metavar, **more)
         annotation = Annotated[kind | None, option]
         return inspect.Parameter(
             name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation

@@ -13,6 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from recmix.commands.evaluate import check_data, data_of, load_model, part_of, progress, words
+from recmix.commands.own_parts import Networks
 from recmix.commands.terminal import Json, Root, out
 from recmix.errors import ConfigError, RunError
 from recmix.runs.folder import TUNED, Run
@@ -58,22 +59,25 @@ def tune_command(
         int | None, typer.Option(help="MiB for the decoder's activations (default: by device).")
     ] = None,
     data: Annotated[
-        str | None, typer.Option(help="Other data than those of the run: a name or a path.")
+        str | None,
+        typer.Option(help="Name or path of the data, if the run had arrays or other data are used."),
     ] = None,
+    networks: Networks = None,
     data_root: Root = None,
     as_json: Json = False,
 ) -> None:
-    """Choose the refinement with the best bound within a time limit; the run then uses it."""
+    """Choose the best refinement of a run within a time limit."""
     if reset:
         _reset(run, budget, milliseconds, as_json=as_json)
         return
     times = _check(budget, milliseconds, samples, examples, memory, plot)
 
+    from recmix.data import has_same_examples
     from recmix.evaluation.tune import candidates
 
-    model = load_model(run, data, device, command="tune")
+    model = load_model(run, data, device, networks=networks)
     source = data_of(model, data, data_root)
-    own = data is None or source.fingerprint == model.spec.data.get("fingerprint")
+    own = data is None or has_same_examples(source, model.spec.data)
     folder = model.folder if Path(run).exists() and (own or not model.spec.data) else None
     held_out = part_of(source, "val")
     if data is not None:

@@ -1,0 +1,144 @@
+"""Reports that `recmix evaluate --report NAME` adds to the scores of a model.
+
+A report is a function from a model and examples to values that JSON can store, and a function from
+these values to a table. To add a report, register it in `REPORTS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from recmix.errors import ConfigError, unknown
+
+if TYPE_CHECKING:
+    from recmix.api import Model
+    from recmix.data import Data, Examples
+
+__all__ = ["REPORTS", "ExtraReport", "Measured", "check_reports", "measure_reports", "print_reports"]
+
+MOLECULES, SAMPLES = 1000, 10_000
+"""Test molecules that the report on molecules reconstructs, and samples that it draws."""
+
+
+class Measured(NamedTuple):
+    """What a report is measured on.
+
+    Attributes:
+        model: the trained model, with its refinement and calibration.
+        data: the data set.
+        examples: the part of it that is scored.
+        samples: number of samples of q(z | x) per example.
+        seed: seed of all random noise.
+        memory: bytes for the decoder's activations at a time, or None.
+    """
+
+    model: Model
+    data: Data
+    examples: Examples
+    samples: int
+    seed: int
+    memory: int | None
+
+
+class ExtraReport(NamedTuple):
+    """A report of `recmix evaluate --report`.
+
+    Attributes:
+        help: what it measures, a short phrase for the help text of the flag.
+        measure: gives the result, as values that JSON can store.
+        rows: gives the rows (name, value) of the printed table, from the result.
+        check: raises an error if the report has no meaning for a model; called before the work.
+    """
+
+    help: str
+    measure: Callable[[Measured], dict[str, Any]]
+    rows: Callable[[Mapping[str, Any]], Sequence[tuple[str, str]]]
+    check: Callable[[Model], None] = lambda model: None
+
+
+def check_reports(names: Sequence[str], model: Model | None = None) -> None:
+    """Raise an error if there is no report of a name, or if it has no meaning for the model.
+
+    >>> check_reports(["latin"])
+    Traceback (most recent call last):
+        ...
+    recmix.errors.ConfigError: unknown report 'latin': did you mean 'latent'? ...
+    """
+    for name in names:
+        if name not in REPORTS:
+            raise ConfigError(unknown("report", name, REPORTS))
+        if model is not None:
+            REPORTS[name].check(model)
+
+
+def measure_reports(names: Sequence[str], on: Measured) -> dict[str, Any]:
+    """The results of the reports of these names."""
+    return {name: REPORTS[name].measure(on) for name in names}
+
+
+def print_reports(found: Mapping[str, Any]) -> None:
+    """Print a table for each report."""
+    from rich.table import Table
+
+    from recmix.commands.terminal import out
+
+    for name, result in found.items():
+        table = Table("", "", title=f"report {name}", show_header=False)
+        for row in REPORTS[name].rows(result):
+            table.add_row(*row)
+        out.print(table)
+
+
+def _latent(on: Measured) -> dict[str, Any]:
+    found = on.model.latent_report(on.examples, on.samples, seed=on.seed, memory=on.memory)
+    return found.to_json()
+
+
+def _latent_rows(found: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
+    from recmix.evaluation.latent_report import LatentReport
+
+    return LatentReport(**found).rows()
+
+
+def _molecules(on: Measured) -> dict[str, Any]:
+    import numpy as np
+
+    from recmix.commands.evaluate import progress
+    from recmix.evaluation.molecules import molecule_scores
+
+    test = on.examples[:MOLECULES]
+    train = on.model.vocabulary.decode(np.asarray(on.data.x_train)) if on.model.vocabulary else None
+    with progress("scoring molecules", len(test) + SAMPLES, quiet=False) as report:
+        found = molecule_scores(
+            on.model, test, train, samples=SAMPLES, seed=on.seed, memory=on.memory, report=report
+        )
+    return found.to_json()
+
+
+def _molecule_rows(found: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
+    from recmix.evaluation.molecules import MoleculeScores
+
+    return MoleculeScores(**found).rows()
+
+
+def _check_molecules(model: Model) -> None:
+    from recmix.model.graph_vocabulary import require_rdkit
+
+    require_rdkit()
+    if model.vocabulary is None or not model.vocabulary.molecules:
+        raise ConfigError("the report 'molecules' is for models of molecules: leave it out")
+
+
+REPORTS: dict[str, ExtraReport] = {
+    "latent": ExtraReport(
+        "KL, mutual information, active units, and the perplexity of texts", _latent, _latent_rows
+    ),
+    "molecules": ExtraReport(
+        "reconstruction, validity, uniqueness and novelty of molecules; needs RDKit",
+        _molecules,
+        _molecule_rows,
+        _check_molecules,
+    ),
+}
+"""All reports by name."""

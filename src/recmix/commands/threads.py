@@ -1,0 +1,129 @@
+"""Choose the number of threads with which torch computes on the CPU.
+
+The threads of torch wait for each other. If other programs use the cores, one slow thread delays all,
+and training can be many times slower than with fewer threads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+from recmix.errors import ConfigError
+
+__all__ = ["available_cores", "choose_threads", "free_cores", "take_threads", "use_threads"]
+
+VARIABLE = "OMP_NUM_THREADS"
+"""Torch reads its number of threads from this environment variable."""
+COMPUTING = ("train", "demo", "compare", "evaluate", "tune", "figure1", "export")
+"""Commands that compute in this process. Grids and the explorer choose threads themselves."""
+SECONDS = 0.2
+
+
+def take_threads(words: list[str]) -> tuple[list[str], int | None]:
+    """Take the flag ``--threads N`` out of the words of a command.
+
+    >>> take_threads(["train", "--threads", "2", "--out", "runs/a"])
+    (['train', '--out', 'runs/a'], 2)
+    """
+    left, given = [], None
+    rest = iter(words)
+    for word in rest:
+        name, equals, value = word.partition("=")
+        if name != "--threads":
+            left.append(word)
+            continue
+        text = value if equals else next(rest, "")
+        if not text.isdecimal() or int(text) < 1:
+            raise ConfigError(f"--threads must be a whole number, at least 1, got {text!r}")
+        given = int(text)
+    return left, given
+
+
+def choose_threads(words: list[str]) -> tuple[int | None, str]:
+    """Choose the number of threads for a command, unless OMP_NUM_THREADS is set.
+
+    A run that is resumed gets as many threads as before, because sums are rounded differently with
+    another number. Other commands get the cores that are free.
+
+    Args:
+        words: the words of the command.
+
+    Returns:
+        The number, or None to leave the choice to torch; and a sentence for the user, which is empty
+        if all cores are used.
+    """
+    command = next((word for word in words if not word.startswith("-")), "")
+    if VARIABLE in os.environ or command not in COMPUTING or {"-h", "--help"} & set(words):
+        return None, ""
+    if "--resume" in words and (before := _threads_of_run(words)) is not None:
+        return before, ""
+    cores = available_cores()
+    threads = max(1, min(cores, round(free_cores(cores))))
+    if threads == cores:
+        return None, ""
+    return threads, (
+        f"other programs use the processor: computing with {threads} of {cores} threads (--threads N "
+        "chooses another number)"
+    )
+
+
+def use_threads(threads: int) -> None:
+    """Let torch use this number of threads, whether it is imported already or later."""
+    os.environ[VARIABLE] = str(threads)
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(threads)
+
+
+def available_cores() -> int:
+    """The number of cores that this process may use: its CPU affinity and its cgroup limit."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return cores if quota == "max" else max(1, min(cores, round(int(quota) / int(period))))
+    except (OSError, ValueError):
+        return cores
+
+
+def free_cores(cores: int) -> float:
+    """Measure how many of the cores no program uses now.
+
+    Args:
+        cores: the number of cores that this process may use.
+    """
+    before = _idle_and_total()
+    time.sleep(SECONDS)
+    after = _idle_and_total()
+    if before and after and after[1] > before[1]:
+        return cores * (after[0] - before[0]) / (after[1] - before[1])
+    if hasattr(os, "getloadavg"):
+        return max(0.0, cores - os.getloadavg()[0])
+    return cores
+
+
+def _idle_and_total() -> tuple[int, int] | None:
+    """The time that all cores were idle, and all time, since the machine started; from Linux."""
+    try:
+        with open("/proc/stat", encoding="ascii") as file:
+            numbers = [int(word) for word in file.readline().split()[1:9]]
+    except (OSError, ValueError):
+        return None
+    return (numbers[3] + numbers[4], sum(numbers)) if len(numbers) == 8 else None
+
+
+def _threads_of_run(words: list[str]) -> int | None:
+    """The number of threads of the run in ``--out``, from the last start in its log."""
+    out = next((b for a, b in pairwise(words) if a == "--out"), None)
+    out = out or next((word[6:] for word in words if word.startswith("--out=")), None)
+    if out is None:
+        return None
+    try:
+        lines = (Path(out) / "log.jsonl").read_text(encoding="utf-8").splitlines()
+        found = [event.get("threads") for event in map(json.loads, lines) if event["event"] == "start"]
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        return None
+    return found[-1] if found and isinstance(found[-1], int) and found[-1] > 0 else None
