@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 RECMIX_DATA ?= $(abspath $(wildcard ../shared/data))
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-adapters lint types bench clean
+.PHONY: demo test test-adapters lint types bench docs notebooks clean
 
 demo: $(VENV)/.run
 	$(BIN)/recmix demo --out runs/demo --overwrite
@@ -34,18 +34,32 @@ types: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks $(ARGS)
 
+# The site of the documentation, in build/site. Look at it with: .venv/bin/mkdocs serve
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+	@echo "wrote build/site/index.html"
+
+# Run the tutorials, and write their notebooks with all outputs.
+notebooks: $(VENV)/.docs
+	$(BIN)/python docs/notebooks.py
+
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.run: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing recmix into $(VENV) (a minute or two, once)"
-	$(PIP) -e .
+	$(PIP) -e '.[explore]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing recmix and its test tools into $(VENV) (a minute or two, once)"
 	$(PIP) -e '.[dev]'
 	@touch $@ $(VENV)/.run
+
+$(VENV)/.docs: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing recmix and the tools of the site into $(VENV) (a minute or two, once)"
+	$(PIP) -e '.[docs]'
+	@touch $@
 
 clean:
 	rm -rf $(VENV) $(VENV)-adapters build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

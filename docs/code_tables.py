@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from recmix.data import SETS
+from recmix.errors import ConfigError
 from recmix.inference import Inference
 from recmix.methods.registry import COMPONENTS, METHODS
-from recmix.model.likelihoods import LIKELIHOODS, Likelihood
+from recmix.model.likelihoods import LIKELIHOODS, Autoregressive, Likelihood
 from recmix.model.options import ModelOptions, Option, options_of
 from recmix.model.priors import PRIORS, GaussianMixturePrior, StandardNormal, VampPrior
 from recmix.runs.training_options import Training
@@ -86,14 +87,14 @@ def data_sets() -> str:
         size = "x".join(map(str, found.shape))
         counts = " / ".join(f"{n:,}" for n in found.counts.values())
         rows.append([f"`{name}`", size, counts, found.citation])
-    return table(["name", "image", "train / validation / test", "cite"], rows)
+    return table(["name", "example", "train / validation / test", "cite"], rows)
 
 
 def likelihoods() -> str:
     """Every likelihood: its data, the decoder's output, its Fisher information, its noise."""
     rows = []
     for name, cls in sorted(LIKELIHOODS.items()):
-        output = cls.for_data(SHAPE, classes=CLASSES).output_shape(SHAPE)
+        output = _output(cls)
         noise = "yes" if cls.can_temper else "no"
         text = _text((inspect.getdoc(cls) or "").partition("\n\n")[0])
         rows.append(
@@ -102,7 +103,7 @@ def likelihoods() -> str:
                 f"`{cls.__name__}`",
                 text,
                 VALUES[cls.values],
-                str(output),
+                output,
                 _fisher(cls),
                 noise,
             ]
@@ -111,8 +112,18 @@ def likelihoods() -> str:
     return table([*heads, "Fisher information", "noise"], rows)
 
 
+def _output(cls: type[Likelihood]) -> str:
+    """The shape of a likelihood's decoder output for examples of the shape `SHAPE`."""
+    try:
+        return str(cls.for_data(SHAPE, classes=CLASSES).output_shape(SHAPE))
+    except ConfigError:  # only for graphs
+        return NONE
+
+
 def _fisher(cls: type[Likelihood]) -> str:
     """How a likelihood computes its Fisher information in the decoder's output."""
+    if cls is Autoregressive:
+        return "matrix, derivatives"
     if cls.fisher is not Likelihood.fisher:
         return "blocks, formula"
     if cls.precision is not Likelihood.precision:

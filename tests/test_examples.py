@@ -54,6 +54,21 @@ def test_counts():
         assert found[f"refined, {steps}"][1] < iwae
 
 
+def test_text():
+    text = run("text.py")
+    found = rows(text)  # NLL, perplexity, ELBO, KL, mutual information, active units, time
+    assert found["vae, no option against collapse"][3] < 0.1
+    assert found["vae, no option against collapse"][5] == 0
+    assert found["vae"][3] > 2
+    assert found["vae"][4] > 1
+    assert found["vae"][5] == 8
+    for name in ("vae", "rme"):
+        assert found[f"{name}, refined"][2] > found[name][2] + 0.1  # a higher ELBO
+        assert found[f"{name}, refined"][0] < found[name][0]
+    assert len(re.findall(r"  ->  the \w+ \w+ the \w+", text)) == 4
+    assert "samples:" in text
+
+
 @pytest.mark.skipif(importlib.util.find_spec("pythae") is None, reason="pythae is not installed")
 def test_pythae_model():
     found = rows(run("pythae_model.py", "--quick"))
@@ -72,3 +87,29 @@ def test_without_pythae_the_example_says_how_to_install_it():
     )
     assert done.returncode == 1
     assert "pip install pythae" in done.stderr
+
+
+@pytest.mark.skipif(importlib.util.find_spec("rdkit") is None, reason="RDKit is not installed")
+def test_molecules():
+    text = run("molecules.py", "--epochs", "8")
+    found = rows(text)
+    assert set(found) == {
+        "graphs, VAE",
+        "graphs, RME(2)",
+        "graphs, VAE, refined",
+        "strings, VAE",
+        "strings, VAE, refined",
+    }
+    for kind in ("graphs", "strings"):
+        assert found[f"{kind}, VAE, refined"][0] > found[f"{kind}, VAE"][0]
+        assert all(0 <= share <= 100 for share in found[f"{kind}, VAE"][2:4])
+    assert "MoleculeGraphs(6 atom types, up to 10 atoms)" in text
+
+
+def test_video():
+    found = rows(run("video.py"))
+    elbo, iwae, _ = found["encoder"]
+    assert elbo < iwae
+    for steps in ("1 step", "2 steps", "4 steps"):
+        assert found[f"refined, {steps}"][0] > elbo
+        assert found[f"refined, {steps}"][1] > iwae - 0.5
