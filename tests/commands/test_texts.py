@@ -48,6 +48,13 @@ def test_texts_from_training_to_evaluation(place, capsys):
     assert call("evaluate", "runs/rme", "--samples", "3", "--data", "other.txt", "--split", "train") == 0
 
 
+def test_run_that_was_killed_before_its_vocabulary_was_written_is_resumed(place):
+    assert train("--length", "4", *SHORT) == 0
+    (place / "runs/vae/vocabulary.json").unlink()
+    assert call("train", "--resume", "--out", "runs/vae", "--epochs", "2") == 0
+    assert Run("runs/vae").vocabulary() is not None
+
+
 def test_second_stage_on_other_texts_keeps_the_vocabulary_and_can_be_resumed(place):
     assert train(*SHORT) == 0
     small = ["--init", "runs/vae", "--epochs", "1", "--device", "cpu"]

@@ -177,6 +177,24 @@ def test_copies_of_a_text_are_in_one_part():
     assert len(set(val)) == 4 or "<unknown>" in val
 
 
+def test_texts_with_the_same_example_are_in_one_part():
+    texts = [f"w{i}{space}x" for i in range(40) for space in (" ", "  ")]
+    data = from_texts(texts, seed=1, length=4)
+    train, val = ({row.tobytes() for row in x[:]} for x in (data.x_train, data.x_val))
+    unknown = data.vocabulary.encode(["zzz x"]).x[0].tobytes()
+    assert not (train & val) - {unknown}
+
+
+def test_molecules_with_the_same_graph_are_in_one_part():
+    pytest.importorskip("rdkit")
+    texts = [f"{'C' * n}{end}" for n in range(1, 11) for end in ("O", "N")]
+    texts += [f"{end}{'C' * n}" for n in range(1, 11) for end in ("O", "N")]
+    data = from_texts(texts, kind="molecule-graphs", seed=1)
+    train, val = ({row.tobytes() for row in x[:]} for x in (data.x_train, data.x_val))
+    assert val
+    assert not train & val
+
+
 def test_nothing_left_is_an_error_with_counts(tmp_path):
     path = write(tmp_path / "a.txt", ["a b c d"] * 5 + ["", "a b c", "c b a"])
     with pytest.raises(

@@ -141,13 +141,20 @@ def test_same_seed_gives_same_scores():
     assert first.validity != other.validity
 
 
+def test_examples_that_are_no_molecules_are_left_out():
+    model = graph_model()
+    rows = torch.cat([model.rows, -torch.ones_like(model.rows[:2])])
+    few = {"samples": 5, "encodings": 1, "decodings": 1}
+    assert molecule_scores(model, rows, **few).molecules == len(model.rows)
+
+
 def test_wrong_input_is_refused():
     model = graph_model()
     with pytest.raises(ConfigError, match="samples must be positive, got 0"):
         molecule_scores(model, model.rows, samples=0)
     with pytest.raises(ConfigError, match="no test molecules"):
         molecule_scores(model, model.rows[:0])
-    with pytest.raises(ConfigError, match="not a valid molecule"):
+    with pytest.raises(ConfigError, match="is a valid molecule with known tokens"):
         molecule_scores(model, -torch.ones_like(model.rows))
     model.vocabulary = None
     with pytest.raises(ConfigError, match="no vocabulary of molecules"):

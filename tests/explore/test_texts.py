@@ -198,6 +198,12 @@ def test_texts_that_cannot_be_read_are_refused(app, path):
     assert "text is 7, expected a text" in error(app, path, text=7, run="words")
 
 
+def test_samples_of_one_request_are_limited(app):
+    text = "the cat sat"
+    message = error(app, "/score", run="words", texts=[text] * 64, samples=10_000)
+    assert "at most 100,000 samples" in message
+
+
 def test_lists_of_texts_are_checked(app):
     assert "text 2 is empty" in error(app, "/posterior", texts=["cat", ""], run="words")
     assert "65 texts are too many" in error(app, "/posterior", 413, texts=["cat"] * 65, run="words")

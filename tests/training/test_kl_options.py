@@ -13,6 +13,7 @@ from recmix.errors import ConfigError, RunError
 from recmix.methods.method import Objective
 from recmix.methods.registry import METHODS
 from recmix.methods.vae import VAE
+from recmix.model.causal_networks import CausalNetwork
 from recmix.objectives import elbo, elbo_parts, kl_by_dimension, weighted_elbo
 from recmix.posteriors import FullGaussian, Gaussian, Mixture
 from recmix.runs.folder import Run
@@ -284,3 +285,18 @@ def test_defaults_change_nothing():
     assert job.kl_weight is None
     assert job.objective.kl_weight is None
     assert math.isfinite(made.history[-1]["elbo"])
+
+
+def test_frozen_decoder_has_no_dropout_while_the_encoder_is_trained(monkeypatch):
+    texts = ["a cat sat", "a dog ran", "the cow sat", "the dog", "a cat ran"] * 4
+    data = recmix.data.from_texts(texts, texts)
+    tiny = {"latent": 2, "units": 8, "heads": 2, "blocks": 1, "epochs": 1, "progress": False}
+    model = recmix.fit("vae", data, token_dropout=0.4, device="cpu", **tiny)
+    modes = []
+    hide = CausalNetwork._some_hidden
+    monkeypatch.setattr(
+        CausalNetwork, "_some_hidden", lambda self, x: modes.append(self.training) or hide(self, x)
+    )
+    recmix.fit("vae", data, init=model, train="encoder", epochs=1, progress=False, device="cpu")
+    assert modes
+    assert not any(modes)

@@ -414,8 +414,9 @@ class Model(nn.Module):
         """Show the model in the browser, until Ctrl-C or until the notebook cell is interrupted.
 
         Args:
-            data: examples to show, in any form that `fit` takes; by default those of the run's own
-                data, if they can be loaded again. The test part is shown if there is one.
+            data: examples to show: an array, a tensor, texts, a name, a path or a `Data`; by default
+                those of the run's own data, if they can be loaded again. The test part is shown if
+                there is one.
             **how: further arguments of `recmix.explore.serve`, such as port; ``browser=False`` only
                 prints the address.
         """

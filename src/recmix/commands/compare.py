@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from recmix.commands.terminal import Root, load_data, out, plain
+from recmix.commands.terminal import Root, err, load_data, out, plain
 from recmix.errors import ConfigError, NonFiniteError
 from recmix.runs.data_options import DATA_OPTIONS
 from recmix.runs.files import write_bytes, write_json
@@ -53,8 +53,11 @@ def compare_command(
     """Train methods from the same VAE, and print one table of scores."""
     both = {"seed": seed, "device": device}
     texts: dict[str, Any] = {"length": length, "vocabulary_size": vocabulary_size, "graphs": graphs}
+    found = load_data(data, root=data_root, init=init, size=size, crop=crop, **texts)
+    for note in found.notes:
+        err.print(plain(note), highlight=False)
     rows = compare(
-        load_data(data, root=data_root, init=init, size=size, crop=crop, **texts),
+        found,
         folder,
         entries or [],
         init=init,

@@ -121,9 +121,22 @@ def _threads_of_run(words: list[str]) -> int | None:
     out = out or next((word[6:] for word in words if word.startswith("--out=")), None)
     if out is None:
         return None
+    found = None
+    for folder in (Path(out) / "vae", Path(out)):  # an interrupted first stage has its own log
+        try:
+            lines = (folder / "log.jsonl").read_bytes().splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            found = _threads_in(line) or found
+    return found
+
+
+def _threads_in(line: bytes) -> int | None:
+    """The number of threads in a line of a log, if it says that training started. It may be damaged."""
     try:
-        lines = (Path(out) / "log.jsonl").read_text(encoding="utf-8").splitlines()
-        found = [event.get("threads") for event in map(json.loads, lines) if event["event"] == "start"]
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        event = json.loads(line)
+        threads = event.get("threads") if event["event"] == "start" else None
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         return None
-    return found[-1] if found and isinstance(found[-1], int) and found[-1] > 0 else None
+    return threads if type(threads) is int and 0 < threads <= available_cores() else None

@@ -18,10 +18,11 @@ from recmix.commands.train_help import TrainCommand, complete, epilog
 from recmix.errors import ConfigError, RunError, unknown
 from recmix.runs.data_options import DATA_OPTIONS
 from recmix.runs.files import read_toml
-from recmix.runs.folder import PRESET, Run
+from recmix.runs.folder import PRESET, VOCABULARY, Run
 
 if TYPE_CHECKING:
     from recmix.data import Data
+    from recmix.model.vocabulary import Vocabulary
 
 __all__ = ["add_train"]
 
@@ -118,6 +119,11 @@ def _train(**given: Any) -> None:
     _run_training(request, resume=resume, overwrite=overwrite)
 
 
+def _vocabulary(run: Run) -> Vocabulary | None:
+    """The vocabulary of a run; None if a kill came before it was written: it is then made again."""
+    return run.vocabulary() if (run.folder / VOCABULARY).exists() else None
+
+
 def _run_training(request: dict[str, Any], *, resume: bool, overwrite: bool) -> None:
     from recmix.api import fit, fit_preset
     from recmix.data import rebuild
@@ -129,7 +135,7 @@ def _run_training(request: dict[str, Any], *, resume: bool, overwrite: bool) -> 
     folder = Path(request["out"])
     run = Run(folder)
     if isinstance(source, dict):
-        vocabulary = run.vocabulary() if run.exists else None
+        vocabulary = _vocabulary(run) if run.exists else None
         data = _without_new_test(rebuild(source, root=root, vocabulary=vocabulary), source)
     elif resume and run.exists and seed is None and not any(how.values()):
         data = _data_of_run(source, run, root)
@@ -173,7 +179,7 @@ def _data_of_run(source: Any, run: Run, root: Any) -> Data:
     from recmix.data import load_again
 
     described = run.spec().data
-    data = load_again(source, described, root=root, vocabulary=run.vocabulary())
+    data = load_again(source, described, root=root, vocabulary=_vocabulary(run))
     return _without_new_test(data, described)
 
 

@@ -164,7 +164,9 @@ def data_of_texts(
     empty = total - sum(map(len, filled.values()))
     if not filled["train"]:
         raise DataError(f"{name}: there is no training text, and {empty} empty one(s); give some texts")
-    filled = _complete(filled, name=name, seed=seed, need_test=need_test)
+    different = list(dict.fromkeys(text for texts in filled.values() for text in texts))
+    forms = dict(zip(different, made.normal_forms(different), strict=True))
+    filled = _complete(filled, forms, name=name, seed=seed, need_test=need_test)
     if vocabulary is None:
         vocabulary = _vocabulary(made, filled["train"], options)
     left_out = {"empty": empty} if empty else {}
@@ -192,7 +194,7 @@ def data_of_texts(
         source=source,
         fields=vocabulary.fields,
         vocabulary=vocabulary,
-        notes=tuple(_notes(filled, total, left_out, changed, options, vocabulary)),
+        notes=tuple(_notes(filled, forms, total, left_out, changed, options)),
     )
 
 
@@ -296,21 +298,28 @@ def _clean(texts: Iterable[Any], part: str, kind: type[Vocabulary]) -> list[str]
 
 
 def _complete(
-    parts: dict[str, list[str]], *, name: str, seed: int, need_test: bool
+    parts: dict[str, list[str]], forms: Mapping[str, str], *, name: str, seed: int, need_test: bool
 ) -> dict[str, list[str]]:
     """Hold missing validation and test texts out of the training texts.
 
-    All copies of a text come into the same part, so that no validation text is a training text.
+    All texts of one form come into the same part, so that no validation example is a training example.
+
+    Args:
+        parts: The texts of each part.
+        forms: The normal form of each text, see `Vocabulary.normal_forms`.
+        name: Name of the data set.
+        seed: Seed of the split.
+        need_test: Whether test texts are held out if they are missing.
     """
     missing = [key for key in ("val", "test") if key not in parts and (key == "val" or need_test)]
     if not missing:
         return parts
-    different = list(dict.fromkeys(parts["train"]))
+    different = list(dict.fromkeys(forms[text] for text in parts["train"]))
     _, *held_out = split(len(different), name=name, seed=seed, parts=len(missing))
     part_of = {different[row]: key for key, rows in zip(missing, held_out, strict=True) for row in rows}
     sorted_texts: dict[str, list[str]] = {"train": [], **{key: [] for key in missing}}
     for text in parts["train"]:
-        sorted_texts[part_of.get(text, "train")].append(text)
+        sorted_texts[part_of.get(forms[text], "train")].append(text)
     return parts | sorted_texts
 
 
@@ -326,21 +335,21 @@ def _vocabulary(made: type[Vocabulary], texts: Sequence[str], options: Mapping[s
 
 def _notes(
     parts: Mapping[str, Sequence[str]],
+    forms: Mapping[str, str],
     total: int,
     left_out: Mapping[str, int],
     changed: Mapping[str, int],
     options: Mapping[str, Any],
-    vocabulary: Vocabulary,
 ) -> Iterable[str]:
     """Give the notes of a data set of texts.
 
     Args:
         parts: The texts that are not empty.
+        forms: The normal form of each text, see `Vocabulary.normal_forms`.
         total: Number of all texts.
         left_out: How many texts were left out, by reason.
         changed: How many texts were changed, by reason.
         options: Options that the user gave for the vocabulary.
-        vocabulary: The vocabulary.
     """
     if left_out:
         said = ", ".join(f"{count:,} {problem}" for problem, count in left_out.items())
@@ -349,9 +358,11 @@ def _notes(
             yield "the length suffices for 99 % of the training texts; give length=... for another one"
     for problem, count in changed.items():
         yield f"{count:,} texts {problem}"
-    train = set(parts["train"])
-    repeated = sum(len(texts) - len(set(texts)) for texts in parts.values())
+    train = {forms[text] for text in parts["train"]}
+    repeated = sum(len(texts) - len({forms[text] for text in texts}) for texts in parts.values())
     if repeated:
         yield f"{repeated:,} texts are copies of another text of the same part"
-    if known := sum(text in train for key, texts in parts.items() if key != "train" for text in texts):
+    if known := sum(
+        forms[text] in train for key, texts in parts.items() if key != "train" for text in texts
+    ):
         yield f"{known:,} validation or test texts are also training texts"

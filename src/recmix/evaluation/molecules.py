@@ -157,15 +157,16 @@ def molecule_scores(
         raise ConfigError("there are no test molecules: give at least one")
     keep = getattr(used, "stereo", True) if stereo is None else stereo
     decoder = _Decoder(model.latent_model, used, seed=seed, stereo=keep, memory=memory)
+    numbers = torch.as_tensor(np.asarray(x_test[:])).cpu().numpy()
+    truths = np.array(canonical_smiles(used.decode(numbers), stereo=keep), dtype=object)
+    x_test, truths = numbers[truths != ""], truths[truths != ""]
+    if not len(x_test):
+        raise ConfigError(
+            f"none of {len(numbers):,} test examples is a valid molecule with known tokens: give others"
+        )
     greedy, shares = [], []
     for start in range(0, len(x_test), AT_ONCE):
-        x = x_test[start : start + AT_ONCE]
-        numbers = torch.as_tensor(x).cpu().numpy()
-        truth = np.array(canonical_smiles(used.decode(numbers), stereo=keep), dtype=object)
-        if "" in truth:
-            raise ConfigError(
-                "a test example is not a valid molecule; leave such examples out of x_test"
-            )
+        x, truth = x_test[start : start + AT_ONCE], truths[start : start + AT_ONCE]
         q = model.posterior(x)
         means = torch.stack([part.mean for part in q.components], 1)  # (B, K, D)
         best = means[torch.arange(len(x), device=means.device), q.weights.argmax(-1)]

@@ -16,7 +16,7 @@ __all__ = ["HINT", "can_draw", "draw", "is_molecule"]
 
 HINT = "molecules are drawn if RDKit is installed: pip install 'recmix[molecules]'"
 WIDTH, HEIGHT = 260, 180
-MOST_ATOMS = 150
+MOST_ATOMS = 80
 """Larger molecules are not drawn."""
 NAMESPACE = "http://www.w3.org/2000/svg"
 NUMBERS = re.compile(r"[0-9a-zA-Z#.,:;%() \n-]*")

@@ -97,7 +97,10 @@ class Routes:
                 fields, rows = await wire.read_request(request, takes, integers)
                 run = self.catalogue.find(fields.pop("run"))
                 if for_texts is not None and run.vocabulary is not None:
-                    found = await self._answer_texts(request, run, takes, rows, fields, for_texts)
+                    try:
+                        found = await self._answer_texts(request, run, takes, rows, fields, for_texts)
+                    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+                        raise Refused(422, TOO_LARGE) from None
                     return respond(request, found, run=run.name)
                 if isinstance(rows, Texts):
                     run.needed_vocabulary()

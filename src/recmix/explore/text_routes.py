@@ -37,6 +37,7 @@ class TextAnswers:
         self.limits = limits
         self._means: WeakKeyDictionary[ServedRun, Array] = WeakKeyDictionary()
         self._locks: WeakKeyDictionary[ServedRun, asyncio.Lock] = WeakKeyDictionary()
+        self._drawing = asyncio.Semaphore(1)
 
     def count(self, run: ServedRun, path: str, rows: int, fields: dict[str, int]) -> int:
         """Count the numbers that an answer is as large as, before it is computed.
@@ -80,6 +81,9 @@ class TextAnswers:
 
     async def score(self, run: ServedRun, given: Texts, samples: int, seed: int) -> Answer:
         """ELBO and IWAE of texts."""
+        if len(given) * samples > self.limits.decodings:
+            asked, most = f"{len(given)} texts with {samples} samples each", self.limits.decodings
+            raise Refused(422, f"{asked} were asked for; together at most {most:,} samples are drawn")
         read = await self._read(run, given)
         work = partial(answers.score, run.model, read.x, samples, seed)
         found = await self.batcher.alone(work, cost=len(read.x) * samples)
@@ -135,7 +139,10 @@ class TextAnswers:
         if not run.needed_vocabulary().molecules:
             raise Refused(422, f"{run.name} is no run of molecules: its texts cannot be drawn")
         texts.check_texts(given, most=self.limits.texts, longest=self.limits.characters)
-        drawings = await asyncio.to_thread(lambda: [draw(text) for text in given])
+        drawings = []
+        async with self._drawing:  # one at a time: a drawing keeps the other threads from running
+            for text in given:
+                drawings.append(await asyncio.to_thread(draw, text))
         return {"drawings": drawings, "hint": None if can_draw() else HINT}
 
     async def _read(self, run: ServedRun, given: Texts) -> texts.ReadTexts:

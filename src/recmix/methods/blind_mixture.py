@@ -63,7 +63,7 @@ class BlindMixture(Method):
         kind = find_component(component)
         super().__init__(model, kind.for_mixture(encoder, model, order, component_setting))
         self.order = order
-        self.weight_net = WeightNet(model.shape, order, classes=token_classes(model))
+        self.weight_net = WeightNet(model.shape, order, classes=token_classes(encoder))
         self._draw_others()
 
     def posterior(self, x: Tensor) -> Mixture:

@@ -107,7 +107,7 @@ class RecursiveMixture(Method):
         self.per_instance = per_instance
         self.jitter = jitter
         self.gates = nn.ModuleList(
-            Gate(model.shape, minimum=eps_min, maximum=eps_max, classes=token_classes(model))
+            Gate(model.shape, minimum=eps_min, maximum=eps_max, classes=token_classes(encoder))
             for _ in range(order - 1)
         )
 

@@ -100,7 +100,8 @@ class MoleculeGraphs(Vocabulary):
         most = 0
         with _quiet():
             for text in texts:
-                types = _atom_types(text)
+                graph = _graph(text)
+                types = [] if isinstance(graph, str) else graph.types
                 if types and (length is None or len(types) <= length):
                     found.update(types)
                     most = max(most, len(types))
@@ -113,6 +114,11 @@ class MoleculeGraphs(Vocabulary):
                 f"the largest molecule has {most:,} atoms, more than {MOST_ATOMS}: give a smaller length"
             )
         return cls(ordered, max(2, most) if length is None else length)
+
+    @classmethod
+    def normal_forms(cls, texts: Sequence[str]) -> list[str]:
+        """Canonical SMILES strings without stereochemistry; texts that are not valid are kept."""
+        return [form or text for form, text in zip(canonical_smiles(texts), texts, strict=True)]
 
     @property
     def node_classes(self) -> int:
@@ -296,12 +302,6 @@ def _graph(text: str) -> _Graph | str:
     types = _types(mol)
     orders = chem.GetAdjacencyMatrix(mol, useBO=True)
     return _Graph(types, orders[_upper(len(types))])
-
-
-def _atom_types(text: str) -> list[AtomType]:
-    """The atom types of a molecule in any order; none if the text is not valid."""
-    mol = _molecule(text)
-    return [] if mol is None else _types(mol)
 
 
 def _types(mol: Any) -> list[AtomType]:

@@ -226,6 +226,11 @@ class Words(TokenVocabulary):
     default_size = 10_000
 
     @classmethod
+    def normal_forms(cls, texts: Sequence[str]) -> list[str]:
+        """The texts with one space between words."""
+        return [" ".join(text.split()) for text in texts]
+
+    @classmethod
     def split(cls, text: str) -> list[str]:
         """Cut a text at white space."""
         return text.split()

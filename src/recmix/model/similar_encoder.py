@@ -16,14 +16,20 @@ if TYPE_CHECKING:
 __all__ = ["similar_encoder", "token_classes", "token_features"]
 
 
-def token_classes(model: LatentModel) -> int:
-    """The number of classes of a model whose examples are sequences of tokens (T,); 0 for others.
+def token_classes(encoder: nn.Module) -> int:
+    """The number of classes of an encoder that reads tokens; 0 for other encoders.
 
-    >>> from recmix.model.latent import LatentModel
-    >>> from recmix.model.likelihoods import Categorical
-    >>> token_classes(LatentModel(nn.Identity(), Categorical(7), latent=2, shape=(5,)))
-    7
+    >>> from recmix.model.networks import mlp_encoder
+    >>> from recmix.model.sequence_networks import gru_encoder
+    >>> token_classes(gru_encoder((5,), 2, classes=7)), token_classes(mlp_encoder((5,), 2))
+    (7, 0)
     """
+    features = encoder.features if isinstance(encoder, Encoder) else None
+    return features.classes if isinstance(features, TokenFeatures) else 0
+
+
+def _classes(model: LatentModel) -> int:
+    """The number of classes of a model whose examples are sequences of tokens (T,); 0 for others."""
     classes: int = getattr(model.likelihood, "classes", 0)
     tokens = model.likelihood.values == "classes" and model.fields is None and len(model.shape) == 1
     return classes if tokens else 0
@@ -42,7 +48,7 @@ def token_features(encoder: nn.Module | None, model: LatentModel, width: float) 
     if isinstance(encoder, Encoder):
         given = encoder.features
         return given.wider(width) if isinstance(given, TokenFeatures) else None
-    classes = token_classes(model)
+    classes = _classes(model)
     return TransformerFeatures(model.shape[0], classes).wider(width) if classes else None
 
 

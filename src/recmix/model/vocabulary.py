@@ -66,6 +66,14 @@ class Vocabulary(ABC):
     def encode(self, texts: Sequence[str]) -> Encoded:
         """The texts as examples of numbers."""
 
+    @classmethod
+    def normal_forms(cls, texts: Sequence[str]) -> list[str]:
+        """For each text, a form that all texts with the same example share; by default the text itself.
+
+        Texts of one form are never divided between training and held-out texts.
+        """
+        return list(texts)
+
     @abstractmethod
     def decode(self, x: np.ndarray) -> list[str]:
         """The texts of examples (N, *shape). An example that is no valid text gives ""."""

@@ -167,7 +167,7 @@ class Job:
         self._written = -1  # epoch of the best weights on disk
         self._order = torch.zeros(0, dtype=torch.int64)
         self._stream: Iterator[Tensor] | None = None
-        method.train()
+        self._training_mode()
         self.optimizers: Optimizers = self.trainer.optimizers(
             training.learning_rate or 1e-3,
             variance_rate=training.variance_rate,
@@ -201,7 +201,7 @@ class Job:
         elif self.continued:
             self.method.eval()
             self.trainer.prepare(next(self.held_out.in_order(EVALUATION_BATCH)))
-            self.method.train()
+            self._training_mode()
             self.state.best_score = self._read(self.validation())["val_iwae"]
             self._keep_best()
         self.world.wait()
@@ -278,8 +278,14 @@ class Job:
                 bounds(self.method, x, self.objective.inference, samples=samples, generator=generator)
                 for x in self.held_out.in_order(EVALUATION_BATCH)
             ]
-            self.method.train()
+            self._training_mode()
         return torch.stack([torch.cat(column).double().mean() for column in zip(*parts, strict=True)])
+
+    def _training_mode(self) -> None:
+        """Set training mode. A decoder that is not trained stays in evaluation mode, without dropout."""
+        self.method.train()
+        if self.training.train != "all":
+            self.method.model.eval()
 
     def end_epoch(self, validation: Tensor) -> dict[str, float]:
         """Finish an epoch: add a row to the history and return it, keep the best weights, stop if due.
