@@ -146,9 +146,9 @@ def test_a_similar_encoder_is_of_the_same_kind(features):
 def test_features_of_tokens_for_encoders_of_ones_own():
     assert isinstance(token_features(nn.Flatten(), model(), 1.0), TokenFeatures)
     assert token_features(mlp_encoder((LENGTH,), 2), model(), 1.0) is None
-    assert token_classes(model()) == CLASSES
+    assert token_classes(encoder("gru")) == CLASSES
+    assert token_classes(mlp_encoder((LENGTH,), 2)) == token_classes(nn.Flatten()) == 0
     image = LatentModel(nn.Identity(), Categorical(3), latent=2, shape=(1, 8, 8))
-    assert token_classes(image) == 0
     assert token_features(nn.Flatten(), image, 1.0) is None
 
 

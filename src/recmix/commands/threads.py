@@ -22,6 +22,8 @@ VARIABLE = "OMP_NUM_THREADS"
 COMPUTING = ("train", "demo", "compare", "evaluate", "tune", "figure1", "export")
 """Commands that compute in this process. Grids and the explorer choose threads themselves."""
 SECONDS = 0.2
+MOST_THREADS = 1024
+"""A larger number in a log is not believed."""
 
 
 def take_threads(words: list[str]) -> tuple[list[str], int | None]:
@@ -139,4 +141,4 @@ def _threads_in(line: bytes) -> int | None:
         threads = event.get("threads") if event["event"] == "start" else None
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         return None
-    return threads if type(threads) is int and 0 < threads <= available_cores() else None
+    return threads if type(threads) is int and 0 < threads <= MOST_THREADS else None
