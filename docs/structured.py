@@ -169,7 +169,7 @@ class Study:
         out = self.given.out
         found = json.loads(out.read_text()) if out.exists() else {}
         options = {k: v for k, v in vars(self.given).items() if isinstance(v, int | float)}
-        about = {"torch": torch.__version__, "seconds": time.time() - self.began, **options}
+        about = {"torch": torch.__version__, **options, "seconds": time.time() - self.began}
         found[self.kind] = {"about": about, **self.found}
         out.write_text(json.dumps(found, indent=1, default=str) + "\n")
 

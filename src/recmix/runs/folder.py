@@ -196,14 +196,7 @@ class Run:
 
     def scores(self) -> dict[str, Any]:
         """Read all evaluation results by name, see `recmix.runs.scores.ScoreKey`."""
-        path = self.folder / "scores.json"
-        found: dict[str, Any] = read_json(path) if path.exists() else {}
-        if not isinstance(found, dict) or not all(isinstance(one, dict) for one in found.values()):
-            raise RunError(
-                f"{path} is damaged: expected an object with an object for each score. Delete the file, "
-                "and evaluate again"
-            )
-        return found
+        return self._by_score("scores.json")
 
     def add_score(self, key: str, score: dict[str, Any]) -> None:
         """Add one evaluation result to the folder, or replace it.
@@ -217,7 +210,11 @@ class Run:
 
     def reports(self) -> dict[str, Any]:
         """Read the results of ``recmix evaluate --report``, by names of the score and the report."""
-        path = self.folder / "reports.json"
+        return self._by_score("reports.json")
+
+    def _by_score(self, name: str) -> dict[str, Any]:
+        """Read a file with an object for each score; an empty result if there is no such file."""
+        path = self.folder / name
         found: dict[str, Any] = read_json(path) if path.exists() else {}
         if not isinstance(found, dict) or not all(isinstance(one, dict) for one in found.values()):
             raise RunError(
