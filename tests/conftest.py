@@ -1,5 +1,6 @@
 """Fixtures shared by all tests."""
 
+import importlib.util
 import os
 import shutil
 from pathlib import Path
@@ -8,6 +9,14 @@ import pytest
 import torch
 
 torch.set_num_threads(1)  # several tests run at the same time
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip the examples in docstrings that need RDKit where it is not installed."""
+    if importlib.util.find_spec("rdkit") is None:
+        for item in items:
+            if item.path.name == "graph_vocabulary.py":
+                item.add_marker(pytest.mark.skip(reason="RDKit is not installed"))
 
 
 @pytest.fixture

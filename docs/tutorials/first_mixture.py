@@ -132,7 +132,7 @@ from pathlib import Path
 
 folder = Path(tempfile.mkdtemp()) / "rme"
 rme.save(folder)
-loaded = recmix.load(folder)
+loaded = recmix.load(folder, device="cpu")
 print("the same bounds:", torch.equal(loaded.elbo(x), rme.elbo(x)))
 
 # %% [markdown]

@@ -1,12 +1,12 @@
 """`recmix doctor`: what it prints, and its exit status."""
 
 import json
-from importlib import metadata
 from types import SimpleNamespace
 
 import pytest
 from cases.commands import call
 
+from recmix._version import __version__
 from recmix.commands import doctor
 from recmix.commands.doctor import check_packages
 
@@ -27,9 +27,10 @@ def test_doctor_trains_a_small_model_and_says_that_all_is_well(capsys):
     assert call("doctor", "--json") == 0
     content, checks = found(capsys)
     assert content["ok"]
-    assert content["recmix"] == metadata.version("recmix")
+    assert content["recmix"] == __version__
     assert "a small VAE was trained" in checks["processor", "training"]["detail"]
-    assert checks["packages", "torch"]["state"] == "ok"
+    if doctor._requirements():  # recmix is installed, not only on the path
+        assert checks["packages", "torch"]["state"] == "ok"
     assert checks["data", "digits"]["state"] == "ok"
     assert ("GPU", "device") in checks
 
@@ -38,7 +39,8 @@ def test_text(quick, capsys):
     assert call("doctor") == 0
     text = capsys.readouterr().out
     assert "everything needed works" in text
-    assert "scikit-learn" in text
+    if doctor._requirements():  # recmix is installed, not only on the path
+        assert "scikit-learn" in text
 
 
 def test_missing_data_sets_are_no_failure(quick, capsys, tmp_path, monkeypatch):
