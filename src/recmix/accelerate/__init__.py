@@ -12,6 +12,7 @@ from recmix.accelerate import (  # noqa: F401  (each registers what it replaces)
     graph_engines,
     muon,
     newton,
+    quasi_newton,
     stacked_posteriors,
     tangents,
 )

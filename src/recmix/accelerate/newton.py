@@ -26,6 +26,9 @@ from recmix.posteriors.full import cholesky, in_double
 
 __all__ = ["KernelLogJoint", "kernels_apply"]
 
+JACOBIAN_UP_TO = 32
+"""Largest latent dimension for which a gradient is computed from the decoder's whole Jacobian."""
+
 
 def kernels_apply(device_type: str, dtype: torch.dtype) -> bool:
     """Whether the Triton kernels for Gauss-Newton steps may be used now.
@@ -104,9 +107,10 @@ class KernelLogJoint(LogJoint):
     def gradient(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """log p(x, z) (B,) and its gradient with respect to z (B, D), at z (B, D).
 
-        The kernels compute the decoder's whole Jacobian for it; this takes less time than autograd.
+        Up to `JACOBIAN_UP_TO` dimensions the kernels compute the decoder's whole Jacobian for it; this
+        takes less time than autograd.
         """
-        if not self.packed:
+        if not self.packed or z.shape[-1] > JACOBIAN_UP_TO:
             return super().gradient(z)
         here = self.equations(z)
         return here.log_joint, here.gradient

@@ -9,6 +9,7 @@ a step needs one forward and one backward pass of the decoder, whatever the dime
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -18,9 +19,10 @@ from recmix.errors import ConfigError
 from recmix.inference.gauss_newton import LogJoint, make_log_joint
 from recmix.inference.restarts import best_restart, repeated, restart_scales
 from recmix.model.latent import LatentModel
+from recmix.model.replaceable import replaceable
 from recmix.posteriors import FullGaussian, LowRankGaussian
 
-__all__ = ["gaussian_at", "learned"]
+__all__ = ["Pair", "Point", "advance", "direction", "gaussian_at", "learned"]
 
 FIRST_LENGTHS = (0.4, 1.0)
 """Lengths that are tried for the first step."""
@@ -84,7 +86,23 @@ def gaussian_at(
     return FullGaussian(mean, *parts) if len(parts) == 1 else LowRankGaussian(mean, *parts)
 
 
-class _Pair(NamedTuple):
+class Point(NamedTuple):
+    """Where the steps are now, for each example.
+
+    Attributes:
+        z: latent points (B, D).
+        value: log p(x, z), (B,).
+        gradient: its derivative with respect to z, (B, D).
+        length: the length of the next step, (B,).
+    """
+
+    z: Tensor
+    value: Tensor
+    gradient: Tensor
+    length: Tensor
+
+
+class Pair(NamedTuple):
     """A step s and the change y of the gradient along it, (B, D) each; `inverse` is 1 / sᵀy, (B, 1)."""
 
     step: Tensor
@@ -98,34 +116,31 @@ def _ascend(model: LatentModel, joint: LogJoint, start: Tensor, steps: int) -> t
     if not steps:
         return z, joint.log_joint(z[None]).squeeze(0)
     value, gradient = joint.gradient(z)
-    pairs: list[_Pair] = []
-    length = torch.ones_like(value)
+    at = Point(z, value, gradient, torch.ones_like(value))
+    pairs: list[Pair] = []
     for k in range(steps):
-        direction = _direction(gaussian_at(model, z), gradient, pairs[-MEMORY:])
+        towards = direction(gaussian_at(model, at.z), at.gradient, pairs[-MEMORY:])
         if not k:  # the start may be far away, where the curvature says little about the right length
-            length = _first_length(joint, z, direction)
-        step = length[:, None] * direction
+            at = at._replace(length=_first_length(joint, at.z, towards))
+        step = at.length[:, None] * towards
         if k == steps - 1:  # the last point needs no gradient
-            reached, there = joint.log_joint((z + step)[None]).squeeze(0), gradient
+            reached, there = joint.log_joint((at.z + step)[None]).squeeze(0), at.gradient
         else:
-            reached, there = joint.gradient(z + step)
-            pairs.append(_pair(step, gradient - there))
-        rose = reached > value  # false where the value is not a number
-        z = torch.where(rose[:, None], z + step, z)
-        value = torch.where(rose, reached, value)
-        gradient = torch.where(rose[:, None], there, gradient)
-        length = torch.where(rose, torch.ones_like(length), SHRINK * length)
-    return z, value
+            reached, there = joint.gradient(at.z + step)
+        at, pair = advance(at, step, reached, there)
+        pairs.append(pair)
+    return at.z, at.value
 
 
-def _first_length(joint: LogJoint, z: Tensor, direction: Tensor) -> Tensor:
+def _first_length(joint: LogJoint, z: Tensor, towards: Tensor) -> Tensor:
     """The best of a few lengths of the first step for each example, (B,)."""
     short, full = FIRST_LENGTHS
-    reached = joint.log_joint(torch.stack([z + short * direction, z + full * direction]))  # (2, B)
+    reached = joint.log_joint(torch.stack([z + short * towards, z + full * towards]))  # (2, B)
     return torch.where(reached[1] > reached[0], full, short).to(z.dtype)
 
 
-def _direction(q: FullGaussian | LowRankGaussian, gradient: Tensor, pairs: list[_Pair]) -> Tensor:
+@replaceable
+def direction(q: FullGaussian | LowRankGaussian, gradient: Tensor, pairs: Sequence[Pair]) -> Tensor:
     """The gradient (B, D) times the inverse curvature: L Lᵀ of q, corrected by earlier steps.
 
     Where a short step along the result would lower log p(x, z), the product L Lᵀ g is used instead.
@@ -148,11 +163,32 @@ def _precondition(q: FullGaussian | LowRankGaussian, vector: Tensor) -> Tensor:
     return q.multiply(q.multiply_transposed(vector))
 
 
-def _pair(step: Tensor, change: Tensor) -> _Pair:
-    """A pair for `_direction`; zero where the curvature along the step is not positive and finite."""
+@replaceable
+def advance(at: Point, step: Tensor, reached: Tensor, gradient: Tensor) -> tuple[Point, Pair]:
+    """Take the steps that raise log p(x, z); shorten the next step of the other examples.
+
+    Args:
+        at: the present point.
+        step: the step of each example, (B, D).
+        reached: log p(x, z) after the step, (B,).
+        gradient: its derivative with respect to z after the step, (B, D).
+
+    Returns:
+        The next point, and the pair that `direction` needs. The pair is zero where the curvature along
+        the step is not positive and finite.
+    """
+    change = at.gradient - gradient
     product = (step * change).sum(-1, keepdim=True)
     smallest = torch.finfo(step.dtype).eps * change.square().sum(-1, keepdim=True)
     good = (product > smallest) & product.isfinite()
     zero = torch.zeros_like(step)
     inverse = torch.where(good, 1 / torch.where(good, product, torch.ones_like(product)), zero[:, :1])
-    return _Pair(torch.where(good, step, zero), torch.where(good, change, zero), inverse)
+    pair = Pair(torch.where(good, step, zero), torch.where(good, change, zero), inverse)
+    rose = reached > at.value  # false where the value is not a number
+    following = Point(
+        torch.where(rose[:, None], at.z + step, at.z),
+        torch.where(rose, reached, at.value),
+        torch.where(rose[:, None], gradient, at.gradient),
+        torch.where(rose, torch.ones_like(at.length), SHRINK * at.length),
+    )
+    return following, pair

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from recmix.errors import ConfigError
+from recmix.model.replaceable import replaceable
 
-__all__ = ["FULL_UP_TO", "CurvatureNetwork"]
+__all__ = ["FULL_UP_TO", "CurvatureNetwork", "scaled_triangle"]
 
 FULL_UP_TO = 64
 """Largest latent dimension for which a full triangular matrix is predicted."""
@@ -87,10 +88,23 @@ class CurvatureNetwork(nn.Module):
             scale, pair = out.split([self.latent, 2 * self.latent * self.rank], dim=-1)
             left, right = pair.unflatten(-1, (2, self.latent, self.rank)).unbind(-3)
             return scale + self.typical.log(), left, right
-        scale, below = out.tensor_split([self.latent], dim=-1)
-        padded = torch.cat([torch.zeros_like(scale[:, :1]), torch.ones_like(scale[:, :1]), below], -1)
-        unit = padded[:, self.places].unflatten(-1, (self.latent, self.latent))
-        return (self.typical @ (scale.exp()[..., None] * unit),)
+        return (scaled_triangle(out, self.typical, self.places),)
+
+
+@replaceable
+def scaled_triangle(out: Tensor, typical: Tensor, places: Tensor) -> Tensor:
+    """L = T diag(exp a) M, (B, D, D), with M unit lower triangular.
+
+    Args:
+        out: outputs of the network: a (D numbers), then the entries of M below its diagonal, row by
+            row; (B, D (D + 1) / 2).
+        typical: T, (D, D), lower triangular.
+        places: see `_places`.
+    """
+    scale, below = out.tensor_split([len(typical)], dim=-1)
+    padded = torch.cat([torch.zeros_like(scale[:, :1]), torch.ones_like(scale[:, :1]), below], -1)
+    unit = padded[:, places].unflatten(-1, typical.shape)
+    return typical @ (scale.exp()[..., None] * unit)
 
 
 def _places(latent: int) -> Tensor:
