@@ -11,12 +11,18 @@ import sys
 from pathlib import Path
 
 import code_tables
+import column_tables
 import result_tables
 import scale_tables
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"(<!-- table:([\w-]+) -->\n)(.*?)(<!-- /table -->)", re.DOTALL)
-TABLES = {**code_tables.TABLES, **result_tables.TABLES, **scale_tables.TABLES}
+TABLES = {
+    **code_tables.TABLES,
+    **result_tables.TABLES,
+    **scale_tables.TABLES,
+    **column_tables.TABLES,
+}
 
 
 def filled(text: str) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import structured_tables
 from code_tables import table
 
 from recmix.commands.compare import markdown
@@ -351,32 +352,17 @@ def resnet() -> str:
     return table(["row", "test images", "ELBO", "IWAE-100"], lines, numbers=3)
 
 
-def structured(kind: str) -> str:
-    """Methods on texts or molecules: test bounds, and differences from a control over splits."""
-    rows = json.loads((RESULTS / "structured.json").read_text())[kind]["rows"]
-    values: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        values.setdefault(row["row"], []).append(row)
-    few = "VAE, refined examples"
-    if kind == "parallel":  # one split, no second stage
-        values.pop("VAE")
-    else:  # no refinement was scored in the time
-        values.pop(few, None)
-    control = few if few in values else "VAE+"
+def refined_molecules() -> str:
+    """Kinds of refinement of a decoder that gives all tokens of a molecule at once, one split."""
+    rows = json.loads((RESULTS / "refined_molecules.json").read_text())["rows"]
     lines = []
-    for name, found in values.items():
-        line = [name.replace(few, "VAE")]
+    for row in rows:
+        line = [row["row"]]
         for bound in ("elbo", "iwae"):
-            here, there = ([row[bound] for row in part] for part in (found, values[control]))
-            gains = [one - two for one, two in zip(here, there, strict=True)]
-            many = len(gains) > 1 and name != control
-            gain = _with_error(gains, "", 2) if many else f"{statistics.mean(gains):.2f}"
-            line += [f"{statistics.mean(here):.2f}", gain if name != control else ""]
-        line.append(f"{statistics.mean(row['milliseconds'] for row in found):.1f}")
-        lines.append(line)
-    of = "VAE" if control == few else control
-    head = ["row", "ELBO", f"over {of}", "IWAE-100", f"over {of}", "ms"]
-    return table(head, lines, numbers=5)
+            gain = f"{row[bound] - rows[0][bound]:.2f}" if row is not rows[0] else ""
+            line += [f"{row[bound]:.2f}", gain]
+        lines.append([*line, f"{row['milliseconds']:.1f}"])
+    return table(["row", "ELBO", "over VAE", "IWAE-100", "over VAE", "ms"], lines, numbers=5)
 
 
 def refinements() -> str:
@@ -418,10 +404,11 @@ def _refinement_order(name: str) -> tuple[int, str]:
 
 TABLES: dict[str, Callable[[], str]] = {
     "refinements": refinements,
-    "structured-text": lambda: structured("text"),
-    "structured-strings": lambda: structured("strings"),
-    "structured-graphs": lambda: structured("graphs"),
-    "structured-parallel": lambda: structured("parallel"),
+    **{f"structured-{kind}": partial(structured_tables.rows, kind) for kind in structured_tables.KINDS},
+    "structured-gaps": structured_tables.gaps,
+    "structured-molecules": structured_tables.molecules,
+    "structured-training": structured_tables.training,
+    "refined-molecules": refined_molecules,
     "resnet": resnet,
     "pilot": pilot,
     "readme": readme,

@@ -70,7 +70,7 @@ def test_ray_gives_the_same_results_as_local_workers(tmp_path):
 def reference(tmp_path_factory):
     """A grid of two runs that take seconds, and the store that it should give."""
     folder = tmp_path_factory.mktemp("reference")
-    file = write_grid(folder, method='name = "vae"', epochs=80, second="150, patience = 0")
+    file = write_grid(folder, method='name = "vae"', epochs=30, second="80, patience = 0")
     jobs = read_grid(file).jobs
     return file, jobs, run_jobs(folder / "whole", jobs)
 

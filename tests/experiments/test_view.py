@@ -13,6 +13,7 @@ from recmix.experiments.estimate import Clock, in_words
 from recmix.experiments.grid import expand, read_grid
 from recmix.experiments.job_queue import JobQueue
 from recmix.experiments.store import Store
+from recmix.experiments.time_updates import kind_of
 from recmix.experiments.view import progress, watching
 from recmix.runs.files import write_json
 
@@ -49,10 +50,19 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(tmp_path, capsys):
     assert "calibrated" not in shown
     assert "VAE+ is not in the file and was added" in shown
     assert "data: digits is present" in shown
-    assert "time left with 2 runs at a time: unknown until the first epoch of a run is done" in shown
+    assert "timed: RME(2) digits" in shown
+    assert "time left with 2 runs at a time: at most about" in shown
+    assert "(from a few timed updates of each kind of run)" in shown
     assert not (tmp_path / "store").exists()
 
 
+@pytest.fixture
+def untimed(monkeypatch):
+    """Without timed updates, which take a while."""
+    monkeypatch.setattr("recmix.experiments.driver.time_updates", lambda *_, **_more: {})
+
+
+@pytest.mark.usefixtures("untimed")
 def test_a_dry_run_names_the_calibrations(tmp_path, capsys):
     for value, words in (
         ("true", "test bounds: IWAE-3; calibrated: 1 run note:"),
@@ -66,9 +76,12 @@ def test_a_dry_run_names_the_calibrations(tmp_path, capsys):
 def test_a_dry_run_names_missing_data(tmp_path, capsys):
     file = write_grid(tmp_path, data="mnist")
     assert run_grid(file, tmp_path, dry_run=True, device="cpu", data_root=tmp_path / "none") == 0
-    assert "data: mnist is missing (missing files: train-images-idx3-ubyte" in printed(capsys)
+    shown = printed(capsys)
+    assert "data: mnist is missing (missing files: train-images-idx3-ubyte" in shown
+    assert "unknown until the first epoch of a run is done" in shown
 
 
+@pytest.mark.usefixtures("untimed")
 def test_a_dry_run_counts_finished_runs(tmp_path, store, capsys):
     file = write_grid(tmp_path, data="digits")
     assert run_grid(file, store.root, dry_run=True, device="cpu", workers=1) == 0
@@ -202,3 +215,18 @@ def test_the_store_lists_the_runs_of_a_grid(tmp_path):
     assert run_grid(file, tmp_path / "store", device="cpu", limit_hours=1e-9) == 130
     listed = json.loads((tmp_path / "store" / "grid-small.json").read_text())
     assert [job["digest"] for job in listed["jobs"]] == [j.digest for j in read_grid(file).jobs]
+
+
+def test_timed_updates_count_for_kinds_without_a_finished_run(tmp_path):
+    protocol = {"splits": 2, "restarts": 1, "samples": [3]}
+    methods = [{"name": "rme", "order": [2, 3]}]
+    found = grid(protocol=protocol, methods=methods)
+    queue = JobQueue(Store(tmp_path), found.jobs)
+    seconds = {"VAE": 100.0, "VAE+": 5.0, "RME(2)": 20.0}
+    timed = {kind_of(job): seconds[job.row] for job in found.jobs if job.row in seconds}
+    left = Clock(queue, 1, timed).left()
+    assert (left.seconds, left.known, left.unknown, left.timed) == (250.0, 6, 2, 6)
+    assert str(left) == (
+        "at most about 4 min 10 s (from a few timed updates of each kind of run), "
+        "and 2 runs without an estimate"
+    )

@@ -52,7 +52,7 @@ def alive(pid):
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="looks for processes in /proc")
 def test_a_grid_killed_at_random_moments_gives_the_same_results(tmp_path):
     """SIGKILL of the workers, then of the driver; SIGTERM of the driver; then no interruption."""
-    file = write_grid(tmp_path, epochs=100, second=40)
+    file = write_grid(tmp_path, epochs=50, second=30)
     jobs = read_grid(file).jobs
     whole = run_jobs(tmp_path / "whole", jobs)
     store = Store(tmp_path / "killed")
@@ -66,7 +66,7 @@ def test_a_grid_killed_at_random_moments_gives_the_same_results(tmp_path):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     wait_for(lambda: set(worker_pids(store, jobs)) - set(workers))  # they are started again
-    time.sleep(choose.uniform(0.0, 2.0))
+    time.sleep(choose.uniform(0.0, 1.0))
     workers = worker_pids(store, jobs)
     process.kill()
     process.communicate(timeout=60)
@@ -74,7 +74,7 @@ def test_a_grid_killed_at_random_moments_gives_the_same_results(tmp_path):
 
     process = driver(file, store.root)
     wait_for(lambda: worker_pids(store, jobs) or process.poll() is not None)
-    time.sleep(choose.uniform(0.0, 1.0))
+    time.sleep(choose.uniform(0.0, 0.5))
     process.send_signal(signal.SIGTERM)
     said = process.communicate(timeout=60)[0]
     assert process.returncode == 130, said

@@ -13,6 +13,7 @@ results of a grid form a table: its rows are methods, its columns are data sets 
 `local_workers`    starts workers on this machine
 `cluster`          does the runs on a Ray cluster
 `time_runs`        inference times of finished runs
+`time_updates`     times of a few updates of each kind of run, before anything is started
 `estimate`         how long the remaining runs will take
 `view`             what the terminal shows
 `stopping`         Ctrl-C, SIGTERM and the time limit

@@ -91,10 +91,10 @@ def run_on_ray(
     """Do the runs of a queue on a Ray cluster, until no run is left or `stop` is true.
 
     Args:
-        grid: the grid of the runs, for the display.
+        grid: the grid that the runs belong to, for the display.
         queue: the runs with their states.
-        address: of the Ray cluster, or ``local`` for a new one on this machine.
-        workers: most runs at a time; by default one per GPU, or one per core without a GPU.
+        address: address of the Ray cluster, or ``local`` for a new one on this machine.
+        workers: largest number of runs at a time; by default one per GPU, or one per core without a GPU.
         device: ``auto``, ``cpu``, ``cuda`` and so on.
         data_root: folder of the data sets on each machine.
         console: where progress is shown.
@@ -205,7 +205,7 @@ def do(
         start: files of the run from which it starts.
         device: ``auto``, ``cpu``, ``cuda`` and so on.
         data_root: folder of the data sets on this machine.
-        mailbox: the Ray actor that receives files while the run is in progress.
+        mailbox: the Ray actor `Mailbox`, which receives files while the run is in progress.
 
     Returns:
         The files of the run, by name.

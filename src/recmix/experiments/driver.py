@@ -11,10 +11,11 @@ from rich.console import Console
 from recmix.errors import ConfigError, DataError
 from recmix.experiments.grid import Grid, check, read_grid
 from recmix.experiments.job_queue import JobQueue
-from recmix.experiments.local_workers import make_slots, run_here
+from recmix.experiments.local_workers import REPLICAS, make_slots, run_here
 from recmix.experiments.stopping import stopping
 from recmix.experiments.store import Store
 from recmix.experiments.time_runs import time_runs
+from recmix.experiments.time_updates import time_updates
 from recmix.experiments.view import print_plan, print_status, print_summary, watching
 
 __all__ = ["run_grid"]
@@ -41,7 +42,8 @@ def run_grid(
     Args:
         file: the TOML file that describes the grid, see `recmix.experiments.grid`.
         store: the folder for the run folders; it is made if it does not exist.
-        dry_run: only print what would be done.
+        dry_run: only print what would be done, and how long it will take. For this, a few updates of
+            each kind of run are timed.
         workers: number of worker processes; by default one per GPU, or one per core without a GPU.
         limit_hours: save and stop after this time.
         ray: ``local`` or the address of a Ray cluster that does the runs.
@@ -73,7 +75,17 @@ def run_grid(
     check(entry.job for entry in queue.of_kind("waiting"))
     slots = make_slots(workers, device) if ray is None else []
     if dry_run:
-        print_plan(grid, queue, workers or len(slots) or 1, out, data_root)
+        on_gpu = any(slot.gpu is not None for slot in slots)
+        timed = time_updates(
+            [entry.job for entry in queue.of_kind("waiting")],
+            grid.jobs,
+            device=device,
+            data_root=data_root,
+            threads=slots[0].threads if slots else 1,
+            replicas=REPLICAS if on_gpu else 1,
+            report=lambda line: err.print(f"timed {line}", highlight=False),
+        )
+        print_plan(grid, queue, workers or len(slots) or 1, out, data_root, timed)
         return COMPLETE
     place.keep(grid)
     began = time.monotonic()

@@ -1,4 +1,7 @@
-"""Estimate how long the remaining runs of a grid will take, from the times of finished runs."""
+"""Estimate how long the remaining runs of a grid will take.
+
+The estimate uses the times of finished runs, and those of a few updates where they were timed.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +10,35 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from statistics import fmean
+from types import MappingProxyType
 from typing import NamedTuple
 
 from recmix.experiments.grid import GridJob
 from recmix.experiments.job_queue import JobQueue
+from recmix.experiments.time_updates import kind_of
 
 __all__ = ["Clock", "TimeLeft", "in_words"]
 
 
 class TimeLeft(NamedTuple):
-    """An estimate of the time that the remaining runs of a grid will take."""
+    """An estimate of the time that the remaining runs of a grid will take.
+
+    Attributes:
+        seconds: estimated time of the runs with an estimate, divided by the number of workers.
+        known: number of remaining runs with an estimate.
+        unknown: number of remaining runs without an estimate.
+        measured: number of finished runs that the estimate uses.
+        at_most: whether some runs are counted with all their epochs, because no similar run is
+            finished. They may stop earlier.
+        timed: number of runs whose estimate comes from a few timed updates.
+    """
 
     seconds: float  # for the runs with an estimate, divided by the number of workers
     known: int  # runs with an estimate
     unknown: int  # runs without one
     measured: int  # finished runs that the estimate uses
     at_most: bool  # some runs count with all their epochs, because no run of their kind is finished
+    timed: int = 0  # runs whose estimate comes from a few timed updates
 
     def __str__(self) -> str:
         if not self.known and not self.unknown:
@@ -31,25 +47,36 @@ class TimeLeft(NamedTuple):
             return "unknown until the first epoch of a run is done"
         how = "at most about" if self.at_most else "about"
         more = f", and {self.unknown} runs without an estimate" if self.unknown else ""
-        return f"{how} {in_words(self.seconds)} (from {self.measured} finished runs){more}"
+        sources = [f"{self.measured} finished runs"] if self.measured or not self.timed else []
+        sources += ["a few timed updates of each kind of run"] if self.timed else []
+        return f"{how} {in_words(self.seconds)} (from {' and '.join(sources)}){more}"
 
 
 class Clock:
     """Estimates how long the remaining runs of a grid will take.
 
-    The time of a run is the mean time of finished runs with the same method and setting on the same
-    data and model. If there are none, other settings of the method count, then other methods of the
-    same stage (trained from random weights, or from a trained model). If there are none either, the
-    time of an epoch is taken from running runs.
+    The time of a run is taken from the first of these sources that exists:
+
+    - the mean time of finished runs with the same method, setting, data and model;
+    - a few timed updates;
+    - finished runs of the same method with another setting;
+    - finished runs of other methods of the same stage (trained from random weights, or from a trained
+      model);
+    - the time of an epoch of running runs.
 
     Args:
         queue: the runs with their states.
         workers: number of runs that are done at a time.
+        timed: seconds of a run of each kind, from a few timed updates. The keys are results of
+            `recmix.experiments.time_updates.kind_of`.
     """
 
-    def __init__(self, queue: JobQueue, workers: int) -> None:
+    def __init__(
+        self, queue: JobQueue, workers: int, timed: Mapping[str, float] = MappingProxyType({})
+    ) -> None:
         self.queue = queue
         self.workers = workers
+        self.timed = timed
         self._kinds = {digest: _kinds(entry.job) for digest, entry in queue.entries.items()}
         self._seconds: dict[str, float] = {}
 
@@ -62,10 +89,14 @@ class Clock:
         running = [entry.job.digest for entry in self.queue.of_kind("running")]
         per_run = self._by_kind(self._seconds)
         per_epoch = self._by_kind({digest: store.last_epoch(digest)[1] for digest in running})
-        total, known, unknown, at_most = 0.0, 0, 0, False
+        total, known, unknown, at_most, timed = 0.0, 0, 0, False, 0
         for entry in self.queue.of_kind("waiting", "running", "elsewhere"):
             kinds = self._kinds[entry.job.digest]
-            if (seconds := _first(per_run, kinds)) is not None:
+            by_updates = self.timed.get(kind_of(entry.job)) if self.timed else None
+            if by_updates is not None and _first(per_run, kinds[:1]) is None:
+                total += by_updates
+                timed, at_most = timed + 1, True
+            elif (seconds := _first(per_run, kinds)) is not None:
                 spent = time.monotonic() - entry.since if entry.kind == "running" else 0.0
                 total += max(0.0, seconds - spent)
             elif (seconds := _first(per_epoch, kinds)) is not None:
@@ -77,7 +108,8 @@ class Clock:
                 continue
             known += 1
         measured = sum(1 for seconds in self._seconds.values() if seconds)
-        return TimeLeft(total / max(1, min(self.workers, known)), known, unknown, measured, at_most)
+        shared = total / max(1, min(self.workers, known))
+        return TimeLeft(shared, known, unknown, measured, at_most, timed)
 
     def _by_kind(self, seconds: Mapping[str, float]) -> dict[tuple[str, ...], float]:
         """Return the mean seconds of each group of similar runs, without runs that have no time."""

@@ -76,7 +76,7 @@ SHOWN = ("latent", "network", "decoder_network", "likelihood")
 
 @dataclass(frozen=True, kw_only=True)
 class GridJob:
-    """One run of a grid: what defines it, its place in the table, and its scores to compute."""
+    """One run of a grid: its definition, its row and column in the table, and the scores to compute."""
 
     digest: str = ""  # name of the run, from `definition`
     definition: dict[str, Any]  # everything that defines the result, as plain JSON values
@@ -97,9 +97,10 @@ class GridJob:
 
     @property
     def title(self) -> str:
-        """The run in words, for messages.
+        """A description of the run in words, for messages.
 
-        They are its row, data, latent dimension, unusual options of the model, split and restart.
+        It has the row, the data, the latent dimension, unusual options of the model, the split and the
+        restart.
         """
         of = self.column
         words = [Path(of["data"]).name, str(of["latent"])]
@@ -110,7 +111,7 @@ class GridJob:
         return f"{self.row} {' '.join(words)} split {self.split} restart {self.restart}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the run as plain values, for the files ``grid-NAME.json`` and ``job.json``."""
+        """Return the run as plain JSON values, for the files ``grid-NAME.json`` and ``job.json``."""
         names = ("digest", "label", "setting", "option", "split", "restart")
         return {
             **{name: getattr(self, name) for name in names},
@@ -123,7 +124,15 @@ class GridJob:
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """The runs of one TOML file, in the order in which they are done, and notes for the user."""
+    """All runs that one TOML file describes.
+
+    Attributes:
+        name: name of the grid, from the name of the file.
+        title: title of the results.
+        jobs: the runs, in the order in which they are done.
+        protocol: the part ``[protocol]`` of the file: seeds of splits and restarts, K of IWAE-K.
+        notes: what the user should know about the grid.
+    """
 
     name: str
     title: str
@@ -132,7 +141,7 @@ class Grid:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the grid as plain values, for the store's file ``grid-NAME.json``."""
+        """Return the grid as plain JSON values, for the file ``grid-NAME.json`` in the store."""
         about = {"name": self.name, "title": self.title, "protocol": self.protocol}
         jobs = [job.to_json() for job in self.jobs]
         return {"format": FORMAT, "recmix": __version__, **about, "jobs": jobs}
@@ -163,8 +172,8 @@ def expand(content: Mapping[str, Any], name: str) -> Grid:
     """Make the grid that the content of a TOML file describes.
 
     Args:
-        content: of the file.
-        name: of the grid, also its title if the content has none.
+        content: the content of the file.
+        name: name of the grid; it is also the title if the content has none.
 
     >>> grid = expand({"columns": [{"data": "digits", "latent": 2}],
     ...                "methods": [{"name": "rme", "order": [2, 3]}],
@@ -324,7 +333,7 @@ def _label(row: GridRow, training: Training, inference: Inference, start: GridJo
 
 
 def check(jobs: Iterable[GridJob]) -> None:
-    """Build the model of each different kind of run once, to find invalid options before training.
+    """Build a model for each different kind of run, to find invalid options before training.
 
     An invalid option raises a `ConfigError`.
     """

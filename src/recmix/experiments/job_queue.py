@@ -53,7 +53,9 @@ class QueuedJob:
 
 
 class JobQueue:
-    """The runs of a grid with their states. Each run comes after the run from which it starts.
+    """The runs of a grid with their states, as this driver (the process of `recmix grid`) sees them.
+
+    A run is listed after the run from which it starts.
 
     Args:
         store: the folder of run folders, which says what is already done.
@@ -82,11 +84,16 @@ class JobQueue:
 
     @property
     def open(self) -> bool:
-        """Whether this driver can start a run now or perhaps later."""
+        """Whether there are runs left that this driver can start now or perhaps later."""
         return any(self.of_kind("waiting", "elsewhere"))
 
     def block(self, jobs: Iterable[GridJob], reason: str) -> None:
-        """Mark waiting runs as blocked, for this reason: they are not started."""
+        """Change the state of waiting runs to ``blocked``, so that they are not started.
+
+        Args:
+            jobs: the runs. Those that are not waiting keep their state.
+            reason: why they cannot start, in words.
+        """
         for job in jobs:
             entry = self.entries[job.digest]
             if entry.kind == "waiting":
@@ -98,8 +105,8 @@ class JobQueue:
 
         Args:
             threads: number of CPU threads that the run may use.
-            like: if given, only a run that can be trained together with this one is taken: it has
-                the same method label and data.
+            like: if given, only take a run that can be trained together with this run, because it
+                has the same method label and data.
 
         Returns:
             The run, or None if none can start now.

@@ -36,9 +36,11 @@ GRACE = 120.0
 
 @dataclass(frozen=True)
 class Slot:
-    """A place for one worker process: its number of CPU threads, and its GPU.
+    """What one worker process may use of this machine.
 
-    The GPU is a value of CUDA_VISIBLE_DEVICES, or None for a worker on the CPU.
+    Attributes:
+        threads: number of CPU threads.
+        gpu: its GPU, as a value of CUDA_VISIBLE_DEVICES; None for a worker on the CPU.
     """
 
     threads: int
@@ -46,10 +48,10 @@ class Slot:
 
 
 def make_slots(workers: int | None = None, device: str = "auto") -> list[Slot]:
-    """Return the places for worker processes, with the cores and GPUs divided among them.
+    """Divide the cores and GPUs of this machine among worker processes; return one `Slot` for each.
 
     Args:
-        workers: their number; by default one per GPU, or one per core without a GPU.
+        workers: number of workers; by default one per GPU, or one per core without a GPU.
         device: ``auto``, ``cpu``, ``cuda`` and so on.
 
     >>> [slot.threads for slot in make_slots(1, "cpu")] == [cores()]
@@ -79,8 +81,8 @@ def run_here(
 
     Args:
         queue: the runs with their states.
-        slots: the places for workers.
-        device: for workers without a GPU of their own: ``auto``, ``cpu`` and so on.
+        slots: one slot (threads and GPU) for each worker.
+        device: device of workers whose slot has no GPU: ``auto``, ``cpu`` and so on.
         data_root: folder of the data sets.
         watcher: shows the progress.
         stop: becomes true when the user or the time limit wants the runs to stop.

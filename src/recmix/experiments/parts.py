@@ -60,7 +60,8 @@ class GridColumn:
 class GridRow:
     """One row of the grid's table: a method with its options of training and inference.
 
-    The first stage trains a model from random weights. The second stage starts from that model.
+    Training has two stages. The first stage trains a model from random weights. The second
+    stage starts from that model.
     """
 
     method: type[Method]
@@ -91,8 +92,11 @@ def read_parts(
     """Read the title, the protocol, the columns and the rows from the content of a grid's file.
 
     Args:
-        content: of the TOML file.
-        name: of the grid, which is its title if the content has none.
+        content: the content of the TOML file.
+        name: name of the grid; it is also the title if the content has none.
+
+    Returns:
+        The title, the protocol, the columns and the rows.
     """
     _check_keys(content, ("title", "protocol", "budget", "columns", "methods"), "table")
     title = content.get("title", name)
@@ -110,6 +114,9 @@ def read_rows(entry: Mapping[str, Any]) -> Iterator[GridRow]:
     """Yield the table rows of one ``[[methods]]`` entry of a grid's file.
 
     An option may be a list of values. There is one row for each combination of values.
+
+    Args:
+        entry: the content of the entry: ``name`` of the method, and its options.
     """
     from recmix.methods.method import Method
     from recmix.methods.registry import find_method

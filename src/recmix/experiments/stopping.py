@@ -14,7 +14,9 @@ __all__ = ["Stop", "stopping"]
 
 
 class Stop:
-    """Says whether the runs of a grid must stop, and why. It is true once there is such a reason.
+    """Says whether the runs of a grid must stop, and why.
+
+    ``bool(stop)`` becomes true on a request or when the time limit is reached.
 
     Args:
         hours: the time limit from now on, if there is one.
@@ -36,14 +38,22 @@ class Stop:
         return bool(self.why)
 
     def ask(self, why: str) -> None:
-        """Request to save and stop, for this reason. A second request means to stop at once."""
+        """Request that the runs are saved and stopped. A second request means to stop without saving.
+
+        Args:
+            why: the reason, in words.
+        """
         self.at_once = bool(self.why)
         self.why = self.why or why
 
 
 @contextmanager
 def stopping(hours: float | None = None) -> Iterator[Stop]:
-    """Yield a `Stop` that becomes true on SIGINT, on SIGTERM, or after so many hours."""
+    """Context that yields a `Stop`, which becomes true on SIGINT, on SIGTERM, or at the time limit.
+
+    Args:
+        hours: the time limit from now on; None for no limit.
+    """
     stop = Stop(hours)
     if threading.current_thread() is not threading.main_thread():
         yield stop

@@ -30,7 +30,7 @@ from typing import Any, Literal, NamedTuple
 
 from recmix.errors import RunError
 from recmix.experiments.grid import Grid, GridJob, digest_of
-from recmix.runs.files import read_json, write_bytes, write_json
+from recmix.runs.files import read_json, remove_parts, write_bytes, write_json
 from recmix.runs.folder import VOCABULARY, Run
 from recmix.runs.spec import FORMAT, check_format
 
@@ -46,7 +46,13 @@ RUN_FILES = (*Run.FILES, "job.json", "failed.json", "log.txt")
 
 
 class StoredState(NamedTuple):
-    """The state of a run, from the files in its folder, and the reason for it, if there is one."""
+    """The state of a run, as the files in its folder show it.
+
+    Attributes:
+        kind: ``done`` (trained and scored), ``failed``, ``damaged`` (a file cannot be read), ``begun``
+            (not finished) or ``new`` (no files yet).
+        reason: why it has this state, in words; empty if there is nothing to say.
+    """
 
     kind: Literal["done", "failed", "damaged", "begun", "new"]
     reason: str = ""
@@ -58,14 +64,18 @@ class Claim:
     The kernel releases the lock when the last process that holds it ends, also if it is killed.
 
     Args:
-        descriptor: of the open file, or -1 for no lock.
+        descriptor: file descriptor of the open lock file, or -1 for no lock.
     """
 
     def __init__(self, descriptor: int = -1) -> None:
         self.descriptor = descriptor
 
     def note(self, **more: Any) -> None:
-        """Write host, time and further facts about the holder (such as ``pid``) into the file."""
+        """Write who holds the lock into the lock file: the host, the time and further facts.
+
+        Args:
+            **more: the further facts by name, such as ``pid``.
+        """
         about = {"host": socket.gethostname(), "time": _now(), **more}
         os.ftruncate(self.descriptor, 0)
         os.pwrite(self.descriptor, json.dumps(about).encode(), 0)
@@ -78,7 +88,10 @@ class Claim:
 
 
 class Store:
-    """The folder that holds the run folders. A run's name is its digest, a hash of its definition.
+    """The folder that holds the run folders of one or more grids.
+
+    Most methods get the digest of a run. It is a hash of the run's definition and the name of its
+    folder.
 
     >>> import tempfile
     >>> Store(Path(tempfile.mkdtemp())).folder("../elsewhere")
@@ -126,7 +139,10 @@ class Store:
         return path
 
     def state(self, job: GridJob) -> StoredState:
-        """Return the state of a run. It is done if it is trained and has all scores of the job."""
+        """Return the state of a run, from the files in its folder.
+
+        A run is done if it is trained and has all scores that `job` asks for.
+        """
         run = self.run(job.digest)
         if failure := self.failure(job.digest):
             return StoredState("failed", str(failure.get("reason", "unknown")))
@@ -147,8 +163,12 @@ class Store:
     def prepare(self, job: GridJob, threads: int) -> None:
         """Write the ``job.json`` of a run, which tells the worker what to do.
 
-        The caller must have claimed the run. `threads` is the number of CPU threads. A run that was
-        begun earlier keeps its number of threads, because another number changes rounding.
+        The caller must have claimed the run.
+
+        Args:
+            job: the run.
+            threads: number of CPU threads. A run that was begun earlier keeps its number of threads,
+                because another number changes rounding.
         """
         old = self.job_file(job.digest)
         begun = self.run(job.digest).exists
@@ -199,7 +219,13 @@ class Store:
         return _mapping_or_empty(self.folder(digest) / "failed.json")
 
     def fail(self, digest: str, reason: str, trace: str = "") -> None:
-        """Write into ``failed.json`` why a run failed."""
+        """Write into ``failed.json`` why a run failed.
+
+        Args:
+            digest: name of the run.
+            reason: why it failed, in words.
+            trace: the traceback, if there is one.
+        """
         content = {"reason": reason, "time": _now(), "traceback": trace}
         self._write(self.folder(digest) / "failed.json", content)
 
@@ -216,8 +242,8 @@ class Store:
             A message for each problem that was found.
         """
         run = self.run(digest)
-        for part in run.folder.glob(".*.part"):
-            part.unlink()
+        if run.folder.exists():
+            remove_parts(*(run.folder / name for name in RUN_FILES))
         here = {name for name in Run.FILES if (run.folder / name).exists()}
         damaged = {
             name: problem for name in CHECKED if (problem := _problem(run.folder / name, whole=True))
@@ -242,7 +268,11 @@ class Store:
         return found
 
     def claim(self, digest: str) -> Claim | None:
-        """Lock a run, so that no other process works on it; None if another one has the lock."""
+        """Lock a run, so that no other process works on it.
+
+        Returns:
+            The lock, or None if another process has it.
+        """
         path = self.folder(digest) / "lock"
         self._make(path.parent)
         descriptor = -1
@@ -258,7 +288,7 @@ class Store:
         return Claim(descriptor)
 
     def holder(self, digest: str) -> str:
-        """Name the host and process that work on a run now; empty if there is none."""
+        """Return the host and process that work on a run now, as text; empty if there is none."""
         path = self.folder(digest) / "lock"
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -268,7 +298,7 @@ class Store:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             with contextlib.suppress(ValueError, OSError):
-                about = json.loads(path.read_text(encoding="utf-8"))
+                about = json.loads(os.pread(descriptor, 1000, 0))
                 return f"{about['host']}, process {about.get('pid', 'unknown')}"
             return "another driver"
         finally:

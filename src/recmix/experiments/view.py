@@ -1,7 +1,7 @@
 """Show a grid in the terminal.
 
-There is a live table or lines while runs are done, the plan for ``--dry-run``, the states of all
-runs for ``--status``, and a summary at the end.
+The module shows a live table or lines while runs are done, the plan for ``--dry-run``, the states of
+all runs for ``--status``, and a summary at the end.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rich.console import Console, Group
@@ -24,6 +25,7 @@ from recmix.experiments.estimate import Clock, in_words
 from recmix.experiments.grid import Grid
 from recmix.experiments.job_queue import JobQueue, QueuedJob
 from recmix.experiments.store import Store
+from recmix.experiments.time_updates import Timed
 from recmix.runs.scores import ScoreKey
 
 __all__ = ["Watcher", "print_plan", "print_status", "print_summary", "progress", "watching"]
@@ -60,7 +62,13 @@ def watching(grid: Grid, queue: JobQueue, workers: int, console: Console) -> Ite
 
 
 class Watcher:
-    """Prints a line when a run of a grid begins or ends, and from time to time a summary."""
+    """Prints a line when a run of a grid begins or ends, and from time to time a summary.
+
+    Args:
+        queue: the runs with their states.
+        clock: estimates the remaining time.
+        console: where to print.
+    """
 
     def __init__(self, queue: JobQueue, clock: Clock, console: Console) -> None:
         self.queue, self.clock, self.console = queue, clock, console
@@ -122,7 +130,12 @@ class _LiveTable(Watcher):
 
 
 def print_plan(
-    grid: Grid, queue: JobQueue, workers: int, console: Console, data_root: Path | None = None
+    grid: Grid,
+    queue: JobQueue,
+    workers: int,
+    console: Console,
+    data_root: Path | None = None,
+    timed: Mapping[str, Timed] = MappingProxyType({}),
 ) -> None:
     """Print what a grid would do.
 
@@ -134,6 +147,7 @@ def print_plan(
         workers: number of runs that are done at a time.
         console: where to print.
         data_root: folder of the data sets.
+        timed: the times of a few updates, from `time_updates`.
     """
     console.print(_rows(queue, grid.title))
     protocol = grid.protocol
@@ -151,7 +165,15 @@ def print_plan(
     for line in lines:
         _print(console, line)
     _print_problems(queue, console)
-    _print(console, f"time left with {workers} runs at a time: {Clock(queue, workers).left()}")
+    slowest = sorted(timed.values(), key=lambda kind: -kind.runs * kind.run)[:SHOWN]
+    for kind in slowest:
+        _print(
+            console,
+            f"timed: {kind.name}: {1e3 * kind.update:.3g} ms per update, at most {in_words(kind.run)} "
+            f"per run, {kind.runs} runs",
+        )
+    clock = Clock(queue, workers, {name: kind.run for name, kind in timed.items()})
+    _print(console, f"time left with {workers} runs at a time: {clock.left()}")
 
 
 def print_status(grid: Grid, queue: JobQueue, console: Console) -> None:
@@ -188,7 +210,10 @@ def print_summary(
 
 
 def progress(store: Store, entry: QueuedJob) -> str:
-    """Say how far a run is, from the files in its folder: epoch and validation bound, or scores."""
+    """Return how far a run is, in words, from the files in its folder.
+
+    During training this is the epoch and the validation bound, afterwards the number of scores.
+    """
     run = store.run(entry.job.digest)
     if not run.exists:
         return "not yet training"

@@ -251,7 +251,10 @@ def _stop_when_closed(descriptor: int) -> None:
 
 @contextlib.contextmanager
 def output_to(path: Path) -> Iterator[None]:
-    """Append everything that this process prints, also from C libraries, to a file."""
+    """Context in which everything that this process prints, also from C libraries, goes to a file.
+
+    It is appended to the file `path`.
+    """
     before = {descriptor: os.dup(descriptor) for descriptor in (1, 2)}
     with path.open("a") as file:
         for descriptor in before:

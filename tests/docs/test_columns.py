@@ -1,0 +1,175 @@
+"""The machinery of the columns and of the study of the recursion, with made-up or tiny data."""
+
+import io
+import sys
+import tarfile
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))  # scripts, not part of the package
+
+import column_tables
+import columns
+import recursion_study
+import study
+
+import recmix
+
+
+def row(name, values, *, dim=20, dataset="mnist", **more):
+    made = {
+        "dataset": dataset,
+        "dim": dim,
+        "row": name,
+        "mean": float(np.mean(values)),
+        "std": float(np.std(values, ddof=1)),
+        "splits": len(values),
+        "split numbers": list(range(len(values))),
+        "values": values,
+        "elbo": 900.0,
+        "elbos": [v - 30 for v in values],
+        "many": None,
+        "milliseconds": 0.5,
+        "alone": True,
+        "best epoch": [8] * len(values),
+        "epochs": [8] * len(values),
+        "curve": [1.0] * 20,
+        "device": "some GPU",
+        "command": "python docs/columns.py mnist 20",
+    }
+    return made | more
+
+
+def lines_of(text):
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
+
+
+def test_the_comparison_counts_cells_and_shows_differences_from_the_paper():
+    text = column_tables.comparison([row("RME(5)", [943.0, 945.0]), row("VAE+", [930.0, 932.0])])
+    assert text.startswith("1 of the paper's 601 log-likelihoods have a value of ours. 1 values")
+    first = next(line for line in lines_of(text) if line and line[0] == "RME(5)")
+    assert first[3:5] == ["944.0 ± 1.4", "945.0 (-1.0)"]
+    assert first[1:3] == ["–", "699.4"]
+
+
+def test_a_column_shows_paired_gains_and_p_values_from_six_splits():
+    plus = row("VAE+", [930.0, 932.0, 934.0, 930.0, 932.0, 934.0])
+    other = row("IAF(2)", [931.0, 933.5, 935.0, 931.2, 933.0, 935.1])
+    text = column_tables.column_table([other, plus])
+    cells = {line[0]: line for line in lines_of(text) if line}
+    assert cells["VAE+"][2] == "control"
+    assert cells["IAF(2)"][2] == "+1.1 ± 0.1 (p = 0.016)"
+    few = column_tables.column_table([row("IAF(2)", [931.0, 933.5]), row("VAE+", [930.0, 932.0])])
+    assert "+1.2 ± 0.2 |" in few
+    assert "p =" not in few
+
+
+def test_a_column_says_that_the_bound_of_the_vae_still_rose():
+    rising = row("VAE", [900.0, 901.0], curve=[float(i) for i in range(20)])
+    assert "rose by 2.0 nats in the last tenth" in column_tables.column_table([rising])
+    assert "rose" not in column_tables.column_table([row("VAE", [900.0, 901.0])])
+
+
+def test_new_rows_replace_those_of_the_same_column(tmp_path):
+    path = tmp_path / "columns.json"
+    columns.merge([row("VAE", [1.0, 2.0]), row("VAE", [3.0, 4.0], dim=10)], path)
+    columns.merge([row("VAE", [5.0, 6.0])], path)
+    means = {(r["dim"], r["row"]): r["mean"] for r in study.read_json(path)["rows"]}
+    assert means == {(20, "VAE"): 5.5, (10, "VAE"): 3.5}
+
+
+def test_the_fifth_batch_of_cifar10_is_the_test_set_and_training_does_not_see_it(tmp_path):
+    folder = tmp_path / "cifar10" / "cifar-10-batches-bin"
+    folder.mkdir(parents=True)
+    for batch in range(1, 6):
+        records = np.full((10, 3073), 10 * batch, np.uint8)
+        records[:, 0] = 1
+        records.tofile(folder / f"data_batch_{batch}.bin")
+    data = study.read("cifar10", 0, tmp_path, test=True)
+    assert np.unique(np.round(np.asarray(data.x_test) * 255)).tolist() == [50]
+    seen = np.concatenate([np.asarray(data.x_train), np.asarray(data.x_val)])
+    assert np.unique(np.round(seen * 255)).tolist() == [10, 20, 30, 40]
+    assert study.read("cifar10", 0, tmp_path, test=False).x_test is None
+
+
+def test_the_clock_asks_once_to_stop(monkeypatch):
+    signals = []
+    monkeypatch.setattr(study.signal, "raise_signal", signals.append)
+    clock = study.Clock(1e6)
+    clock.begin()
+    clock(1, {})
+    assert not signals
+    clock.deadline = time.time() + 1
+    clock(2, {})
+    clock(2, {})
+    assert len(signals) == 1
+
+
+@pytest.fixture
+def given(tmp_path):
+    words = ["digits", "2", "--splits", "1", "--epochs", "1", "--second", "1", "--images", "30"]
+    words += ["--rows", "VAE+", "--samples", "2", "--many", "0", "--out", str(tmp_path / "out")]
+    return columns.options().parse_args(words)
+
+
+def test_a_column_is_trained_scored_and_packed_once(given, tmp_path, monkeypatch):
+    monkeypatch.setattr(columns, "SCORED", {name: columns.SCORED[name] for name in ("VAE", "VAE+")})
+    monkeypatch.setattr(study, "PART", 100_000)
+    column = columns.Column(given)
+    assert column.train()
+    assert column.score()
+    found = study.read_json(column.place / "rows.json")["rows"]
+    assert [r["row"] for r in found] == ["VAE", "VAE+"]
+    assert found[1]["command"] == "python docs/columns.py digits 2 --splits 1 --epochs 1 --second 1"
+    assert len(found[1]["curve"]) == 1
+
+    given.rows = None
+    column.pack(tmp_path / "packed")
+    parts = sorted((tmp_path / "packed").iterdir())
+    assert len(parts) > 1
+    assert all(part.stat().st_size <= 100_000 for part in parts)
+    whole = io.BytesIO(b"".join(part.read_bytes() for part in parts))
+    with tarfile.open(fileobj=whole) as tar:
+        tar.extractall(tmp_path / "again", filter="data")
+    one = recmix.load(tmp_path / "again" / "vae-plus_0", device="cpu").method.state_dict()
+    two = column.folder.load("VAE+", 0).method.state_dict()
+    assert all(torch.equal(value, two[name].cpu()) for name, value in one.items())
+
+    def never(*_args, **_more):
+        raise AssertionError("it is done again")
+
+    monkeypatch.setattr(recmix, "fit_many", never)
+    monkeypatch.setattr(columns, "score", never)
+    given.rows = ["VAE+"]
+    assert columns.Column(given).train()
+    assert columns.Column(given).score()
+
+    given.second = 2
+    with pytest.raises(SystemExit, match="trained with epochs = 1, not 2"):
+        columns.Column(given).train()
+
+
+def test_what_each_component_is_worth(monkeypatch):
+    elbos = torch.tensor([[1.0, 3.0], [2.0, 0.0], [5.0, 6.0], [0.0, 4.0]])
+    weights = torch.tensor([[0.5, 0.5], [1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    monkeypatch.setattr(recursion_study, "_component_elbos", lambda *_: elbos)
+    monkeypatch.setattr(recursion_study, "infer_no_grad", lambda *_: SimpleNamespace(weights=weights))
+    found = recursion_study.components(SimpleNamespace(method=None), torch.zeros(4, 1))
+    assert found["wins"] == [0.25, 0.75]
+    assert found["best"] == (3 + 2 + 6 + 4) / 4
+    assert found["picked"] == (1 + 2 + 5 + 4) / 4
+    assert found["bound"] == pytest.approx((2 + np.log(2) + 2 + 5 + 4) / 4)
+
+
+def test_modes_are_counted_on_a_grid():
+    def log_joint(x, z):
+        ends = torch.tensor([[-2.0, 0.0], [2.0, 0.0]])
+        return (-10 * torch.cdist(z[:, 0], ends) ** 2).logsumexp(-1)[:, None] * x[0]
+
+    model = SimpleNamespace(latent_model=SimpleNamespace(log_joint=log_joint))
+    assert recursion_study.modes(model, torch.ones(2, 1), points=41)["mean"] == 2
