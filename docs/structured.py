@@ -1,24 +1,32 @@
-"""Inference for texts and molecules: ``python docs/structured.py OUT.json --data-root FOLDER``.
+"""Inference for texts and molecules: ``python docs/structured.py FOLDER --encoded FOLDER``.
 
-For each kind of data and each split: a VAE, its control VAE+ (also calibrated, and with calibrated
-noise), the methods of the paper with the same budget of updates, and refinements of the VAE. Test
-examples are scored once, with the ELBO and the IWAE-100 bound. Validation decides the best epoch and
-the calibration. The gap of the VAE is measured in its two parts. It needs a GPU and RDKit.
+For each kind of data and each split: a VAE, its control VAE+ (2 more epochs without free bits), the
+methods of the paper with the same number of updates as the control, and VAE+ refined and calibrated.
+Test examples are scored with the ELBO and the IWAE-100 bound. Validation decides the best epoch and the
+calibration. The gap of VAE+ is measured in its two parts. The results of a kind are written to
+``FOLDER/KIND.json`` after every row. Only the part ``molecules`` needs RDKit; it also runs on a CPU.
 
 Kinds: ``text`` (sentences of WikiText-2, each word given those before it), ``strings`` (SMILES strings
 of ZINC250k, each token given those before it), ``parallel`` (the same with a decoder that gives all
 tokens at once) and ``graphs`` (the same molecules as graphs).
+
+``--save`` stores all models in half precision, and ``--load`` reads them instead of training. Rows that
+are already in the results are not scored again. Times are measured by the part ``times`` alone, so that
+kinds can be studied side by side on one GPU before.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import gzip
 import json
 import math
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,28 +38,29 @@ from recmix.data import ArrayExamples, Data, from_texts
 from recmix.evaluation.molecules import molecule_scores
 from recmix.evaluation.timing import posterior_milliseconds
 from recmix.model.vocabulary import vocabulary_from_json
+from recmix.training.checkpoint import save_weights
 
 SIZE = {"units": 128, "heads": 4, "blocks": 2}
 KINDS: dict[str, dict[str, Any]] = {
     "text": {
         "texts": {"kind": "words", "length": 32, "vocabulary_size": 5000},
         "model": {"likelihood": "autoregressive", "latent": 32, "token_dropout": 0.3, **SIZE},
-        "first": {"kl_warmup": 3, "free_bits": 0.1},
+        "first": {"epochs": 12, "kl_warmup": 3, "free_bits": 0.1},
     },
     "strings": {
         "texts": {"kind": "smiles", "length": 64},
         "model": {"likelihood": "autoregressive", "latent": 56, **SIZE},
-        "first": {"kl_warmup": 5, "free_bits": 0.05},
+        "first": {"epochs": 18, "kl_warmup": 5, "free_bits": 0.05},
     },
     "parallel": {
         "texts": {"kind": "smiles", "length": 64},
         "model": {"likelihood": "categorical", "latent": 56, **SIZE, "blocks": 3},
-        "first": {},
+        "first": {"epochs": 36, "kl_warmup": 8},
     },
     "graphs": {
         "texts": {"kind": "molecule-graphs"},
         "model": {"latent": 56, "units": 128, "blocks": 3},
-        "first": {"kl_warmup": 5, "free_bits": 0.05},
+        "first": {"epochs": 24, "kl_warmup": 10, "free_bits": 0.1},
     },
 }
 METHODS: dict[str, dict[str, Any]] = {
@@ -61,14 +70,30 @@ METHODS: dict[str, dict[str, Any]] = {
     "SA(4)": {"method": "sa", "steps": 4},
     "IWAE(5)": {"method": "iwae", "samples": 5},
 }
+SLOW = "SA(4)"
+"""The method that is trained last, since it takes longest."""
 REFINED: dict[str, dict[str, Any]] = {
-    "variational 8": {"refine": 8, "how": "variational", "checks": 4},
-    "variational 2": {"refine": 2, "how": "variational", "checks": 4},
-    "laplace 4, unchecked": {"refine": 4, "checks": 0},
-    "laplace 4": {"refine": 4, "checks": 4},
+    "VAE+ refined, 2 steps": {"refine": 2, "how": "variational", "checks": 4},
+    "VAE+ refined, 8 steps": {"refine": 8, "how": "variational", "checks": 4},
+    "VAE+ Laplace, 4 steps": {"refine": 4, "checks": 4},
 }
+PARTS = {
+    "methods": math.inf,
+    "refined": 40.0,
+    "gap": 60.0,
+    "calibrated": 30.0,
+    "slow": math.inf,
+    "reports": 20.0,
+    "times": 40.0,
+    "molecules": math.inf,
+}
+"""The parts of a study in their order, each with the seconds after which it begins nothing new."""
 PROTOCOL = {"encodings": 4, "decodings": 4, "samples": 2000}
 """Draws of z and of molecules with which reconstruction, validity and uniqueness are measured."""
+PARTITION = ("x_train", "x_val", "x_test")
+TINY = {"units": 8, "heads": 2, "blocks": 1, "latent": 2, "epochs": 1, "kl_warmup": 0, "warmup": 0}
+"""Options of ``--tiny``, which shows in a minute on a CPU whether everything runs."""
+COMMON = {"validation_samples": 1, "schedule": "cosine"}
 
 
 def read(kind: str, split: int, given: argparse.Namespace) -> Data:
@@ -79,6 +104,7 @@ def read(kind: str, split: int, given: argparse.Namespace) -> Data:
         vocabulary = vocabulary_from_json(json.loads(about.read_text()))
         with np.load(stored) as arrays:
             parts = [ArrayExamples(arrays[name].astype(np.float32)) for name in ("train", "val", "test")]
+        parts[0] = ArrayExamples(np.asarray(parts[0][: given.count]))
         return Data("texts", *parts, seed=split, fields=vocabulary.fields, vocabulary=vocabulary)
     data = _from_texts(kind, split, given)
     given.encoded.mkdir(parents=True, exist_ok=True)
@@ -108,17 +134,6 @@ def _lines(path: Path) -> list[str]:
         return [line.strip() for line in lines if line.strip()]
 
 
-def scored(model: recmix.Model, x: torch.Tensor, **about: Any) -> dict[str, Any]:
-    """The bounds of examples with their standard errors, and the time of a posterior."""
-    elbo, iwae = (bound.double() for bound in model.bounds(x, 100))
-    found = {**about, "inference": model.inference.key, "examples": len(x)}
-    for name, bound in (("elbo", elbo), ("iwae", iwae)):
-        found |= {name: float(bound.mean()), f"{name}_error": float(bound.std() / len(x) ** 0.5)}
-    batch = x[:100].to(model.device)
-    found["milliseconds"] = posterior_milliseconds(model.method, batch, model.inference, repeats=3)
-    return found
-
-
 class Study:
     """Trains and scores everything for one kind of data.
 
@@ -129,137 +144,277 @@ class Study:
 
     def __init__(self, kind: str, given: argparse.Namespace) -> None:
         self.kind, self.given, self.began = kind, given, time.time()
+        self.limit, self.out = math.inf, given.out / f"{kind}.json"
         self.sets = [read(kind, split, given) for split in range(given.splits)]
+        if given.tiny:
+            few = {p: ArrayExamples(np.asarray(getattr(self.sets[0], p)[:32])) for p in PARTITION}
+            self.sets = [replace(data, **few) for data in self.sets[:1] * given.splits]
         self.tests = [torch.as_tensor(np.asarray(data.x_test[: given.tested])) for data in self.sets]
-        self.held = [torch.as_tensor(np.asarray(data.x_val[:100])) for data in self.sets]
-        self.found: dict[str, Any] = {
-            "rows": [],
-            "skipped": [],
-            "gaps": [],
-            "reports": [],
-            "molecules": [],
-        }
+        self.held = [torch.as_tensor(np.asarray(data.x_val[: given.held])) for data in self.sets]
+        self.memory = given.memory * 2**30 if torch.cuda.is_available() else None
+        self.scores: dict[tuple[str, int], Callable[[], tuple[Any, ...]]] = {}
+        self.models: dict[str, list[recmix.Model]] = {}
+        names = ("rows", "times", "skipped", "history", "gaps", "reports", "molecules")
+        self.found: dict[str, Any] = {"about": {}} | {name: [] for name in names}
+        if given.load and self.out.exists():
+            self.found |= json.loads(self.out.read_text())
         self.say(self.sets[0])
 
     def say(self, *words: Any) -> None:
         """Print a line with the kind of data and the time."""
         print(f"{self.kind} {time.time() - self.began:.0f} s:", *words, flush=True)
 
-    def add(self, name: str, models: Callable[[], list[recmix.Model]], count: int | None = None) -> None:
-        """Add a row for each split, unless the time is over.
-
-        Args:
-            name: name of the row.
-            models: makes the models of all splits.
-            count: how many test examples are scored; None means all.
-        """
-        if time.time() - self.began > self.given.seconds:
-            self.found["skipped"].append(name)
-            return
-        rows = [
-            scored(model, x[:count], split=split, row=name)
-            for split, (model, x) in enumerate(zip(models(), self.tests, strict=True))
-        ]
-        self.found["rows"] += rows
-        self.store()
-        self.say(name, *(f"{row['elbo']:.2f} {row['iwae']:.2f}" for row in rows))
-
     def store(self) -> None:
         """Write what was found so far into the file of results."""
-        out = self.given.out
-        found = json.loads(out.read_text()) if out.exists() else {}
-        options = {k: v for k, v in vars(self.given).items() if isinstance(v, int | float)}
-        about = {"torch": torch.__version__, **options, "seconds": time.time() - self.began}
-        found[self.kind] = {"about": about, **self.found}
-        out.write_text(json.dumps(found, indent=1, default=str) + "\n")
+        about = {k: v for k, v in vars(self.given).items() if isinstance(v, int | float)}
+        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+        first = {"torch": torch.__version__, "device": device} | about
+        self.found["about"] = first | self.found["about"]  # what an earlier run said stays
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        self.out.write_text(json.dumps(self.found, indent=1, default=str) + "\n")
 
-    def run(self) -> None:
-        """Train, score and store."""
-        given, sets = self.given, self.sets
-        chosen = KINDS[self.kind]
-        common = {"batch_size": 256, "validation_samples": 1, "patience": 0, "schedule": "cosine"}
-        first = {"learning_rate": 1e-3, **common, **chosen["first"], **chosen["model"]}
-        vaes = recmix.fit_many(
-            [
-                {"method": "vae", "data": data, "seed": s, "epochs": given.epochs, **first}
-                for s, data in enumerate(sets)
-            ],
-            progress=False,
-        )
-        self.say("VAE trained", [round(max(h["val_iwae"] for h in vae.history), 2) for vae in vaes])
-        if given.save:
-            for split, vae in enumerate(vaes):
-                vae.save(given.save / f"{self.kind}_{split}")
-        self.add("VAE", lambda: vaes)
-        self.found["reports"] = [
-            v.latent_report(x).to_json() for v, x in zip(vaes, self.tests, strict=True)
-        ]
-        self.say("report", self.found["reports"][0])
-        if given.second:
-            self._second_stage(vaes, {"epochs": given.second, "learning_rate": 3e-4, **common})
-        few = given.refined
-        self.add("VAE, refined examples", lambda: vaes, few)
-        for name, options in REFINED.items():
-            self.add(name, lambda options=options: [vae.using(**options) for vae in vaes], few)
-        self.found["gaps"] = [self._gap(vae, x) for vae, x in zip(vaes, self.tests, strict=True)]
-        self.say("gap", self.found["gaps"][0])
-        if sets[0].vocabulary.molecules:
-            for vae, x in zip(vaes, self.tests, strict=True):
-                if time.time() - self.began < given.seconds:
-                    self.found["molecules"].append(
-                        molecule_scores(vae, x[:250], None, **PROTOCOL).to_json()
-                    )
-            self.say("molecules", self.found["molecules"][:1])
+    def late(self, *what: Any) -> bool:
+        """Whether the time of this part or of the study is over; then `what` is noted as skipped."""
+        over = time.time() > min(self.limit, self.began + self.given.seconds)
+        if over:
+            self.found["skipped"].append(" ".join(map(str, what)))
+        return over
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """A part of the study with its own limit of time. An error ends the part, not the study."""
+        self.limit = time.time() + PARTS[name]
+        try:
+            yield
+        except (recmix.RecmixError, RuntimeError, LookupError) as error:
+            self.found["skipped"].append(f"{name}: {error}")
+            self.say(name, "FAILED:", error)
+        self.limit = math.inf
         self.store()
 
-    def _gap(self, vae: recmix.Model, x: torch.Tensor) -> dict[str, Any]:
-        if time.time() - self.began > self.given.seconds:
-            return {}
-        return vae.gap(x[: self.given.gap], samples=300, check=0).summary()
+    def run(self, parts: list[str]) -> None:
+        """Do these parts, the most important ones first."""
+        for name in [part for part in PARTS if part in parts]:
+            with self.part(name):
+                getattr(self, name)()
+                self.say(f"{name} done")
 
-    def _second_stage(self, vaes: list[recmix.Model], second: dict[str, Any]) -> None:
-        """Train all methods from the VAEs with the same number of updates, and score them."""
-        requests = [
-            {"data": data, "init": vae, "seed": s, **second, **options}
-            for options in METHODS.values()
-            for s, (data, vae) in enumerate(zip(self.sets, vaes, strict=True))
-        ]
+    def add(
+        self, row: str, models: list[Callable[[], recmix.Model]], over: str = "", few: int | None = None
+    ) -> None:
+        """Score a row in every split, and compare it with another row on the same examples.
+
+        Args:
+            row: name of the row.
+            models: makes the model of each split.
+            over: name of the row to compare with, which was scored before.
+            few: how many test examples are scored; None means all.
+        """
+        done = {found["split"] for found in self.found["rows"] if found["row"] == row}
+        for split, make in enumerate(models):
+            score = functools.cache(functools.partial(self._bounds, make, split, few))
+            self.scores[row, split] = score
+            if split in done or self.late(row, split):
+                continue
+            inference, *bounds = score()
+            found = {"row": row, "split": split, "examples": len(bounds[0]), "inference": inference}
+            for number, (name, bound) in enumerate(zip(("elbo", "iwae"), bounds, strict=True), 1):
+                found |= {name: float(bound.mean()), f"{name}_error": _error(bound)}
+                if over:
+                    gain = bound - self.scores[over, split]()[number]
+                    found |= {f"{name}_gain": float(gain.mean()), f"{name}_gain_error": _error(gain)}
+            self.found["rows"].append(found)
+            self.store()
+            self.say(row, split, f"{found['elbo']:.2f} {found['iwae']:.2f}", found.get("elbo_gain", ""))
+
+    def _bounds(
+        self, make: Callable[[], recmix.Model], split: int, few: int | None
+    ) -> tuple[str, torch.Tensor, torch.Tensor]:
+        """The inference of a model, and the ELBO and IWAE bound of each test example of a split."""
+        model = make()
+        elbo, iwae = model.bounds(self.tests[split][:few], 100, memory=self.memory)
+        return model.inference.key, elbo.double(), iwae.double()
+
+    def train(self, stage: str, requests: list[dict[str, Any]]) -> list[recmix.Model]:
+        """Train models of one stage, and save them if that is wanted."""
         models = recmix.fit_many(requests, progress=False)
-        self.say("second stage trained")
-        by_name = {name: models[i * len(vaes) : (i + 1) * len(vaes)] for i, name in enumerate(METHODS)}
-        for name, some in by_name.items():
-            self.add(name, lambda some=some: some)
-        plus = list(zip(by_name["VAE+"], self.held, strict=True))
-        self.add("VAE+ calibrated", lambda: [m.calibrated(h, 20) for m, h in plus])
-        self.add("VAE+ calibrated+noise", lambda: [m.calibrated(h, 20, noise=True) for m, h in plus])
+        if self.given.save:
+            for request, model in zip(requests, models, strict=True):
+                folder = self.given.save / self.kind / stage.format(**request)
+                _save(model, folder / str(request["seed"]))
+        self.say(stage, "trained")
+        return models
+
+    def loaded(self) -> None:
+        """Load the models of an earlier run, as far as they are there, and score what is missing."""
+        stages = {"VAE": "first"} | {name: options["method"] for name, options in METHODS.items()}
+        for name, stage in stages.items():
+            folder = self.given.load / self.kind / stage
+            if folder.exists():
+                self.models[name] = [recmix.load(folder / str(s)) for s in range(len(self.sets))]
+                self.score(name)
+
+    def methods(self) -> None:
+        """The VAE, and the second stage of every method, which starts from it."""
+        if self.given.load:
+            self.loaded()
+            return
+        chosen, splits = KINDS[self.kind], list(enumerate(self.sets))
+        first = {"learning_rate": 1e-3, "batch_size": 128, "warmup": 1, "patience": 6}
+        first |= {**COMMON, **chosen["first"], **chosen["model"]}
+        first["epochs"] = self.given.epochs or first["epochs"]
+        first |= TINY if self.given.tiny else {}
+        requests = [{"method": "vae", "data": data, "seed": s, **first} for s, data in splits]
+        vaes = self.models["VAE"] = self.train("first", requests)
+        self.found["history"] = [[round(h["val_iwae"], 3) for h in vae.history] for vae in vaes]
+        self.found["about"]["first_stage"] = {k: v for k, v in first.items() if not isinstance(v, Data)}
+        self.score("VAE")
+        self.second([name for name in METHODS if name != SLOW])
+
+    def slow(self) -> None:
+        """The second stage of the method that takes longest, if there is time left for it."""
+        if not self.given.load and not self.late(SLOW):
+            self.second([SLOW])
+
+    def second(self, names: list[str]) -> None:
+        """Train and score the second stage of some methods, which starts from the VAE."""
+        common = {"epochs": self.given.second, "learning_rate": 3e-4, "batch_size": 256, "patience": 0}
+        self.found["about"]["second_stage"] = common | COMMON
+        splits = list(enumerate(self.sets))
+        requests = [
+            {"data": data, "init": self.models["VAE"][s], "seed": s, **common, **COMMON, **METHODS[name]}
+            for name in names
+            for s, data in splits
+        ]
+        models = self.train("{method}", requests)
+        for i, name in enumerate(names):
+            self.models[name] = models[i * len(splits) : (i + 1) * len(splits)]
+            self.score(name)
+
+    def score(self, name: str) -> None:
+        """Score the models of one row on all test examples."""
+        over = "VAE+" if name not in ("VAE", "VAE+") else ""
+        self.add(name, [lambda m=model: m for model in self.models[name]], over)
+
+    @property
+    def best(self) -> list[recmix.Model]:
+        """The models that are refined, calibrated and measured: VAE+, or VAE without a second stage."""
+        return self.models.get("VAE+") or self.models["VAE"]
+
+    def refined(self) -> None:
+        """Refinements of VAE+ on a few examples, and VAE+ itself on the same ones."""
+        few = self.given.refined
+        self.add("VAE+, few examples", [lambda m=m: m for m in self.best], few=few)
+        for name, options in REFINED.items():
+            makers = [lambda m=m, o=options: m.using(**o) for m in self.best]
+            self.add(name, makers, "VAE+, few examples", few)
+
+    def calibrated(self) -> None:
+        """VAE+ with calibrated standard deviations, with calibrated noise too, and refined."""
+        pairs, how = list(zip(self.best, self.held, strict=True)), {"samples": 20, "memory": self.memory}
+        self.add("VAE+ calibrated", [lambda m=m, h=h: m.calibrated(h, **how) for m, h in pairs], "VAE+")
+        makers = [lambda m=m, h=h: m.calibrated(h, noise=True, **how) for m, h in pairs]
+        self.add("VAE+ calibrated with noise", makers, "VAE+")
+        two = REFINED["VAE+ refined, 2 steps"]
+        makers = [lambda m=m, h=h: m.using(**two).calibrated(h, **how) for m, h in pairs]
+        name = "VAE+ refined, 2 steps, calibrated"
+        self.add(name, makers, "VAE+, few examples", self.given.refined)
+
+    def gap(self) -> None:
+        """The gap of VAE+ and its two parts, on a few examples."""
+        for split in range(len(self.found["gaps"]), len(self.sets)):
+            if self.late("gap", split):
+                return
+            x = self.tests[split][: self.given.gap]
+            measured = self.best[split].gap(x, samples=300, check=0, memory=self.memory)
+            self.found["gaps"].append({"split": split, "examples": len(x), **measured.summary()["test"]})
+            self.store()
+            self.say("gap", split, self.found["gaps"][-1])
+
+    def reports(self) -> None:
+        """What z holds: KL, mutual information, active units and perplexity of VAE and VAE+."""
+        for split, x in enumerate(self.tests):
+            for name, models in [pair for pair in self.models.items() if pair[0] in ("VAE", "VAE+")]:
+                if any((r["row"], r["split"]) == (name, split) for r in self.found["reports"]):
+                    continue
+                if self.late("report", name, split):
+                    return
+                report = models[split].latent_report(x, 20, memory=self.memory).to_json()
+                self.found["reports"].append({"row": name, "split": split, **report})
+                self.store()
+        self.say("report", self.found["reports"][-1])
+
+    def times(self) -> None:
+        """Microseconds for each example of a batch of 100: computing a posterior and a draw from it."""
+        self.found["times"] = []
+        used = {name: models[0] for name, models in self.models.items()}
+        used |= {name: self.best[0].using(**options) for name, options in REFINED.items()}
+        for name, model in used.items():
+            if self.late("time", name):
+                return
+            x = self.tests[0][:100].to(model.device)
+            taken = posterior_milliseconds(model.method, x, model.inference, repeats=5)
+            self.found["times"].append({"row": name, "microseconds": 1e3 * taken / len(x)})
+            self.store()
+            self.say(name, f"{1e3 * taken / len(x):.0f} µs for each example")
+
+    def molecules(self) -> None:
+        """Reconstruction, validity, uniqueness and novelty of VAE+, if the data are molecules."""
+        if not self.sets[0].vocabulary.molecules:
+            return
+        for split in range(len(self.found["molecules"]), len(self.sets)):
+            if self.late("molecules", split):
+                return
+            data = self.sets[split]
+            train = data.vocabulary.decode(np.asarray(data.x_train[:]))
+            scores = molecule_scores(self.best[split], self.tests[split][:250], train, **PROTOCOL)
+            self.found["molecules"].append({"split": split, **scores.to_json()})
+            self.store()
+            self.say("molecules", split, scores)
+
+
+def _save(model: recmix.Model, folder: Path) -> None:
+    """Write a model into a folder, its weights in half precision."""
+    state = model.method.state_dict()
+    weights = {k: v.half() if v.is_floating_point() else v for k, v in state.items()}
+    model.save(folder, overwrite=True)
+    save_weights(folder / "weights.safetensors", weights, len(model.history))
+
+
+def _error(values: torch.Tensor) -> float:
+    """The standard error of a mean over examples."""
+    return float(values.std() / len(values) ** 0.5)
 
 
 def main() -> None:
-    """Study each kind of data and write the results after each."""
+    """Study each kind of data."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("out", type=Path)
+    parser.add_argument("out", type=Path, help="folder of the results")
     parser.add_argument("--data-root", type=Path, default=None, help="folder with text/ and molecules/")
-    parser.add_argument(
-        "--encoded", type=Path, required=True, help="folder of encoded data, made if new"
-    )
+    parser.add_argument("--encoded", type=Path, required=True, help="encoded data, made if new")
     parser.add_argument("--prepare", action="store_true", help="only encode the data")
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=list(PARTS))
+    parser.add_argument("--tiny", action="store_true", help="tiny networks on 32 examples, as a test")
     parser.add_argument("--splits", type=int, default=3)
     parser.add_argument("--count", type=int, default=20_000, help="training texts")
-    parser.add_argument("--epochs", type=int, default=30, help="of the VAE")
-    parser.add_argument("--second", type=int, default=3, help="epochs of every second stage")
+    parser.add_argument("--epochs", type=int, default=0, help="of the VAE; 0: as many as KINDS says")
+    parser.add_argument("--second", type=int, default=2, help="epochs of every second stage")
     parser.add_argument("--tested", type=int, default=500, help="test texts")
+    parser.add_argument("--held", type=int, default=100, help="validation texts for calibration")
     parser.add_argument("--refined", type=int, default=100, help="test texts that are also refined")
-    parser.add_argument("--gap", type=int, default=32, help="test texts whose gap is measured")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="no new row after this time")
-    parser.add_argument("--save", type=Path, default=None, help="folder for the trained VAEs")
+    parser.add_argument("--gap", type=int, default=16, help="test texts whose gap is measured")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="nothing new after this time")
+    parser.add_argument("--memory", type=int, default=8, help="GiB of activations at a time, on a GPU")
+    parser.add_argument("--save", type=Path, default=None, help="folder for all trained models")
+    parser.add_argument("--load", type=Path, default=None, help="folder of models trained before")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_float32_matmul_precision("high")
     for kind in given.kinds:
         study = Study(kind, given)
         if not given.prepare:
-            study.run()
+            study.run(["methods", *given.parts])
 
 
 if __name__ == "__main__":

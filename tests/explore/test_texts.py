@@ -1,5 +1,6 @@
 """The explorer with runs of texts: sentences, SMILES strings and molecules as graphs."""
 
+import time
 from itertools import product
 from xml.etree import ElementTree
 
@@ -283,6 +284,34 @@ def test_molecules_are_drawn(app):
     assert ElementTree.fromstring(first).tag.endswith("svg")
     assert "script" not in first
     assert error(app, "/draw", 413, texts=["C"] * 65, run="smiles")
+
+
+def test_molecules_of_up_to_80_atoms_are_drawn_one_at_a_time(runs, monkeypatch):
+    pytest.importorskip("rdkit")
+    assert draw("C" * 80) is not None
+    assert draw("C" * 81) is None
+    now, most = [], []
+
+    def slow(text):
+        now.append(text)
+        most.append(len(now))
+        time.sleep(0.02)
+        now.remove(text)
+        return text
+
+    monkeypatch.setattr(text_routes, "draw", slow)
+    fields = [{"texts": [f"{'C' * n}{end}" for end in "NO"], "run": "smiles"} for n in range(1, 4)]
+    found = ask_together(app_of(runs["smiles"]), [("POST", "/draw", {"json": each}) for each in fields])
+    assert [each.json()["drawings"] for each in found] == [each["texts"] for each in fields]
+    assert most == [1] * 6
+
+
+def test_an_explanation_without_a_cholesky_factor_is_refused(app, monkeypatch):
+    def fail(*_arguments, **_options):
+        raise torch.linalg.LinAlgError("not positive definite")
+
+    monkeypatch.setattr(text_routes.texts, "explain_text", fail)
+    assert "not finite" in error(app, "/explain", 422, text="a", run="words")
 
 
 def test_invalid_smiles_strings_are_reported(app):

@@ -1,5 +1,6 @@
 """Encoders and decoders of any form become those of a `LatentModel`."""
 
+from collections import namedtuple
 from types import SimpleNamespace
 
 import pytest
@@ -23,7 +24,7 @@ SCALE = (0.5 * LOG_VARIANCE).exp()
 FORMS = {
     "tensor": torch.cat([MEAN, LOG_VARIANCE], 1),
     "tuple": (MEAN, LOG_VARIANCE),
-    "tuple with features": (MEAN, LOG_VARIANCE, torch.zeros(3, 7)),
+    "named tuple": namedtuple("Out", "z mu logvar")(SCALE, MEAN, LOG_VARIANCE),
     "dict": {"mu": MEAN, "logvar": LOG_VARIANCE},
     "dict with scale": {"loc": MEAN, "scale": SCALE},
     "dict with variance": {"mean": MEAN, "variance": SCALE.square()},
@@ -84,7 +85,13 @@ def test_reconstructions(out):
     torch.testing.assert_close(read_reconstruction(out), MEAN)
 
 
-@pytest.mark.parametrize("out", [{"z": MEAN}, (MEAN,), 3, {"mean": MEAN}, (MEAN, LOG_VARIANCE[:, :1])])
+@pytest.mark.parametrize(
+    "out",
+    [
+        *({"z": MEAN}, (MEAN,), 3, {"mean": MEAN}, (MEAN, LOG_VARIANCE[:, :1])),
+        *((MEAN, LOG_VARIANCE, MEAN), (MEAN, None), ()),
+    ],
+)
 def test_other_encoders_are_refused_with_what_is_accepted(out):
     with pytest.raises(ConfigError, match="expected|gave"):
         read_posterior(out)

@@ -1,14 +1,21 @@
 """Networks for graphs: invariances, derivatives, and wrong sizes."""
 
+import numpy as np
 import pytest
 import torch
 from torch.func import jacfwd, jacrev, vmap
 
-from recmix.errors import ConfigError
+from recmix.data import check_values
+from recmix.errors import ConfigError, DataError
+from recmix.methods.residual import Corrector
 from recmix.model.encoder_decoder import reset
 from recmix.model.fields import Fields
+from recmix.model.gates import Gate, WeightNet
 from recmix.model.graph_networks import graph_decoder, graph_encoder
+from recmix.model.latent import LatentModel
+from recmix.model.likelihoods import Categorical
 from recmix.model.likelihoods.graph import CategoricalGraph
+from recmix.model.similar_encoder import similar_encoder, token_classes
 
 SIZES = {"node_classes": 4, "edge_classes": 3, "units": 8, "blocks": 1}
 NODES, SHAPE, FIELDS = 5, (15,), Fields({"nodes": (5,), "edges": (10,)})
@@ -149,3 +156,50 @@ def test_wrong_options_are_refused(options, message):
 def test_another_likelihood_is_refused():
     with pytest.raises(ConfigError, match="use likelihood 'graph'"):
         graph_decoder(SHAPE, 2, SHAPE, **SIZES)
+
+
+def model_of():
+    decoder = graph_decoder(SHAPE, 2, **SIZES)
+    return LatentModel(decoder, LIKELIHOOD, latent=2, shape=SHAPE, fields=None)
+
+
+def test_a_similar_encoder_has_the_sizes_of_the_given_one():
+    given = graph_encoder(SHAPE, 2, **SIZES | {"units": 12, "blocks": 3}, positions=False)
+    wide = similar_encoder(given, model_of(), 2.0)
+    assert (wide.hidden, len(wide.features.layers), wide.features.position) == (24, 6, None)
+    assert wide(graphs_of(3).float()).shape == (3, 4)
+
+
+def test_gates_and_corrections_see_classes_not_their_numbers():
+    """With numbers, three classes on a line would give three outputs on a line before the first ReLU."""
+    torch.manual_seed(0)
+    encoder = graph_encoder(SHAPE, 2, **SIZES)
+    classes = token_classes(encoder)
+    x = torch.ones(3, *SHAPE, dtype=torch.float64)
+    x[:, 0] = torch.tensor([1.0, 2.0, 3.0])  # the class of the first node
+    corrector = Corrector(model_of(), like=encoder)
+    zeros = torch.zeros(3, NODES * 4 + 10 * 3, dtype=torch.float64)
+    layers = [Gate(SHAPE, classes=classes).layers, WeightNet(SHAPE, 2, classes=classes).layers]
+    first = [layer.double()[:2](x) for layer in layers]
+    features, seen = corrector.features.double(), []
+    linear = next(part for part in features.modules() if isinstance(part, torch.nn.Linear))
+    linear.register_forward_hook(lambda _layer, _given, out: seen.append(out))
+    features(x, zeros)
+    for out in [*first, *seen]:
+        assert (out[1] - (out[0] + out[2]) / 2).abs().max() > 1e-3
+
+
+def test_nodes_and_edges_are_checked_against_their_own_classes():
+    x = np.ones((2, *SHAPE), np.float32)
+    x[1, 0] = 3  # a node class, but no edge class
+    check_values(x, LIKELIHOOD.requirement, "graph")
+    x[1, NODES] = 3
+    with pytest.raises(DataError, match=r"from 0 to 3 for 5 values and then from 0 to 2 .*example 1"):
+        check_values(x, LIKELIHOOD.requirement, "graph")
+
+
+@pytest.mark.parametrize("likelihood", [LIKELIHOOD, Categorical(3)], ids=["graph", "categorical"])
+def test_classes_are_drawn_without_waiting_for_the_device(likelihood, monkeypatch):
+    monkeypatch.setattr(torch, "multinomial", None)  # it copies a value to the CPU
+    decoded = torch.zeros(5, *likelihood.output_shape(SHAPE))
+    assert likelihood.sample(decoded).shape == (5, *SHAPE)

@@ -62,6 +62,14 @@ def test_atom_types_are_those_of_training_molecules_and_hydrogens_follow_from_bo
     assert (graphs.length, graphs.node_classes, graphs.edge_classes) == (5, 5, 4)
 
 
+def test_hydrogens_of_atoms_with_unusual_valences_follow_from_the_bonds():
+    texts = ["C[SH](C)(C)=O", "O=[PH](O)O", "F[SH](F)(F)(F)F", "C[IH2]=O"]
+    graphs = MoleculeGraphs.from_texts(texts)
+    plain = {AtomType(symbol) for symbol in "CFOPS"}
+    assert set(graphs.types) == {*plain, AtomType("I", 0, 2)}
+    assert graphs.decode(graphs.encode(texts).x) == canonical_smiles(texts)
+
+
 def test_what_cannot_be_encoded_is_counted_and_left_out():
     graphs = MoleculeGraphs([CARBON, OXYGEN], length=3)
     found = graphs.encode(["CCO", "C1CC", "CCCC", "CN", "", "C->[Fe]", "OC name", "x" * 50])

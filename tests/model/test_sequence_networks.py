@@ -165,6 +165,19 @@ def test_pairs_of_tokens_and_residuals(other):
         torch.testing.assert_close(found, pair(X, changed))
 
 
+def test_the_fused_gru_has_the_precision_of_other_matrix_products(monkeypatch):
+    layer, seen = GRU(4), []
+    hook = layer.cell.register_forward_pre_hook(lambda *_: seen.append(torch.backends.cudnn.allow_tf32))
+    before = torch.backends.cudnn.allow_tf32
+    with torch.no_grad():
+        for precision in ("highest", "high"):
+            monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda found=precision: found)
+            layer(torch.zeros(2, 3, 4))
+    hook.remove()
+    assert seen == [False, True]
+    assert torch.backends.cudnn.allow_tf32 == before
+
+
 def test_gates_count_tokens():
     torch.manual_seed(0)
     for network in (Gate((LENGTH,), classes=CLASSES), WeightNet((LENGTH,), 3, classes=CLASSES)):

@@ -27,7 +27,17 @@ AT_ONCE = 512
 
 
 class Moments(NamedTuple):
-    """Weights, means and covariances of the K components of q(z | x), for B examples."""
+    """Weights, means and covariances of the K components of q(z | x), for B examples.
+
+    D is the latent dimension.
+
+    Attributes:
+        weights: mixing weights, (B, K).
+        means: means of the components, (B, K, D).
+        variances: diagonals of the covariances, (B, K, D).
+        covariances: full covariances, (B, K, D, D); None if all are diagonal.
+        exact: false if a covariance is estimated from samples.
+    """
 
     weights: Tensor  # (B, K)
     means: Tensor  # (B, K, D)
@@ -36,18 +46,21 @@ class Moments(NamedTuple):
     exact: bool  # False if a covariance is estimated from samples
 
     def full(self) -> Tensor:
-        """Return the covariances as full matrices (B, K, D, D), also if all are diagonal."""
+        """Return the covariances as matrices (B, K, D, D), even if all of them are diagonal."""
         return torch.diag_embed(self.variances) if self.covariances is None else self.covariances
 
 
 def has_matrices(q: Posterior) -> bool:
-    """Whether `moments` gives the covariances of q(z | x) as full matrices (B, K, D, D)."""
+    """Whether a component of q(z | x) has a covariance that is not diagonal.
+
+    Then `moments` gives the covariances as full matrices (B, K, D, D).
+    """
     return not all("log_variances" in (part.describe() or {}) for part in q.components)
 
 
 @torch.no_grad()
 def moments(q: Posterior) -> Moments:
-    """Compute weights, means and covariances of the components of a posterior q(z | x).
+    """Compute weights (B, K), means (B, K, D) and covariances of the components of q(z | x).
 
     A posterior that is not a mixture counts as one component. Covariances without a closed form are
     estimated from samples.
@@ -79,12 +92,16 @@ def _covariance(q: Posterior, described: dict[str, Tensor]) -> Tensor:
 
 
 def to_array(tensor: Tensor) -> Array:
-    """Convert a tensor to a contiguous numpy array on the CPU."""
+    """Convert a tensor to a contiguous numpy array of the same shape."""
     return np.ascontiguousarray(tensor.detach().cpu().numpy())
 
 
 def posterior(model: ExplorableModel, x: Array) -> dict[str, Any]:
-    """Describe q(z | x) for x (B, ...): the fields of `Moments`, and ``mean``, the mean of q."""
+    """Describe the posterior q(z | x) of examples x (B, ...).
+
+    Returns:
+        The fields of `Moments` by name, and ``mean`` (B, D), the mean of q.
+    """
     q = model.posterior(x)
     found = {**moments(q)._asdict(), "mean": q.mean}
     return {name: to_array(v) if isinstance(v, Tensor) else v for name, v in found.items()}
@@ -109,7 +126,11 @@ def reconstruct(model: ExplorableModel, x: Array) -> dict[str, Any]:
 
 
 def decode(model: ExplorableModel, z: Array) -> dict[str, Any]:
-    """Decode latent vectors z (B, D); the field ``images`` has the mean examples E[x | z]."""
+    """Decode latent vectors z (B, D).
+
+    Returns:
+        The field ``images`` with the mean examples E[x | z], (B, ...).
+    """
     parts = torch.from_numpy(z).split(AT_ONCE)
     return {"images": to_array(torch.cat([model.decode(part) for part in parts]))}
 
@@ -125,6 +146,10 @@ def prior(model: ExplorableModel, count: int, seed: int) -> Array:
 
 
 def score(model: ExplorableModel, x: Array, samples: int, seed: int) -> dict[str, Any]:
-    """Compute ELBO and IWAE-K (B,) of examples x (B, ...), where K is `samples`."""
+    """Compute ELBO and IWAE-K of examples x (B, ...), where K is `samples`.
+
+    Returns:
+        The fields ``elbo`` (B,) and ``iwae`` (B,) in nats, and the given ``samples`` and ``seed``.
+    """
     elbo, iwae = model.bounds(x, samples, seed=seed)
     return {"elbo": to_array(elbo), "iwae": to_array(iwae), "samples": samples, "seed": seed}

@@ -66,7 +66,7 @@ def make_app(
         access: which requests are answered. By default those whose host is a loopback name, such as
             ``localhost``.
         limits: the largest requests that are accepted.
-        batching: pass requests that wait at the same time through the model together.
+        batching: whether requests that wait at the same time go through the model as one batch.
     """
     limits = limits or Limits()
     # Each new thread starts with as many torch threads as there are cores.

@@ -1,4 +1,4 @@
-"""Pass requests that wait at the same time through the model together."""
+"""Compute the requests that wait at the same time as one batch of the model."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Batcher:
         most: largest number of rows in one pass of several requests; 0 computes each request alone.
         queue: number of requests that may wait. If there is one more, the request with the largest
             turn is refused with status 429.
-        begin: called once in the thread before anything else.
+        begin: function that is called once in the thread, before all requests.
 
     >>> def double(rows):
     ...     return {"twice": 2 * rows, "of": len(rows)}
@@ -95,7 +95,7 @@ class Batcher:
 
         Args:
             work: computes the answer.
-            cost: the work for this request; a row of other requests is 1.
+            cost: the work for this request, in rows of other requests.
         """
         return await self.rows(None, lambda _: work(), np.empty(0), cost=cost)
 

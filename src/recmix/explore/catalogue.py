@@ -35,7 +35,14 @@ LARGEST_LATENT = 1000
 
 
 class ExplorableModel(Protocol):
-    """What the explorer needs of a model; `recmix.Model` has all of it."""
+    """The attributes and methods that the explorer needs of a model; `recmix.Model` has them.
+
+    Attributes:
+        method: the trained method.
+        spec: the description of the run: shapes, options and data.
+        history: the training log, one mapping per epoch.
+        vocabulary: how texts become examples; None if the examples are not texts.
+    """
 
     method: Method
     spec: Spec
@@ -47,18 +54,26 @@ class ExplorableModel(Protocol):
         """The generative model p(x, z): prior, decoder and likelihood."""
 
     def posterior(self, x: Any) -> Posterior:
-        """q(z | x) for examples x (B, ...), without gradients."""
+        """Return q(z | x) for examples x (B, ...), without gradients."""
 
     def bounds(self, x: Any, samples: int, *, seed: int) -> tuple[Tensor, Tensor]:
-        """ELBO and IWAE-K (B,) of examples x (B, ...), where K is `samples`."""
+        """Return ELBO (B,) and IWAE-K (B,) of examples x (B, ...), where K is `samples`."""
 
     def decode(self, z: Any) -> Tensor:
-        """The mean examples E[x | z] (..., *shape) of latent vectors z (..., D)."""
+        """Return the mean examples E[x | z] (..., *shape) of latent vectors z (..., D)."""
 
 
 @dataclass(eq=False)
 class ServedRun:
-    """One model that the explorer's server offers."""
+    """One model that the explorer's server offers.
+
+    Attributes:
+        name: name by which requests choose it.
+        label: name that the web page shows.
+        model: the model.
+        data_root: folder of the named data sets; by default the folder that training used.
+        examples: test examples to show; by default those of the run's data.
+    """
 
     name: str  # by which requests choose it
     label: str  # by which a page shows it
@@ -139,22 +154,29 @@ class ServedRun:
         return data.x_val if data.x_test is None else data.x_test
 
     def test_images(self, start: int, count: int) -> dict[str, Any]:
-        """Return `count` test examples from index `start`, or fewer at the end.
+        """Return `count` test examples from index `start`, or fewer at the end of the data.
 
         The first call reads the data from this machine. They are never downloaded.
+
+        Returns:
+            ``images`` (B, ...), the given ``start``, and the number of test examples, ``total``.
         """
         images = self._test_examples()
         part = images[start : start + count] if start < len(images) else np.zeros((0, *images.shape[1:]))
         return {"start": start, "total": len(images), "images": np.ascontiguousarray(part)}
 
     def test_texts(self, start: int, count: int) -> dict[str, Any]:
-        """Return `count` test texts from index `start`, or fewer at the end."""
+        """Return `count` test texts from index `start`, or fewer at the end of the data.
+
+        Returns:
+            A list ``texts``, the given ``start``, and the number of test texts, ``total``.
+        """
         examples, vocabulary = self._test_examples(), self.needed_vocabulary()
         texts = vocabulary.decode(examples[start : start + count]) if start < len(examples) else []
         return {"start": start, "total": len(examples), "texts": texts}
 
     def test_examples(self, most: int) -> Array:
-        """Return the first test examples, at most `most`, (B, ...)."""
+        """Return the first test examples as an array (B, ...), where B is at most `most`."""
         return self._test_examples()[:most]
 
     def needed_vocabulary(self) -> Vocabulary:
@@ -229,9 +251,14 @@ def _described(vocabulary: Vocabulary) -> dict[str, Any]:
 
 
 class Catalogue:
-    """The runs of a server by name; the first is the default.
+    """The runs that a server offers, by name; the first is the default.
 
     A run is shown by its label. If several runs have the same label, the name is added to it.
+
+    Args:
+        models: the models by name.
+        data_root: folder of the named data sets; by default the folder that training used.
+        examples: test examples to show, by name of the model; by default those of its own data.
     """
 
     def __init__(
@@ -254,7 +281,7 @@ class Catalogue:
 
     @cached_property
     def array_runs(self) -> list[ServedRun]:
-        """The runs whose examples are given as arrays."""
+        """The runs whose examples are arrays, not texts."""
         return [run for run in self.runs.values() if run.vocabulary is None]
 
     @property
@@ -264,7 +291,10 @@ class Catalogue:
 
     @cached_property
     def axes(self) -> tuple[str, ...] | None:
-        """Names of the axes of an example; None if the runs have different numbers of axes."""
+        """Names of the axes of an example, such as C, H and W.
+
+        It is None if the runs have examples with different numbers of axes.
+        """
         counts = {len(run.model.spec.shape) for run in self.array_runs}
         if len(counts) != 1:
             return None
@@ -285,7 +315,7 @@ class Catalogue:
     def limits(self) -> tuple[float, float] | None:
         """The smallest and the largest value that examples may have.
 
-        It is None if the likelihoods of the runs accept different values, or counts or classes.
+        It is None if the likelihoods of the runs accept different ranges, or only counts or classes.
         """
         needs = {run.model.latent_model.likelihood.requirement for run in self.array_runs}
         if needs <= {"unit", "binary_or_unit", "eight_bit"}:

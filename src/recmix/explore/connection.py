@@ -13,10 +13,9 @@ __all__ = ["Connection"]
 class Connection(HttpToolsProtocol):
     """One connection, as uvicorn serves it, with limits that uvicorn does not have.
 
-    A connection is idle if it has no request whose header is complete and whose answer is not. It
-    is closed if the header of its next request is too slow or too large, or if its client does not
-    read. If there are too many connections, the oldest idle one is closed. If none is idle, the new
-    one gets the answer 503.
+    A connection is closed if the header of its next request is too slow or too large, or if its
+    client does not read. If there are too many connections, the oldest idle one is closed. If none is
+    idle, the new one gets the answer 503. A connection is idle if no request is being answered on it.
     """
 
     HEADER_SECONDS = 10.0  # time in which the header of a request must arrive
@@ -43,7 +42,7 @@ class Connection(HttpToolsProtocol):
             self._make_room(others)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timers."""
+        """Stop the timers when the connection is closed."""
         super().connection_lost(exc)
         self._stop_header_timer()
         self._stop_unread_timer()
@@ -59,7 +58,10 @@ class Connection(HttpToolsProtocol):
                 self._header_timer = self.loop.call_later(self.HEADER_SECONDS, self.transport.abort)
 
     def on_headers_complete(self) -> None:
-        """Start the request."""
+        """Stop the time limit of the header and start to handle the request.
+
+        The HTTP parser calls this when it has read all headers of a request.
+        """
         self._header_bytes = 0
         self._stop_header_timer()
         if not self.transport.get_write_buffer_size():
@@ -73,12 +75,12 @@ class Connection(HttpToolsProtocol):
             self._start_unread_timer()
 
     def pause_writing(self) -> None:
-        """Wait until the client reads, for a limited time."""
+        """Stop sending until the client reads, for a limited time. asyncio calls this."""
         super().pause_writing()
         self._start_unread_timer()
 
     def resume_writing(self) -> None:
-        """Go on sending, because the client has read a part."""
+        """Continue sending, because the client has read a part. asyncio calls this."""
         super().resume_writing()
         self._stop_unread_timer()
 

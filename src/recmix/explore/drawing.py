@@ -38,7 +38,7 @@ ALLOWED = {
 
 @cache
 def can_draw() -> bool:
-    """Whether RDKit is installed."""
+    """Whether molecules can be drawn, that is, whether RDKit is installed."""
     return importlib.util.find_spec("rdkit") is not None
 
 
@@ -66,7 +66,7 @@ def draw(smiles: str) -> str | None:
 
 
 def sanitised(drawing: str) -> str | None:
-    """The elements and attributes of an SVG text that `ALLOWED` names; None if it is not SVG.
+    """Return an SVG text with only the elements and attributes in `ALLOWED`; None if it is not SVG.
 
     >>> sanitised("<svg xmlns='http://www.w3.org/2000/svg' onload='a()'><script>a()</script></svg>")
     '<svg xmlns="http://www.w3.org/2000/svg" />'

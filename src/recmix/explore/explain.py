@@ -1,7 +1,8 @@
 """The posterior q(z | x) of one example in detail.
 
-This is its components, densities on a plane of the latent space, and each step of refinement. A
-step of refinement is a Gauss-Newton step from the mean of q towards the maximum of log p(x, z).
+The module computes its components, densities on a plane of the latent space, and each step of
+refinement. A step of refinement is a Gauss-Newton step from the mean of q towards the maximum of
+log p(x, z).
 """
 
 from __future__ import annotations
@@ -30,7 +31,14 @@ SMALL_WEIGHT = 0.01
 
 
 class Plane(NamedTuple):
-    """A plane in the latent space: the points z = origin + a · axes[0] + b · axes[1]."""
+    """A plane in the latent space: the points z = origin + a · axes[0] + b · axes[1].
+
+    Attributes:
+        kind: "latent" if it is the whole latent space, of one or two dimensions; else "slice".
+        origin: a point of the plane, (D,), where D is the latent dimension.
+        axes: two orthonormal vectors, (2, D). The second is zero if D is 1.
+        labels: names of the axes, for the figure.
+    """
 
     kind: str  # "latent": the whole latent space, of one or two dimensions; "slice": a plane in it
     origin: Tensor  # (D,)
@@ -38,11 +46,22 @@ class Plane(NamedTuple):
     labels: list[str]
 
     def project(self, z: Tensor) -> Tensor:
-        """Project latent vectors z (..., D) onto the plane: their coordinates (a, b), (..., 2)."""
+        """Project latent vectors z (..., D) onto the plane.
+
+        Returns:
+            The coordinates (a, b) of the points z = origin + a · axes[0] + b · axes[1], (..., 2).
+        """
         return (z - self.origin) @ self.axes.T
 
     def covariance(self, full: Tensor) -> Tensor:
-        """Project covariances (..., D, D) of z to those of its coordinates (a, b), (..., 2, 2)."""
+        """Project covariances of z onto the plane.
+
+        Args:
+            full: covariances of z, (..., D, D).
+
+        Returns:
+            The covariances of the coordinates (a, b) in the plane, (..., 2, 2).
+        """
         return self.axes @ full @ self.axes.T
 
 
@@ -110,7 +129,18 @@ def explain(
 
 
 def bounds_at(model: LatentModel, x: Tensor, q: Posterior, samples: int, seed: int) -> dict[str, float]:
-    """Estimate ELBO and IWAE of one example x (1, ...) from samples of q, with this seed."""
+    """Estimate ELBO and IWAE of one example from samples of q.
+
+    Args:
+        model: the generative model p(x, z).
+        x: the example, (1, ...).
+        q: the density of z from which samples are drawn.
+        samples: number of samples.
+        seed: seed of the samples.
+
+    Returns:
+        The fields ``elbo`` and ``iwae``, in nats.
+    """
     generator = torch.Generator(x.device).manual_seed(seed)
     found = bounds_of(model, x, q, samples, generator, at_once(model))
     return {"elbo": float(found.elbo), "iwae": float(found.iwae)}
@@ -196,6 +226,9 @@ def interpolate(model: ExplorableModel, images: Array, *, steps: int) -> dict[st
         model: the model.
         images: the two examples, (2, ...).
         steps: number of points, with both ends.
+
+    Returns:
+        The points ``z`` (steps, D), and ``images`` (steps, ...) decoded at them.
     """
     first, last = model.posterior(images).mean
     share = torch.linspace(0, 1, steps, dtype=first.dtype, device=first.device)[:, None]

@@ -45,7 +45,13 @@ LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """What the server requires of a request: a secret token, and a host name that is allowed."""
+    """What the server requires of a request: a secret token, and a host name that is allowed.
+
+    Attributes:
+        token: the secret, sent in ``Authorization: Bearer`` or in the page's cookie; None if none is
+            needed.
+        hosts: host names that requests may use for the server; None allows all.
+    """
 
     # a secret in ``Authorization: Bearer`` or in the page's cookie; None if none is needed
     token: str | None = None
@@ -59,6 +65,11 @@ class Guard:
 
     It checks the host, the origin, the token and the size of the request. It adds security headers
     to each response.
+
+    Args:
+        app: the application.
+        access: the required token and the allowed hosts.
+        limits: the largest requests that are accepted.
     """
 
     def __init__(self, app: ASGIApp, *, access: Access, limits: Limits) -> None:

@@ -22,6 +22,9 @@ JSON_BYTES = {4: 16, 8: 25}
 class Memory:
     """Counts the bytes of requests and answers, over all clients and for each client address.
 
+    Args:
+        limits: the largest numbers of bytes that may be held at a time.
+
     >>> memory = Memory(Limits(held=100, held_by_client=60))
     >>> first = Account(memory, "10.0.0.1")
     >>> first.add(50)
@@ -41,14 +44,20 @@ class Memory:
 
 @dataclass
 class Account:
-    """The bytes that one request and its answer hold in a `Memory`."""
+    """The bytes that one request and its answer hold in a `Memory`.
+
+    Attributes:
+        memory: the `Memory` that counts the bytes of all requests.
+        client: address of the client.
+        size: number of bytes counted so far.
+    """
 
     memory: Memory
     client: str  # address
     size: int = 0
 
     def add(self, size: int) -> None:
-        """Count `size` more bytes; the request is refused if that would be too many."""
+        """Count `size` more bytes for this request; refuse the request if that is too many."""
         memory, limits = self.memory, self.memory.limits
         own = memory.by_client[self.client]
         checks = (
@@ -76,12 +85,12 @@ class Account:
 
 
 def check_answer(numbers: int, *, itemsize: int, npy: bool, most: int) -> int:
-    """Return the largest size in bytes of an answer; an answer that is too large is refused.
+    """Return an upper limit for the size of an answer in bytes; refuse an answer that is too large.
 
     Args:
         numbers: how many numbers the answer has.
         itemsize: bytes of one number in memory.
-        npy: the answer is ``.npy`` and not JSON.
+        npy: whether the answer is ``.npy`` and not JSON.
         most: largest size that is accepted, in bytes.
 
     >>> check_answer(100, itemsize=4, npy=False, most=2000)
@@ -98,42 +107,54 @@ def check_answer(numbers: int, *, itemsize: int, npy: bool, most: int) -> int:
 
 
 def of_posterior(run: ServedRun, rows: int) -> int:
-    """Count the numbers in the answer of ``/posterior`` for this many examples."""
+    """Return how many numbers an answer of ``/posterior`` has, for `rows` examples."""
     k, d = run.components, run.latent
     return rows * (k + d + 2 * k * d + (k * d * d if run.full else 0))
 
 
 def of_reconstruct(run: ServedRun, rows: int) -> int:
-    """Count the numbers in the answer of ``/reconstruct`` for this many examples."""
+    """Return how many numbers an answer of ``/reconstruct`` has, for `rows` examples."""
     return rows * (run.components + (1 + run.components) * math.prod(run.decoded))
 
 
 def of_decode(run: ServedRun, rows: int) -> int:
-    """Count the numbers in the answer of ``/decode`` for this many latent vectors."""
+    """Return how many numbers an answer of ``/decode`` has, for `rows` latent vectors."""
     return rows * math.prod(run.decoded)
 
 
 def of_sample(run: ServedRun, _rows: int, *, count: int, **_others: int) -> int:
-    """Count the numbers in the answer of ``/sample`` for this many draws."""
+    """Return how many numbers an answer of ``/sample`` has, for `count` samples."""
     return count * (math.prod(run.decoded) + run.latent)
 
 
 def of_explain(run: ServedRun, _rows: int, *, steps: int, grid: int, **_others: int) -> int:
-    """Count the numbers in the answer of ``/explain``; those of a few small matrices are left out."""
+    """Return about how many numbers an answer of ``/explain`` has. A few small matrices are not counted.
+
+    Args:
+        run: the run.
+        steps: number of Gauss-Newton steps.
+        grid: number of grid points along each side of the plane.
+    """
     points = 2 + run.components + steps
     return points * (math.prod(run.decoded) + 2 * run.latent) + 3 * grid * grid
 
 
 def of_interpolate(run: ServedRun, _rows: int, *, steps: int) -> int:
-    """Count the numbers in the answer of ``/interpolate`` for this many points."""
+    """Return how many numbers an answer of ``/interpolate`` has, for `steps` points."""
     return steps * (math.prod(run.decoded) + run.latent)
 
 
 def of_texts(run: ServedRun, texts: int) -> int:
-    """Count an answer with this many texts, in numbers: a token is as long as two numbers."""
+    """Return how many numbers an answer with this many texts counts as.
+
+    A token of a text counts as two numbers.
+    """
     return texts * (2 * math.prod(run.model.spec.shape) + 2 * run.latent + 32)
 
 
 def of_drawings(drawings: int) -> int:
-    """Count an answer with this many drawings, in numbers: a drawing has up to 64 KiB."""
+    """Return how many numbers an answer with this many drawings counts as.
+
+    A drawing has at most 64 KiB, which counts as 4096 numbers.
+    """
     return drawings * 4096

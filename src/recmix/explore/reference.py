@@ -1,7 +1,7 @@
 """The reference of the explorer's HTTP interface.
 
-Functions that make parts of its OpenAPI document, and one that writes this document as an HTML
-page.
+The module has functions that make parts of its OpenAPI document, and one that writes this document
+as an HTML page.
 """
 
 from __future__ import annotations
@@ -107,7 +107,8 @@ def request_body(
         arrays: the schema of the request's array, by name; empty if the request has none.
         integers: the integer fields of the request, by name.
         runs: names of the runs that the field ``run`` can have.
-        texts: the schemas of the fields of which a request has one instead of the array, by name.
+        texts: the schemas of the fields ``text`` and ``texts``, by name. A request may have one of
+            them instead of the array.
     """
     fields = {**arrays, **(texts or {}), **_schemas(integers, runs)}
     schema = _object(fields, required=[] if texts else arrays) | {"additionalProperties": False}

@@ -43,7 +43,15 @@ Its arguments are the run, the number of rows of the request's array, and the in
 
 @dataclass(frozen=True)
 class Routes:
-    """Add POST routes for the models of a catalogue to an application."""
+    """Adds POST routes for the models of a catalogue to an application.
+
+    Attributes:
+        app: the application.
+        catalogue: the models.
+        batcher: runs the models in one thread.
+        limits: the largest requests that are accepted.
+        texts: computes the answers for runs whose examples are texts.
+    """
 
     app: FastAPI
     catalogue: Catalogue
@@ -69,7 +77,7 @@ class Routes:
         Args:
             path: the path of the route, such as ``/decode``.
             takes: name of the array in the request: ``images``, ``image`` or ``z``; ``texts`` or
-                ``text`` for a route of runs of texts only; None if the request has none of them.
+                ``text`` for a route that only runs of texts have; None if the request has none of them.
             integers: the integer fields of the request, with their defaults and limits.
             gives: the OpenAPI schema of each field of the answer.
             npy: the field of the answer that a client can also get as a ``.npy`` file, if any.
@@ -148,7 +156,13 @@ class Routes:
         return await compute(run, *given, **fields)
 
     def reserve(self, request: Request, run: ServedRun, numbers: int) -> None:
-        """Count the memory of an answer with so many numbers; refuse it if that is too much."""
+        """Count the memory of an answer before it is computed; refuse the request if that is too much.
+
+        Args:
+            request: the request.
+            run: the run that computes the answer.
+            numbers: how many numbers the answer has.
+        """
         itemsize, npy = np.dtype(run.model.spec.training.dtype).itemsize, wire.wants_npy(request)
         size = memory.check_answer(numbers, itemsize=itemsize, npy=npy, most=self.limits.answer)
         request.scope[memory.ACCOUNT].add(size)

@@ -51,13 +51,13 @@ def serve(
     When the server stops, it still answers the requests that it has begun, for at most 30 seconds.
 
     Args:
-        models: one model, or several by name. The first answers requests that name none.
+        models: one model, or several by name. The first answers requests that name no model.
         port: the port to listen on; 0 takes a free one.
         host: the address to listen on. If other machines can reach it, a token is always needed.
-        token: a secret that requests must contain. If one is needed and not given, it is made and
-            printed.
-        browser: open the explorer's page in a browser.
-        batching: pass requests that wait at the same time through the model together.
+        token: a secret that requests must contain. If a token is needed and None is given, a new one
+            is made and printed.
+        browser: whether to open the explorer's page in a browser.
+        batching: whether requests that wait at the same time go through the model as one batch.
         data_root: folder of the data sets, from which test examples are read; by default the folder
             that was used in training.
         examples: test examples to show, by name of the model; by default those of its own data.

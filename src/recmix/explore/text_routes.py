@@ -25,10 +25,11 @@ class TextAnswers:
     """Computes answers for runs of texts; each method has the name of its route.
 
     Arguments of a method are the run, the texts or the array of the request, if it has any, and the
-    integer fields by name. The result has texts where the answers about images have images.
+    integer fields by name. The result is the answer for the client, a mapping of its fields by name.
+    The field ``problems`` says what is wrong with each text, such as unknown words.
 
     Args:
-        batcher: runs the models.
+        batcher: runs the models in one thread.
         limits: the largest requests that are accepted.
     """
 
@@ -40,7 +41,7 @@ class TextAnswers:
         self._drawing = asyncio.Semaphore(1)
 
     def count(self, run: ServedRun, path: str, rows: int, fields: dict[str, int]) -> int:
-        """Count the numbers that an answer is as large as, before it is computed.
+        """Estimate how many numbers an answer counts as, before it is computed. This limits memory.
 
         Args:
             run: the run.
@@ -56,14 +57,19 @@ class TextAnswers:
         return memory.of_texts(run, rows * (2 + run.components) + several)
 
     async def posterior(self, run: ServedRun, given: Texts) -> Answer:
-        """q(z | x) of texts, as for images, and the problems of each text."""
+        """Describe q(z | x) of B texts by the fields of `Moments`, the mean (B, D) and ``problems``."""
         read = await self._read(run, given)
         work = partial(answers.posterior, run.model)
         found = await self.batcher.rows((run.name, answers.posterior), work, read.x)
         return {**found, "problems": read.problems}
 
     async def reconstruct(self, run: ServedRun, given: Texts) -> Answer:
-        """The most likely texts at the mean of q(z | x) and of each component."""
+        """Reconstruct B texts through q(z | x), which has K components.
+
+        Returns:
+            The mixing ``weights`` (B, K), the most likely ``texts`` at the mean of q, and for each text
+            the most likely texts at the mean of each component, ``components``; and ``problems``.
+        """
         read = await self._read(run, given)
         work = partial(texts.reconstruct_texts, run.model)
         cost = len(read.x) * (1 + run.components)
@@ -80,7 +86,7 @@ class TextAnswers:
         }
 
     async def score(self, run: ServedRun, given: Texts, samples: int, seed: int) -> Answer:
-        """ELBO and IWAE of texts."""
+        """Compute ``elbo`` and ``iwae`` of B texts, (B,) each, in nats; K of IWAE-K is `samples`."""
         if len(given) * samples > self.limits.decodings:
             asked, most = f"{len(given)} texts with {samples} samples each", self.limits.decodings
             raise Refused(422, f"{asked} were asked for; together at most {most:,} samples are drawn")
@@ -90,7 +96,7 @@ class TextAnswers:
         return {**found, "problems": read.problems}
 
     async def decode(self, run: ServedRun, z: Array) -> Answer:
-        """The most likely texts of latent vectors z."""
+        """Return the most likely text for each of the latent vectors z (B, D), as ``texts``."""
 
         def work(rows: Array) -> Answer:
             return {"tokens": texts.most_likely(run.model, rows)}
@@ -101,7 +107,11 @@ class TextAnswers:
     async def explain(
         self, run: ServedRun, given: Texts, steps: int, samples: int, grid: int, seed: int
     ) -> Answer:
-        """q(z | x) of one text: texts of its components, bounds, Gauss-Newton steps; no plane."""
+        """Describe q(z | x) of one text; `docs/explorer.md` lists the fields.
+
+        They are texts of the components, bounds, and Gauss-Newton steps. Unlike for images, there are no
+        densities on a plane, so `grid` has no effect.
+        """
         read = await self._read(run, given)
         vocabulary = run.needed_vocabulary()
         how: dict[str, Any] = {"steps": steps, "samples": samples, "seed": seed}
@@ -110,7 +120,11 @@ class TextAnswers:
         return {"text": read.read[0], "problems": read.problems[0], **found}
 
     async def interpolate(self, run: ServedRun, given: Texts, steps: int) -> Answer:
-        """The most likely texts along the straight line between two posterior means."""
+        """Decode points on the straight line between the posterior means of two texts.
+
+        Returns:
+            The points ``z`` (steps, D), the most likely ``texts`` at them, and ``problems``.
+        """
         if len(given) != 2:
             raise Refused(422, f"two texts are needed, got {len(given)}")
         read = await self._read(run, given)
@@ -120,7 +134,12 @@ class TextAnswers:
         return {"z": found["z"], "texts": decoded, "problems": read.problems}
 
     async def neighbours(self, run: ServedRun, given: Texts, count: int) -> Answer:
-        """The test texts whose posterior means are nearest to that of a text."""
+        """Find the test texts whose posterior means are nearest to that of a text.
+
+        Returns:
+            At most `count` ``neighbours``, each with its index, text and distance; the number of test
+            texts that were compared, ``searched``; and ``problems``.
+        """
         read = await self._read(run, given)
         known = await self._test_means(run)
         found = await self.batcher.alone(partial(texts.encoder_means, run.model, read.x))
@@ -135,7 +154,7 @@ class TextAnswers:
         }
 
     async def draw(self, run: ServedRun, given: Texts) -> Answer:
-        """Drawings of molecules as SVG texts; null for a text that is no molecule."""
+        """Draw molecules, given as SMILES strings, as SVG; null for a text that is no molecule."""
         if not run.needed_vocabulary().molecules:
             raise Refused(422, f"{run.name} is no run of molecules: its texts cannot be drawn")
         texts.check_texts(given, most=self.limits.texts, longest=self.limits.characters)

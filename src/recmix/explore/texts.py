@@ -38,7 +38,13 @@ NAMED = 6
 
 
 class ReadTexts(NamedTuple):
-    """Texts of a request as examples."""
+    """The texts of a request as examples for the model.
+
+    Attributes:
+        x: the examples, (B, *shape).
+        read: the texts as the model sees them, for example with unknown words replaced.
+        problems: for each text, messages for the user.
+    """
 
     x: Array  # (B, *shape)
     read: list[str]  # the texts as the model sees them, for example with unknown words replaced
@@ -71,7 +77,13 @@ def read_texts(vocabulary: Vocabulary, texts: Sequence[str], *, most: int, longe
 
 
 def check_texts(texts: Sequence[str], *, most: int, longest: int) -> None:
-    """Refuse too many texts and texts of too many characters."""
+    """Refuse a request with too many texts, or with a text that is too long.
+
+    Args:
+        texts: the texts.
+        most: the largest number of texts that is accepted.
+        longest: the largest number of characters of a text that is accepted.
+    """
     if len(texts) > most:
         raise Refused(413, f"{len(texts)} texts are too many: at most {most} at a time")
     for text in texts:
@@ -101,7 +113,7 @@ def _problems(vocabulary: Vocabulary, text: str, counted: dict[str, int]) -> lis
 
 @torch.no_grad()
 def most_likely(model: ExplorableModel, z: Array | Tensor) -> Array:
-    """The examples (N, *shape) that the likelihood gives as most likely for latent vectors z (N, D)."""
+    """Return the example (N, *shape) that is most likely given each of the latent vectors z (N, D)."""
     latent_model = model.latent_model
     points = torch.as_tensor(z).to(latent_model.centre).split(_at_once(model))
     decoded = (latent_model.decoder_output(part) for part in points)
@@ -119,11 +131,16 @@ def _at_once(model: ExplorableModel) -> int:
 
 
 def reconstruct_texts(model: ExplorableModel, x: Array) -> dict[str, Any]:
-    """The most likely examples at the means of q(z | x) and of its components, for x (B, *shape).
+    """Decode the mean of q(z | x), and of each of its K components, to the most likely examples.
+
+    Args:
+        model: the model.
+        x: the texts as examples, (B, *shape).
 
     Returns:
-        The mixing ``weights`` (B, K), and as numbers ``texts`` (B, *shape) and ``components``
-        (B, K, *shape).
+        The mixing ``weights`` (B, K), and the decoded examples: ``texts`` (B, *shape) at the mean of q
+        and ``components`` (B, K, *shape) at the means of the components. The vocabulary turns them
+        into texts.
     """
     q = model.posterior(x)
     means = torch.stack([q.mean, *(part.mean for part in q.components)], 1)  # (B, 1 + K, D)
@@ -193,12 +210,15 @@ def _draw(model: ExplorableModel, z: Tensor, seed: int) -> Array:
 
 
 def points_between(model: ExplorableModel, x: Array, steps: int) -> dict[str, Any]:
-    """The most likely examples on the straight line between the posterior means of two texts.
+    """Decode points on the straight line between the posterior means of two texts.
 
     Args:
         model: the model.
         x: the two texts as examples, (2, *shape).
         steps: number of points, with both ends.
+
+    Returns:
+        The points ``z`` (steps, D), and the most likely examples at them, ``texts`` (steps, *shape).
     """
     first, last = model.posterior(x).mean
     share = torch.linspace(0, 1, steps, dtype=first.dtype, device=first.device)[:, None]
@@ -207,14 +227,31 @@ def points_between(model: ExplorableModel, x: Array, steps: int) -> dict[str, An
 
 
 def encoder_means(model: ExplorableModel, x: Array) -> dict[str, Any]:
-    """The posterior means (B, D) of x (B, *shape) without refinement, to compare many examples."""
+    """Compute posterior means without refinement, which is fast enough for many examples.
+
+    Args:
+        model: the model.
+        x: the examples, (B, *shape).
+
+    Returns:
+        The field ``mean``, (B, D).
+    """
     centre = model.latent_model.centre
     q = infer_no_grad(model.method, torch.from_numpy(x).to(centre), Inference())
     return {"mean": to_array(q.mean)}
 
 
 def nearest(means: Array, mean: Array, count: int) -> tuple[Array, Array]:
-    """The indices of the rows of `means` (N, D) nearest to `mean` (D,), and their distances."""
+    """Find the vectors that are nearest to a given vector, the nearest first.
+
+    Args:
+        means: the vectors, (N, D).
+        mean: the given vector, (D,).
+        count: how many to find, C.
+
+    Returns:
+        Their indices in `means`, (C,), and their Euclidean distances, (C,).
+    """
     distances = np.sqrt(np.square(means - mean).sum(1))
     order = np.argsort(distances, kind="stable")[:count]
     return order, distances[order]

@@ -47,7 +47,7 @@ class Refused(RecmixError):
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits for the requests that the server accepts."""
+    """Limits for the requests that the server accepts. A request beyond a limit is refused."""
 
     body: int = 16 * 2**20  # bytes of one request
     answer: int = 128 * 2**20  # estimated bytes of one answer
@@ -68,7 +68,7 @@ class Limits:
 
 
 class Texts(tuple[str, ...]):
-    """The texts of a request, where other requests have an array.
+    """The texts of a request. Requests for runs of texts have them instead of an array.
 
     >>> Texts(["the cat"])
     ('the cat',)

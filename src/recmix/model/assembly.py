@@ -65,19 +65,22 @@ class Own:
     prior: Any = None
 
     def copied(self) -> Own:
-        """A deep copy: the encoder, decoder, likelihood and prior are copied."""
+        """Return a deep copy, in which the encoder, decoder, likelihood and prior are copies too."""
         return copy.deepcopy(self)
 
     def or_those_of(self, model: LatentModel, encoder: nn.Module, named: ModelOptions) -> Own:
-        """These parts, completed with copies of the user's own parts of a trained model.
+        """Fill in missing parts with copies of the user's own parts of a trained model.
 
-        A part that is missing here is copied from the trained model if it was also a user's own
-        object there.
+        A part that is None here is copied from the trained model, but only if it was a user's own object
+        there. Other missing parts stay None.
 
         Args:
             model: the trained model.
             encoder: the encoder of the trained model.
             named: the options of the trained model. The value "own" marks a user's own object.
+
+        Returns:
+            A new `Own`. This object is not changed.
         """
         theirs = {
             "encoder": (named.network, encoder),
@@ -107,7 +110,9 @@ def complete_options(
     own: Own = NOTHING,
     before: ModelOptions | None = None,
 ) -> ModelOptions:
-    """Complete model options: the given values, else those of a trained model, else the defaults.
+    """Make complete model options from given values, a trained model's options and the defaults.
+
+    A given value is used first, then the value of the trained model, then the default.
 
     Args:
         given: option values by name; None means not given.
@@ -166,7 +171,9 @@ def complete_options(
 
 
 def needs_classes(given: Mapping[str, Any]) -> bool:
-    """Whether the number of classes in the data must be known for these model options.
+    """Whether a model with these options needs the number of classes in the data.
+
+    This is the case for likelihoods and networks of tokens, unless the option `classes` is given.
 
     Args:
         given: option values by name; None means not given.
@@ -194,6 +201,9 @@ def make_model(
         fields: names and shapes of the fields of an example, if it has several.
         own: the user's own encoder, decoder, likelihood and prior. Missing parts are made new.
         statistics: statistics of the training data.
+
+    Returns:
+        The model and the encoder of q(z | x).
     """
     likelihood = own.likelihood or _likelihood(model, shape, statistics)
     output = likelihood.output_shape(shape)
@@ -207,7 +217,7 @@ def make_model(
         options = network_options(kind, model, "encoder")
         encoder: nn.Module = make_encoder(kind, shape, model.latent, **options)
     else:
-        encoder = _in_evaluation(own.encoder, as_encoder, seen)
+        encoder = _own_encoder(own, seen)
         if fields is None and not isinstance(encoder, ForeignEncoder):
             check_encoder(encoder, shape, model.latent)
     if own.decoder is None:
@@ -245,6 +255,27 @@ def _curvature(model: ModelOptions) -> CurvatureNetwork | None:
     with torch.random.fork_rng():  # the other networks get the same first weights with and without it
         rank = min(model.curvature_rank, model.latent) if model.curvature == "low-rank" else 0
         return CurvatureNetwork(model.latent, rank)
+
+
+def _own_encoder(own: Own, seen: Any) -> Any:
+    """Make the encoder from the user's own one; the error says if encoder and decoder are swapped."""
+    assert own.encoder is not None
+    try:
+        return _in_evaluation(own.encoder, as_encoder, seen)
+    except ConfigError as error:
+        if own.decoder is not None and _is_encoder(own.decoder, seen):
+            raise ConfigError(
+                "the encoder does not accept the examples, but the decoder does: are they swapped?"
+            ) from error
+        raise
+
+
+def _is_encoder(network: nn.Module, seen: Any) -> bool:
+    try:
+        _in_evaluation(network, latent_shape, seen)
+    except ConfigError:
+        return False
+    return True
 
 
 def _in_evaluation(module: nn.Module, work: Callable[..., Any], *arguments: Any) -> Any:

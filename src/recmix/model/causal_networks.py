@@ -1,7 +1,7 @@
-"""Causal networks: hidden states that see only the tokens before a position, and a context.
+"""Causal networks: they predict each token from the tokens before it and a context vector.
 
-`recmix.model.likelihoods.Autoregressive` uses them. Each network can run on all positions at once
-(teacher forcing) or one position at a time (sampling).
+The likelihood `recmix.model.likelihoods.Autoregressive` uses these networks. Each network can run on
+all positions at once (teacher forcing) or one position at a time (sampling).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ __all__ = ["CAUSAL", "CausalGRU", "CausalNetwork", "CausalTransformer"]
 
 
 class CausalNetwork(nn.Module, ABC):
-    """Logits of the next token from the tokens before it and a context vector.
+    """Base class of networks that predict the next token from the tokens before it and a context.
 
-    The context is added to the input of every position and to the last hidden state. The weights of the
-    last layer are those of the token embedding.
+    The context is a vector for each sequence, such as the decoder's output. It is added to the input of
+    every position and to the last hidden state. The last layer has the weights of the token embedding.
 
     Args:
         length: T, the number of positions.
@@ -31,7 +31,7 @@ class CausalNetwork(nn.Module, ABC):
         heads: number of attention heads, for transformers.
         blocks: number of layers.
         dropout: share of hidden values that are set to zero in training mode.
-        token_dropout: share of the input tokens that are hidden in training mode.
+        token_dropout: share of the input tokens that are replaced by a special token in training mode.
     """
 
     def __init__(
@@ -63,11 +63,14 @@ class CausalNetwork(nn.Module, ABC):
         """Make the layers between the embedding and the last normalisation."""
 
     def forward(self, tokens: Tensor, context: Tensor) -> Tensor:
-        """Hidden states (..., B, T, U): that of position t sees only the tokens before t.
+        """Compute the hidden states (..., B, T, U) of all T positions at once.
+
+        The hidden state of position t depends on the context and on the tokens before t. `logits`
+        converts it to the logits of token t.
 
         Args:
-            tokens: whole numbers 0 to K - 1, (B, T).
-            context: context vectors (..., B, U).
+            tokens: whole numbers from 0 to K - 1, (B, T), where K is the number of different tokens.
+            context: context vectors (..., B, U), where U is the size of a hidden state.
         """
         first = torch.full_like(tokens[:, :1], self.classes)
         before = torch.cat([first, self._some_hidden(tokens[:, :-1])], 1)
@@ -78,12 +81,19 @@ class CausalNetwork(nn.Module, ABC):
         return found
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The logits (..., K) of the next token for hidden states (..., U)."""
+        """Convert hidden states (..., U) to logits (..., K) of the next token.
+
+        U is the size of a hidden state and K the number of different tokens.
+        """
         return self.bias(hidden @ self.tokens.weight[: self.classes].mT)
 
     @abstractmethod
     def start(self, context: Tensor) -> Tensor:
-        """The state before the first position, for contexts (N, U)."""
+        """Make the initial state that `advance` takes at the first position.
+
+        Args:
+            context: context vectors (N, U) of N sequences.
+        """
 
     @abstractmethod
     def _advance(self, h: Tensor, state: Tensor, t: int) -> tuple[Tensor, Tensor]:
@@ -96,13 +106,18 @@ class CausalNetwork(nn.Module, ABC):
     def advance(
         self, before: Tensor | None, context: Tensor, state: Tensor, t: int
     ) -> tuple[Tensor, Tensor]:
-        """The logits (N, K) of position t, and the next state.
+        """Compute the logits of one position, and the state for the next position.
+
+        Sampling calls this for one position after the other.
 
         Args:
             before: the tokens at position t - 1, (N,), whole numbers; None at the first position.
-            context: context vectors (N, U).
-            state: the result of `start`, or of this function for position t - 1.
+            context: context vectors (N, U), where U is the size of a hidden state.
+            state: the result of `start`, or the state that this method returned for position t - 1.
             t: the position.
+
+        Returns:
+            The logits (N, K) of the K possible tokens at position t, and the next state.
         """
         if before is None:
             before = torch.full(context.shape[:1], self.classes, device=context.device)
@@ -123,7 +138,7 @@ class CausalNetwork(nn.Module, ABC):
 
 
 class CausalTransformer(CausalNetwork):
-    """A causal network with attention to the positions before; see `CausalNetwork`.
+    """A causal network whose layers attend to earlier positions. `CausalNetwork` lists the arguments.
 
     >>> network = CausalTransformer(5, 10, units=8)
     >>> network(torch.zeros(3, 5, dtype=torch.int64), torch.zeros(4, 3, 8)).shape
@@ -142,7 +157,10 @@ class CausalTransformer(CausalNetwork):
         self.register_buffer("future", later, persistent=False)
 
     def start(self, context: Tensor) -> Tensor:
-        """Empty keys and values, (layers, 2, N, heads, T, U / heads)."""
+        """Make an empty cache of keys and values, (layers, 2, N, heads, T, U / heads).
+
+        N is the number of sequences, T the number of positions and U the size of a hidden state.
+        """
         size = (len(self.layers), 2, context.shape[0], self.heads, self.length, self.units // self.heads)
         return context.new_zeros(size)
 
@@ -162,7 +180,9 @@ class CausalTransformer(CausalNetwork):
 
 
 class CausalGRU(CausalNetwork):
-    """A causal network with recurrent layers, each added to its input; see `CausalNetwork`.
+    """A causal network of recurrent layers with residual connections.
+
+    `CausalNetwork` lists the arguments.
 
     >>> network = CausalGRU(5, 10, units=8)
     >>> network(torch.zeros(3, 5, dtype=torch.int64), torch.zeros(4, 3, 8)).shape
@@ -174,7 +194,10 @@ class CausalGRU(CausalNetwork):
         self.drop = nn.Dropout(self.dropout)
 
     def start(self, context: Tensor) -> Tensor:
-        """The first state of each layer, (layers, N, U): zero."""
+        """Make the initial states of all layers, (layers, N, U), which are zero.
+
+        N is the number of sequences and U the size of a hidden state.
+        """
         return context.new_zeros(len(self.layers), *context.shape)
 
     def _advance(self, h: Tensor, state: Tensor, t: int) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""A network that predicts how narrow the posterior is at a latent point."""
+"""A network that predicts the covariance of the posterior near a latent point."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ HIDDEN = (512, 512, 512)
 
 
 class CurvatureNetwork(nn.Module):
-    """A network z -> L(z) with L Lᵀ close to H(z)⁻¹, the covariance of the posterior near z.
+    """A network that predicts a factor L(z) of the posterior's covariance near a latent point z.
+
+    L Lᵀ approximates the covariance H(z)⁻¹. L(z) is a (D, D) matrix.
 
     H = Jᵀ W J + C is the Gauss-Newton curvature of -log p(x, z): J is the decoder's Jacobian at z, W
     the likelihood's Fisher information and C the curvature of -log p(z). For likelihoods whose W
     depends on the decoder's output alone, H is a function of z and does not depend on x. For other
     likelihoods the network predicts an average over examples near z.
 
-    Up to `FULL_UP_TO` latent dimensions, L is the product of a constant triangular matrix (a typical L)
-    and a triangular matrix that the network predicts. Above, L = diag(a) (I + U Vᵀ) with r columns of
-    U and V. Before training, L is the typical one everywhere.
+    With rank 0, L is the product of a constant triangular matrix (a typical L) and a triangular matrix
+    that the network predicts. With a rank r, L = diag(a) (I + U Vᵀ), where U and V have r columns each.
+    Before training, L is the typical one for every z.
 
     Args:
         latent: D, the dimension of z.
@@ -66,22 +68,25 @@ class CurvatureNetwork(nn.Module):
         self.register_buffer("places", _places(latent), persistent=False)
 
     def start_at(self, centre: Tensor, spread: Tensor, typical: Tensor) -> None:
-        """Set the constants before training.
+        """Set the constants from the data. The method that trains this network calls it first.
+
+        D is the dimension of z. L is the factor that the network predicts; L Lᵀ is a covariance.
 
         Args:
             centre: the mean of the latent points of the data, (D,).
             spread: their standard deviations, (D,).
-            typical: a typical L, (D, D) lower triangular; or its diagonal, (D,), if there is a rank.
+            typical: a typical L for these data. With rank 0 it is a lower triangular matrix (D, D), else
+                a diagonal (D,).
         """
         for buffer, value in ((self.centre, centre), (self.spread, spread), (self.typical, typical)):
             buffer.copy_(value)
 
     def forward(self, z: Tensor) -> tuple[Tensor, ...]:
-        """L at latent points z (B, D).
+        """Predict the factor L of the posterior's covariance L Lᵀ near latent points z (B, D).
 
         Returns:
-            The lower triangular matrix L, (B, D, D), alone. If there is a rank r: log a (B, D), U and
-            V, (B, D, r) each.
+            With rank 0, a tuple with one tensor: the lower triangular matrices L, (B, D, D). With a rank
+            r, log a (B, D), U (B, D, r) and V (B, D, r) of L = diag(a) (I + U Vᵀ).
         """
         out: Tensor = self.head(self.layers((z - self.centre) / self.spread))
         if self.rank:
@@ -93,13 +98,16 @@ class CurvatureNetwork(nn.Module):
 
 @replaceable
 def scaled_triangle(out: Tensor, typical: Tensor, places: Tensor) -> Tensor:
-    """L = T diag(exp a) M, (B, D, D), with M unit lower triangular.
+    """Compute L = T diag(exp a) M, (B, D, D), from the outputs of a `CurvatureNetwork` with rank 0.
+
+    M is lower triangular with ones on the diagonal. T is a constant matrix.
 
     Args:
-        out: outputs of the network: a (D numbers), then the entries of M below its diagonal, row by
-            row; (B, D (D + 1) / 2).
+        out: the network's outputs (B, D(D + 1)/2). The first D numbers are a. The others are the entries
+            of M below its diagonal, row by row.
         typical: T, (D, D), lower triangular.
-        places: see `_places`.
+        places: for each entry of M, row by row, its index in the vector (0, 1, entries below the
+            diagonal), (D²,).
     """
     scale, below = out.tensor_split([len(typical)], dim=-1)
     padded = torch.cat([torch.zeros_like(scale[:, :1]), torch.ones_like(scale[:, :1]), below], -1)

@@ -1,4 +1,4 @@
-"""The classes `Encoder` and `Decoder` of all built-in networks, and functions for any network.
+"""The classes `Encoder` and `Decoder` of all built-in networks, and functions for networks of any kind.
 
 An encoder maps examples x (B, *shape) to the mean and log-variance of q(z|x), concatenated in one
 tensor (B, 2·latent). A decoder maps latent points z (N, latent) to the parameters of the
@@ -66,7 +66,7 @@ class Encoder(nn.Module):
         self.latent = head.out_features // 2
 
     def forward(self, x: Tensor) -> Tensor:
-        """The mean and log-variance of q(z|x), (B, 2·latent), of examples x (B, *shape)."""
+        """The mean and log-variance of q(z|x), in one tensor (B, 2·latent), for x (B, *shape)."""
         output: Tensor = self.head(self.features(x))
         return output
 
@@ -98,7 +98,9 @@ class Decoder(nn.Module):
 
 
 def feature_size(encoder: nn.Module, latent: int) -> int:
-    """The number of features that `encode_with_features` returns for this encoder.
+    """The number of features F that `encode_with_features` returns for this encoder.
+
+    For a module that is not an `Encoder` it is 2·latent, the size of its output.
 
     Args:
         encoder: An `Encoder`, or any module that maps examples to (B, 2·latent).
@@ -111,7 +113,9 @@ def feature_size(encoder: nn.Module, latent: int) -> int:
 
 
 def encode_with_features(encoder: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-    """An encoder's features (B, F) and its output (B, 2·latent), computed in one pass.
+    """Compute an encoder's F features, (B, F), and its output, (B, 2·latent), in one pass.
+
+    The output holds the mean and log-variance of q(z|x).
 
     A module that is not an `Encoder` has no separate features: its output is returned as the
     features too. To define the features of your own network, build it as `Encoder(features, head)`.
@@ -172,7 +176,7 @@ def reset(module: nn.Module) -> None:
 
 
 def checked_shape(shape: Sequence[int]) -> Shape:
-    """The shape of an example as a tuple of ints; raises an error if it is not a valid shape.
+    """Convert the shape of an example to a tuple of ints, or raise an error if it is not valid.
 
     >>> checked_shape([784])
     (784,)
@@ -188,21 +192,21 @@ def checked_shape(shape: Sequence[int]) -> Shape:
 
 
 def checked_latent(latent: int) -> int:
-    """The dimension of z, unchanged; raises an error if it is below 1."""
+    """Return the dimension of z unchanged, or raise an error if it is below 1."""
     if latent < 1:
         raise ConfigError(f"latent={latent}: expected a latent dimension of at least 1")
     return latent
 
 
 def checked_hidden(hidden: int) -> int:
-    """The size of a hidden layer, unchanged; raises an error if it is below 1."""
+    """Return the size of a hidden layer unchanged, or raise an error if it is below 1."""
     if hidden < 1:
         raise ConfigError(f"hidden={hidden}: expected a hidden layer of at least 1 unit")
     return hidden
 
 
 def scaled(units: int, width: float) -> int:
-    """The number of units or channels of a layer, times the factor `width`, and at least 1.
+    """Multiply a layer's number of units by the factor `width`. The result is an int of at least 1.
 
     >>> scaled(32, 2.0), scaled(10, 0.01)
     (64, 1)

@@ -63,20 +63,20 @@ class Fields:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of each field, by name."""
+        """The shape of each field of one example, by field name."""
         return dict(self.entries)
 
     @property
     def size(self) -> int:
-        """The number of values of one packed example, P."""
+        """The number of values P of one packed example: the sum over all fields."""
         return sum(math.prod(shape) for _, shape in self.entries)
 
     def pack(self, values: Mapping[str, Any]) -> Any:
         """Flatten and concatenate the fields of a batch of examples.
 
         Args:
-            values: For each field name, an array, tensor or list (B, *shape). B may stand for
-                several axes.
+            values: For each field name, an array, tensor or list (B, *shape). `shape` is the field's
+                shape. B may stand for several axes.
 
         Returns:
             The packed examples (B, P), where P is `size`. The result is a tensor if any value is a
@@ -110,7 +110,10 @@ class Fields:
         return torch.cat(self._flat(found), dim=-1)
 
     def unpack(self, x: Array) -> dict[str, Array]:
-        """Split packed examples (B, P) into fields (B, *shape). B may stand for several axes."""
+        """Split packed examples (B, P) into a dict with one array (B, *shape) for each field.
+
+        P is `size`, the number of values of one packed example. B may stand for several axes.
+        """
         packed: Any = x
         if not packed.ndim or packed.shape[-1] != self.size:
             raise DataError(
@@ -124,12 +127,12 @@ class Fields:
         }
 
     def to_json(self) -> list[list[Any]]:
-        """A list of [name, shape] pairs, in the order of the fields, that can be stored as JSON."""
+        """The fields as a list of [name, shape] pairs, which JSON can store. `from_json` reads it."""
         return [[name, list(shape)] for name, shape in self.entries]
 
     @classmethod
     def from_json(cls, pairs: Sequence[Sequence[Any]]) -> Fields:
-        """The `Fields` that `to_json` described.
+        """Make the `Fields` again from the result of `to_json`.
 
         Args:
             pairs: The result of `to_json`.

@@ -12,7 +12,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from recmix.errors import ConfigError
 
-__all__ = ["ForeignDecoder", "ForeignEncoder", "as_decoder", "as_encoder", "latent_shape"]
+__all__ = [
+    "ForeignDecoder",
+    "ForeignEncoder",
+    "as_decoder",
+    "as_encoder",
+    "check_module",
+    "latent_shape",
+]
 
 MEANS = ("mean", "mu", "loc", "embedding", "z_mean", "qz_m")
 LOG_VARIANCES = ("log_variance", "logvar", "log_var", "log_covariance", "z_log_var", "log_sigma2")
@@ -28,7 +35,7 @@ ACCEPTED = (
 
 
 class ForeignEncoder(nn.Module):
-    """Adapter for an encoder of another project, whose output can have many forms.
+    """Adapter for an encoder from another project, whose output can have one of several forms.
 
     The adapter returns the mean and log-variance of q(z | x) in one tensor (B, 2 D), where D is the
     dimension of z. If the network returns a `MultivariateNormal`, the adapter returns it unchanged.
@@ -42,17 +49,27 @@ class ForeignEncoder(nn.Module):
         self.network = network
 
     def forward(self, x: Any) -> Tensor | MultivariateNormal:
-        """The mean and log-variance of q(z | x), (B, 2 D), or a `MultivariateNormal`."""
+        """Run the user's encoder and return its posterior q(z | x).
+
+        Args:
+            x: B examples, in the form that the user's encoder takes.
+
+        Returns:
+            The means and log-variances of z, concatenated to (B, 2 D), where D is the dimension of z; or
+            the `MultivariateNormal` that the encoder returned.
+        """
         return read_posterior(self.network(x))
 
 
 class ForeignDecoder(nn.Module):
-    """Adapter for a decoder of another project. It maps flat z (N, D) to one tensor (N, *output).
+    """Adapter for a decoder from another project. It maps z (N, D) to one tensor (N, *output).
+
+    D is the dimension of z, and `output` is the shape of the decoder's output for one z.
 
     Args:
-        network: the user's decoder. It takes z of any shape, and its output can have many forms,
-            see `read_reconstruction`.
-        latent: the shape of z for one example that `network` takes. D is the product of its sides.
+        network: the user's decoder. See `read_reconstruction` for the forms of its output.
+        latent: the shape of z for one example that `network` takes, such as (4, 8, 8). D is the product
+            of these sizes.
     """
 
     def __init__(self, network: nn.Module, latent: tuple[int, ...]) -> None:
@@ -61,34 +78,41 @@ class ForeignDecoder(nn.Module):
         self.latent = tuple(latent)
 
     def forward(self, z: Tensor) -> Tensor:
-        """The decoder's output (N, *output) for latent points z (N, D)."""
+        """The decoder's output (N, *output) for N latent points z (N, D). D is the dimension of z."""
         return read_reconstruction(self.network(z.reshape(len(z), *self.latent)))
 
 
 def as_encoder(network: nn.Module, example: Any) -> nn.Module:
-    """The network itself if it returns one tensor (B, 2 D), else a `ForeignEncoder` around it.
+    """Return the network itself if it returns one tensor (B, 2 D), else a `ForeignEncoder` around it.
+
+    B is the number of examples and D the dimension of z. The network is run once to find out.
 
     Args:
         network: a user's encoder.
         example: a batch of examples to try the network on, as the encoder gets them.
     """
-    _check_module(network, "encoder")
+    check_module(network, "encoder")
     if isinstance(network, ForeignEncoder):
         return network
     out = _tried(network, example, "encoder")
     plain = isinstance(out, Tensor) and out.ndim == 2 and out.shape[1] % 2 == 0
-    return network if plain else ForeignEncoder(network)
+    if plain:
+        return network
+    read_posterior(out)  # refuses what cannot be read
+    return ForeignEncoder(network)
 
 
 def as_decoder(network: nn.Module, latent: tuple[int, ...], like: Tensor) -> nn.Module:
-    """The network itself if it maps z (N, D) to one tensor, else a `ForeignDecoder` around it.
+    """Return the network itself if it maps z (N, D) to one tensor, else a `ForeignDecoder` around it.
+
+    N is the number of latent points and D the dimension of z. The network is run once to find out.
 
     Args:
         network: a user's decoder.
         latent: the shape of z for one example that the network takes.
         like: a tensor with the device and dtype on which the network is tried.
     """
-    _check_module(network, "decoder")
+    check_module(network, "decoder")
     if isinstance(network, ForeignDecoder):
         return network
     z = torch.zeros(2, *latent, device=like.device, dtype=like.dtype)
@@ -115,7 +139,9 @@ def latent_shape(encoder: nn.Module, example: Any) -> tuple[int, ...]:
 
 
 def read_posterior(out: Any) -> Tensor | MultivariateNormal:
-    """The mean and log-variance (B, 2 D), or the `MultivariateNormal`, that an encoder returned.
+    """Convert an encoder's output to the mean and log-variance of q(z | x), (B, 2 D).
+
+    B is the number of examples and D the dimension of z. A `MultivariateNormal` is returned unchanged.
 
     Args:
         out: a tensor (B, 2 D); a torch `Normal`, `Independent` normal or `MultivariateNormal`; a
@@ -130,7 +156,7 @@ def read_posterior(out: Any) -> Tensor | MultivariateNormal:
 
 
 def read_reconstruction(out: Any) -> Tensor:
-    """The reconstruction tensor in what a user's decoder returned.
+    """Find the tensor of reconstructions (N, *output) in the output of a user's decoder.
 
     Args:
         out: a tensor; a torch distribution, whose mean is used; a tuple that begins with a tensor;
@@ -160,17 +186,20 @@ def _mean_and_rest(out: Any) -> tuple[Tensor, Tensor]:  # noqa: PLR0911  (one re
         return out.mean, out.variance.log()
     if isinstance(out, Normal):
         return out.loc, 2 * out.scale.log()
-    if isinstance(out, tuple | list):
-        if len(out) >= 2 and all(isinstance(part, Tensor) for part in out[:2]):
-            mean, second = out[0], out[1]
-            if mean.shape != second.shape:
-                raise ConfigError(
-                    f"the encoder gave tensors of shapes {tuple(mean.shape)} and {tuple(second.shape)}; "
-                    "expected a mean and a log-variance of one shape"
-                )
-            return mean, second
+    if isinstance(out, tuple | list) and _first(out, MEANS) is None:  # a named tuple is read by names
         if len(out) == 1:
             return _mean_and_rest(out[0])
+        tensors = all(isinstance(part, Tensor) for part in out)
+        if len(out) == 2 and tensors and out[0].shape == out[1].shape:
+            return out[0], out[1]
+        parts = ", ".join(
+            str(tuple(part.shape)) if isinstance(part, Tensor) else type(part).__name__ for part in out
+        )
+        raise ConfigError(
+            f"the encoder gave a {type(out).__name__} of {len(out)} parts ({parts}); expected exactly "
+            "two tensors of one shape, the mean and the log-variance: put the encoder into a module "
+            "that returns these two, such as encoder(x)[1:] of (z, mean, log-variance)"
+        )
     for name in NESTED:
         if (inner := _get(out, name)) is not None and not isinstance(inner, Tensor):
             return _mean_and_rest(inner)
@@ -217,9 +246,18 @@ def _tried(network: nn.Module, given: Any, what: str) -> Any:
         ) from error
 
 
-def _check_module(network: Any, what: str) -> None:
-    if not isinstance(network, nn.Module):
-        raise ConfigError(
-            f"{what} must be a torch.nn.Module, got {type(network).__name__}: put a function into the "
-            "forward method of a module"
-        )
+def check_module(network: Any, what: str) -> None:
+    """Refuse an encoder or decoder that is no torch module.
+
+    Args:
+        network: what the user gave.
+        what: encoder or decoder.
+    """
+    if isinstance(network, nn.Module):
+        return
+    advice = "put a function into the forward method of a module"
+    if isinstance(network, type):
+        advice = f"give an object, such as {network.__name__}(...)"
+    elif isinstance(getattr(network, "__self__", None), nn.Module):
+        advice = "give the module itself and not its method"
+    raise ConfigError(f"{what} must be a torch.nn.Module, got {type(network).__name__}: {advice}")

@@ -12,20 +12,24 @@ from recmix.errors import ConfigError
 from recmix.model.encoder_decoder import checked_hidden, checked_shape
 from recmix.model.replaceable import fusable
 
-__all__ = ["Gate", "TokenCounts", "WeightNet", "bounded"]
+__all__ = ["ClassShares", "Classes", "Gate", "TokenCounts", "WeightNet", "bounded", "one_hot"]
+
+Classes = int | tuple[tuple[int, int], ...]
+"""The number of classes of all values; or (values, classes) of each group of values of a graph."""
 
 
 class Gate(nn.Module):
-    """The mixing weight ε(x) of a new mixture component, kept between two bounds.
+    """A small network for the mixing weight ε(x) of a new mixture component.
 
-    ε(x) = ε_min + (ε_max - ε_min)·sigmoid(s(x)), where s is a network with one small hidden layer.
-    The upper bound ε_max, which comes from the paper, keeps a new component from taking over the
-    mixture.
+    ε(x) = ε_min + (ε_max - ε_min)·sigmoid(s(x)), where s is a network with one hidden layer. So ε(x)
+    lies between two bounds. The upper bound ε_max keeps a new component from getting nearly all of the
+    weight.
 
     Args:
         shape: Shape of one example, with any number of axes.
         hidden: Size of the hidden layer.
-        classes: Number of classes if an example is a sequence of tokens, else 0.
+        classes: Number of classes if an example is a sequence of tokens. For a graph, two pairs (number
+            of values, number of classes): of its nodes and of its edges. Else 0.
         minimum: ε_min, above 0.
         maximum: ε_max, above ε_min and below 1.
 
@@ -39,7 +43,7 @@ class Gate(nn.Module):
         shape: Sequence[int],
         *,
         hidden: int = 10,
-        classes: int = 0,
+        classes: Classes = 0,
         minimum: float = 0.001,
         maximum: float = 0.1,
     ) -> None:
@@ -54,21 +58,45 @@ class Gate(nn.Module):
         self.layers = _small_network(shape, hidden, 1, classes)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The pair (log ε(x), log(1 - ε(x))), each (B,), for examples x (B, *shape)."""
+        """Compute the mixing weight ε(x) of the new component for each example x (B, *shape).
+
+        Returns:
+            log ε(x) and log(1 - ε(x)), (B,) each.
+        """
         return self.bounded(self.layers(x).squeeze(-1))
 
     def bounded(self, score: Tensor) -> tuple[Tensor, Tensor]:
-        """The pair (log ε, log(1 - ε)) for a score s, the network's output before the sigmoid."""
+        """Convert scores s to mixing weights ε between the two bounds of this gate.
+
+        ε = ε_min + (ε_max - ε_min)·sigmoid(s).
+
+        Args:
+            score: s, the network's output before the sigmoid, of any shape.
+
+        Returns:
+            log ε and log(1 - ε), each of the shape of `score`.
+        """
         return bounded(score, self.minimum, self.maximum)
 
     def extra_repr(self) -> str:
-        """The bounds ε_min and ε_max, shown when the module is printed."""
+        """The two bounds of the mixing weight, shown when the module is printed."""
         return f"minimum={self.minimum}, maximum={self.maximum}"
 
 
 @fusable
 def bounded(score: Tensor, minimum: float, maximum: float) -> tuple[Tensor, Tensor]:
-    """The pair (log ε, log(1 - ε)) with ε = minimum + (maximum - minimum)·sigmoid(score)."""
+    """Convert scores to mixing weights ε between two bounds.
+
+    ε = minimum + (maximum - minimum)·sigmoid(score).
+
+    Args:
+        score: real numbers, of any shape.
+        minimum: the lower bound of ε.
+        maximum: the upper bound of ε.
+
+    Returns:
+        log ε and log(1 - ε), each of the shape of `score`.
+    """
     span = maximum - minimum
     # 1 - ε is formed as a sum of positive terms too: log(1 - ε) stays finite for ε_max near 1.
     log_eps = (minimum + span * torch.sigmoid(score)).log()
@@ -77,19 +105,24 @@ def bounded(score: Tensor, minimum: float, maximum: float) -> tuple[Tensor, Tens
 
 
 class WeightNet(nn.Module):
-    """All mixing weights α(x) of a mixture: a softmax over the outputs of a small network.
+    """A small network that gives the logarithms of all mixing weights α(x) of a mixture.
+
+    It maps examples (B, *shape) to log α, (B, order): the log-softmax of the network's outputs.
 
     Args:
         shape: Shape of one example, with any number of axes.
         order: Number of mixture components.
         hidden: Size of the hidden layer.
-        classes: Number of classes if an example is a sequence of tokens, else 0.
+        classes: Number of classes if an example is a sequence of tokens. For a graph, two pairs (number
+            of values, number of classes): of its nodes and of its edges. Else 0.
 
     >>> WeightNet((1, 8, 8), 4)(torch.zeros(3, 1, 8, 8)).exp().sum(-1).allclose(torch.ones(3))
     True
     """
 
-    def __init__(self, shape: Sequence[int], order: int, *, hidden: int = 10, classes: int = 0) -> None:
+    def __init__(
+        self, shape: Sequence[int], order: int, *, hidden: int = 10, classes: Classes = 0
+    ) -> None:
         super().__init__()
         if order < 1:
             raise ConfigError(f"order={order}: expected at least one component")
@@ -103,9 +136,10 @@ class WeightNet(nn.Module):
 
 
 class TokenCounts(nn.Module):
-    """A linear function of how often each token occurs in an example: (B, T) -> (B, hidden).
+    """A linear layer on the token counts of an example: (B, T) -> (B, hidden).
 
-    It is the sum of a learned vector for each token, divided by T. Values below 0 are padding.
+    Each token has a learned vector. The result is the sum of the vectors of all tokens of the example,
+    divided by T, the number of positions. Values below 0 are padding and add nothing.
 
     Args:
         classes: Number of different tokens.
@@ -120,20 +154,74 @@ class TokenCounts(nn.Module):
         self.vectors = nn.Embedding(classes, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The function of the counts, (B, hidden), for tokens x (B, T)."""
+        """The sum of the vectors of the tokens x (B, T), divided by T: (B, hidden).
+
+        T is the number of positions. Values below 0 are padding and add nothing.
+        """
         present = (x >= 0)[..., None]
         each: Tensor = self.vectors(x.clamp(min=0).long()) * present
         return each.sum(1) / x.shape[1]
 
 
-def _small_network(shape: Sequence[int], hidden: int, outputs: int, classes: int) -> nn.Sequential:
+class ClassShares(nn.Module):
+    """The share of each class among the values of each group: (B, values) -> (B, classes).
+
+    The groups are, for example, the nodes and the edges of a graph. An example holds the class numbers
+    of all values, group by group.
+
+    Values below 0 are padding. They belong to no class, but the shares are relative to all values.
+
+    Args:
+        groups: for each group, the pair (number of values, number of classes).
+
+    >>> ClassShares(((2, 3), (1, 2)))(torch.tensor([[2.0, -1.0, 0.0]]))
+    tensor([[0.0000, 0.0000, 0.5000, 1.0000, 0.0000]])
+    """
+
+    def __init__(self, groups: tuple[tuple[int, int], ...]) -> None:
+        super().__init__()
+        self.groups = groups
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The share of each class in its group, (B, number of classes of all groups).
+
+        Args:
+            x: class numbers (B, number of values of all groups); values below 0 are padding.
+        """
+        return torch.cat([part.mean(1) for part in one_hot(x, self.groups)], -1)
+
+
+def one_hot(x: Tensor, groups: tuple[tuple[int, int], ...]) -> list[Tensor]:
+    """Convert class numbers to one-hot vectors, separately for each group of values.
+
+    The groups are, for example, the nodes and the edges of a graph.
+
+    Args:
+        x: class numbers (B, number of values of all groups); values below 0 are padding.
+        groups: for each group, the pair (number of values, number of classes).
+
+    Returns:
+        For each group, a tensor (B, values, classes) of zeros and ones. Padding has only zeros.
+    """
+    found = []
+    for values, (_, classes) in zip(x.split([size for size, _ in groups], -1), groups, strict=True):
+        kinds = torch.arange(classes, device=x.device, dtype=x.dtype)
+        found.append((values[..., None] == kinds).to(x.dtype))
+    return found
+
+
+def _small_network(shape: Sequence[int], hidden: int, outputs: int, classes: Classes) -> nn.Sequential:
     """The paper's small network: it flattens an example and has one hidden layer with ReLU.
 
-    For tokens, the hidden layer sees how often each one occurs.
+    For tokens and graphs, the hidden layer sees how often each class occurs.
     """
     values = math.prod(checked_shape(shape))
     hidden = checked_hidden(hidden)
-    if classes:
+    first: list[nn.Module]
+    if isinstance(classes, tuple):
+        total = sum(count for _, count in classes)
+        first = [ClassShares(classes), nn.Linear(total, hidden)]
+    elif classes:
         first = [TokenCounts(classes, hidden), nn.Linear(hidden, hidden)]
     else:
         first = [nn.Flatten(), nn.Linear(values, hidden)]

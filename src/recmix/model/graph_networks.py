@@ -1,8 +1,9 @@
 """Networks for graphs: an encoder by message passing, and a decoder that makes all nodes at once.
 
-A graph has up to n nodes. It arrives as a dict of the classes of its nodes, (B, n), and of its edges,
-(B, n(n-1)/2), or as one tensor of both; see `recmix.likelihoods.CategoricalGraph`. Class 0 and
-negative values mean that there is no node or edge. The layers work on dense n by n matrices.
+A graph has up to n nodes. The networks take B graphs as a dict with the classes of the nodes,
+(B, n), and of the edges, (B, n(n-1)/2), or as one tensor of both. See
+`recmix.likelihoods.CategoricalGraph`. Class 0 and negative values mean that there is no node or
+edge. The layers work on dense n by n matrices.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ def graph_encoder(
     positions: bool = True,
     width: float = 1.0,
 ) -> Encoder:
-    """An encoder of graphs: message passing, then a gated sum over the nodes.
+    """Make an encoder of graphs: message passing, then a gated sum over the nodes.
+
+    It maps packed graphs (B, n(n+1)/2) to the mean and log-variance of q(z|x), (B, 2·latent).
 
     Args:
         shape: Shape of a packed example, (n(n+1)/2,) for up to n nodes.
@@ -46,11 +49,11 @@ def graph_encoder(
         node_classes: Number of node classes, "no node" included.
         edge_classes: Number of edge classes, "no edge" included.
         units: Size of the state of a node.
-        blocks: Number of blocks. Each passes messages over two edges.
+        blocks: Number of blocks. Each has two layers of message passing.
         activation: relu, leaky_relu, elu, silu, gelu or tanh.
-        positions: Whether the encoder sees the number of each node. This helps if nodes come in a
-            fixed order that the decoder must reproduce, as those of molecules do. Without it, the
-            result does not depend on the order of the nodes.
+        positions: Whether the encoder sees the index of each node. This helps if nodes come in a fixed
+            order that the decoder must reproduce, as in molecules. If False, the result does not depend
+            on the order of the nodes.
         width: Multiplies `units`.
 
     >>> encoder = graph_encoder((10,), 2, node_classes=3, edge_classes=2, units=8)
@@ -81,18 +84,21 @@ def graph_decoder(
     heads: int = HEADS,
     activation: str = "silu",
 ) -> Decoder:
-    """A decoder of graphs: a transformer over the nodes, then logits of nodes and of pairs of nodes.
+    """Make a decoder of graphs: a transformer over the nodes, then logits of nodes and node pairs.
+
+    It maps z (N, latent) to logits (N, P): those of all nodes, then those of all edges.
 
     Args:
         shape: Shape of a packed example, (n(n+1)/2,) for up to n nodes.
         latent: Dimension of z.
-        output: Shape of the decoder's output: that of the graph likelihood.
+        output: Shape (P,) of the decoder's output that the graph likelihood needs. Another shape raises
+            an error.
         node_classes: Number of node classes, "no node" included.
         edge_classes: Number of edge classes, "no edge" included.
         units: Size of the state of a node, a multiple of `heads`.
         blocks: Number of transformer layers.
         heads: Number of attention heads.
-        activation: As in `graph_encoder`.
+        activation: relu, leaky_relu, elu, silu, gelu or tanh.
 
     >>> graph_decoder((10,), 2, node_classes=3, edge_classes=2, units=8)(torch.zeros(5, 2)).shape
     torch.Size([5, 24])
@@ -118,10 +124,11 @@ def graph_decoder(
 
 
 class GraphFeatures(nn.Module):
-    """Features (B, units) of graphs, by message passing and a gated sum over the nodes.
+    """A network that computes features (B, units) of B graphs, by message passing.
 
-    h_i += MLP(LN(h_i), Σ_j W_e(ij) LN(h_j)) in each layer, where e(ij) is the class of the edge.
-    Nodes that do not exist have no influence.
+    Each layer updates the state h_i of node i: h_i += MLP(LN(h_i), Σ_j W_e(ij) LN(h_j)). LN is layer
+    normalisation, e(ij) is the class of the edge between i and j, and W_e is a matrix for each class. A
+    gated sum over the nodes gives the features. Nodes that do not exist have no influence.
 
     Args:
         nodes: n, the largest number of nodes.
@@ -130,7 +137,7 @@ class GraphFeatures(nn.Module):
         units: Size of the state of a node, and number of features.
         blocks: Number of blocks of two layers each.
         activation: Name of the activation.
-        positions: Whether the number of each node is known.
+        positions: Whether the network sees the index of each node.
 
     >>> GraphFeatures(4, 3, 2, units=8)(torch.zeros(5, 10)).shape
     torch.Size([5, 8])
@@ -151,8 +158,9 @@ class GraphFeatures(nn.Module):
     ) -> None:
         super().__init__()
         _check_sizes(units=units, blocks=blocks)
-        self.nodes, self.hidden = nodes, units
+        self.nodes, self.units, self.hidden = nodes, units, units
         self.node_classes, self.edge_classes = node_classes, edge_classes
+        self.blocks, self.activation = blocks, activation
         self.embedding = nn.Embedding(node_classes, units)
         self.position = nn.Embedding(nodes, units) if positions else None
         self.layers = nn.ModuleList(
@@ -165,7 +173,12 @@ class GraphFeatures(nn.Module):
         self.register_buffer("_pairs", _pair_numbers(nodes), persistent=False)
 
     def forward(self, x: Any) -> Tensor:
-        """The features (B, units) of graphs, a dict of nodes and edges, or (B, n(n+1)/2)."""
+        """The features (B, units) of B graphs.
+
+        Args:
+            x: a dict with the classes ``nodes`` (B, n) and ``edges`` (B, n(n-1)/2), or both in one
+                tensor (B, n(n+1)/2). n is the largest number of nodes.
+        """
         if isinstance(x, Mapping):
             nodes, edges = x["nodes"], x["edges"]
         else:
@@ -182,6 +195,18 @@ class GraphFeatures(nn.Module):
         pooled = (exists * torch.sigmoid(self.gate(h)) * self.value(h)).sum(-2)
         found: Tensor = self.last(pooled)
         return found
+
+    def wider(self, width: float) -> GraphFeatures:
+        """Make a new network of this kind with new weights and `width` times as many units."""
+        return GraphFeatures(
+            self.nodes,
+            self.node_classes,
+            self.edge_classes,
+            units=scaled(self.units, width),
+            blocks=self.blocks,
+            activation=self.activation,
+            positions=self.position is not None,
+        )
 
     @property
     def _edges(self) -> int:
@@ -216,11 +241,11 @@ class _MessageLayer(nn.Module):
 
 
 class GraphLogits(nn.Module):
-    """Logits of all nodes and edges of a graph for latent points z, by a transformer over the nodes.
+    """A transformer over the nodes that maps latent points z to logits of all nodes and edges.
 
-    Each node starts with its own vector plus a linear function of z. The logit of edge class e
-    between nodes i and j is symmetric: (⟨a_ei, b_ej⟩ + ⟨a_ej, b_ei⟩)/2 + c_e,ij, where a and b are
-    linear functions of the states and c is a parameter.
+    Each node starts with its own vector plus a linear function of z. The logit of edge class e between
+    nodes i and j is (⟨a_ei, b_ej⟩ + ⟨a_ej, b_ei⟩)/2 + c_e,ij. Here a_ei and b_ei are linear functions of
+    the state of node i, and c_e,ij is a parameter. So the logit is the same for (i, j) and (j, i).
 
     Args:
         nodes: n, the largest number of nodes.
@@ -269,11 +294,15 @@ class GraphLogits(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set the parameters of pairs of nodes to zero."""
+        """Set the bias of each edge class and pair of nodes to zero, its initial value."""
         nn.init.zeros_(self.bias.weight)
 
     def forward(self, z: Tensor) -> Tensor:
-        """The logits (N, P) of latent points z (N, latent): those of all nodes, then of all edges."""
+        """The logits (N, P) for N latent points z (N, latent).
+
+        P counts the logits of one graph. Those of all nodes come first (node by node, one logit for each
+        node class), then those of all edges.
+        """
         h = self.start(z)[..., None, :] + self.own.weight  # (N, n, units)
         for layer in self.layers:
             h = layer(h)

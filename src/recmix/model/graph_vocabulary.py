@@ -1,4 +1,4 @@
-"""Molecules as graphs: SMILES strings to classes of atoms and bonds, and back, with RDKit."""
+"""Molecules as graphs: convert SMILES strings to classes of atoms and bonds and back, with RDKit."""
 
 from __future__ import annotations
 
@@ -24,13 +24,12 @@ MOST_ATOMS = 512
 
 
 class AtomType(NamedTuple):
-    """A class of atoms.
+    """A type of atom, which is one node class of a molecule graph.
 
     Attributes:
         symbol: the chemical element, such as "N".
         charge: the formal charge.
-        hydrogens: number of hydrogens on the atom; None if it follows from the bonds, as in most
-            molecules.
+        hydrogens: number of hydrogens on the atom; None if it follows from the bonds, as for most atoms.
     """
 
     symbol: str
@@ -45,7 +44,7 @@ class _Graph(NamedTuple):
 
 @register_vocabulary
 class MoleculeGraphs(Vocabulary):
-    """Molecules as graphs of up to n atoms, without hydrogens. It needs RDKit.
+    """A vocabulary that writes molecules as graphs of up to n atoms, without hydrogens. It needs RDKit.
 
     An example has the fields ``nodes``, (n,), and ``edges``, (n(n-1)/2,): the upper triangle of the
     n by n matrix of bonds, row by row. Both are packed into one vector of n(n+1)/2 class numbers.
@@ -86,15 +85,16 @@ class MoleculeGraphs(Vocabulary):
 
     @classmethod
     def from_texts(cls, texts: Sequence[str], length: int | None = None) -> MoleculeGraphs:
-        """The graphs with the atom types of these training molecules, most frequent types first.
+        """Make the vocabulary with all atom types of the training molecules, most frequent first.
 
         Args:
             texts: SMILES strings. Those that are not valid are left out.
-            length: largest number of atoms; by default that of the largest molecule. Larger
-                molecules are left out.
+            length: the largest number of atoms; by default that of the largest molecule. Molecules with
+                more atoms are left out.
 
         Raises:
-            DataError: No text is a molecule of this length.
+            DataError: No text is a molecule of at most this length, or the largest molecule is too
+                large.
         """
         found: Counter[AtomType] = Counter()
         most = 0
@@ -117,7 +117,11 @@ class MoleculeGraphs(Vocabulary):
 
     @classmethod
     def normal_forms(cls, texts: Sequence[str]) -> list[str]:
-        """Canonical SMILES strings without stereochemistry; texts that are not valid are kept."""
+        """Convert each text to its canonical SMILES string without stereochemistry.
+
+        Texts with the same canonical string describe the same graph. A text that is not a valid SMILES
+        string is returned unchanged.
+        """
         return [form or text for form, text in zip(canonical_smiles(texts), texts, strict=True)]
 
     @property
@@ -131,14 +135,21 @@ class MoleculeGraphs(Vocabulary):
         return len(BONDS)
 
     def model_options(self) -> dict[str, Any]:
-        """The values of model options that follow from the vocabulary, by name."""
+        """The values of the model options `node_classes` and `edge_classes`, by name."""
         return {"node_classes": self.node_classes, "edge_classes": self.edge_classes}
 
     def encode(self, texts: Sequence[str]) -> Encoded:
-        """The molecules of SMILES strings as packed graphs, (N, n(n+1)/2) in float32.
+        """Convert SMILES strings to packed graphs, float32 (N, n(n+1)/2), of at most n atoms.
 
-        Left out and counted are texts that are not valid, molecules with too many atoms, with atoms
-        of unknown types, and with other bonds than single, double and triple ones.
+        A text is left out if it is not a valid SMILES string, or if its molecule has more than n atoms,
+        an atom of an unknown type, or a bond that is not single, double or triple.
+
+        Args:
+            texts: SMILES strings.
+
+        Returns:
+            The graphs of the N texts that were converted, the indices of these texts, and the number of
+            texts that were left out for each reason.
         """
         x = np.full((len(texts), *self.shape), -1, np.float32)
         kept: list[int] = []
@@ -153,10 +164,11 @@ class MoleculeGraphs(Vocabulary):
         return Encoded(x[: len(kept)], np.array(kept, np.int64), dict(problems))
 
     def decode(self, x: np.ndarray) -> list[str]:
-        """Canonical SMILES strings of packed graphs (N, n(n+1)/2), without stereochemistry.
+        """Convert N packed graphs (N, n(n+1)/2) to canonical SMILES strings without stereochemistry.
 
-        A graph gives "" if it has no atom, if a value is no class number, or if RDKit refuses it:
-        too many bonds at an atom, or rings that have no Kekulé form.
+        n is the largest number of atoms. The result for a graph is "" if it has no atom, if a value is
+        not a class number, or if RDKit refuses it. RDKit refuses an atom with too many bonds, and rings
+        without a Kekulé form.
         """
         x = np.asarray(x)
         if x.ndim != 2 or x.shape[1:] != self.shape or x.dtype.kind not in "biuf":
@@ -169,12 +181,12 @@ class MoleculeGraphs(Vocabulary):
             return [self._text(row, atoms) for row in x]
 
     def to_json(self) -> dict[str, Any]:
-        """The atom types and the length, as values that JSON can store."""
+        """The atom types and the largest number of atoms, as values that JSON can store."""
         return {"types": [list(kind) for kind in self.types], "length": self.length}
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> MoleculeGraphs:
-        """The vocabulary that `to_json` described."""
+        """Make the vocabulary again from the result of `to_json`. Wrong content raises a `DataError`."""
         types, length = stored.get("types"), stored.get("length")
         if not isinstance(length, int) or not isinstance(types, list) or not all(map(_is_type, types)):
             raise DataError(
@@ -224,7 +236,10 @@ class MoleculeGraphs(Vocabulary):
 
 
 def require_rdkit() -> Any:
-    """The module `rdkit.Chem`; raises an error that says how to install RDKit if it is missing."""
+    """Import and return the module `rdkit.Chem`.
+
+    If RDKit is missing, an error says how to install it.
+    """
     try:
         from rdkit import Chem
     except ImportError as error:
@@ -233,7 +248,7 @@ def require_rdkit() -> Any:
 
 
 def canonical_smiles(texts: Sequence[str], *, stereo: bool = False) -> list[str]:
-    """The canonical SMILES strings of molecules; "" for a text that RDKit refuses.
+    """Convert SMILES strings to canonical ones. The result for a text that RDKit refuses is "".
 
     Args:
         texts: SMILES strings.

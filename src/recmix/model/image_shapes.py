@@ -1,4 +1,4 @@
-"""Checks and computes the image, feature-map and output shapes of convolutional networks."""
+"""Functions that check and compute the shapes of images, feature maps and decoder outputs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ImageShape = tuple[int, int, int]
 
 
 def checked_image(shape: Sequence[int], sides: tuple[int, int], kind: str) -> ImageShape:
-    """The shape of an image as (C, H, W); raises an error if the network cannot take it.
+    """Return the shape of an image as (C, H, W), or raise an error if the network cannot take it.
 
     Args:
         shape: Channels, height and width.
@@ -40,9 +40,10 @@ def checked_image(shape: Sequence[int], sides: tuple[int, int], kind: str) -> Im
 
 
 def halvings(shape: ImageShape) -> list[tuple[int, int]]:
-    """The heights and widths of all feature maps, from the image to the smallest map.
+    """The (height, width) of the image and of all feature maps of a convolutional network.
 
-    Each is half of the one before, rounded down, until the shorter side is at most 4.
+    Each map has half the sides of the one before, rounded down. The last one is the first whose shorter
+    side is at most 4.
 
     >>> halvings((1, 28, 28))
     [(28, 28), (14, 14), (7, 7), (3, 3)]
@@ -57,7 +58,7 @@ def halvings(shape: ImageShape) -> list[tuple[int, int]]:
 def image_output(
     shape: ImageShape, output: Sequence[int] | None, kind: str
 ) -> tuple[int, Shape, list[nn.Module]]:
-    """How a convolutional decoder makes an output of the shape that the likelihood needs.
+    """Say how a convolutional decoder makes an output of the shape that the likelihood needs.
 
     An output (C', H, W) is made from C' channels. An output (C', H, W, K), such as K logits for
     each value, is made from C'·K channels.

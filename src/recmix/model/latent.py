@@ -77,62 +77,84 @@ class LatentModel(nn.Module):
 
     @property
     def shift(self) -> Tensor | None:
-        """The training mean that is subtracted from x, of the shape of an example, or None."""
+        """The training mean that is subtracted from x, in the shape of an example, or None."""
         return self.centre if self.likelihood.centred else None
 
     def observed(self, x: Tensor) -> Any:
-        """Examples x (B, *shape) as the networks and the likelihood get them.
+        """Convert examples x (B, *shape) to the form that the networks and the likelihood take.
 
-        They are standardised, and split into a dict of tensors if there are fields.
+        x is standardised, see `standardised`. If the model has `fields`, the result is a dict with one
+        tensor for each field. Otherwise it is one tensor (B, *shape).
         """
         seen = self.standardised(x)
         return seen if self.fields is None else self.fields.unpack(seen)
 
     def standardised(self, x: Tensor) -> Tensor:
-        """Examples x (B, *shape), centred and divided by `spread`, but not split into fields."""
+        """Subtract the training mean from examples x (B, *shape) and divide by `spread`: (B, *shape).
+
+        The mean is subtracted only if the likelihood is centred. If `spread` is None, nothing is
+        divided.
+        """
         if self.likelihood.centred:
             x = x - self.centre
         return x if self.spread is None else x / self.spread
 
     def decoder_output(self, z: Tensor) -> Tensor:
-        """The decoder's output, (S, B, *output), for z (S, B, D), before the likelihood uses it."""
+        """The decoder's output, (S, B, *output), for latent points z (S, B, D).
+
+        It holds the parameters of p(x | z), such as logits. S is the number of samples of z for each of
+        the B examples, and D the dimension of z.
+        """
         out: Tensor = self.decoder(z.flatten(0, -2))
         return out.view(*z.shape[:-1], *out.shape[1:])
 
     def decode(self, z: Tensor) -> Tensor:
-        """The mean E[x | z] in the original units of the data: z (..., D) -> (..., *shape)."""
+        """The mean E[x | z], (..., *shape), for latent points z (..., D).
+
+        It is in the original units of the data. D is the dimension of z, and `shape` the shape of an
+        example.
+        """
         mean = self.likelihood.mean(self.decoder_output(z))
         if self.spread is not None:
             mean = mean * self.spread
         return mean + self.centre if self.likelihood.centred else mean
 
     def log_density(self, observed: Any, decoded: Tensor) -> Tensor:
-        """log p(x | z), (S, B), from examples and decoder outputs that are already computed.
+        """log p(x | z) in nats, (S, B), if the decoder's outputs are already computed.
 
         Args:
             observed: the result of `observed(x)` for B examples.
-            decoded: decoder outputs (S, B, *output) for S samples of z.
+            decoded: the result of `decoder_output(z)`, (S, B, *output), for S samples of z for each
+                example.
         """
         found = self.likelihood.log_prob(observed, decoded)
         return found if self.spread is None else found - self.spread.log().sum()
 
     def log_conditional(self, x: Tensor, z: Tensor) -> Tensor:
-        """log p(x | z), (S, B), for examples x (B, *shape) and latent points z (S, B, D)."""
+        """log p(x | z), (S, B), for examples x (B, *shape) and latent points z (S, B, D).
+
+        S is the number of samples of z for each of the B examples, and D the dimension of z. The result
+        is in nats.
+        """
         return self.log_density(self.observed(x), self.decoder_output(z))
 
     def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
-        """log p(x, z), (S, B), for examples x (B, *shape) and latent points z (S, B, D)."""
+        """log p(x, z), (S, B), for examples x (B, *shape) and latent points z (S, B, D).
+
+        S is the number of samples of z for each of the B examples, and D the dimension of z. The result
+        is in nats.
+        """
         return self.log_conditional(x, z) + self.prior.log_prob(z)
 
     def kl(self, posterior: Any, z: Tensor, log_q: Tensor) -> Tensor:
-        """KL(q || p(z)) of a posterior q to the prior, for each of the B examples.
+        """The KL divergence KL(q || p(z)) of a posterior q from the prior, for each of B examples.
 
-        The result is exact, (B,) or (1, B), where a closed form exists. Otherwise it is the
-        estimate log q(z) - log p(z) for each sample, (S, B).
+        If a closed form exists, the result is exact and has the shape (B,) or (1, B). Otherwise it is
+        the estimate log q(z) - log p(z) for each of the S samples, (S, B).
 
         Args:
             posterior: q, a `recmix.Posterior`.
-            z: samples of q, (S, B, D).
+            z: samples of q, (S, B, D), where D is the dimension of z.
             log_q: log densities of the samples under q, (S, B).
         """
         if self.prior.standard:
@@ -141,10 +163,10 @@ class LatentModel(nn.Module):
         return log_q - self.prior.log_prob(z)
 
     def with_noise(self, noise: float) -> LatentModel:
-        """The same model with its likelihood's noise multiplied by `noise`.
+        """Make a model whose likelihood has `noise` times as much noise as this one's.
 
-        See `Likelihood.tempered` for the meaning of the noise. Networks and parameters are shared
-        with this model. The result is another model of the data: its p(x) differs.
+        See `Likelihood.tempered` for the meaning of the noise. Networks and parameters are shared with
+        this model. The result is a different model of the data: it has another p(x).
         """
         if noise == 1:
             return self
@@ -153,5 +175,5 @@ class LatentModel(nn.Module):
         return made
 
     def sample(self, n: int, *, generator: torch.Generator | None = None) -> Tensor:
-        """The means E[x | z], (n, *shape), for n draws of z from the prior."""
+        """Draw n latent points z from the prior and return the means E[x | z], (n, *shape)."""
         return self.decode(self.prior.sample(n, generator=generator))

@@ -41,12 +41,14 @@ def mlp_encoder(
     dropout: float = 0.0,
     width: float = 1.0,
 ) -> Encoder:
-    """A fully connected encoder: it flattens an example, then has hidden layers and a linear head.
+    """Make a fully connected encoder with any hidden layers, for examples of any shape.
+
+    It maps examples (B, *shape) to the mean and log-variance of q(z|x), (B, 2·latent).
 
     Args:
         shape: Shape of one example, with any number of axes.
         latent: Dimension of z.
-        widths: Sizes of the hidden layers, the first one next to the example. If it is empty, the
+        widths: Sizes of the hidden layers, the one next to the example first. If it is empty, the
             encoder is linear.
         activation: relu, leaky_relu, elu, silu, gelu or tanh.
         normalisation: none, layer or batch. It is applied before each activation. With batch
@@ -76,7 +78,9 @@ def mlp_decoder(
     normalisation: str = "none",
     dropout: float = 0.0,
 ) -> Decoder:
-    """A fully connected decoder: the hidden layers of `mlp_encoder` in reverse order.
+    """Make a fully connected decoder: the hidden layers of `mlp_encoder` in reverse order.
+
+    It maps z (N, latent) to (N, *output).
 
     The Jacobian of a decoder is only defined if the output for one example does not depend on the
     other examples of the batch. With batch normalisation this holds in evaluation mode only.
@@ -85,10 +89,10 @@ def mlp_decoder(
         shape: Shape of one example, with any number of axes.
         latent: Dimension of z.
         output: Shape of the decoder's output for one example; by default the shape of the example.
-        widths: Sizes of the hidden layers, the first one next to the example.
-        activation: As in `mlp_encoder`.
-        normalisation: As in `mlp_encoder`.
-        dropout: As in `mlp_encoder`.
+        widths: Sizes of the hidden layers, the one next to the example (the last layer) first.
+        activation: relu, leaky_relu, elu, silu, gelu or tanh.
+        normalisation: none, layer or batch. It is applied before each activation.
+        dropout: Share of hidden units that are set to zero in training mode.
 
     >>> import torch
     >>> mlp_decoder((13,), 2, (13, 2), widths=(64, 32))(torch.zeros(5, 2)).shape
@@ -104,7 +108,7 @@ def mlp_decoder(
 
 
 def make_activation(name: str) -> nn.Module:
-    """A new activation layer: relu, leaky_relu, elu, silu, gelu or tanh.
+    """Make the activation layer of this name: relu, leaky_relu, elu, silu, gelu or tanh.
 
     >>> make_activation("silu")
     SiLU()

@@ -9,8 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from recmix.errors import ConfigError
+from recmix.model.likelihoods import Bernoulli, Likelihood, ProbabilityBernoulli
 
-__all__ = ["check_decoder", "check_encoder"]
+__all__ = ["check_decoder", "check_encoder", "check_probabilities", "mistaken_output"]
+
+TRIED = 16
+"""Latent points whose decoded values are looked at."""
+ROUNDING = 1e-3
+"""How far a probability may lie outside [0, 1]."""
 
 
 def check_encoder(module: nn.Module, shape: Sequence[int], latent: int) -> None:
@@ -36,7 +42,8 @@ def check_encoder(module: nn.Module, shape: Sequence[int], latent: int) -> None:
 def check_decoder(module: nn.Module, output: Sequence[int], latent: int) -> None:
     """Run a decoder on two latent points and check the shape of its output.
 
-    The module runs in evaluation mode, as in `check_encoder`.
+    The module runs in evaluation mode, so that statistics of batch normalisation do not change. Its mode
+    is restored afterwards.
 
     Args:
         module: Should map (2, latent) to (2, *output).
@@ -51,6 +58,67 @@ def check_decoder(module: nn.Module, output: Sequence[int], latent: int) -> None
     """
     advice = "what the likelihood reads for each latent point"
     _check_output("decoder", module, (2, latent), (2, *output), advice)
+
+
+def check_probabilities(module: nn.Module, likelihood: Likelihood, latent: int, like: Tensor) -> None:
+    """Raise an error if the likelihood needs probabilities and the decoder returns other values.
+
+    The decoder is run once on random latent points.
+
+    Args:
+        module: The decoder, which takes z (N, latent).
+        likelihood: The likelihood that takes the decoder's output.
+        latent: Dimension of z.
+        like: A tensor with the device and dtype of the decoder.
+    """
+    if isinstance(likelihood, ProbabilityBernoulli) and (
+        text := mistaken_output(module, likelihood, latent, like)
+    ):
+        raise ConfigError(text)
+
+
+@torch.no_grad()
+def mistaken_output(module: nn.Module, likelihood: Likelihood, latent: int, like: Tensor) -> str:
+    """Find out whether a decoder probably returns logits instead of probabilities, or the reverse.
+
+    The decoder is run on random z.
+
+    Args:
+        module: The decoder, which takes z (N, latent).
+        likelihood: The likelihood that takes the decoder's output.
+        latent: Dimension of z.
+        like: A tensor with the device and dtype of the decoder.
+
+    Returns:
+        An explanation of the probable mistake. It is "" if there is none, or if the likelihood is
+        neither `Bernoulli` nor `ProbabilityBernoulli`.
+
+    >>> mistaken_output(nn.Sigmoid(), Bernoulli(), 3, torch.zeros(()))[:40]
+    'the bernoulli likelihood needs logits, b'
+    """
+    if type(likelihood) not in (Bernoulli, ProbabilityBernoulli):
+        return ""
+    generator = torch.Generator().manual_seed(0)
+    z = torch.randn(TRIED, latent, generator=generator).to(like)
+    modes = [(part, part.training) for part in module.modules()]
+    decoded: Tensor = module.eval()(z)
+    for part, training in modes:
+        part.training = training
+    low, high = float(decoded.min()), float(decoded.max())
+    if type(likelihood) is Bernoulli:
+        if not (low > 0 and high < 1):
+            return ""
+        return (
+            "the bernoulli likelihood needs logits, but all outputs of the decoder lie between 0 and 1: "
+            "if it ends in a sigmoid, remove it, or use likelihood='bernoulli-probabilities'"
+        )
+    if low >= -ROUNDING and high <= 1 + ROUNDING:
+        return ""
+    return (
+        "the bernoulli-probabilities likelihood needs probabilities, but the decoder gives values from "
+        f"{low:.3g} to {high:.3g}: if these are logits, use likelihood='bernoulli'; otherwise end the "
+        "decoder with a sigmoid"
+    )
 
 
 def _check_output(

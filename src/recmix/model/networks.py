@@ -86,13 +86,16 @@ AUTO_NETWORK = "auto"
 
 
 class Network(NamedTuple):
-    """A kind of network: the function that makes its encoder and the one that makes its decoder.
+    """A kind of network, such as "conv": the functions that make its encoder and its decoder.
 
-    The keyword-only arguments of these functions are the options of the network. Every encoder has
-    the option `width`, a factor of the sizes of its layers.
+    The keyword-only arguments of these functions are the options of the network. Every encoder has the
+    option `width`, a factor of the sizes of its layers.
 
-    `reads_classes` says that the encoder reads class numbers, such as tokens. Its output then has no
-    derivative with respect to an example.
+    Attributes:
+        encoder: makes the encoder from (shape, latent, *, options).
+        decoder: makes the decoder from (shape, latent, output, *, options).
+        reads_classes: whether the encoder reads class numbers, such as tokens. Then its output has no
+            derivative with respect to an example.
     """
 
     encoder: Callable[..., Encoder]  # (shape, latent, *, options)
@@ -144,13 +147,14 @@ def default_network(shape: Sequence[int], kind: str = "") -> str:
 
 
 def make_encoder(kind: str, shape: Sequence[int], latent: int, **options: Any) -> Encoder:
-    """Make an encoder of a kind of network.
+    """Make an encoder by the name of its kind of network.
 
     Args:
         kind: A name in `NETWORKS`, or "auto" for the default of the shape.
         shape: Shape of one example.
         latent: Dimension of z.
-        **options: Options of this kind, see `conv_encoder`, `mlp_encoder` and `resnet_encoder`.
+        **options: Options of this kind: the keyword-only arguments of its function, such as
+            `conv_encoder` or `mlp_encoder`.
 
     Raises:
         ConfigError: There is no such kind, it has no such option, or it does not take this shape.
@@ -168,14 +172,15 @@ def make_encoder(kind: str, shape: Sequence[int], latent: int, **options: Any) -
 def make_decoder(
     kind: str, shape: Sequence[int], latent: int, output: Sequence[int] | None = None, **options: Any
 ) -> Decoder:
-    """Make a decoder of a kind of network.
+    """Make a decoder by the name of its kind of network.
 
     Args:
         kind: A name in `NETWORKS`, or "auto" for the default of the shape.
         shape: Shape of one example.
         latent: Dimension of z.
         output: Shape of the decoder's output for one example; by default the shape of the example.
-        **options: Options of this kind, see `conv_decoder`, `mlp_decoder` and `resnet_decoder`.
+        **options: Options of this kind: the keyword-only arguments of its function, such as
+            `conv_decoder` or `mlp_decoder`.
 
     Raises:
         ConfigError: There is no such kind, it has no such option, or it does not give this shape.
@@ -195,12 +200,14 @@ DATA_OPTIONS = ("classes", "node_classes", "edge_classes", "end_token")
 
 
 def network_options(kind: str, options: ModelOptions, role: str = "decoder") -> dict[str, Any]:
-    """The model options that are arguments of this kind of network and differ from their defaults.
+    """Select the model options that apply to this kind of network and differ from their defaults.
+
+    The result can be passed to `make_encoder` or `make_decoder` as keyword arguments.
 
     Args:
         kind: A name in `NETWORKS`.
         options: The model's options.
-        role: "encoder" or "decoder".
+        role: "encoder" or "decoder": whose arguments count.
 
     >>> network_options("mlp", ModelOptions(widths=(64, 64), blocks=3))
     {'widths': (64, 64)}
@@ -214,13 +221,13 @@ def network_options(kind: str, options: ModelOptions, role: str = "decoder") -> 
 def check_network_options(
     options: ModelOptions, kinds: Iterable[str], others: Iterable[str] = ()
 ) -> None:
-    """Raise an error if a network option is set that neither the encoder nor the decoder has.
+    """Raise an error if a network option is set that neither the encoder nor the decoder uses.
 
     Args:
         options: The model's options.
-        kinds: Kinds of the built-in networks among the encoder and the decoder. A user's own module
-            has no options.
-        others: Names of options that are used elsewhere, such as those of the likelihood.
+        kinds: Names of the kinds of the encoder and the decoder, such as "conv". A user's own module is
+            left out, because it has no options.
+        others: Names of options that other parts of the model use, such as those of the likelihood.
 
     >>> check_network_options(ModelOptions(blocks=3), ["conv", "resnet"])
     """

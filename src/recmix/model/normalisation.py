@@ -1,4 +1,4 @@
-"""Layer normalisation whose derivatives of any kind and order are right."""
+"""Layer normalisation whose forward-mode and higher derivatives are correct."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ __all__ = ["LayerNorm"]
 
 
 class LayerNorm(nn.LayerNorm):
-    """Torch's layer normalisation over the last axis, written out within `torch.func` transformations.
+    """Layer normalisation over the last axis, with correct second derivatives.
 
-    Torch's own kernel has a forward-mode derivative. But the derivative of this derivative is wrong: it
-    treats the mean and the variance as constants. Training on Gauss-Newton curvature needs it.
+    Inside `torch.func` transformations it uses elementary operations, otherwise torch's own kernel. The
+    kernel has a forward-mode derivative. But the derivative of this derivative is wrong: it treats the
+    mean and the variance as constants. Training on Gauss-Newton curvature needs this second derivative.
 
     Args:
         units: size of the last axis.

@@ -36,7 +36,7 @@ def option(
     at_most: float | None = None,
     below: float | None = None,
 ) -> Any:
-    """A dataclass field that defines an option.
+    """Make a dataclass field that defines an option. It is used in subclasses of `Options`.
 
     Args:
         default: the value if none is given; None means that the code chooses a value.
@@ -61,7 +61,16 @@ _HOLDS: dict[str, Callable[[float, float], bool]] = {
 
 
 class Option(NamedTuple):
-    """One option: its name, type, default, help text and valid values."""
+    """One option: its name, type, default, help text and valid values.
+
+    Attributes:
+        name: its name in Python, TOML files and on the command line.
+        kind: its type, such as `int` or `str | None`.
+        default: the value if none is given.
+        help: the help text.
+        choices: all valid values of a text option; empty if there is no such list.
+        limits: limits of a number by "at least", "above", "at most" and "below"; None means no limit.
+    """
 
     name: str
     kind: Any
@@ -88,7 +97,7 @@ class Option(NamedTuple):
         raise ConfigError(f"{self.name} must be {expected}, got {value!r}")
 
     def check(self, value: Any) -> None:
-        """Raise an error if this is not a valid value of the option."""
+        """Raise a `ConfigError` if the value is not one of the choices or not within the limits."""
         if self.choices and value not in self.choices:
             raise ConfigError(unknown(f"value of {self.name}", value, self.choices))
         if isinstance(value, bool) or not isinstance(value, int | float) or value == self.default:
@@ -101,7 +110,11 @@ class Option(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """A group of options. A subclass is a frozen dataclass whose fields are made by `option`."""
+    """Base class of a group of options.
+
+    A subclass is a frozen dataclass whose fields are made by `option`. Values are converted and checked
+    when an object is made.
+    """
 
     def __post_init__(self) -> None:
         for one in options_of(type(self)).values():
@@ -113,14 +126,14 @@ class Options:
         """Raise an error if option values contradict each other. A subclass may define this."""
 
     def to_json(self) -> dict[str, Any]:
-        """The values of all options by name, for JSON."""
+        """The values of all options by name, as a dict that JSON can store."""
         return dataclasses.asdict(self)
 
     def changed(self) -> dict[str, Any]:
         """The values, by name, of the options that differ from their defaults.
 
-        Digests and summaries of settings use only these. So they stay the same when the library
-        gets a new option whose default changes nothing.
+        Digests and summaries of settings use only these values. So they stay the same when a later
+        version of the library has a new option whose default changes nothing.
         """
         known = options_of(type(self))
         return {k: v for k, v in vars(self).items() if v != known[k].default}
@@ -260,7 +273,7 @@ class ModelOptions(Options):
     )
 
     def check(self) -> None:
-        """Refuse a latent dimension whose networks would need more memory than a computer has."""
+        """Raise an error if the latent dimension is too large for the networks to fit in memory."""
         if self.latent > MAX_LATENT:
             raise ConfigError(f"latent must be at most {MAX_LATENT:,}, got {self.latent}")
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from recmix.model.encoder_decoder import Shape, checked_shape
+from recmix.model.gates import one_hot
 from recmix.model.networks import default_network, make_encoder
 from recmix.model.sequence_networks import TokenFeatures
 
@@ -18,11 +19,11 @@ __all__ = ["PairFeatures", "TokenPairFeatures"]
 class PairFeatures(nn.Sequential):
     """A network that computes features (B, hidden) of an example (B, *shape) and another tensor.
 
-    For images the network has the convolutions and the hidden layer of the paper's encoder. The
-    other tensor (B, *other) is added as further channels: C' channels for the shape (C', H, W), or
-    C'·K channels for (C', H, W, K). Clips (T, C, H, W) are treated likewise. If the shapes do not fit
-    together, or the example is neither, the values of both tensors form one vector, and the network is
-    fully connected.
+    For images the network has the convolutions and the hidden layer of the paper's encoder. The other
+    tensor (B, *other) is added as further channels: C' channels for the shape (C', H, W), or C'·K
+    channels for (C', H, W, K). Clips (T, C, H, W) are treated in the same way. In all other cases the
+    values of both tensors are concatenated to one vector, and the network is fully connected. This
+    includes images and clips whose shape does not fit that of the other tensor.
 
     Args:
         shape: Shape of the example.
@@ -30,6 +31,8 @@ class PairFeatures(nn.Sequential):
         latent: Dimension of z of the encoder whose layers are used. It does not change the number
             of features.
         width: Multiplies the channels and the hidden layers.
+        groups: For graphs, two pairs (number of values, number of classes): of nodes and of edges. The
+            network then sees the example's classes as one-hot vectors. Empty for other examples.
 
     Attributes:
         hidden: Number of features.
@@ -42,8 +45,16 @@ class PairFeatures(nn.Sequential):
     """
 
     def __init__(
-        self, shape: Sequence[int], other: Sequence[int], latent: int, *, width: float = 1.0
+        self,
+        shape: Sequence[int],
+        other: Sequence[int],
+        latent: int,
+        *,
+        width: float = 1.0,
+        groups: tuple[tuple[int, int], ...] = (),
     ) -> None:
+        if groups:
+            shape = (sum(math.prod(group) for group in groups),)
         example, second = checked_shape(shape), checked_shape(other)
         channels = _channel_axis(example, second)
         joined: Shape
@@ -56,10 +67,12 @@ class PairFeatures(nn.Sequential):
         super().__init__(*encoder.features.children())
         self.hidden = encoder.hidden
         self._axes = len(example)
-        self._channels = channels
+        self._channels, self._groups = channels, groups
 
     def forward(self, x: Tensor, other: Tensor) -> Tensor:  # type: ignore[override]
         """The features (B, hidden) of x (B, *shape) and the other tensor (B, *other)."""
+        if self._groups:
+            x = torch.cat([part.flatten(1) for part in one_hot(x, self._groups)], 1)
         if self._channels is None:
             joined = torch.cat([x.flatten(1), other.flatten(1)], 1)
         else:
@@ -85,13 +98,14 @@ def _channel_axis(shape: Shape, other: Shape) -> int | None:
 
 
 class TokenPairFeatures(nn.Module):
-    """Features (B, hidden) of tokens x (B, T) and another tensor, such as a residual.
+    """A network that computes features (B, hidden) of tokens x (B, T) and another tensor.
 
-    The other tensor is (B, T, K), with numbers for each position, or (B, F). It is mapped to the size
-    of the hidden states and added to the embedded tokens. What belongs to padding is not read.
+    The other tensor, such as a residual, is (B, T, K), with K numbers for each of T positions, or
+    (B, F). It is mapped to the size of the hidden states and added to the embedded tokens. Positions of
+    padding are ignored.
 
     Args:
-        features: The layers for tokens.
+        features: The network that computes features of the tokens alone. Its layers are used.
         other: Shape of the other tensor for one example.
 
     Attributes:

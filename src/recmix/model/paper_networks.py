@@ -37,7 +37,9 @@ TWIN_TOLERANCE = 0.03
 def conv_encoder(
     shape: Sequence[int], latent: int, *, hidden: int | None = None, width: float = 1.0
 ) -> Encoder:
-    """The paper's convolutional encoder, for images with sides from 8 to 128.
+    """Make the paper's convolutional encoder, for images with sides from 8 to 128.
+
+    It maps images (B, C, H, W) to the mean and log-variance of q(z|x), (B, 2·latent).
 
     4x4 convolutions (stride 2, padding 1) halve the image, rounding down, while its shorter side
     exceeds 4: 28 -> 14 -> 7 -> 3, 32 -> 16 -> 8 -> 4, 64 -> ... -> 4. The first two convolutions
@@ -75,7 +77,9 @@ def conv_decoder(
     *,
     hidden: int | None = None,
 ) -> Decoder:
-    """The paper's convolutional decoder: the encoder's sizes and channels in reverse, with ReLU.
+    """Make the paper's convolutional decoder: the layers of `conv_encoder` in reverse, with ReLU.
+
+    It maps z (N, latent) to (N, *output).
 
     It has two linear layers, then 4x4 transposed convolutions (stride 2, padding 1). Each
     convolution doubles the height and width. Where the encoder rounded down, an output padding of 1
@@ -115,7 +119,9 @@ def conv_decoder(
 def dense_encoder(
     shape: Sequence[int], latent: int, *, hidden: int | None = None, width: float = 1.0
 ) -> Encoder:
-    """A fully connected encoder with as many parameters as `conv_encoder` has (within 3 %).
+    """Make a fully connected encoder with as many parameters as `conv_encoder` (within 3 %).
+
+    It maps images (B, C, H, W) to the mean and log-variance of q(z|x), (B, 2·latent).
 
     It has two hidden layers with LeakyReLU(0.01). First both get the same width, the largest one
     that does not exceed the number of parameters of `conv_encoder`. Then the layer farther from the
@@ -161,14 +167,17 @@ def dense_decoder(
     *,
     hidden: int | None = None,
 ) -> Decoder:
-    """A fully connected decoder with as many parameters as `conv_decoder` has (within 3 %).
+    """Make a fully connected decoder with as many parameters as `conv_decoder` (within 3 %).
+
+    It maps z (N, latent) to (N, *output).
 
     It has two hidden layers with ReLU. Their widths are found as in `dense_encoder`.
 
     Args:
         shape: Channels, height and width of the images.
         latent: Dimension of z.
-        output: Shape of the decoder's output for one example, as in `conv_decoder`.
+        output: Shape of the decoder's output for one example, (C', H, W) or (C', H, W, K); by default
+            the shape of the image.
         hidden: Size of the hidden layer of the `conv_decoder` to match.
 
     >>> dense_decoder((1, 28, 28), 20)(torch.zeros(2, 20)).shape

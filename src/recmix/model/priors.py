@@ -33,12 +33,14 @@ LEAST_CURVATURE = 1e-3
 
 @fusable
 def standard_normal(z: Tensor) -> Tensor:
-    """log N(z; 0, I), summed over the last axis of z: (..., D) -> (...)."""
+    """log N(z; 0, I), summed over the D dimensions of z: (..., D) -> (...)."""
     return -0.5 * (z.square().sum(-1) + z.shape[-1] * math.log(2 * math.pi))
 
 
 class Prior(nn.Module, ABC):
-    """A prior p(z), a density over latent points (..., D).
+    """Base class of priors p(z), which are densities of latent points z (..., D).
+
+    D is the dimension of z.
 
     Attributes:
         name: name of the prior in options.
@@ -50,17 +52,18 @@ class Prior(nn.Module, ABC):
 
     @abstractmethod
     def log_prob(self, z: Tensor) -> Tensor:
-        """log p(z), (...), for latent points z (..., D)."""
+        """log p(z) in nats, (...), for latent points z (..., D). D is the dimension of z."""
 
     @abstractmethod
     def sample(self, n: int, *, generator: torch.Generator | None = None) -> Tensor:
-        """n draws of z from the prior, (n, D), without gradient."""
+        """Draw n latent points z from the prior: (n, D), without gradient."""
 
     def gradient_and_curvature(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """The gradient ∇ log p(z), (B, D), and the curvature -∇² log p(z), (B, D, D), at z (B, D).
+        """The gradient ∇ log p(z) and the curvature -∇² log p(z) at B latent points z (B, D).
 
-        Eigenvalues of the curvature below a small positive minimum are raised to it. The results
-        carry no gradient to the prior's parameters.
+        The gradient is (B, D), the curvature (B, D, D). Eigenvalues of the curvature below a small
+        positive minimum are raised to this minimum. The results carry no gradient to the prior's
+        parameters.
         """
         with torch.enable_grad():
             at = z.detach().requires_grad_()
@@ -79,7 +82,7 @@ class Prior(nn.Module, ABC):
 
 
 class StandardNormal(Prior):
-    """N(0, I).
+    """The standard normal prior N(0, I).
 
     Args:
         latent: D, the dimension of z.
@@ -101,12 +104,15 @@ class StandardNormal(Prior):
         return standard_normal(z)
 
     def sample(self, n: int, *, generator: torch.Generator | None = None) -> Tensor:
-        """n draws of z from N(0, I), (n, D)."""
+        """Draw n latent points z from N(0, I): (n, D)."""
         like = self.like
         return torch.randn(n, len(like), generator=generator, device=like.device, dtype=like.dtype)
 
     def gradient_and_curvature(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """The gradient ∇ log p(z) = -z, (B, D), and the curvature -∇² log p(z) = I, (D, D)."""
+        """The gradient ∇ log p(z) = -z, (B, D), and the curvature -∇² log p(z) = I, (D, D).
+
+        The curvature is the same for all B latent points z (B, D).
+        """
         identity = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)
         return -z, identity
 
@@ -141,13 +147,13 @@ class GaussianMixturePrior(Prior):
 
     @torch.no_grad()
     def sample(self, n: int, *, generator: torch.Generator | None = None) -> Tensor:
-        """n draws of z from the mixture, (n, D)."""
+        """Draw n latent points z from the mixture: (n, D)."""
         weights = self.logits.softmax(-1)
         return _sample_mixture(n, self.means, self.log_variances, weights, generator)
 
 
 class VampPrior(Prior):
-    """The average of the encoder's posteriors for learned pseudo-examples.
+    """A prior that is the average of the encoder's posteriors for learned pseudo-examples.
 
     p(z) = 1/K Σ_k N(z; μ(u_k), σ²(u_k)), where u_k are the pseudo-examples, and μ and σ² are the
     encoder's outputs. The encoder is not a submodule of the prior: its parameters are trained as
@@ -179,15 +185,15 @@ class VampPrior(Prior):
         self.use(encoder)
 
     def use(self, encoder: nn.Module) -> None:
-        """From now on, compute the posteriors of the pseudo-examples with this encoder."""
+        """Set the encoder that computes the posteriors of the pseudo-examples."""
         self._encoder = (encoder,)  # in a tuple, so that it is not a submodule
 
     def start_at(self, examples: Tensor) -> None:
-        """Replace the first N pseudo-examples by given examples.
+        """Replace the first N pseudo-examples by examples of the data.
 
         Args:
-            examples: (N, *shape), as the encoder gets them. If there are more than pseudo-examples,
-                the rest is ignored.
+            examples: (N, *shape), as the encoder gets them. If N is larger than the number of
+                pseudo-examples, the rest is ignored.
         """
         count = min(len(examples), len(self.pseudo_examples))
         with torch.no_grad():
@@ -198,21 +204,24 @@ class VampPrior(Prior):
         return means, log_variances
 
     def log_prob(self, z: Tensor) -> Tensor:
-        """log p(z), (...), for z (..., D): the logarithm of the average of the K posteriors."""
+        """log p(z), (...), for latent points z (..., D).
+
+        p(z) is the average of the encoder's posterior densities for the pseudo-examples.
+        """
         means, log_variances = self._parameters_of_components()
         weights = means.new_full((len(means),), -math.log(len(means)))
         return _log_mixture(z, means, log_variances, weights)
 
     @torch.no_grad()
     def sample(self, n: int, *, generator: torch.Generator | None = None) -> Tensor:
-        """n draws of z from the average of the K posteriors, (n, D)."""
+        """Draw n latent points z, (n, D), each from the posterior of a random pseudo-example."""
         means, log_variances = self._parameters_of_components()
         weights = means.new_full((len(means),), 1 / len(means))
         return _sample_mixture(n, means, log_variances, weights, generator)
 
 
 class OwnPrior(Prior):
-    """A user's own density as a prior.
+    """Adapter that makes a prior of a user's own density.
 
     Args:
         density: a `torch.distributions.Distribution` over vectors (D,); or a module with `log_prob`
@@ -258,10 +267,10 @@ class OwnPrior(Prior):
 
     @torch.no_grad()
     def sample(self, n: int, *, generator: torch.Generator | None = None) -> Tensor:
-        """n draws of z, (n, D).
+        """Draw n latent points z from the user's density: (n, D).
 
-        The user's density draws from torch's global random stream. If `generator` is given, this
-        stream is seeded from it for the draw and restored afterwards.
+        The density uses torch's global random generator. If `generator` is given, the global one is
+        seeded from it for the draw and restored afterwards.
         """
         if generator is None:
             drawn: Tensor = self._distribution().sample((n,))

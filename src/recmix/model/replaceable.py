@@ -2,7 +2,7 @@
 
 The library is plain PyTorch. The package `recmix.accelerate` registers faster versions of the
 functions that are marked with these decorators (CUDA graphs, Triton kernels, several networks
-evaluated as one). Without this package everything works, only slower.
+evaluated as one). Without this package everything works, but slower.
 """
 
 from __future__ import annotations
@@ -57,18 +57,33 @@ class Replaceable(Generic[P, R]):
         return self.plain(*args, **kwargs)
 
     def register(self, alternative: Callable[..., Any]) -> Callable[..., Any]:
-        """Add an alternative implementation; usable as a decorator."""
+        """Add an alternative implementation and return it. This method can be used as a decorator.
+
+        Args:
+            alternative: a function with the same arguments as the plain function. It returns
+                NotImplemented for arguments that it does not support.
+        """
         self.alternatives.append(alternative)
         return alternative
 
     def register_for_gpu(self, alternative: Callable[..., Any]) -> Callable[..., Any]:
-        """Add an alternative implementation that is tried only on a machine with a GPU."""
+        """Add an alternative implementation if there is a GPU. This method can be used as a decorator.
+
+        Without a GPU the alternative is added only if the environment has TRITON_INTERPRET=1, which runs
+        Triton kernels on the CPU.
+
+        Args:
+            alternative: a function with the same arguments as the plain function; see `register`.
+
+        Returns:
+            `alternative`, unchanged.
+        """
         interpreted = os.environ.get("TRITON_INTERPRET") == "1"  # kernels run on the CPU, for tests
         return self.register(alternative) if torch.cuda.is_available() or interpreted else alternative
 
 
 def replaceable(function: Callable[P, R]) -> Replaceable[P, R]:
-    """Mark a function that a faster implementation may replace."""
+    """Decorator that marks a function which a faster implementation may replace."""
     return Replaceable(function)
 
 
@@ -77,7 +92,10 @@ FUSABLE: list[Replaceable[..., Any]] = []
 
 
 def fusable(function: Callable[P, R]) -> Replaceable[P, R]:
-    """Mark a pure function of tensors and numbers that a compiler may fuse into one kernel."""
+    """Decorator that marks a function which a compiler may fuse into one GPU kernel.
+
+    The function must be a pure function of tensors and numbers. It is added to `FUSABLE`.
+    """
     made = Replaceable(function)
     FUSABLE.append(made)
     return made

@@ -40,9 +40,9 @@ GROUPS = 8
 
 
 class ResidualBlock(nn.Module):
-    """x + c(x) for a feature map x (N, C, H, W), where c is two 3x3 convolutions.
+    """A residual block x + c(x) for feature maps x (N, C, H, W), where c has two 3x3 convolutions.
 
-    The last convolution starts at zero, so a new block returns x.
+    The weights of the last convolution are initially zero, so a new block returns x.
 
     Args:
         channels: C, the number of channels.
@@ -63,7 +63,7 @@ class ResidualBlock(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """x + c(x), (N, C, H, W), for a feature map x (N, C, H, W)."""
+        """x + c(x), (N, C, H, W), for a feature map x (N, C, H, W). c has two 3x3 convolutions."""
         change: Tensor = self.layers(x)
         return x + change
 
@@ -78,7 +78,9 @@ def resnet_encoder(
     hidden: int = HIDDEN,
     width: float = 1.0,
 ) -> Encoder:
-    """A residual encoder, for images with sides from 8 to 256.
+    """Make a residual convolutional encoder, for images with sides from 8 to 256.
+
+    It maps images (B, C, H, W) to the mean and log-variance of q(z|x), (B, 2·latent).
 
     It begins with residual blocks at the resolution of the image. Then 4x4 convolutions (stride 2)
     halve the image while its shorter side exceeds 4; residual blocks follow each of these
@@ -87,8 +89,8 @@ def resnet_encoder(
     Args:
         shape: Channels, height and width of the images.
         latent: Dimension of z.
-        widths: Channels at each resolution, from the image's to the smallest. If there are more
-            resolutions than numbers, the last number is used for the rest.
+        widths: Channels at each resolution, that of the image first. If there are more resolutions than
+            numbers, the last number is used for the rest.
         blocks: Number of residual blocks at each resolution.
         activation: relu, leaky_relu, elu, silu, gelu or tanh.
         hidden: Size of the hidden layer.
@@ -122,7 +124,9 @@ def resnet_decoder(
     activation: str = "silu",
     hidden: int = HIDDEN,
 ) -> Decoder:
-    """A residual decoder: the sizes, channels and blocks of `resnet_encoder` in reverse order.
+    """Make a residual decoder: the sizes, channels and blocks of `resnet_encoder` in reverse order.
+
+    It maps z (N, latent) to (N, *output).
 
     Each higher resolution is reached by repeating pixels, followed by a 3x3 convolution.
 
@@ -131,10 +135,10 @@ def resnet_decoder(
         latent: Dimension of z.
         output: Shape of the decoder's output for one example, (C', H, W) or (C', H, W, K); by
             default the shape of the image.
-        widths: Channels at each resolution, from the image's to the smallest, as in
-            `resnet_encoder`.
+        widths: Channels at each resolution, that of the image first. If there are more resolutions than
+            numbers, the last number is used for the rest.
         blocks: Number of residual blocks at each resolution.
-        activation: As in `resnet_encoder`.
+        activation: relu, leaky_relu, elu, silu, gelu or tanh.
         hidden: Size of the hidden layer.
 
     >>> resnet_decoder((1, 28, 28), 20)(torch.zeros(2, 20)).shape

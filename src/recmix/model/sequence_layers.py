@@ -1,7 +1,7 @@
 """Layers for sequences: a transformer block and a gated recurrent unit.
 
-Both are also written out in elementary operations, so that forward-mode derivatives and second
-derivatives exist. Fused kernels have none. They are used only where no such derivative is taken.
+Both are also written in elementary operations, which have forward-mode derivatives and second
+derivatives. Torch's fused kernels have neither, so they are used only where none is needed.
 
 References: Vaswani et al., Attention is all you need, 2017; Cho et al., Learning phrase
 representations using RNN encoder-decoder, 2014.
@@ -9,6 +9,8 @@ representations using RNN encoder-decoder, 2014.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,7 +25,7 @@ __all__ = ["GRU", "Places", "TransformerBlock", "checked_share", "checked_units"
 
 
 def checked_units(units: int, heads: int) -> int:
-    """The size of hidden states, unchanged; raises an error if `heads` does not divide it."""
+    """Return the size of hidden states unchanged, or raise an error if `heads` does not divide it."""
     if units < 1 or heads < 1 or units % heads:
         raise ConfigError(
             f"units={units}, heads={heads}: expected units to be a multiple of heads, both at least 1, "
@@ -33,19 +35,24 @@ def checked_units(units: int, heads: int) -> int:
 
 
 def checked_share(name: str, share: float) -> float:
-    """A share of values that are dropped, unchanged; raises an error unless it is in [0, 1)."""
+    """Return a dropout share unchanged, or raise an error if it is not in [0, 1).
+
+    Args:
+        name: name of the option, for the error message.
+        share: share of values that are set to zero.
+    """
     if not 0 <= share < 1:
         raise ConfigError(f"{name}={share}: expected a share from 0 to below 1")
     return share
 
 
 class Places(nn.Module):
-    """Learned vectors, one for each position, which are added to hidden states.
+    """Learned position embeddings, which are added to hidden states (..., T, U).
 
     Args:
         length: T, the number of positions.
         units: U, the size of the vectors.
-        spread: standard deviation of their first values.
+        spread: standard deviation of their initial values.
 
     >>> Places(5, 8)(torch.zeros(2, 5, 8)).shape
     torch.Size([2, 5, 8])
@@ -58,23 +65,26 @@ class Places(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the vectors at random."""
+        """Draw new position embeddings (T, U) from N(0, spread²)."""
         nn.init.normal_(self.vectors, std=self.spread)
 
     def forward(self, h: Tensor) -> Tensor:
-        """The states h (..., T, U) plus the vector of each position."""
+        """Add the embedding of each position to the hidden states h: (..., T, U) -> (..., T, U)."""
         return h + self.vectors
 
 
 class TransformerBlock(nn.Module):
-    """Attention and a small network at each position, each added to its input.
+    """A transformer block: attention, then a small network at each position, (N, T, U) -> (N, T, U).
+
+    Both parts have a residual connection.
 
     Args:
         units: U, the size of the hidden states.
         heads: number of attention heads; it divides `units`.
         dropout: share of the outputs of both parts that are set to zero in training mode.
         activation: activation of the small network.
-        fused: use torch's fused attention. It has no forward-mode derivative and no second derivative.
+        fused: whether to use torch's fused attention. It has no forward-mode derivative and no second
+            derivative.
 
     >>> TransformerBlock(8, 2)(torch.zeros(3, 5, 8)).shape
     torch.Size([3, 5, 8])
@@ -100,18 +110,20 @@ class TransformerBlock(nn.Module):
         )
 
     def forward(self, h: Tensor, hidden: Tensor | None = None) -> Tensor:
-        """Hidden states (N, T, U) after this block.
+        """Apply the block to N sequences of T hidden states of size U: (N, T, U) -> (N, T, U).
 
         Args:
-            h: hidden states before it.
-            hidden: True where a position (second axis) must not see another one (last axis), (1, T, T)
-                or (N, 1, T).
+            h: the hidden states before the block, (N, T, U).
+            hidden: attention mask, (1, T, T) or (N, 1, T). Entry (n, i, j) is True if position i must
+                not see position j.
         """
         q, k, v = self._parts(h)
         return self._after(h, self._attend(q, k, v, hidden))
 
     def extend(self, h: Tensor, cache: Tensor, t: int) -> Tensor:
-        """The states (N, U) of position t, which sees the positions up to t.
+        """Compute the hidden states (N, U) of position t alone, from a cache of the positions before it.
+
+        Sampling of tokens calls this for one position after the other.
 
         Args:
             h: hidden states of this position before the block, (N, U).
@@ -150,15 +162,31 @@ class TransformerBlock(nn.Module):
         return F.dropout(h, self.drop, self.training) if self.drop else h
 
 
-class GRU(nn.Module):
-    """A gated recurrent unit: inputs (N, T, U) -> states (N, T, U), from the first to the last.
+@contextmanager
+def _precision_of_products() -> Iterator[None]:
+    """A context in which cuDNN uses TF32 only if other matrix products do.
 
-    The loop over positions is written out where derivatives may be taken. Without gradients torch's
-    fused kernel is used.
+    By default it uses TF32 and they do not. Then results would depend on whether the fused kernel is
+    used.
+    """
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = torch.get_float32_matmul_precision() != "highest"
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
+class GRU(nn.Module):
+    """A gated recurrent unit that reads positions in order: inputs (N, T, U) -> states (N, T, U).
+
+    With gradients enabled, and in `torch.func` transformations, it runs as a loop over positions.
+    Otherwise it uses torch's fused kernel.
 
     Args:
         units: U, the size of inputs and states.
-        fused: always use the fused kernel. It has no forward-mode derivative and no second derivative.
+        fused: whether to use the fused kernel also with gradients enabled. It has no forward-mode
+            derivative and no second derivative.
 
     >>> GRU(8)(torch.zeros(3, 5, 8)).shape
     torch.Size([3, 5, 8])
@@ -170,11 +198,12 @@ class GRU(nn.Module):
         self.cell = nn.GRU(units, units, batch_first=True)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """The states (N, T, U) after each of the inputs (N, T, U); the state before the first is 0."""
+        """The states (N, T, U) after each of T inputs (N, T, U). The initial state is 0."""
         if not torch._C._are_functorch_transforms_active() and (
             self.fused or not torch.is_grad_enabled()
         ):
-            states: Tensor = self.cell(inputs)[0]
+            with _precision_of_products():
+                states: Tensor = self.cell(inputs)[0]
             return states
         given = self._given(inputs)
         state = torch.zeros_like(inputs[:, 0])
@@ -185,7 +214,12 @@ class GRU(nn.Module):
         return torch.stack(found, 1)
 
     def advance(self, given: Tensor, state: Tensor) -> Tensor:
-        """The next state (N, U) for one more input (N, U)."""
+        """Compute the next states (N, U) of N sequences from one more input for each.
+
+        Args:
+            given: the inputs (N, U), where U is the size of inputs and states.
+            state: the states before it, (N, U).
+        """
         return self._next(self._given(given), state)
 
     def _given(self, inputs: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """Encoders and decoders of sequences of tokens: transformers and gated recurrent units.
 
-Tokens are whole numbers, stored as floats (B, T). Negative numbers are padding: they have no influence
-on an encoder. The decoders are not autoregressive: all positions are computed from z at once. See
-`recmix.model.likelihoods.Autoregressive` for the other kind.
+Tokens are whole numbers, stored as floats (B, T), for B sequences of T positions. Negative numbers
+are padding: they have no influence on an encoder. The decoders are not autoregressive: all positions
+are computed from z at once. For autoregressive models see `recmix.model.likelihoods.Autoregressive`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from recmix.errors import ConfigError
 from recmix.model.encoder_decoder import Decoder, Encoder, checked_latent, checked_shape, scaled
+from recmix.model.graph_networks import GraphFeatures
 from recmix.model.normalisation import LayerNorm
 from recmix.model.sequence_layers import (
     GRU,
@@ -41,10 +42,12 @@ MIX = 8
 
 
 class TokenFeatures(nn.Module, ABC):
-    """Features (B, U) of sequences of tokens x (B, T): the mean of hidden states over the tokens.
+    """Base class of networks that compute features (B, U) of sequences of tokens x (B, T).
 
-    x may have several axes; its values are then read in their order. Padding (values below 0) has no
-    influence on the result.
+    The features are the mean of the hidden states over all tokens.
+
+    x may have several axes, which are flattened. Padding (values below 0) has no influence on the
+    result.
 
     Args:
         length: T, the number of positions.
@@ -90,11 +93,12 @@ class TokenFeatures(nn.Module, ABC):
         """All layers: h (B, T, U), where `padding` (B, T) is True after the last token."""
 
     def forward(self, x: Tensor, more: Tensor | None = None) -> Tensor:
-        """The features (B, U) of tokens x (B, T).
+        """The features (B, U) of tokens x (B, T). U is the size of hidden states.
 
         Args:
-            x: tokens; values below 0 are padding.
-            more: further hidden states that are added to those of the tokens, (B, T, U) or (B, 1, U).
+            x: token numbers; values below 0 are padding.
+            more: numbers that are added to the embedded tokens, (B, T, U) or (B, 1, U); None adds
+                nothing.
         """
         x = x.flatten(1)
         present = (x >= 0)[..., None]
@@ -106,7 +110,7 @@ class TokenFeatures(nn.Module, ABC):
         return mean
 
     def wider(self, width: float) -> Self:
-        """New features of the same kind, with `width` times the units."""
+        """Make a new network of this kind with new weights and `width` times as many units."""
         units = max(1, round(scaled(self.units, width) / self.heads)) * self.heads
         return type(self)(
             self.length,
@@ -120,7 +124,9 @@ class TokenFeatures(nn.Module, ABC):
 
 
 class TransformerFeatures(TokenFeatures):
-    """Features of sequences of tokens by a transformer; see `TokenFeatures`.
+    """A transformer that computes features (B, units) of sequences of tokens (B, T).
+
+    `TokenFeatures` lists the arguments.
 
     >>> TransformerFeatures(5, 10, units=8)(torch.tensor([[1.0, 9.0, 0.0, -1.0, -1.0]])).shape
     torch.Size([1, 8])
@@ -140,9 +146,10 @@ class TransformerFeatures(TokenFeatures):
 
 
 class GRUFeatures(TokenFeatures):
-    """Features of sequences of tokens by recurrent layers; see `TokenFeatures`.
+    """Recurrent layers that compute features (B, units) of sequences of tokens (B, T).
 
-    Every second layer reads the tokens from the last to the first. A layer is added to its input.
+    Every second layer reads the tokens from the last to the first. Each layer has a residual connection.
+    `TokenFeatures` lists the arguments.
 
     >>> GRUFeatures(5, 10, units=8)(torch.tensor([[1.0, 9.0, 0.0, -1.0, -1.0]])).shape
     torch.Size([1, 8])
@@ -176,7 +183,10 @@ def transformer_encoder(
     activation: str = "gelu",
     width: float = 1.0,
 ) -> Encoder:
-    """A transformer that encodes tokens (B, T): masked attention, then the mean over the tokens.
+    """Make a transformer encoder of tokens: attention, then the mean over the tokens.
+
+    It maps tokens (B, T) to the mean and log-variance of q(z|x), (B, 2·latent). Padding has no
+    influence.
 
     Args:
         shape: Shape of one example, such as (T,).
@@ -215,7 +225,10 @@ def gru_encoder(
     dropout: float = 0.0,
     width: float = 1.0,
 ) -> Encoder:
-    """Recurrent layers that encode tokens (B, T); their states are averaged over the tokens.
+    """Make a recurrent encoder of tokens: GRU layers, then the mean of their states over the tokens.
+
+    It maps tokens (B, T) to the mean and log-variance of q(z|x), (B, 2·latent). Padding has no
+    influence.
 
     Args:
         shape: Shape of one example, such as (T,).
@@ -235,13 +248,13 @@ def gru_encoder(
     return token_encoder(features, latent, width)
 
 
-def token_encoder(features: TokenFeatures, latent: int, width: float = 1.0) -> Encoder:
-    """An encoder with these features, or with `width` times as many units.
+def token_encoder(features: TokenFeatures | GraphFeatures, latent: int, width: float = 1.0) -> Encoder:
+    """Make an encoder: a network for features of tokens or graphs, and a linear head on it.
 
     Args:
-        features: features of tokens. They are not used if the width is not 1.
+        features: the network for the features. If `width` is not 1, a new one of the same kind is made.
         latent: Dimension of z.
-        width: Multiplies the units.
+        width: Multiplies the number of units.
     """
     made = features if width == 1 else features.wider(width)
     return Encoder(made, nn.Linear(made.units, 2 * checked_latent(latent)))
@@ -295,20 +308,21 @@ def transformer_decoder(
     dropout: float = 0.0,
     activation: str = "gelu",
 ) -> Decoder:
-    """A transformer that maps z to outputs (T, K), such as logits, for all positions at once.
+    """Make a transformer decoder: z (N, latent) -> (N, T, K), such as K logits for each of T positions.
 
-    z is given to every position. An output with one axis has no positions (the context of the
-    likelihood ``autoregressive``). The decoder is then a network with one hidden layer.
+    Every position gets z, and all positions are computed at once. If `output` has only one axis, there
+    are no positions, and the decoder is a network with one hidden layer. The likelihood
+    ``autoregressive`` needs such an output, a context vector.
 
     Args:
         shape: Shape of one example, such as (T,).
         latent: Dimension of z.
         output: Shape of the decoder's output for one example; by default the shape of the example.
-        units: As in `transformer_encoder`.
-        heads: As in `transformer_encoder`.
-        blocks: As in `transformer_encoder`.
-        dropout: As in `transformer_encoder`.
-        activation: As in `transformer_encoder`.
+        units: Size of the hidden states.
+        heads: Number of attention heads; it divides `units`.
+        blocks: Number of transformer blocks.
+        dropout: Share of hidden values that are set to zero in training mode.
+        activation: relu, leaky_relu, elu, silu, gelu or tanh.
 
     >>> transformer_decoder((5,), 2, (5, 10), units=8)(torch.zeros(3, 2)).shape
     torch.Size([3, 5, 10])
@@ -328,15 +342,18 @@ def gru_decoder(
     blocks: int = 2,
     dropout: float = 0.0,
 ) -> Decoder:
-    """Recurrent layers that map z to outputs (T, K), such as logits; see `transformer_decoder`.
+    """Make a recurrent decoder: z (N, latent) -> (N, T, K), such as K logits for each of T positions.
+
+    Every position gets z. If `output` has only one axis, the decoder is a network with one hidden layer,
+    as in `transformer_decoder`.
 
     Args:
         shape: Shape of one example, such as (T,).
         latent: Dimension of z.
         output: Shape of the decoder's output for one example; by default the shape of the example.
-        units: As in `gru_encoder`.
-        blocks: As in `gru_encoder`.
-        dropout: As in `gru_encoder`.
+        units: Size of the hidden states.
+        blocks: Number of layers. Every second one reads the positions backwards.
+        dropout: Share of hidden values that are set to zero in training mode.
 
     >>> gru_decoder((5,), 2, (5, 10), units=8)(torch.zeros(3, 2)).shape
     torch.Size([3, 5, 10])

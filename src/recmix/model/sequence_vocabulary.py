@@ -1,7 +1,7 @@
 """`Words` and `Smiles`: vocabularies that write a text as a sequence of token numbers.
 
-Class 0 is ``<end>``, class 1 is ``<unknown>``. The end of a text is part of the example, what follows
-it is padding (-1): (N, T) holds texts of up to T - 1 tokens.
+Class 0 is ``<end>``, class 1 is ``<unknown>``. The end token is part of an example, and all values
+after it are padding (-1). So an array (N, T) of N examples holds texts of up to T - 1 tokens.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class TokenVocabulary(Vocabulary):
 
     Args:
         tokens: the tokens of classes 2, 3, ..., all different.
-        length: T, the largest number of tokens of an example. The end token is one of them.
+        length: T, the largest number of tokens of an example, the end token included.
     """
 
     default_size: ClassVar[int | None] = None
@@ -62,28 +62,28 @@ class TokenVocabulary(Vocabulary):
     @classmethod
     @abstractmethod
     def split(cls, text: str) -> list[str]:
-        """Cut a text into tokens; an empty list if it is empty."""
+        """Cut a text into tokens. The result is an empty list for an empty text."""
 
     @classmethod
     @abstractmethod
     def join(cls, tokens: Sequence[str]) -> str:
-        """The text of some tokens, the inverse of `split`."""
+        """Join tokens to a text. This is the inverse of `split`."""
 
     @classmethod
     def from_texts(
         cls, texts: Iterable[str], length: int | None = None, size: int | None = None
     ) -> Self:
-        """The vocabulary of some training texts.
+        """Make the vocabulary of the training texts.
 
         Its tokens are the most frequent ones. Among equally frequent tokens, those that come first
         in the alphabet are taken first.
 
         Args:
             texts: the training texts.
-            length: T, the largest number of tokens of an example, the end token included. By default
-                it suffices for 99 % of the texts.
-            size: how many tokens to take, at most. By default 10,000 words, or all tokens of SMILES
-                strings.
+            length: T, the largest number of tokens of an example, the end token included. By default the
+                smallest length that suffices for 99 % of the texts.
+            size: the largest number of tokens to take. By default 10,000 for words, and no limit for
+                SMILES strings.
 
         Raises:
             DataError: No text has a token.
@@ -108,10 +108,11 @@ class TokenVocabulary(Vocabulary):
         return cls(ordered[:limit], _covering(lengths) + 1 if length is None else length)
 
     def encode(self, texts: Sequence[str]) -> Encoded:
-        """The texts as class numbers, float32 (N, T), with the end and padding.
+        """Convert texts to token numbers, float32 (N, T), with an end token (0) and padding (-1).
 
-        Empty texts and texts of more than T - 1 tokens are left out. Tokens that are not in the
-        vocabulary become unknown. All are counted in `Encoded.problems`.
+        Empty texts and texts of more than T - 1 tokens are left out; N is the number of the others.
+        Tokens that are not in the vocabulary become ``<unknown>``. The result's `problems` counts the
+        texts of all three cases.
         """
         rows: list[int] = []
         kept: list[int] = []
@@ -139,9 +140,10 @@ class TokenVocabulary(Vocabulary):
         return Encoded(x, np.array(kept, np.int64), dict(problems))
 
     def decode(self, x: np.ndarray) -> list[str]:
-        """The texts of examples (N, T) up to the end token, or to the first padding.
+        """Convert N examples of token numbers, (N, T), to texts.
 
-        An example with a value that is no class number gives "".
+        A text stops before the end token or the first padding. The text of an example with a value that
+        is no token number is "".
         """
         rows = np.asarray(x)
         if rows.ndim != 2 or rows.shape[1] != self.length or rows.dtype.kind not in "biuf":
@@ -152,12 +154,12 @@ class TokenVocabulary(Vocabulary):
         return [self._text(row) for row in rows]
 
     def to_json(self) -> dict[str, Any]:
-        """The length and all tokens, the special ones first."""
+        """The length and all tokens (also the special ones), as values that JSON can store."""
         return {"length": self.length, "tokens": list(self.tokens)}
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Self:
-        """The vocabulary that `to_json` described. Wrong content raises a `DataError`."""
+        """Make the vocabulary again from the result of `to_json`. Wrong content raises a `DataError`."""
         for name in stored:
             if name not in ("kind", "length", "tokens"):
                 raise DataError(
@@ -204,7 +206,7 @@ class TokenVocabulary(Vocabulary):
 
 @register_vocabulary
 class Words(TokenVocabulary):
-    """Texts as sequences of words. Words are what is between white space.
+    """A vocabulary that cuts texts into words at white space.
 
     >>> words = Words.from_texts(["the cat sat", "the dog"], length=5)
     >>> words.tokens
@@ -227,7 +229,7 @@ class Words(TokenVocabulary):
 
     @classmethod
     def normal_forms(cls, texts: Sequence[str]) -> list[str]:
-        """The texts with one space between words."""
+        """Return each text with exactly one space between words."""
         return [" ".join(text.split()) for text in texts]
 
     @classmethod
@@ -237,13 +239,13 @@ class Words(TokenVocabulary):
 
     @classmethod
     def join(cls, tokens: Sequence[str]) -> str:
-        """The words with spaces between them."""
+        """Join words with spaces between them."""
         return " ".join(tokens)
 
 
 @register_vocabulary
 class Smiles(TokenVocabulary):
-    """Molecules as SMILES strings, cut into chemical tokens.
+    """A vocabulary that cuts SMILES strings of molecules into chemical tokens.
 
     A token is an atom in brackets such as ``[C@@H]``, ``Br``, ``Cl``, a ring number such as ``%12``,
     or any other character. A name after the string, separated by white space, is ignored.
@@ -271,13 +273,13 @@ class Smiles(TokenVocabulary):
 
     @classmethod
     def split(cls, text: str) -> list[str]:
-        """Cut a SMILES string into chemical tokens."""
+        """Cut a SMILES string into chemical tokens, such as ``C``, ``Cl`` and ``[C@@H]``."""
         first = text.split(None, 1)
         return _SMILES_TOKEN.findall(first[0]) if first else []
 
     @classmethod
     def join(cls, tokens: Sequence[str]) -> str:
-        """The tokens without spaces between them; "" if one is unknown."""
+        """Join tokens to a SMILES string. The result is "" if one of them is ``<unknown>``."""
         return "" if SPECIAL[UNKNOWN] in tokens else "".join(tokens)
 
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from recmix.model.graph_networks import GraphFeatures, graph_encoder
+from recmix.model.gates import Classes
+from recmix.model.graph_networks import GraphFeatures
 from recmix.model.networks import Encoder, make_encoder
 from recmix.model.sequence_networks import TokenFeatures, TransformerFeatures, token_encoder
 
@@ -16,15 +17,24 @@ if TYPE_CHECKING:
 __all__ = ["similar_encoder", "token_classes", "token_features"]
 
 
-def token_classes(encoder: nn.Module) -> int:
-    """The number of classes of an encoder that reads tokens; 0 for other encoders.
+def token_classes(encoder: nn.Module | None) -> Classes:
+    """The number of different tokens that an encoder reads.
 
-    >>> from recmix.model.networks import mlp_encoder
+    For an encoder of graphs, the result is two pairs (number of values, number of classes): of nodes and
+    of edges. It is 0 for all other encoders.
+
+    >>> from recmix.model.networks import graph_encoder, mlp_encoder
     >>> from recmix.model.sequence_networks import gru_encoder
     >>> token_classes(gru_encoder((5,), 2, classes=7)), token_classes(mlp_encoder((5,), 2))
     (7, 0)
+    >>> token_classes(graph_encoder((10,), 2, node_classes=3, edge_classes=2))
+    ((4, 3), (6, 2))
     """
     features = encoder.features if isinstance(encoder, Encoder) else None
+    if isinstance(features, GraphFeatures):
+        nodes = features.nodes
+        edges = nodes * (nodes - 1) // 2
+        return ((nodes, features.node_classes), (edges, features.edge_classes))
     return features.classes if isinstance(features, TokenFeatures) else 0
 
 
@@ -36,14 +46,17 @@ def _classes(model: LatentModel) -> int:
 
 
 def token_features(encoder: nn.Module | None, model: LatentModel, width: float) -> TokenFeatures | None:
-    """New features of tokens like those of an encoder; None if it does not read tokens.
+    """Make a network for features of tokens, of the same kind as in a given encoder.
 
-    For a user's own encoder of tokens, they are those of the default transformer.
+    For a user's own encoder of tokens, it is the default transformer.
 
     Args:
         encoder: the given encoder, if there is one.
-        model: gives the shape and the number of classes.
+        model: the model, which gives the shape of an example and the number of classes.
         width: factor of the size of hidden states.
+
+    Returns:
+        The new network, or None if the encoder does not read tokens.
     """
     if isinstance(encoder, Encoder):
         given = encoder.features
@@ -53,22 +66,19 @@ def token_features(encoder: nn.Module | None, model: LatentModel, width: float) 
 
 
 def similar_encoder(encoder: nn.Module, model: LatentModel, width: float) -> Encoder:
-    """A new encoder of the kind of a given one, or of the default kind for the shape of an example.
+    """Make a new encoder that is similar to a given one but has other layer sizes.
+
+    For tokens and graphs it has the same kind of network. Otherwise it has the default network for the
+    shape of an example.
 
     Args:
         encoder: the given encoder.
-        model: gives the shapes of x and z.
-        width: factor of the layer sizes. For tokens it multiplies the sizes of the given encoder, else
-            those of the default encoder.
+        model: the model, which gives the shapes of x and z.
+        width: factor of the layer sizes. For tokens and graphs it multiplies the sizes of the given
+            encoder, else those of the default encoder.
     """
     if (tokens := token_features(encoder, model, width)) is not None:
         return token_encoder(tokens, model.latent)
-    if isinstance(encoder, Encoder) and isinstance(given := encoder.features, GraphFeatures):
-        return graph_encoder(
-            model.shape,
-            model.latent,
-            node_classes=given.node_classes,
-            edge_classes=given.edge_classes,
-            width=width,
-        )
+    if isinstance(encoder, Encoder) and isinstance(graphs := encoder.features, GraphFeatures):
+        return token_encoder(graphs.wider(width), model.latent)
     return make_encoder("auto", model.shape, model.latent, width=width)

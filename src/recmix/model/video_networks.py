@@ -42,7 +42,7 @@ def is_clip(shape: Sequence[int]) -> bool:
 
 
 class EachFrame(nn.Module):
-    """Applies a network to each frame: (N, T, ...) -> (N, T, ...).
+    """Applies a network to each of the T frames of a clip: (N, T, ...) -> (N, T, ...).
 
     Args:
         network: Maps frames (N, ...) to (N, ...).
@@ -56,7 +56,7 @@ class EachFrame(nn.Module):
         self.network = network
 
     def forward(self, x: Tensor) -> Tensor:
-        """The network's outputs (N, T, ...) for the frames x (N, T, ...)."""
+        """The network's outputs (N, T, ...) for all frames of N clips x (N, T, ...)."""
         frames: Tensor = self.network(x.flatten(0, 1))
         return frames.reshape(*x.shape[:2], *frames.shape[1:])
 
@@ -64,10 +64,11 @@ class EachFrame(nn.Module):
 def video_encoder(
     shape: Sequence[int], latent: int, *, units: int = UNITS, width: float = 1.0
 ) -> Encoder:
-    """An encoder for clips (T, C, H, W) with sides from 8 to 64.
+    """Make an encoder for clips (T, C, H, W) with sides from 8 to 64.
 
-    The convolutions and the hidden layer of `conv_encoder` see each frame. A GRU reads the frames in
-    their order. A linear head sees its last state.
+    It maps clips (B, T, C, H, W) to the mean and log-variance of q(z|x), (B, 2·latent). Each frame goes
+    through the convolutions and the hidden layer of `conv_encoder`. A GRU reads the results in the order
+    of the frames. A linear head follows its last state.
 
     Args:
         shape: Frames, channels, height and width of a clip.
@@ -92,16 +93,16 @@ def video_decoder(
     *,
     units: int = UNITS,
 ) -> Decoder:
-    """A decoder for clips (T, C, H, W) with sides from 8 to 64.
+    """Make a decoder for clips (T, C, H, W) with sides from 8 to 64.
 
-    z and a learned vector for each time are the inputs of a GRU. The layers of `conv_decoder` make each
-    frame from the state at its time and z.
+    It maps z (N, latent) to (N, *output). The inputs of a GRU are z and a learned vector for each frame.
+    The layers of `conv_decoder` make each frame from z and from the GRU's state at this frame.
 
     Args:
         shape: Frames, channels, height and width of a clip.
         latent: Dimension of z.
-        output: Shape of the decoder's output for one example, (k·T, C', H, W) or (k·T, C', H, W, K);
-            by default the shape of the clip.
+        output: Shape of the decoder's output for one example, (k·T, C', H, W) or (k·T, C', H, W, K),
+            where k is a whole number; by default the shape of the clip.
         units: Size of the GRU's state and of the hidden layer of a frame.
 
     >>> video_decoder((5, 1, 16, 16), 4)(torch.zeros(2, 4)).shape

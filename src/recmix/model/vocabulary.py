@@ -1,4 +1,4 @@
-"""The class `Vocabulary`: how examples that people write as text become numbers, and back."""
+"""The class `Vocabulary`: it converts texts to examples of numbers, and back."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ __all__ = [
 
 
 class Encoded(NamedTuple):
-    """Texts as numbers, and the texts that could not be encoded.
+    """The result of `Vocabulary.encode`: texts as numbers, and the problems that were found.
 
     Attributes:
         x: the examples, (N, *shape), for the N texts that could be encoded, in their order.
         kept: the indices of these texts, (N,).
-        problems: how many texts had each problem, by a description such as "longer than 50 tokens".
-            A problem need not exclude a text: words that are not in the vocabulary become unknown.
+        problems: how many texts had each problem, by a description such as "longer than 50 tokens". A
+            text with a problem is not always left out: unknown words are counted, but the text is kept.
     """
 
     x: np.ndarray
@@ -39,7 +39,9 @@ class Encoded(NamedTuple):
 
 
 class Vocabulary(ABC):
-    """How texts, such as sentences or SMILES strings, are written as examples of one shape.
+    """Base class of vocabularies, which convert texts to examples of one shape and back.
+
+    Texts are, for example, sentences or SMILES strings of molecules.
 
     A vocabulary belongs to a data set and is stored with every model that was trained on it. A
     subclass is registered with `register_vocabulary`.
@@ -64,36 +66,45 @@ class Vocabulary(ABC):
 
     @abstractmethod
     def encode(self, texts: Sequence[str]) -> Encoded:
-        """The texts as examples of numbers."""
+        """Convert texts to examples of numbers. Texts that cannot be converted are left out.
+
+        Returns:
+            The examples (N, *shape), the indices of their N texts, and the number of texts with each
+            problem.
+        """
 
     @classmethod
     def normal_forms(cls, texts: Sequence[str]) -> list[str]:
-        """For each text, a form that all texts with the same example share; by default the text itself.
+        """Convert each text to a normal form. All texts with the same example have the same normal form.
 
-        Texts of one form are never divided between training and held-out texts.
+        Texts with the same normal form are either all training texts or all held-out texts. By default
+        the normal form is the text itself.
         """
         return list(texts)
 
     @abstractmethod
     def decode(self, x: np.ndarray) -> list[str]:
-        """The texts of examples (N, *shape). An example that is no valid text gives ""."""
+        """Convert N examples (N, *shape) to N texts. An example that is no valid text gives ""."""
 
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
-        """What `from_json` needs, as values that JSON can store. "kind" is added by `describe`."""
+        """The vocabulary, without its kind, as values that JSON can store. `from_json` reads them."""
 
     @classmethod
     @abstractmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Vocabulary:
-        """The vocabulary that `to_json` described. Wrong content raises a `DataError`."""
+        """Make the vocabulary again from the result of `to_json`. Wrong content raises a `DataError`."""
 
     def describe(self) -> dict[str, Any]:
-        """The vocabulary as values that JSON can store; `vocabulary_from_json` reads them."""
+        """Describe the vocabulary and its kind as values that JSON can store.
+
+        `vocabulary_from_json` reads them.
+        """
         return {"kind": self.kind, **self.to_json()}
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 hash of `describe`: equal for equal vocabularies."""
+        """SHA-256 hash of `describe()`. Equal vocabularies have equal hashes."""
         return hashlib.sha256(json.dumps(self.describe(), sort_keys=True).encode()).hexdigest()
 
 
@@ -102,13 +113,13 @@ VOCABULARIES: dict[str, type[Vocabulary]] = {}
 
 
 def register_vocabulary(kind: type[Vocabulary]) -> type[Vocabulary]:
-    """Class decorator that makes a vocabulary known under its `kind`."""
+    """Class decorator that registers a vocabulary under its `kind`, so that stored ones can be read."""
     VOCABULARIES[kind.kind] = kind
     return kind
 
 
 def vocabulary_from_json(stored: Any) -> Vocabulary:
-    """The vocabulary that `Vocabulary.describe` described.
+    """Make a vocabulary again from the result of `Vocabulary.describe`.
 
     Raises:
         DataError: The content is not that of a vocabulary.
@@ -119,7 +130,7 @@ def vocabulary_from_json(stored: Any) -> Vocabulary:
 
 
 def find_vocabulary(kind: str) -> type[Vocabulary]:
-    """The registered vocabulary of this name.
+    """Return the vocabulary class that is registered under this name, or raise an error.
 
     >>> find_vocabulary("smiles").molecules
     True

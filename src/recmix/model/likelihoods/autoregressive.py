@@ -13,36 +13,40 @@ from torch.func import jvp, vjp, vmap
 
 from recmix.errors import ConfigError, unknown
 from recmix.model.causal_networks import CAUSAL, CausalNetwork
-from recmix.model.likelihoods.classes import pad_after_end
+from recmix.model.likelihoods.classes import draw_class, pad_after_end
 from recmix.model.likelihoods.likelihood import Likelihood, Shape, register_likelihood
 
 __all__ = ["Autoregressive"]
 
-TANGENT_VALUES = 2**24
-"""Most logits (tangents x examples x positions x classes) in one pass of `fisher`."""
+TANGENT_VALUES = {"cpu": 2**24, "cuda": 2**27}
+"""Most logits (tangents x examples x positions x classes) in one pass of `fisher`, by device."""
 PROBES = 4
 """Vectors from which `mean_precision` is estimated."""
 
 
 @register_likelihood("autoregressive")
 class Autoregressive(Likelihood):
-    """Tokens, each given the ones before it and z: p(x|z) = Π p(x_t | x_<t, z), by a causal network.
+    """A likelihood of tokens that predicts each token from the tokens before it and z.
+
+    p(x|z) = Π p(x_t | x_<t, z), where x_<t are the tokens before position t. A causal network computes
+    the factors.
 
     The decoder's output is a context vector, which the causal network gets at every position. The
     network is a part of the likelihood and is trained like the decoder. Values of x below 0 are
     padding. They do not contribute to log p(x|z), and must come last.
 
     Args:
-        shape: Shape of an example, such as (T,). Values of several axes are read in their order.
+        shape: Shape of an example, such as (T,). Several axes are flattened to T positions.
         classes: K, the number of different tokens.
         causal: the causal network, ``transformer`` or ``gru``.
         units: F, the size of its hidden states and of the context vector.
         heads: number of attention heads of a transformer.
         blocks: number of layers.
         dropout: share of hidden values that are set to zero in training mode.
-        token_dropout: share of the input tokens that are hidden in training mode. Then more must be
-            known from z.
-        end_token: class 0 is the end of a text: in samples all later values are padding (-1).
+        token_dropout: share of the input tokens that are hidden from the network in training mode. Then
+            the network must rely more on z.
+        end_token: whether class 0 marks the end of a text. In samples all later values are then padding
+            (-1).
 
     >>> likelihood = Autoregressive((3,), 4, units=8)
     >>> x, context = torch.tensor([[3.0, 0.0, -1.0]]), torch.zeros(5, 1, 8)
@@ -103,7 +107,10 @@ class Autoregressive(Likelihood):
         token_dropout: float = 0.0,
         end_token: bool = False,
     ) -> Likelihood:
-        """A new likelihood for examples of this shape; see the class for the arguments."""
+        """Make a new likelihood for examples of this shape.
+
+        The class docstring explains the other arguments. `variance` is not used.
+        """
         return cls(
             shape,
             classes,
@@ -117,7 +124,7 @@ class Autoregressive(Likelihood):
         )
 
     def model_options(self) -> dict[str, Any]:
-        """The model options from which `for_data` makes a likelihood like this one, by name."""
+        """The model options, by name and value, from which `for_data` makes such a likelihood."""
         network = self.network
         found = {"classes": self.classes, "causal": self.causal, "end_token": self.end_token}
         sizes = {"units": network.units, "heads": network.heads, "blocks": network.blocks}
@@ -126,21 +133,26 @@ class Autoregressive(Likelihood):
 
     @property
     def requirement(self) -> str:
-        """Which values examples may have: whole numbers below K; negative ones are padding."""
+        """Which values examples may have: whole numbers below K. Values below 0 are padding.
+
+        K is the number of different tokens. The result is a text that `recmix.data.check_values`
+        understands.
+        """
         return f"padded_classes:{self.classes}"
 
     def output_shape(self, shape: Shape) -> Shape:
-        """The shape of the decoder's output, (F,): one context vector for each example."""
+        """The shape of the decoder's output, (F,): one context vector of size F for each example."""
         return (self.network.units,)
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z) in nats, (S, B), for S samples of z.
+        """log p(x | z) in nats, (S, B), for B examples and S samples of z for each.
 
         All positions are computed at once, each from the true tokens before it.
 
         Args:
-            x: examples (B, *event) with values 0 to K - 1; negative values are padding.
-            decoded: context vectors (S, B, F).
+            x: token numbers 0 to K - 1, (B, *event), where `event` is the shape of one example. Negative
+                values are padding.
+            decoded: the decoder's outputs: context vectors (S, B, F) of size F.
         """
         tokens, present = _tokens(x)
         hidden = self.network(tokens, decoded)  # (S, B, T, F)
@@ -149,49 +161,56 @@ class Autoregressive(Likelihood):
         return ((chosen - logits.logsumexp(-1)) * present).sum(-1)
 
     def logits(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The logits of each token given the tokens before it, (S, B, T, K).
+        """The logits of each token given the tokens before it and z, (S, B, T, K).
+
+        T is the number of positions, K the number of different tokens, and S the number of samples of z
+        for each of the B examples.
 
         Args:
-            x: examples (B, *event).
-            decoded: context vectors (S, B, F).
+            x: token numbers (B, *event), where `event` is the shape of one example.
+            decoded: the decoder's outputs: context vectors (S, B, F) of size F.
         """
         return self.network.logits(self.network(_tokens(x)[0], decoded)) / self.noise
 
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """One draw of tokens, (..., *event), for context vectors (..., F), without gradient.
+        """Draw one sequence of tokens for each context vector: (..., F) -> (..., *event), no gradient.
 
-        Tokens are drawn one after the other. After the end token there is padding.
+        F is the size of a context vector and `event` the shape of one example. Tokens are drawn one
+        after the other. If `end_token` is on, all values after the end token are padding (-1).
         """
-
-        def draw(logits: Tensor) -> Tensor:
-            waiting = torch.empty_like(logits).exponential_(generator=generator)
-            return (logits - waiting.log()).argmax(-1)  # the first of K events with rates e^logit
-
-        return self._generate(decoded, draw)
+        return self._generate(decoded, lambda logits: draw_class(logits, generator))
 
     def most_likely(self, decoded: Tensor) -> Tensor:
-        """The most likely token at each position given the tokens before it, (..., *event)."""
+        """Choose the most likely token at each position, one after the other: (..., F) -> (..., *event).
+
+        Each choice depends on the tokens chosen before it. F is the size of a context vector and `event`
+        the shape of one example. If `end_token` is on, values after the end token are padding (-1).
+        """
         return self._generate(decoded, lambda logits: logits.argmax(-1))
 
     def mean(self, decoded: Tensor) -> Tensor:
-        """The tokens of `most_likely` as probabilities 0 and 1 of the K classes, (..., *event, K).
+        """The tokens of `most_likely` as one-hot vectors of the K classes, (..., *event, K).
 
-        They are 0 where there is padding.
+        They replace the true mean, which has no closed form. Padding has only zeros.
         """
         tokens = self.most_likely(decoded)
         classes = torch.arange(self.classes, device=decoded.device, dtype=decoded.dtype)
         return (tokens[..., None] == classes).to(decoded.dtype)
 
     def precision(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The diagonal of the matrix of `fisher`, (B, F). It takes F derivatives of the network."""
+        """The diagonal of the Gauss-Newton matrix G of `fisher`, (B, F), for context vectors (B, F).
+
+        It needs F derivatives of the causal network.
+        """
         count = decoded.shape[-1]
         units = torch.eye(count, dtype=decoded.dtype, device=decoded.device)
         return self.fisher(x, decoded, units.expand(len(decoded), -1, -1)).diagonal(dim1=1, dim2=2)
 
     def mean_precision(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """An estimate of the mean of `precision` over the outputs, (B,), from few derivatives.
+        """Estimate the mean of `precision` over the F context values of each example, (B,).
 
-        It is the average of vᵀ G v / F over fixed vectors v of ±1, where G is the matrix of `fisher`.
+        It is the average of vᵀ G v / F over a few fixed vectors v with entries ±1, where G is the matrix
+        of `fisher`. So it needs fewer derivatives than `precision`.
         """
         signs = _signs(decoded.shape[-1], decoded.dtype, decoded.device)  # (F, PROBES)
         columns = signs.expand(len(decoded), -1, -1)
@@ -199,17 +218,19 @@ class Autoregressive(Likelihood):
         return products.clamp(min=0)
 
     def fisher(self, x: Tensor, decoded: Tensor, vectors: Tensor) -> Tensor:
-        """The generalised Gauss-Newton matrix G of -log p(x | z) in the context, times `vectors`.
+        """The product G V of the generalised Gauss-Newton matrix G with D column vectors V, (B, F, D).
 
-        G = Jᵀ W J, where J is the derivative of the logits with respect to the context, and W the
-        Fisher information of the tokens' distributions in the logits. Both are taken at the observed
-        tokens x. The average of G over x ~ p(x | z) is the Fisher information. Nothing is dropped out,
-        also in training mode: both derivatives must be those of the same function.
+        G = Jᵀ W J, (B, F, F), approximates the second derivative of -log p(x | z) with respect to the
+        context vector. J is the derivative of the logits with respect to the context vector. W is the
+        Fisher information of the tokens with respect to the logits. Each token is predicted from the
+        observed tokens before it. The average of G over x ~ p(x | z) is the Fisher information.
+
+        Dropout is off, also in training mode, because J and Jᵀ must belong to the same function.
 
         Args:
             x: examples (B, *event).
             decoded: context vectors (B, F).
-            vectors: column vectors (B, F, D).
+            vectors: V, column vectors (B, F, D).
         """
         training = self.network.training
         self.network.eval()
@@ -234,7 +255,8 @@ class Autoregressive(Likelihood):
             return result
 
         each = tokens.numel() * self.classes
-        chunk = max(1, TANGENT_VALUES // max(1, each))
+        most = TANGENT_VALUES.get(x.device.type, TANGENT_VALUES["cpu"])
+        chunk = max(1, most // max(1, each))
         columns = vectors.movedim(-1, 0)  # (D, B, F)
         return torch.cat([vmap(times)(some) for some in columns.split(chunk)]).movedim(0, -1)
 

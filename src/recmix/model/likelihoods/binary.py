@@ -16,9 +16,9 @@ LIMITS = (1e-6, 1 - 1e-6)
 
 @register_likelihood("bernoulli")
 class Bernoulli(Likelihood):
-    """Binary values whose logits are the decoder's output l.
+    """A likelihood of binary values. The decoder's output l holds their logits.
 
-    log p(x|z) = Σ x·l - log(1 + eˡ). Values between 0 and 1 are scored by the same formula.
+    log p(x|z) = Σ x·l - log(1 + eˡ). Values of x between 0 and 1 are allowed; the formula is the same.
 
     >>> bernoulli = Bernoulli()
     >>> x = torch.ones(3, 1, 8, 8)
@@ -30,10 +30,10 @@ class Bernoulli(Likelihood):
     can_temper = True
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z) in nats, (S, B), for S samples of z.
+        """log p(x | z) in nats, (S, B), for B examples and S samples of z for each.
 
         Args:
-            x: examples (B, *event) with values in [0, 1].
+            x: values in [0, 1], (B, *event), where `event` is the shape of one example.
             decoded: logits l, (S, B, *event).
         """
         # Above 40, log(1 + eˡ) = l to the last digit of float64; the default 20 is not enough.
@@ -42,11 +42,11 @@ class Bernoulli(Likelihood):
         return -sum_event(torch.addcmul(normaliser, x, logits, value=-1), x)
 
     def mean(self, decoded: Tensor) -> Tensor:
-        """E[x | z], the probability of the value 1: sigmoid(l) of the logits l in `decoded`."""
+        """E[x | z], the probability of the value 1: sigmoid(l) of each logit l in `decoded`."""
         return self._logits(decoded).sigmoid()
 
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """One draw x of zeros and ones, in the shape of the logits `decoded`, without gradient."""
+        """Draw zeros and ones for the logits `decoded`, in the same shape and without gradient."""
         with torch.no_grad():
             return torch.bernoulli(self.mean(decoded), generator=generator)
 
@@ -61,8 +61,8 @@ class Bernoulli(Likelihood):
     def precision(self, x: Tensor, decoded: Tensor) -> Tensor:
         """The diagonal of the Fisher information of p(x | z) with respect to the logits l.
 
-        It is p·(1 - p) for each value, with p = sigmoid(l). The computation is accurate for very
-        large positive and negative l.
+        It is p·(1 - p) for each value, with p = sigmoid(l). The result has the shape of `decoded`, which
+        holds the logits l. The computation is accurate for very large positive and negative l.
         """
         logits = self._logits(decoded)
         found = logits.sigmoid() * (-logits).sigmoid()
@@ -74,11 +74,11 @@ class Bernoulli(Likelihood):
 
 @register_likelihood("bernoulli-probabilities")
 class ProbabilityBernoulli(Likelihood):
-    """Binary values. The decoder's output is their probability p, not a logit.
+    """A likelihood of binary values. The decoder's output is the probability p of 1, not a logit.
 
-    This class is for decoders that were trained with a sigmoid at the end. Otherwise prefer
-    `Bernoulli` with logits, which has no rounding errors for p near 0 or 1. Here log p(x|z) uses p
-    clamped to `LIMITS`.
+    This class is for decoders that were trained with a sigmoid at the end. Otherwise prefer `Bernoulli`
+    with logits, which has no rounding errors for p near 0 or 1. Here log p(x|z) uses p clamped to
+    [1e-6, 1 - 1e-6].
 
     >>> ProbabilityBernoulli().log_prob(torch.ones(1, 2), torch.full((1, 2), 0.5))  # 2 log ½
     tensor([-1.3863])
@@ -87,29 +87,29 @@ class ProbabilityBernoulli(Likelihood):
     values = "unit"
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z) in nats, (S, B), for S samples of z.
+        """log p(x | z) in nats, (S, B), for B examples and S samples of z for each.
 
         Args:
-            x: examples (B, *event) with values in [0, 1].
+            x: values in [0, 1], (B, *event), where `event` is the shape of one example.
             decoded: probabilities p, (S, B, *event).
         """
         p = decoded.clamp(*LIMITS)
         return sum_event(x * p.log() + (1 - x) * (-p).log1p(), x)
 
     def mean(self, decoded: Tensor) -> Tensor:
-        """E[x | z], the probability of the value 1: the decoder's output itself."""
+        """E[x | z], the probability of the value 1. It is the decoder's output `decoded` itself."""
         return decoded
 
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """One draw x of zeros and ones for the probabilities `decoded`, without gradient."""
+        """Draw zeros and ones for the probabilities `decoded`, in the same shape, without gradient."""
         with torch.no_grad():
             return torch.bernoulli(decoded.clamp(0, 1), generator=generator)
 
     def residual(self, x: Tensor, decoded: Tensor) -> Tensor:
         """The derivative of log p(x | z) with respect to the probabilities p in `decoded`.
 
-        It is (x - p) / (p·(1 - p)) for each value. Where p is outside `LIMITS`, it is clamped and
-        the derivative is 0.
+        It is (x - p) / (p·(1 - p)) for each value. The result has the shape of `decoded`. `log_prob`
+        clamps p to [1e-6, 1 - 1e-6], so the derivative is 0 where p is outside.
         """
         p = decoded.clamp(*LIMITS)
         return (x - p) / (p * (1 - p)) * (p == decoded)
@@ -117,8 +117,8 @@ class ProbabilityBernoulli(Likelihood):
     def precision(self, x: Tensor, decoded: Tensor) -> Tensor:
         """The diagonal of the Fisher information of p(x | z) with respect to the probabilities p.
 
-        It is 1 / (p·(1 - p)) for each value. Where p is outside `LIMITS`, it is clamped and the
-        result is 0.
+        It is 1 / (p·(1 - p)) for each value. The result has the shape of `decoded`, which holds p.
+        `log_prob` clamps p to [1e-6, 1 - 1e-6], so the result is 0 where p is outside.
         """
         p = decoded.clamp(*LIMITS)
         return (p == decoded) / (p * (1 - p))

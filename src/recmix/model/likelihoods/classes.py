@@ -10,11 +10,25 @@ from torch import Tensor
 from recmix.errors import ConfigError
 from recmix.model.likelihoods.likelihood import Likelihood, Shape, register_likelihood, sum_event
 
-__all__ = ["Categorical", "pad_after_end"]
+__all__ = ["Categorical", "draw_class", "pad_after_end"]
+
+
+def draw_class(logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Draw one class number for each vector of logits: (..., K) -> (...).
+
+    K is the number of classes. The function does not wait for the GPU; `torch.multinomial` would copy a
+    value to the CPU. It draws a waiting time for each class with the rate e^logit, and returns the class
+    with the shortest one.
+
+    >>> draw_class(torch.tensor([[-200.0, 0.0], [0.0, -200.0]])).tolist()
+    [1, 0]
+    """
+    waiting = torch.empty_like(logits).exponential_(generator=generator)
+    return (logits - waiting.log()).argmax(-1)
 
 
 def pad_after_end(tokens: Tensor) -> Tensor:
-    """The tokens (..., T) with -1 at all positions after the first end token, which is class 0.
+    """Replace all tokens after the first end token (class 0) by -1: (..., T) -> (..., T).
 
     >>> pad_after_end(torch.tensor([2, 0, 3, 0])).tolist()
     [2, 0, -1, -1]
@@ -25,14 +39,15 @@ def pad_after_end(tokens: Tensor) -> Tensor:
 
 @register_likelihood("categorical")
 class Categorical(Likelihood):
-    """Values 0 to K - 1 whose logits are the decoder's output l, with the classes on the last axis.
+    """A likelihood of class numbers 0 to K - 1. The decoder's output l holds logits (..., K).
 
     log p(x|z) is the sum over all values x of l_x - log Σ_k exp l_k, where l_k is the logit of
     class k. Negative values of x are padding; they do not contribute to the sum.
 
     Args:
         classes: K, the number of classes.
-        end_token: class 0 is the end of a text: in samples all later values are padding (-1).
+        end_token: whether class 0 marks the end of a text. In samples all later values are then padding
+            (-1).
 
     >>> categorical = Categorical(4)
     >>> x = torch.tensor([[3.0, 0.0, -1.0]])  # the third is padding
@@ -53,33 +68,43 @@ class Categorical(Likelihood):
         self.classes, self.end_token = classes, end_token
 
     def model_options(self) -> dict[str, Any]:
-        """The model options from which `for_data` makes a likelihood like this one, by name."""
+        """The model options, by name and value, from which `for_data` makes such a likelihood."""
         return {"classes": self.classes, "end_token": self.end_token}
 
     @classmethod
     def for_data(
         cls, shape: Shape, *, variance: float = 1.0, classes: int = 0, end_token: bool = False
     ) -> Likelihood:
-        """A new categorical likelihood with K = `classes`, the number of classes in the data."""
+        """Make a new categorical likelihood for a data set.
+
+        Args:
+            shape: shape of an example; not used.
+            variance: not used.
+            classes: K, the number of classes in the data.
+            end_token: whether class 0 marks the end of a text.
+        """
         return cls(classes, end_token=end_token)
 
     @property
     def requirement(self) -> str:
-        """Which values examples may have: whole numbers below K; negative ones are padding.
+        """Which values examples may have: whole numbers below K. Values below 0 are padding.
+
+        K is the number of classes.
 
         The result is a text that `recmix.data.check_values` understands.
         """
         return f"padded_classes:{self.classes}"
 
     def output_shape(self, shape: Shape) -> Shape:
-        """The shape of the decoder's output, (*shape, K): one logit for each value and class."""
+        """The shape of the decoder's output, (*shape, K): for each value of an example, K logits."""
         return (*shape, self.classes)
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z) in nats, (S, B), for S samples of z.
+        """log p(x | z) in nats, (S, B), for B examples and S samples of z for each.
 
         Args:
-            x: examples (B, *event) with values 0 to K - 1; negative values are padding.
+            x: class numbers 0 to K - 1, (B, *event), where `event` is the shape of one example. Negative
+                values are padding.
             decoded: logits (S, B, *event, K).
         """
         log_p = (decoded / self.noise).log_softmax(-1)
@@ -87,18 +112,24 @@ class Categorical(Likelihood):
         return sum_event(log_p.gather(-1, chosen).squeeze(-1) * (x >= 0), x)
 
     def mean(self, decoded: Tensor) -> Tensor:
-        """The probabilities of the K classes for each value, (..., *event, K)."""
+        """The probabilities of the K classes, (..., *event, K), for logits of the same shape."""
         return (decoded / self.noise).softmax(-1)
 
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """One draw of class numbers, (..., *event), for logits (..., *event, K), no gradient."""
+        """Draw one class number for each value: logits (..., *event, K) -> (..., *event), no gradient.
+
+        `event` is the shape of one example and K the number of classes. If `end_token` is on, all values
+        after the first class 0 are padding (-1).
+        """
         with torch.no_grad():
-            flat = self.mean(decoded).flatten(0, -2)
-            drawn = torch.multinomial(flat, 1, generator=generator)
-            return self._padded(drawn.view(decoded.shape[:-1])).to(decoded.dtype)
+            return self._padded(draw_class(decoded / self.noise, generator)).to(decoded.dtype)
 
     def most_likely(self, decoded: Tensor) -> Tensor:
-        """The most likely class of each value, (..., *event), for logits (..., *event, K)."""
+        """The most likely class of each value: logits (..., *event, K) -> class numbers (..., *event).
+
+        `event` is the shape of one example and K the number of classes. If `end_token` is on, all values
+        after the first class 0 are padding (-1).
+        """
         return self._padded(decoded.argmax(-1)).to(decoded.dtype)
 
     def _padded(self, drawn: Tensor) -> Tensor:
@@ -123,7 +154,7 @@ class Categorical(Likelihood):
         return p * (1 - p) * (x >= 0)[..., None] / self.noise**2
 
     def fisher(self, x: Tensor, decoded: Tensor, vectors: Tensor) -> Tensor:
-        """The Fisher information of p(x | z) with respect to the logits, times `vectors`.
+        """The Fisher information of p(x | z) with respect to the logits, times `vectors`: (B, P, D).
 
         For each value of x it is the K by K matrix diag(p) - p pᵀ, where p are the class
         probabilities. It is 0 where x is padding.
@@ -131,7 +162,8 @@ class Categorical(Likelihood):
         Args:
             x: examples (B, *event); only the positions of padding are read.
             decoded: logits (B, *event, K).
-            vectors: column vectors (B, P, D), where P is the number of logits for one example.
+            vectors: D column vectors for each example, (B, P, D). P is the number of logits of an
+                example.
         """
         p = self.mean(decoded).flatten(1, -2)[..., None]  # (B, values, K, 1)
         columns = vectors.unflatten(1, (-1, self.classes))  # (B, values, K, D)

@@ -16,7 +16,7 @@ __all__ = ["Multinomial", "NegativeBinomial", "Poisson", "ZeroInflatedNegativeBi
 
 @register_likelihood("poisson")
 class Poisson(Likelihood):
-    """Counts whose log-rates are the decoder's output l.
+    """A likelihood of counts. The decoder's output l holds the logarithms of their Poisson rates.
 
     log p(x|z) = Σ x·l - eˡ - log x!
 
@@ -27,37 +27,44 @@ class Poisson(Likelihood):
     values = "counts"
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z) in nats, (S, B), for S samples of z.
+        """log p(x | z) in nats, (S, B), for B examples and S samples of z for each.
 
         Args:
-            x: counts (B, *event).
+            x: counts (B, *event), where `event` is the shape of one example.
             decoded: log-rates l, (S, B, *event).
         """
         return sum_event(x * decoded - decoded.exp() - torch.lgamma(x + 1), x)
 
     def mean(self, decoded: Tensor) -> Tensor:
-        """E[x | z], the rate eˡ for the log-rates l in `decoded`."""
+        """E[x | z], the rate eˡ for log-rates l in `decoded`. The result has the shape of `decoded`."""
         return decoded.exp()
 
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """One draw x of counts for the log-rates `decoded`, without gradient."""
+        """Draw one count for each log-rate in `decoded`, with the same shape and without gradient."""
         with torch.no_grad():
             return torch.poisson(decoded.exp(), generator=generator)
 
     def residual(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The derivative of log p(x | z) with respect to the log-rates l in `decoded`: x - eˡ."""
+        """The derivative of log p(x | z) with respect to the log-rates l: x - eˡ.
+
+        The result has the shape of `decoded`, which holds the log-rates l.
+        """
         return x - decoded.exp()
 
     def precision(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The diagonal of the Fisher information with respect to the log-rates l: the rate eˡ."""
+        """The diagonal of the Fisher information with respect to the log-rates l: the rate eˡ.
+
+        The result has the shape of `decoded`, which holds the log-rates l.
+        """
         return decoded.exp()
 
 
 @register_likelihood("negative-binomial")
 class NegativeBinomial(Likelihood):
-    """Counts with mean μ and variance μ + μ²/θ; log μ is the decoder's output, θ one per value.
+    """A negative binomial likelihood of counts, with mean μ and variance μ + μ²/θ.
 
-    θ is a learned parameter. It has the shape of an example and is the same for all examples.
+    log μ is the decoder's output. θ, the inverse dispersion, is a learned parameter with the shape of an
+    example. It is the same for all examples.
 
     If `library` is True, the decoder's output is the logarithm of each value's share of the total
     count of the example, and μ is the share times this total. The total is then taken from x and is
@@ -83,42 +90,61 @@ class NegativeBinomial(Likelihood):
 
     @property
     def named(self) -> bool:
-        """Whether its name and weights are enough to store it: True unless `library` is on."""
+        """Whether its name and weights are enough to store it in a run folder and make it again.
+
+        True unless `library` is on.
+        """
         return not self.library
 
     @classmethod
     def for_data(cls, shape: Shape, *, variance: float = 1.0, classes: int = 0) -> Likelihood:
-        """A new negative binomial likelihood with one θ for each value of an example."""
+        """Make a new negative binomial likelihood for examples of this shape.
+
+        Each value of an example has its own inverse dispersion θ. `variance` and `classes` are not used.
+        """
         return cls(shape)
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z) in nats, (S, B), for S samples of z.
+        """log p(x | z) in nats, (S, B), for B examples and S samples of z for each.
 
         Args:
-            x: counts (B, *event).
-            decoded: log μ, or the log-shares if `library` is on, (S, B, *event).
+            x: counts (B, *event), where `event` is the shape of one example.
+            decoded: log μ, the logarithms of the means, (S, B, *event). If `library` is on, the
+                logarithms of each value's share of the total count.
         """
         return sum_event(self._log_terms(x, decoded), x)
 
     def mean(self, decoded: Tensor) -> Tensor:
-        """The mean μ; if `library` is on, each value's share of the total count instead."""
+        """E[x | z], the mean μ = exp(decoded), of the shape of `decoded`.
+
+        If `library` is on, the result is each value's share of the total count instead.
+        """
         return decoded.exp()
 
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """One draw x of counts, without gradient: a Poisson draw with a gamma-distributed rate."""
+        """Draw one count for each value of `decoded`, with the same shape and without gradient.
+
+        A count is a Poisson draw whose rate is a gamma draw.
+        """
         with torch.no_grad():
             theta = self._log_theta().exp().expand_as(decoded)
             rate = torch._standard_gamma(theta, generator=generator) * decoded.exp() / theta
             return torch.poisson(rate, generator=generator)
 
     def residual(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The derivative of log p(x | z) with respect to log μ: (x - μ)·θ / (θ + μ)."""
+        """The derivative of log p(x | z) with respect to log μ: (x - μ)·θ / (θ + μ), (B, *event).
+
+        μ is the mean and θ the inverse dispersion of each value. `event` is the shape of an example.
+        """
         mean = self._log_mean(x, decoded).exp()
         theta = self._log_theta().exp()
         return (x - mean) * theta / (theta + mean)
 
     def precision(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The diagonal of the Fisher information with respect to log μ: μ·θ / (θ + μ)."""
+        """The diagonal of the Fisher information with respect to log μ: μ·θ / (θ + μ), (B, *event).
+
+        μ is the mean and θ the inverse dispersion of each value. `event` is the shape of an example.
+        """
         mean = self._log_mean(x, decoded).exp()
         theta = self._log_theta().exp()
         return mean * theta / (theta + mean)
@@ -143,16 +169,16 @@ class NegativeBinomial(Likelihood):
 
 @register_likelihood("zero-inflated-negative-binomial")
 class ZeroInflatedNegativeBinomial(NegativeBinomial):
-    """A negative binomial mixed with additional zeros.
+    """A negative binomial likelihood of counts with additional zeros.
 
-    Each count is 0 with some probability, and otherwise a draw from the negative binomial. The
-    first axis of the decoder's output is twice that of x: log μ comes first, then the logits of an
-    additional zero.
+    Each count is 0 with some probability, and otherwise a draw from the negative binomial. The first
+    axis of the decoder's output is twice as long as that of x. The first half is log μ, the logarithm of
+    the mean of the negative binomial. The second half is the logits of an additional zero.
 
     Args:
         shape: shape of an example.
-        inverse_dispersion: initial value of every θ, as for `NegativeBinomial`.
-        library: whether μ is proportional to the total count of x, as for `NegativeBinomial`.
+        inverse_dispersion: initial value of the inverse dispersion θ of every value.
+        library: whether μ is proportional to the total count of x, as in `NegativeBinomial`.
 
     >>> ZeroInflatedNegativeBinomial((5,)).output_shape((5,))
     (10,)
@@ -163,18 +189,19 @@ class ZeroInflatedNegativeBinomial(NegativeBinomial):
         self.axis = -len(shape)
 
     def output_shape(self, shape: Shape) -> Shape:
-        """The shape of the decoder's output: that of an example with a first axis twice as long.
+        """The shape of the decoder's output: that of an example, but the first axis is twice as long.
 
-        The first half holds log μ, the second half the logits of an additional zero.
+        The first half holds log μ, where μ is the mean of the negative binomial. The second half holds
+        the logits of an additional zero.
         """
         return (2 * shape[0], *shape[1:])
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z) in nats, (S, B), for S samples of z.
+        """log p(x | z) in nats, (S, B), for B examples and S samples of z for each.
 
         Args:
-            x: counts (B, *event).
-            decoded: log μ and the logits of an additional zero, (S, B, *output).
+            x: counts (B, *event), where `event` is the shape of one example.
+            decoded: log μ, then the logits of an additional zero, (S, B, *output); see `output_shape`.
         """
         level, logit = decoded.chunk(2, dim=self.axis)
         counted = self._log_terms(x, level) - F.softplus(logit)  # log p(not an additional zero) + log NB
@@ -182,38 +209,44 @@ class ZeroInflatedNegativeBinomial(NegativeBinomial):
         return sum_event(torch.where(x == 0, torch.logaddexp(counted, added), counted), x)
 
     def mean(self, decoded: Tensor) -> Tensor:
-        """E[x | z]: μ times the probability that no additional zero replaces the count."""
+        """E[x | z], (..., *event), for decoder outputs (..., *output).
+
+        It is the mean μ of the negative binomial times the probability of no additional zero.
+        """
         level, logit = decoded.chunk(2, dim=self.axis)
         return level.exp() * torch.sigmoid(-logit)
 
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """One draw of counts, without gradient."""
+        """Draw counts (..., *event) for decoder outputs (..., *output), without gradient."""
         with torch.no_grad():
             level, logit = decoded.chunk(2, dim=self.axis)
             kept = torch.bernoulli(torch.sigmoid(-logit), generator=generator)
             return kept * super().sample(level, generator)
 
     def residual(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The derivative of log p(x | z) with respect to `decoded`, by autograd."""
+        """The derivative of log p(x | z) with respect to `decoded`, (B, *output), by autograd."""
         return Likelihood.residual(self, x, decoded)
 
     def precision(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The diagonal of the Fisher information with respect to log μ and the zero logits.
+        """The diagonal of the Fisher information with respect to the decoder's output.
 
-        The result has the shape of `decoded`, (B, *output).
+        The result has the shape of `decoded`, (B, *output): first the entries of log μ, then those of
+        the logits of an additional zero.
         """
         of_mean, _, of_logit = self._information(x, decoded)
         return torch.cat([of_mean, of_logit], dim=self.axis)
 
     def fisher(self, x: Tensor, decoded: Tensor, vectors: Tensor) -> Tensor:
-        """The Fisher information with respect to the decoder's output, times `vectors`.
+        """The Fisher information with respect to the decoder's output, times `vectors`: (B, P, D).
 
-        For each count it is a 2 by 2 matrix, for its log μ and its logit of an additional zero.
+        For each count the Fisher information is a 2 by 2 matrix. Its rows belong to log μ and to the
+        logit of an additional zero.
 
         Args:
             x: counts (B, *event); only their total is read, if `library` is on.
             decoded: decoder outputs (B, *output).
-            vectors: column vectors (B, P, D), where P is the number of outputs for one example.
+            vectors: D column vectors for each example, (B, P, D). P is the number of outputs of an
+                example.
         """
         of_mean, both, of_logit = (p.flatten(1)[..., None] for p in self._information(x, decoded))
         one, two = vectors.chunk(2, dim=1)
@@ -238,7 +271,7 @@ class ZeroInflatedNegativeBinomial(NegativeBinomial):
 
 @register_likelihood("multinomial")
 class Multinomial(Likelihood):
-    """Bags of words: N draws from softmax(l), where N is the total count of the example.
+    """A likelihood of bags of words: N words drawn from softmax(l), where N is the total count of x.
 
     log p(x|z) = log N! - Σ log x_k! + Σ x_k log softmax(l)_k, where x_k is the count of word k and
     l is the decoder's output. N is taken from x and is not modelled.
@@ -262,14 +295,17 @@ class Multinomial(Likelihood):
 
     @property
     def named(self) -> bool:
-        """Whether its name is enough to store it: True if `coefficient` is True."""
+        """Whether its name is enough to store it in a run folder and make it again.
+
+        True if `coefficient` is True.
+        """
         return self.coefficient
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z) in nats, (S, B), for S samples of z.
+        """log p(x | z) in nats, (S, B), for B examples and S samples of z for each.
 
         Args:
-            x: word counts (B, F) for F words.
+            x: word counts (B, F), where F is the size of the vocabulary.
             decoded: logits l, (S, B, F).
         """
         if x.ndim != 2:
@@ -284,35 +320,45 @@ class Multinomial(Likelihood):
         return found
 
     def mean(self, decoded: Tensor) -> Tensor:
-        """The probability of each of the F words, softmax(l), for logits l (..., F)."""
+        """The probabilities of the F words, softmax(l), (..., F), for logits l (..., F)."""
         return (decoded / self.noise).softmax(-1)
 
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """One drawn word for each example, as a one-hot vector (..., F), without gradient."""
+        """Draw one word for each vector of logits: (..., F) -> one-hot vectors (..., F), no gradient.
+
+        F is the number of words. The total count of an example is not modelled, so only one word is
+        drawn.
+        """
         with torch.no_grad():
             flat = self.mean(decoded).flatten(0, -2)
             drawn = torch.multinomial(flat, 1, generator=generator)
             return torch.zeros_like(flat).scatter_(-1, drawn, 1.0).view_as(decoded)
 
     def residual(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The derivative of log p(x | z) with respect to the logits l: x - N·softmax(l), (B, F)."""
+        """The derivative of log p(x | z) with respect to the logits l: x - N·softmax(l), (B, F).
+
+        N is the total count of each example.
+        """
         return (x - total(x) * self.mean(decoded)) / self.noise
 
     def precision(self, x: Tensor, decoded: Tensor) -> Tensor:
         """The diagonal of the Fisher information with respect to the logits l, (B, F).
 
-        It is N·p·(1 - p) with p = softmax(l) and the total count N of each example.
+        It is N·p·(1 - p) with p = softmax(l) and the total count N of each example. F is the number of
+        words.
         """
         p = self.mean(decoded)
         return total(x) * p * (1 - p) / self.noise**2
 
     def fisher(self, x: Tensor, decoded: Tensor, vectors: Tensor) -> Tensor:
-        """The Fisher information N·(diag(p) - p pᵀ) with respect to the logits l, times `vectors`.
+        """The Fisher information with respect to the logits l, times `vectors`: (B, F, D).
+
+        It is N·(diag(p) - p pᵀ), where p = softmax(l) and N is the total count of the example.
 
         Args:
             x: word counts (B, F); only the total count N of each example is read.
-            decoded: logits l, (B, F), with p = softmax(l).
-            vectors: column vectors (B, F, D).
+            decoded: logits l, (B, F), for F words.
+            vectors: D column vectors for each example, (B, F, D).
         """
         p = self.mean(decoded)[..., None]
         weighted = p * (vectors - (p * vectors).sum(1, keepdim=True))
@@ -320,5 +366,5 @@ class Multinomial(Likelihood):
 
 
 def total(x: Tensor) -> Tensor:
-    """The sum of all values of each example x (B, *event), with the axes kept: (B, 1, ...)."""
+    """Sum all values of each example x (B, *event). The axes are kept with size 1: (B, 1, ...)."""
     return x.sum(tuple(range(1 - x.ndim, 0)), keepdim=True)

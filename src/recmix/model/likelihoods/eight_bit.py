@@ -21,7 +21,9 @@ LEAST_LOG_SCALE = -7.0
 
 @register_likelihood("logistic-mixture")
 class LogisticMixture(Likelihood):
-    """Each pixel is a mixture of discretised logistics over the 256 values k / 255.
+    """A likelihood of 8-bit images: each pixel has a mixture of discretised logistic distributions.
+
+    A value is k / 255, for k from 0 to 255.
 
     All channels of a pixel share the mixing weights. With three channels, the mean of green depends
     linearly on red, and the mean of blue depends linearly on red and green. The probability of a
@@ -63,28 +65,36 @@ class LogisticMixture(Likelihood):
 
     @property
     def named(self) -> bool:
-        """Whether its name is enough to store it: True for the default number of components."""
+        """Whether its name is enough to store it in a run folder and make it again.
+
+        True for the default number of components.
+        """
         return self.components == COMPONENTS
 
     @classmethod
     def for_data(cls, shape: Shape, *, variance: float = 1.0, classes: int = 0) -> Likelihood:
-        """A new likelihood for images of this shape, with the default number of components."""
+        """Make a new likelihood for images of this shape, with the default number of components.
+
+        `variance` and `classes` are not used.
+        """
         return cls(shape)
 
     def output_shape(self, shape: Shape) -> Shape:
-        """The shape of the decoder's output for images (C, H, W).
+        """The shape of the decoder's output for images (C, H, W): (n, H, W).
 
-        Its channels are the logits, means, log-scales and coefficients of the mixture.
+        For each pixel there are n parameters of the mixture: logits, means, log-scales and coefficients.
+        n is 3 M for one channel and 10 M for three channels, where M is the number of components.
         """
         each = 3 if self.channels == 1 else 10
         return (each * self.components, *shape[1:])
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z) in nats, (S, B), for S samples of z.
+        """log p(x | z) in nats, (S, B), for B examples and S samples of z for each.
 
         Args:
             x: images (B, C, H, W) with values k / 255, for k from 0 to 255.
-            decoded: decoder outputs (S, B, *output).
+            decoded: decoder outputs (S, B, n, H, W), where n is the number of mixture parameters of a
+                pixel.
         """
         logits, means, log_scales, coefficients = self._parts(decoded)
         value = 2 * x - 1  # in [-1, 1]
@@ -105,7 +115,11 @@ class LogisticMixture(Likelihood):
         return by_component.logsumexp(-3).sum((-2, -1))
 
     def mean(self, decoded: Tensor) -> Tensor:
-        """The mean of the mixture before discretisation, clipped to [0, 1]: (..., C, H, W)."""
+        """The mean images (..., C, H, W), with values in [0, 1], for decoder outputs (..., n, H, W).
+
+        It is the mean of the mixture before discretisation, clipped to [0, 1]. n is the number of
+        mixture parameters of a pixel.
+        """
         logits, means, _, coefficients = self._parts(decoded)
         weights = logits.softmax(-3)[..., None, :, :, :]
         if self.channels == 3:
@@ -116,7 +130,10 @@ class LogisticMixture(Likelihood):
         return (((weights * means).sum(-3) + 1) / 2).clamp(0, 1)
 
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """One draw of images with values k / 255, without gradient."""
+        """Draw one image (..., C, H, W) for each decoder output (..., n, H, W), without gradient.
+
+        Its values are k / 255, for k from 0 to 255. n is the number of mixture parameters of a pixel.
+        """
         with torch.no_grad():
             logits, means, log_scales, coefficients = self._parts(decoded)
             gumbel = -(-_uniform(logits, generator).log()).log()
@@ -139,7 +156,11 @@ class LogisticMixture(Likelihood):
             return ((torch.stack(drawn, -3) + 1) * 127.5).round() / 255
 
     def blocks(self, values: Tensor) -> Tensor:
-        """Group the n outputs of each pixel: (S, B, n, H, W) -> (S, B, H·W, n)."""
+        """Group the n outputs of each pixel: (S, B, n, H, W) -> (S, B, H·W, n).
+
+        `fisher` treats the outputs of one pixel as correlated, and those of different pixels as
+        uncorrelated.
+        """
         return values.flatten(3).mT
 
     def unblock(self, values: Tensor, output: Shape) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from recmix.errors import ConfigError
+from recmix.model.likelihoods.classes import draw_class
 from recmix.model.likelihoods.likelihood import Likelihood, Shape, register_likelihood
 
 __all__ = ["CategoricalGraph", "graph_nodes"]
@@ -17,7 +18,7 @@ __all__ = ["CategoricalGraph", "graph_nodes"]
 
 @register_likelihood("graph")
 class CategoricalGraph(Likelihood):
-    """Graphs of up to n nodes: a categorical distribution for each node and for each pair of nodes.
+    """A likelihood of graphs of up to n nodes: a categorical distribution per node and node pair.
 
     An example has the fields ``nodes``, (n,), and ``edges``, (n(n-1)/2,), the upper triangle row by
     row. Node class 0 means "no node". The first node of class 0 ends the graph. Later nodes are
@@ -65,7 +66,7 @@ class CategoricalGraph(Likelihood):
         self.register_buffer("_columns", columns, persistent=False)
 
     def model_options(self) -> dict[str, Any]:
-        """The model options from which `for_data` makes a likelihood like this one, by name."""
+        """The model options, by name and value, from which `for_data` makes such a likelihood."""
         return {"node_classes": self.node_classes, "edge_classes": self.edge_classes}
 
     @classmethod
@@ -78,23 +79,39 @@ class CategoricalGraph(Likelihood):
         node_classes: int = 0,
         edge_classes: int = 0,
     ) -> Likelihood:
-        """A new likelihood for graphs of this shape, (n(n+1)/2,), with these numbers of classes."""
+        """Make a new likelihood for a data set of graphs.
+
+        Args:
+            shape: shape of a packed example, (n(n+1)/2,) for up to n nodes.
+            variance: not used.
+            classes: not used.
+            node_classes: number of node classes, "no node" included.
+            edge_classes: number of edge classes, "no edge" included.
+        """
         return cls(graph_nodes(shape), node_classes, edge_classes)
 
     @property
     def requirement(self) -> str:
-        """Which values examples may have: class numbers; negative ones are padding.
+        """Which values examples may have: the classes of nodes, then those of edges. Below 0 is padding.
 
         The result is a text that `recmix.data.check_values` understands.
         """
-        return f"padded_classes:{max(self.node_classes, self.edge_classes)}"
+        nodes, edges = f"{self.node_classes}*{self.nodes}", f"{self.edge_classes}*{self.edges}"
+        return f"padded_classes:{nodes}+{edges}"
 
     def output_shape(self, shape: Shape) -> Shape:
-        """The shape of the decoder's output, (n·A + n(n-1)/2·E,)."""
+        """The shape of the decoder's output, (n·A + n(n-1)/2·E,), for graphs of up to n nodes.
+
+        A is the number of node classes and E the number of edge classes.
+        """
         return (self.nodes * self.node_classes + self.edges * self.edge_classes,)
 
     def split(self, decoded: Tensor) -> tuple[Tensor, Tensor]:
-        """Split the last axis of decoder outputs into nodes (..., n, A) and edges (..., edges, E)."""
+        """Split decoder outputs (..., P) into logits of nodes (..., n, A) and edges (..., n(n-1)/2, E).
+
+        P is the number of logits of a graph, n the largest number of nodes, A the number of node classes
+        and E the number of edge classes.
+        """
         nodes, edges = decoded.split(
             [self.nodes * self.node_classes, self.edges * self.edge_classes], dim=-1
         )
@@ -104,41 +121,47 @@ class CategoricalGraph(Likelihood):
         )
 
     def log_prob(self, x: Any, decoded: Tensor) -> Tensor:
-        """log p(x | z) in nats, (S, B), for S samples of z.
+        """log p(x | z) in nats, (S, B), for B examples and S samples of z for each.
 
         Args:
-            x: graphs, a dict of ``nodes`` (B, n) and ``edges`` (B, edges), or (B, n + edges).
-            decoded: logits (S, B, P), in the order that `split` reads.
+            x: graphs: a dict with the classes ``nodes`` (B, n) and ``edges`` (B, n(n-1)/2), or both in
+                one tensor (B, n(n+1)/2). n is the largest number of nodes.
+            decoded: logits (S, B, P) of all nodes, then of all edges. P is the number of logits of a
+                graph.
         """
         nodes, edges = self._fields(x)
         node_logits, edge_logits = self.split(decoded / self.noise)
         return _log_prob(nodes, node_logits) + _log_prob(edges, edge_logits)
 
     def mean(self, decoded: Tensor) -> Tensor:
-        """The probabilities of all classes, (..., P), in the order of the logits."""
+        """The probabilities of all classes, (..., P), for logits (..., P).
+
+        P is the number of logits of a graph. The order is that of the logits: all nodes, then all edges.
+        """
         return self._join(*(part.softmax(-1) for part in self.split(decoded / self.noise)))
 
     def most_likely(self, decoded: Tensor) -> Tensor:
-        """The graph of the most probable class of each node and edge, (..., n + edges)."""
+        """The graph of the most probable classes: logits (..., P) -> class numbers (..., n(n+1)/2).
+
+        P is the number of logits of a graph and n the largest number of nodes. Nodes after the first "no
+        node", and edges to nodes that do not exist, are -1.
+        """
         with torch.no_grad():
             nodes, edges = (part.argmax(-1) for part in self.split(decoded))
             return self._consistent(nodes, edges).to(decoded.dtype)
 
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """One draw of a graph, (..., n + edges), for logits (..., P), without gradient.
+        """Draw one graph for each vector of logits, without gradient: (..., P) -> (..., n(n+1)/2).
 
-        Nodes after the first "no node", and edges to nodes that do not exist, are -1.
+        P is the number of logits of a graph and n the largest number of nodes. Nodes after the first "no
+        node", and edges to nodes that do not exist, are -1.
         """
         with torch.no_grad():
-            drawn = []
-            for logits in self.split(decoded / self.noise):
-                flat = logits.softmax(-1).flatten(0, -2)
-                found = torch.multinomial(flat, 1, generator=generator)
-                drawn.append(found.view(logits.shape[:-1]))
-            return self._consistent(*drawn).to(decoded.dtype)
+            nodes, edges = (draw_class(part, generator) for part in self.split(decoded / self.noise))
+            return self._consistent(nodes, edges).to(decoded.dtype)
 
     def residual(self, x: Any, decoded: Tensor) -> Tensor:
-        """The derivative of log p(x | z) with respect to the logits, (B, P).
+        """The derivative of log p(x | z) with respect to the P logits of each graph, (B, P).
 
         It is 1 - p_k for the class k of a node or edge and -p_k for the other classes, where p_k
         are the probabilities. It is 0 where x is padding.
@@ -152,7 +175,7 @@ class CategoricalGraph(Likelihood):
         return self._join(*parts) / self.noise
 
     def precision(self, x: Any, decoded: Tensor) -> Tensor:
-        """The diagonal of the Fisher information with respect to the logits, (B, P).
+        """The diagonal of the Fisher information with respect to the P logits of a graph, (B, P).
 
         It is p_k·(1 - p_k), where p_k is the probability of class k. It is 0 where x is padding.
         """
@@ -162,15 +185,15 @@ class CategoricalGraph(Likelihood):
         return self._join(*parts) / self.noise**2
 
     def fisher(self, x: Any, decoded: Tensor, vectors: Tensor) -> Tensor:
-        """The Fisher information of p(x | z) with respect to the logits, times `vectors`.
+        """The Fisher information of p(x | z) with respect to the logits, times `vectors`: (B, P, D).
 
-        For each node and edge it is diag(p) - p pᵀ, where p are its class probabilities. It is 0
-        where x is padding.
+        For each node and edge the Fisher information is diag(p) - p pᵀ, where p are its class
+        probabilities. It is 0 where x is padding.
 
         Args:
-            x: graphs as in `log_prob`; only the positions of padding are read.
-            decoded: logits (B, P).
-            vectors: column vectors (B, P, D).
+            x: graphs, in the form that `log_prob` takes; only the positions of padding are read.
+            decoded: logits (B, P), where P is the number of logits of a graph.
+            vectors: D column vectors for each graph, (B, P, D).
         """
         parts = []
         found = zip(self._fields(x), self.split(self.mean(decoded)), self.split(vectors.mT), strict=True)
@@ -181,7 +204,7 @@ class CategoricalGraph(Likelihood):
         return self._join(*parts).mT / self.noise**2
 
     def extra_repr(self) -> str:
-        """The sizes, shown when the likelihood is printed."""
+        """The numbers of nodes and of classes, shown when the likelihood is printed."""
         return f"nodes={self.nodes}, node_classes={self.node_classes}, edge_classes={self.edge_classes}"
 
     def _fields(self, x: Any) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from recmix.errors import ConfigError, unknown
+from recmix.errors import ConfigError, shown, unknown
 
 __all__ = [
     "LIKELIHOODS",
@@ -35,21 +35,23 @@ MEAN_SAMPLES = 256
 
 
 class Likelihood(nn.Module, ABC):
-    """p(x | z) as a function of the decoder's output.
+    """Base class of likelihoods: p(x | z) as a function of the decoder's output.
 
-    Examples x have shape (B, *event). Decoder outputs have shape (S, B, *output) or (B, *output), where
-    `output` is what `output_shape` returns for the event shape. Results are in nats.
+    Examples x have shape (B, *event): B is the number of examples, `event` the shape of one example.
+    Decoder outputs have shape (S, B, *output) or (B, *output): S is the number of samples of z for each
+    example, `output` is the result of `output_shape(event)`. Log densities are in nats.
 
     A likelihood of your own defines `log_prob` and `sample`. The other methods have defaults: `mean`
     averages samples, `residual` uses automatic differentiation, and `precision` and `fisher` average
-    products of the derivative of log p over samples. Formulas are faster and have no sampling error.
+    products of the derivative of log p over samples. These defaults are slower than formulas and have a
+    sampling error, so override them where you can.
 
     Attributes:
         name: its name in options; "own" for a class that is not registered.
         values: what an example may hold: "real", "unit" ([0, 1]), "counts" (0, 1, 2, ...), "classes"
             (0 to K - 1; negative values are padding) or "eight_bit" (k / 255).
         can_temper: whether `tempered` is possible.
-        noise: see `tempered`; 1 unless it was called.
+        noise: the factor that was given to `tempered`; 1 for other likelihoods.
         centred: whether the model subtracts the training mean from x first, and adds it to the results
             of `mean` and `sample`. Only for likelihoods that depend on x - decoded.
 
@@ -82,29 +84,35 @@ class Likelihood(nn.Module, ABC):
 
     @property
     def requirement(self) -> str:
-        """Which values examples may have, as a text that `recmix.data.check_values` understands."""
+        """Which values examples may have, such as "real" or "counts".
+
+        `recmix.data.check_values` lists and checks these texts.
+        """
         return self.values
 
     @abstractmethod
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z) in nats, summed over the values of each example: (S, B), for S samples of z.
+        """log p(x | z) in nats, (S, B), summed over all values of each example.
 
         Args:
-            x: examples (B, *event).
-            decoded: decoder outputs (S, B, *output).
+            x: B examples (B, *event), where `event` is the shape of one example.
+            decoded: decoder outputs (S, B, *output), for S samples of z for each example.
         """
 
     @abstractmethod
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """One draw x ~ p(x | z), (..., *event), without gradient.
+        """Draw one example x ~ p(x | z) for each decoder output: (..., *event), without gradient.
 
         Args:
             decoded: decoder outputs (..., *output).
-            generator: the random number generator.
+            generator: the random number generator; by default torch's global one.
         """
 
     def mean(self, decoded: Tensor) -> Tensor:
-        """E[x | z], (..., *event). This default averages samples."""
+        """E[x | z], (..., *event), for decoder outputs (..., *output). This default averages samples.
+
+        `event` is the shape of one example.
+        """
         generator = torch.Generator(decoded.device).manual_seed(0)
         drawn: Tensor = sum(self.sample(decoded, generator) for _ in range(MEAN_SAMPLES))  # type: ignore[assignment]
         return drawn / MEAN_SAMPLES
@@ -112,7 +120,8 @@ class Likelihood(nn.Module, ABC):
     def most_likely(self, decoded: Tensor) -> Tensor:
         """One example of high probability for each decoder output, (..., *event), without gradient.
 
-        It is E[x | z] for numbers. For classes it is a row of class numbers.
+        For numbers it is E[x | z]. For classes it holds class numbers. `event` is the shape of one
+        example.
 
         Args:
             decoded: decoder outputs (..., *output).
@@ -126,7 +135,7 @@ class Likelihood(nn.Module, ABC):
         This default uses automatic differentiation.
 
         Args:
-            x: examples (B, *event).
+            x: examples (B, *event), where `event` is the shape of one example.
             decoded: decoder outputs (B, *output).
         """
         keep = torch.is_grad_enabled() and decoded.requires_grad
@@ -142,8 +151,9 @@ class Likelihood(nn.Module, ABC):
         The result has the shape (B, *output). This default averages over samples.
 
         Args:
-            x: examples (B, *event). Only quantities that are not modelled are read from them: the
-                total count of an example, or which values are padding. This default reads nothing.
+            x: examples (B, *event), where `event` is the shape of one example. Only quantities that are
+                not modelled are read from them: the total count of an example, or which values are
+                padding. This default reads nothing.
             decoded: decoder outputs (B, *output).
         """
         return self._scores(decoded).square().mean(0)
@@ -152,20 +162,20 @@ class Likelihood(nn.Module, ABC):
         """The mean of `precision` over the decoder's outputs of each example, (B,).
 
         Args:
-            x: examples (B, *event), used as in `precision`.
+            x: examples (B, *event). `precision` says what is read from them.
             decoded: decoder outputs (B, *output).
         """
         return self.precision(x, decoded).flatten(1).mean(1)
 
     def fisher(self, x: Tensor, decoded: Tensor, vectors: Tensor) -> Tensor:
-        """The Fisher information W with respect to the decoder's output, times `vectors`.
+        """The Fisher information W with respect to the decoder's output, times `vectors`: (B, P, D).
 
-        P is the number of outputs for one example, and the result is (B, P, D). W = E[r rᵀ], where
-        r is the `residual` and the expectation is over x ~ p(x | z). This default averages over
-        samples of x. It treats outputs in different blocks (see `blocks`) as uncorrelated.
+        P is the number of decoder outputs for one example, D the number of vectors. W = E[r rᵀ], where r
+        is the `residual` and the expectation is over x ~ p(x | z). This default averages over samples of
+        x. It treats outputs in different blocks (see `blocks`) as uncorrelated.
 
         Args:
-            x: examples (B, *event), used as in `precision`.
+            x: examples (B, *event). `precision` says what is read from them.
             decoded: decoder outputs (B, *output).
             vectors: D column vectors for each example, (B, P, D), such as the decoder's Jacobian.
         """
@@ -179,28 +189,36 @@ class Likelihood(nn.Module, ABC):
         return self.unblock(weighted, decoded.shape[1:]).flatten(2).movedim(0, 2)
 
     def blocks(self, values: Tensor) -> Tensor:
-        """Group outputs that may be correlated: (S, B, *output) -> (S, B, blocks, n).
+        """Group decoder outputs that may be correlated: (S, B, *output) -> (S, B, blocks, n).
 
-        The n outputs of one block, such as those of one pixel, are treated as correlated in
-        `fisher`. In this default every output is a block of its own, so n is 1.
+        `fisher` treats the n outputs of one block, such as those of one pixel, as correlated. In this
+        default every output is a block of its own, so n is 1.
         """
         return values.flatten(2)[..., None]
 
     def unblock(self, values: Tensor, output: Shape) -> Tensor:
-        """The inverse of `blocks`: (S, B, blocks, n) -> (S, B, *output)."""
+        """The inverse of `blocks`: (S, B, blocks, n) -> (S, B, *output).
+
+        Args:
+            values: numbers in the order of `blocks`.
+            output: shape of the decoder's output for one example.
+        """
         return values.reshape(*values.shape[:2], *output)
 
     def output_shape(self, shape: Shape) -> Shape:
-        """The shape of the decoder's output for examples of this shape."""
+        """The shape of the decoder's output for one example, given the shape of an example.
+
+        In this default both are the same.
+        """
         return shape
 
     def tempered(self, noise: float) -> Likelihood:
-        """The same likelihood with more or less noise; it shares the parameters of this one.
+        """Make the same likelihood with more or less noise. It shares the parameters of this one.
 
         Args:
-            noise: factor of the variance (Gaussian), of the scale (logistic), of the dispersion
-                (negative binomial), or of the temperature of the logits (Bernoulli, categorical,
-                multinomial). 1 gives the trained likelihood.
+            noise: factor by which the noise changes: that of the variance (Gaussian), of the scale
+                (logistic), of the dispersion (negative binomial), or of the temperature of the logits
+                (Bernoulli, categorical, multinomial). 1 gives the trained likelihood.
         """
         if not self.can_temper:
             raise ConfigError(
@@ -211,7 +229,7 @@ class Likelihood(nn.Module, ABC):
         return made
 
     def model_options(self) -> dict[str, Any]:
-        """The model options from which `for_data` makes a likelihood like this one, by name."""
+        """The model options, by name and value, from which `for_data` makes such a likelihood."""
         return {}
 
     @classmethod
@@ -239,6 +257,8 @@ class Likelihood(nn.Module, ABC):
 def sum_event(values: Tensor, x: Tensor) -> Tensor:
     """Sum `values` over the axes of one example, so that (S, B, *event) becomes (S, B).
 
+    `event` is the shape of one example.
+
     Args:
         values: one number for each value of the examples, (S, B, *event) or (B, *event).
         x: examples (B, *event). Only their number of axes is read.
@@ -249,10 +269,10 @@ def sum_event(values: Tensor, x: Tensor) -> Tensor:
 def bits_per_dimension(log_prob: Tensor, shape: Shape) -> Tensor:
     """Convert log p(x) in nats to bits per value of x: -log_prob / (number of values · log 2).
 
-    For discrete x this is the length of an optimal code.
+    The result has the shape of `log_prob`. For discrete x it is the length of an optimal code.
 
     Args:
-        log_prob: log p(x) in nats.
+        log_prob: log p(x) in nats, of any shape.
         shape: shape of an example.
 
     >>> bits_per_dimension(torch.tensor(-64 * math.log(2)), (1, 8, 8))
@@ -268,7 +288,10 @@ Kind = TypeVar("Kind", bound=type[Likelihood])
 
 
 def register_likelihood(name: str) -> Callable[[Kind], Kind]:
-    """Class decorator that registers a likelihood under a name, for options and run folders."""
+    """Class decorator that registers a likelihood under a name.
+
+    The model option `likelihood` and run folders then accept this name.
+    """
 
     def add(kind: Kind) -> Kind:
         if LIKELIHOODS.get(name, kind).__qualname__ != kind.__qualname__:
@@ -281,7 +304,12 @@ def register_likelihood(name: str) -> Callable[[Kind], Kind]:
 
 
 def find_likelihood(name: str) -> type[Likelihood]:
-    """The likelihood class that is registered under this name; raises an error if there is none."""
+    """Return the likelihood class that is registered under a name, or raise an error."""
+    if not isinstance(name, str):
+        advice = f": write {name.__name__}(...)" if isinstance(name, type) else ""
+        raise ConfigError(
+            f"likelihood must be a name or an object of recmix.likelihoods, got {shown(name)}{advice}"
+        )
     if name not in LIKELIHOODS:
         raise ConfigError(unknown("likelihood", name, LIKELIHOODS))
     return LIKELIHOODS[name]

@@ -27,7 +27,7 @@ DECODED_FLOOR = 1e-4
 
 @register_likelihood("gaussian")
 class Gaussian(Likelihood):
-    """A normal density around the decoder's output, with one variance for all values.
+    """A Gaussian likelihood: the decoder's output is the mean, and all values share one variance.
 
     log p(x|z) = -½ (|x - m|²/σ² + P·(log σ² + log 2π)), where m is the decoder's output and P the
     number of values of x.
@@ -71,17 +71,26 @@ class Gaussian(Likelihood):
 
     @property
     def named(self) -> bool:
-        """Whether its name and weights are enough to store it: True for the default floor."""
+        """Whether its name and weights are enough to store it in a run folder and make it again.
+
+        True for the default floor of the variance.
+        """
         return self.floor == FLOOR
 
     @property
     def learned(self) -> bool:
-        """Whether training changes σ²."""
+        """Whether training changes the variance σ²."""
         return "log_variance" in self._parameters
 
     @classmethod
     def for_data(cls, shape: Shape, *, variance: float = 1.0, classes: int = 0) -> Likelihood:
-        """A new Gaussian likelihood whose initial σ² is the variance of the data."""
+        """Make a new Gaussian likelihood whose initial variance is that of the data.
+
+        Args:
+            shape: not used.
+            variance: the variance of the data around their mean. Values below 1e-6 become 1e-6.
+            classes: not used.
+        """
         return cls(max(variance, 1e-6))
 
     def reset_parameters(self) -> None:
@@ -89,7 +98,7 @@ class Gaussian(Likelihood):
         nn.init.constant_(self.log_variance, math.log(self.initial))
 
     def fix(self, variance: float) -> None:
-        """Set σ² of all values and make it a buffer, so that training does not change it."""
+        """Set the variance of all values to a constant that training does not change."""
         self.initial = variance
         fixed = self.log_variance.detach().clone()
         self._parameters.pop("log_variance", None)
@@ -98,7 +107,7 @@ class Gaussian(Likelihood):
 
     @property
     def variance(self) -> Tensor:
-        """The variance σ²: one number, or one for each value of an example in `FeatureGaussian`."""
+        """The variance σ²: one number. In `FeatureGaussian` it has the shape of an example."""
         return self._log_variance().exp()
 
     def _log_variance(self) -> Tensor:
@@ -108,20 +117,20 @@ class Gaussian(Likelihood):
         return found if self.noise == 1 else found + math.log(self.noise)
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z) in nats, (S, B), for S samples of z.
+        """log p(x | z) in nats, (S, B), for B examples and S samples of z for each.
 
         Args:
-            x: examples (B, *event) after the training mean was subtracted.
-            decoded: means m, (S, B, *event).
+            x: examples (B, *event) minus the training mean. `event` is the shape of one example.
+            decoded: the decoder's outputs, which are the means, (S, B, *event).
         """
         return _gaussian_log_prob(x, decoded, self._log_variance())
 
     def mean(self, decoded: Tensor) -> Tensor:
-        """E[x | z], which is the decoder's output itself."""
+        """E[x | z], which is the decoder's output `decoded` itself."""
         return decoded
 
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """One draw x = m + σ·noise for the means m in `decoded`, without gradient."""
+        """Draw x = m + σ·noise for the means m in `decoded`, in the same shape, without gradient."""
         with torch.no_grad():
             noise = torch.randn(
                 decoded.shape, generator=generator, dtype=decoded.dtype, device=decoded.device
@@ -129,13 +138,16 @@ class Gaussian(Likelihood):
             return decoded + self.variance.sqrt() * noise
 
     def residual(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The derivative of log p(x | z) with respect to the decoder's output m: (x - m)/σ²."""
+        """The derivative of log p(x | z) with respect to the decoder's output m: (x - m)/σ².
+
+        The result has the shape of `decoded`, which holds the means m.
+        """
         return (x - decoded) * (-self._log_variance()).exp()
 
     def precision(self, x: Tensor, decoded: Tensor) -> Tensor:
         """The diagonal of the Fisher information with respect to the decoder's output: 1/σ².
 
-        The result is expanded to the shape of `decoded`.
+        The result has the shape of `decoded`. σ² is the variance.
         """
         return (-self._log_variance()).exp().expand_as(decoded)
 
@@ -154,7 +166,7 @@ def _gaussian_log_prob(x: Tensor, decoded: Tensor, log_variance: Tensor) -> Tens
 
 @register_likelihood("gaussian-features")
 class FeatureGaussian(Gaussian):
-    """A normal density around the decoder's output, with one variance for each value of x.
+    """A Gaussian likelihood: the decoder's output is the mean, and each value has its own variance.
 
     Args:
         shape: Shape of an example.
@@ -175,15 +187,21 @@ class FeatureGaussian(Gaussian):
 
     @classmethod
     def for_data(cls, shape: Shape, *, variance: float = 1.0, classes: int = 0) -> Likelihood:
-        """A new likelihood for examples of this shape; the data's variance is every initial σ²."""
+        """Make a new likelihood for a data set. Every σ² starts at the variance of the data.
+
+        Args:
+            shape: shape of an example.
+            variance: the variance of the data around their mean. Values below 1e-6 become 1e-6.
+            classes: not used.
+        """
         return cls(shape, max(variance, 1e-6))
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z) in nats, (S, B), for S samples of z.
+        """log p(x | z) in nats, (S, B), for B examples and S samples of z for each.
 
         Args:
-            x: examples (B, *event) after the training mean was subtracted.
-            decoded: means m, (S, B, *event).
+            x: examples (B, *event) minus the training mean. `event` is the shape of one example.
+            decoded: the decoder's outputs, which are the means, (S, B, *event).
         """
         log_variance = self._log_variance()
         errors = (x - decoded).square() * (-log_variance).exp()
@@ -192,10 +210,10 @@ class FeatureGaussian(Gaussian):
 
 @register_likelihood("gaussian-decoded")
 class DecodedGaussian(Likelihood):
-    """A normal density whose mean and log-variance are both given by the decoder.
+    """A Gaussian likelihood whose means and log-variances are both given by the decoder.
 
-    The first axis of the decoder's output is twice that of x: means m come first, then values l for
-    the log-variances. The variance is σ² = floor + eˡ.
+    The first axis of the decoder's output is twice as long as that of x. The first half holds the means
+    m, the second half values l for the log-variances. The variance is σ² = floor + eˡ.
 
     Args:
         shape: Shape of an example.
@@ -219,38 +237,47 @@ class DecodedGaussian(Likelihood):
 
     @property
     def named(self) -> bool:
-        """Whether its name is enough to store it: True for the default floor."""
+        """Whether its name is enough to store it in a run folder and make it again.
+
+        True for the default floor of the variance.
+        """
         return self.floor == DECODED_FLOOR
 
     @classmethod
     def for_data(cls, shape: Shape, *, variance: float = 1.0, classes: int = 0) -> Likelihood:
-        """A new likelihood for examples of this shape, with the default floor."""
+        """Make a new likelihood for examples of this shape, with the default floor of the variance.
+
+        `variance` and `classes` are not used.
+        """
         return cls(shape)
 
     def output_shape(self, shape: Shape) -> Shape:
-        """The shape of the decoder's output: that of an example with a first axis twice as long.
+        """The shape of the decoder's output: that of an example, but the first axis is twice as long.
 
         The first half holds the means, the second half the log-variances.
         """
         return (2 * shape[0], *shape[1:])
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z) in nats, (S, B), for S samples of z.
+        """log p(x | z) in nats, (S, B), for B examples and S samples of z for each.
 
         Args:
-            x: examples (B, *event) after the training mean was subtracted.
-            decoded: means and log-variances (S, B, *output).
+            x: examples (B, *event) minus the training mean. `event` is the shape of one example.
+            decoded: means, then log-variances, (S, B, *output); see `output_shape`.
         """
         mean, variance, _ = self._parts(decoded)
         terms = (x - mean).square() / variance + variance.log() + math.log(2 * math.pi)
         return -0.5 * sum_event(terms, x)
 
     def mean(self, decoded: Tensor) -> Tensor:
-        """E[x | z], which is the first half of the decoder's output."""
+        """E[x | z], (..., *event), which is the first half of the decoder's output (..., *output)."""
         return decoded.chunk(2, dim=self.axis)[0]
 
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """One draw x = m + σ·noise for the means m and variances σ² in `decoded`, no gradient."""
+        """Draw examples x = m + σ·noise: decoder outputs (..., *output) -> (..., *event), no gradient.
+
+        m is the mean and σ the standard deviation that the decoder gives for each value.
+        """
         with torch.no_grad():
             mean, variance, _ = self._parts(decoded)
             noise = torch.randn(mean.shape, generator=generator, dtype=mean.dtype, device=mean.device)
@@ -259,8 +286,8 @@ class DecodedGaussian(Likelihood):
     def precision(self, x: Tensor, decoded: Tensor) -> Tensor:
         """The diagonal of the Fisher information with respect to the decoder's output (m, l).
 
-        It is 1/σ² for the means m and ½ (d log σ² / dl)² for the log-variances l. All other entries
-        of the Fisher information are 0.
+        The result has the shape of `decoded`. It is 1/σ² for the means m and ½ (d log σ² / dl)² for the
+        values l, where σ² = floor + eˡ. All other entries of the Fisher information are 0.
         """
         _, variance, share = self._parts(decoded)
         return torch.cat([1 / variance, 0.5 * share.square()], dim=self.axis)
