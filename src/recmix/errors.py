@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 __all__ = [
     "ConfigError",
     "DataError",
     "Interrupted",
     "NonFiniteError",
+    "OutOfMemory",
     "RecmixError",
     "RunError",
+    "memory_advice",
+    "nearest",
+    "shown",
     "unknown",
 ]
 
 
 class RecmixError(Exception):
-    """Base class of every error that comes from wrong input and not from a fault of the program."""
+    """Base class of all errors that the user can correct, such as wrong input."""
 
 
 class DataError(RecmixError, ValueError):
@@ -40,10 +46,91 @@ class Interrupted(RecmixError):
     """Training was asked to stop (Ctrl-C or SIGTERM) and has saved its state."""
 
 
-def unknown(what: str, name: str, valid: Iterable[str]) -> str:
-    """The error message for a name that does not exist. It suggests the most similar valid names.
+class OutOfMemory(RecmixError, RuntimeError):
+    """The memory of a GPU or of the computer is too small; the message says what to lower."""
+
+
+@contextmanager
+def memory_advice(advice: str) -> Iterator[None]:
+    """Context or decorator that converts out-of-memory errors to an `OutOfMemory` with advice.
+
+    Args:
+        advice: what the user can do, such as "lower samples".
+
+    >>> with memory_advice("lower samples"):
+    ...     raise MemoryError("cannot allocate 3 GB")
+    Traceback (most recent call last):
+        ...
+    recmix.errors.OutOfMemory: out of memory (cannot allocate 3 GB): lower samples
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        ours = isinstance(error, OutOfMemory)
+        kinds = ("MemoryError", "OutOfMemoryError")  # the second is torch's, for a GPU
+        if ours or not (type(error).__name__ in kinds or "can't allocate memory" in str(error)):
+            raise
+        why = (str(error).splitlines() or ["no details"])[0].partition(". GPU ")[0]
+        raise OutOfMemory(f"out of memory ({why}): {advice}") from error
+
+
+MANY = 20
+"""More valid names than this are not listed in an error message."""
+OTHER_WORDS = {
+    "network": ("architecture", "arch", "backbone", "net"),
+    "widths": ("hidden_dims", "hidden_sizes", "hidden_units", "layers"),
+    "latent": ("z_dim", "zdim", "dim", "latent_dim"),
+    "out": ("output", "output_dir", "save", "folder"),
+    "device": ("gpu", "cuda"),
+    "patience": ("early_stopping",),
+    "data": ("dataset", "input"),
+    "method": ("model", "algorithm"),
+    "bernoulli": ("bce", "binary_cross_entropy", "bce_with_logits"),
+    "categorical": ("ce", "cross_entropy"),
+    "gaussian": ("mse", "l2", "normal", "squared_error"),
+}
+"""What other programs call an option or a likelihood, by its name here."""
+LONGEST = 80
+"""Longest text of a value in an error message."""
+
+
+def shown(value: Any) -> str:
+    """A value as short text for an error message: arrays by their shape, other objects by their class.
+
+    >>> shown("vae"), shown(dict), shown(list(range(100)))[:30]
+    ("'vae'", 'the class dict', '[0, 1, 2, 3, 4, 5, 6, 7, 8, 9,')
+    """
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    text = repr(value)
+    if len(text) <= LONGEST and "\n" not in text:
+        return text
+    if isinstance(value, str | bytes | list | tuple | set | dict):
+        return " ".join(text[:LONGEST].split()) + "…"
+    shape = getattr(value, "shape", None)
+    if shape is None:
+        return f"an object of the class {type(value).__name__}"
+    return f"{type(value).__name__} of shape {tuple(shape)}"
+
+
+def nearest(name: str, valid: Iterable[str]) -> list[str]:
+    """Return at most three valid names that are similar to a name or mean the same.
 
     A name may also be made of the initials of a valid name, such as lr for learning_rate.
+
+    >>> nearest("lr", ["crop", "learning_rate"]), nearest("architecture", ["curvature", "network"])
+    (['learning_rate'], ['network'])
+    """
+    names = sorted(valid)
+    same = [one for one in names if name in OTHER_WORDS.get(one, ())]
+    same += [one for one in names if "_" in one and "".join(w[:1] for w in one.split("_")) == name]
+    return same or difflib.get_close_matches(name, names, n=3, cutoff=0.6)
+
+
+def unknown(what: str, name: str, valid: Iterable[str]) -> str:
+    """Return the error message for a name that does not exist. It suggests similar valid names.
+
+    All valid names are listed if there are few.
 
     Args:
         what: the kind of thing that was named, such as "method".
@@ -54,8 +141,10 @@ def unknown(what: str, name: str, valid: Iterable[str]) -> str:
     "unknown method 'rmi': did you mean 'rme'? Valid: rme, vae"
     """
     names = sorted(valid)
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    initials = ["".join(word[:1] for word in valid_name.split("_")) for valid_name in names]
-    close = close or [one for one, letters in zip(names, initials, strict=True) if letters == name]
+    close = nearest(name, names)
+    if not close and len(names) > MANY:
+        close = difflib.get_close_matches(name, names, n=3, cutoff=0.0)
     hint = f" did you mean {' or '.join(map(repr, close))}?" if close else ""
-    return f"unknown {what} {name!r}:{hint} Valid: {', '.join(names)}".replace(":  ", ": ")
+    return f"unknown {what} {name!r}:{hint}" + (
+        "" if len(names) > MANY else f" Valid: {', '.join(names)}"
+    )

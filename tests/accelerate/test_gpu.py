@@ -267,6 +267,7 @@ def test_non_finite_loss_stops_a_graph(tmp_path):
             images(300),
             latent=3,
             epochs=20,
+            batch_size=32,
             learning_rate=1e12,
             engine="graph",
             progress=False,

@@ -96,6 +96,7 @@ def test_schedule_sets_the_rate_of_each_group():
     torch.testing.assert_close(slow, 0.05 * SIZE * 2 * orthogonal([torch.eye(3, 4)])[0])
 
 
+@pytest.mark.usefixtures("few_digits")
 def test_decoder_without_parameters():
     decoder = nn.Unflatten(1, (1, 8, 8))
     for name, options in (("vae", {}), ("rme", {"order": 2})):
@@ -131,6 +132,7 @@ def test_parameter_without_gradient_does_not_change():
     [("vae", {}), ("rme", {"order": 2}), ("residual", {"train": "encoder"})],
     ids=["vae", "rme", "residual"],
 )
+@pytest.mark.usefixtures("few_digits")
 def test_resume_gives_same_history(tmp_path, method, options):
     start = recmix.fit("vae", data="digits", latent=3, epochs=1, seed=1, out=tmp_path / "vae")
     given = {**options, "optimizer": "muon", "seed": 0, "learning_rate": 1e-3, "patience": 0}
@@ -147,7 +149,7 @@ def test_resume_gives_same_history(tmp_path, method, options):
 
 
 def test_muon_learns_faster_than_adam():
-    given = {"latent": 5, "epochs": 40, "learning_rate": 1e-3, "schedule": "cosine", "seed": 0}
+    given = {"latent": 5, "epochs": 25, "learning_rate": 1e-3, "schedule": "cosine", "seed": 0}
     bounds = {
         name: recmix.fit("vae", data="digits", optimizer=name, **given).history[-1]["val_iwae"]
         for name in ("adam", "muon")

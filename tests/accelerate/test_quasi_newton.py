@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from recmix.accelerate import quasi_newton
-from recmix.inference.learned import Pair, Point, advance, direction
+from recmix.inference.learned import Iterate, Pair, advance, direction
 from recmix.model.curvature_network import CurvatureNetwork, scaled_triangle
 from recmix.posteriors import FullGaussian
 
@@ -89,7 +89,7 @@ def test_direction(latent, pairs):
 @sizes
 @pytest.mark.filterwarnings("ignore:invalid value encountered")  # the interpreter computes with numpy
 def test_advance(latent):
-    at = Point(rand(BATCH, latent), rand(BATCH), rand(BATCH, latent), rand(BATCH).abs())
+    at = Iterate(rand(BATCH, latent), rand(BATCH), rand(BATCH, latent), rand(BATCH).abs())
     step, there = rand(BATCH, latent), rand(BATCH, latent)
     there[2:4] = at.gradient[2:4] - 0.5 * step[2:4]  # positive curvature along the step
     reached = at.value + torch.tensor([1.0, -1.0, 1.0, -1.0, torch.nan, torch.inf], device=DEVICE)

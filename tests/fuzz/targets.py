@@ -92,6 +92,20 @@ def _safetensors(content, choose):
     return save(tensors, {"recmix": json.dumps(header)})
 
 
+def _json(content, choose):
+    """Change values of a JSON file and mostly give it the right digest, or change bytes."""
+    from recmix.runs.files import DIGEST, _json
+
+    found = mutate.change_json(content, choose)
+    try:
+        values = json.loads(found)
+    except (ValueError, RecursionError):
+        return found
+    if not isinstance(values, dict) or DIGEST not in values or choose.random() < 0.1:
+        return found
+    return _json(values)
+
+
 def _table(data):
     """Use loaded data a little, as training does."""
     for part in (data.x_train, data.x_val, data.x_test):
@@ -107,7 +121,9 @@ def make(place):
     from recmix.experiments.grid import check, read_grid
     from recmix.experiments.store import Store
     from recmix.inference import Inference
+    from recmix.model.vocabulary import vocabulary_from_json
     from recmix.reports.read_store import read_store
+    from recmix.runs.files import read_json
     from recmix.runs.folder import Run
     from recmix.training.build import load_trained
     from recmix.training.presets import read_preset, stored_arguments
@@ -121,6 +137,11 @@ def make(place):
     recmix.fit("vae", x, epochs=2, out=run, progress=False, **small)
     Run(run).add_score("test/3", {"elbo": -1.0, "iwae": -1.0, "images": 3, "samples": 3})
     Run(run).set_tuned(Inference(refine=2))
+    Run(run).add_reports("test/3", {"latent": {"kl": [1.0, 2.0], "active": 2}})
+    lines = [f"{a} {b} {c}" for a in "abc" for b in "def" for c in ("here", "there")]
+    recmix.fit("vae", recmix.data.from_texts(lines), out=Path(place) / "texts", epochs=1, latent=2,
+               units=8, blocks=1, device="cpu", progress=False)  # fmt: skip
+    texts_run = {path.name: path.read_bytes() for path in (Path(place) / "texts").iterdir()}
     stored = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
 
     def trained(folder):
@@ -183,11 +204,11 @@ def make(place):
         read_store(folder)
 
     def of_run(file, read, share=1.0):
-        return Target(f"run {file}", file, [stored[file]], mutate.change_json, read, stored, share)
+        return Target(f"run {file}", file, [stored[file]], _json, read, stored, share)
 
     def of_store(file, read):
         name = f"{read.__name__} {Path(file).name}"
-        return Target(name, file, [store_files[file]], mutate.change_json, read, store_files, 0.5)
+        return Target(name, file, [store_files[file]], _json, read, store_files, 0.5)
 
     plain = {}
     return [
@@ -205,6 +226,16 @@ def make(place):
         Target("csv.gz", "a.csv.gz", [gzip.compress(text) for text in texts], csv_of(mutate.change_csv),
                data("a.csv.gz"), plain, 0.3),
         *_parquet(real, data),
+        Target("txt", "a.txt", ["\n".join(lines).encode(), "é ß\n中 文\n\n🙂 a\n".encode() * 4],
+               mutate.change_bytes, data("a.txt"), plain),
+        Target("txt.gz", "a.txt.gz", [gzip.compress("\n".join(lines).encode())],
+               csv_of(mutate.change_bytes), data("a.txt.gz"), plain, 0.3),
+        Target("smi", "a.smi", [b"CCO\nc1ccccc1\nCC(=O)O\nC[C@H](N)C(=O)O\n" * 3, b"CCO a\nC\tb\n" * 6],
+               mutate.change_bytes, data("a.smi"), plain),
+        Target("run vocabulary.json", "vocabulary.json", [texts_run["vocabulary.json"]], _json,
+               lambda folder: (Run(folder).vocabulary(), trained(folder)), texts_run),
+        Target("vocabulary", "vocabulary.json", [texts_run["vocabulary.json"]], _json,
+               lambda folder: vocabulary_from_json(read_json(folder / "vocabulary.json")), plain),
         Target("weights", "weights.safetensors", [stored["weights.safetensors"]], _safetensors,
                trained, stored),
         Target("checkpoint", "checkpoint.safetensors", [stored["checkpoint.safetensors"]], _safetensors,
@@ -213,6 +244,7 @@ def make(place):
         of_run("status.json", resumed),
         of_run("history.json", trained),
         of_run("scores.json", lambda folder: Run(folder).scores()),
+        of_run("reports.json", lambda folder: Run(folder).reports(), 0.5),
         of_run("tuned.json", lambda folder: Run(folder).tuned()),
         *(of_store(f"{digest}/{name}", report) for name in ("spec.json", "job.json", "history.json")),
         *(of_store(f"{digest}/{name}", report) for name in ("scores.json", "status.json")),

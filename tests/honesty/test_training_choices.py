@@ -87,6 +87,7 @@ def test_each_model_of_fit_many_has_its_own_validation_data(tmp_path):
     assert best_epoch(tmp_path / "inverted") < best_epoch(tmp_path / "upright")
 
 
+@pytest.mark.filterwarnings("ignore:the validation bound was")  # the rate is high on purpose
 def test_every_stage_of_a_preset_is_chosen_on_validation_data(tmp_path):
     (tmp_path / "two.toml").write_text(PRESET)
     out, model = tmp_path / "run", {"latent": 2, "network": "dense"}

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cases.commands import call
 from cases.hub import serve
 from cases.training import SMALL, images
 
 import recmix
+from recmix.commands.explore import load_models
 from recmix.errors import ConfigError, RunError
 from recmix.runs.folder import Run
 from recmix.runs.hub import SHARED, download_run, prepare_upload, upload_run
@@ -225,3 +227,22 @@ def test_the_real_client_with_a_stand_in_of_the_server(stored, tmp_path):
     x = images(5, seed=1)
     found = recmix.load(folder, device="cpu")
     assert np.allclose(found.posterior(x).mean, stored.posterior(x).mean)
+
+
+def test_commands_and_fit_take_an_address(stored, fake, tmp_path, capsys):
+    address = stored.push_to_hub("me/vae")
+    data = Path(stored.spec.data["path"])
+    assert call("evaluate", address, "--samples", 3, "--data", data, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["run"] == address
+    assert list(load_models([address])) == ["vae"]
+    short = {"epochs": 1, "progress": False}
+    assert recmix.fit("residual", str(data), init=address, **short).spec.init["run"] is None
+    words = ("train", "--method", "residual", "--epochs", 1, "--data", data, "--init", address)
+    assert call(*words, "--out", tmp_path / "run") == 0
+    assert not (fake.place / "me/vae/training_examples.json").exists()
+
+
+def test_reports_are_shared(stored, tmp_path):
+    Run(stored.folder).add_reports("test/100", {"latent": {"kl": 1.0}})
+    assert "reports.json" in prepare_upload(stored.folder, tmp_path / "upload")
+    (stored.folder / "reports.json").unlink()

@@ -207,10 +207,30 @@ def test_file_that_another_process_writes_is_not_removed(tmp_path, monkeypatch):
     monkeypatch.setattr("recmix.runs.files.WAIT_SECONDS", 0.0)
     written = tmp_path / ".scores.json.abc.part"
     written.write_text("")
+    run = Run(tmp_path)
     with exclusive(tmp_path) as alone:
         assert alone
         write_json(tmp_path / "scores.json", {})
+        run.lock()  # as a training does while `recmix evaluate` writes
+        run.unlock()
     assert written.exists()
+    run.lock()
+    run.unlock()
+    assert not written.exists()
+
+
+def test_score_is_not_written_while_another_process_writes(tmp_path, monkeypatch):
+    """Its scores would be lost."""
+    pytest.importorskip("fcntl")
+    monkeypatch.setattr("recmix.runs.files.WAIT_SECONDS", 0.02)
+    score = {"elbo": -1.0, "iwae": -1.0}
+    Run(tmp_path).add_score("val/1", score)
+    with exclusive(tmp_path), pytest.raises(RunError, match="another process has been writing"):
+        Run(tmp_path).add_score("test/1", score)
+    assert Run(tmp_path).scores().keys() == {"val/1"}
+    monkeypatch.setattr("recmix.runs.lock.fcntl", None)  # a system without locks
+    Run(tmp_path).add_score("test/1", score)
+    assert Run(tmp_path).scores().keys() == {"val/1", "test/1"}
 
 
 def test_scores_of_two_processes_are_both_kept(tmp_path):

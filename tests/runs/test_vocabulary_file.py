@@ -11,6 +11,7 @@ import recmix
 from recmix.data import from_texts
 from recmix.errors import ConfigError, DataError, RunError
 from recmix.model.sequence_vocabulary import Words
+from recmix.runs.files import read_json, write_json
 from recmix.runs.folder import VOCABULARY, Run
 
 TEXTS = [f"{animal} {verb} {place}" for animal in "abc" for verb in "def" for place in ("here", "there")]
@@ -26,7 +27,7 @@ def trained(tmp_path_factory):
 def test_vocabulary_is_stored_and_loaded(trained, tmp_path):
     words = trained.vocabulary
     assert isinstance(words, Words)
-    assert json.loads((trained.folder / VOCABULARY).read_text()) == words.describe()
+    assert read_json(trained.folder / VOCABULARY) == words.describe()
     assert Run(trained.folder).spec().data["vocabulary"]["sha256"] == words.digest
     loaded = recmix.load(trained.folder, device="cpu")
     assert loaded.vocabulary == words
@@ -136,14 +137,14 @@ def test_damaged_vocabulary_is_refused(folder, content):
 
 def test_huge_vocabulary_is_refused(folder, monkeypatch):
     monkeypatch.setattr("recmix.runs.folder.VOCABULARY_BYTES", 10)
-    refused(folder, "more than 10 bytes")
+    refused(folder, r"more than recmix reads \(10\)")
 
 
 @pytest.mark.parametrize("described", [3, "words", [], {"sha256": 3}, {"kind": {}}])
 def test_wrong_description_of_the_vocabulary_is_refused(folder, described):
     spec = json.loads((folder / "spec.json").read_text())
     spec["data"]["vocabulary"] = described
-    (folder / "spec.json").write_text(json.dumps(spec))
+    write_json(folder / "spec.json", spec)
     refused(folder, r"spec\.json is incomplete or damaged")
 
 

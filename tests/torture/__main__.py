@@ -14,11 +14,17 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from torture import processes, scenes
 
 
+def kills(made):
+    """The number of processes that were killed."""
+    return sum(scene.counts[kind] for scene in made for kind in scenes.KILLS)
+
+
 def main():
     parser = argparse.ArgumentParser(prog="python -m tests.torture", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--scenes", nargs="*", default=list(scenes.SCENES), choices=scenes.SCENES)
+    parser.add_argument("--kills", type=int, help="only kill processes, until this many were killed")
     parser.add_argument("--go-on", action="store_true", help="go on after a difference")
     given = parser.parse_args()
     processes.prepare()
@@ -29,9 +35,10 @@ def main():
     for name in given.scenes:
         if time.monotonic() < end:
             made.append(scenes.make(name, place, given.seed))
+            made[-1].only_kills = given.kills is not None
             print(f"{name}: {made[-1].seconds:.2f} s, {made[-1].accesses} accesses", flush=True)
     number = 0
-    while time.monotonic() < end or not number:
+    while not number or (time.monotonic() < end and kills(made) < (given.kills or float("inf"))):
         scene = made[number % len(made)]
         number += 1
         try:
@@ -51,7 +58,8 @@ def main():
         print(scene.name, dict(sorted(scene.counts.items())))
     print("together", dict(sorted(total.items())))
     for what, times in sorted(unnoticed.items()):
-        print(f"not noticed, because JSON files have no digest: {what}, {times} times")
+        print(f"not noticed: {what}, {times} times")
+    print(f"{kills(made)} kills")
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     print(f"{number} rounds, {len(differences)} differences, peak memory of a process {peak:.0f} MiB")
     shutil.rmtree(place, ignore_errors=True)

@@ -57,6 +57,7 @@ def test_options_need_a_fixed_decoder():
         recmix.fit("vae", images(20), train="encoder", decoder_samples=1.5)
 
 
+@pytest.mark.filterwarnings("ignore:the validation bound was")  # the new encoders of me learn fast
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_decoder_does_not_change(model, name):
     data = recmix.data.from_arrays(images(100, size=12), seed=0)

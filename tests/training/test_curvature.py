@@ -18,7 +18,7 @@ FAST = {"progress": False, "device": "cpu", "batch_size": 20}
 
 @pytest.fixture(scope="module")
 def data():
-    return recmix.data.from_arrays(images(120, size=8), seed=0)
+    return recmix.data.from_arrays(images(120, size=8), seed=0, hold_out_test=False)
 
 
 @pytest.fixture(scope="module")

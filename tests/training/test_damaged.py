@@ -14,6 +14,7 @@ from safetensors.torch import load, save
 import recmix
 from recmix.cli import main
 from recmix.errors import NonFiniteError, RecmixError, RunError
+from recmix.runs.files import write_json
 from recmix.runs.folder import Run
 
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -158,7 +159,7 @@ def test_edited_spec_is_one_error(folder, path, value):
     for name in path[:-1]:
         inner = inner[name]
     inner[path[-1]] = value
-    (folder / "spec.json").write_text(json.dumps(spec))
+    write_json(folder / "spec.json", spec)
     with pytest.raises(RunError, match=r"spec\.json"):
         recmix.load(folder, device="cpu")
 
@@ -222,7 +223,7 @@ def test_folder_of_a_spec_is_not_used_for_downloads(tmp_path, monkeypatch):
     theirs.mkdir()
     asked = []
 
-    def download(urls, path, md5=None):
+    def download(urls, path, md5=None, **others):
         asked.append(path)
         raise recmix.data.fetch.DownloadError("not in a test")
 

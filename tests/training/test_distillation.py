@@ -2,6 +2,7 @@
 
 import copy
 import math
+from functools import cache
 
 import pytest
 import torch
@@ -29,7 +30,8 @@ def objective(share, steps=2):
     return Objective(distil=share, teacher=Inference(refine=steps))
 
 
-def distilled(name, share, *, steps=400, latent=2, **options):
+@cache
+def distilled(name, share, *, steps=250, latent=2, **options):
     """Posteriors of the linear-Gaussian model: that of a distilled method, and the true one."""
     world = LinearGaussian(latent=latent, variance=0.2)
     torch.manual_seed(4)
@@ -78,7 +80,7 @@ def test_family_with_the_true_posterior_finds_it(name):
 @pytest.mark.parametrize("name", ["rme", "me"])
 def test_mixtures_are_distilled(name):
     """Components refine to the true posterior. In rme each is fitted to it, in me all together."""
-    q, true = distilled(name, 1.0, order=2)
+    q, true = distilled(name, 1.0, order=2, steps=400)
     if name == "rme":
         for part in q.components:
             torch.testing.assert_close(part.mean, true.mean, atol=0.05, rtol=0)

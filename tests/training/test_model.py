@@ -150,7 +150,7 @@ def test_using_shares_weights_and_changes_only_the_inference(model, x):
     assert other.using(refine=0, scale=1.0).inference == recmix.Inference()
     with pytest.raises(ConfigError, match="scale must be above 0, got -1"):
         model.using(scale=-1.0)
-    with pytest.raises(TypeError, match="scales"):
+    with pytest.raises(ConfigError, match="unknown option of Inference 'scales': did you mean 'scale'"):
         model.using(scales=2.0)
 
 
@@ -158,8 +158,11 @@ def test_refined_changes_only_what_is_given(model):
     refined = model.using(reuse=0, restarts=3).refined(2)
     assert (refined.inference.refine, refined.inference.reuse, refined.inference.restarts) == (2, 0, 3)
     assert refined.refined(0).inference.refine == 0
-    with pytest.raises(ConfigError, match="steps must not be negative, got -1: try 1, 2 or 4"):
-        model.refined(-1)
+    for wrong in (-1, "2", 1.5, True):
+        with pytest.raises(
+            ConfigError, match=f"whole number of 0 or more, got {wrong!r}: try 1, 2 or 4"
+        ):
+            model.refined(wrong)
 
 
 def test_inference_is_saved(model, x, tmp_path):

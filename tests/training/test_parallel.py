@@ -27,29 +27,46 @@ from pathlib import Path
 torch.set_num_threads(1)
 sys.path.insert(0, sys.argv[1])
 from cases.training import images
-request = json.loads(sys.argv[2])
-left = Path(request["out"]).parent / "left"
+folder = Path(sys.argv[2])
+left = folder / "left"
 atexit.register(lambda: left.write_text(str(torch.distributed.is_initialized())))  # runs last
 data = recmix.data.from_arrays(images(60))
-if request.pop("late", False) and os.environ["RANK"] == "1":  # it reads the folder after the other
-    module = importlib.import_module("recmix.training.plan")
-    plain = module.is_complete
-    module.is_complete = lambda *a, **k: (time.sleep(2), plain(*a, **k))[1]
-recmix.fit(request.pop("method"), data, progress=False, **request)
+for request in json.loads(sys.argv[3]):
+    if request.pop("late", False) and os.environ["RANK"] == "1":  # it reads the folder after the other
+        module = importlib.import_module("recmix.training.plan")
+        plain = module.is_complete
+        module.is_complete = lambda *a, **k: (time.sleep(2), plain(*a, **k))[1]
+    recmix.fit(request.pop("method"), data, progress=False, **request)
 """
+COMMON = {"latent": 2, "epochs": 1, "batch_size": 10, "device": "cpu"}
+EXACT = {**COMMON, "dtype": "float64", "learning_rate": 1e-3}
+CASES = {
+    "vae": {"method": "vae", **EXACT},
+    "average": {"method": "vae", "weight_average": 0.5, **EXACT},
+    "rme": {"method": "rme", "order": 2, "vae_epochs": 1, **EXACT},
+    "resumed": {"method": "vae", **COMMON},
+}
 
 
-def torchrun(processes, request):
+def torchrun(processes, folder, *requests):
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}"]
     command += ["--master-port=0", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
-    script = Path(request["out"]).parent / "script.py"
+    script = folder / "script.py"
     script.write_text(SCRIPT)
-    command += [str(script), str(Path(__file__).parents[1]), json.dumps(request)]
+    command += [str(script), str(Path(__file__).parents[1]), str(folder), json.dumps(requests)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     # Threads of a process group that is still open could abort Python at its end.
-    assert (script.parent / "left").read_text() == "False"
+    assert (folder / "left").read_text() == "False"
+
+
+@pytest.fixture(scope="module")
+def by_two(tmp_path_factory):
+    """A folder with one run for each case, trained by two processes; they are started once."""
+    folder = tmp_path_factory.mktemp("two")
+    torchrun(2, folder, *({"out": str(folder / name), **case} for name, case in CASES.items()))
+    return folder
 
 
 class Joined:
@@ -66,15 +83,8 @@ class Joined:
         return torch.cat(halves, 1)
 
 
-@pytest.mark.parametrize(
-    ("method", "options"),
-    [("vae", {}), ("vae", {"weight_average": 0.5}), ("rme", {"order": 2, "vae_epochs": 1})],
-)
-def test_two_processes_equal_one_process(method, options, tmp_path, monkeypatch):
-    common = {"latent": 2, "epochs": 1, "batch_size": 10, "dtype": "float64", "device": "cpu"}
-    common |= {"learning_rate": 1e-3, **options}
-    torchrun(2, {"method": method, "out": str(tmp_path / "two"), **common})
-
+@pytest.mark.parametrize("name", ["vae", "average", "rme"])
+def test_two_processes_equal_one_process(name, by_two, tmp_path, monkeypatch):
     noise = Joined(seed=0, epoch=0)
     training = False
     plain = gaussian.randn
@@ -94,23 +104,22 @@ def test_two_processes_equal_one_process(method, options, tmp_path, monkeypatch)
     monkeypatch.setattr(Job, "begin_epoch", begin_epoch)
     monkeypatch.setattr(Job, "validation", validate)
     data = recmix.data.from_arrays(images(60))
-    recmix.fit(method, data, out=tmp_path / "one", progress=False, **common)
-    one, two = (load_file(tmp_path / name / "weights.safetensors") for name in ("one", "two"))
+    recmix.fit(data=data, out=tmp_path, progress=False, **CASES[name])
+    folders = tmp_path, by_two / name
+    one, two = (load_file(folder / "weights.safetensors") for folder in folders)
     for key, value in one.items():
         np.testing.assert_allclose(value.numpy(), two[key].numpy(), atol=1e-6, err_msg=key)
-    first, second = (Run(tmp_path / name).history()[0] for name in ("one", "two"))
+    first, second = (Run(folder).history()[0] for folder in folders)
     assert first["loss"] == pytest.approx(second["loss"], abs=1e-6)
 
 
-def test_run_of_two_processes_is_resumed_by_one(tmp_path):
-    common = {"latent": 2, "batch_size": 10, "device": "cpu", "out": str(tmp_path / "run")}
-    torchrun(2, {"method": "vae", "epochs": 1, **common})
-    more = recmix.fit(
-        "vae", recmix.data.from_arrays(images(60)), epochs=2, resume=True, progress=False, **common
-    )
+def test_run_of_two_processes_is_resumed_by_one(by_two):
+    again = {**CASES["resumed"], "out": str(by_two / "resumed"), "resume": True}
+    data = recmix.data.from_arrays(images(60))
+    more = recmix.fit(data=data, progress=False, **again | {"epochs": 2})
     assert len(more.history) == 2
-    torchrun(2, {"method": "vae", "epochs": 3, "resume": True, "late": True, **common})
-    assert len(Run(tmp_path / "run").history()) == 3
+    torchrun(2, by_two, again | {"epochs": 3, "late": True})
+    assert len(Run(by_two / "resumed").history()) == 3
 
 
 def test_batch_must_be_divisible_by_the_number_of_processes():

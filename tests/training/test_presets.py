@@ -220,7 +220,7 @@ def test_damaged_preset_file_in_a_run_is_named(content, tmp_path, capsys):
         ([{"name": "a", "method": "vea"}], "stage 'a': unknown method 'vea': did you mean 'vae'"),
         (
             [{"name": "a", "method": "vae", "epohcs": 3}],
-            "stage 'a': unknown option for vae 'epohcs': did you mean 'epochs'.*Valid: activation, ",
+            "stage 'a': unknown option for vae 'epohcs': did you mean 'epochs'",
         ),
         ([{"name": "a", "method": "vae", "order": 3}], "unknown option for vae 'order'"),
         ([{"name": "a", "method": "vae", "epochs": "many"}], "stage 'a': epochs must be a whole number"),

@@ -18,7 +18,7 @@ def bits():
 
 def test_very_few_examples(bits):
     with pytest.warns(DataWarning, match=r"only 1 training example\(s\)"):
-        recmix.fit("vae", bits[:2], **SHORT)
+        recmix.fit("vae", bits[:3], **SHORT)
 
 
 def test_equal_values(bits):
@@ -42,3 +42,15 @@ def test_a_sigmoid_before_a_bernoulli_likelihood(bits):
 def test_initials_are_understood(bits):
     with pytest.raises(ConfigError, match="unknown option for vae 'lr': did you mean 'learning_rate'"):
         recmix.fit("vae", bits, lr=1e-3)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_logits_are_refused_where_probabilities_are_needed(bits, own, tmp_path):
+    names = ("encoder", "decoder")
+    given = dict(zip(names, networks(), strict=True)) if own else {}
+    more = {"likelihood": "bernoulli-probabilities", "out": tmp_path / "run"}
+    with pytest.raises(ConfigError, match=r"gives values from -.*use likelihood='bernoulli'"):
+        recmix.fit("vae", bits, **given, **more, **SHORT)
+    assert not (tmp_path / "run").exists()
+    given = dict(zip(names, networks(nn.Sigmoid()), strict=True))
+    recmix.fit("vae", bits, **given, **more, **SHORT)

@@ -39,7 +39,11 @@ class ChunkedAdam(torch.optim.Adam):
             self.update_group(group)
 
     def update_group(self, group: dict[str, Any]) -> None:
-        """Update the parameters of one of the optimiser's parameter groups."""
+        """Update the parameters of one parameter group. `step` calls this for each group.
+
+        Args:
+            group: an entry of the optimiser's `param_groups`.
+        """
         lists: tuple[list[Tensor], ...] = ([], [], [], [], [], [])
         self._init_group(group, *lists)
         params, grads, firsts, seconds, _, steps = lists
@@ -82,7 +86,11 @@ def _pieces(*row: Tensor) -> Iterable[tuple[Tensor, ...]]:
 def capturable_adam(groups: list[dict[str, Any]], learning_rate: float) -> torch.optim.Optimizer:
     """Make an Adam optimiser; on a GPU one whose steps a CUDA graph can capture.
 
-    On other devices it is torch's Adam.
+    On a GPU this is a `ChunkedAdam`, on other devices torch's Adam.
+
+    Args:
+        groups: the parameter groups, as `torch.optim.Adam` takes them.
+        learning_rate: the initial learning rate.
     """
     if device_of(groups).type != "cuda":
         return adam(groups, learning_rate)

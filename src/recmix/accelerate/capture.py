@@ -31,7 +31,8 @@ def no_host_sync() -> Iterator[None]:
 def recover_generators(device: torch.device, *generators: torch.Generator) -> None:
     """Make random generators usable again after a capture that failed.
 
-    They remain in a state that allows draws only inside a capture. A copy of the state does not.
+    The failed capture leaves them in a state that allows draws only inside a capture. A copy of the
+    state allows draws everywhere. So each generator gets a copy of its own state.
 
     Args:
         device: the CUDA device of the capture; its default generator is recovered too.

@@ -127,7 +127,15 @@ _captured: WeakKeyDictionary[Method, dict[Inference, Captured]] = WeakKeyDiction
 
 @infer_no_grad.register_for_gpu
 def replay(method: Method, x: Tensor, inference: Inference) -> Posterior:
-    """Compute q(z | x) for x on a GPU by replaying a CUDA graph; a version of `infer_no_grad`."""
+    """Compute q(z | x) without gradients on a GPU, by replaying a CUDA graph.
+
+    This is the GPU version of `infer_no_grad`. It returns NotImplemented if x is not on a GPU.
+
+    Args:
+        method: the method whose posterior is computed.
+        x: examples (B, ...).
+        inference: the refinement and calibration that are applied to the posterior.
+    """
     if not x.is_cuda:
         return NotImplemented
     known = _captured.get(method)

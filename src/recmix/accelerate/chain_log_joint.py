@@ -17,7 +17,10 @@ ROWS = 160
 
 
 class ChainLogJoint(LogJoint):
-    """A `LogJoint` whose decoder is evaluated layer by layer, in the layout that is fast on a CPU.
+    """log p(x, z) of one batch x as a function of z: a `LogJoint` that is fast on a CPU.
+
+    It is for decoders that are chains of simple layers. The decoder is evaluated layer by layer, in
+    the memory layout that is fast on a CPU.
 
     >>> from recmix.model.likelihoods import Gaussian
     >>> decoder = torch.nn.Sequential(torch.nn.Linear(2, 64), torch.nn.Unflatten(1, (1, 8, 8)))
@@ -28,7 +31,11 @@ class ChainLogJoint(LogJoint):
     """
 
     def log_joint(self, z: Tensor) -> Tensor:
-        """log p(x, z) of T latent points per example: z (T, B, D) -> (T, B)."""
+        """log p(x, z) of T latent points for each of B examples, (T, B).
+
+        Args:
+            z: latent points (T, B, D), for D latent dimensions.
+        """
         layers = layer_chain(self.model.decoder)
         if layers is None or not fast_on_cpu(z):
             return super().log_joint(z)
@@ -41,9 +48,16 @@ class ChainLogJoint(LogJoint):
 def make_chain_log_joint(
     model: LatentModel, x: Tensor, dtype: torch.dtype, chunk: int | None = None
 ) -> LogJoint:
-    """Make a `ChainLogJoint`, or return NotImplemented for other decoders and other devices.
+    """Make a `ChainLogJoint` if x is on the CPU and the decoder is a chain of simple layers.
 
-    Triton kernels that run on the CPU, for tests, go first.
+    Otherwise return NotImplemented, so that `make_log_joint` tries its next version. Tests can run
+    the Triton kernels on the CPU. Then the result is NotImplemented, too, and the kernels are used.
+
+    Args:
+        model: the model p(x, z).
+        x: examples (B, ...).
+        dtype: data type of z.
+        chunk: number of columns of the decoder's Jacobian per pass; None for the default.
     """
     if x.device.type != "cpu" or kernels_apply("cpu", dtype) or layer_chain(model.decoder) is None:
         return NotImplemented

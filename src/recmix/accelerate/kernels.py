@@ -338,20 +338,23 @@ def log_weights_of_parts(
     minimum: float,
     maximum: float,
 ) -> Tensor:
-    """The mixing weights log α (B, M + 1) of a recursive mixture with M gates, by one kernel.
+    """Compute the mixing weights log α of a recursive mixture with M gates by one kernel.
 
     Gate m is a network with one hidden layer of F units. It gives ε_m(x), the share of component m
     in the mixture of the components 0 … m.
 
     Args:
-        sums: (parts, B, M F). The sum over the first axis gives the hidden units of all gates,
-            before bias and activation.
+        sums: partial sums of the hidden units of all gates, (parts, B, M · F). Their sum over the
+            first axis gives the hidden units before bias and activation.
         bias: biases of the hidden layers, (M, F).
         weight: weights of the gates' last layers, (M, F).
         last: biases of the gates' last layers, (M, 1).
         slope: factor of negative values in the activation of the hidden layers.
         minimum: the smallest ε.
         maximum: the largest ε.
+
+    Returns:
+        log α, (B, M + 1).
     """
     parts, batch, _ = sums.shape
     gates, hidden = bias.shape

@@ -21,9 +21,10 @@ PARTS = 16
 def sequence(
     networks: Sequence[Sequence[nn.Module]], shape: Sequence[int], limits: Limits | None = None
 ) -> Run | None:
-    """Turn K networks of the same shape into one function of a batch x and a centre.
+    """Turn K networks of the same shape into one function f(x, centre).
 
-    The function subtracts the centre, a tensor of the shape of one example or None, from x.
+    The function subtracts the centre from each example of the batch x, and evaluates all networks.
+    The centre has the shape of one example; None subtracts nothing.
 
     Args:
         networks: the layers of each network: convolutions, then linear layers, with activations
@@ -33,8 +34,8 @@ def sequence(
             clamped.
 
     Returns:
-        A function that gives the outputs of all networks, (K, B, N); or None if the kernels do not
-        support a layer.
+        The function. It gives the N outputs of each network for B examples, (K, B, N). None if the
+        kernels do not support a layer.
     """
     made: list[tuple[Any, tuple[Tensor, Tensor], dict[str, Any]]] = []
     size = tuple(shape)
@@ -84,9 +85,10 @@ def sequence(
 def recursion(
     gates: Sequence[Sequence[nn.Module]], shape: Sequence[int], minimum: float, maximum: float
 ) -> Run | None:
-    """Turn the gates of a recursive mixture into one function of a batch x and a centre.
+    """Turn the gates of a recursive mixture into one function f(x, centre).
 
-    The function subtracts the centre, a tensor of the shape of one example or None, from x.
+    The function subtracts the centre from each example of the batch x, and evaluates all gates. The
+    centre has the shape of one example; None subtracts nothing.
 
     The first layers of all gates are computed as one matrix product. Its long sum over the pixels is
     divided into parts that run in parallel. A second kernel adds the parts and computes the rest.
@@ -99,8 +101,8 @@ def recursion(
         maximum: the largest ε.
 
     Returns:
-        A function that gives the mixing weights log α, (B, number of components); or None if the
-        kernels do not support a layer.
+        The function. It gives the mixing weights log α for B examples, (B, number of components).
+        None if the kernels do not support a layer.
     """
     pixels = math.prod(shape)
     kinds = [[layer for layer in gate if type(layer) is not nn.Flatten] for gate in gates]

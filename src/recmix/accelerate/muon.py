@@ -71,7 +71,13 @@ class Muon(ChunkedAdam):
 
 
 def muon(groups: Iterable[dict[str, Any]], learning_rate: float) -> torch.optim.Adam:
-    """Make an optimiser: Muon for parameters with two or more axes, Adam for the others."""
+    """Make an optimiser that uses Muon for parameters with two or more axes, and Adam for the others.
+
+    Args:
+        groups: the parameter groups, as `torch.optim.Adam` takes them. Each is divided into a group
+            for Muon and a group for Adam.
+        learning_rate: the initial learning rate.
+    """
     divided = []
     for group in groups:
         for matrices in (True, False):
@@ -84,11 +90,12 @@ def muon(groups: Iterable[dict[str, Any]], learning_rate: float) -> torch.optim.
 
 
 def orthogonal(matrices: Sequence[Tensor]) -> list[Tensor]:
-    """Approximately U Vᵀ for each matrix with the singular value decomposition U S Vᵀ.
+    """Return each matrix with all its singular values changed to about 1.
 
-    The singular values of the result are not exactly 1; `QUINTIC` says how close they are. On a
-    GPU, where starting many small products takes time, matrices whose shorter sides have similar
-    lengths are padded with zeros and computed together. The zeros stay zeros.
+    For a matrix with the singular value decomposition U S Vᵀ, the result is approximately U Vᵀ. It
+    has the same shape. `QUINTIC` says how close to 1 the singular values are. On a GPU, starting many
+    small products takes time. So matrices whose shorter sides have similar lengths are padded with
+    zeros and computed together.
 
     >>> near = orthogonal([torch.diag(torch.tensor([3.0, 1.0, 2.0]))])[0]
     >>> bool((near.diag() - 1).abs().max() < 0.35)
@@ -107,7 +114,16 @@ def orthogonal(matrices: Sequence[Tensor]) -> list[Tensor]:
 
 
 def orthogonal_batch(matrices: Sequence[Tensor]) -> list[Tensor]:
-    """Compute `orthogonal` of a few matrices together, padded to one batch."""
+    """Compute `orthogonal` for several matrices at once, as one batch.
+
+    All matrices are padded with zeros to the same shape. The padding is removed from the results.
+
+    Args:
+        matrices: matrices with two axes, of any shapes.
+
+    Returns:
+        For each matrix U S Vᵀ, approximately U Vᵀ, of the same shape.
+    """
     flat = [m.t() if m.shape[0] > m.shape[1] else m for m in matrices]
     rows, columns = (max(m.shape[axis] for m in flat) for axis in (0, 1))
     x = torch.stack([F.pad(m, (0, columns - m.shape[1], 0, rows - m.shape[0])) for m in flat])

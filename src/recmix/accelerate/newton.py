@@ -68,7 +68,7 @@ class KernelLogJoint(LogJoint):
         return self.model.decoder_output(z)
 
     def linearise(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """The decoder's output (B, C, H, W) at z (B, D), and its Jacobian in z, (B, P, D).
+        """The decoder's output (B, C, H, W) at z (B, D), and its Jacobian with respect to z, (B, P, D).
 
         P = C · H · W is the number of output values.
         """
@@ -79,7 +79,11 @@ class KernelLogJoint(LogJoint):
         return super().linearise(z)
 
     def log_joint(self, z: Tensor) -> Tensor:
-        """log p(x, z) of T latent points per example: z (T, B, D) -> (T, B)."""
+        """log p(x, z) of T latent points for each of B examples, (T, B).
+
+        Args:
+            z: latent points (T, B, D), for D latent dimensions.
+        """
         decoded = self._decoded(z)
         scored = newton_kernels.score(self.model.likelihood, self.observed, decoded, z, slopes=False)
         if scored is not None:
@@ -91,8 +95,8 @@ class KernelLogJoint(LogJoint):
 
         Args:
             z: latent points (B, D).
-            decoded: the decoder's output at z, from `linearise`.
-            slope: the decoder's Jacobian at z, from `linearise`.
+            decoded: the decoder's output at z, (B, C, H, W), from `linearise`.
+            slope: the decoder's Jacobian at z, (B, C · H · W, D), from `linearise`.
         """
         if _applies(z):
             likelihood = self.model.likelihood
@@ -107,8 +111,8 @@ class KernelLogJoint(LogJoint):
     def gradient(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """log p(x, z) (B,) and its gradient with respect to z (B, D), at z (B, D).
 
-        Up to `JACOBIAN_UP_TO` dimensions the kernels compute the decoder's whole Jacobian for it; this
-        takes less time than autograd.
+        If z has at most `JACOBIAN_UP_TO` dimensions, the kernels compute the decoder's whole Jacobian.
+        This takes less time than autograd.
         """
         if not self.packed or z.shape[-1] > JACOBIAN_UP_TO:
             return super().gradient(z)
@@ -116,7 +120,7 @@ class KernelLogJoint(LogJoint):
         return here.log_joint, here.gradient
 
     def dampings(self, level: Tensor) -> Tensor:
-        """The T candidate dampings (T, B) of the next Gauss-Newton step.
+        """The T dampings that the next Gauss-Newton step of each example tries, (T, B).
 
         Args:
             level: the present damping λ of each example, (B,).
@@ -133,7 +137,9 @@ class KernelLogJoint(LogJoint):
         level: Tensor,
         least: float,
     ) -> tuple[Tensor, Tensor]:
-        """Take each example's best candidate step; return the next z (B, D) and damping λ (B,).
+        """Take the best candidate step of each example.
+
+        An example for which no candidate raises log p(x, z) keeps its z.
 
         Args:
             reached: log p(x, z + step) of each of T candidates, (T, B).
@@ -143,6 +149,9 @@ class KernelLogJoint(LogJoint):
             tried: the dampings of the candidate steps, (T, B).
             level: the present damping λ, (B,).
             least: lower limit of the next λ.
+
+        Returns:
+            The next z (B, D) and the next λ (B,).
         """
         limits = (least, LARGEST)
         given = (reached, here.log_joint, z, step, tried, level)
@@ -154,9 +163,15 @@ class KernelLogJoint(LogJoint):
 def make_kernel_log_joint(
     model: LatentModel, x: Tensor, dtype: torch.dtype, chunk: int | None = None
 ) -> LogJoint:
-    """Make a `KernelLogJoint`, or return NotImplemented if the kernels do not apply.
+    """Make a `KernelLogJoint`, or return NotImplemented if the Triton kernels do not apply.
 
-    They support Gaussian and Bernoulli likelihoods and the prior N(0, I).
+    The kernels support Gaussian and Bernoulli likelihoods and the prior N(0, I).
+
+    Args:
+        model: the model p(x, z).
+        x: examples (B, ...).
+        dtype: data type of z.
+        chunk: number of columns of the decoder's Jacobian per pass; None for the default.
     """
     simple = type(model.likelihood) in (Bernoulli, Gaussian) and model.prior.standard
     simple = simple and model.likelihood.noise == 1
@@ -167,12 +182,15 @@ def make_kernel_log_joint(
 
 @damped_step.register
 def damped_step_by_kernels(gradient: Tensor, precision: Tensor, damping: Tensor) -> Tensor:
-    """Compute the damped Gauss-Newton step (H + λ I)⁻¹ g by one kernel.
+    """Compute the damped Gauss-Newton steps (H + λ I)⁻¹ g, (L, B, D), by one kernel.
 
     Args:
-        gradient: g, the gradient of log p(x, z) with respect to z.
-        precision: H, the Gauss-Newton approximation of the negative Hessian.
-        damping: λ.
+        gradient: g, the gradient of log p(x, z) with respect to z, (L, B, D).
+        precision: H, the Gauss-Newton approximation of the negative Hessian, (L, B, D, D).
+        damping: λ, (L, B), for L dampings and B examples.
+
+    Returns:
+        The steps, or NotImplemented if the kernel does not apply, for example to other shapes.
     """
     if not _applies(gradient):
         return NotImplemented
@@ -182,7 +200,10 @@ def damped_step_by_kernels(gradient: Tensor, precision: Tensor, damping: Tensor)
 
 @cholesky.register
 def cholesky_by_kernels(matrix: Tensor) -> Tensor:
-    """Compute the lower Cholesky factors of matrices (B, D, D) by one kernel."""
+    """Compute the lower Cholesky factors of matrices (B, D, D) by one kernel.
+
+    The result has the shape of `matrix`. It is NotImplemented if the kernel does not apply.
+    """
     if not _applies(matrix) or matrix.dim() != 3:
         return NotImplemented
     factor = newton_kernels.factor(matrix)
@@ -191,9 +212,10 @@ def cholesky_by_kernels(matrix: Tensor) -> Tensor:
 
 @in_double.register
 def keep_float32(factor: Tensor) -> Tensor:
-    """Return `factor` unchanged, in float32, where the kernels apply; a version of `in_double`.
+    """Return a triangular factor (..., D, D) unchanged, in float32, if the Triton kernels apply.
 
-    The plain version converts `factor` to float64. The kernels do not need this, because they add a
-    small multiple of the identity to the matrix themselves.
+    This is an alternative to `in_double`, which converts the factor to float64. The kernels do not
+    need float64, because they add a small multiple of the identity to the matrix themselves. The
+    result is NotImplemented if the kernels do not apply.
     """
     return factor if _applies(factor) else NotImplemented

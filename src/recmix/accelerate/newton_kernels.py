@@ -316,19 +316,20 @@ def _choose(
 def score(
     likelihood: Likelihood, image: Tensor, decoded: Tensor, z: Tensor, *, slopes: bool
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """log p(x, z) of L latent points per example, (L, B), and what normal equations need of it.
+    """Compute log p(x, z) and its derivatives by one kernel, for L latent points per example.
 
     Args:
         likelihood: p(x | z).
         image: x as the likelihood reads it, (B, C, H, W).
         decoded: the decoder's outputs for z, (L, B, C, H, W).
         z: latent points (L, B, D).
-        slopes: whether to compute residuals and precisions.
+        slopes: whether to compute the derivatives. Otherwise do not use the last two results.
 
     Returns:
-        log p(x, z), (L, B). Then, for each of the P decoder outputs, the first derivative of log
-        p(x | z) with respect to it (residual) and its negative expected second derivative
-        (precision), (L, B, P) each. None if the kernel does not apply.
+        Three tensors, or None if the kernel does not apply. The first is log p(x, z), (L, B). The
+        other two are derivatives of log p(x | z) with respect to each of the P = C · H · W decoder
+        outputs, (L, B, P) each: the first derivative (residual), and the negative expected second
+        derivative (precision).
     """
     kind, (levels, batch, latent) = type(likelihood), z.shape
     if kind not in (Gaussian, Bernoulli) or decoded.shape != (levels, *image.shape):
@@ -448,9 +449,10 @@ def solve(gradient: Tensor, precision: Tensor, damping: Tensor) -> Tensor | None
 
 @unless_broken
 def factor(matrix: Tensor) -> Tensor | None:
-    """Cholesky factors of matrices (B, D, D), as from `recmix.posteriors.full.cholesky`.
+    """Compute the lower Cholesky factors of matrices (B, D, D) by one kernel.
 
-    None if the kernel does not apply.
+    The plain version is `recmix.posteriors.full.cholesky`. The result has the shape of `matrix`. It
+    is None if the kernel does not apply.
     """
     batch, latent, _ = matrix.shape
     if latent > LARGEST or not usable(matrix):
@@ -479,7 +481,9 @@ def choose(
     beyond: float,
     limits: tuple[float, float],
 ) -> tuple[Tensor, Tensor] | None:
-    """The next z (B, D) and damping λ (B,) of each example; the same rule as `LogJoint.choose`.
+    """Take the best candidate step of each example by one kernel; the same rule as `LogJoint.choose`.
+
+    An example for which no candidate raises log p(x, z) keeps its z.
 
     Args:
         reached: log p(x, z + step) of each of L candidate steps, (L, B).
@@ -492,7 +496,7 @@ def choose(
         limits: smallest and largest value of the next λ.
 
     Returns:
-        The next z and λ, or None if the kernel does not apply.
+        The next z (B, D) and the next λ (B,), or None if the kernel does not apply.
     """
     given = (reached, joint, z, step, tried, level)
     if not usable(*given):

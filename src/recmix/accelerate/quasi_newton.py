@@ -1,6 +1,6 @@
-"""Triton kernels for the small steps between the gradients of the refinement 'learned'.
+"""Triton kernels for the refinement 'learned': what it computes between two gradients.
 
-Plain torch starts about 70 small kernels for each step; here there are three.
+Plain torch starts about 70 small kernels for each step of the refinement; here there are three.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from recmix.accelerate.kernels import _jit, _power_of_two
 from recmix.accelerate.newton import kernels_apply
 from recmix.accelerate.newton_kernels import LARGEST, unless_broken, usable
-from recmix.inference.learned import SHRINK, Pair, Point, advance, direction
+from recmix.inference.learned import SHRINK, Iterate, Pair, advance, direction
 from recmix.model.curvature_network import scaled_triangle
 from recmix.posteriors import FullGaussian, LowRankGaussian
 
@@ -135,7 +135,18 @@ def _advance(
 
 @unless_broken
 def triangle_kernel(out: Tensor, typical: Tensor) -> Tensor | None:
-    """The matrices of `scaled_triangle`, by one kernel; None if it does not apply."""
+    """Compute L = T diag(exp a) M for each example by one kernel, see `scaled_triangle`.
+
+    M is lower triangular, with ones on its diagonal.
+
+    Args:
+        out: outputs of the curvature network, (B, D (D + 1) / 2): first the D numbers a, then the
+            entries of M below its diagonal, row by row.
+        typical: T, (D, D), lower triangular.
+
+    Returns:
+        L, (B, D, D), or None if the kernel does not apply.
+    """
     latent = len(typical)
     if latent > LARGEST or not usable(out, typical):
         return None
@@ -148,7 +159,18 @@ def triangle_kernel(out: Tensor, typical: Tensor) -> Tensor | None:
 
 @unless_broken
 def direction_kernel(factor: Tensor, gradient: Tensor, pairs: Sequence[Pair]) -> Tensor | None:
-    """The directions of `direction` for L = `factor`, by one kernel; None if it does not apply."""
+    """Compute the quasi-Newton direction of each example by one kernel, see `direction`.
+
+    The direction is the gradient times L Lᵀ, corrected by earlier steps.
+
+    Args:
+        factor: L, (B, D, D), lower triangular.
+        gradient: gradient of log p(x, z) with respect to z, (B, D).
+        pairs: earlier steps and their changes of the gradient; at most two.
+
+    Returns:
+        The directions (B, D), or None if the kernel does not apply.
+    """
     batch, latent = gradient.shape
     given = [part for pair in reversed(pairs) for part in pair]
     if latent > LARGEST or len(pairs) > 2 or not usable(factor, gradient, *given):
@@ -165,14 +187,25 @@ def direction_kernel(factor: Tensor, gradient: Tensor, pairs: Sequence[Pair]) ->
 
 @unless_broken
 def advance_kernel(
-    at: Point, step: Tensor, reached: Tensor, gradient: Tensor
-) -> tuple[Point, Pair] | None:
-    """The results of `advance`, by one kernel; None if it does not apply."""
+    at: Iterate, step: Tensor, reached: Tensor, gradient: Tensor
+) -> tuple[Iterate, Pair] | None:
+    """Take the steps that raise log p(x, z) by one kernel, see `advance`.
+
+    Args:
+        at: the present point of each example.
+        step: the step of each example, (B, D).
+        reached: log p(x, z) after the step, (B,).
+        gradient: its gradient with respect to z after the step, (B, D).
+
+    Returns:
+        The next point, and the pair of step and gradient change for `direction_kernel`. None if the
+        kernel does not apply.
+    """
     batch, latent = step.shape
     given = (*at, step, reached, gradient)
     if latent > LARGEST or not usable(*given):
         return None
-    new = Point(*(torch.empty_like(t, memory_format=torch.contiguous_format) for t in at))
+    new = Iterate(*(torch.empty_like(t, memory_format=torch.contiguous_format) for t in at))
     pair = Pair(torch.empty_like(new.z), torch.empty_like(new.z), step.new_empty(batch, 1))
     constants = (SHRINK, torch.finfo(step.dtype).eps, latent, _power_of_two(latent))
     with torch.cuda.device_of(step):
@@ -186,7 +219,16 @@ def _warps(latent: int) -> int:
 
 @scaled_triangle.register_for_gpu
 def triangle_by_kernel(out: Tensor, typical: Tensor, places: Tensor) -> Tensor:
-    """`scaled_triangle` by a kernel, or NotImplemented. `places` is not needed."""
+    """GPU version of `scaled_triangle`; NotImplemented if `triangle_kernel` does not apply.
+
+    Args:
+        out: outputs of the curvature network, (B, D (D + 1) / 2).
+        typical: the matrix T, (D, D), lower triangular.
+        places: not used here; the plain version needs it.
+
+    Returns:
+        Matrices L, (B, D, D).
+    """
     if not kernels_apply(out.device.type, out.dtype):
         return NotImplemented
     factor = triangle_kernel(out, typical)
@@ -197,7 +239,17 @@ def triangle_by_kernel(out: Tensor, typical: Tensor, places: Tensor) -> Tensor:
 def direction_by_kernel(
     q: FullGaussian | LowRankGaussian, gradient: Tensor, pairs: Sequence[Pair]
 ) -> Tensor:
-    """`direction` by a kernel, or NotImplemented if q is no full Gaussian."""
+    """GPU version of `direction`; NotImplemented if `direction_kernel` does not apply.
+
+    Args:
+        q: the Gaussian whose covariance approximates the inverse curvature. The kernel supports only a
+            `FullGaussian`.
+        gradient: gradient of log p(x, z) with respect to z, (B, D).
+        pairs: earlier steps and their changes of the gradient.
+
+    Returns:
+        The direction of the next step, (B, D).
+    """
     if not isinstance(q, FullGaussian) or not kernels_apply(gradient.device.type, gradient.dtype):
         return NotImplemented
     found = direction_kernel(q.scale_tril, gradient, pairs)
@@ -205,8 +257,20 @@ def direction_by_kernel(
 
 
 @advance.register_for_gpu
-def advance_by_kernel(at: Point, step: Tensor, reached: Tensor, gradient: Tensor) -> tuple[Point, Pair]:
-    """`advance` by a kernel, or NotImplemented where the kernel does not apply."""
+def advance_by_kernel(
+    at: Iterate, step: Tensor, reached: Tensor, gradient: Tensor
+) -> tuple[Iterate, Pair]:
+    """GPU version of `advance`; NotImplemented if `advance_kernel` does not apply.
+
+    Args:
+        at: the present point of each example.
+        step: the step of each example, (B, D).
+        reached: log p(x, z) after the step, (B,).
+        gradient: its gradient with respect to z after the step, (B, D).
+
+    Returns:
+        The next point, and the pair of step and gradient change for `direction`.
+    """
     if not kernels_apply(step.device.type, step.dtype):
         return NotImplemented
     found = advance_kernel(at, step, reached, gradient)

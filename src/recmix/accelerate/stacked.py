@@ -30,11 +30,11 @@ Run = Callable[[Tensor, Tensor | None], Tensor]
 class Stacked:
     """K networks of the same shape as one function: x (B, ...) -> (K, B, F), without gradients.
 
-    The function is built at its first use, and again when a parameter has changed. Networks of
-    convolutions, linear layers and pointwise activations use Triton kernels
-    (`recmix.accelerate.kernels`) if possible, else grouped convolutions and batched products. Other
-    networks use `torch.func.stack_module_state` if possible. If nothing is possible the result is
-    None, and there is one warning.
+    F is the number of outputs of each network. The function is built at its first use, and again when
+    a parameter has changed. There are three ways to build it. Networks of convolutions, linear layers
+    and pointwise activations use Triton kernels (`recmix.accelerate.kernels`) if possible, else grouped
+    convolutions and batched products. Other networks use `torch.func.stack_module_state`. If no way is
+    possible, the result is None, and there is one warning.
 
     On a CPU grouped convolutions are slower than evaluating the networks one by one. So networks
     are stacked only on the given kinds of device.
@@ -83,7 +83,10 @@ class Stacked:
                 self.how = ""
 
     def held(self) -> Any:
-        """An object that keeps in memory the stacked weights that a captured graph reads."""
+        """Return an object that keeps the stacked weights in memory.
+
+        A captured CUDA graph reads these weights, so its owner must store the object.
+        """
         return self._run
 
     def fix(self, x: Tensor) -> None:
@@ -175,6 +178,8 @@ class Stacked:
             run = self._kernels(layers, x.shape[1:])
             if run is not None:
                 run(x, shift)
+        except torch.OutOfMemoryError:
+            raise
         except Exception as error:  # compilers raise errors of any kind
             why = (str(error).splitlines() or [type(error).__name__])[0]
             warnings.warn(
@@ -200,7 +205,15 @@ class StackedEncoders(Stacked):
     """
 
     def gaussians(self, x: Tensor, shift: Tensor | None = None) -> Gaussian | None:
-        """The Gaussians of all K encoders for x - shift, (K, B, D); None if they cannot be stacked."""
+        """Compute the Gaussians of all K encoders for a batch, with means and log-variances (K, B, D).
+
+        Args:
+            x: examples (B, ...).
+            shift: a tensor that is subtracted from x first.
+
+        Returns:
+            The Gaussians, or None if the encoders cannot be stacked.
+        """
         parameters = self(x, shift)
         if parameters is None:
             return None
@@ -220,8 +233,8 @@ class StackedGates(Stacked):
     Gate m gives ε_m(x), the share of component m in the mixture of the components 0 … m.
 
     Args:
-        gates: ε_1 … ε_M, all with the same smallest and largest value.
-        devices: as in `Stacked`.
+        gates: the M gates ε_1 … ε_M, all with the same smallest and largest value.
+        devices: kinds of device on which to stack the gates; on others the result is None.
 
     >>> gates = StackedGates([Gate((1, 2, 2)) for _ in range(2)], devices=("cpu",))
     >>> gates.log_weights(torch.zeros(5, 1, 2, 2)).shape
@@ -233,7 +246,15 @@ class StackedGates(Stacked):
         self.bounds = (gates[0].minimum, gates[0].maximum) if gates else (0.0, 1.0)
 
     def log_weights(self, x: Tensor, shift: Tensor | None = None) -> Tensor | None:
-        """The mixing weights log α(x - shift), (B, M + 1); None if the gates cannot be stacked."""
+        """Compute the mixing weights log α of the M + 1 components for a batch, (B, M + 1).
+
+        Args:
+            x: examples (B, ...).
+            shift: a tensor that is subtracted from x first.
+
+        Returns:
+            The log-weights, or None if the gates cannot be stacked.
+        """
         out = self(x, shift)
         if out is None or self.how == "triton":
             return out
@@ -246,7 +267,11 @@ class StackedGates(Stacked):
 
 
 def places(networks: Sequence[nn.Module]) -> list[tuple[dict[str, Any], str]]:
-    """Where each parameter and buffer of the networks is stored: a module's dictionary and key."""
+    """Return where each parameter and buffer of the networks is stored.
+
+    Each entry is a dictionary of a module (its parameters or its buffers), and the tensor's key in
+    it. So the entry also finds a tensor that replaces the present one.
+    """
     return [
         (kept, name)
         for network in networks
@@ -258,10 +283,15 @@ def places(networks: Sequence[nn.Module]) -> list[tuple[dict[str, Any], str]]:
 
 
 def state(kept: Sequence[tuple[dict[str, Any], str]]) -> list[list[int]]:
-    """Numbers that change when a tensor stored in one of these places is changed or replaced.
+    """Return numbers that change when a parameter or buffer is changed or replaced.
+
+    Compare two results to find out whether a network has changed in between.
 
     Args:
-        kept: dictionaries and keys, from `places`.
+        kept: where the tensors are stored: dictionaries and keys, from `places`.
+
+    Returns:
+        The version counters of the tensors, and their addresses in memory.
     """
     now = [place[name] for place, name in kept]
     return [[t._version for t in now], list(map(Tensor.data_ptr, now))]

@@ -28,7 +28,10 @@ _stacks: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()
 
 
 def stacks_of(owner: nn.Module) -> list[Stacked]:
-    """The `Stacked` networks made for a method or component; none before its first use."""
+    """Return the `Stacked` networks that were made for a method or component.
+
+    The list is empty before the first use of the method or component.
+    """
     return [stack for stack, _ in _stacks.get(owner, [])]
 
 
@@ -86,7 +89,18 @@ def _gates(method: RecursiveMixture) -> StackedGates:
 
 @encode.register_for_gpu
 def encode_by_kernels(component: Component, x: Tensor, model: LatentModel) -> Gaussian:
-    """Compute the Gaussian of one component's encoder for x on a GPU, by Triton kernels."""
+    """Compute the Gaussian that a component's encoder gives for x on a GPU, by Triton kernels.
+
+    This is the GPU version of `encode`. It returns NotImplemented if the kernels do not apply.
+
+    Args:
+        component: the mixture component with the encoder.
+        x: examples (B, ...).
+        model: the model p(x, z); its data statistics standardise x.
+
+    Returns:
+        A Gaussian with mean and log-variance (B, D).
+    """
     if not x.is_cuda or not _applies(component) or model.fields is not None:
         return NotImplemented
     stack = _stack(component, StackedEncoders, [component.encoder], only_kernels=True)
@@ -98,7 +112,15 @@ def encode_by_kernels(component: Component, x: Tensor, model: LatentModel) -> Ga
 
 @recursive_mixture.register_for_gpu
 def stacked_recursive_mixture(method: RecursiveMixture, x: Tensor) -> Mixture:
-    """The posterior of a recursive mixture: one pass for all encoders, parallel to the gates."""
+    """Compute the posterior of a recursive mixture with one pass for all encoders.
+
+    The gates are evaluated in parallel to the encoders. This is the GPU version of
+    `recursive_mixture`. It returns NotImplemented if the encoders or gates cannot be stacked.
+
+    Args:
+        method: the recursive mixture.
+        x: examples (B, ...).
+    """
     if method.order < 2 or not _applies(method) or not _all_gaussian(method):
         return NotImplemented
     encoders, gates = _encoders(method), _gates(method)
@@ -113,7 +135,15 @@ def stacked_recursive_mixture(method: RecursiveMixture, x: Tensor) -> Mixture:
 
 @blind_mixture.register_for_gpu
 def stacked_blind_mixture(method: BlindMixture, x: Tensor) -> Mixture:
-    """The posterior of a blind mixture, with one pass for all encoders."""
+    """Compute the posterior of a blind mixture with one pass for all encoders.
+
+    This is the GPU version of `blind_mixture`. It returns NotImplemented if the encoders cannot be
+    stacked.
+
+    Args:
+        method: the blind mixture.
+        x: examples (B, ...).
+    """
     if not _applies(method) or not _all_gaussian(method):
         return NotImplemented
     parts = _encoders(method).gaussians(*_seen(method.model, x))

@@ -261,7 +261,13 @@ def _fold(
 
 
 class LayerStep(NamedTuple):
-    """A step of a decoder: a linear layer or transposed convolution, and the activation after."""
+    """A step of a decoder: a layer with weights, and the activation after it.
+
+    Attributes:
+        layer: a linear layer or a transposed convolution.
+        shape: shape of the step's output for one example, (N,) or (C, H, W).
+        activation: the activation after the layer, or None.
+    """
 
     layer: Any
     shape: tuple[int, ...]  # of its output for one example: (N,) or (C, H, W)
@@ -271,7 +277,7 @@ class LayerStep(NamedTuple):
 def plan(layers: list[nn.Module]) -> list[LayerStep] | None:
     """Group a decoder's layers into steps: a layer with weights, and the activation after it.
 
-    None if the kernels do not support the layers.
+    The result is None if the kernels do not support the layers.
 
     >>> net = [nn.Linear(2, 9), nn.ReLU(), nn.Unflatten(1, (1, 3, 3)), nn.ConvTranspose2d(1, 4, 2)]
     >>> [step.shape for step in plan(net)]
@@ -309,10 +315,13 @@ def plan(layers: list[nn.Module]) -> list[LayerStep] | None:
 
 
 class Packed:
-    """The steps (`LayerStep`) of a decoder, with their weights in the memory layout of the kernels.
+    """The steps of a decoder, with their weights in the memory layout of the Triton kernels.
 
     The weights of a step are packed when they are first used. Later changes of the weights are not
     noticed, so make a new object for each sequence of Gauss-Newton steps.
+
+    Args:
+        steps: the steps, from `plan`.
     """
 
     def __init__(self, steps: list[LayerStep]) -> None:
@@ -321,7 +330,10 @@ class Packed:
         self._made: dict[Any, Tensor] = {}
 
     def layout(self, i: int) -> tuple[int, ...]:
-        """The shape (C, H, W) of the output of step i for one example, as its kernel reads it."""
+        """The shape (C, H, W) in which the kernels store the output of decoder step i for one example.
+
+        A vector of N numbers has the shape (N, 1, 1).
+        """
         step = self.steps[i]
         if i == len(self.steps) - 1 and isinstance(step.layer, nn.Linear):
             return (math.prod(step.shape), 1, 1)  # already in the order of the weights
@@ -330,18 +342,22 @@ class Packed:
     def window(self, i: int) -> tuple[tuple[int, ...], ...]:
         """Kernel size, stride and padding of decoder step i as a transposed convolution.
 
-        A linear layer is treated as one that maps a single position to a whole image.
+        Each has two numbers, for rows and columns. A linear layer is treated as a transposed convolution
+        that maps a single position to a whole image.
         """
         layer, whole = self.steps[i].layer, self.layout(i)[1:]
         linear = isinstance(layer, nn.Linear)
         return (whole, whole, (0, 0)) if linear else (layer.kernel_size, layer.stride, layer.padding)
 
     def geometry(self, i: int) -> tuple[int, ...]:
-        """The sizes of decoder step i that the Triton kernel `_layer` takes, in order.
+        """The sizes of decoder step i that the Triton kernel `_layer` takes.
 
-        Channels, height and width of the input (C, H, W) and of the output (O, OH, OW); the numbers
-        of positions q (QH, QW) and of inputs that each q depends on (AH, AW); the stride (SH, SW)
-        and the padding (PH, PW). The module's docstring explains q.
+        A position q stands for the output positions that depend on the same inputs.
+
+        Returns:
+            In this order: channels, height and width of the input (C, H, W) and of the output (O, OH,
+            OW); the rows and columns of positions q (QH, QW); the rows and columns of inputs that each q
+            depends on (AH, AW); the stride (SH, SW); the padding (PH, PW).
         """
         layer, shape = self.steps[i].layer, self.layout(i)
         before = (layer.in_features, 1, 1) if isinstance(layer, nn.Linear) else self.layout(i - 1)
@@ -352,7 +368,16 @@ class Packed:
         return (*before, *shape, *counts, *inputs, *stride, *padding)
 
     def weight(self, i: int, precision: str) -> Tensor:
-        """The weight of decoder step i as a matrix (columns, depth), for the kernel `_layer`."""
+        """The weight of decoder step i as a matrix, packed for the Triton kernel `_layer`.
+
+        Args:
+            i: number of the step.
+            precision: precision of the products; for "tf32" the weight is rounded to TF32.
+
+        Returns:
+            A matrix (SH · SW · O, AH · AW · C); `geometry` explains these sizes. Each row belongs to
+            an output, each column to an input.
+        """
         layer, shape = self.steps[i].layer, self.layout(i)
         if not isinstance(layer, nn.Linear):
             return self._packed(i, layer.weight, self.window(i)[1], precision)
@@ -361,14 +386,27 @@ class Packed:
         return self._packed(i, layer.weight.t().unflatten(1, shape), shape[1:], precision)
 
     def tail(self, precision: str) -> Tensor:
-        """The last step's weight, (input channels, outputs that one input position adds to)."""
+        """The weight of the last decoder step as a matrix (C, O · KH · KW).
+
+        The last step is a transposed convolution with C input channels, O output channels and kernel
+        size (KH, KW). A row holds the weights from one input channel to all outputs that one input
+        position contributes to. The matrix is for the kernel that computes the last two steps together,
+        see `_can_fuse`.
+
+        Args:
+            precision: precision of the products; for "tf32" the weight is rounded to TF32.
+        """
         flat = self.steps[-1].layer.weight.flatten(1)
         return self._packed("tail", flat.t()[..., None, None], (1, 1), precision)
 
     def first(self, start: int, stop: int) -> Tensor:
-        """Derivatives of the first layer's output along axes start … stop - 1 of z, (T, H, W, C).
+        """Derivatives of the first layer's output with respect to some axes of z, (T, H · W · C).
 
         They are the layer's weights, so they are the same for all examples.
+
+        Args:
+            start: the first axis of z.
+            stop: the axis after the last one; T = stop - start.
         """
         axes = self.steps[0].layer.weight.t()[start:stop].unflatten(1, self.layout(0))
         return self._packed((start, stop), axes.transpose(0, 1), (1, 1), PRECISION)
@@ -391,7 +429,14 @@ class Packed:
 
 
 def pack(layers: list[nn.Module], z: Tensor) -> Packed | None:
-    """Prepare a decoder's layers for the kernels; None if these do not support the layers or z.
+    """Prepare a decoder's layers for the Triton kernels.
+
+    Args:
+        layers: the layers of the decoder, in order.
+        z: latent points (B, D) at which the decoder will be evaluated.
+
+    Returns:
+        The prepared decoder, or None if the kernels do not support the layers or z.
 
     >>> pack([nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 3)], torch.zeros(1, 2))
     """
@@ -404,7 +449,12 @@ def pack(layers: list[nn.Module], z: Tensor) -> Packed | None:
 
 @unless_broken
 def values(packed: Packed, z: Tensor) -> Tensor | None:
-    """The decoder's output (N, …) at z (N, D), or None if the kernels do not apply."""
+    """The decoder's output (N, ...) at z (N, D), or None if the kernels do not apply.
+
+    Args:
+        packed: the decoder, from `pack`.
+        z: latent points.
+    """
     if not usable(z) or _too_many(packed, len(z)):
         return None
     with torch.cuda.device_of(z):
@@ -414,14 +464,16 @@ def values(packed: Packed, z: Tensor) -> Tensor | None:
 
 @unless_broken
 def push(packed: Packed, z: Tensor, chunk: int) -> tuple[Tensor, Tensor] | None:
-    """The decoder's output (B, …) at z (B, D) and its Jacobian (B, P, D) for P output values.
-
-    None if the kernels do not apply.
+    """Compute the decoder's output at z and its Jacobian with respect to z.
 
     Args:
-        packed: the decoder's steps.
-        z: latent points.
+        packed: the decoder, from `pack`.
+        z: latent points (B, D).
         chunk: number of latent directions for which derivatives are computed at a time.
+
+    Returns:
+        The output (B, ...) and the Jacobian (B, P, D), for P output values per example. None if the
+        kernels do not apply.
     """
     latent = z.shape[1]
     if not usable(z) or _too_many(packed, len(z) * min(chunk, latent)):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from recmix.inference.gauss_newton import decoder_jacobian, is_traceable, jacobian_needs_autograd
 from recmix.model.networks import Decoder
 
-__all__ = ["chain_jacobian", "fast_on_cpu", "layer_chain", "push", "values"]
+__all__ = ["chain_jacobian", "fast_on_cpu", "layer_chain", "values"]
 
 Slope = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
@@ -48,6 +48,8 @@ SHAPES = (nn.Flatten, nn.Unflatten, nn.Identity)
 def layer_chain(network: nn.Module) -> list[nn.Module] | None:
     """The layers of a network in order, if it is a chain of simple layers; else None.
 
+    Simple layers are linear layers, convolutions, a few activations, and changes of shape.
+
     >>> [type(part).__name__ for part in layer_chain(nn.Sequential(nn.Linear(2, 3), nn.Tanh()))]
     ['Linear', 'Tanh']
     >>> layer_chain(nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3)))
@@ -65,29 +67,10 @@ def layer_chain(network: nn.Module) -> list[nn.Module] | None:
     return [network] if type(network) in simple else None
 
 
-def push(layers: list[nn.Module], z: Tensor, tangents: Tensor) -> tuple[Tensor, Tensor]:
-    """The output of a chain of layers at z (B, D), and its derivatives along T directions of z.
-
-    Args:
-        layers: the chain, from `layer_chain`.
-        z: inputs (B, D).
-        tangents: directions (T, D), the same for all inputs.
-
-    Returns:
-        The output (B, …) and the derivatives (B, T, …).
-
-    >>> layer = nn.Linear(2, 3)
-    >>> _, moved = push([layer], torch.zeros(5, 2), torch.eye(2))
-    >>> torch.equal(moved[0], layer.weight.T)
-    True
-    """
-    at, slopes = _values_and_slopes(layers, z)
-    moved = _move(layers, slopes, tangents)
-    return at, moved.expand(z.shape[0], *moved.shape[1:])
-
-
 def values(layers: list[nn.Module], z: Tensor) -> Tensor:
-    """The output (B, …) of a chain of layers at z (B, D), as `push` computes it.
+    """The output (B, ...) of a chain of layers at z (B, D), without derivatives.
+
+    It is computed in the same way as the output of `chain_jacobian`.
 
     >>> layers = [nn.Linear(2, 3), nn.Tanh()]
     >>> values(layers, torch.zeros(5, 2)).shape
@@ -166,7 +149,10 @@ def _linear(layer: Any, rows: Tensor, *, bias: bool) -> Tensor:
 
 
 def fast_on_cpu(like: Tensor) -> bool:
-    """Whether to use what is faster on a CPU and needs no gradient and no tracing."""
+    """Whether code may be used that is faster on a CPU, but has no gradient and cannot be traced.
+
+    This is so if `like` is on the CPU, gradients are disabled, and nothing is compiled or traced.
+    """
     traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() or is_traceable()
     return like.device.type == "cpu" and not torch.is_grad_enabled() and not traced
 
@@ -194,15 +180,19 @@ def _to_one_channel(layer: Any, rows: Tensor, *, bias: bool) -> Tensor:
 
 @decoder_jacobian.register
 def chain_jacobian(decoder: nn.Module, z: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
-    """The output (B, …) and the Jacobian (B, P, D) of a decoder that is a chain of simple layers.
+    """Compute the output and the Jacobian of a decoder that is a chain of simple layers.
 
-    On a CPU without gradients, the Jacobian is computed for a few examples at a time, so that the
-    tangents of a layer stay in the cache and their memory is used again.
+    On a CPU without gradients, the Jacobian is computed for a few examples at a time. So the
+    derivatives of a layer stay in the processor's cache, and their memory is used again.
 
     Args:
-        decoder: the decoder; for any other kind of network the result is NotImplemented.
+        decoder: the decoder.
         z: latent points (B, D).
         chunk: number of latent directions for which derivatives are computed at a time.
+
+    Returns:
+        The output (B, ...) and the Jacobian (B, P, D), for P output values per example.
+        NotImplemented if the decoder is not a chain of simple layers.
     """
     layers = layer_chain(decoder)
     if layers is None:
@@ -225,8 +215,9 @@ def chain_jacobian(decoder: nn.Module, z: Tensor, chunk: int) -> tuple[Tensor, T
 
 @jacobian_needs_autograd.register
 def chain_needs_autograd(decoder: nn.Module) -> bool:
-    """False for a chain of simple layers: `chain_jacobian` uses plain operations, not autograd.
+    """Whether the Jacobian of a decoder needs autograd: False for a chain of simple layers.
 
-    NotImplemented for other decoders.
+    For such a chain, `chain_jacobian` uses plain tensor operations. The result is NotImplemented for
+    other decoders; then `jacobian_needs_autograd` decides.
     """
     return NotImplemented if layer_chain(decoder) is None else False

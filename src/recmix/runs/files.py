@@ -1,6 +1,7 @@
 """Read and write files. A file is written under a temporary name and then renamed.
 
-So a file with its final name is always complete.
+So a file with its final name is always complete. A JSON file ends with a digest of its content,
+which is checked when the file is read.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import glob
+import hashlib
 import json
 import math
 import os
@@ -24,6 +26,7 @@ from recmix.runs.lock import exclusive
 __all__ = [
     "check_regular",
     "finite",
+    "parse_json",
     "read_json",
     "read_toml",
     "remove_parts",
@@ -34,36 +37,52 @@ __all__ = [
 
 WAIT_SECONDS = 10.0
 """How long to wait for another process that writes in the same folder; files are written quickly."""
+DIGEST = "content_sha256"
+"""Name of the last field of a JSON file: the SHA-256 digest of the other fields."""
+LARGEST_JSON = 64 << 20
+"""Largest size of a JSON or TOML file that is read, in bytes."""
 
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write `content` to `path`. A crash leaves the complete old file or the complete new one.
 
-    Unfinished files of the same name that killed processes left are removed.
+    This also removes unfinished versions of the file that killed processes left.
     """
     with _writing(path):
         _replace(path, content)
 
 
 def update_json(path: Path, change: Callable[[], Any]) -> None:
-    """Write what `change` returns to `path` as JSON. No other process writes in between.
+    """Change a JSON file. No other process can write the file in between.
 
     Args:
         path: the file.
-        change: reads the old content and returns the new one.
+        change: function that reads the old content itself, and returns the new content.
+
+    Raises:
+        RunError: another process has been writing in the folder for too long.
     """
-    with _writing(path):
+    with _writing(path) as alone:
+        if alone is False:  # what the other process writes would be lost
+            raise RunError(
+                f"could not write {path}: another process has been writing in its folder for "
+                f"{WAIT_SECONDS:g} seconds. Stop that process, and try again"
+            )
         _replace(path, _json(change()))
 
 
 @contextlib.contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """Let one process at a time write in the folder of `path`; make any OSError a RunError."""
+def _writing(path: Path) -> Iterator[bool | None]:
+    """Let one process at a time write in the folder of `path`; make any OSError a RunError.
+
+    Yields:
+        As `exclusive`.
+    """
     try:
         with exclusive(path.parent, WAIT_SECONDS) as alone:
             if alone:  # no process is writing here, so unfinished files belong to none
-                remove_parts(path)
-            yield
+                _remove_parts(path)
+            yield alone
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise RunError(
@@ -93,11 +112,21 @@ def _replace(path: Path, content: bytes) -> None:
         os.close(folder)
 
 
-def remove_parts(path: Path) -> None:
-    """Remove unfinished files that killed processes left of this file.
+def remove_parts(*paths: Path) -> None:
+    """Remove unfinished versions of files, which killed processes left.
 
-    The caller must know that no other process is writing the file.
+    Nothing is removed while another process writes in the folder, because it may still need its
+    unfinished file.
+
+    Args:
+        *paths: the final names of the files, all in one folder.
     """
+    with contextlib.suppress(OSError), exclusive(paths[0].parent, WAIT_SECONDS) as alone:
+        for path in paths if alone else ():
+            _remove_parts(path)
+
+
+def _remove_parts(path: Path) -> None:
     for part in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
         with contextlib.suppress(OSError):
             part.unlink()
@@ -111,15 +140,45 @@ def _umask() -> int:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write `content` to `path` as JSON. A number that is not finite becomes null.
+    """Write `content` to `path` as a JSON object, with a digest of the content as its last field.
 
-    JSON has no such numbers. One is the standard error of a mean over a single example.
+    A number that is not finite becomes null, because JSON has no such numbers. (An example is the
+    standard error of a mean over a single example.) A list is stored in the field ``rows``.
     """
     write_bytes(path, _json(content))
 
 
 def _json(content: Any) -> bytes:
-    return (json.dumps(finite(content), indent=1, allow_nan=False) + "\n").encode()
+    fields = {"rows": content} if isinstance(content, list | tuple) else content
+    fields = json.loads(json.dumps(finite(fields), allow_nan=False))  # names and values as they are read
+    fields.pop(DIGEST, None)
+    return (json.dumps(fields | {DIGEST: _digest(fields)}, indent=1) + "\n").encode()
+
+
+def _digest(fields: dict[str, Any]) -> str:
+    """Return the digest of JSON values. It does not depend on the order of names and on spaces."""
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+
+def parse_json(text: bytes, name: str) -> Any:
+    """Return the content of a JSON file that `write_json` wrote, after a check of its digest.
+
+    Args:
+        text: the bytes of the file. They need not have a digest: older files have none.
+        name: name of the file, for error messages.
+    """
+    try:
+        content = json.loads(text)
+        if isinstance(content, dict) and DIGEST in content:
+            stated = content.pop(DIGEST)
+            if stated != _digest(content):
+                raise RunError(
+                    f"{name} is damaged: its content does not match its SHA-256 digest. Restore it from "
+                    f"a copy. If you changed the file on purpose, remove its field {DIGEST}"
+                )
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"{name} is not readable JSON ({error}): the file is damaged") from error
+    return content["rows"] if isinstance(content, dict) and content.keys() == {"rows"} else content
 
 
 def finite(content: Any) -> Any:
@@ -136,7 +195,7 @@ def finite(content: Any) -> Any:
 
 
 def check_regular(path: Path) -> int:
-    """Return the size of a file in bytes. Anything but a regular file is refused.
+    """Return the size of a regular file in bytes. Anything else, such as a device or pipe, is an error.
 
     Reading a device or a pipe might never end.
     """
@@ -146,17 +205,18 @@ def check_regular(path: Path) -> int:
     return about.st_size
 
 
-def read_json(path: Path) -> Any:
-    """Return the content of a JSON file."""
+def read_json(path: Path, largest: int = LARGEST_JSON) -> Any:
+    """Return the content of a JSON file. A file of more than `largest` bytes is refused."""
     try:
-        check_regular(path)
-        return json.loads(path.read_text(encoding="utf-8"))
+        size = check_regular(path)
+        if size > largest:
+            raise RunError(f"{path} has {size:,} bytes, more than recmix reads ({largest:,})")
+        with path.open("rb") as file:
+            return parse_json(file.read(size), str(path))
     except FileNotFoundError as error:
         raise RunError(f"{path} does not exist: is {path.parent} the folder of a run?") from error
     except OSError as error:
         raise RunError(f"could not read {path}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise RunError(f"{path} is not readable JSON ({error}): the file is damaged") from error
 
 
 def read_toml(path: Path, what: str = "") -> dict[str, Any]:
@@ -168,8 +228,13 @@ def read_toml(path: Path, what: str = "") -> dict[str, Any]:
     """
     name = f"{what} {path}".strip()
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            text = file.read(LARGEST_JSON + 1)
     except OSError as error:
         raise ConfigError(f"cannot read {name}: {error.strerror}") from error
+    if len(text) > LARGEST_JSON:
+        raise ConfigError(f"{name} has more than {LARGEST_JSON:,} bytes: is it another file?")
+    try:
+        return tomllib.loads(text.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # also numbers with too many digits
         raise ConfigError(f"{name} is not TOML: {error}") from error

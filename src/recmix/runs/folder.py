@@ -8,6 +8,7 @@
 ``reports.json``            results of `recmix evaluate --report`, by the name of the score and report
 ``gap.json``                results of `recmix evaluate --gap`
 ``vocabulary.json``         how texts are written as numbers, if the data are texts
+``training_examples.json``  hashes of the training examples, if they were in memory
 ``tuned.json``              the inference that `recmix tune` chose, and what it measured
 ``weights.safetensors``     the weights of the best validation epoch
 ``checkpoint.safetensors``  everything needed to continue training
@@ -32,24 +33,31 @@ from typing import Any
 from recmix.errors import ConfigError, DataError, NonFiniteError, RunError
 from recmix.inference import Inference
 from recmix.model.vocabulary import Vocabulary, vocabulary_from_json
-from recmix.runs.files import check_regular, read_json, remove_parts, update_json, write_json
+from recmix.runs.files import read_json, remove_parts, update_json, write_json
 from recmix.runs.lock import has_lock, lock, unlock
 from recmix.runs.spec import Spec
 
-__all__ = ["PRESET", "TUNED", "VOCABULARY", "Run", "check_finite"]
+__all__ = ["PRESET", "TRAINING_EXAMPLES", "TUNED", "VOCABULARY", "Run", "check_finite"]
 
 PRESET = "preset.json"
 """Name of the file that holds a preset; the stages before the last are in folders inside."""
+TRAINING_EXAMPLES = "training_examples.json"
+"""Name of the file that holds hashes of the training examples, if these were in memory."""
 TUNED = "tuned.json"
 """Name of the file that holds the inference that `recmix tune` chose."""
 VOCABULARY = "vocabulary.json"
 """Name of the file that holds the vocabulary of a model of texts."""
 VOCABULARY_BYTES = 1 << 28
 """Largest size of this file."""
+SHOWN = 5
+"""Runs in a folder of runs that an error message names."""
 
 
 class Run:
     """Reads and writes the folder of one run (one training of one model, with its results).
+
+    Args:
+        folder: the folder. It need not exist yet.
 
     >>> import tempfile
     >>> run = Run(Path(tempfile.mkdtemp()) / "vae")
@@ -64,6 +72,7 @@ class Run:
         "scores.json",
         "reports.json",
         "gap.json",
+        TRAINING_EXAMPLES,
         TUNED,
         VOCABULARY,
         "log.jsonl",
@@ -95,14 +104,14 @@ class Run:
         """
         if self.folder.exists() and not self.folder.is_dir():
             raise RunError(f"{self.folder} is a file: give the name of a folder")
-        self._check_free(overwrite=overwrite)
+        self.check_free(overwrite=overwrite)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"could not make the folder {self.folder}: {error.strerror}") from error
         self.lock()
         try:
-            self._check_free(overwrite=overwrite)  # another process may have been faster
+            self.check_free(overwrite=overwrite)  # another process may have been faster
             if self.exists:
                 self.clear()
             write_json(self.folder / "spec.json", spec.to_json())
@@ -111,7 +120,12 @@ class Run:
             self.unlock()
             raise
 
-    def _check_free(self, *, overwrite: bool) -> None:
+    def check_free(self, *, overwrite: bool = False) -> None:
+        """Raise an error if the folder holds a run, or a part of one, that a new run would replace.
+
+        Args:
+            overwrite: whether a run may be replaced.
+        """
         if self.exists:
             if not overwrite:
                 raise RunError(
@@ -143,14 +157,13 @@ class Run:
                 unlock(self.folder)
 
     def lock(self) -> None:
-        """Reserve the folder for this process. An error names another process that has reserved it.
+        """Reserve the folder for this process. If another process has reserved it, an error names it.
 
-        The reservation ends with the process, also if it is killed, or with `set_status` of a status
-        other than "running". Unfinished files that killed processes left are removed.
+        The reservation ends with the process, also if it is killed. It also ends when `set_status`
+        writes a status other than "running". Unfinished files that killed processes left are removed.
         """
         lock(self.folder)
-        for name in (*self.FILES, PRESET):
-            remove_parts(self.folder / name)
+        remove_parts(*(self.folder / name for name in (*self.FILES, PRESET)))
 
     def unlock(self) -> None:
         """End the reservation of `lock`, if this process has one."""
@@ -159,9 +172,19 @@ class Run:
     def spec(self) -> Spec:
         """Read everything that defines the run."""
         if not self.exists:
-            raise RunError(f"{self.folder} does not hold a run (no spec.json in it)")
+            raise RunError(f"{self.folder} does not hold a run: {self._why_not()}")
         path = self.folder / "spec.json"
         return Spec.from_json(read_json(path), str(path))
+
+    def _why_not(self) -> str:
+        """Say why the folder does not hold a run, and name the runs in folders inside it."""
+        if not self.folder.is_dir():
+            return "it is a file; expected a folder" if self.folder.exists() else "it does not exist"
+        inside = sorted(path.parent.name for path in self.folder.glob("*/spec.json"))
+        if not inside:
+            return "there is no spec.json in it"
+        names = ", ".join(inside[:SHOWN]) + ", ..." * (len(inside) > SHOWN)
+        return f"it is a folder of runs: {names}. Give one of them, such as {self.folder / inside[0]}"
 
     def history(self) -> list[dict[str, float]]:
         """Read the metrics of each epoch so far, one dict per epoch."""
@@ -265,16 +288,14 @@ class Run:
     def vocabulary(self) -> Vocabulary | None:
         """Read the vocabulary of the run; None if its data are not texts.
 
-        It must be the one that the spec describes, because another one gives other texts.
+        It is an error if the file holds another vocabulary than the run was trained with.
         """
         described = self.spec().data.get("vocabulary")
         if described is None:
             return None
         path = self.folder / VOCABULARY
         try:
-            if path.exists() and check_regular(path) > VOCABULARY_BYTES:
-                raise DataError(f"it has more than {VOCABULARY_BYTES:,} bytes")
-            found = vocabulary_from_json(read_json(path))
+            found = vocabulary_from_json(read_json(path, VOCABULARY_BYTES))
         except (DataError, ConfigError) as error:
             raise RunError(f"{path} is damaged ({error}): restore it from a copy") from error
         if found.digest != described.get("sha256"):

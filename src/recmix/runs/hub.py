@@ -1,6 +1,7 @@
 """Upload runs to the Hugging Face Hub and download them. Needs no torch.
 
-Only the files in `SHARED` travel. They are JSON and safetensors files: nothing is unpickled.
+Only the files in `SHARED` are uploaded and downloaded. They are JSON and safetensors files: nothing
+is unpickled.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from recmix.runs.folder import TUNED, VOCABULARY, Run
 from recmix.runs.model_card import model_card
 from recmix.runs.spec import Spec
 
-__all__ = ["SHARED", "download_run", "is_hub_address", "prepare_upload", "upload_run"]
+__all__ = ["SHARED", "download_run", "is_hub_address", "open_run", "prepare_upload", "upload_run"]
 
 PREFIX = "hf://"
 SHARED = (
@@ -30,6 +31,7 @@ SHARED = (
     "history.json",
     "status.json",
     "scores.json",
+    "reports.json",
     "gap.json",
     TUNED,
     VOCABULARY,
@@ -46,6 +48,14 @@ def is_hub_address(place: object) -> bool:
     (True, False)
     """
     return isinstance(place, str) and place.startswith(PREFIX)
+
+
+def open_run(place: str | Path) -> Run:
+    """Return the run in a folder, or a download of the run at an address such as ``hf://user/name``.
+
+    Do not write into a download.
+    """
+    return Run(download_run(str(place)) if is_hub_address(place) else place)
 
 
 def download_run(address: str) -> Path:

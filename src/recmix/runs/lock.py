@@ -85,8 +85,8 @@ def unlock(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def exclusive(folder: Path, seconds: float = 0.0) -> Iterator[bool]:
-    """Let no other process into this context for the same folder. It is meant for short changes.
+def exclusive(folder: Path, seconds: float = 0.0) -> Iterator[bool | None]:
+    """Context that only one process at a time can enter for the same folder. It is for short changes.
 
     The lock is on the folder itself, so no file is left.
 
@@ -95,26 +95,26 @@ def exclusive(folder: Path, seconds: float = 0.0) -> Iterator[bool]:
         seconds: how long to wait for another process.
 
     Yields:
-        Whether the lock was obtained. It is not where the system cannot lock folders.
+        Whether the lock was obtained: False if another process still has it, None if the system
+        cannot lock folders.
     """
     if fcntl is None:
-        yield False
+        yield None
         return
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     end = time.monotonic() + seconds
+    held: bool | None = False
     try:
-        while True:
+        while not held:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 held = True
-                break
             except BlockingIOError:
                 if time.monotonic() >= end:
-                    held = False
                     break
                 time.sleep(0.01)
             except OSError:  # this file system cannot lock folders
-                held = False
+                held = None
                 break
         yield held
     finally:

@@ -129,7 +129,9 @@ class Spec:
 
 
 def check_description(data: Mapping[str, Any]) -> None:
-    """Refuse a description of data in which a field has another type than `Data.describe` gives it.
+    """Raise an error if a field of a data description has a wrong type.
+
+    The right types are those that `Data.describe` gives.
 
     Args:
         data: the description, from a file. Missing fields are allowed.

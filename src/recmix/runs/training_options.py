@@ -128,6 +128,11 @@ class Training(Options):
         "slower to start).",
         choices=["auto", "eager", "graph", "compile"],
     )
+    deterministic: bool = option(
+        False,
+        "Give the same bits each time, also on a GPU and after a resume, on the same device with the "
+        "same versions. Slower. An operation that cannot do this is named.",
+    )
     checkpoint_every: int = option(1, "Epochs between checkpoints.", at_least=1)
     tensorboard: bool = option(False, "Also write TensorBoard event files into the run folder.")
 
@@ -138,18 +143,28 @@ class Training(Options):
 
     @property
     def with_plain_kl(self) -> Training:
-        """The same options without `kl_warmup` and `free_bits`.
+        """A copy of these options with `kl_warmup` and `free_bits` switched off.
 
-        A model that starts from a VAE trained first uses them: the two options belong to that VAE.
+        If a VAE is trained first, the two options apply to that VAE only. The model that starts from
+        it is trained with this copy.
         """
         return dataclasses.replace(self, kl_warmup=0, free_bits=0.0)
 
     def check(self) -> None:
-        """Refuse `augment` and `decoder_samples` unless only the encoder is trained.
+        """Raise a ConfigError if options contradict each other.
 
-        They add examples that are not data, and a decoder must not learn these. Their sum must be
-        at most 1.
+        These are errors:
+
+        - `deterministic` with the engine ``compile``, which chooses kernels by their speed.
+        - `augment` and `decoder_samples` with a sum above 1: they are shares of one batch.
+        - `augment` or `decoder_samples` while the decoder is trained. They add examples that are not
+          data, and the decoder must not learn these.
         """
+        if self.deterministic and self.engine == "compile":
+            raise ConfigError(
+                "the engine compile chooses kernels by their speed, so its bits may differ each time: "
+                "leave deterministic out, or use the engine graph or eager"
+            )
         if self.augment + self.decoder_samples > 1:
             raise ConfigError(
                 "augment and decoder_samples are shares of one batch, at most 1 together; "

@@ -24,7 +24,15 @@ GROUPS: dict[str, type] = {"model": ModelOptions, "training": Training, "inferen
 
 
 class Given(NamedTuple):
-    """A method's class, and the given options in four groups: method, model, training, inference."""
+    """A method's class, and the options that a user gave, sorted into four groups.
+
+    Attributes:
+        cls: the class of the method.
+        method: options of the method, complete with defaults.
+        model: options of the model; only those that were given.
+        training: options of training; only those that were given.
+        inference: options of inference; only those that were given.
+    """
 
     cls: type[Method]
     method: dict[str, Any]  # complete, with defaults
@@ -74,8 +82,9 @@ def split_auto(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, An
     ({'order': 1, 'jitter': 0.1}, {'order': 'auto', 'max_order': 4, 'significance': 0.05})
 
     Returns:
-        The options of the method, and the options for choosing the order (None if the order is a
-        number). If the order is ``auto``, the first have the order 1, with which the choice starts.
+        The options of the method, and the options for choosing the order. If the order is a number, the
+        second is None. If the order is ``auto``, the options of the method have the order 1, because
+        the choice starts with one component.
     """
     if options.get("order") != AUTO:
         return dict(options), None
@@ -87,12 +96,19 @@ def split_auto(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, An
 def read_options(
     method: str | type[Method] | Method, given: Mapping[str, Any], also: Iterable[str] = ()
 ) -> Given:
-    """Sort the options that a user gave into groups. Unknown names and invalid values are errors.
+    """Check the options that a user gave, and sort them by what they belong to.
 
     Args:
         method: the method whose options are read: its name, its class or an instance.
         given: the options, by name.
         also: names that are not options but are valid arguments; the error message lists them too.
+
+    Returns:
+        The method's class, and the options of the method, the model, the training and the inference.
+        Those of the method are complete, with defaults. The others are only those that were given.
+
+    Raises:
+        ConfigError: a name is unknown, or a value is not valid.
     """
     cls = find_method(method)
     growth = growth_options(cls)
@@ -101,7 +117,8 @@ def read_options(
     known = {*own, *also, *(name for group in groups.values() for name in group)}
     for name in given:
         if name not in known:
-            raise ConfigError(unknown(f"option for {cls.name}", name, known))
+            message = unknown(f"option for {cls.name}", name, known)
+            raise ConfigError(f"{message} `recmix train --help-all` describes all options")
     if "order" in own and not growth and given.get("order") == AUTO:
         raise ConfigError(
             f"order = 'auto' adds components one at a time, which {cls.name} cannot do: use rme, or "

@@ -79,15 +79,15 @@ class Batches:
         )
 
     def take(self, rows: Tensor) -> Tensor:
-        """Return the examples with the indices `rows` (B,). They must be stored on the device."""
+        """Return the examples with the indices `rows` (B,), as (B, ...). They must be on the device."""
         assert self._stored is not None
         return self._as_float(self._stored.index_select(0, rows))
 
     def stream(self, order: Iterable[Tensor]) -> Iterator[Tensor]:
-        """Give one batch after the other, read in advance by threads.
+        """Give one batch (B, ...) after the other, read in advance by threads.
 
         Args:
-            order: the example indices of each batch.
+            order: the example indices of each batch, (B,) each.
         """
         with ThreadPoolExecutor(max_workers=AHEAD) as pool:
             waiting: deque[Future[np.ndarray]] = deque()

@@ -35,7 +35,17 @@ MAX_HEADER = 100_000_000
 
 @dataclass
 class State:
-    """How far a training is: `epoch` epochs are done, and `step` batches of the next epoch."""
+    """How far a training is.
+
+    Attributes:
+        epoch: number of epochs that are done.
+        step: number of batches of the next epoch that are done.
+        best_epoch: the epoch whose weights are kept.
+        best_score: validation score of these weights, the IWAE bound in nats.
+        stopped: why the training was stopped early; empty if it was not.
+        history: the metrics of each epoch, one dict per epoch.
+        sums: sums of the metrics over the first `step` batches of the next epoch, by name.
+    """
 
     epoch: int = 0
     step: int = 0

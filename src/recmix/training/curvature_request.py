@@ -29,15 +29,15 @@ VALIDATION = Inference(how="learned", refine=2, checks=0)
 
 
 def without_curvature_name(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace the method name ``curvature`` in the arguments of `recmix.fit` by what it means.
+    """Translate a call of `recmix.fit` with the method name ``curvature`` into one with a real method.
 
-    The result trains the method of the model `init`, but of this method only the curvature network
-    that its model gets. A request with another method is returned as it is.
+    The new arguments train a model of the same method as `init`. It starts from `init`, and gets a
+    curvature network. Only this network is trained. A request with another method is returned as it is.
 
     Args:
         request: keyword arguments of `recmix.fit`.
     """
-    if request["method"] != CURVATURE:
+    if not isinstance(request["method"], str) or request["method"] != CURVATURE:
         return dict(request)
     start, given = request.get("init"), {k: v for k, v in request.items() if v is not None}
     if start is None:

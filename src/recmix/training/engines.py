@@ -7,6 +7,7 @@ code of a method does not depend on the engine.
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
@@ -52,12 +53,15 @@ FALLBACKS = {"auto": ("graph",), "graph": ("graph",), "compile": ("compile", "gr
 
 
 def pick_engine(name: str, jobs: Sequence[Job]) -> tuple[Engine, str]:
-    """Make an engine for these jobs, and say in one sentence which engine it is and why.
+    """Make an engine for these jobs, and explain the choice.
 
     Args:
         name: ``auto``, ``eager``, ``graph`` or ``compile``. Where the steps cannot be captured in a
             CUDA graph, the eager engine is used instead.
         jobs: the trainings that run together. `Job.begin_epoch` has been called for each.
+
+    Returns:
+        The engine, and a short text that says which engine it is and why.
     """
     if name == "eager":
         return Eager(jobs), "eager engine, as requested"
@@ -69,10 +73,13 @@ def pick_engine(name: str, jobs: Sequence[Job]) -> tuple[Engine, str]:
             made = ENGINES[tried](jobs)
         except RuntimeError as error:
             why = f"{tried} engine failed: {str(error).splitlines()[0]}"
+            if name != "auto":
+                warnings.warn(f"{why}. Another engine is used instead", stacklevel=2)
             torch.cuda.synchronize()
         else:
             count = f"{len(jobs)} in one CUDA graph"
             return made, f"{tried} engine, {count}" + (f" ({why})" if why else "")
+        torch.cuda.empty_cache()  # another engine may need the memory, which the error no longer holds
     return Eager(jobs), f"eager engine: {why}"
 
 

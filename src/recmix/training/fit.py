@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from recmix.errors import ConfigError, Interrupted, NonFiniteError
+from recmix.errors import ConfigError, Interrupted, NonFiniteError, OutOfMemory, RecmixError
 from recmix.training.build import Trained
 from recmix.training.curvature_request import without_curvature_name
+from recmix.training.faults import deterministic
 from recmix.training.job import Job
 from recmix.training.loop import train
 from recmix.training.order import choose_order
@@ -52,7 +53,7 @@ def _train_plans(plans: Sequence[Plan], progress: bool | None) -> list[Trained]:
     if waiting:
         try:
             starts = _train_plans([plan.first for plan in waiting if plan.first], progress)
-        except Interrupted as stop:
+        except (Interrupted, OutOfMemory) as stop:
             raise _name_whole_run(stop, waiting) from None
         for plan, start in zip(waiting, starts, strict=True):
             plan.init = start
@@ -79,16 +80,17 @@ def _with_order(plan: Plan, progress: bool | None) -> Trained:
     first component.
     """
     assert plan.init is not None
-    found = choose_order(
-        plan.spec,
-        plan.data,
-        plan.init,
-        method=type(plan.method),
-        run=plan.run,
-        resume=plan.resume,
-        train_models=train_models,
-        progress=progress,
-    )
+    with deterministic(plan.spec.training.deterministic):
+        found = choose_order(
+            plan.spec,
+            plan.data,
+            plan.init,
+            method=type(plan.method),
+            run=plan.run,
+            resume=plan.resume,
+            train_models=train_models,
+            progress=progress,
+        )
     plan.method.start_from(found.method)
     return found
 
@@ -97,20 +99,21 @@ def _by_device(jobs: list[Job]) -> list[list[Job]]:
     """Group the jobs that train together: those with the same GPU and engine. A CPU job is alone."""
     groups: dict[Any, list[Job]] = {}
     for job in jobs:
-        key = (job.device, job.training.engine) if job.device.type == "cuda" else id(job)
-        groups.setdefault(key, []).append(job)
+        of = job.training
+        together = job.device, of.engine, of.deterministic
+        groups.setdefault(together if job.device.type == "cuda" else id(job), []).append(job)
     return list(groups.values())
 
 
-def _name_whole_run(stop: Interrupted, waiting: Sequence[Plan]) -> Interrupted:
-    """Return the message of an interruption with the folder of the run that the user requested.
+def _name_whole_run(stop: Interrupted | OutOfMemory, waiting: Sequence[Plan]) -> RecmixError:
+    """The error that ended the first models, with the folders of the runs that the user requested.
 
-    The original message names the folder of the model that the run starts from. Also sets the
-    status of each waiting run to "interrupted".
+    The original message names the folder of the model that a run starts from. The status of each
+    waiting run becomes "interrupted", or "failed" if there was too little memory.
     """
-    message = str(stop)
+    message, status = str(stop), "interrupted" if isinstance(stop, Interrupted) else "failed"
     for plan in waiting:
         if plan.run and plan.first and plan.first.run:
-            plan.run.set_status("interrupted", epoch=0, reason="during the model it starts from")
+            plan.run.set_status(status, epoch=0, reason="during the model it starts from")
             message = message.replace(f"{plan.first.run.folder}", f"{plan.run.folder}")
-    return Interrupted(message)
+    return type(stop)(message)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
@@ -35,13 +36,19 @@ Callback = Callable[[int, dict[str, float]], None]
 
 VALIDATION_SEED = 20201206
 EVALUATION_BATCH = 500
+WORSE, EXPLODED = 0.5, 10.0
+"""Shares of a validation bound before training. A bound that is lower by more than that is reported:
+the first for the bound that is kept at the end, the second for any bound on the way."""
 
 
 class Meter:
-    """Sums the training metrics over an epoch, and records the first batch with a metric not finite.
+    """Sums the training metrics over an epoch, and records the first batch with a NaN or infinity.
 
     All tensors are on the device and change in place, so they can be part of a captured CUDA graph.
     Reading their values waits for the device.
+
+    Args:
+        device: the device of the tensors.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -72,7 +79,7 @@ class Meter:
             self.first_bad = torch.full_like(self.sums, math.inf)
 
     def add(self, metrics: dict[str, Tensor]) -> None:
-        """Add the metrics of one batch."""
+        """Add the metrics of one batch, a tensor with one number for each name."""
         self._name(list(metrics))
         values = torch.stack(list(metrics.values())).to(torch.float64)
         self.sums.add_(values)
@@ -85,7 +92,7 @@ class Meter:
         return dict(zip(self.names, self.sums.tolist(), strict=True))
 
     def not_finite(self) -> tuple[str, int] | None:
-        """Return the name of a metric that was not finite, and its first such batch (from 0).
+        """Return the name of a metric that was NaN or infinite, and its first such batch (from 0).
 
         The result is None if all metrics were finite.
         """
@@ -164,6 +171,7 @@ class Job:
         self.best: dict[str, Tensor] = {}
         self.average = Average(method, training.weight_average) if training.weight_average else None
         self.meter = Meter(centre.device)
+        self._first_score = math.nan  # validation bound before training; not known after a resume
         self._written = -1  # epoch of the best weights on disk
         self._order = torch.zeros(0, dtype=torch.int64)
         self._stream: Iterator[Tensor] | None = None
@@ -202,8 +210,10 @@ class Job:
             self.method.eval()
             self.trainer.prepare(next(self.held_out.in_order(EVALUATION_BATCH)))
             self._training_mode()
-            self.state.best_score = self._read(self.validation())["val_iwae"]
+            self.state.best_score = self._first_score = self._read(self.validation())["val_iwae"]
             self._keep_best()
+        else:
+            self._first_score = self._read(self.validation())["val_iwae"]
         self.world.wait()
         if run := self.out:
             run.set_status("running", epoch=self.state.epoch)
@@ -288,12 +298,14 @@ class Job:
             self.method.model.eval()
 
     def end_epoch(self, validation: Tensor) -> dict[str, float]:
-        """Finish an epoch: add a row to the history and return it, keep the best weights, stop if due.
-
-        The row holds no times, so the same seed gives the same row.
+        """Finish an epoch: add a row to the history, keep the best weights, and stop early if due.
 
         Args:
             validation: the result of the method `validation` for the present weights.
+
+        Returns:
+            The new row of the history: the metrics of the epoch. It holds no times, so the same seed
+            gives the same row.
         """
         state, training = self.state, self.training
         rate = (training.learning_rate or 0) * rate_factor(state.epoch, self.epochs, training)
@@ -348,7 +360,11 @@ class Job:
             self.out.log("epoch", epoch=self.state.epoch, **log)
 
     def interrupt(self, signal_name: str) -> str:
-        """Save the training after a signal, even within an epoch; return a message for the user."""
+        """Save the training after a signal, even within an epoch; return a message for the user.
+
+        Args:
+            signal_name: name of the signal, for the message.
+        """
         run, state = self.run, self.state
         at = f"epoch {state.epoch + 1}, batch {state.step}"
         if run is None:
@@ -380,6 +396,27 @@ class Job:
             )
             run.log("done", epoch=state.epoch, reason=reason)
         self.world.wait()
+        self._warn_if_worse()  # the last statement, as a warning may be an error
+
+    def _warn_if_worse(self) -> None:
+        """Warn if validation bounds are far below the one before training."""
+        first, rows = self._first_score, self.state.history
+        if not math.isfinite(first) or not rows or not self.world.writer:
+            return
+        worst = min(rows, key=lambda row: row["val_iwae"])
+        fell, size = first - worst["val_iwae"], max(10.0, abs(first))
+        if first - self.state.best_score > WORSE * size:
+            what = f"is {self.state.best_score:.4g} nats after it"
+        elif fell > EXPLODED * size:
+            what = f"fell to {worst['val_iwae']:.4g} nats in epoch {worst['epoch']}"
+        else:
+            return
+        warnings.warn(
+            f"the validation bound was {first:.4g} nats before training and {what}. The learning rate "
+            f"{self.training.learning_rate:g} is probably too high: train again with a lower "
+            "learning_rate (--learning-rate)",
+            stacklevel=2,
+        )
 
     def _keep_best(self) -> None:
         with self._averaged():
@@ -394,15 +431,34 @@ class Job:
         elbo, iwae = validation.tolist()
         return self.world.agree({"val_elbo": elbo, "val_iwae": iwae})
 
+    def fail(self, reason: str) -> str:
+        """Mark the run as failed, and return a text for the user: how the training can be continued.
+
+        Args:
+            reason: why it failed, such as too little memory; it is stored in the run folder.
+        """
+        if self.run is None:
+            return "Nothing was saved: give an output folder."
+        self._set_failed(reason)
+        if not self.run.checkpoint.exists():
+            return "There is no checkpoint yet."
+        return (
+            "Options other than engine and device need a new training. With more free memory, or on "
+            "another device, the same training continues from its last checkpoint: "
+            f"{how_to_resume(self.run)}"
+        )
+
+    def _set_failed(self, reason: str) -> None:
+        if self.out:
+            self.out.set_status("failed", epoch=self.state.epoch, reason=reason)
+            self.out.log("failed", epoch=self.state.epoch, reason=reason)
+
     def _not_finite(self, what: str, where: str) -> NoReturn:
         saved = "nothing was saved (no output folder was given)"
         if self.run:
             path = self.run.checkpoint
             saved = f"the last good checkpoint is {path}" if path.exists() else "no checkpoint yet"
-            reason = f"{what} not finite at {where}"
-            if self.out:
-                self.out.set_status("failed", epoch=self.state.epoch, reason=reason)
-                self.out.log("failed", epoch=self.state.epoch, reason=reason)
+            self._set_failed(f"{what} not finite at {where}")
         raise NonFiniteError(
             f"{what} is not a finite number at {where}; {saved}. "
             "Try a smaller learning_rate, or max_gradient_norm=100"
@@ -410,7 +466,12 @@ class Job:
 
 
 def stop_all(jobs: list[Job], signal_name: str) -> NoReturn:
-    """Save every job after a signal, then raise Interrupted with a message for the user."""
+    """Save every job after a signal, then raise Interrupted with a message for the user.
+
+    Args:
+        jobs: the trainings.
+        signal_name: name of the signal, for the message.
+    """
     messages = [job.interrupt(signal_name) for job in jobs]
     raise Interrupted("\n".join(messages))
 

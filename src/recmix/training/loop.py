@@ -15,6 +15,7 @@ from recmix.errors import ConfigError, NonFiniteError
 from recmix.runs.folder import Run
 from recmix.runs.training_options import Training
 from recmix.training.engines import Engine, pick_engine
+from recmix.training.faults import faults, same_noise
 from recmix.training.job import Job, stop_all
 from recmix.training.progress import Report, watch
 
@@ -40,6 +41,11 @@ def train(
     Returns:
         For each job, the error that ended it, or None if it succeeded.
     """
+    with faults(jobs):
+        return _train(jobs, engine, progress)
+
+
+def _train(jobs: Sequence[Job], engine: str, progress: bool | None) -> list[NonFiniteError | None]:
     failures: dict[int, NonFiniteError] = {}
     for job in jobs:
         job.start()
@@ -56,10 +62,11 @@ def train(
             together = _in_step(active)
             for job in together:
                 job.begin_epoch()
-            if running is None or running.jobs != together:
-                running, why = pick_engine(engine, together)
-                _say(together, why)
-            failures |= _epoch(running, stop, report)
+            with same_noise(together):
+                if running is None or running.jobs != together:
+                    running, why = pick_engine(engine, together)
+                    _say(together, why)
+                failures |= _epoch(running, stop, report)
             ended = [job for job in together if id(job) not in failures]
             validations = [job.validation() for job in ended]  # all start before the first is read
             for job, validation in zip(ended, validations, strict=True):

@@ -122,8 +122,9 @@ def gains(
 ) -> NDArray[np.float64]:
     """Return the IWAE bound of `grown` minus that of `control` for each example, in nats, (N,).
 
-    Both methods get the same noise, so that common errors cancel. The bound IWAE-K is the same as
-    in the selection of the best epoch. It is averaged over about `SAMPLES` / K repetitions.
+    Both methods get the same noise, so that common errors cancel. The bound is IWAE-K, as in the
+    selection of the best epoch. It is averaged over about `SAMPLES` / K repetitions, which reduces its
+    noise.
 
     Args:
         grown: the method with the new component.
@@ -198,6 +199,9 @@ def choose_order(
         resume: whether to continue the steps that are already in the folder.
         train_models: trains the two mixtures of a step, see `recmix.training.fit.train_models`.
         progress: as in `recmix.fit`.
+
+    Returns:
+        The mixture with the chosen number of components.
     """
     assert spec.auto is not None
     pick, test = halves(data.x_val)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ import torch
 from torch import nn
 
 from recmix.data import Data, Examples, as_data, check_values
-from recmix.errors import ConfigError
+from recmix.data.overlap import write_training_examples
+from recmix.errors import ConfigError, shown
 from recmix.inference import Inference
 from recmix.methods.method import (
     Method,
@@ -27,7 +29,9 @@ from recmix.methods.method import (
 from recmix.model.assembly import Own, complete_options, needs_classes
 from recmix.model.data_facts import Statistics
 from recmix.model.fields import Fields
-from recmix.model.likelihoods import Likelihood
+from recmix.model.latent import LatentModel
+from recmix.model.likelihoods import Likelihood, find_likelihood
+from recmix.model.network_checks import check_probabilities
 from recmix.runs.folder import Run
 from recmix.runs.spec import Spec
 from recmix.runs.training_options import Training
@@ -40,7 +44,7 @@ from recmix.training.resume import is_complete
 from recmix.training.suspicious import warn_if_suspicious
 from recmix.training.world import world
 
-__all__ = ["FIRST_STAGE", "REQUEST", "SECOND_STAGE", "Plan", "make_plan"]
+__all__ = ["FIRST_STAGE", "REQUEST", "SECOND_STAGE", "Plan", "check_start", "make_plan"]
 
 FIRST_STAGE = {"epochs": 2000, "learning_rate": 5e-4}
 SECOND_STAGE = {"epochs": 20, "learning_rate": 1e-6}
@@ -116,6 +120,7 @@ class Plan:
                 self.run.set_vocabulary(self.data.vocabulary)
         elif group.writer:
             self.run.create(self.spec, overwrite=self.overwrite, vocabulary=self.data.vocabulary)
+            write_training_examples(self.run.folder, self.data)
         group.wait()
 
     def job(self) -> Job:
@@ -203,7 +208,9 @@ def make_plan(
         teacher=dataclasses.replace(refinement, refine=training.distil_steps),
     )
 
-    data = as_data(data)
+    data = as_data(
+        data, shape=_shape_of(init), description=run.spec().data if run and found and resume else None
+    )
     described = data.describe()
     wanted = given.model
     counted = data.vocabulary is None and needs_classes(wanted)
@@ -259,17 +266,17 @@ def make_plan(
     if select_on is not None:
         data = dataclasses.replace(data, x_val=select_on)
 
+    _check_options(before, spec, networks=instance is None)
     with torch.random.fork_rng():
         torch.manual_seed(training.seed)  # the first weights depend on the seed alone
         made = build(spec, own=own, statistics=statistics, method=instance or cls)
-    check_values(data, made.model.likelihood.requirement, made.model.likelihood.name)
+    _check_likelihood(made.model, data)
     inference.model(made.model)  # refuses noise that the likelihood does not have
     if training.distil:
         check_can_be_distilled(made)
     if training.changes_kl and not first:
         _check_kl_options(made, training, data)
-    if start:
-        _check_init(start, spec, made, networks=instance is None)
+    _check_architecture(start, made)
     plan = Plan(spec, data, made, objective, own, start, run, found, resume, overwrite, callbacks)
     plan.first = first
     return plan
@@ -280,15 +287,21 @@ def _check_request(
 ) -> None:
     if vae_epochs is not None and (not isinstance(vae_epochs, int) or isinstance(vae_epochs, bool)):
         raise ConfigError(f"vae_epochs must be a whole number, got {vae_epochs!r}")
-    if init is not None and not isinstance(init, str | Path) and not hasattr(init, "spec"):
-        raise ConfigError(f"init must be a trained model or its folder, got {init!r}")
+    check_start(init)
     for name, module in (("encoder", encoder), ("decoder", decoder)):
         if module is not None and not isinstance(module, nn.Module):
-            raise ConfigError(f"{name} must be a torch.nn.Module, got {module!r}")
+            raise ConfigError(f"{name} must be a torch.nn.Module, got {shown(module)}")
     if resume and overwrite:
         raise ConfigError("resume and overwrite exclude each other: continue a run, or replace it")
     if not all(callable(callback) for callback in callbacks):
         raise ConfigError(f"callbacks must be functions of (epoch, metrics), got {callbacks!r}")
+
+
+def check_start(init: Any) -> None:
+    """Refuse an `init` that is neither a trained model nor its folder."""
+    if init is not None and not isinstance(init, str | Path) and not hasattr(init, "spec"):
+        advice = "make a model of networks that were trained elsewhere with recmix.wrap"
+        raise ConfigError(f"init must be a trained model or its folder, got {shown(init)}: {advice}")
 
 
 def _own_parts(own: Own, options: dict[str, Any], **parts: Any) -> tuple[Own, dict[str, Any]]:
@@ -303,7 +316,7 @@ def _own_parts(own: Own, options: dict[str, Any], **parts: Any) -> tuple[Own, di
     objects = {k: part for k, part in parts.items() if part is not None and k not in names}
     given = objects.get("likelihood")
     if given is not None and not isinstance(given, Likelihood):
-        raise ConfigError(f"likelihood must be a name or an object of recmix.likelihoods, got {given!r}")
+        find_likelihood(given)  # raises the error
     return dataclasses.replace(own, **objects), options | names
 
 
@@ -327,6 +340,35 @@ def _with_instance(method: Method, given: Given, options: Mapping[str, Any]) -> 
     )
 
 
+def _check_likelihood(model: LatentModel, data: Data) -> None:
+    """Refuse data that the likelihood excludes, and a decoder whose output it cannot read."""
+    check_values(data, model.likelihood.requirement, model.likelihood.name)
+    check_probabilities(model.decoder, model.likelihood, model.latent, model.centre)
+
+
+def _shape_of(init: TrainedModel | str | Path | None) -> tuple[int, ...] | None:
+    """Return the shape of an example that the model to start from was made for."""
+    if isinstance(init, str | Path):
+        return Run(init).spec().shape
+    return None if init is None else init.spec.shape
+
+
+def _warn_if_test_was_trained(init: TrainedModel, data: Data) -> None:
+    """Warn if the model to start from was trained on all of these data, without a test part."""
+    counts = init.spec.data.get("counts") or {}
+    parts = (data.x_train, data.x_val, data.x_test)
+    total = sum(len(part) for part in parts if part is not None)
+    if data.x_test is None or not counts or counts.get("test"):
+        return
+    if sum(count or 0 for count in counts.values()) == total:
+        warnings.warn(
+            "the model to start from was trained on data without a test part. These data have as many "
+            "examples, so that their test examples were probably training examples of that model. Use "
+            "recmix.data.from_arrays(x, hold_out_test=False), or test examples of their own",
+            stacklevel=2,
+        )
+
+
 def _load_start(
     init: TrainedModel | str | Path | None, device: str, own: Own, data: Data
 ) -> TrainedModel | None:
@@ -342,6 +384,8 @@ def _load_start(
             f"init was trained with another vocabulary, {theirs!r}, than that of the data, {ours!r}: "
             "load the data with vocabulary=init.vocabulary"
         )
+    if init is not None:
+        _warn_if_test_was_trained(init, data)
     return init
 
 
@@ -392,21 +436,22 @@ def _origin(init: TrainedModel | None) -> dict[str, Any] | None:
     }
 
 
-def _check_init(init: TrainedModel, spec: Spec, method: Method, *, networks: bool) -> None:
-    """Refuse a model to start from (`init`) that does not fit the new method.
+def _check_options(init: Spec | None, spec: Spec, *, networks: bool) -> None:
+    """Refuse a model to start from (`init`) whose options do not fit the new run.
 
     Args:
-        init: the trained model to start from.
+        init: the spec of the trained model to start from, if there is one.
         spec: the spec of the new run.
-        method: the new method.
         networks: whether all model options must agree; if not, only latent dimension and
             likelihood.
     """
-    if init.spec.shape != spec.shape:
+    if init is None:
+        return
+    if init.shape != spec.shape:
         raise ConfigError(
-            f"init was trained on examples of shape {init.spec.shape}, these have shape {spec.shape}"
+            f"init was trained on examples of shape {init.shape}, these have shape {spec.shape}"
         )
-    for name, value in vars(init.spec.model).items():
+    for name, value in vars(init.model).items():
         ours = getattr(spec.model, name)
         if name.startswith("curvature"):  # a model can get such a network later
             continue
@@ -415,6 +460,12 @@ def _check_init(init: TrainedModel, spec: Spec, method: Method, *, networks: boo
                 f"init was trained with {name} {value}, this run has {ours}: they must be the "
                 "same; train another init, or leave the option out"
             )
+
+
+def _check_architecture(init: TrainedModel | None, method: Method) -> None:
+    """Refuse a model to start from (`init`) whose networks do not fit the new method."""
+    if init is None:
+        return
     pairs = {
         "encoder": (init.method.base_encoder, method.base_encoder),
         "decoder": (init.method.model.decoder, method.model.decoder),

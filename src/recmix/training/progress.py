@@ -27,7 +27,7 @@ QUIET_SECONDS = 15.0
 
 
 class Report(Protocol):
-    """A function that the training loop calls to report its progress."""
+    """A function that the training loop calls to report its progress; `watch` gives one."""
 
     def __call__(self, epoch: float, /, note: str = "") -> None:
         """Report that `epoch` epochs are done.

@@ -19,15 +19,17 @@ IGNORED_ON_RESUME = {"epochs", "device", "checkpoint_every", "tensorboard", "roo
 
 
 def how_to_resume(run: Run) -> str:
-    """Return how the run in a folder is continued, for a message to the user.
+    """Return a text for the user that says how to continue the run in a folder.
 
-    A command cannot find data that were in memory, and networks that the user wrote.
+    This is a ``recmix train`` command if possible. If the user wrote the networks, the command needs
+    ``--networks``. If the data were in memory, the text says both: the call in Python, or to save the
+    data in a file for the command.
     """
     spec = run.spec()
     model = spec.model
     command = f"recmix train --resume --out {run.folder}"
     if OWN in (model.network, model.decoder_network, model.likelihood, model.prior):
-        return f"the same call in Python, with resume=True and out={str(run.folder)!r}"
+        command += " --networks module:function"
     if spec.data.get("kind") in ("named", "path"):
         return command
     return (
@@ -39,8 +41,8 @@ def how_to_resume(run: Run) -> str:
 def is_complete(run: Run, spec: Spec, group: World) -> bool:
     """Whether the run in the folder is complete. Raises an error if it is not the requested run.
 
-    If the run is not complete, the folder is reserved for this training, and the new spec is
-    written into it, after all processes have read the old one.
+    If the run is not complete, this also prepares the folder for training: it reserves the folder, and
+    writes the new spec after all processes have read the old one.
 
     Args:
         run: the run folder.

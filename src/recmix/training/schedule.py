@@ -69,11 +69,19 @@ class KLWeight:
         self._before = torch.zeros((), device=like.device, dtype=torch.int64)
 
     def begin(self, epoch: int) -> None:
-        """Begin an epoch, counted from 0."""
+        """Begin an epoch.
+
+        Args:
+            epoch: number of the epoch, counted from 0.
+        """
         self._before.fill_(epoch * self.steps)
 
     def update(self, step: Tensor) -> None:
-        """Set the weight for the step of this number in the epoch, a tensor with one whole number."""
+        """Set the weight for one training step.
+
+        Args:
+            step: number of the step in the epoch, counted from 0; a tensor with one whole number.
+        """
         if self.epochs:
             done = (self._before + step.squeeze()) / (self.epochs * self.steps)
             self.value.copy_(done.clamp(max=1))

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import warnings
 
-import torch
-
 from recmix.data import Data, DataWarning
 from recmix.methods.method import Method
-from recmix.model.likelihoods import Bernoulli
+from recmix.model.network_checks import mistaken_output
 
 __all__ = ["warn_if_suspicious"]
 
@@ -33,24 +31,11 @@ def warn_if_suspicious(data: Data, method: Method, *, own_decoder: bool) -> None
         few = data.x_train[:LOOKED_AT]
         if few.size > 1 and few.min() == few.max():
             _warn(f"all values of the training data are {few.min():g}: nothing can be learned from them")
-    if own_decoder and type(method.model.likelihood) is Bernoulli and _gives_probabilities(method):
-        warnings.warn(
-            "the Bernoulli likelihood needs logits, but all outputs of the decoder lie between 0 and 1: "
-            "remove the sigmoid at its end, or use likelihood='bernoulli-probabilities'",
-            stacklevel=2,
-        )
-
-
-@torch.no_grad()
-def _gives_probabilities(method: Method) -> bool:
-    """Whether all outputs of the decoder for some random z lie strictly between 0 and 1."""
     model = method.model
-    before = method.training
-    generator = torch.Generator().manual_seed(0)
-    z = torch.randn(16, model.latent, generator=generator).to(model.centre)
-    decoded = method.eval().model.decoder(z)
-    method.train(before)
-    return bool(((decoded > 0) & (decoded < 1)).all())
+    if own_decoder and (
+        text := mistaken_output(model.decoder, model.likelihood, model.latent, model.centre)
+    ):
+        warnings.warn(text, stacklevel=2)
 
 
 def _warn(text: str) -> None:

@@ -81,7 +81,7 @@ class World:
         return values
 
     def agree(self, values: dict[str, float]) -> dict[str, float]:
-        """Return the numbers that the process of rank 0 passed, in every process.
+        """Give every process the numbers of the process of rank 0, and return them.
 
         Args:
             values: numbers by name. The names must be the same in all processes.

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from recmix.errors import ConfigError
+from recmix.data.checks import same_axes
+from recmix.errors import ConfigError, shown
 from recmix.methods.vae import VAE
 from recmix.model.assembly import OWN
-from recmix.model.foreign import as_decoder, as_encoder, latent_shape
+from recmix.model.foreign import as_decoder, as_encoder, check_module, latent_shape
 from recmix.model.latent import LatentModel
-from recmix.model.likelihoods import Bernoulli, Gaussian, Likelihood, find_likelihood
+from recmix.model.likelihoods import Gaussian, Likelihood, find_likelihood
+from recmix.model.network_checks import mistaken_output
 from recmix.model.options import ModelOptions
 from recmix.model.priors import as_prior
 from recmix.runs.spec import Spec
@@ -34,31 +37,44 @@ def wrap_networks(
     label: str = "VAE",
 ) -> Trained:
     """Make a `Trained` VAE from a user's encoder and decoder; see `recmix.wrap` for the arguments."""
+    check_module(encoder, "encoder")
+    check_module(decoder, "decoder")
     like = next(
         (p for network in (encoder, decoder) for p in network.parameters() if p.is_floating_point()),
         torch.zeros(()),
     )
-    seen = _batch(example, like)
-    dims = _latent(encoder, latent, seen)
+    seen = _batch(example, like, encoder)
+    try:
+        dims = _latent(encoder, latent, seen)
+    except ConfigError as error:
+        if seen is not None and (mistake := _likely_mistake(encoder, decoder, seen)):
+            raise ConfigError(mistake) from error
+        raise
     decoder = as_decoder(decoder, dims, like)
     size = math.prod(dims)
     with torch.no_grad():
         decoded: Tensor = decoder(torch.zeros(2, size, device=like.device, dtype=like.dtype))
-    shape = tuple(decoded.shape[1:]) if seen is None else tuple(seen.shape[1:])
+    given = tuple(decoded.shape[1:])
+    if seen is not None and same_axes(given, seen.shape[1:]) and given != tuple(seen.shape):
+        seen = _accepted(encoder, seen.reshape(-1, *given), seen)
+    shape = given if seen is None else tuple(seen.shape[1:])
     encoder = as_encoder(encoder, torch.zeros(2, *shape).to(like) if seen is None else seen)
     density = _likelihood(likelihood, shape)
     expected = density.output_shape(shape)
-    if tuple(decoded.shape[1:]) != expected:
+    if given != expected:
+        advice = "give another likelihood, or change the decoder"
+        if seen is None:
+            advice = "give an example"
+        elif given == tuple(seen.shape):
+            advice = f"example is one example and not a batch: use example[None], of shape {(1, *given)}"
+        elif math.prod(given) == math.prod(expected):
+            advice = f"end the decoder with torch.nn.Unflatten(1, {expected})"
         raise ConfigError(
-            f"the decoder gives {tuple(decoded.shape[1:])} for one latent point, but the {density.name} "
-            f"likelihood needs {expected} for examples of shape {shape}: "
-            + ("give an example" if seen is None else "give another likelihood, or change the decoder")
+            f"the decoder gives {given} for one latent point, but the {density.name} likelihood needs "
+            f"{expected} for examples of shape {shape}: {advice}"
         )
-    if type(density) is Bernoulli and bool(((decoded > 0) & (decoded < 1)).all()):
-        raise ConfigError(
-            "the Bernoulli likelihood needs logits, but all outputs of the decoder lie between 0 and 1: "
-            "if it ends in a sigmoid, use likelihood='bernoulli-probabilities'"
-        )
+    if text := mistaken_output(decoder, density, size, like):
+        raise ConfigError(text)
     model = LatentModel(decoder, density, latent=size, shape=shape, prior=as_prior(prior, size))
     method = VAE(model.to(like.device, like.dtype), encoder)
     method.eval()
@@ -79,8 +95,34 @@ def wrap_networks(
     return Trained(method, spec)
 
 
-def _batch(example: Any, like: Tensor) -> Tensor | None:
-    """Return the user's examples (B, ...) with the device and dtype of `like`, if any were given."""
+def _likely_mistake(encoder: nn.Module, decoder: nn.Module, seen: Tensor) -> str:
+    """Why the encoder does not accept the examples, if a usual mistake explains it.
+
+    Args:
+        encoder: the network that was given as the encoder.
+        decoder: the network that was given as the decoder.
+        seen: the examples that the encoder did not accept.
+    """
+    given = f"examples of shape {tuple(seen.shape)}"
+    missing = f"the encoder does not accept {given}, but it accepts them with one more dimension"
+    swapped = f"the encoder does not accept {given}, but the decoder does"
+    for network, x, mistake in (
+        (encoder, seen[None], f"{missing}: the first is that of the batch, so use example[None]"),
+        (decoder, seen, f"{swapped}: are they swapped? Call wrap(encoder, decoder, ...)"),
+    ):
+        try:
+            latent_shape(network, x)
+        except ConfigError:
+            continue
+        return mistake
+    return ""
+
+
+def _batch(example: Any, like: Tensor, encoder: nn.Module) -> Tensor | None:
+    """Return the user's examples (B, ...) with the device and dtype of `like`, if any were given.
+
+    Axes of size 1 are left out if the encoder accepts the examples only without them.
+    """
     if example is None:
         return None
     seen = torch.as_tensor(example).to(like.device, like.dtype)
@@ -88,7 +130,19 @@ def _batch(example: Any, like: Tensor) -> Tensor | None:
         raise ConfigError(
             f"example has shape {tuple(seen.shape)}; expected a batch (B, ...): use example[None]"
         )
-    return seen
+    sizes = [size for size in seen.shape[1:] if size != 1]
+    return _accepted(encoder, seen, seen.reshape(-1, *sizes)) if sizes else seen
+
+
+def _accepted(encoder: nn.Module, first: Tensor, second: Tensor) -> Tensor:
+    """Return the first examples, or the second ones if the encoder accepts only these."""
+    for x in (first, second):
+        try:
+            latent_shape(encoder, x)
+        except ConfigError:
+            continue
+        return x
+    return first
 
 
 def _latent(
@@ -102,6 +156,13 @@ def _latent(
         seen: a batch of examples, from which the shape is found by calling the encoder, if any.
     """
     given = (latent,) if isinstance(latent, int) else latent
+    if given is not None and not (
+        isinstance(given, Sequence) and given and all(isinstance(n, int) and n > 0 for n in given)
+    ):
+        raise ConfigError(
+            f"latent must be the dimension of z, such as 4, or its shape, such as (4, 2, 2), got "
+            f"{shown(latent)}"
+        )
     if seen is None:
         if given is None:
             raise ConfigError(

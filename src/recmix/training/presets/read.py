@@ -57,6 +57,11 @@ class Stage:
 class Preset:
     """A sequence of trainings (stages). The model of the last stage is the result.
 
+    Attributes:
+        name: name of the preset.
+        title: a short description for the user.
+        stages: the trainings, in order.
+
     >>> [stage.name for stage in read_preset("paper").stages]
     ['vae', 'mixture']
     """

@@ -31,12 +31,13 @@ from recmix.runs.training_options import Training
 from recmix.training.arguments import read_options, split_auto
 from recmix.training.build import Trained, build, load_trained
 from recmix.training.fit import train_models
+from recmix.training.plan import check_start
 from recmix.training.presets.read import Preset, Stage, check_options, parse, read_preset
 from recmix.training.world import world
 
 __all__ = ["ALL_STAGES", "stored_arguments", "train_preset"]
 
-ALL_STAGES = ("seed", "device", "dtype", "engine", "checkpoint_every", "tensorboard")
+ALL_STAGES = ("seed", "device", "dtype", "engine", "deterministic", "checkpoint_every", "tensorboard")
 """Options that, given with a preset, apply to all stages; the others apply to the last."""
 
 
@@ -77,8 +78,11 @@ def train_preset(
     plan = _with_options(
         preset if isinstance(preset, Preset) else read_preset(preset), vae_epochs, arguments
     )
-    data = as_data(data)
     start = None if init is None else _first_stage(init, plan, model, vae_epochs)
+    described = stored_arguments(out).get("data") if out is not None and resume else None
+    data = as_data(data, shape=None if start is None else start.spec.shape, description=described)
+    if len(data.shape) != 3 and "augment" not in arguments:  # it is for images
+        plan = _without_option(plan, "augment")
     if start is not None:
         model = {k: v for k, v in vars(start.spec.model).items() if v != "own"}
     for stage in plan.stages:
@@ -130,6 +134,7 @@ def _first_stage(init: Any, preset: Preset, model: Mapping[str, Any], vae_epochs
         raise ConfigError(f"init replaces the first stage, which has {given[0]}: leave {given[0]} out")
     if len(preset.stages) < 2:
         raise ConfigError(f"the preset {preset.name} has one stage, which init would replace")
+    check_start(init)
     found = load_trained(init) if isinstance(init, str | Path) else init
     if found.spec.method != first.method:
         raise ConfigError(
@@ -173,6 +178,14 @@ def _with_options(preset: Preset, vae_epochs: int | None, options: Mapping[str, 
         with _named_errors(changed, stage):
             check_options(stage.method, stage.options)
     return changed
+
+
+def _without_option(preset: Preset, name: str) -> Preset:
+    """Return the preset without an option in all of its stages."""
+    options = [{k: v for k, v in stage.options.items() if k != name} for stage in preset.stages]
+    stages = zip(preset.stages, options, strict=True)
+    changed = tuple(dataclasses.replace(stage, options=kept) for stage, kept in stages)
+    return dataclasses.replace(preset, stages=changed)
 
 
 def _changed(stage: Stage, options: Mapping[str, Any]) -> Stage:
