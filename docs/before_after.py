@@ -34,7 +34,7 @@ def main() -> None:
     given = parser.parse_args()
     data = recmix.data.load("mnist")
     if given.run is None or not (given.run / "spec.json").exists():
-        few = recmix.data.from_arrays(data.x_train[:TRAIN], name="mnist-6000")
+        few = recmix.data.from_arrays(data.x_train[:TRAIN], name="mnist-6000", hold_out_test=False)
         vae = recmix.fit("vae", few, seed=0, out=given.run, progress=True, **SETTINGS)
     else:
         vae = recmix.load(given.run)

@@ -12,6 +12,7 @@ from cases.contract import check_method
 import recmix
 import recmix.methods
 from recmix.methods.registry import COMPONENTS, METHODS
+from recmix.runs.folder import Run
 
 SOURCE = '''"""A Gaussian with a low-rank covariance, in one pass."""
 
@@ -85,6 +86,7 @@ def new_method(tmp_path, monkeypatch):
     del METHODS["lowrank"], COMPONENTS["lowrank"], sys.modules["recmix.methods.lowrank"], module
 
 
+@pytest.mark.usefixtures("few_digits")
 def test_every_tool_works_with_a_method_from_a_new_file(new_method, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     train = ["--data", "digits", "--epochs", "1", "--device", "cpu"]
@@ -100,7 +102,7 @@ def test_every_tool_works_with_a_method_from_a_new_file(new_method, tmp_path, mo
     assert call(*evaluate, "--refine", "1") == 0
     assert call(*evaluate, "--calibrate") == 0
     assert call(*evaluate[:-4], "--gap", "--examples", "4", "--samples", "20") == 0
-    scores = json.loads((tmp_path / "low" / "scores.json").read_text())
+    scores = Run(tmp_path / "low").scores()
     refined = "test/5/gauss-newton,refine=1,reuse=2,restarts=1,checks=1"
     assert {"test/5", refined, "test/5/calibrated"} == set(scores)
     assert scores["test/5"]["kind"] == "encoder"

@@ -1,5 +1,7 @@
 """`Model.frontier`, `Model.tuned`, and the tuned inference of a run folder."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -34,7 +36,8 @@ def test_a_tuned_model_uses_the_winner_and_keeps_its_calibration(x, monkeypatch)
     every = module.candidates
     monkeypatch.setattr(module, "candidates", lambda method, base: every(method, [1], base))
     model = recmix.fit("vae", x, epochs=1, latent=2, device="cpu").using(scale=1.25)
-    tuned = model.tuned(x, budget=1.0, samples=2)
+    with pytest.warns(UserWarning, match="no refinement fits"):
+        tuned = model.tuned(x, budget=1.0, samples=2)
     assert tuned.inference == Inference(scale=1.25)
     assert tuned.method is model.method
     found = model.frontier(x, budget=1.0, samples=2)
@@ -89,8 +92,17 @@ def test_a_damaged_file_is_named_and_can_be_reset(run, content):
     recmix.load(run.folder)
 
 
-def test_auto_is_chosen_with_the_calibration_of_the_model(x):
+def test_auto_is_chosen_without_the_calibration_of_the_model(x, monkeypatch):
     model = recmix.fit("vae", x, epochs=1, latent=2, device="cpu").using(scale=1.25, reuse=0)
-    found = model.refined(1, how="auto", x=x)
-    assert (found.inference.scale, found.inference.reuse) == (1.25, 0)
-    assert found.inference.refine in (0, 1)
+    bases = []
+
+    def chosen(method, x, steps, base):
+        bases.append(base)
+        return replace(base, refine=steps)
+
+    monkeypatch.setattr("recmix.api.model.best_refinement", chosen)
+    with pytest.warns(UserWarning, match="calibration is removed"):
+        found = model.refined(1, how="auto", x=x)
+    assert found.inference == Inference(refine=1, reuse=0)
+    assert model.refined(0, how="auto", x=x).inference == model.inference
+    assert bases == [Inference(reuse=0)] * 2

@@ -169,11 +169,29 @@ def test_mistakes_are_refused(x):
         recmix.wrap(encoder, decoder, likelihood="gaussian", example=x)
     with pytest.raises(ConfigError, match="bernoulli-probabilities"):
         recmix.wrap(encoder, nn.Sequential(decoder, nn.Sigmoid()), likelihood=Bernoulli(), example=x)
+    with pytest.raises(ConfigError, match=r"needs probabilities.*use likelihood='bernoulli'"):
+        recmix.wrap(encoder, decoder, likelihood="bernoulli-probabilities", example=x)
     with pytest.raises(ConfigError, match=r"decoder gives \(12,\).*\(24,\)"):
         recmix.wrap(encoder, decoder, likelihood="gaussian-decoded", example=x)
     with pytest.raises(ConfigError, match=r"encoder\.eval\(\)"):
         recmix.wrap(encoder.train(), decoder, likelihood=Gaussian(1.0), example=x)
-    model = recmix.wrap(encoder.eval(), decoder, likelihood="poisson", example=x)
+    encoder.eval()
+    with pytest.raises(ConfigError, match=r"but the decoder does: are they swapped\?"):
+        recmix.wrap(decoder, encoder, likelihood=Gaussian(1.0), example=x)
+    model = recmix.wrap(encoder, decoder, likelihood="poisson", example=x)
     with pytest.raises(recmix.RecmixError, match="needs counts"):
         model.log_likelihood(x)
     assert model.log_likelihood(np.ones((2, FEATURES), int)).shape == (2,)
+
+
+def test_images_without_a_batch_dimension_and_flat_outputs_are_refused():
+    flat = nn.Linear(2, 64)
+    encoder, decoder = nn.Sequential(nn.Flatten(), nn.Linear(64, 4)), nn.Unflatten(1, (1, 8, 8))
+    image = torch.zeros(1, 8, 8)
+    with pytest.raises(ConfigError, match=r"not a batch: use example\[None\], of shape \(1, 1, 8, 8\)"):
+        recmix.wrap(encoder, nn.Sequential(flat, decoder), likelihood=Gaussian(1.0), example=image)
+    with pytest.raises(ConfigError, match=r"end the decoder with torch.nn.Unflatten\(1, \(1, 8, 8\)\)"):
+        recmix.wrap(encoder, flat, likelihood=Gaussian(1.0), example=image[None])
+    conv = nn.Sequential(nn.Conv2d(1, 4, 8), nn.Flatten())
+    with pytest.raises(ConfigError, match=r"so use example\[None\]"):
+        recmix.wrap(conv, nn.Sequential(flat, decoder), likelihood=Gaussian(1.0), example=image)

@@ -120,7 +120,7 @@ def test_errors_are_one_message(words, message, table, capsys):
 
 def test_help_lists_the_formats_of_data(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    assert call("train", "--help") == 0
+    assert call("train", "--help-all") == 0
     shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
     for word in (
         ".npy",

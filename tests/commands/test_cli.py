@@ -39,6 +39,47 @@ def test_train_evaluate_and_continue(run, tmp_path, capsys):
     assert len(Run(tmp_path / "rme").history()) == 2
 
 
+@pytest.mark.usefixtures("few_digits")
+def test_train_says_which_likelihood_it_chose_and_that_longer_training_may_help(tmp_path, capsys):
+    words = ("train", "--data", "digits", "--method", "vae", *SHORT)
+    assert call(*words, "--out", tmp_path / "a") == 0
+    shown = capsys.readouterr()
+    assert "likelihood: gaussian, because the values lie between 0 and 1" in shown.err
+    longer = f"recmix train --resume --out {tmp_path / 'a'} --epochs 2"
+    assert longer in shown.out
+    assert call(*words, "--likelihood", "bernoulli", "--out", tmp_path / "b") == 0
+    assert "likelihood: bernoulli, as given" in capsys.readouterr().err
+    assert call(*words, "--init", tmp_path / "b", "--out", tmp_path / "c") == 0
+    assert f"likelihood: bernoulli, that of {tmp_path / 'b'}" in capsys.readouterr().err
+    assert call(*longer.split()[1:]) == 0
+    assert len(Run(tmp_path / "a").history()) == 2
+
+
+@pytest.mark.usefixtures("few_digits")
+def test_an_existing_run_is_refused_before_the_data_are_read(run, capsys):
+    assert call("train", "--data", "no-such-data", "--method", "vae", *SHORT, "--out", run) == 2
+    assert "already holds a run" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("few_digits")
+def test_evaluate_says_which_inference_it_used_and_what_it_gains(run, capsys):
+    capsys.readouterr()
+    assert call("evaluate", run, "--samples", "3") == 0
+    plain = capsys.readouterr().out
+    assert "mixing weights" not in plain  # the model has one component
+    assert "gain over" not in plain
+    assert call("evaluate", run, "--samples", "3", "--refine", "1") == 0
+    shown = capsys.readouterr().out
+    assert "VAE (gauss-newton, 1 step)" in shown
+    scores = Run(run).scores()
+    refined = scores["test/3/gauss-newton,refine=1,reuse=2,restarts=1,checks=1"]
+    for name in ("elbo", "iwae"):
+        gain = refined[name] - scores["test/3"][name]
+        assert refined[f"{name}_gain"] == pytest.approx(gain, abs=1e-4)
+        assert f"{gain:+.2f} ± {refined[f'{name}_gain_se']:.2f}" in shown
+
+
+@pytest.mark.usefixtures("few_digits")
 def test_refinement_can_restart(run, capsys):
     capsys.readouterr()
     for words, restarts in (((), 1), (("--restarts", "3"), 3)):
@@ -51,6 +92,7 @@ def test_refinement_can_restart(run, capsys):
     assert "give --refine too" in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.usefixtures("few_digits")
 def test_different_inferences_have_different_score_names(run):
     for words in (
         (),
@@ -67,6 +109,7 @@ def test_different_inferences_have_different_score_names(run):
     assert scores["test/3/gauss-newton,refine=1,reuse=2,restarts=2,checks=1"]["steps"] == 1
 
 
+@pytest.mark.usefixtures("few_digits")
 def test_residual_corrections_can_restart_without_refinement(tmp_path, capsys):
     words = ("train", "--data", "digits", "--method", "residual", *SHORT, "--vae-epochs", "1")
     assert call(*words, "--corrections", "1", "--out", tmp_path / "run") == 0
@@ -78,6 +121,7 @@ def test_residual_corrections_can_restart_without_refinement(tmp_path, capsys):
         assert found["kind"] == "feed-forward"
 
 
+@pytest.mark.usefixtures("few_digits")
 def test_flags_override_the_file(tmp_path):
     config = tmp_path / "run.toml"
     config.write_text(
@@ -175,6 +219,7 @@ def test_bad_input_ends_with_two_and_one_message(words, message, tmp_path, capsy
     assert not (tmp_path / "run" / "spec.json").exists()
 
 
+@pytest.mark.usefixtures("few_digits")
 def test_other_bad_input(run, tmp_path, capsys):
     assert call("train", "--data", "digits", "--method", "vae") == 2
     assert "--out" in capsys.readouterr().err
@@ -206,6 +251,7 @@ def test_values_of_the_wrong_type_in_a_file(tmp_path, capsys):
         assert message in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("few_digits")
 def test_other_images_and_moved_runs(run, tmp_path, capsys, monkeypatch):
     np.save(tmp_path / "other.npy", images(20, size=10))
     assert call("evaluate", run, "--data", tmp_path / "other.npy", "--samples", "2") == 2
@@ -233,6 +279,7 @@ def test_debug_shows_the_traceback(tmp_path):
     assert "Traceback" in done.stderr
 
 
+@pytest.mark.usefixtures("few_digits")
 def test_the_demonstration_in_short(tmp_path, capsys):
     assert call("demo", "--quick", "--out", tmp_path / "demo") == 0
     shown = capsys.readouterr().out
@@ -244,6 +291,7 @@ def test_the_demonstration_in_short(tmp_path, capsys):
     assert "not empty" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("few_digits")
 def test_compare_trains_every_method_from_one_vae(tmp_path, capsys):
     words = ("compare", "--data", "digits", "--latent", "3", "--vae-epochs", "2", "--epochs", "1")
     assert call(*words, "--samples", "3", "--out", tmp_path / "all") == 0

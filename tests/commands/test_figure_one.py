@@ -37,7 +37,7 @@ def test_the_figure_is_drawn_in_three_forms(vae, tmp_path):
 
 def test_it_needs_two_dimensions_and_test_images(vae):
     with pytest.raises(ConfigError, match="no test images"):
-        figure_one(recmix.data.from_arrays(images(30)), None, init=vae)
+        figure_one(recmix.data.from_arrays(images(30), hold_out_test=False), None, init=vae)
     other = recmix.fit("vae", images(30), latent=3, epochs=1, progress=False)
     with pytest.raises(ConfigError, match="two latent dimensions"):
         figure_one(recmix.data.from_arrays(images(30), x_test=images(5)), None, init=other)

@@ -1,15 +1,16 @@
 """The help, completion in the shell, and the number of threads."""
 
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 from cases.commands import call
 
-from recmix.cli import COMMANDS
+from recmix.cli import COMMANDS, HINTS
 from recmix.commands import threads
-from recmix.commands.train_help import FIRST
+from recmix.commands.train_help import FIRST, GROUPS
 from recmix.errors import ConfigError
 
 
@@ -23,17 +24,49 @@ def test_the_help_groups_commands_and_gives_examples(capsys, monkeypatch):
         assert example in text  # on one line
 
 
-def test_the_help_of_train_begins_with_twelve_options(capsys):
+def test_the_help_of_train_shows_twelve_options_and_the_others_by_group(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     assert len(FIRST) == 12
     assert call("train", "--help") == 0
     text = capsys.readouterr().out
-    first, rest = text.split("─ The run ─")
-    for name in FIRST:
-        flag = f"--{name.replace('_', '-')} "
-        assert flag in first
-        assert f"│ {flag}" not in rest
-    for panel in ("Methods", "Model", "Training", "Inference"):
-        assert f"─ {panel} ─" in rest
+    assert text.count("\n") < 50
+    shown = re.findall(r"│ --([a-z-]+)", text)
+    assert shown == [*(name.replace("_", "-") for name in FIRST), *["help-all"] * (len(GROUPS) + 1)]
+    assert call("train", "--help-all") == 0
+    everything = capsys.readouterr().out
+    for group in GROUPS:
+        assert f"--help-all {group} " in text
+        assert call("train", "--help-all", group) == 0
+        part = re.findall(r"│ --([a-z-]+)", capsys.readouterr().out)
+        assert part
+        assert all(f"│ --{name} " in everything for name in part)
+    assert call("train", "--help-all", "modell") == 2
+    assert "did you mean 'model'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("refine", "runs/vae"), "evaluate RUN --refine 2"),
+        (("refine", "runs/vae"), "tune RUN --milliseconds"),
+        (("calibrate",), "evaluate RUN --calibrate"),
+        (("trian", "--help"), "did you mean 'train'"),
+        (("train", "--lr", "1"), "--learning-rate)"),
+        (("train", "--architecture", "mlp"), "(Possible options: --network)"),
+        (("evaluate", "runs/vae", "--refnie", "2"), "(Possible options: --refine)"),
+    ],
+)
+def test_wrong_words_get_a_hint(words, hint, capsys):
+    assert call(*words) == 2
+    assert hint in " ".join(capsys.readouterr().err.replace("│", "").split())
+
+
+def test_hints_name_commands_and_options_that_exist(capsys):
+    for hint in HINTS.values():
+        for name, rest in re.findall(r"`recmix ([a-z]+)([^`]*)`", hint):
+            assert call(name, "--help-all" if name == "train" else "--help") == 0
+            text = capsys.readouterr().out
+            assert all(flag in text for flag in re.findall(r"--[a-z-]+", rest) if flag != "--help")
 
 
 @pytest.mark.parametrize(

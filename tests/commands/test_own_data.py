@@ -32,6 +32,23 @@ NETWORKS = """
 """
 
 
+FLAT_IMAGES = """
+    import recmix
+    import torch
+    from torch import nn
+
+
+    def networks():
+        encoder = nn.Sequential(nn.Flatten(), nn.Linear(64, 4))
+        decoder = nn.Sequential(nn.Linear(2, 64), nn.Unflatten(1, (8, 8)))
+        return {"encoder": encoder, "decoder": decoder, "likelihood": recmix.likelihoods.Gaussian(0.1)}
+
+
+    def model():
+        return recmix.wrap(**networks(), example=torch.zeros(2, 8, 8))
+"""
+
+
 @pytest.fixture
 def x(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -65,6 +82,50 @@ def test_scores_of_other_examples_are_not_stored(x, capsys):
     assert call("evaluate", "run", "--samples", 3, "--data", "other.npy", "--json") == 0
     assert "has other examples" in capsys.readouterr().err
     assert Run("run").scores() == {}
+
+
+def test_training_examples_in_another_split_are_counted(x, capsys):
+    recmix.fit("vae", x, out="run", **SHORT)
+    np.savez("parts.npz", x_train=x[:10], x_val=x[10:20], x_test=x[20:])
+    assert call("evaluate", "run", "--samples", 3, "--data", "parts.npz") == 0
+    trained = {row.tobytes() for row in recmix.data.from_arrays(x).x_train[:]}
+    count = sum(row.tobytes() in trained for row in x[20:])
+    assert f"warning: {count} of the 20 scored examples of parts.npz are training" in said(capsys)
+    assert Run("run").scores() == {}
+    Run("run").folder.joinpath("training_examples.json").unlink()  # an earlier version had none
+    assert call("evaluate", "run", "--samples", 3, "--data", "parts.npz") == 0
+    assert "is not known" in said(capsys)
+
+
+def test_training_examples_are_no_test_examples_of_a_run_without_a_test_part(x, capsys):
+    recmix.fit("vae", recmix.data.from_arrays(x, hold_out_test=False), out="run", **SHORT)
+    assert call("evaluate", "run", "--data", "x.npy", "--calibrate") == 2
+    assert "--split val, without --calibrate" in said(capsys)
+    assert call("evaluate", "run", "--data", "x.npy", "--calibrate", "--split", "val") == 2
+    assert "give a file with x_train and x_test with --data" in said(capsys)
+    np.savez("both.npz", x_train=x, x_test=1 - x[:5])
+    assert call("evaluate", "run", "--samples", 3, "--data", "both.npz") == 0
+    assert list(Run("run").scores()) == ["test/3"]
+    np.savez("both.npz", x_train=x, x_test=x)
+    assert call("evaluate", "run", "--samples", 4, "--data", "both.npz") == 0
+    assert "36 of the 40 scored examples" in said(capsys)
+    assert list(Run("run").scores()) == ["test/3"]
+
+
+def test_data_take_the_shape_of_a_wrapped_model(x, tmp_path, capsys):
+    (tmp_path / "own_networks_3.py").write_text(textwrap.dedent(FLAT_IMAGES))
+    np.save("flat.npy", x[:, 0])
+    for name in ("flat.npy", "x.npy"):
+        assert call("evaluate", "own_networks_3:model", "--samples", 3, "--data", name) == 0
+    from own_networks_3 import model
+
+    trained = recmix.fit("residual", x[:, 0], init=model(), epochs=1, progress=False, out="run")
+    assert trained.spec.shape == (8, 8)
+    mine = ("--networks", "own_networks_3:networks")
+    assert call("evaluate", "run", *mine, "--samples", 3, "--data", "flat.npy") == 0
+    assert list(Run("run").scores()) == ["test/3"]
+    words = ("train", "--method", "residual", "--init", "run", "--epochs", 1, *mine)
+    assert call(*words, "--data", "flat.npy", "--out", "again") == 0
 
 
 def test_the_explorer_shows_examples_of_a_file(x):
@@ -159,3 +220,74 @@ def test_a_preset_can_start_from_a_trained_vae(x, capsys):
     assert "trains the method vae, but init is a run of rme" in said(capsys)
     assert call(*words, "--init", "vae", "--latent", 3, "--out", "other") == 2
     assert "leave latent out" in said(capsys)
+
+
+def test_a_run_without_a_test_part_is_continued_with_its_array(x):
+    recmix.fit("vae", recmix.data.from_arrays(x, hold_out_test=False), out="run", **SHORT)
+    again = recmix.fit("vae", x, out="run", resume=True, **SHORT | {"epochs": 2})
+    assert len(again.history) == 2
+    assert again.spec.data["counts"]["test"] is None
+
+
+@pytest.fixture
+def wrapped(x, tmp_path):
+    """Words of `recmix evaluate` for a saved model that was trained elsewhere, without --data."""
+    (tmp_path / "own_networks_4.py").write_text(textwrap.dedent(FLAT_IMAGES))
+    from own_networks_4 import model
+
+    model().save("runs/wrapped")
+    return ("evaluate", "runs/wrapped", "--networks", "own_networks_4:networks", "--samples", 3)
+
+
+def test_results_of_a_wrapped_model_are_not_replaced_by_those_of_other_data(wrapped, x, capsys):
+    np.savez("noise.npz", x_train=1 - x, x_test=1 - x[:5])
+    gap = ("--gap", "--examples", 2)
+    for words in (wrapped, (*wrapped, *gap)):
+        assert call(*words, "--data", "x.npy") == 0
+    stored = {name: Run("runs/wrapped").folder.joinpath(name) for name in ("scores.json", "gap.json")}
+    before = {name: path.read_text() for name, path in stored.items()}
+    said(capsys)
+    for words in (wrapped, (*wrapped, "--refine", 1), (*wrapped, *gap)):
+        assert call(*words, "--data", "noise.npz") == 0
+        shown = said(capsys)
+        assert "the results in runs/wrapped are on x, and noise.npz has other examples" in shown
+        assert "this result is not stored" in shown
+        assert {name: path.read_text() for name, path in stored.items()} == before
+    assert call(*wrapped, "--data", "x.npy", "--split", "val") == 0
+    assert list(Run("runs/wrapped").scores()) == ["test/3", "val/3"]
+
+
+def test_the_gap_of_a_wrapped_model_does_not_advise_to_leave_its_data_out(wrapped):
+    from own_networks_4 import networks
+
+    from recmix.commands.gap import _how_to_measure_training
+
+    model = recmix.load("runs/wrapped", **networks())
+    assert _how_to_measure_training(model) == "in Python: model.gap(x, train=...)"
+
+
+def test_a_wrapped_model_needs_the_name_of_its_data(wrapped, capsys):
+    assert call(*wrapped) == 2
+    assert "trained elsewhere, so that its data are not known: name the data with --data" in said(capsys)
+
+
+def test_a_wrapped_model_is_a_row_of_reports(wrapped, capsys):
+    from recmix.reports.read_store import read_store
+
+    assert read_store("runs").records[0].column.data == "own data"
+    assert call(*wrapped, "--data", "x.npy") == 0
+    capsys.readouterr()
+    for words in (("report", "runs", "--format", "terminal"), ("summary", "runs", "--out", "small")):
+        assert call(*words, "--samples", 3) == 0
+        shown = said(capsys)
+        assert "note:" not in shown
+        assert "VAE" in shown
+    assert read_store("runs").records[0].column.data == "x"
+
+
+def test_a_random_test_part_of_a_file_is_noted(wrapped, x, capsys):
+    assert call(*wrapped, "--data", "x.npy") == 0
+    assert "x.npy has no test part: a random tenth, 4 of 40 examples, is scored" in said(capsys)
+    np.savez("parts.npz", x_train=x, x_test=x[:5])
+    assert call(*wrapped, "--data", "parts.npz") == 0
+    assert "random tenth" not in said(capsys)

@@ -79,9 +79,10 @@ def test_graphs_flag(place, capsys):
     assert "graphs is for molecules" in capsys.readouterr().err
 
 
-def test_compare_on_texts(place):
+def test_compare_on_texts(place, capsys):
     words = ["--latent", "2", "--vae-epochs", "1", "--epochs", "1", "--samples", "3", "--device", "cpu"]
     assert call("compare", "hf", "--data", "texts.txt", "--length", "4", *words, "--out", "all") == 0
+    assert "2 of 27 texts are left out (1 empty, 1 longer than 3 tokens)" in capsys.readouterr().err
     rows = json.loads((place / "all" / "compare.json").read_text())
     assert rows["data"]["options"] == {"length": 4}
     assert all("iwae" in row for row in rows["rows"])

@@ -57,6 +57,17 @@ def best(monkeypatch):
     return used
 
 
+def test_a_budget_that_is_too_small_names_the_smallest_one(run, best, capsys, monkeypatch):
+    monkeypatch.setattr(module, "_once", lambda _method, _x, used: 1.0 + 20 * used.refine)
+    assert call("tune", run.folder, "--budget", "3x", *FEW) == 0
+    shown = capsys.readouterr().out
+    assert "the fastest one takes 21.0 times the encoder" in shown
+    assert "nothing is stored, because the limit allows no refinement" in shown
+    assert not (run.folder / TUNED).exists()
+    assert call("tune", run.folder, "--budget", "24x", *FEW) == 0  # the budget that it named
+    assert "chosen: gauss-newton, 1 step" in capsys.readouterr().out
+
+
 def test_the_winner_becomes_the_inference_of_the_run(run, best, capsys):
     assert call("tune", run.folder, "--budget", "100000x", *FEW, "--plot", "a.png") == 0
     shown = capsys.readouterr().out
@@ -114,7 +125,7 @@ def test_a_dry_run_stores_nothing(run, best, capsys):
 
 
 def test_json_has_all_trials_and_the_choice(run, capsys):
-    assert call("tune", run.folder, "--budget", 2, *FEW, "--json") == 0
+    assert call("tune", run.folder, "--budget", 1e6, *FEW, "--json") == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["stored"]
     assert shown["examples"] == run_examples(run)
@@ -153,8 +164,8 @@ def test_the_model_of_a_function_is_measured_but_not_stored(run, best, monkeypat
     [
         ((), "give a time limit"),
         (("--budget", "3x", "--milliseconds", 2), "give a time limit"),
-        (("--budget", "fast"), "such as 3x"),
-        (("--budget", "nan"), "such as 3x"),
+        (("--budget", "fast"), "such as 100x"),
+        (("--budget", "nan"), "such as 100x"),
         (("--budget", "0.5x"), "at least 1x"),
         (("--milliseconds", 0), "positive"),
         (("--budget", "3x", "--samples", 0), "samples must be positive"),
@@ -188,7 +199,7 @@ def test_evaluate_says_which_kind_is_chosen(run, capsys):
         (("--how", "auto"), "--how is for refinement: give --refine too"),
         (("--checks", 2), "--checks is for refinement: give --refine too"),
         (("--refine", 1, "--how", "newton"), "auto"),
-        (("--refine", 1, "--how", "auto", "--split", "val"), "try test"),
+        (("--refine", 1, "--how", "auto", "--split", "val"), "leave --split val out"),
         (("--refine", 1, "--how", "conjugate", "--reuse", 1), "no effect on the refinement conjugate"),
         (("--refine", 1, "--how", "variational", "--restarts", 2), "no effect"),
         (("--refine", 1, "--how", "learned"), "curvature"),

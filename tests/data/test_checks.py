@@ -112,6 +112,12 @@ def test_error_names_first_example_with_non_finite_value(value, shape, monkeypat
     [
         (OK, (3, 32, 32), "1x28x28, expected 3x32x32"),
         (np.zeros((4, 784)), (1, 28, 28), r"flat vectors of 784.*use x\.reshape\(-1, 1, 28, 28\)"),
+        (
+            OK[:, 0],
+            (784,),
+            r"is 28x28, expected 784 values .*3 dimensions, expected 2.*reshape\(-1, 784\)",
+        ),
+        (OK[:, 0], (28, 30), r"each example is 28x28, expected 28x30: all examples"),
         (OK, (784,), r"1x28x28, expected 784 values .*4 dimensions, expected 2.*reshape\(-1, 784\)"),
         (np.zeros((4, 5)), (7,), "5 values, expected 7 values.*one shape"),
         (np.zeros((3, 8, 8)), (3, 8, 8), r"expected 3x8x8.*x\[None\]"),

@@ -150,8 +150,8 @@ def frame(pandas, rng):
 def test_frame_keeps_the_names_of_its_columns(frame):
     data = as_data(frame)
     assert data.columns == ("age", "height", "smoker", "weight")
-    assert (data.shape, data.counts["train"]) == ((4,), 18)
-    whole = from_arrays(frame, frame).x_train[:]
+    assert (data.shape, data.counts["train"]) == ((4,), 16)
+    whole = from_arrays(frame, frame, frame).x_train[:]
     np.testing.assert_array_equal(whole, frame.astype(float).to_numpy(np.float32))
     np.testing.assert_array_equal(check_examples(frame, shape=(4,)), whole)
 

@@ -60,12 +60,15 @@ def test_download_checks_and_writes_file(serve, target, zipped, capsys):
     assert path.stat().st_mode & 0o777 == 0o666 & ~mask
 
 
-def test_md5_can_be_that_of_the_compressed_file(serve, target):
+@pytest.mark.parametrize("kind", ["md5", "sha256", "git"])
+def test_the_checksum_of_the_compressed_file_is_checked(serve, target, kind):
     content = gzip.compress(CONTENT)
     url = serve("file.gz", content)
-    fetch.download([url], target, md5=hashlib.md5(content).hexdigest(), decompress=False)
-    with pytest.raises(fetch.DownloadError, match="MD5"):
-        fetch.download([url], target, md5=MD5, decompress=False)
+    whole = b"blob %d\0" % len(content) + content  # as `git hash-object` names it
+    digits = hashlib.sha1(whole) if kind == "git" else hashlib.new(kind, content)
+    fetch.download([url], target, file_sum=f"{kind}:{digits.hexdigest()}")
+    with pytest.raises(fetch.DownloadError, match=f"checksum {kind}:{digits.hexdigest()}, expected"):
+        fetch.download([url], target, file_sum=f"{kind}:{MD5}")
 
 
 def test_next_url_is_tried_after_a_failure(server, serve, target):

@@ -195,6 +195,9 @@ def test_npz_is_read_and_damage_is_rejected(tmp_path, rng):
     np.savez(path, x)
     np.testing.assert_array_equal(read_npz(path)["x_train"], x)
     np.savez(path, x_val=x, b=x)
+    np.savez(tmp_path / "named.npz", train=x, test=x[:2])
+    with pytest.raises(DataError, match="holds train, test; expected x_train .*: name the parts so"):
+        read_npz(tmp_path / "named.npz")
     with pytest.raises(DataError, match="holds x_val, b; expected x_train"):
         read_npz(path)
     np.savez(path, a=x, b=x)

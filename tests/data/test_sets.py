@@ -320,7 +320,7 @@ def test_cifar10_is_downloaded_and_unpacked(tmp_path, server, cifar_archive, cha
     archive = dataclasses.replace(
         SETS["cifar10"].archive,
         urls=(f"{address}/cifar-10-binary.tar.gz",),
-        md5=hashlib.md5(cifar_archive.read_bytes()).hexdigest(),
+        file_sum=f"md5:{hashlib.md5(cifar_archive.read_bytes()).hexdigest()}",
     )
     change_set("cifar10", archive=archive)
     root = tmp_path / "root"

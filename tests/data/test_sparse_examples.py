@@ -136,5 +136,5 @@ def test_parts_of_other_shapes_are_rejected(dense):
     matrix = sparse.csr_array(dense)
     with pytest.raises(DataError, match=r"x_test is a sparse matrix of shape \(40, 8\); .*\(9,\)"):
         from_arrays(matrix, x_test=matrix[:, :8])
-    with pytest.raises(DataError, match=r"1 example\(s\), expected at least 2"):
+    with pytest.raises(DataError, match=r"1 example\(s\), expected at least 3"):
         from_arrays(matrix[:1])

@@ -106,3 +106,11 @@ def test_parts_of_different_shapes_are_rejected(examples):
     other = ArrayExamples(np.zeros((5, 1, 8, 9), np.uint8))
     with pytest.raises(DataError, match=r"x_test.*\(1, 8, 9\).*\(1, 8, 8\)"):
         Data("a", examples, examples, other)
+
+
+def test_mean_and_variance_are_computed_once(examples, monkeypatch):
+    data = Data("some", examples, examples, None)
+    first = data.statistics()
+    monkeypatch.setattr(type(examples), "mean", None)  # a second call would fail
+    assert data.statistics().variance == first.variance
+    assert data.statistics().centre is first.centre

@@ -64,7 +64,7 @@ SOURCES = {
 def test_every_kind_of_images_in_memory_is_accepted(grey, kind):
     for data in (from_arrays(SOURCES[kind](grey)), as_data(SOURCES[kind](grey))):
         assert (data.name, data.shape) == ("arrays", (1, 28, 28))
-        assert data.counts == {"train": 36, "val": 4, "test": None}
+        assert data.counts == {"train": 32, "val": 4, "test": 4}
         assert sorted_images(data) == expected_images(grey)
         assert (data.dynamic, data.binary) == (False, False)
 
@@ -85,7 +85,7 @@ def test_binary_images_are_detected(grey):
 
 def test_colour_pillow_images_equal_arrays(rng):
     pixels = rng.integers(0, 256, (5, 20, 16, 3), dtype=np.uint8)
-    data = from_arrays([Image.fromarray(image) for image in pixels], pixels.transpose(0, 3, 1, 2))
+    data = from_arrays([Image.fromarray(image) for image in pixels], *2 * [pixels.transpose(0, 3, 1, 2)])
     np.testing.assert_array_equal(data.x_train.raw, data.x_val.raw)
 
 
@@ -101,12 +101,12 @@ def test_colour_pillow_images_equal_arrays(rng):
         (Items([{"a": [1]}, {"a": [1, 2]}]), r"x_train\[1\], field 'a', is int64 of shape \(2,\)"),
         (Items(["a"]), r"x_train\[0\] is a str"),
         (Stream(), "without a length"),
-        (np.zeros((1, 28, 28)), "1 example.s., expected at least 2"),
+        (np.zeros((1, 28, 28)), "1 example.s., expected at least 3"),
         ({"x_train": np.zeros((5, 28, 28))}, r"dict with the keys x_train.*from_arrays\(\*\*parts\)"),
         ({}, "empty dict"),
         ({"a": np.zeros((4, 2)), "b": np.zeros(3)}, r"'b' has \(3,\) examples"),
-        ({"a": np.zeros((1, 2))}, "1 example.s., expected at least 2"),
-        ({"a": np.array([[1.0], [np.nan]])}, "NaN or infinite.* example 1"),
+        ({"a": np.zeros((1, 2))}, "1 example.s., expected at least 3"),
+        ({"a": np.array([[1.0], [np.nan], [1.0]])}, "NaN or infinite.* example 1"),
         ({"a": np.array([1, 2**25])}, r"field 'a' has the integer 33554432.*2\*\*24"),
         ({"a": sparse.csr_array(np.eye(3))}, r"x_train\['a'\] is a sparse matrix.*toarray"),
         ({"a": 3}, r"x_train\['a'\] is a int"),
@@ -305,7 +305,7 @@ def test_unsupported_files_are_rejected(tmp_path, name, message):
 def test_examples_of_any_shape_are_accepted(x, shape, kind):
     data = as_data(x)
     assert (data.shape, data.kind, data.fields, data.columns) == (shape, kind, None, None)
-    assert data.counts == {"train": 9, "val": 1, "test": None}
+    assert data.counts == {"train": 8, "val": 1, "test": 1}
 
 
 TOKENS = {"tokens": np.arange(30).reshape(10, 3), "length": np.arange(10), "edges": np.ones((10, 2, 2))}
@@ -329,8 +329,8 @@ def test_fields_are_stored_flat(source):
     data = as_data(source)
     assert data.fields == {"tokens": (3,), "length": (), "edges": (2, 2)}
     assert (data.shape, data.kind, data.binary) == ((8,), "fields", False)
-    both = np.concatenate([data.x_train[:], data.x_val[:]])
-    found = Fields(data.fields).unpack(both[np.argsort(both[:, 0])])
+    whole = np.concatenate([data.x_train[:], data.x_val[:], data.x_test[:]])
+    found = Fields(data.fields).unpack(whole[np.argsort(whole[:, 0])])
     for name, value in TOKENS.items():
         np.testing.assert_array_equal(found[name], value)
     description = json.loads(json.dumps(data.describe()))

@@ -35,7 +35,7 @@ COUNTS = np.array([[0, 3], [1, 9]])
 )
 def test_kind_of_values(array, kind, monkeypatch):
     monkeypatch.setattr("recmix.data.examples._CHUNK_VALUES", 1)
-    data = from_arrays(array, array)
+    data = from_arrays(array, array, array)
     assert data.kind == kind
     assert data.binary == (kind == "binary")
 

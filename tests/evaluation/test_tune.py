@@ -150,6 +150,24 @@ def test_auto_never_picks_a_kind_that_is_clearly_worse(method, x, monkeypatch):
     assert best_refinement(method, x, 2) == Inference()
 
 
+def test_times_are_medians_of_inferences_that_take_turns(method, x, monkeypatch):
+    monkeypatch.setattr(module, "REPEATS", 5)
+    called, seconds = [], {0: 1.0, 2: 2.0}
+
+    def once(_method, _x, inference):
+        called.append((inference.how, inference.refine))
+        slow = 50.0 if len(called) == 10 else 1.0  # another program, once
+        return seconds[inference.refine] * slow
+
+    monkeypatch.setattr(module, "_once", once)
+    found = tune(method, x, budget=3.0, samples=2, tried=TRIED)
+    assert [t.milliseconds for t in found.trials] == [1.0, 2.0, 2.0]
+    assert found.smallest_budget == 2.0
+    turns = called[6:]  # after two calls of each
+    assert turns[:3] == turns[3:6]
+    assert len(set(turns[:3])) == 3
+
+
 def test_progress_reaches_the_total(method, x):
     seen = []
     tune(method, x, samples=2, tried=TRIED, budget=1.0, report=lambda *now: seen.append(now))
@@ -160,7 +178,7 @@ def test_progress_reaches_the_total(method, x):
 @pytest.mark.parametrize(
     ("limit", "message"),
     [
-        ({}, "not both"),
+        ({}, "give a time limit"),
         ({"budget": 2.0, "milliseconds": 2.0}, "not both"),
         ({"budget": 0.5}, "at least 1"),
         ({"budget": math.nan}, "positive"),

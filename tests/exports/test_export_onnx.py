@@ -6,11 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 from cases.exports import METHODS, check, model, run
 
 import recmix
+from recmix.exports.onnx_operators import onnx_operators
 from recmix.exports.serialise import export
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,6 +33,37 @@ def test_onnx_agrees_with_python(method, network, tmp_path):
     }
     assert axes == about["posterior"]["inputs"]
     assert [v.name for v in graph.output] == list(about["posterior"]["outputs"])
+
+
+class LinearAlgebra(torch.nn.Module):
+    def forward(self, matrix, right):
+        factor, info = torch.linalg.cholesky_ex(matrix)
+        lower = torch.linalg.solve_triangular(factor, right, upper=False)
+        return factor, info, lower, torch.linalg.solve_triangular(factor.mT, right, upper=True)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # raised inside torch.onnx
+def test_cholesky_factors_and_triangular_systems_in_onnx():
+    root = torch.randn(3, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    matrix = root @ root.mT + torch.eye(4)
+    right = root[..., :2]
+    program = torch.export.export(LinearAlgebra(), (matrix, right))
+    table = onnx_operators(18)
+    made = torch.onnx.export(
+        program, dynamo=True, verbose=False, opset_version=18, custom_translation_table=table
+    )
+    session = onnxruntime.InferenceSession(made.model_proto.SerializeToString())
+    names = [value.name for value in session.get_inputs()]
+
+    def outputs(matrix):
+        return session.run(None, dict(zip(names, (matrix.numpy(), right.numpy()), strict=True)))
+
+    for found, expected in zip(outputs(matrix), LinearAlgebra()(matrix, right), strict=True):
+        np.testing.assert_allclose(found, expected.numpy(), rtol=1e-9, atol=1e-9)
+    matrix[1] *= -1
+    assert outputs(matrix)[1].tolist() == [0, 1, 0]
+    with pytest.raises(NotImplementedError, match="unit diagonal"):
+        table[torch.ops.aten.linalg_solve_triangular.default](None, None, True, True, True)
 
 
 def test_onnx_of_a_refined_posterior(tmp_path):

@@ -140,6 +140,7 @@ def test_five_splits_give_exact_p_without_significance(rows):
     assert found["p_vae_plus"] == 1 / 32
     assert found["significant"] is None
     assert "5 paired splits, fewer than 6" in found["reason"]
+    assert found["reason"].endswith("the smallest possible p is 0.031")
     assert row(rows, "VAE")["p_vae_plus"] == 1.0
     control = row(rows, "VAE+")
     assert (control["difference"], control["p_vae_plus"]) == (0.0, None)
@@ -348,6 +349,8 @@ def test_damaged_gap_is_left_out(tmp_path, inference):
     folder = add(tmp_path, "VAE+", 0)
     (folder / "gap.json").write_text(json.dumps({"inference": inference, "summary": {}}))
     assert row(summarised(tmp_path), "VAE+")["gap"] is None
+    add_gap(add(tmp_path, "VAE+", 1), 14.0, refine=0)
+    assert row(summarised(tmp_path), "VAE+")["gap"]["total"] == 14.0
 
 
 def test_times_of_another_device_are_listed_but_not_drawn(rows):
@@ -408,7 +411,9 @@ def test_unknown_score_names_are_ignored(tmp_path):
 def test_command_writes_runs_summary_and_figure(store, rows, tmp_path, capsys):
     out = tmp_path / "results"
     assert call("summary", store, "--out", out) == 0
-    assert "RESIDUAL" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "RESIDUAL" in shown
+    assert "ms in brackets: other programs may have used the machine" in shown
     assert sorted(p.name for p in out.iterdir()) == [
         "frontier.png",
         "frontier_runs.json",

@@ -41,7 +41,7 @@ def test_checks_of_scikit_learn(estimator, check):
 
 def test_transform_gives_the_posterior_means_of_a_model_trained_by_fit():
     found = encoder(latent=3).fit(X)
-    data = recmix.data.from_arrays(X, seed=0)
+    data = recmix.data.from_arrays(X, seed=0, hold_out_test=False)
     model = recmix.fit("vae", data, latent=3, epochs=1, network="mlp", widths=(4,), device="cpu", seed=0)
     assert np.allclose(found.transform(X), model.posterior(X).mean, atol=1e-6)
     assert np.isclose(found.score(X), model.log_likelihood(X, 2, seed=0).mean(), atol=1e-5)

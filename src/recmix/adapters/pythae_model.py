@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from recmix.api import Model, wrap
 from recmix.errors import ConfigError
 from recmix.model.likelihoods import Gaussian, Likelihood, ProbabilityBernoulli
+from recmix.runs.files import read_json
 
 __all__ = ["pythae"]
 
@@ -68,7 +68,7 @@ def _load(folder: Path) -> Any:
             f"{folder} holds networks as pickles ({', '.join(pickles)}), which can run any code and are "
             "not read: load the model with pythae's AutoModel.load_from_folder, and give the result"
         )
-    config = json.loads(path.read_text())
+    config = read_json(path)
     kind = str(config.pop("name", ""))  # such as VAEConfig or VAE_IAF_Config
     name = kind.removesuffix("Config").rstrip("_")
     models = importlib.import_module("pythae.models")

@@ -10,11 +10,15 @@ from typing import Any
 from torch import nn
 
 from recmix.api.model import Model
+from recmix.errors import ConfigError
 from recmix.methods.method import Method
-from recmix.model.assembly import Own
-from recmix.model.likelihoods import Likelihood
+from recmix.methods.registry import METHODS
+from recmix.model.assembly import OWN, Own
+from recmix.model.likelihoods import Likelihood, find_likelihood
+from recmix.runs.folder import Run
 from recmix.runs.hub import download_run, is_hub_address
 from recmix.training.build import Trained, load_trained
+from recmix.training.curvature_request import CURVATURE
 from recmix.training.fit import train_models
 from recmix.training.job import Callback
 from recmix.training.presets import Preset, train_preset
@@ -45,9 +49,12 @@ def fit(
     Args:
         method: a name from ``recmix methods``, a `Method` class, or an instance.
         data: a data set: its name, a path, arrays, tensors, a torch Dataset, a DataLoader or a list
-            of sentences; see `recmix.data.as_data`.
-        init: a trained model, or its folder, to start from. If the method needs one and none is
-            given, a VAE is trained first, in the folder ``vae`` of `out`.
+            of sentences; see `recmix.data.as_data`. Missing validation and test parts are held out
+            of it, a tenth each. If `data` are training examples only, give
+            ``recmix.data.from_arrays(x, hold_out_test=False)``.
+        init: a trained model to start from, or its folder, or its address ``hf://user/name``. If the
+            method needs one and none is given, a VAE is trained first, in the folder ``vae`` of
+            `out`.
         out: folder in which the run is stored; without it nothing is written.
         resume: continue the run stored in `out`, if there is one.
         overwrite: replace the run stored in `out`.
@@ -66,6 +73,7 @@ def fit(
             (`recmix.Inference`).
     """
     request = {k: v for k, v in locals().items() if k not in ("options", "progress")}
+    _check_order(method, data)
     return fit_many([request | options], progress=progress)[0]
 
 
@@ -89,7 +97,8 @@ def fit_many(requests: Sequence[dict[str, Any]], *, progress: bool | None = None
     >>> len(models)
     2
     """
-    return [_model(trained) for trained in train_models(requests, progress=progress)]
+    known = [request | {"init": _from_hub(request.get("init"))} for request in requests]
+    return [_model(trained) for trained in train_models(known, progress=progress)]
 
 
 def fit_preset(
@@ -100,13 +109,15 @@ def fit_preset(
     A preset is a stored list of training stages with their options.
 
     Args:
-        preset: its name (``best``, ``paper``), or the path of a TOML file of your own.
-        data: as in `fit`.
+        preset: the name of a preset (``best``, ``paper``), the path of a TOML file of your own, or a
+            `Preset`.
+        data: the data set, in any form that `fit` takes.
         progress: as in `fit`.
         **arguments: further arguments of `fit`. Options of the method, of training and of inference
             apply to the last stage; seed, device, dtype, engine, checkpoint_every and tensorboard
             to all stages.
     """
+    arguments["init"] = _from_hub(arguments.get("init"))
     return _model(train_preset(preset, data, progress=progress, **arguments))
 
 
@@ -165,7 +176,7 @@ def load(
     device: str = "auto",
     encoder: nn.Module | None = None,
     decoder: nn.Module | None = None,
-    likelihood: Likelihood | None = None,
+    likelihood: str | Likelihood | None = None,
     prior: Any = None,
     method: type[Method] | None = None,
 ) -> Model:
@@ -177,15 +188,46 @@ def load(
         device: the device on which to put the model.
         encoder: if the model was trained with an encoder of your own: a module of the same class.
         decoder: the same for a decoder of your own.
-        likelihood: the same for a likelihood of your own.
+        likelihood: the same for a likelihood of your own. The name of the stored likelihood is
+            accepted and has no effect.
         prior: the same for a prior of your own.
         method: the class of the method, if it is not registered.
     """
+    on_hub = is_hub_address(folder)
+    place = download_run(str(folder)) if on_hub else folder
+    if likelihood is not None and not isinstance(likelihood, Likelihood):
+        _check_name(likelihood, place)
+        likelihood = None
     own = Own(encoder, decoder, likelihood, prior)
-    if not is_hub_address(folder):
-        return _model(load_trained(folder, device=device, own=own, method=method))
-    found = load_trained(download_run(str(folder)), device=device, own=own, method=method)
-    return _model(replace(found, folder=None))  # nothing is written into the cache of the Hub
+    found = load_trained(place, device=device, own=own, method=method)
+    # Nothing is written into the cache of the Hub.
+    return _model(replace(found, folder=None) if on_hub else found)
+
+
+def _check_name(likelihood: str, folder: str | Path) -> None:
+    """Refuse a name that is not that of the run's likelihood."""
+    find_likelihood(likelihood)
+    stored = Run(folder).spec().model.likelihood
+    if likelihood != stored:
+        advice = "give the object" if stored == OWN else "leave likelihood out"
+        raise ConfigError(
+            f"likelihood is {likelihood!r}, but the run in {folder} has {stored!r}: {advice}"
+        )
+
+
+def _check_order(method: Any, data: Any) -> None:
+    """Refuse the name of a method in the place of the data."""
+    known = not isinstance(method, str) or method in METHODS or method == CURVATURE
+    if isinstance(data, str) and data in METHODS and not known:
+        raise ConfigError(
+            f"the method comes first, then the data: write fit({data!r}, {method!r}), got "
+            f"fit({method!r}, {data!r})"
+        )
+
+
+def _from_hub(init: Any) -> Any:
+    """Load a model to start from, if it is an address on the Hugging Face Hub."""
+    return load(init) if is_hub_address(init) else init
 
 
 def _model(trained: Trained) -> Model:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ from torch import Tensor, nn
 from recmix.api import model_explore, model_texts
 from recmix.data import Examples, check_examples, check_values
 from recmix.data.text_data import is_texts
-from recmix.errors import ConfigError
+from recmix.errors import ConfigError, RunError, memory_advice, shown, unknown
 from recmix.evaluation.bounds import bounds
 from recmix.evaluation.calibrate import EXAMPLES, calibrate
 from recmix.evaluation.decompose import decompose
@@ -39,6 +42,7 @@ __all__ = ["Model"]
 
 CHUNK = 512
 """Examples that pass through a network at a time."""
+NO_CALIBRATION = {"scale": 1.0, "slope": 0.0, "reference": 0.0}
 
 
 class Model(nn.Module):
@@ -81,7 +85,7 @@ class Model(nn.Module):
 
     @property
     def latent_model(self) -> LatentModel:
-        """The model p(x, z), with the likelihood's noise changed as the calibration says."""
+        """The model p(x, z). If calibration has chosen the likelihood's noise, it has that noise."""
         return self.inference.model(self.method.model)
 
     @property
@@ -106,7 +110,8 @@ class Model(nn.Module):
         """The same model with every component of its posterior refined by a few steps.
 
         Nothing is trained and nothing is copied: the new model shares the weights of this one. If
-        an option is None, its present value is kept.
+        an option is None, its present value is kept. A calibration was fitted to the posterior
+        before this refinement, so it is removed with a warning: call `calibrated` after `refined`.
 
         Args:
             steps: refinement steps from each component's mean; 0 removes the refinement.
@@ -121,18 +126,28 @@ class Model(nn.Module):
                 the refinement; 0 does not compare.
             x: validation examples, only for ``auto``. Only the first thousand are used.
         """
-        if steps < 0:
-            raise ConfigError(f"steps must not be negative, got {steps}: try 1, 2 or 4")
+        if isinstance(steps, bool) or not isinstance(steps, Integral) or steps < 0:
+            raise ConfigError(
+                f"steps must be a whole number of 0 or more, got {shown(steps)}: try 1, 2 or 4"
+            )
         if how == "auto":
             if x is None:
                 raise ConfigError("how = 'auto' chooses on validation examples: give them as x")
-            examples = self._examples(x[:EXAMPLES])
-            found = best_refinement(self.method, examples, steps, base=self.inference)
+            base = replace(self.inference, **NO_CALIBRATION)
+            found = best_refinement(self.method, self._first_examples(x), steps, base=base)
             steps, how = found.refine, found.how
         elif x is not None:
             raise ConfigError(f"x is for how = 'auto', got how = {how!r}: leave x out")
         given = {"refine": steps, "how": how, "restarts": restarts, "reuse": reuse, "checks": checks}
-        return self.using(**{name: value for name, value in given.items() if value is not None})
+        made = self.using(**{name: value for name, value in given.items() if value is not None})
+        if not self.inference.calibrated or made.inference.key == self.inference.key:
+            return made
+        warnings.warn(
+            "the model was calibrated without this refinement, so its calibration is removed: call "
+            "calibrated(x) after refined()",
+            stacklevel=2,
+        )
+        return made.using(**NO_CALIBRATION)
 
     def calibrated(
         self,
@@ -159,10 +174,9 @@ class Model(nn.Module):
             memory: bytes for the decoder's activations at a time; by default a value that suits the
                 device.
         """
-        examples = self._examples(x[:EXAMPLES])
         found = calibrate(
             self.method,
-            examples,
+            self._first_examples(x),
             self.inference,
             samples=samples,
             seed=seed,
@@ -175,14 +189,14 @@ class Model(nn.Module):
         self,
         x: Any,
         *,
-        budget: float | None = None,
+        budget: float | str | None = None,
         milliseconds: float | None = None,
         samples: int = 100,
         seed: int = 0,
         memory: int | None = None,
         report: Callable[[int, int], None] = lambda done, total: None,
     ) -> Frontier:
-        """Measure the time and the bound of all possible refinements on this machine.
+        """Measure the time and the IWAE-K bound of all possible refinements on this machine.
 
         Args:
             x: validation examples (B, ...); only the first thousand are used.
@@ -193,10 +207,13 @@ class Model(nn.Module):
             memory: bytes for the decoder's activations at a time; by default a value that suits the
                 device.
             report: function that is called with the work done and the whole work.
+
+        Returns:
+            All measured refinements, and the best one within the time limit.
         """
         return tune(
             self.method,
-            self._examples(x[:EXAMPLES]),
+            self._first_examples(x),
             budget=budget,
             milliseconds=milliseconds,
             samples=samples,
@@ -207,18 +224,28 @@ class Model(nn.Module):
         )
 
     def tuned(
-        self, x: Any, *, budget: float | None = None, milliseconds: float | None = None, **how: Any
+        self, x: Any, *, budget: float | str | None = None, milliseconds: float | None = None, **how: Any
     ) -> Model:
-        """The same model with the refinement that has the best bound within a time limit.
+        """The same model with the refinement that has the best IWAE bound within a time limit.
 
         Args:
-            x: validation examples (B, ...), as in `frontier`.
-            budget: time limit as a multiple of the time of the encoder's own posterior.
+            x: validation examples (B, ...); only the first thousand are used.
+            budget: time limit as a multiple of the time of the encoder's own posterior, such as 30
+                or "30x". There is a warning if no refinement is fast enough.
             milliseconds: time limit in milliseconds per example; give this or `budget`.
             **how: further arguments of `frontier`.
         """
-        found = self.frontier(x, budget=budget, milliseconds=milliseconds, **how).winner.inference
-        return self.using(how=found.how, refine=found.refine)
+        found = self.frontier(x, budget=budget, milliseconds=milliseconds, **how)
+        fastest, own = found.smallest_budget, found.encoder.milliseconds
+        if fastest is not None and fastest * own > found.limit:
+            warnings.warn(
+                f"no refinement fits the limit of {found.limit:.3g} ms per example, so the posterior is "
+                "not refined: the smallest limit with a refinement is "
+                f"budget={math.ceil(1.1 * fastest)}, or milliseconds={1.1 * fastest * own:.3g}",
+                stacklevel=2,
+            )
+        chosen = found.winner.inference
+        return self.using(how=chosen.how, refine=chosen.refine)
 
     def using(self, **options: Any) -> Model:
         """The same model with some options of its `Inference` changed; the weights are shared.
@@ -229,17 +256,26 @@ class Model(nn.Module):
         >>> model.using(refine=2, scale=1.2).inference.key
         'gauss-newton,refine=2,reuse=2,restarts=1,checks=1,scale=1.2,slope=0.0,reference=0.0'
         """
+        for name in options:
+            if name not in vars(self.inference):
+                raise ConfigError(unknown("option of Inference", name, vars(self.inference)))
         inference = replace(self.inference, **options)
         spec = replace(self.spec, inference=inference)
         return Model(self.method, spec, self.history, None, self.vocabulary)
 
     def posterior(self, x: Any) -> Posterior:
         """q(z | x) of examples x (B, ...), without gradients."""
-        return infer_no_grad(self.method, self._examples(x), self.inference)
+        with memory_advice("give fewer examples at a time, or lower restarts or the number of steps"):
+            return infer_no_grad(self.method, self._examples(x), self.inference)
 
     @torch.no_grad()
     def log_joint(self, x: Any, z: Any) -> Tensor:
-        """log p(x, z), (S, B), of examples x (B, ...) and S latent points each, z (S, B, D)."""
+        """log p(x, z) of S latent points for each example, (S, B).
+
+        Args:
+            x: examples (B, ...).
+            z: latent points (S, B, D), for D latent dimensions.
+        """
         x, z = self._examples(x), self._latents(z)
         if z.ndim != 3 or z.shape[1] != len(x):
             latent = self.latent_model.latent
@@ -263,7 +299,15 @@ class Model(nn.Module):
         return self.bounds(x, samples, seed=seed, memory=memory)[1]
 
     def elbo(self, x: Any, samples: int = 100, *, seed: int = 0, memory: int | None = None) -> Tensor:
-        """The ELBO of each example, estimated from `samples` samples of q(z | x), (B,) in nats."""
+        """The ELBO of each example, estimated from `samples` samples of q(z | x), (B,) in nats.
+
+        Args:
+            x: examples (B, ...).
+            samples: number of samples of q(z | x) per example.
+            seed: seed of the sampling noise.
+            memory: bytes for the decoder's activations at a time; by default a value that suits the
+                device.
+        """
         return self.bounds(x, samples, seed=seed, memory=memory)[0]
 
     def bounds(
@@ -341,22 +385,28 @@ class Model(nn.Module):
             memory: bytes for the decoder's activations at a time; by default a value that suits the
                 device.
         """
-        examples = x if isinstance(x, Examples) else self._examples(x)
+        stored = isinstance(x, Examples) and x.shape[1:] == self.spec.shape
+        examples = x if stored else self._examples(x)
         return latent_report(
             self.method, examples, self.inference, samples=samples, seed=seed, memory=memory
         )
 
     @torch.no_grad()
     def reconstruct(self, x: Any) -> Tensor:
-        """E[x | z] with z at the mean of q(z | x), for examples x (B, ...)."""
+        """Reconstruct examples x (B, ...): E[x | z] with z at the mean of q(z | x), (B, ...)."""
         means = [infer_no_grad(self.method, part, self.inference).mean for part in self._chunks(x)]
         return torch.cat([self.latent_model.decode(mean) for mean in means])
 
     @torch.no_grad()
     def sample(self, n: int = 64, *, seed: int | None = None) -> Tensor:
-        """E[x | z] for n draws of z from the prior, (n, ...)."""
-        if n < 1:
-            raise ConfigError(f"sample needs a positive number of examples, got {n}")
+        """Draw n points z from the prior, and return E[x | z] of each, (n, ...).
+
+        Args:
+            n: number of points.
+            seed: seed of the draws; None for new points each time.
+        """
+        if isinstance(n, bool) or not isinstance(n, Integral) or n < 1:
+            raise ConfigError(f"sample needs a positive whole number of examples, got {n!r}")
         generator = torch.Generator(self.device)
         if seed is None:
             generator.seed()
@@ -366,7 +416,7 @@ class Model(nn.Module):
 
     @torch.no_grad()
     def decode(self, z: Any) -> Tensor:
-        """E[x | z] for latent points z (..., D): (..., *shape), with the shape of an example."""
+        """E[x | z] for latent points z (..., D): (..., *shape), where `shape` is that of one example."""
         return self.latent_model.decode(self._latents(z))
 
     def encode_texts(self, texts: Sequence[str]) -> Tensor:
@@ -381,11 +431,16 @@ class Model(nn.Module):
         return model_texts.decode_texts(self, x)
 
     def sample_texts(self, n: int = 16, *, seed: int | None = None) -> list[str]:
-        """n texts from the model: draws of z from the prior, and of x from p(x | z)."""
+        """Draw n texts from the model: z from the prior, then x from p(x | z).
+
+        Args:
+            n: number of texts.
+            seed: seed of the draws; None for new texts each time.
+        """
         return model_texts.sample_texts(self, n, seed=seed)
 
     def reconstruct_texts(self, texts: Sequence[str]) -> list[str]:
-        """For each text a likely text under p(x | z), with z at the mean of q(z | x)."""
+        """Reconstruct each text: return a likely text under p(x | z), with z at the mean of q(z | x)."""
         return model_texts.reconstruct_texts(self, texts)
 
     def export(
@@ -396,14 +451,34 @@ class Model(nn.Module):
         fuse: bool = True,
         overwrite: bool = False,
     ) -> Path:
-        """Write posterior and decoder as files that run without recmix; see `recmix.exports`."""
+        """Write the posterior and the decoder as files that run without recmix; see `recmix.exports`.
+
+        Args:
+            folder: folder for the files; by default one named after the format, in the model's folder.
+            format: ``onnx``, ``torchscript`` or ``pt2``.
+            fuse: if possible, evaluate the networks of a mixture as one network.
+            overwrite: whether to replace an existing export.
+
+        Returns:
+            The folder with the files.
+        """
         return export(self._trained(), folder, format=format, fuse=fuse, overwrite=overwrite)
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
-        """Write spec, weights and history into a folder that `recmix.load` reads."""
+        """Write the spec, the weights and the history into a folder that `recmix.load` reads.
+
+        Args:
+            folder: the folder to write.
+            overwrite: whether to replace a run that the folder already holds.
+
+        Returns:
+            The folder.
+        """
         run = Run(folder)
         if self.folder is not None and run.folder.resolve() == self.folder.resolve():
             return run.folder
+        if run.exists and not overwrite:
+            raise RunError(f"{run.folder} already holds a run: give another folder, or overwrite=True")
         run.create(self.spec, overwrite=overwrite, vocabulary=self.vocabulary)
         save_weights(run.weights, self.method.state_dict(), len(self.history))
         write_json(run.folder / "history.json", self.history)
@@ -425,7 +500,7 @@ class Model(nn.Module):
     def push_to_hub(self, repo: str, **how: Any) -> str:
         """Upload the model to the Hugging Face Hub, and return its address for `recmix.load`.
 
-        Of a model with a folder, the scores in this folder are uploaded, too.
+        If the model has a folder, the scores in this folder are uploaded, too.
 
         Args:
             repo: the repository, ``user/name``.
@@ -465,6 +540,12 @@ class Model(nn.Module):
         check_values(checked, model.likelihood.requirement, model.likelihood.name)
         examples = torch.as_tensor(checked, device=like.device).to(like.dtype)
         return examples / 255 if checked.dtype == np.uint8 else examples
+
+    def _first_examples(self, x: Any) -> Tensor:
+        """The first thousand of the examples, if there are more."""
+        if isinstance(x, Mapping):
+            return self._examples({name: part[:EXAMPLES] for name, part in x.items()})
+        return self._examples(x[:EXAMPLES] if hasattr(x, "__getitem__") else x)
 
     def _chunks(self, x: Any) -> list[Tensor]:
         if isinstance(x, Examples):

@@ -24,7 +24,7 @@ def explore(model: Model, data: Any = None, **how: Any) -> None:
     """
     name = model.spec.label or model.spec.method
     if isinstance(data, str | Path):
-        data = load_again(data, model.spec.data, vocabulary=model.vocabulary)
+        data = load_again(data, model.spec.data, vocabulary=model.vocabulary, shape=model.spec.shape)
     if isinstance(data, Data):
         data = data.x_val if data.x_test is None else data.x_test
     if data is not None and not isinstance(data, Examples):

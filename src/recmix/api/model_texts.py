@@ -23,7 +23,7 @@ CHUNK = 512
 
 
 def encode_texts(model: Model, texts: Sequence[str]) -> Tensor:
-    """The texts as examples (N, ...) on the model's device; see `Model.encode_texts`."""
+    """Return the texts as examples (N, ...) on the model's device; see `Model.encode_texts`."""
     if not is_texts(texts):
         shown = f"{texts!r:.80}"
         raise DataError(f"expected a list of texts, at least one, got {shown}: write ['one text']")
@@ -40,14 +40,14 @@ def encode_texts(model: Model, texts: Sequence[str]) -> Tensor:
 
 
 def decode_texts(model: Model, x: Any) -> list[str]:
-    """The texts of examples (N, ...); see `Model.decode_texts`."""
+    """Return the text of each of N examples (N, ...); see `Model.decode_texts`."""
     rows = x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
     return _vocabulary(model).decode(rows)
 
 
 @torch.no_grad()
 def sample_texts(model: Model, n: int, *, seed: int | None = None) -> list[str]:
-    """n texts from the model's p(x); see `Model.sample_texts`."""
+    """Draw n texts from the model: z from the prior, then x from p(x | z); see `Model.sample_texts`."""
     if n < 1:
         raise ConfigError(f"sample_texts needs a positive number of texts, got {n}")
     _vocabulary(model)
@@ -66,7 +66,10 @@ def sample_texts(model: Model, n: int, *, seed: int | None = None) -> list[str]:
 
 @torch.no_grad()
 def reconstruct_texts(model: Model, texts: Sequence[str]) -> list[str]:
-    """A likely text for the posterior mean of each text; see `Model.reconstruct_texts`."""
+    """Return a likely text under p(x | z) for each text, with z at the mean of q(z | x).
+
+    This is `Model.reconstruct_texts`.
+    """
     latent_model = model.latent_model
     found: list[str] = []
     for part in encode_texts(model, texts).split(CHUNK):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from recmix.commands.own_parts import Networks, check_can_load, load_run, make_own_parts
 from recmix.commands.terminal import Root, err, load_data, out, plain
 from recmix.errors import ConfigError, NonFiniteError
 from recmix.runs.data_options import DATA_OPTIONS
@@ -36,13 +37,16 @@ def compare_command(
         "runs/compare"
     ),
     latent: Annotated[int, typer.Option(help="Dimension of z.")] = 20,
-    init: Annotated[Path | None, typer.Option(help="A trained VAE to start from.")] = None,
+    init: Annotated[
+        str | None, typer.Option(help="A trained VAE to start from: folder or hf://user/name.")
+    ] = None,
     vae_epochs: Annotated[int, typer.Option(help="Epochs of the VAE, if it is trained here.")] = 2000,
     epochs: Annotated[int, typer.Option(help="Epochs of all that start from it.")] = 20,
     learning_rate: Annotated[float, typer.Option(help="Their learning rate.")] = 1e-6,
     samples: Annotated[int, typer.Option(help="K of IWAE-K.")] = 100,
     seed: Annotated[int, typer.Option(help="Weights, data order, noise.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda ...")] = "auto",
+    networks: Networks = None,
     data_root: Root = None,
     size: Annotated[int | None, typer.Option(help=DATA_OPTIONS["size"][1])] = None,
     crop: Annotated[int | None, typer.Option(help=DATA_OPTIONS["crop"][1])] = None,
@@ -52,6 +56,10 @@ def compare_command(
 ) -> None:
     """Train methods from the same VAE, and print one table of scores."""
     both = {"seed": seed, "device": device}
+    for text in entries or []:
+        parse_entry(text)  # errors come before the data are read
+    if init is not None:
+        check_can_load(init, own=networks is not None)
     texts: dict[str, Any] = {"length": length, "vocabulary_size": vocabulary_size, "graphs": graphs}
     found = load_data(data, root=data_root, init=init, size=size, crop=crop, **texts)
     for note in found.notes:
@@ -61,18 +69,24 @@ def compare_command(
         folder,
         entries or [],
         init=init,
+        networks=networks,
         vae={"latent": latent, "epochs": vae_epochs, **both},
         second={"epochs": epochs, "learning_rate": learning_rate, **both},
         samples=samples,
         progress=True,
     )
-    table = Table("model", "ELBO", f"IWAE-{samples}", "over VAE+", "ms per batch", "best epoch")
+    table = Table("model")
+    for head in ("ELBO", f"IWAE-{samples}", "over\nVAE+", "ms per\nbatch", "best\nepoch"):
+        table.add_column(head, no_wrap=True)
     for row in rows:
         if "iwae" not in row:
-            table.add_row(row["model"], f"[red]failed[/]: {plain(row['reason'])}")
+            table.add_row(row["model"], "[red]failed[/]")
         else:
             table.add_row(row["model"], *_cells(row))
     out.print(table)
+    for row in rows:
+        if "iwae" not in row:
+            out.print(f"{row['model']} failed: {plain(row['reason'])}", highlight=False)
     out.print(f"runs, compare.json and compare.md in {folder}", highlight=False)
 
 
@@ -85,6 +99,11 @@ def parse_entry(text: str) -> tuple[str, dict[str, Any]]:
     from recmix.methods.registry import find_method
     from recmix.training.arguments import read_options
 
+    if Path(text).is_dir():
+        raise ConfigError(
+            f"{text} is a folder, and compare trains methods such as rme:order=2. To compare trained "
+            f"runs, score each with `recmix evaluate`, then: recmix summary {Path(text).parent}"
+        )
     name, _, rest = text.partition(":")
     given = {}
     for part in filter(None, rest.split(",")):
@@ -103,6 +122,7 @@ def compare(
     entries: Sequence[str] = (),
     *,
     init: str | Path | None = None,
+    networks: str | None = None,
     vae: dict[str, Any] | None = None,
     second: dict[str, Any] | None = None,
     samples: int = 100,
@@ -120,6 +140,7 @@ def compare(
         entries: the methods, as texts that `parse_entry` reads; by default every method with its
             default options.
         init: folder of a trained VAE, which is used instead of training one here.
+        networks: function that makes the user's own networks of the VAE, as ``module:function``.
         vae: options of `recmix.fit` for the VAE.
         second: options of `recmix.fit` for VAE+ and the methods.
         samples: K of IWAE-K.
@@ -129,10 +150,10 @@ def compare(
         A dictionary for each model, with its scores and its gain in IWAE-K over VAE+. If its
         training failed, the dictionary has the reason instead.
     """
-    from recmix.api import fit, load
+    from recmix.api import fit
     from recmix.methods.registry import METHODS, find_method
     from recmix.methods.vae import VAE
-    from recmix.runs.folder import Run
+    from recmix.runs.hub import open_run
     from recmix.runs.training_options import Training
     from recmix.training.arguments import read_options
 
@@ -142,7 +163,7 @@ def compare(
         raise ConfigError(f"samples must be at least 1, got {samples}")
     Training(**read_options(VAE, second or {}).training)  # errors come before hours of training
     if init is not None:
-        spec = Run(init).spec()
+        spec = open_run(init).spec()
         if spec.method != VAE.name or spec.shape != data.shape:
             raise ConfigError(
                 f"init must be a VAE of examples of shape {data.shape}; "
@@ -150,7 +171,11 @@ def compare(
             )
     chosen = [parse_entry(text) for text in entries or sorted(set(METHODS) - {VAE.name})]
     both: dict[str, Any] = {"resume": True, "progress": progress}
-    first = load(init) if init else fit(VAE, data, out=folder / "vae", **(vae or {}), **both)
+    if init:
+        first = load_run(init, networks)
+    else:
+        own = {} if networks is None else make_own_parts(networks)
+        first = fit(VAE, data, out=folder / "vae", **own, **(vae or {}), **both)
     rows = [_row(VAE.label(), first, data, samples)]
     plus: tuple[str, str, dict[str, Any]] = (f"{VAE.label()}+", VAE.name, {})
     for label, name, options in [plus, *((_label(n, o), n, o) for n, o in chosen)]:
@@ -190,7 +215,7 @@ def _cells(row: Row) -> list[str]:
         f"{row['iwae']:.2f} ± {row['iwae_se']:.2f}",
         "" if row["gain"] is None else f"{row['gain']:+.2f}",
         f"{row['milliseconds']:.2f}",
-        str(row["best_epoch"]),
+        "" if row["best_epoch"] is None else str(row["best_epoch"]),  # a wrapped model has none
     ]
 
 

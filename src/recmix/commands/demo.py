@@ -51,7 +51,7 @@ def demo_command(
 
 
 class Demo(NamedTuple):
-    """What the demonstration found.
+    """The result of `recmix demo`.
 
     Attributes:
         rows: the name and the scores of each model.

@@ -38,7 +38,7 @@ MAX_ERROR = 1e-2
 
 @dataclass(frozen=True)
 class Check:
-    """What was found about one thing.
+    """The result of one check of `recmix doctor`.
 
     Attributes:
         group: heading of the table in which it is shown.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +19,8 @@ from recmix.commands.extra_reports import (
 )
 from recmix.commands.own_parts import Networks, load_run
 from recmix.commands.python_model import is_python_path, python_model
-from recmix.commands.terminal import Json, Root, err, out, plain, print_scores
+from recmix.commands.stored_scores import folder_of_scores, scored_data
+from recmix.commands.terminal import Json, Root, err, out, print_scores
 from recmix.errors import ConfigError, DataError, unknown
 from recmix.inference.inference import REFINEMENT
 
@@ -39,14 +41,18 @@ __all__ = [
 
 USUAL_STEPS = 16
 """More refinement steps than this are worth a note."""
+OTHER_PART = (
+    "leave --split val out, so that the test part is scored. If the data have no test part, give a file "
+    "with x_train and x_test with --data"
+)
 
 
 def evaluate_command(
     run: Annotated[
         str,
         typer.Argument(
-            help="Folder of a run; or module:function, a Python function without arguments that returns "
-            "a recmix.Model (needs --data)."
+            help="Folder of a run, or its address hf://user/name; or module:function, a Python function "
+            "without arguments that returns a recmix.Model (needs --data)."
         ),
     ],
     samples: Annotated[
@@ -116,6 +122,7 @@ def evaluate_command(
     """Score a model (ELBO, IWAE, time), also refined or calibrated."""
     from recmix.data import has_same_examples
     from recmix.evaluation.score import score
+    from recmix.inference import Inference
     from recmix.runs.files import finite
     from recmix.runs.folder import Run, check_finite
     from recmix.runs.scores import ScoreKey
@@ -136,9 +143,10 @@ def evaluate_command(
     if data is not None:
         check_data(model, source, [scored, *([] if held_out is None else [held_out])], run, data)
     own = data is None or has_same_examples(source, model.spec.data)
-    # Scores on other data are not stored. A model that was trained elsewhere does not name its data.
-    folder = model.folder if own or not model.spec.data else None
-    _print_notes(model, run, data, stored=folder is not None, steps=refine or 0)
+    folder = model.folder
+    if data is not None:
+        _note_random_part(source, split, data, own=own)
+        folder = folder_of_scores(model, source, scored, split, run, data, data_root, own=own)
     model = _refined(model, refine, how, restarts=restarts, reuse=reuse, checks=checks, x=held_out)
     if how == "auto" and not as_json:
         out.print(f"chosen on validation data: refinement {words(model.inference)}", highlight=False)
@@ -174,37 +182,49 @@ def evaluate_command(
             samples=samples,
             seed=seed,
             memory=limit,
+            against=Inference() if model.inference.key else None,
             report=done,
         )
     check_finite(found, run)
     extra = measure_reports(reports, Measured(model, source, scored, samples, seed, limit))
     if folder is not None:
-        Run(folder).add_score(str(key), found)
+        Run(folder).add_score(str(key), found | scored_data(model, source))
         if extra:
             Run(folder).add_reports(str(key), finite(extra))
     if as_json:
         shown = {"reports": extra} if extra else {}
         out.print_json(json.dumps(finite({"run": str(run), "split": split, **found, **shown})))
         return
-    print_scores([(model.spec.label, found)], title=f"{split}, {found['images']:,} examples")
-    print_reports(extra)
+    _print_result(model, found, extra, split)
     if calibrate:
         out.print(_calibration(found["inference"], noise=calibrate_noise))
 
 
-def _print_notes(model: Model, run: str, data: str | None, *, stored: bool, steps: int) -> None:
-    """Say that a score will not be stored, or that it will take long."""
-    if model.folder is not None and not stored:
-        err.print(
-            f"note: {plain(data)} has other examples than those that {plain(run)} was trained on, so "
-            "that the result is not stored in the run",
-            highlight=False,
-        )
-    if steps > USUAL_STEPS:
-        err.print(
-            f"note: {steps} refinement steps take long; 1, 2 or 4 steps give almost all of the gain",
-            highlight=False,
-        )
+def _print_result(model: Model, found: dict[str, Any], extra: dict[str, Any], split: str) -> None:
+    """Print scores, the gain of refinement and calibration, and further reports."""
+    name = " ".join([model.spec.label, *_changes(model.inference)])
+    print_scores([(name, found)], title=f"{split}, {found['images']:,} examples")
+    if "elbo_gain" in found:
+        out.print(_gain(found), highlight=False)
+    print_reports(extra)
+
+
+def _note_random_part(data: Data, split: str, name: str, *, own: bool) -> None:
+    """Print a note if the user's file has no part of this name, and a random part is scored.
+
+    The run's `own` data are split as they were for its training, which needs no note.
+    """
+    if own or split not in data.held_out:
+        return
+    sizes = {part: size or 0 for part, size in data.counts.items()}
+    total = sizes["train"] + sum(sizes[part] for part in data.held_out)
+    err.print(
+        f"note: {name} has no {split} part: a random tenth, {sizes[split]:,} of {total:,} examples, is "
+        "scored, the same each time. To score others, give a file with x_train and "
+        f"x_{split}, made with numpy.savez",
+        highlight=False,
+        markup=False,
+    )
 
 
 def load_model(run: str, data: str | None, device: str, *, networks: str | None = None) -> Model:
@@ -214,7 +234,8 @@ def load_model(run: str, data: str | None, device: str, *, networks: str | None 
         run: the folder, or ``module:function``.
         data: the data that the user named, or None; a Python function's model needs them.
         device: the device for the model.
-        networks: function that makes the user's own networks of the run, as ``module:function``.
+        networks: the function that makes the networks that the user wrote for the run, as
+            ``module:function``; None if there are none.
     """
     from recmix.training.build import pick_device
 
@@ -229,7 +250,17 @@ def load_model(run: str, data: str | None, device: str, *, networks: str | None 
 
 
 def check_data(model: Model, data: Data, parts: list[Any], run: str, name: str) -> None:
-    """Refuse data of another shape, with other fields, or with values that the likelihood excludes."""
+    """Raise an error if a model cannot score the data.
+
+    They must have the shape and fields of the model's examples, and values that its likelihood accepts.
+
+    Args:
+        model: the trained model.
+        data: the data.
+        parts: the parts of `data` that are used, such as its test part.
+        run: name of the run, for the message.
+        name: name of the data, for the message.
+    """
     from recmix.data import check_values
 
     fields = model.method.model.fields
@@ -267,11 +298,11 @@ def _check(
     if calibrate and gap:
         raise ConfigError("--calibrate improves IWAE bounds and --gap is about the ELBO: give only one")
     if calibrate and split in ("val", "validation"):
-        raise ConfigError("--calibrate uses the validation data, so it cannot score them: try test")
+        raise ConfigError(f"--calibrate uses the validation data, so it cannot score them: {OTHER_PART}")
     if how is not None and how not in ("auto", *REFINEMENT):
         raise ConfigError(unknown("kind of refinement", how, [*REFINEMENT, "auto"]))
     if how == "auto" and split in ("val", "validation"):
-        raise ConfigError("--how auto uses the validation data, so it cannot score them: try test")
+        raise ConfigError(f"--how auto uses the validation data, so it cannot score them: {OTHER_PART}")
     if examples is not None and not gap:
         raise ConfigError("--examples is for --gap: without it all examples of the split are scored")
 
@@ -294,7 +325,12 @@ def _refined(
     checks: int | None,
     x: Any,
 ) -> Model:
-    """The model with the given options of refinement."""
+    """The model with the given options of refinement. Many steps are worth a note."""
+    if (refine or 0) > USUAL_STEPS:
+        err.print(
+            f"note: {refine} refinement steps take long; 1, 2 or 4 steps give almost all of the gain",
+            highlight=False,
+        )
     steps = model.inference.refine if refine is None else refine
     if restarts is not None and not (steps or model.method.can_restart):
         raise ConfigError(
@@ -322,7 +358,7 @@ def _refined(
 
 
 def words(inference: Inference) -> str:
-    """The refinement of an inference, in words.
+    """Return the kind of refinement and the number of steps of an inference, in words.
 
     >>> from recmix import Inference
     >>> words(Inference()), words(Inference(refine=4)), words(Inference(how="learned", refine=1))
@@ -331,6 +367,33 @@ def words(inference: Inference) -> str:
     if not inference.refine:
         return "none"
     return f"{inference.how}, {inference.refine} step{'s' * (inference.refine > 1)}"
+
+
+def _changes(inference: Inference) -> list[str]:
+    """What an inference does to the encoder's posterior, in brackets.
+
+    >>> from recmix import Inference
+    >>> _changes(Inference()), _changes(Inference(refine=2, restarts=3, scale=1.5))
+    ([], ['(gauss-newton, 2 steps, 3 restarts, calibrated)'])
+    """
+    found = [words(inference)] if inference.refine else []
+    if inference.restarts > 1:
+        found.append(f"{inference.restarts} restarts")
+    if inference.calibrated or inference.noise != 1:
+        found.append("calibrated")
+    return [f"({', '.join(found)})"] if found else []
+
+
+def _gain(found: Mapping[str, Any]) -> str:
+    """The gain over the encoder's posterior, in words.
+
+    >>> found = {"samples": 5, "elbo_gain": 1.0, "elbo_gain_se": 0.1}
+    >>> _gain({**found, "iwae_gain": -0.2, "iwae_gain_se": 0.3})
+    "gain over the encoder's own posterior, paired: ELBO +1.00 ± 0.10, IWAE-5 -0.20 ± 0.30 nats"
+    """
+    elbo, iwae = (f"{found[n]:+.2f} ± {found[n + '_se']:.2f}" for n in ("elbo_gain", "iwae_gain"))
+    start = "gain over the encoder's own posterior, paired"
+    return f"{start}: ELBO {elbo}, IWAE-{found['samples']} {iwae} nats"
 
 
 def _calibration(inference: dict[str, Any], *, noise: bool) -> str:
@@ -352,26 +415,40 @@ def _calibration(inference: dict[str, Any], *, noise: bool) -> str:
 
 
 def part_of(data: Data, name: str) -> Any:
-    """The part of the data with this name: train, val or test."""
+    """Return the examples of one part of the data: train, val or test."""
     parts = {"train": data.x_train, "val": data.x_val, "validation": data.x_val, "test": data.x_test}
     if name not in parts:
         raise ConfigError(unknown("split", name, parts))
     if parts[name] is None:
-        raise ConfigError(f"the data {data.name} have no {name} part: try --split val")
+        raise ConfigError(
+            f"the data {data.name} have no {name} part: give a file that has one with --data, made with "
+            "numpy.savez('parts.npz', x_train=..., x_test=...); or score the validation part with "
+            "--split val, without --calibrate and --how auto"
+        )
     return parts[name]
 
 
 def data_of(model: Model, data: str | None, root: Path | None) -> Data:
-    """The data that the user named, or those that the model was trained on."""
+    """Load the data that the user named, or else those that the model was trained on.
+
+    Args:
+        model: the trained model.
+        data: name or path of the data; None for those of the training.
+        root: folder of the named data sets.
+    """
     from recmix.data import load_again, rebuild
 
     if data is not None:
-        return load_again(data, model.spec.data, root=root, vocabulary=model.vocabulary)
+        how: Any = {"root": root, "vocabulary": model.vocabulary, "shape": model.spec.shape}
+        return load_again(data, model.spec.data, **how)
     return rebuild(model.spec.data, root=root, vocabulary=model.vocabulary)
 
 
 def progress(title: str, total: int, quiet: bool) -> Any:
-    """Show progress with the time left, unless `quiet`; see `recmix.training.progress.count`."""
+    """Return the context of a progress bar, which shows the time left unless `quiet`.
+
+    It is that of `recmix.training.progress.count`.
+    """
     from recmix.training.progress import count
 
     return count(title, total, show=False if quiet else None)

@@ -24,8 +24,8 @@ def explore_command(
     runs: Annotated[
         list[str],
         typer.Argument(
-            help="Folders of runs, or module:function of functions that return a model; the first is "
-            "the default."
+            help="Folders of runs, addresses such as hf://user/name, or module:function of functions "
+            "that return a model; the first is the default."
         ),
     ],
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = PORT,
@@ -93,13 +93,14 @@ def load_models(
         sources: folders of runs, and functions without arguments that return a model, written like
             ``mine:vae`` for the function ``vae`` of the module ``mine``.
         device: the device for models from folders.
-        networks: function that makes the own networks of runs that have such, as ``module:function``.
+        networks: the function that makes the networks that users wrote for their runs, as
+            ``module:function``; None if there are none.
 
     Returns:
         The models by name. A model is named after its folder or function. A number is added to the
         name if an earlier model has the same name.
     """
-    from recmix.runs.folder import Run
+    from recmix.runs.hub import open_run
 
     models: dict[str, Model] = {}
     for source in map(str, sources):
@@ -107,7 +108,7 @@ def load_models(
             base, model = source.partition(":")[2], python_model(source)
         else:
             base = Path(source).resolve().name or "run"
-            own = networks if has_own_parts(Run(source).spec()) else None
+            own = networks if has_own_parts(open_run(source).spec()) else None
             model = load_run(source, own, device=device)
         names = (base, *(f"{base}-{i}" for i in range(2, len(sources) + 2)))
         models[next(name for name in names if name not in models)] = model

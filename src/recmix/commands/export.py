@@ -14,7 +14,7 @@ __all__ = ["export_command"]
 
 
 def export_command(
-    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    run: Annotated[str, typer.Argument(help="Folder of a run, or its address hf://user/name.")],
     form: Annotated[str, typer.Option("--format", help="onnx, torchscript or pt2.")] = "onnx",
     folder: Annotated[
         Path | None,

@@ -22,7 +22,7 @@ MOLECULES, SAMPLES = 1000, 10_000
 
 
 class Measured(NamedTuple):
-    """What a report is measured on.
+    """What a report of `recmix evaluate --report` gets to measure.
 
     Attributes:
         model: the trained model, with its refinement and calibration.
@@ -30,7 +30,7 @@ class Measured(NamedTuple):
         examples: the part of it that is scored.
         samples: number of samples of q(z | x) per example.
         seed: seed of all random noise.
-        memory: bytes for the decoder's activations at a time, or None.
+        memory: bytes that the decoder's activations may use at a time; None for the default.
     """
 
     model: Model
@@ -58,7 +58,7 @@ class ExtraReport(NamedTuple):
 
 
 def check_reports(names: Sequence[str], model: Model | None = None) -> None:
-    """Raise an error if there is no report of a name, or if it has no meaning for the model.
+    """Raise an error if a report does not exist, or if it has no meaning for the model.
 
     >>> check_reports(["latin"])
     Traceback (most recent call last):
@@ -73,12 +73,12 @@ def check_reports(names: Sequence[str], model: Model | None = None) -> None:
 
 
 def measure_reports(names: Sequence[str], on: Measured) -> dict[str, Any]:
-    """The results of the reports of these names."""
+    """Measure the named reports; return their results by name."""
     return {name: REPORTS[name].measure(on) for name in names}
 
 
 def print_reports(found: Mapping[str, Any]) -> None:
-    """Print a table for each report."""
+    """Print a table for each report, from the results of `measure_reports`."""
     from rich.table import Table
 
     from recmix.commands.terminal import out

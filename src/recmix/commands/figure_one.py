@@ -58,8 +58,8 @@ def figure_one(
     """Draw the paper's Figure 1: how a mixture of two components is learned from a VAE.
 
     The figure compares a recursive mixture, which only trains the second component, with a mixture
-    that trains both components together. It shows two test images. Of the first 300 test images,
-    they have the true posteriors p(z | x) that are least like a Gaussian. They are chosen for the
+    that trains both components together. It shows two test images: among the first
+    300, those whose true posteriors p(z | x) are least like a Gaussian. They are chosen for the
     picture; nothing is measured on them.
 
     Args:
@@ -68,7 +68,7 @@ def figure_one(
         vae_epochs: epochs of the VAE, unless `init` is given.
         epochs: epochs in which the mixtures are trained.
         learning_rate: learning rate of the mixtures.
-        bound: C, the largest KL to the first component that the second is rewarded for. With the
+        bound: C. The second component is rewarded for its KL to the first, up to this value. With the
             paper's C = 500 the second component leaves the picture.
         seed: seed of weights, data order and noise.
         init: a trained VAE with two latent dimensions.

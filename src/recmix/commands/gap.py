@@ -11,16 +11,15 @@ from rich.console import Console
 from rich.table import Table
 
 from recmix.api import Model
+from recmix.commands.stored_scores import GAP, scored_data
 from recmix.data import Data, Examples
 from recmix.errors import ConfigError
-from recmix.evaluation.gap import QUANTITIES, Gap
+from recmix.evaluation.gap import QUANTITIES, Gap, with_error
 from recmix.evaluation.score import device_name
 from recmix.runs.files import write_json
 from recmix.training.progress import count as progress
 
 __all__ = ["report_gap", "table_of"]
-
-FILE = "gap.json"
 
 
 def report_gap(
@@ -73,15 +72,25 @@ def report_gap(
         "seed": seed,
         "device": device_name(model.device),
         **found.to_json(),
+        "advice": found.advice_for("--refine 2", _how_to_measure_training(model)),
     }
     if folder is not None:
-        write_json(folder / FILE, content)
+        write_json(folder / GAP, content | scored_data(model, data))
     if as_json:
         console.print_json(json.dumps(content))
         return
     console.print(table_of(found, title=f"{split}, {len(x):,} examples"))
-    for line in (*found.notes(), f"[bold]{found.advice}[/]"):
+    for line in (*found.notes(), f"[bold]{content['advice']}[/]"):
         console.print(line, highlight=False)
+
+
+def _how_to_measure_training(model: Model) -> str:
+    """How training examples are measured too, for a gap that was measured without them."""
+    if not model.spec.data:  # it was trained elsewhere
+        return "in Python: model.gap(x, train=...)"
+    if model.spec.data.get("kind") in ("named", "path"):
+        return "leave --data out"
+    return "name the run's own data with --data"
 
 
 def table_of(found: Gap, title: str) -> Table:
@@ -97,7 +106,7 @@ def table_of(found: Gap, title: str) -> Table:
     for name in parts:
         table.add_column(minus if name == "difference" else name, justify="right")
     for key, words in QUANTITIES.items():
-        cells = [f"{part[key]['mean']:.2f} ± {part[key]['se']:.2f}" for part in parts.values()]
+        cells = [with_error(part[key]["mean"], part[key]["se"]) for part in parts.values()]
         table.add_row(words, *cells, end_section=key in ("log_evidence", "full"))
     return table
 

@@ -15,7 +15,9 @@ __all__ = ["grid_command"]
 def grid_command(
     file: Annotated[Path, typer.Argument(help="TOML file of the grid.")],
     store: Annotated[Path, typer.Option(help="Folder of the runs.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print what would be done, and how long it will take.")
+    ] = False,
     status: Annotated[bool, typer.Option("--status", help="Only print the states of the runs.")] = False,
     workers: Annotated[
         int | None, typer.Option(help="Runs at a time (default: one per GPU, or one per core).")

@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import json
+from typing import Annotated
 
+import typer
 from rich.table import Table
 
-from recmix.commands.terminal import Json, Root, out
+from recmix.commands.terminal import Json, Root, load_data, out, plain
+from recmix.errors import ConfigError, unknown
 
 __all__ = ["data_command", "methods_command"]
 
 
-def data_command(data_root: Root = None, as_json: Json = False) -> None:
+def data_command(
+    name: Annotated[
+        str | None, typer.Argument(help="Show only this set, or what recmix reads from this file.")
+    ] = None,
+    data_root: Root = None,
+    as_json: Json = False,
+) -> None:
     """List the data sets, and which of their files are on this machine."""
     from dataclasses import asdict
 
     from recmix.data import inventory
 
     entries = inventory(data_root)
+    if name is not None and name not in [entry.name for entry in entries]:
+        _show_file(name, as_json=as_json)
+        return
+    entries = [entry for entry in entries if name in (None, entry.name)]
     if as_json:
         out.print_json(json.dumps([asdict(entry) for entry in entries], default=str))
         return
@@ -30,18 +43,37 @@ def data_command(data_root: Root = None, as_json: Json = False) -> None:
         table.add_row(entry.name, f"[{colour[entry.state]}]{entry.state}[/]", size, counts, missing)
     out.print(table)
     looked = sorted({str(folder) for entry in entries for folder in entry.looked})
-    out.print("looked in:", *[f"  {folder}" for folder in looked], sep="\n", highlight=False)
+    if looked:
+        out.print("looked in:", *[f"  {folder}" for folder in looked], sep="\n", highlight=False)
     out.print("Missing files are downloaded when a set is first used, unless RECMIX_OFFLINE=1.")
 
 
-def methods_command(as_json: Json = False) -> None:
+def _show_file(name: str, *, as_json: bool) -> None:
+    """Print what is read from a file of the user's own data."""
+    data = load_data(name)
+    if as_json:
+        out.print_json(json.dumps(data.describe(), default=str))
+        return
+    shape = "x".join(map(str, data.shape))
+    counts = ", ".join(f"{count:,} {part}" for part, count in data.counts.items() if count)
+    out.print(f"{plain(name)}: examples of shape {shape} ({data.kind}); {counts}", highlight=False)
+    for note in data.notes:
+        out.print(plain(note), highlight=False)
+
+
+def methods_command(
+    name: Annotated[str | None, typer.Argument(help="Show this method with its options.")] = None,
+    as_json: Json = False,
+) -> None:
     """List the methods and their options."""
     from recmix.methods.registry import METHODS
     from recmix.training.arguments import growth_options, method_options
 
+    if name is not None and name not in METHODS:
+        raise ConfigError(unknown("method", name, METHODS))
     found = [
         {
-            "name": name,
+            "name": one,
             "title": cls.title,
             "setting": cls.setting,
             "tried": list(cls.tried),
@@ -52,7 +84,8 @@ def methods_command(as_json: Json = False) -> None:
                 for o in (method_options(cls) | growth_options(cls)).values()
             },
         }
-        for name, cls in sorted(METHODS.items())
+        for one, cls in sorted(METHODS.items())
+        if name in (None, one)
     ]
     if as_json:
         out.print_json(json.dumps(found))
@@ -64,6 +97,15 @@ def methods_command(as_json: Json = False) -> None:
         tried = ", ".join(map(str, row["tried"])) or "-"
         table.add_row(row["name"], row["title"], shown, tried, row["reference"])
     out.print(table)
+    if name is not None:
+        options = Table("option", "default", "what it is")
+        for key, option in found[0]["options"].items():
+            flag = f"--{key.replace('_', '-')}"
+            options.add_row(flag, plain(option["default"]), plain(option["help"]).replace("``", ""))
+        if options.row_count:
+            out.print(options)
+        out.print("Options of the model and of training: recmix train --help-all")
+        return
     out.print(
         "curvature, with --init RUN, trains a network for the refinement `learned` of any method's run."
     )

@@ -14,7 +14,7 @@ import typer
 
 from recmix.commands.python_model import call_function, is_python_path
 from recmix.errors import ConfigError, RunError, unknown
-from recmix.runs.folder import Run
+from recmix.runs.hub import open_run
 from recmix.runs.spec import Spec
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "NETWORKS_HELP",
     "Networks",
+    "check_can_load",
     "check_no_own_parts",
     "has_own_parts",
     "load_run",
@@ -34,6 +35,7 @@ NETWORKS_HELP = (
     "module:function, a Python function without arguments that returns your own encoder and decoder, or "
     "a dict with some of encoder, decoder, likelihood and prior."
 )
+NAME_THEM = "name a function that makes them: --networks module:function"
 Networks = Annotated[str | None, typer.Option("--networks", help=NETWORKS_HELP)]
 
 
@@ -42,7 +44,7 @@ def make_own_parts(path: str) -> dict[str, Any]:
 
     Args:
         path: the function, as ``module:function``. It returns a pair (encoder, decoder), or a dict
-            with some of the four.
+            with some of the keys encoder, decoder, likelihood and prior.
     """
     if not is_python_path(path):
         raise ConfigError(f"--networks must have the form module:function, got {path!r}")
@@ -61,27 +63,43 @@ def make_own_parts(path: str) -> dict[str, Any]:
 
 
 def load_run(folder: str | Path, networks: str | None, *, device: str = "auto") -> Model:
-    """Load the model of a run, with its user's own networks if they are given.
+    """Load the model of a run, with the networks, likelihood and prior that its user wrote, if any.
 
     Args:
-        folder: the folder of the run.
-        networks: the function that makes the user's own parts, as ``module:function``, or None.
+        folder: the folder of the run, or its address on the Hugging Face Hub.
+        networks: the function that makes these parts, as ``module:function``; None if there are none.
         device: the device for the model.
     """
     from recmix.api import load
 
-    spec = Run(folder).spec()
+    check_can_load(folder, own=networks is not None)
     if networks is not None:
         return load(folder, device=device, **make_own_parts(networks))
-    check_no_own_parts(spec, folder, "name a function that makes them: --networks module:function")
     return load(folder, device=device)
+
+
+def check_can_load(folder: str | Path, *, own: bool) -> None:
+    """Raise an error if the model of a run cannot be loaded.
+
+    Args:
+        folder: the folder of the run, or its address on the Hugging Face Hub.
+        own: whether the user names a function that makes the run's own networks.
+    """
+    if is_python_path(str(folder)) and not Path(folder).exists():
+        raise RunError(
+            f"{folder} names a Python function; only the commands evaluate, tune and explore take one. "
+            "Save its model in Python with model.save('runs/mine'), and give this folder"
+        )
+    spec = open_run(folder).spec()
+    if not own:
+        check_no_own_parts(spec, folder, NAME_THEM)
 
 
 def check_no_own_parts(spec: Spec, folder: str | Path, advice: str) -> None:
     """Raise an error if a run cannot be loaded from its folder alone.
 
-    This is so if its networks, its likelihood or its prior are the user's own code, which is not
-    stored.
+    The folder does not have networks, a likelihood or a prior that the user wrote, because they are
+    Python code.
 
     Args:
         spec: the description of the run.

@@ -78,8 +78,9 @@ def _module(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         # `name` itself or a package that contains it, and not a module that it imports
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            hint = f": leave .py out, {name.removesuffix('.py')}:..." if name.endswith(".py") else ""
             raise ConfigError(
-                f"there is no module {error.name!r} in {here} or among the installed packages"
+                f"there is no module {error.name!r} in {here} or among the installed packages{hint}"
             ) from error
         raise ConfigError(f"importing {name} failed: {error}") from error
     except Exception as error:  # the user's code may raise anything

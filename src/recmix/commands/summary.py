@@ -60,4 +60,6 @@ def summary_command(
         for _, model, kind, *numbers, _, milliseconds, _ in some:
             table.add_row(plain(model), kind.partition(",")[0], *numbers, milliseconds)
         out.print(table)
+    if any(line[-2].startswith("(") for line in lines):
+        out.print("ms in brackets: other programs may have used the machine during the measurement")
     out.print("wrote", ", ".join(map(str, written)), highlight=False)

@@ -1,4 +1,4 @@
-"""What several commands use: the terminal, common flags and the table of scores."""
+"""Functions and flags that several commands share: terminal output, loading data, table of scores."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from typer.core import TyperCommand
 
 from recmix._version import __version__
+from recmix.errors import nearest
 
 if TYPE_CHECKING:
     from recmix.data import Data
 
 __all__ = [
+    "Command",
     "Json",
     "Root",
     "before_command",
@@ -40,6 +43,31 @@ Root = Annotated[
     typer.Option("--data-root", help="Folder of the data sets (default: RECMIX_DATA, then a cache)."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+
+
+class Command(TyperCommand):
+    """A command whose error message for an unknown option suggests the most similar options."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words after the name of the command; return those that are not used.
+
+        Args:
+            ctx: the context of the command, from click.
+            args: the words.
+        """
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:  # the class of the error depends on the version of typer
+            if hasattr(error, "possibilities") and hasattr(error, "option_name"):
+                names = {
+                    name.lstrip("-").replace("-", "_"): name
+                    for option in self.get_params(ctx)
+                    for name in option.opts
+                    if name.startswith("--")
+                }
+                given = error.option_name.lstrip("-").replace("-", "_")
+                error.possibilities = [names[name] for name in nearest(given, names)]
+            raise
 
 
 def _show_version(show: bool) -> None:
@@ -67,16 +95,19 @@ def before_command(version: Version = False, threads: Threads = None) -> None:
 
 
 def first_process() -> bool:
-    """Whether this process may print; of the processes of ``torchrun``, only the first one may."""
+    """Whether this process is the one that prints.
+
+    ``torchrun`` starts several processes; only the first of them prints.
+    """
     return "TORCHELASTIC_RUN_ID" not in os.environ or os.environ.get("RANK", "0") == "0"
 
 
 @contextmanager
 def sigterm_ends() -> Iterator[None]:
-    """While the context is open, SIGTERM ends the process with a message and status 143.
+    """Context in which SIGTERM ends the process with a message and status 143.
 
-    Trainings and grids have handlers of their own, which save first. The process ends without
-    exceptions, because a library that is interrupted during its import may turn one into another.
+    Trainings and grids have handlers of their own, which save first. No exception is
+    raised, because a library that is interrupted during its import may convert it to another one.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -106,24 +137,28 @@ def load_data(
     init: Any = None,
     **options: Any,
 ) -> Data:
-    """Load the data for a training; `Data.notes` is to be printed and is not given as a warning.
+    """Load the data for a training, without a warning about texts that were left out.
 
-    Texts are read with the vocabulary of the run that the training starts from, if there is one.
+    The caller should print `Data.notes` instead.
+
+    Texts are read with the vocabulary of the run that the training starts from, if there is one, and
+    examples have the shape that its model was made for, if they can.
 
     Args:
         name: name of a data set, or a path.
         root: folder of the data sets.
         seed: seed of the split.
-        init: folder of the run that the training starts from, or None.
+        init: folder or address of the run that the training starts from, or None.
         **options: the options of `recmix.runs.data_options.DATA_OPTIONS`; None if not given.
     """
     from recmix.data import DataWarning, load
-    from recmix.runs.folder import Run
+    from recmix.runs.hub import open_run
 
-    start = Run(init) if isinstance(init, str | Path) else None  # other values are refused later
+    start = open_run(init) if isinstance(init, str | Path) else None  # other values are refused later
     given = any(options.get(key) for key in ("length", "vocabulary_size", "graphs"))
-    if start is not None and start.exists and not given:
-        options["vocabulary"] = start.vocabulary()
+    if start is not None and start.exists:
+        options["shape"] = start.spec().shape
+        options["vocabulary"] = None if given else start.vocabulary()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DataWarning)
         return load(name, root=root, seed=seed, **options)
@@ -139,20 +174,18 @@ def print_scores(rows: list[tuple[str, dict[str, Any]]], title: str) -> None:
     """
     samples = rows[0][1]["samples"]
     batch = rows[0][1]["batch"]
-    table = Table(
-        "model",
-        "ELBO (nats)",
-        f"IWAE-{samples} (nats)",
-        "mean mixing weights",
-        f"posterior, ms per batch of {batch}",
-        title=title,
-    )
+    table = Table("model", title=title)
+    for words in ("ELBO\n(nats)", f"IWAE-{samples}\n(nats)", f"posterior,\nms per\nbatch of {batch}"):
+        table.add_column(words, no_wrap=True)
     for name, found in rows:
-        table.add_row(
-            name,
+        cells = [
             f"{found['elbo']:.2f} ± {found['elbo_se']:.2f}",
             f"{found['iwae']:.2f} ± {found['iwae_se']:.2f}",
-            " ".join(f"{w:.3f}" for w in found["weights"]),
             f"{found['milliseconds']:.2f}",
-        )
+        ]
+        table.add_row(name, *cells)
     out.print(table)
+    for name, found in rows:
+        if len(weights := found["weights"]) > 1:
+            shown = " ".join(f"{w:.3f}" for w in weights)
+            out.print(f"mean mixing weights of {name}: {shown}", highlight=False)

@@ -27,7 +27,10 @@ MOST_THREADS = 1024
 
 
 def take_threads(words: list[str]) -> tuple[list[str], int | None]:
-    """Take the flag ``--threads N`` out of the words of a command.
+    """Remove the flag ``--threads N`` from the words of a command.
+
+    Returns:
+        The other words, and N, or None without the flag.
 
     >>> take_threads(["train", "--threads", "2", "--out", "runs/a"])
     (['train', '--out', 'runs/a'], 2)
@@ -49,8 +52,8 @@ def take_threads(words: list[str]) -> tuple[list[str], int | None]:
 def choose_threads(words: list[str]) -> tuple[int | None, str]:
     """Choose the number of threads for a command, unless OMP_NUM_THREADS is set.
 
-    A run that is resumed gets as many threads as before, because sums are rounded differently with
-    another number. Other commands get the cores that are free.
+    A run that is resumed gets as many threads as before, because another number changes rounding.
+    Other commands get the cores that are free.
 
     Args:
         words: the words of the command.
@@ -60,7 +63,7 @@ def choose_threads(words: list[str]) -> tuple[int | None, str]:
         if all cores are used.
     """
     command = next((word for word in words if not word.startswith("-")), "")
-    if VARIABLE in os.environ or command not in COMPUTING or {"-h", "--help"} & set(words):
+    if VARIABLE in os.environ or command not in COMPUTING or {"-h", "--help", "--help-all"} & set(words):
         return None, ""
     if "--resume" in words and (before := _threads_of_run(words)) is not None:
         return before, ""
@@ -82,7 +85,7 @@ def use_threads(threads: int) -> None:
 
 
 def available_cores() -> int:
-    """The number of cores that this process may use: its CPU affinity and its cgroup limit."""
+    """Return how many cores this process may use, by its CPU affinity and its cgroup limit."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -92,7 +95,7 @@ def available_cores() -> int:
 
 
 def free_cores(cores: int) -> float:
-    """Measure how many of the cores no program uses now.
+    """Measure how many of this process's cores no program uses now.
 
     Args:
         cores: the number of cores that this process may use.

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from recmix.commands.own_parts import NETWORKS_HELP, check_no_own_parts, make_own_parts
+from recmix.commands.own_parts import NETWORKS_HELP, check_can_load, check_no_own_parts, make_own_parts
 from recmix.commands.terminal import err, first_process, load_data, out, plain
 from recmix.commands.train_help import TrainCommand, complete, epilog
 from recmix.errors import ConfigError, RunError, unknown
 from recmix.runs.data_options import DATA_OPTIONS
 from recmix.runs.files import read_toml
 from recmix.runs.folder import PRESET, VOCABULARY, Run
+from recmix.runs.hub import open_run
 
 if TYPE_CHECKING:
     from recmix.data import Data
@@ -28,16 +29,21 @@ __all__ = ["add_train"]
 
 
 EXAMPLES = {
-    "recmix train --data mnist --method vae --latent 20 --out runs/vae": "",
+    "recmix train --data my.npz --method vae --latent 20 --out runs/vae": "(your own arrays)",
     "recmix train --data mnist --method vae --init runs/vae --out runs/vae+": "(VAE+)",
     "recmix train --data mnist --method rme --order 5 --init runs/vae --out runs/rme": "",
-    "recmix train --data mnist --method rme --order auto --init runs/vae --out runs/auto": "",
-    "recmix train --data mnist --method curvature --init runs/vae --out runs/curved": "",
     "recmix train --data mnist --preset best --out runs/best": "(several stages)",
-    "recmix train --data my.npz --method vae --out runs/mine": "(your own arrays)",
-    "recmix train --config run.toml --out runs/file --epochs 5": "(flags override the file)",
     "recmix train --resume --out runs/rme": "(continue an interrupted run)",
 }
+WHY_LIKELIHOOD = {
+    "binary": "all values are 0 or 1",
+    "unit": "the values lie between 0 and 1",
+    "counts": "all values are whole numbers of 0 or more",
+    "tokens": "the examples are texts",
+    "graph": "the examples are graphs",
+    "real": "the values are real numbers",
+}
+"""What a kind of data says about the values, for the sentence on the likelihood."""
 RUN_OPTIONS: dict[str, tuple[Any, str]] = {
     "data": (
         str,
@@ -54,7 +60,11 @@ RUN_OPTIONS: dict[str, tuple[Any, str]] = {
         "Options then apply to the last stage, --vae-epochs to the first, --seed, --device, --dtype "
         "and --engine to all.",
     ),
-    "init": (Path, "Trained run to start from. With --preset it replaces the first stage."),
+    "init": (
+        str,
+        "Trained run to start from: folder or hf://user/name. With --preset it replaces the first "
+        "stage.",
+    ),
     "out": (Path, "Folder of the new run."),
     "vae_epochs": (int, "Epochs of the VAE that a method trains first if there is no --init."),
     "config": (Path, "TOML file with any of these options; flags override it."),
@@ -63,7 +73,7 @@ RUN_OPTIONS: dict[str, tuple[Any, str]] = {
 
 
 def add_train(app: typer.Typer, *, with_options: bool, panel: str = "", example: str = "") -> None:
-    """Register `train`.
+    """Add the command `train` to the command line; replace it if it exists.
 
     Args:
         app: the command line.
@@ -106,11 +116,13 @@ def _train(**given: Any) -> None:
         if not ({"method", "preset"} & request.keys() or there):
             raise RunError(f"there is no run in {request['out']} to resume")
         stored = _stored(Path(request["out"]), own="networks" in request) | request
-        if "init" in stored and not (Path(stored["init"]) / "spec.json").exists():
+        if "init" in stored and not open_run(stored["init"]).exists:
             raise RunError(
                 f"the run it started from is no longer in {stored['init']}: give its folder with --init"
             )
         request = stored
+    if isinstance(request.get("init"), str | Path):  # other values are refused later
+        check_can_load(request["init"], own="networks" in request)
     if {"preset", "method"} <= request.keys():
         raise ConfigError("a preset names its own methods: leave --method or --preset out")
     for name, listed_by in (("data", "recmix data"), ("method", "recmix methods")):
@@ -134,6 +146,8 @@ def _run_training(request: dict[str, Any], *, resume: bool, overwrite: bool) -> 
     how = {name: request.pop(name, None) for name in DATA_OPTIONS}
     folder = Path(request["out"])
     run = Run(folder)
+    if prints and not (resume or overwrite):
+        run.check_free()  # before the data are read
     if isinstance(source, dict):
         vocabulary = _vocabulary(run) if run.exists else None
         data = _without_new_test(rebuild(source, root=root, vocabulary=vocabulary), source)
@@ -145,8 +159,12 @@ def _run_training(request: dict[str, Any], *, resume: bool, overwrite: bool) -> 
         err.print(f"{data.name}: " + ", ".join(f"{n} {part}" for part, n in data.counts.items() if n))
         for note in data.notes:
             err.print(plain(note), highlight=False)
+    flag = ""  # what the next commands need to load the run
     if "networks" in request:
+        flag = f" --networks {request['networks']}"
         request |= _own_parts(request.pop("networks"), request)
+    if prints and not (resume and run.exists):
+        err.print(plain(_about_likelihood(request, data)), highlight=False)
     both: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "progress": True}
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *rest: err.print(f"note: {plain(message)}")
@@ -171,7 +189,36 @@ def _run_training(request: dict[str, Any], *, resume: bool, overwrite: bool) -> 
         f"Saved in {plain(folder)}",
         highlight=False,
     )
-    out.print(f"Next: recmix evaluate {plain(folder)}", highlight=False)
+    if epoch == len(model.history) == model.spec.training.epochs and not model.spec.auto:
+        out.print(
+            "The last epoch was the best, so that longer training may help: "
+            f"recmix train --resume --out {plain(folder)} --epochs {2 * epoch}{flag}",
+            highlight=False,
+        )
+    out.print(f"Next: recmix evaluate {plain(folder)}{flag}", highlight=False)
+
+
+def _about_likelihood(request: Mapping[str, Any], data: Data) -> str:
+    """Which likelihood p(x | z) the model has, and why.
+
+    Args:
+        request: the arguments of `recmix.fit`.
+        data: the training data.
+    """
+    from recmix.model.assembly import USUAL_LIKELIHOOD
+    from recmix.model.networks import TOKEN_NETWORKS
+
+    start = request.get("init")
+    if (given := request.get("likelihood")) is not None:
+        return f"likelihood: {given if isinstance(given, str) else type(given).__name__}, as given"
+    if isinstance(start, str | Path) and (before := open_run(start)).exists:
+        return f"likelihood: {before.spec().model.likelihood}, that of {start}"
+    tokens = request.get("network") in TOKEN_NETWORKS
+    kind = "tokens" if tokens else data.kind
+    name = USUAL_LIKELIHOOD.get(kind, "gaussian")
+    why = "the network is for tokens" if tokens else WHY_LIKELIHOOD.get(kind, "")
+    reason = f", because {why}" if why else ""
+    return f"likelihood: {name}{reason} (--likelihood chooses another)"
 
 
 def _data_of_run(source: Any, run: Run, root: Any) -> Data:
@@ -233,7 +280,10 @@ def _stored(folder: Path, *, own: bool) -> dict[str, Any]:
     }
     if "weights" in init:
         if init["run"] is None:
-            raise RunError(f"{folder} started from a model that was not saved: resume it from Python")
+            raise RunError(
+                f"{folder} started from a model that was not saved: continue it in Python, with "
+                f"recmix.fit(..., init=model, out={str(folder)!r}, resume=True)"
+            )
         found["init"] = init["run"]
     elif init:
         found["vae_epochs"] = init["epochs"]
@@ -286,9 +336,9 @@ def _train_with_options() -> Callable[..., None]:
             name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
         )
 
-    parameters = {n: flag(n, kind, text, "The run") for n, (kind, text) in RUN_OPTIONS.items()}
-    parameters["resume"] = flag("resume", bool, "Continue the run in --out.", "The run")
-    parameters["overwrite"] = flag("overwrite", bool, "Replace the run in --out.", "The run")
+    parameters = {n: flag(n, kind, text, "run") for n, (kind, text) in RUN_OPTIONS.items()}
+    parameters["resume"] = flag("resume", bool, "Continue the run in --out.", "run")
+    parameters["overwrite"] = flag("overwrite", bool, "Replace the run in --out.", "run")
     users: dict[str, dict[str, list[str]]] = {}  # option -> help text -> methods
     options: dict[str, Option] = {}
     for name, known in own.items():
@@ -298,10 +348,10 @@ def _train_with_options() -> Callable[..., None]:
     for option in options.values():
         texts = users[option.name].items()
         text = " ".join(f"[bold]{', '.join(names)}[/]: {plain(words)}" for words, names in texts)
-        parameters.setdefault(option.name, flag(option.name, _flag_type(option.kind), text, "Methods"))
+        parameters.setdefault(option.name, flag(option.name, _flag_type(option.kind), text, "methods"))
     for group, known in shared.items():
         for option in known.values():
-            kind, panel = _flag_type(option.kind), group.capitalize()
+            kind, panel = _flag_type(option.kind), group
             parameters[option.name] = flag(option.name, kind, option.help, panel, option.default)
 
     def train(**given: Any) -> None:

@@ -1,4 +1,4 @@
-"""The help of `recmix train`: first the options that people change first, then all others by group."""
+"""The help of `recmix train`: the options that people change first, and all others by group."""
 
 from __future__ import annotations
 
@@ -7,52 +7,84 @@ from typing import Any
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
-from typer.core import TyperCommand
 
-from recmix.commands.terminal import out
+from recmix.commands.terminal import Command, out
+from recmix.errors import ConfigError, unknown
 
-__all__ = ["FIRST", "TrainCommand", "complete", "epilog"]
+__all__ = ["ALL", "FIRST", "TrainCommand", "complete", "epilog"]
 
+ALL = "--help-all"
+"""The flag that shows all options, or those of the groups named after it."""
 FIRST = (
     *("data", "method", "out", "init", "resume", "latent", "epochs"),
     *("learning_rate", "batch_size", "order", "refine", "device"),
 )
 """The options that people change first, in the order of the help."""
+GROUPS = {
+    "run": "data, splits, presets, own networks, what is replaced",
+    "methods": "options of single methods, such as the number of flows",
+    "model": "likelihood, prior and networks",
+    "training": "optimizer, schedule, early stopping, seed, speed",
+    "inference": "refinement and calibration of the posterior",
+}
+"""The groups of the other options, and what they are about."""
 WIDTH = 25
 """Columns for the name of an option and the kind of its value."""
 
 
-class TrainCommand(TyperCommand):
-    """A command whose help gives the text of an option most of the width of the terminal.
+class TrainCommand(Command):
+    """A command whose help shows few options first, and the others by group if they are asked for.
 
-    The usual help has a column for the opposite of switches, such as ``--no-resume``, and one for the
-    type. With many options they leave too little for the text.
+    The text of an option gets most of the width of the terminal. Unlike the usual help, there are no
+    columns for the opposite of switches, such as ``--no-resume``, and for the type.
     """
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the words after the name of the command, or print the help that they ask for.
+
+        Args:
+            ctx: the context of the command.
+            args: the words.
+        """
+        if ALL in args:
+            groups = args[args.index(ALL) + 1 :]
+            for name in groups:
+                if name not in GROUPS:
+                    raise ConfigError(unknown("group of options", name, GROUPS))
+            self._print_groups(ctx, groups or [*GROUPS])
+            ctx.exit()
+        return super().parse_args(ctx, args)
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print the help.
+        """Print the help: the options that people change first, and the names of the groups.
 
         Args:
             ctx: the context of the command.
             formatter: not used, because the help is printed at once.
         """
-        out.print(
-            f"\n Usage: [bold]{ctx.command_path} [OPTIONS][/]\n".replace("[OPTIONS]", r"\[OPTIONS]")
-        )
-        out.print(f" {self.help}\n", highlight=False)
-        panels: dict[str, list[Any]] = {"Used most": []}
-        for option in self.params:
-            name = getattr(option, "rich_help_panel", None) or "Other options"
-            panels.setdefault(name, []).append(option)
+        self._print_usage(ctx)
         by_name = {option.name: option for option in self.params}
-        panels["Used most"] = [by_name[name] for name in FIRST if name in by_name]
-        panels["Other options"] = panels.pop("Other options", [])
-        for name, options in panels.items():
-            shown = [o for o in options if name == "Used most" or o.name not in FIRST]
-            if shown:
-                out.print(_panel(name, shown), soft_wrap=False)
-        out.print(" [dim]--no-NAME turns the switch --NAME off.[/]\n", highlight=False)
+        out.print(_panel("Used most", [by_name[name] for name in FIRST if name in by_name]))
+        table = Table.grid(padding=(0, 1))
+        table.add_column(width=WIDTH)
+        for name, about in GROUPS.items():
+            table.add_row(Text(f"{ALL} {name}", style="bold cyan"), about)
+        table.add_row(Text(ALL, style="bold cyan"), "all options")
+        out.print(Panel(table, title="More options", title_align="left", border_style="dim"))
         out.print(self.epilog, highlight=False)
+
+    def _print_usage(self, ctx: Any) -> None:
+        usage = f"\n Usage: [bold]{ctx.command_path} \\[OPTIONS][/]\n"
+        out.print(usage)
+        out.print(f" {self.help}\n", highlight=False)
+
+    def _print_groups(self, ctx: Any, groups: list[str]) -> None:
+        """Print all options of these groups."""
+        self._print_usage(ctx)
+        for name in groups:
+            options = [o for o in self.params if getattr(o, "rich_help_panel", None) == name]
+            out.print(_panel(name.capitalize(), options))
+        out.print(" [dim]--no-NAME turns the switch --NAME off.[/]\n", highlight=False)
 
 
 def _panel(name: str, options: list[Any]) -> Panel:
@@ -68,13 +100,21 @@ def _panel(name: str, options: list[Any]) -> Panel:
 
 
 def epilog(examples: dict[str, str]) -> str:
-    """Write examples, each with a word about it, for the end of the help."""
+    """Return the text at the end of the help: a list of example commands.
+
+    Args:
+        examples: a short explanation of each command, which may be empty, by command.
+    """
     lines = [f"   {line}" + (f"   [dim]{about}[/]" if about else "") for line, about in examples.items()]
     return "\n".join([" Examples:", *lines, ""])
 
 
 def complete(names: list[str]) -> Any:
-    """Make the function that completes a value in the shell, from all valid values."""
+    """Make a function for shell completion: it returns the names that begin with a given text.
+
+    Args:
+        names: all valid names.
+    """
 
     def find(incomplete: str) -> list[str]:
         return [name for name in names if name.startswith(incomplete)]

@@ -33,13 +33,13 @@ def tune_command(
     run: Annotated[
         str,
         typer.Argument(
-            help="Folder of a run; or module:function, a Python function without arguments that returns "
-            "a recmix.Model (needs --data; nothing is stored)."
+            help="Folder of a run, or its address hf://user/name; or module:function, a Python function "
+            "without arguments that returns a recmix.Model (needs --data; nothing is stored)."
         ),
     ],
     budget: Annotated[
         str | None,
-        typer.Option(help="Time limit as a multiple of the encoder's time, such as 3x."),
+        typer.Option(help="Time limit as a multiple of the encoder's time, such as 100x."),
     ] = None,
     milliseconds: Annotated[
         float | None, typer.Option(help="Time limit in milliseconds per example.")
@@ -94,7 +94,8 @@ def tune_command(
         )
     count = min(examples, len(held_out))
     content = _content(found, model.device, samples=samples, examples=count, seed=seed)
-    stored = None if dry_run or folder is None else folder / TUNED
+    fits = any(t.milliseconds <= found.limit for t in found.trials if t is not found.encoder)
+    stored = folder / TUNED if fits and not dry_run and folder is not None else None
     if stored is not None and folder is not None:
         Run(folder).set_tuned(found.winner.inference, **content)
     if plot is not None:
@@ -104,7 +105,15 @@ def tune_command(
         out.print_json(json.dumps({"run": run, "stored": stored is not None, **_finite(chosen)}))
         return
     out.print(table_of(found, samples, title=f"{model.spec.label}, {count:,} validation examples"))
-    for line in _sentences(found, content["device"], dry_run=dry_run, stored=stored, plot=plot):
+    if stored is not None:
+        end = f"stored in {stored}; the run now uses it (recmix tune {run} --reset)"
+    elif dry_run:
+        end = "nothing is stored (--dry-run)"
+    elif not fits:
+        end = "nothing is stored, because the limit allows no refinement: give a larger one"
+    else:
+        end = "nothing is stored: this needs the folder of a run, and its own data"
+    for line in [*_sentences(found, content["device"]), end, *([f"figure: {plot}"] if plot else [])]:
         out.print(line, highlight=False, markup=False)
 
 
@@ -120,11 +129,11 @@ def parse_budget(text: str) -> float:
         number = math.nan
     if not math.isfinite(number):
         raise ConfigError(
-            f"--budget must be a multiple of the encoder's time, such as 3x or 2.5, got {text!r}"
+            f"--budget must be a multiple of the encoder's time, such as 100x or 2.5, got {text!r}"
         )
     if number < 1:
         raise ConfigError(
-            f"--budget must be at least 1x, the time of the encoder itself, got {text!r}: try 3x"
+            f"--budget must be at least 1x, the time of the encoder itself, got {text!r}: try 100x"
         )
     return number
 
@@ -179,7 +188,7 @@ def _check(
     """Check the options; return the time limit as an argument of `recmix.Model.frontier`."""
     if (budget is None) == (milliseconds is None):
         raise ConfigError(
-            "give a time limit, either --budget (such as 3x, a multiple of the encoder's time) or "
+            "give a time limit, either --budget (such as 100x, a multiple of the encoder's time) or "
             "--milliseconds (per example)"
         )
     if milliseconds is not None and not (math.isfinite(milliseconds) and milliseconds > 0):
@@ -236,10 +245,8 @@ def _content(
     }
 
 
-def _sentences(
-    found: Frontier, device: str, *, dry_run: bool, stored: Path | None, plot: Path | None
-) -> list[str]:
-    """The result in words: the machine, the limit, the choice, and the written files."""
+def _sentences(found: Frontier, device: str) -> list[str]:
+    """The result in words: the machine, the limit and the choice."""
     own, limit = found.encoder.milliseconds, found.limit
     lines = [
         f"measured on {device}; the limit is {limit:.3g} ms per example, {limit / own:.1f} times the "
@@ -247,17 +254,17 @@ def _sentences(
     ]
     if own > limit:
         lines.append(f"the encoder alone takes {own:.3g} ms per example, more than the limit")
-    if found.winner is found.encoder:
-        lines.append("chosen: no refinement; none within the limit has a clearly higher bound")
-    else:
+    fastest = found.smallest_budget
+    if found.winner is not found.encoder:
         lines.append(f"chosen: {words(found.winner.inference)}")
-    if stored is not None:
-        lines.append(f"stored in {stored}; the run now uses it (recmix tune {stored.parent} --reset)")
-    elif dry_run:
-        lines.append("nothing is stored (--dry-run)")
+    elif fastest is not None and fastest * own > limit:
+        lines.append(
+            f"chosen: no refinement; the fastest one takes {fastest:.1f} times the encoder, so that the "
+            f"smallest budget with a refinement is --budget {math.ceil(1.1 * fastest)}x"
+        )
     else:
-        lines.append("nothing is stored: this needs the folder of a run, and its own data")
-    return lines if plot is None else [*lines, f"figure: {plot}"]
+        lines.append("chosen: no refinement; none within the limit has a clearly higher bound")
+    return lines
 
 
 def _draw(found: Frontier, path: Path, *, samples: int, title: str) -> None:

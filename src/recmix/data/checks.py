@@ -1,4 +1,4 @@
-"""Check that an array holds examples. An error says what was given, what was expected, what to do."""
+"""Check that an array holds examples. Errors say what was given, what was expected and what to do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from recmix.data.sparse_examples import SparseExamples, is_sparse
 from recmix.errors import DataError
 from recmix.model.fields import LARGEST_INTEGER, Fields
 
-__all__ = ["check_examples", "is_tensor", "pack_fields", "shape_text", "to_numpy"]
+__all__ = ["check_examples", "is_tensor", "pack_fields", "same_axes", "shape_text", "to_numpy"]
 
 _EXPECTED = "expected numbers of shape (N, ...), one example per row"
 _CHANNELS = (1, 3, 4)  # sizes of a last axis that looks like the channels of images
@@ -32,12 +32,13 @@ def check_examples(
 ) -> Array:
     """Check examples and return them as one array (N, *event); event is the shape of one example.
 
-    The array is uint8, which means value / 255, or float32.
+    The result is float32, or uint8 grey values, which mean value / 255.
 
     - uint8 with three axes or more holds grey values, which mean value / 255. All other integers,
       also uint8 with two axes, are counts or tokens: their values are used as they are.
     - Booleans mean 0 and 1. Floats become float32 and may have any finite value.
-    - (N, H, W) becomes (N, 1, H, W), unless `shape` is (H, W).
+    - (N, H, W) becomes (N, 1, H, W), unless `shape` is given and does not have three axes.
+    - Examples that differ from `shape` only in axes of size 1 get this shape.
 
     If nothing has to change, the given array itself is returned.
 
@@ -95,16 +96,18 @@ use recmix.data.ArrayExamples(x_train.astype('float32'))
 
 
 def pack_fields(x: Mapping[str, Any], what: str, fields: Fields | None = None) -> tuple[Array, Fields]:
-    """Pack examples with several fields into one float32 array (N, P); also return the fields.
+    """Pack examples with several fields into one float32 array.
 
-    P is the number of values of all fields together. Values are used as they are; uint8 is not
-    divided by 255.
+    Values are used as they are; uint8 is not divided by 255.
 
     Args:
         x: The array (N, *shape) of each field by name.
         what: Name of `x` in error messages.
         fields: Names and shapes of the fields; by default those of the arrays, in the order of the
             dict.
+
+    Returns:
+        The array (N, P), where P is the number of values of all fields of one example, and the fields.
     """
     arrays = {}
     for name, value in x.items():
@@ -131,6 +134,15 @@ def pack_fields(x: Mapping[str, Any], what: str, fields: Fields | None = None) -
     return np.asarray(packed), found
 
 
+def same_axes(one: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether two shapes differ at most in axes of size 1.
+
+    >>> same_axes((1, 8, 8), (8, 8)), same_axes((8, 8), (64,))
+    (True, False)
+    """
+    return [size for size in one if size != 1] == [size for size in other if size != 1]
+
+
 def is_tensor(x: Any) -> bool:
     """Whether `x` is a torch tensor; does not import torch."""
     torch = sys.modules.get("torch")
@@ -141,7 +153,7 @@ def to_numpy(x: Any, what: str = "x") -> Array:
     """Convert a torch tensor (on any device), nested lists or an array to a numpy array.
 
     Args:
-        x: What to convert.
+        x: The tensor, lists or array. The shape is kept.
         what: Name of `x` in error messages.
     """
     if isinstance(x, np.ndarray):
@@ -200,8 +212,8 @@ def _with_event_axes(array: Array, shape: tuple[int, ...] | None, given: str, wh
         if array.shape == shape:
             advice = f"{what}[None] for one example"
         raise DataError(f"{given}, {array.ndim} dimension(s); {_EXPECTED}: use {advice}")
-    if shape is not None and array.shape[1:] == shape:
-        return array
+    if shape is not None and same_axes(array.shape[1:], shape):
+        return array.reshape(-1, *shape)
     *_, height, width, channels = (1, *array.shape)
     large = channels in _CHANNELS and min(height, width) >= _IMAGE_SIDE
     other = f"use recmix.data.ArrayExamples({what}.astype('float32'))"
@@ -221,7 +233,8 @@ def _with_event_axes(array: Array, shape: tuple[int, ...] | None, given: str, wh
             f"(N, C, H, W): use {what}.transpose(2, 0, 1)[None], and give more than one. If this is not "
             f"an image, {other}"
         )
-    return array[:, None] if array.ndim == 3 else array
+    image = shape is None or len(shape) == 3
+    return array[:, None] if array.ndim == 3 and image else array
 
 
 def _wrong_shape(array: Array, shape: tuple[int, ...], what: str) -> str:

@@ -25,7 +25,12 @@ _OLDEST_PYARROW = (14, 0, 1)  # older versions unpickle what a file contains
 
 
 class ColumnTable(NamedTuple):
-    """A table of numbers (N, F), one example per row, and the names of its columns, if any."""
+    """A table of numbers with N rows and F columns. Each row is one example.
+
+    Attributes:
+        values: The numbers, (N, F).
+        columns: Names of the F columns, or None if they have no names.
+    """
 
     values: NDArray[np.float32]  # (N, F)
     columns: tuple[str, ...] | None  # names of the columns, if there are any
@@ -63,7 +68,7 @@ def table_of_frame(frame: Any, what: str) -> ColumnTable:
 def read_csv(path: Path) -> ColumnTable:
     """Read a file of numbers separated by commas, one example per line; it may be gzipped.
 
-    If a cell of the first line is not a number, the first line holds the names of the columns.
+    If a cell of the first line is not a number, the first line is read as the names of the columns.
     """
     with as_data_error(path, ".csv file of numbers in UTF-8"):
         text = read_bytes(path, share=_TEXT_SHARE).decode("utf-8-sig")

@@ -40,6 +40,8 @@ class Examples(ABC):
     ``examples[i]`` is float32 of the shape of one example, the event shape. ``examples[index]`` is
     float32 (B, *event), where the index is a slice, an integer array or a mask.
     ``numpy.asarray(examples)`` reads all examples.
+
+    `in_memory` is false if the examples stay in files and are read each time they are used.
     """
 
     in_memory: ClassVar[bool]
@@ -104,8 +106,9 @@ class Examples(ABC):
 
         Args:
             mean: An array of the shape of one example.
-            sample: As in the method `mean`.
-            seed: As in the method `mean`.
+            sample: If the examples are not in memory, this many random examples are used.
+                Otherwise all are used.
+            seed: Seed of the random choice.
         """
         chosen = self._sample(sample, seed)
         squares = (np.square(chunk - mean).sum(dtype=np.float64) for chunk in self._chunks(chosen))
@@ -114,8 +117,12 @@ class Examples(ABC):
     def deviation(self, sample: int = 10_000, seed: int = 0) -> NDArray[np.float32]:
         """Return the standard deviation over the examples, an array of the shape of one example.
 
-        It is 1 where all examples have the same value. See the method `mean` for `sample` and
-        `seed`.
+        It is 1 where all examples have the same value.
+
+        Args:
+            sample: If the examples are not in memory, this many random examples are used.
+                Otherwise all are used.
+            seed: Seed of the random choice.
         """
         chosen = self._sample(sample, seed)
         mean, first = self._mean(chosen), self[chosen[:1]]
@@ -216,7 +223,7 @@ class ArrayExamples(Examples):
 
 
 def chunk_slices(shape: tuple[int, ...]) -> Iterator[slice]:
-    """Give slices along the first axis that together cover an array of this shape.
+    """Yield slices along the first axis that together cover an array of this shape.
 
     Each slice selects a limited number of values, so that a large array can be read in pieces.
     """
@@ -226,7 +233,7 @@ def chunk_slices(shape: tuple[int, ...]) -> Iterator[slice]:
 
 
 def rows(index: Index, count: int) -> NDArray[np.int64]:
-    """Return the indices (from 0) that a slice, an integer array or a mask selects.
+    """Return the indices (B,), from 0, that a slice, an integer array or a mask selects.
 
     >>> rows(slice(None, None, 2), 5), rows([-1], 5)
     (array([0, 2, 4]), array([4]))
@@ -255,7 +262,7 @@ def rows(index: Index, count: int) -> NDArray[np.int64]:
 
 
 def to_unit(values: Array) -> NDArray[np.float32]:
-    """Convert stored values to float32: uint8 is divided by 255. The result is never a view.
+    """Convert stored values to a new float32 array of the same shape; uint8 is divided by 255.
 
     >>> to_unit(np.array([0, 51, 255], np.uint8))
     array([0. , 0.2, 1. ], dtype=float32)
@@ -266,7 +273,10 @@ def to_unit(values: Array) -> NDArray[np.float32]:
 
 
 def is_binary(examples: Examples) -> bool:
-    """Whether every value of the examples is 0 or 1. Examples not in memory count as not binary."""
+    """Whether every value of the examples is 0 or 1.
+
+    The result is false for examples that are not in memory; they are not read.
+    """
 
     def only_0_and_1(x: Array) -> bool:
         return bool(((x == 0) | (x == (255 if x.dtype == np.uint8 else 1))).all())
@@ -279,10 +289,12 @@ def is_binary(examples: Examples) -> bool:
 def one_if_constant(deviation: Array, constant: Array) -> NDArray[np.float32]:
     """Return standard deviations as float32, with 1 in place of 0.
 
+    It is called so that dividing by the result is always possible.
+
     Args:
-        deviation: The standard deviations.
-        constant: Mask, true where all examples have the same value. There the result is 1, and also
-            where the deviation is too small for float32.
+        deviation: The standard deviations, of any shape.
+        constant: Mask of the same shape, true where all examples have the same value. The result is
+            1 there. It is also 1 where the deviation is too small for float32.
     """
     small = deviation < np.finfo(np.float32).tiny
     return np.where(constant | small, 1, deviation).astype(np.float32)

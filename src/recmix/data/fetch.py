@@ -26,7 +26,7 @@ from recmix.data.formats import open_decompressed
 from recmix.data.limits import check_regular
 from recmix.errors import DataError
 
-__all__ = ["DownloadError", "download", "md5_of", "offline", "unpack"]
+__all__ = ["DownloadError", "checksum", "download", "md5_of", "offline", "unpack"]
 
 _CHUNK_BYTES = 1 << 18
 _MAX_MEMBER_BYTES = 1 << 28  # limit for one file of an archive; published ones have 30,730,000 bytes
@@ -46,7 +46,7 @@ def download(
     target: Path,
     *,
     md5: str | None = None,
-    decompress: bool = True,
+    file_sum: str | None = None,
     timeout: float = 30.0,
 ) -> Path:
     """Download a file from the first URL that gives it intact, and return its path.
@@ -57,8 +57,8 @@ def download(
     Args:
         urls: URLs to try in this order.
         target: Path of the file; ".gz" is added if only the URL ends in ".gz".
-        md5: Expected MD5 sum; None for no check.
-        decompress: Whether `md5` is the sum of the decompressed content; otherwise of the file.
+        md5: Expected MD5 sum of the decompressed content; None for no check.
+        file_sum: Expected checksum of the file itself, see `checksum`; None for no check.
         timeout: Seconds to wait for an answer before the next URL is tried.
 
     Raises:
@@ -73,9 +73,11 @@ def download(
             with _atomic_file(path) as stream:
                 _receive(url, stream, path, timeout)
                 stream.flush()
-                found = md5_of(Path(stream.name), decompress) if md5 else None
+                found = md5_of(Path(stream.name)) if md5 else None
                 if found != md5:
                     raise DownloadError(f"its content has MD5 sum {found}, expected {md5}")
+                if file_sum and (of_file := checksum(Path(stream.name), file_sum)) != file_sum:
+                    raise DownloadError(f"the file has checksum {of_file}, expected {file_sum}")
         except DownloadError as error:
             reasons.append(f"{url}: {error}")
         else:
@@ -83,16 +85,29 @@ def download(
     raise DownloadError("\n".join(reasons))
 
 
-def md5_of(path: Path, decompress: bool = True) -> str | None:
-    """Return the MD5 sum of a file, or None if a gzip file is damaged.
+def checksum(path: Path, like: str) -> str:
+    """Return the checksum of a file in the form ``algorithm:digits``. A gzip file is not decompressed.
 
     Args:
         path: The file.
-        decompress: Whether to decompress a gzip file first.
+        like: A checksum whose prefix selects the algorithm: ``md5:``, ``sha256:``, or ``git:``, which
+            is the hash that git gives to the content of a file.
     """
+    name = like.partition(":")[0]
+    digest = hashlib.new("sha1" if name == "git" else name, usedforsecurity=False)
+    if name == "git":
+        digest.update(f"blob {path.stat().st_size}".encode() + bytes(1))
+    with path.open("rb") as stream:
+        while chunk := stream.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return f"{name}:{digest.hexdigest()}"
+
+
+def md5_of(path: Path) -> str | None:
+    """Return the MD5 sum of the decompressed content of a file, or None if a gzip file is damaged."""
     digest = hashlib.md5(usedforsecurity=False)
     try:
-        with open_decompressed(path) if decompress else path.open("rb") as stream:
+        with open_decompressed(path) as stream:
             while chunk := stream.read(_CHUNK_BYTES):
                 digest.update(chunk)
     except (EOFError, zlib.error, gzip.BadGzipFile):

@@ -42,9 +42,13 @@ _ORIENTATION = 0x0112  # EXIF tag for the orientation of the camera
 
 
 class ImageFolder:
-    """Reads the image files of a folder or a zip file, each by its path relative to the folder.
+    """Reads the image files of a folder or a zip file.
 
-    Several threads and several processes (forked or spawned) can read at the same time.
+    Methods name an image file by its path relative to the folder. Several threads and several
+    processes (forked or spawned) can read at the same time.
+
+    Args:
+        root: The folder or zip file.
     """
 
     def __init__(self, root: str | Path) -> None:
@@ -111,7 +115,15 @@ class ImageFolder:
         return channels, height, width
 
     def pixels(self, name: str, channels: int, size: tuple[int, int], crop: Crop) -> Array:
-        """Decode an image to uint8 (C, H, W); see `FileImages` for the arguments."""
+        """Decode an image to uint8 (C, H, W), where C is `channels` and (H, W) is `size`.
+
+        Args:
+            name: Relative path of the image file.
+            channels: 1 for grey, 3 for colour.
+            size: Height and width of the result.
+            crop: Side of the square to cut from the centre and to resize to `size`; "square" for the
+                largest square. None means that the image must have that size already.
+        """
         from PIL import Image, ImageOps
 
         with self._as_data_error(name):
@@ -248,7 +260,8 @@ class FileImages(Examples):
 
         Args:
             size: Side of the square images; None keeps the present size.
-            crop: As in `FileImages`; None keeps the present crop.
+            crop: Side of the square to cut from the centre before resizing, or "square" for the
+                largest square; None keeps the present crop.
         """
         other = copy.copy(self)
         other.size = self.size if size is None else (size, size)
@@ -256,7 +269,7 @@ class FileImages(Examples):
         return other
 
     def loaded(self, stream: bool | str = False) -> Examples:
-        """Return the same images, decoded into memory as uint8 or left in their files.
+        """Return the same images, either decoded into memory as uint8 or left in their files.
 
         Args:
             stream: False decodes the images now. True leaves them in their files. "auto" leaves
@@ -293,7 +306,12 @@ class FileImages(Examples):
 
 
 def check_resize(size: int | None, crop: int | None) -> None:
-    """Raise a ConfigError if `size` or `crop` is out of range."""
+    """Raise a ConfigError if an option for resizing images is out of range.
+
+    Args:
+        size: Side of the square images after resizing; None if they are not resized.
+        crop: Side of the square that is cut from each image before; None for the largest.
+    """
     if size is not None and size < 1:
         raise ConfigError(f"size is {size}; expected 1 pixel or more")
     if crop is not None and crop < 1:
@@ -317,7 +335,8 @@ def from_pillow(
         image: The pillow image.
         channels: 1 for grey, 3 for colour; by default that of the image.
         size: (H, W) of the result; by default that of the image.
-        crop: As in `FileImages`.
+        crop: Side of the square to cut from the centre and to resize to `size`; "square" for the
+            largest square. None means that the image must have that size already.
         location: Name of the image in error messages.
     """
     from PIL import Image

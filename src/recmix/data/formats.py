@@ -57,7 +57,7 @@ _MAT_SECONDS = 600  # reading a MATLAB file may take this long; the largest publ
 
 @contextlib.contextmanager
 def as_data_error(path: Path, what: str) -> Iterator[None]:
-    """In this context, turn every error of a library on a damaged file into a DataError with the path.
+    """Context that converts library errors on a damaged file to a DataError that names the file.
 
     Args:
         path: The file.
@@ -93,7 +93,7 @@ def read_bytes(path: Path, md5: str | None = None, most: int | None = None, shar
         path: The file.
         md5: Expected MD5 sum; None for no check.
         most: Largest accepted number of bytes; by default `recmix.data.limits.max_bytes() // share`.
-        share: How many times its size the content needs in memory.
+        share: Memory needed to process the content, as a multiple of its size.
     """
     with as_data_error(path, "file"):
         try:
@@ -112,7 +112,7 @@ def read_bytes(path: Path, md5: str | None = None, most: int | None = None, shar
 
 
 def read_idx(path: Path, md5: str | None = None) -> NDArray[np.uint8]:
-    """Read an IDX file of bytes, the format of MNIST, as an array.
+    """Read an IDX file of bytes, the format of MNIST, as an array with the axes of the file.
 
     The file holds two zero bytes, the type of the values (8 for bytes), the number of axes, the
     size of each axis as a big-endian integer, and then the values.
@@ -137,7 +137,7 @@ def read_idx(path: Path, md5: str | None = None) -> NDArray[np.uint8]:
 def read_amat(path: Path, columns: int = 784) -> NDArray[np.uint8]:
     """Read a text file of zeros and ones with `columns` values per line, one line per example.
 
-    This is the format of the static binary MNIST.
+    This is the format of the static binary MNIST. The result is (N, columns).
     """
     text = np.frombuffer(read_bytes(path, most=_SET_BYTES), np.uint8)
     digit = (text == ord("0")) | (text == ord("1"))
@@ -187,6 +187,9 @@ def read_mat(path: Path, *keys: str) -> list[Array]:
     Args:
         path: The file.
         *keys: Names of the arrays.
+
+    Returns:
+        The arrays, in the order of `keys`.
     """
     content = read_bytes(path, most=_SET_BYTES)
     if content[:8] == b"\x89HDF\r\n\x1a\n" or content[:10] == b"MATLAB 7.3":
@@ -240,7 +243,7 @@ def _run_mat_process(path: Path, content: bytes, folder: str, keys: tuple[str, .
 
 
 def read_npy(path: Path) -> Array:
-    """Read the array of a .npy file."""
+    """Read the array of a .npy file, with the shape and dtype that it has there."""
     check_file(path)
     with as_data_error(path, ".npy file of numbers"):
         array = np.load(path, allow_pickle=False)
@@ -289,11 +292,10 @@ def read_npz(path: Path) -> dict[str, Any]:
             return {"x_train": _sparse_matrix(arrays)}
     if len(arrays) == 1:
         return {"x_train": arrays[keys[0]]}
-    if not arrays or any(part in keys for part in _PARTS):
+    if not arrays or any(key.lower() in ("train", *_PARTS) for key in keys):
         raise DataError(
             f"{path} holds {', '.join(keys) or 'nothing'}; expected x_train (x_val and x_test are "
-            "optional), or a single array, or the fields of the examples: save it with "
-            "numpy.savez(path, x_train=...)"
+            "optional): name the parts so, with numpy.savez(path, x_train=..., x_test=...)"
         )
     return {"x_train": arrays}
 

@@ -25,9 +25,12 @@ _PART_NAMES = {"x_train", "x_val", "x_test"}
 
 
 class Form(NamedTuple):
-    """Shape, fields and columns, which training, validation and test examples must have in common.
+    """What training, validation and test examples of a data set must have in common.
 
-    None means that anything is allowed.
+    Attributes:
+        shape: Shape of one example; None for any.
+        fields: Name and shape of each field, if the examples have several fields.
+        columns: Names of the columns, if the examples are rows of a table with names.
     """
 
     shape: tuple[int, ...] | None = None
@@ -36,7 +39,12 @@ class Form(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Training, validation or test examples of a data set, with their shape, fields and columns."""
+    """Training, validation or test examples of a data set.
+
+    Attributes:
+        examples: The examples.
+        form: Their shape, fields and columns.
+    """
 
     examples: Examples
     form: Form
@@ -59,22 +67,30 @@ def as_examples(
         x: Any type that `from_arrays` accepts as `x_train`.
         what: Name of `x` in error messages.
         shape: Required shape of one example; None for any.
-        fields: Required fields, if the examples have several, as in `Data.fields`.
-        columns: Required names of the columns of a DataFrame, as in `Data.columns`.
+        fields: Required shape of each field by name, if the examples have several fields.
+        columns: Required names of the columns of a DataFrame.
     """
     names = None if columns is None else tuple(columns)
     form = Form(shape, None if fields is None else Fields(fields), names)
     return read_part(x, what, None if form == Form() else form).examples
 
 
-def read_part(x: Any, what: str, form: Form | None = None, at_least: int = 1) -> Part:
+def read_part(
+    x: Any,
+    what: str,
+    form: Form | None = None,
+    at_least: int = 1,
+    like: tuple[int, ...] | None = None,
+) -> Part:
     """Convert training, validation or test examples (one part of a data set) and check them.
 
     Args:
         x: The examples, of any type that `from_arrays` accepts.
         what: Name of `x` in error messages.
-        form: Required shape, fields and columns; by default any, as for training examples.
+        form: Required shape, fields and columns; None allows any.
         at_least: Smallest allowed number of examples.
+        like: If the examples have exactly this shape, they keep it: (H, W) does not become
+            (1, H, W). Otherwise it has no effect.
     """
     shape = None if form is None else form.shape
     if isinstance(x, Examples):
@@ -99,6 +115,9 @@ def read_part(x: Any, what: str, form: Form | None = None, at_least: int = 1) ->
         x, columns = x
         if form is not None and form.columns and columns:
             _check_columns(columns, form.columns, what)
+    if like is not None and shape is None:
+        x = to_numpy(x, what)
+        shape = like if x.shape[1:] == like else None
     array = check_examples(x, what=what, shape=shape, at_least=at_least)
     return Part(ArrayExamples(array), Form(array.shape[1:], columns=columns))
 

@@ -59,10 +59,10 @@ def max_bytes() -> int:
 
 
 def check_path(name: str | Path, expected: str) -> Path:
-    """Return a path with "~" replaced; raise a DataError if the system cannot look for it.
+    """Return a path with "~" expanded; raise a DataError if the operating system rejects it.
 
     Args:
-        name: The path, which need not exist.
+        name: The path. It need not exist, but must not be too long or forbidden, for example.
         expected: What it should be, for the message.
     """
     try:
@@ -82,8 +82,8 @@ def check_size(what: str | Path, size: int, most: int | None = None, share: int 
     Args:
         what: Name of the file in the message.
         size: Number of bytes.
-        most: A fixed limit. By default, and if it is lower, the limit is `max_bytes() // share`.
-        share: How many times its size the content needs in memory.
+        most: A fixed limit in bytes. The limit is the smaller of this and `max_bytes() // share`.
+        share: Memory needed to process the content, as a multiple of its size.
     """
     limit = max(1, max_bytes() // share)
     advice = "remove it or make it smaller"
@@ -123,7 +123,9 @@ def check_file(path: Path, most: int | None = None) -> None:
 
 
 def check_members(path: Path, members: list[zipfile.ZipInfo]) -> None:
-    """Raise a DataError if some members of a zip file are too large together, or cannot be bounded.
+    """Raise a DataError if members of a zip file are too large together.
+
+    An error is also raised for compression methods other than stored and deflated.
 
     Args:
         path: The zip file.
@@ -144,8 +146,8 @@ def read_at_most(stream: _Readable, what: str | Path, most: int | None = None, s
     Args:
         stream: The stream.
         what: Name of the file in the message.
-        most: Same as in `check_size`.
-        share: Same as in `check_size`.
+        most: A fixed limit in bytes. The limit is the smaller of this and `max_bytes() // share`.
+        share: Memory needed to process the content, as a multiple of its size.
     """
     held = io.BytesIO()
     while chunk := stream.read(_STEP_BYTES):
@@ -157,8 +159,8 @@ def read_at_most(stream: _Readable, what: str | Path, most: int | None = None, s
 class StepReader:
     """Reads a stream in small steps, however many bytes the caller asks for.
 
-    A member of a zip file decompresses as many bytes as it is asked for, even if it is declared to
-    be smaller.
+    If a caller asks for very many bytes of a zip member, Python decompresses them all at once, even
+    if the member is declared to be smaller. Small steps prevent this.
 
     >>> StepReader(io.BytesIO(b"abc")).read(2)
     b'ab'
@@ -171,5 +173,5 @@ class StepReader:
         self._stream = stream
 
     def read(self, size: int = -1) -> bytes:
-        """Return at most `size` bytes, possibly fewer; none only at the end."""
+        """Return at most `size` bytes, possibly fewer. It is empty only at the end."""
         return self._stream.read(_STEP_BYTES if size < 0 else min(size, _STEP_BYTES))

@@ -46,7 +46,7 @@ def moving_digits(
         side: Height and width of a frame, 8 to 64; by default twice the larger side of a digit, but
             at most 64.
         digits: Number of digits in a clip, or the smallest and the largest number.
-        speed: Distance that a digit moves from a frame to the next, as a share of the side.
+        speed: Distance that a digit moves between two frames, as a fraction of the side.
         seed: Seed of all random choices.
 
     Returns:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -43,10 +44,11 @@ or convert the values to counts
         data: A `Data`, of which training, validation and test examples are checked; an `Examples`;
             or an array or tensor (N, ...), in which uint8 means value / 255, as in the result of
             `check_examples`.
-        requirement: "real" (any finite number), "unit" ([0, 1]), "binary_or_unit" ([0, 1] too),
+        requirement: "real" (any finite number), "unit" ([0, 1]), "binary_or_unit" (also [0, 1]),
             "counts" (whole numbers of 0 or more), "classes:K" (whole numbers from 0 to K - 1),
-            "padded_classes:K" (also negative whole numbers, which mark padding) or "eight_bit" (k /
-            255 for a whole number k from 0 to 255).
+            "padded_classes:K" (also negative whole numbers, which mark padding),
+            "padded_classes:K*N+L*M" (the same with K classes for the first N values of an example and L
+            for the next M) or "eight_bit" (k / 255 for a whole number k from 0 to 255).
         likelihood: Name of the likelihood, for the message.
         what: Name of `data` in the message; not used for a `Data`.
     """
@@ -175,14 +177,26 @@ def _find(requirement: str) -> _Requirement:
     if name not in ("classes", "padded_classes"):
         names = [*_REQUIREMENTS, "classes:K", "padded_classes:K"]
         raise ConfigError(unknown("requirement of a likelihood", requirement, names))
-    if not number.isdigit() or int(number) < 1:
+    if not re.fullmatch(r"[1-9]\d*|[1-9]\d*\*\d+(\+[1-9]\d*\*\d+)+", number):
         raise ConfigError(
             f"the requirement is {requirement!r}; expected a number of classes, such as '{name}:5'"
         )
-    last, padded = int(number) - 1, name == "padded_classes"
+    groups = [[int(part) for part in group.split("*")] for group in number.split("+")]
+    padded = name == "padded_classes"
+    last = np.repeat([classes - 1 for classes, *_ in groups], [(n or [1])[0] for _, *n in groups])
+    words = " and then ".join(
+        f"from 0 to {classes - 1}" + "".join(f" for {n} values" for n in count)
+        for classes, *count in groups
+    )
+
+    def fits(x: Array) -> Array:
+        limit = last if len(last) == x.shape[-1] else last.max()
+        found: Array = (_whole(x) if padded else _count(x)) & (x <= limit)
+        return found
+
     return _Requirement(
-        f"classes (whole numbers from 0 to {last}{'; negative ones mark padding' if padded else ''})",
-        lambda x: (_whole(x) if padded else _count(x)) & (x <= last),
+        f"classes (whole numbers {words}{'; negative ones mark padding' if padded else ''})",
+        fits,
         False,
-        f"number the classes from 0 to {last}, or give the right number of classes",
+        f"number the classes {words}, or give the right number of classes",
     )

@@ -33,17 +33,27 @@ TextParts = tuple[list[str], list[str] | None, list[str] | None]
 
 @dataclass(frozen=True)
 class DataFile:
-    """One published file of a named data set: its name, its URLs and its MD5 sum."""
+    """One published file of a named data set.
+
+    Attributes:
+        name: Published name, without ".gz".
+        urls: Where it can be downloaded.
+        md5: MD5 sum of the decompressed content, if known.
+        file_sum: Checksum of the file at the URL, such as ``sha256:...``, if known.
+        required: Whether the set cannot be loaded without it.
+        other_names: Other accepted names, such as that of an unpacked folder.
+    """
 
     name: str  # published name, without ".gz"
     urls: tuple[str, ...] = ()
     md5: str | None = None  # MD5 sum of the decompressed content, if known
+    file_sum: str | None = None  # checksum of the file at the URL, such as "sha256:..."
     required: bool = True  # whether the set cannot be loaded without it
     other_names: tuple[str, ...] = ()  # other accepted names, such as that of an unpacked folder
 
     @property
     def names(self) -> list[str]:
-        """All names under which the file is accepted on disk, such as the gzipped file."""
+        """Names that the file may have on disk: its own, with ".gz", and other accepted names."""
         gzipped = [] if self.name.endswith(".zip") else [f"{self.name}.gz"]
         return [self.name, *gzipped, *self.other_names]
 
@@ -64,8 +74,7 @@ class NamedSet:
         folders: Folders to search for the files, relative to the data root (the folder of all named
             sets). Downloads go into the first.
         archive: A tar archive of all files, if they are not published one by one. It is searched in
-            the parent of the first folder and in the data root. Its MD5 sum is that of the archive
-            itself.
+            the parent of the first folder and in the data root.
         dynamic: Whether training images are grey and are binarised again each time they are used.
         binary: Whether all values are 0 and 1.
         vocabulary: Kind of vocabulary, if its examples are texts; else empty.
@@ -106,7 +115,7 @@ class Entry:
 
     Attributes:
         name: Name of the set.
-        state: "present", "partly" or "missing".
+        state: "present" if all files were found, "partly" if some were, else "missing".
         usable: Whether the set can be loaded without a download.
         files: Number of files found.
         bytes: Size of these files on disk.
@@ -177,7 +186,9 @@ def find_or_download(spec: NamedSet, root: Path, download: bool = True) -> dict[
             for file in missing:
                 if not file.urls:
                     raise fetch.DownloadError("there is no URL for this file; download it in a browser")
-                fetch.download(file.urls, root / spec.folders[0] / file.name, md5=file.md5)
+                fetch.download(
+                    file.urls, root / spec.folders[0] / file.name, md5=file.md5, file_sum=file.file_sum
+                )
     except fetch.DownloadError as error:
         reason = "The download failed:\n    " + str(error).replace("\n", "\n    ")
     except DataError as error:  # the disk cannot be written, or the archive is damaged
@@ -189,7 +200,7 @@ def find_or_download(spec: NamedSet, root: Path, download: bool = True) -> dict[
 
 
 def entry_of(spec: NamedSet, root: Path) -> Entry:
-    """Find out which files of a set exist under `root`, the folder of the named data sets."""
+    """Return which files of a set exist under `root`, the folder of the named data sets."""
     found = _find_files(spec, root)
     missing = tuple(file.name for file in spec.files if file.name not in found)
     below = (path.rglob("*") if path.is_dir() else [path] for path in found.values())
@@ -222,7 +233,7 @@ def _unpack_archive(spec: NamedSet, archive: DataFile, root: Path, *, download: 
     if existing := next(filter(Path.exists, (target, root / archive.name)), None):
         fetch.unpack(existing, folder, names)
     elif download:
-        fetch.download(archive.urls, target, md5=archive.md5, decompress=False)
+        fetch.download(archive.urls, target, file_sum=archive.file_sum)
         fetch.unpack(target, folder, names)
         target.unlink(missing_ok=True)
 

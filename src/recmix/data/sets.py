@@ -180,8 +180,11 @@ _FASHION_MNIST = NamedSet(
     published_counts=(60_000, None, 10_000),
     read=_read_fashion_mnist,
     files=tuple(
-        DataFile(name, (f"{_FASHION_URL}/{name}.gz",))
-        for name in ("train-images-idx3-ubyte", "t10k-images-idx3-ubyte")
+        DataFile(name, (f"{_FASHION_URL}/{name}.gz",), file_sum=f"md5:{md5}")
+        for name, md5 in (  # the sums of torchvision
+            ("train-images-idx3-ubyte", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
+            ("t10k-images-idx3-ubyte", "bef4ecab320f06d8554ea6380940ec79"),
+        )
     ),
     folders=("fashion-mnist", "FashionMNIST/raw"),
     page="https://github.com/zalandoresearch/fashion-mnist",
@@ -224,8 +227,16 @@ SETS: dict[str, NamedSet] = {
             published_counts=(50_000, 10_000, 10_000),
             read=_read_static_mnist,
             files=tuple(
-                DataFile(name, (f"{_STATIC_MNIST_URL}/{name}",))
-                for name in (f"binarized_mnist_{part}.amat" for part in ("train", "valid", "test"))
+                DataFile(
+                    f"binarized_mnist_{part}.amat",
+                    (f"{_STATIC_MNIST_URL}/binarized_mnist_{part}.amat",),
+                    file_sum=f"sha256:{digits}",
+                )
+                for part, digits in (  # the sums of tensorflow_datasets
+                    ("train", "ad693b29f94c14277b095f5238ddefbbdaaae0939789dd2f4f0205278cee3e4d"),
+                    ("valid", "1de3d397c40fe8eeb33dafd4099a1f665ec01e96d9be234aaeeac8a34930e2e2"),
+                    ("test", "e6687bfea3f820c174f33b7865140b2a2dd2930ef786f35d45795fc193b5ab2c"),
+                )
             ),
             folders=("static-mnist", "binarized_mnist", "mnist", "."),
             binary=True,
@@ -243,6 +254,7 @@ SETS: dict[str, NamedSet] = {
                 DataFile(
                     "chardata.mat",
                     ("https://github.com/yburda/iwae/raw/master/datasets/OMNIGLOT/chardata.mat",),
+                    file_sum="git:016a3536ffe5e1d38e42563a18d7a78bfaf643ec",
                 ),
             ),
             folders=("omniglot", "."),
@@ -264,7 +276,7 @@ SETS: dict[str, NamedSet] = {
             archive=DataFile(
                 "cifar-10-binary.tar.gz",
                 ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),
-                md5="c32a1d4ab5d03f1284b67883e8d87530",
+                file_sum="md5:c32a1d4ab5d03f1284b67883e8d87530",
             ),
             page="https://www.cs.toronto.edu/~kriz/cifar.html",
             citation="Krizhevsky: Learning multiple layers of features from tiny images. 2009",
@@ -346,7 +358,7 @@ def load_named(
         root: Folder of the named sets.
         seed: Seed of the split.
         download: Whether missing files are downloaded.
-        vocabulary: Vocabulary of texts, instead of a new one.
+        vocabulary: Vocabulary for texts; None makes a new one.
         options: Options of `recmix.data.load` for images and texts, by name.
     """
     spec = SETS[name]
@@ -415,7 +427,8 @@ def inventory(root: str | Path | None = None) -> list[Entry]:
     ['present', 'missing']
 
     Args:
-        root: Folder of the named data sets; by default as in `load`.
+        root: Folder of the named data sets; by default the environment variable
+            RECMIX_DATA, else a cache folder.
     """
     return [entry_of(spec, data_root(root)) for spec in SETS.values()]
 

@@ -11,9 +11,9 @@ from typing import Any
 from recmix.data.limits import check_path
 from recmix.data.set_files import entry_of
 from recmix.data.sets import SETS, load_named
-from recmix.data.splits import Data
+from recmix.data.splits import Data, in_shape
 from recmix.data.text_data import check_no_options, from_texts, is_texts, warn_of_notes
-from recmix.data.user_data import from_arrays, load_path
+from recmix.data.user_data import from_arrays, has_image_files, load_path
 from recmix.errors import DataError, unknown
 from recmix.model.vocabulary import Vocabulary
 
@@ -33,11 +33,12 @@ def load(
     vocabulary_size: int | None = None,
     graphs: bool | None = None,
     vocabulary: Vocabulary | None = None,
+    shape: tuple[int, ...] | None = None,
 ) -> Data:
     """Load a named set, a file or a folder, split into training, validation and test examples.
 
-    If there are no validation examples, a random tenth of the training examples is held out for
-    them. If there are no test examples either (CelebA, most paths), the split is 80/10/10.
+    A missing validation or test part is a random tenth of the training examples. If both are
+    missing (CelebA, most paths), the split is 80/10/10.
 
     A path is one of
 
@@ -57,7 +58,7 @@ def load(
 
     See `recmix.data.from_arrays` for the meaning of the values. A file of more bytes than half of the
     physical memory, also after decompression, is refused; the environment variable RECMIX_MAX_BYTES
-    is another limit.
+    sets another limit.
 
     >>> load("digits")
     Data('digits', train=1350, val=150, test=297, shape=(1, 8, 8))
@@ -79,13 +80,15 @@ def load(
         vocabulary_size: Texts: how many of the most frequent tokens are known; by default 10,000
             words, or all tokens of SMILES strings.
         graphs: Whether molecules are read as graphs instead of sequences of tokens; needs RDKit.
-        vocabulary: Texts: the vocabulary of a trained model, instead of a new one and of `length`,
-            `vocabulary_size` and `graphs`. Other data do not use it.
+        vocabulary: Texts: the vocabulary of a trained model, which is used instead of a new one. Then
+            `length`, `vocabulary_size` and `graphs` must not be given. Other data do not use it.
+        shape: Shape of an example that a model was made for. Examples get it if only axes of size 1
+            must be added or removed; otherwise they keep their own shape.
     """
     given = {"length": length, "vocabulary_size": vocabulary_size, "graphs": graphs}
     check_no_options(vocabulary, given)
     options = given | {"size": size, "crop": crop, "stream": stream}
-    data = _load(name, root, seed, download, vocabulary, options)
+    data = _load(name, root, seed, download, vocabulary, options, shape)
     # which texts a named set leaves out is part of its description
     if data.source["kind"] == "path" or data.vocabulary is None:
         warn_of_notes(data)
@@ -99,6 +102,7 @@ def _load(
     download: bool,
     vocabulary: Vocabulary | None,
     options: Mapping[str, Any],
+    shape: tuple[int, ...] | None = None,
 ) -> Data:
     """Load data as `load` does, without a warning. The vocabulary has priority over options."""
     if not isinstance(name, str | Path):
@@ -112,18 +116,24 @@ def _load(
             "the current folder"
         )
     if isinstance(name, str) and name in SETS:
-        return load_named(name, root, seed, download, vocabulary, options)
+        return in_shape(load_named(name, root, seed, download, vocabulary, options), shape)
     path = check_path(name, f"a path or one of {', '.join(SETS)}")
     looks_like_path = isinstance(name, Path) or os.sep in name or "/" in name or bool(path.suffix)
     if not path.exists() and not looks_like_path:
         raise DataError(
             f"{unknown('data set', str(name), SETS)}. No file or folder has this name either"
         )
-    return load_path(path, seed, vocabulary, options)
+    return load_path(path, seed, vocabulary, options, shape)
 
 
 def as_data(
-    source: Any, *, seed: int = 0, root: str | Path | None = None, download: bool = True
+    source: Any,
+    *,
+    seed: int = 0,
+    root: str | Path | None = None,
+    download: bool = True,
+    shape: tuple[int, ...] | None = None,
+    description: Mapping[str, Any] | None = None,
 ) -> Data:
     """Convert any supported source of examples to `Data`.
 
@@ -137,13 +147,16 @@ def as_data(
             data set is used; batch size and order of the examples are options of training. A list
             of texts is given to `from_texts`, as sentences of words.
         seed: Seed of the split.
-        root: Same as in `load`.
-        download: Same as in `load`.
+        root: Folder of the named sets, see `load`.
+        download: Whether missing files are downloaded.
+        shape: Shape of an example that a model was made for, see `load`.
+        description: Result of `Data.describe` of the data of a run that is continued. If it had no
+            test examples, none are held out of examples in memory.
     """
     if isinstance(source, Data):
-        return source
+        return in_shape(source, shape)
     if isinstance(source, str | Path):
-        return load(source, root=root, seed=seed, download=download)
+        return load(source, root=root, seed=seed, download=download, shape=shape)
     if isinstance(source, tuple):
         raise DataError(
             f"got a tuple of {len(source)}; for training, validation and test examples use "
@@ -151,9 +164,10 @@ def as_data(
         )
     if hasattr(source, "dataset") and not hasattr(source, "__getitem__"):
         source = source.dataset  # of a DataLoader; batch size and order are options of training
+    hold_out = _held_out_test(description or {})
     if is_texts(source):
-        return from_texts(source, seed=seed)
-    return from_arrays(source, seed=seed)
+        return from_texts(source, seed=seed, hold_out_test=hold_out)
+    return from_arrays(source, seed=seed, hold_out_test=hold_out, shape=shape)
 
 
 def rebuild(
@@ -172,13 +186,17 @@ def rebuild(
         description: The result of `describe`; it may have been saved as JSON.
         root: Folder of the named sets; by default the described one if it still holds the files of
             the set, else the default of `load`. Nothing is downloaded into the described folder.
-        download: Same as in `load`.
+        download: Whether missing files are downloaded.
         vocabulary: The vocabulary of the model that was trained on the data, if it has one. It is
             needed only if it was not made of these data.
 
     Raises:
         DataError: If the data were arrays in memory, or the examples have changed.
     """
+    if not description:
+        raise DataError(
+            "the model was trained elsewhere, so that its data are not known: name the data with --data"
+        )
     try:
         kind, name = description["kind"], description["name"]
         seed, expected = description["seed"], description["fingerprint"]
@@ -196,7 +214,8 @@ def rebuild(
             "again, or save them in a file and name it with --data"
         )
     source = name if kind == "named" else Path(description["path"])
-    data = _load(source, root, seed, download, vocabulary, dict(description.get("options", {})))
+    options = dict(description.get("options", {}))
+    data = _load(source, root, seed, download, vocabulary, options, _shape(description))
     if not has_same_examples(data, description):
         raise DataError(
             f"{name} has changed: it has {data.counts} examples of shape {data.shape}, "
@@ -212,28 +231,34 @@ def load_again(
     *,
     root: str | Path | None = None,
     vocabulary: Vocabulary | None = None,
+    shape: tuple[int, ...] | None = None,
 ) -> Data:
     """Load the data of a run from a place that the user names, and split them as the run did.
 
     The run may have had arrays in memory that were saved in a file later. Then the file is split in
     the same way as the arrays. If its examples are not those of the run, the file is split as
-    `load` does; see `has_same_examples`.
+    `load` does; see `has_same_examples`. Image files are resized as those of the run were.
 
     Args:
         source: A name or a path, as in `load`.
         description: The result of `Data.describe` of the run's data.
-        root: Same as in `load`.
+        root: Folder of the named sets, see `load`.
         vocabulary: Vocabulary of the run, if its examples are texts.
+        shape: Shape of an example that the model of the run was made for, see `load`; by default
+            that in the description.
     """
     seed = description.get("seed", 0)
-    data = load(source, root=root, seed=seed, vocabulary=vocabulary)
+    shape = _shape(description) if shape is None else shape
+    given: Mapping[str, Any] = description.get("options", {}) if _is_resized(source) else {}
+    resize: dict[str, Any] = {key: given.get(key) for key in ("size", "crop")}
+    data = load(source, root=root, seed=seed, vocabulary=vocabulary, shape=shape, **resize)
     if has_same_examples(data, description) or data.source["kind"] != "path":
         return data
     counts, name = description.get("counts"), description.get("name")
     if not isinstance(counts, Mapping) or not isinstance(name, str):
         return data
-    split = {"split_name": name, "hold_out_test": counts.get("test") is not None}
-    again = _load(source, root, seed, True, vocabulary, {**data.source["options"], **split})
+    split = {"split_name": name, "hold_out_test": _held_out_test(description)}
+    again = _load(source, root, seed, True, vocabulary, {**data.source["options"], **split}, shape)
     return again if has_same_examples(again, description) else data
 
 
@@ -253,9 +278,27 @@ def has_same_examples(data: Data, description: Mapping[str, Any]) -> bool:
     expected = description.get("fingerprint")
     if data.fingerprint == expected:
         return True
-    counts = description.get("counts")
-    without_test = isinstance(counts, Mapping) and counts.get("test") is None
+    without_test = not _held_out_test(description)
     return without_test and dataclasses.replace(data, x_test=None).fingerprint == expected
+
+
+def _held_out_test(description: Mapping[str, Any]) -> bool:
+    """Whether described data have test examples; a description without counts says nothing else."""
+    counts = description.get("counts")
+    return not isinstance(counts, Mapping) or counts.get("test") is not None
+
+
+def _shape(description: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """Return the described shape of an example; None if there is none."""
+    shape = description.get("shape")
+    return tuple(shape) if isinstance(shape, list) else None
+
+
+def _is_resized(source: str | Path) -> bool:
+    """Whether a named set or a path has image files, to which `size` and `crop` apply."""
+    if isinstance(source, str) and source in SETS:
+        return any(file.name.endswith(".zip") for file in SETS[source].files)
+    return has_image_files(check_path(source, "a path"))
 
 
 def _has_files(name: Any, root: Any) -> bool:

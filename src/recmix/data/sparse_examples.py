@@ -84,7 +84,11 @@ class SparseExamples(Examples):
         return one_if_constant(np.sqrt(self._squares(mean) / len(self)), constant)
 
     def row_of(self, place: int) -> int:
-        """Return the index of the example that holds the stored value number `place` (both from 0)."""
+        """Return the index of the example that holds one of the stored values.
+
+        Args:
+            place: Number of the stored value, from 0, in the order of the matrix.
+        """
         return int(np.searchsorted(self.raw.indptr, place, side="right")) - 1
 
     def _squares(self, mean: Array) -> Array:

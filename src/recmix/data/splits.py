@@ -5,21 +5,22 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recmix.data.examples import Examples
+from recmix.data.checks import same_axes
+from recmix.data.examples import ArrayExamples, Examples
 from recmix.data.values import Kind, kind_of, largest
 from recmix.errors import ConfigError, DataError
 from recmix.model.data_facts import Statistics
 from recmix.model.fields import Fields
 from recmix.model.vocabulary import Vocabulary
 
-__all__ = ["Data", "complete_parts", "holdout_size", "split"]
+__all__ = ["Data", "complete_parts", "holdout_size", "in_shape", "split"]
 
 
 _FEW = 1000  # examples that `Data.statistics` gives
@@ -79,7 +80,7 @@ def complete_parts(
     seed: int,
     need_test: bool,
 ) -> tuple[Examples, Examples, Examples | None]:
-    """Return training, validation and test examples; hold missing ones out of the training.
+    """Return training, validation and test examples; missing ones are taken from the training examples.
 
     Args:
         train: Training examples.
@@ -111,18 +112,21 @@ class Data:
         name: Name of the data set.
         x_train: Training examples.
         x_val: Validation examples, for early stopping and the choice of hyperparameters.
-        x_test: Test examples; None only for arrays that were given without test examples.
+        x_test: Test examples; None only for examples in memory of which no test part was held out.
         seed: Seed of the split.
-        dynamic: Training examples lie in [0, 1] and are binarised again each time they are used.
-        binary: Values are 0 and 1 (if `dynamic`, after binarisation). A Bernoulli likelihood fits.
+        dynamic: Whether training examples lie in [0, 1] and are binarised again each time they are used.
+        binary: Whether values are 0 and 1 (if `dynamic`, after binarisation). A Bernoulli
+            likelihood fits.
         source: Where the examples come from, for `describe`.
         fields: Shape of each field by name, for examples with several fields, such as tokens and
-            their number. The examples are then flat (N, P); `recmix.model.fields.Fields` unpacks
-            them.
+            their number. Each example is then one vector of the values of all fields;
+            `recmix.model.fields.Fields` unpacks it.
         columns: Names of the values of an example, if the data are a table whose columns have
             names.
         vocabulary: How the examples are written as texts, if they were read from texts.
         notes: What a user should know about the examples, such as how many texts were left out.
+        held_out: Parts of a user's data ("val", "test") that were missing, and were taken at random
+            from the training examples.
     """
 
     name: str
@@ -137,6 +141,7 @@ class Data:
     columns: tuple[str, ...] | None = None
     vocabulary: Vocabulary | None = None
     notes: tuple[str, ...] = ()
+    held_out: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for part, examples in (("x_val", self.x_val), ("x_test", self.x_test)):
@@ -186,10 +191,10 @@ class Data:
 
     @cached_property
     def classes(self) -> int:
-        """The number of classes, if values are class numbers from 0.
+        """The number of classes, for examples whose values are class numbers from 0.
 
-        It is that of the vocabulary, if there is one. Otherwise it is one more than the largest value
-        of training, validation and test examples.
+        It is the size of the vocabulary, if there is one. Otherwise it is one more than the largest
+        value of training, validation and test examples.
         """
         if self.vocabulary is not None:
             return self.vocabulary.classes
@@ -210,17 +215,23 @@ class Data:
         few = self.x_train[:_FEW] if examples else None
         if self.vocabulary is not None:
             return Statistics(examples=few)
-        centre = self.x_train.mean()
+        centre, variance = self._moments
         return Statistics(
             centre=centre,
             spread=self.x_train.deviation() if spread else None,
-            variance=self.x_train.variance(centre),
+            variance=variance,
             examples=few,
         )
 
+    @cached_property
+    def _moments(self) -> tuple[NDArray[np.float32], float]:
+        """The mean and the variance, computed once: many models may be trained on the same data."""
+        centre = self.x_train.mean()
+        return centre, self.x_train.variance(centre)
+
     @property
     def counts(self) -> dict[str, int | None]:
-        """Number of training, validation and test examples; None without test examples."""
+        """Number of training, validation and test examples; the last is None if there are none."""
         test = None if self.x_test is None else len(self.x_test)
         return {"train": len(self.x_train), "val": len(self.x_val), "test": test}
 
@@ -265,3 +276,28 @@ class Data:
     def __repr__(self) -> str:
         counts = ", ".join(f"{part}={count}" for part, count in self.counts.items())
         return f"Data({self.name!r}, {counts}, shape={self.shape})"
+
+
+def in_shape(data: Data, shape: tuple[int, ...] | None) -> Data:
+    """Return the data with examples of a shape that differs from theirs only in axes of size 1.
+
+    If other axes differ, or the examples are not stored in arrays, the data are returned as they are.
+
+    >>> x = ArrayExamples(np.zeros((10, 1, 8, 8), np.uint8))
+    >>> in_shape(Data("blank", x, x, None), (8, 8)).shape
+    (8, 8)
+
+    Args:
+        data: The data.
+        shape: Shape of one example; None for any.
+    """
+    named = data.fields is not None or data.columns is not None or data.vocabulary is not None
+    if shape is None or shape == data.shape or named or not same_axes(shape, data.shape):
+        return data
+    changed: dict[str, Any] = {}
+    for name, part in {"x_train": data.x_train, "x_val": data.x_val, "x_test": data.x_test}.items():
+        if isinstance(part, ArrayExamples):
+            changed[name] = ArrayExamples(part.raw.reshape(-1, *shape))
+        elif part is not None:
+            return data
+    return replace(data, **changed)

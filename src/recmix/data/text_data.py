@@ -60,14 +60,17 @@ def from_texts(
     vocabulary: Vocabulary | None = None,
     seed: int = 0,
     name: str = "texts",
+    hold_out_test: bool = True,
 ) -> Data:
     """Make a data set of texts in memory.
+
+    If validation or test texts are missing, a random tenth of the distinct training texts is used.
 
     The vocabulary is made of the training texts. Empty texts and texts that are too long are left
     out, and tokens that are not in the vocabulary become unknown. `Data.notes` says how many, and so
     does a warning if texts are left out.
 
-    >>> data = from_texts(["a cat sat", "a dog ran", "a cow"], ["a dog sat"])
+    >>> data = from_texts(["a cat sat", "a dog ran", "a cow"], ["a dog sat"], ["a cow sat"])
     >>> data.kind, data.shape, data.classes
     ('tokens', (4,), 8)
     >>> data.vocabulary.decode(data.x_val[:])
@@ -75,8 +78,8 @@ def from_texts(
 
     Args:
         train: Training texts.
-        val: Validation texts; by default a random tenth of the different training texts is held out.
-        test: Test texts, or None for no test texts.
+        val: Validation texts; by default a random tenth of the distinct training texts is held out.
+        test: Test texts; by default another tenth is held out, see `hold_out_test`.
         kind: "words", which are separated by white space; "smiles", molecules as strings; or
             "molecule-graphs", molecules as graphs, given as SMILES strings.
         length: Number of tokens of an example, the end token included; by default enough for 99 %
@@ -88,6 +91,7 @@ def from_texts(
             `length` and `vocabulary_size` out.
         seed: Seed of the split.
         name: Name of the data set; the split depends on it.
+        hold_out_test: Whether test texts are held out if `test` is None.
     """
     given = {"length": length, "vocabulary_size": vocabulary_size}
     check_no_options(vocabulary, given)
@@ -98,7 +102,7 @@ def from_texts(
         vocabulary=vocabulary,
         name=name,
         seed=seed,
-        need_test=False,
+        need_test=hold_out_test,
         source={"kind": "texts"},
     )
     warn_of_notes(data)
@@ -106,13 +110,18 @@ def from_texts(
 
 
 def warn_of_notes(data: Data) -> None:
-    """Warn the user with `Data.notes`, if texts were left out."""
+    """Issue a `DataWarning` with the texts of `Data.notes`, if they say that texts were left out."""
     if any("left out" in note for note in data.notes):
         warnings.warn(f"{data.name}: {'; '.join(data.notes)}", DataWarning, stacklevel=3)
 
 
 def check_no_options(vocabulary: Vocabulary | None, given: Mapping[str, Any]) -> None:
-    """Refuse options of a vocabulary if the vocabulary itself is given."""
+    """Raise a ConfigError if a vocabulary is given together with options for making a new one.
+
+    Args:
+        vocabulary: The given vocabulary, or None.
+        given: The options, such as `length`, by name. None means that an option is not given.
+    """
     wrong = [name for name, value in given.items() if value]
     if vocabulary is not None and wrong:
         raise ConfigError(f"the vocabulary is given, and determines {', '.join(wrong)}: leave it out")
@@ -144,9 +153,9 @@ def data_of_texts(
 
     Args:
         parts: The texts of the parts "train", "val" and "test"; None for a part that is missing.
-        kind: Name of the vocabulary that suits the texts.
+        kind: Kind of vocabulary: "words", "smiles" or "molecule-graphs".
         options: `length` and `vocabulary_size` of the vocabulary, if given.
-        vocabulary: A vocabulary to use instead of a new one.
+        vocabulary: The vocabulary to use; None makes a new one.
         name: Name of the data set, see `recmix.data.split`.
         seed: Seed of the split.
         need_test: Whether test texts are held out of the training texts if they are missing.
@@ -195,6 +204,7 @@ def data_of_texts(
         fields=vocabulary.fields,
         vocabulary=vocabulary,
         notes=tuple(_notes(filled, forms, total, left_out, changed, options)),
+        held_out=tuple(part for part in filled if part not in given),
     )
 
 
@@ -229,15 +239,15 @@ def lines_of(content: bytes, path: Path) -> list[str]:
 
 
 def text_suffix(path: Path) -> str:
-    """Return which suffix of `TEXT_SUFFIXES` the name of a file ends with; "" for none."""
+    """Return the suffix of a text file, one of `TEXT_SUFFIXES`; "" for other files."""
     return next((one for one in TEXT_SUFFIXES if path.name.lower().endswith(one)), "")
 
 
 def text_files(folder: Path) -> dict[str, Path]:
-    """Return the text files of the parts train, val and test in a folder; empty if there are none.
+    """Return the paths of the text files in a folder, by part: train, val and test.
 
-    Their names are that of the part, such as ``train.txt``, or end with it, as in
-    ``news.valid.txt.gz``. Other files are ignored.
+    The name of a file is that of its part, such as ``train.txt``, or ends with it, as in
+    ``news.valid.txt.gz``. Other files are ignored. The result is empty if there are no such files.
     """
     found: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
@@ -261,12 +271,15 @@ def text_files(folder: Path) -> dict[str, Path]:
 
 
 def graphs_if(graphs: bool | None, kind: str, what: str) -> str:
-    """Return the kind of vocabulary for texts of the given kind.
+    """Return the kind of vocabulary: "molecule-graphs" if `graphs` is true, else `kind`.
 
     Args:
         graphs: Whether molecules are read as graphs.
-        kind: Kind of vocabulary that suits the texts otherwise.
+        kind: Kind of vocabulary for the texts, such as "words" or "smiles".
         what: Name of the texts in the message.
+
+    Raises:
+        ConfigError: If `graphs` is true and the texts are not molecules.
     """
     if not graphs:
         return kind
@@ -276,7 +289,12 @@ def graphs_if(graphs: bool | None, kind: str, what: str) -> str:
 
 
 def check_not_texts(options: Mapping[str, Any], what: str) -> None:
-    """Refuse options for texts. `what` names the data, which are no texts."""
+    """Raise a ConfigError if options for texts are given for data that are not texts.
+
+    Args:
+        options: The given options by name.
+        what: Name of the data in the message.
+    """
     if given := [name for name in TEXT_OPTIONS if options.get(name)]:
         raise ConfigError(f"{', '.join(given)} is for texts; {what} holds none: leave it out")
 

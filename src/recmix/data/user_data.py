@@ -11,7 +11,7 @@ from recmix.data.examples import Examples
 from recmix.data.file_images import SUFFIXES, FileImages, ImageFolder, check_resize
 from recmix.data.formats import read_npy, read_npz
 from recmix.data.in_memory import read_part
-from recmix.data.splits import Data, complete_parts
+from recmix.data.splits import Data, complete_parts, in_shape
 from recmix.data.text_data import (
     PART_NAMES,
     TEXT_OPTIONS,
@@ -28,7 +28,7 @@ from recmix.data.values import kind_of
 from recmix.errors import ConfigError, DataError
 from recmix.model.vocabulary import Vocabulary
 
-__all__ = ["from_arrays", "load_path"]
+__all__ = ["from_arrays", "has_image_files", "load_path"]
 
 _READERS: dict[str, Callable[[Path], Mapping[str, Any]]] = {
     ".npy": lambda path: {"x_train": read_npy(path)},
@@ -44,9 +44,19 @@ _PARTS = {folder: f"x_{part}" for folder, part in PART_NAMES.items()}
 
 
 def from_arrays(
-    x_train: Any, x_val: Any = None, x_test: Any = None, *, seed: int = 0, name: str = "arrays"
+    x_train: Any,
+    x_val: Any = None,
+    x_test: Any = None,
+    *,
+    seed: int = 0,
+    name: str = "arrays",
+    hold_out_test: bool = True,
+    shape: tuple[int, ...] | None = None,
 ) -> Data:
     """Make a data set of examples in memory.
+
+    A missing validation or test part is a random tenth of the training examples, as in `load`. So
+    one array is split 80/10/10.
 
     Each of `x_train`, `x_val` and `x_test` is
 
@@ -64,31 +74,43 @@ def from_arrays(
 
     >>> import numpy as np
     >>> from_arrays(np.zeros((50, 28, 28), np.uint8))
-    Data('arrays', train=45, val=5, test=None, shape=(1, 28, 28))
+    Data('arrays', train=40, val=5, test=5, shape=(1, 28, 28))
     >>> from_arrays({"tokens": np.zeros((50, 9), int), "lengths": np.full(50, 4)}).fields
     {'tokens': (9,), 'lengths': ()}
 
     Args:
         x_train: Training examples.
         x_val: Validation examples; by default a random tenth of the training examples is held out.
-        x_test: Test examples, or None for no test examples.
+        x_test: Test examples; by default another tenth is held out, see `hold_out_test`.
         seed: Seed of the split.
         name: Name of the data set; the split depends on it.
+        hold_out_test: Whether test examples are held out if `x_test` is None. False means that there
+            is no test part, for example because you have test examples of your own.
+        shape: Shape of an example that a model was made for. Examples get it if only axes of size 1
+            must be added or removed; otherwise they keep their own shape.
     """
     if is_texts(x_train):
         raise DataError("x_train is a list of texts; expected numbers: use recmix.data.from_texts")
     parts = {"x_train": x_train, "x_val": x_val, "x_test": x_test}
-    return _make_data(parts, name=name, seed=seed, need_test=False, source={"kind": "arrays"})
+    source = {"kind": "arrays"}
+    return _make_data(parts, name=name, seed=seed, need_test=hold_out_test, source=source, like=shape)
 
 
-def load_path(path: Path, seed: int, vocabulary: Vocabulary | None, options: Mapping[str, Any]) -> Data:
+def load_path(
+    path: Path,
+    seed: int,
+    vocabulary: Vocabulary | None,
+    options: Mapping[str, Any],
+    like: tuple[int, ...] | None = None,
+) -> Data:
     """Load a user's file or folder; see `recmix.data.load`.
 
     Args:
         path: The file or folder.
         seed: Seed of the split.
-        vocabulary: Vocabulary of texts, instead of a new one.
+        vocabulary: Vocabulary for texts; None makes a new one.
         options: Options of `recmix.data.load` for images and texts, by name.
+        like: Shape of an example that a model was made for, see `shape` in `recmix.data.load`.
     """
     path = path.expanduser().absolute()
     if not path.exists():
@@ -101,7 +123,7 @@ def load_path(path: Path, seed: int, vocabulary: Vocabulary | None, options: Map
     check_not_texts(options, str(path))
     kept: dict[str, Any] = {"size": size, "crop": crop}
     parts: Mapping[str, Any]
-    if path.is_dir() or suffix == ".zip":
+    if has_image_files(path):
         parts = _read_image_files(path, size, crop, options.get("stream", "auto"))
         kept["stream"] = not parts["x_train"].in_memory
     elif suffix in _READERS:
@@ -121,9 +143,17 @@ def load_path(path: Path, seed: int, vocabulary: Vocabulary | None, options: Map
     name, need_test = _splitting(options, own, kept)
     source = {"kind": "path", "path": str(path), "options": kept}
     try:
-        return _make_data(parts, name=name, seed=seed, need_test=need_test, source=source)
+        return _make_data(parts, name=name, seed=seed, need_test=need_test, source=source, like=like)
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
+
+
+def has_image_files(path: Path) -> bool:
+    """Whether a path is read as image files: a zip file, or a folder without text files.
+
+    Of a user's files, only these can have the options `size` and `crop`.
+    """
+    return path.suffix.lower() == ".zip" or (path.is_dir() and not text_files(path))
 
 
 def _load_texts(
@@ -172,15 +202,21 @@ def _splitting(options: Mapping[str, Any], name: str, kept: dict[str, Any]) -> t
 
 
 def _make_data(
-    parts: Mapping[str, Any], *, name: str, seed: int, need_test: bool, source: Mapping[str, Any]
+    parts: Mapping[str, Any],
+    *,
+    name: str,
+    seed: int,
+    need_test: bool,
+    source: Mapping[str, Any],
+    like: tuple[int, ...] | None = None,
 ) -> Data:
     x_val, x_test = parts.get("x_val"), parts.get("x_test")
     at_least = 1 + (x_val is None) + (x_test is None and need_test)
-    train, form = read_part(parts["x_train"], "x_train", at_least=at_least)
+    train, form = read_part(parts["x_train"], "x_train", at_least=at_least, like=like)
     val = None if x_val is None else read_part(x_val, "x_val", form).examples
     test = None if x_test is None else read_part(x_test, "x_test", form).examples
     complete = complete_parts(train, val, test, name=name, seed=seed, need_test=need_test)
-    return Data(
+    found = Data(
         name,
         *complete,
         seed=seed,
@@ -188,7 +224,13 @@ def _make_data(
         source=source,
         fields=None if form.fields is None else form.fields.shapes,
         columns=form.columns,
+        held_out=tuple(
+            part
+            for part, given, used in (("val", x_val, True), ("test", x_test, need_test))
+            if given is None and used
+        ),
     )
+    return in_shape(found, like)
 
 
 def _read_image_files(

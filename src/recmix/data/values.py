@@ -19,8 +19,8 @@ Kind = Literal["binary", "unit", "real", "counts", "fields", "tokens", "graph"]
 def kind_of(examples: Examples) -> Kind:
     """Return the kind of values that examples have: "binary", "unit", "counts" or "real".
 
-    "binary" is 0 and 1, "unit" numbers in [0, 1], "counts" whole numbers of 0 or more, and "real"
-    other numbers. Examples that are not in memory are image files, and count as "unit".
+    "binary" means 0 and 1, "unit" means numbers in [0, 1], "counts" means whole numbers of 0 or more,
+    and "real" means other numbers. Examples that are not in memory are image files, and count as "unit".
 
     >>> from recmix.data import ArrayExamples
     >>> kind_of(ArrayExamples(np.array([[0, 3], [1, 0]], np.float32)))
@@ -59,10 +59,10 @@ def largest(examples: Examples) -> float:
 
 
 def stored_values(examples: Examples) -> Iterator[tuple[int, Array]]:
-    """Give all stored values in pieces, each with the index of the first example in it.
+    """Yield all stored values in pieces, each as a pair (start, values).
 
-    For sparse examples, a piece is a vector of values that are not 0, and the index is that of its
-    first value among all of these.
+    `values` is (B, *event), and `start` is the index of its first example. Sparse examples differ:
+    `values` is a vector of values that are not 0, and `start` is the number of such values before it.
     """
     if not isinstance(examples, SparseExamples):
         for part in chunk_slices(examples.shape):

@@ -34,8 +34,10 @@ FIRST_STEP = 0.5
 class _State(NamedTuple):
     """The present points of the chains in coordinates u, where z = μ + L u and q(z) = N(μ, L Lᵀ).
 
-    It also holds the log of p(x, z) |det L|, which is the joint density of x and u, and its
-    gradient with respect to u.
+    Attributes:
+        u: the points (S, B, D).
+        log_joint: log of p(x, z) |det L|, the joint density of x and u, (S, B).
+        slope: its gradient with respect to u, (S, B, D).
     """
 
     u: Tensor  # (S, B, D)
@@ -55,18 +57,21 @@ def annealed(
 ) -> Evidence:
     """Estimate log p(x) of examples x by annealed importance sampling, with standard errors.
 
-    A first run of a few chains only adapts the step size of each example. The second run, with
-    fixed step sizes, gives the result. The standard error comes from the differences between
-    chains.
+    Each chain moves along densities q(z)^(1-β) p(x, z)^β, with β from 0 to 1. A first run of a few
+    chains only adapts the step size of each example. The second run, with fixed step sizes, gives the
+    result. The standard error comes from the differences between chains.
 
     Args:
         model: p(x, z).
         x: examples (B, C, H, W).
         q: the Gaussian at the start of the path, for each example.
         chains: number of chains per example; each gives one importance sample.
-        temperatures: number of values of β on the path.
+        temperatures: number of values of β.
         generator: source of the random noise, on the model's device.
         at_once: largest number of latent vectors to decode at a time.
+
+    Returns:
+        The estimates and their standard errors, (B,) each, in nats.
     """
     size = torch.full_like(q.mean[:, 0], FIRST_STEP)
     size = _run_chains(model, x, q, min(chains, 4), temperatures, size, generator, adapt=True)[1]
@@ -152,7 +157,7 @@ def _run_chains(
 
 
 def _force(place: _State, beta: float) -> Tensor:
-    """The gradient, with respect to u, of the log density on the path at β."""
+    """The gradient, with respect to u, of the log density on the path at β, (S, B, D)."""
     return beta * place.slope - (1 - beta) * place.u
 
 

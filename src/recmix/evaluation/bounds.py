@@ -12,31 +12,40 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from recmix.errors import ConfigError
+from recmix.errors import ConfigError, memory_advice
 from recmix.inference import Inference
 from recmix.methods.method import Method, infer
 from recmix.model.latent import LatentModel
 from recmix.posteriors import Posterior
 
-__all__ = ["MEMORY", "Bounds", "at_once", "bounds", "bounds_of", "chunks", "decode_bytes"]
+__all__ = ["ADVICE", "MEMORY", "Bounds", "at_once", "bounds", "bounds_of", "chunks", "decode_bytes"]
 
 MEMORY = 256 * 2**20
 """Most bytes of the decoder's activations at a time, by default."""
 CPU_MEMORY = 32 * 2**20
 """The same on a CPU, where smaller chunks fit its caches and are faster."""
+ADVICE = (
+    "lower memory (--memory, the decoder's part of it), restarts (--restarts) or samples (--samples)"
+)
+"""What to do if the memory is too small."""
 
 
 class Bounds(NamedTuple):
-    """The ELBO and the IWAE bound of each example, in nats."""
+    """Two lower bounds of log p(x) for each example, in nats.
+
+    Attributes:
+        elbo: the ELBO, (B,).
+        iwae: the IWAE bound, (B,).
+    """
 
     elbo: Tensor  # (B,)
     iwae: Tensor  # (B,)
 
 
 def decode_bytes(model: LatentModel) -> int:
-    """Bytes of the decoder's activations for one latent vector, measured by decoding one.
+    """The bytes of memory that decoding one latent vector needs, measured by decoding one.
 
-    The memory that the likelihood needs for this vector is included, also that of its networks.
+    They include the activations of the decoder and of the likelihood's networks.
     """
     total = largest = 0
 
@@ -67,6 +76,7 @@ def decode_bytes(model: LatentModel) -> int:
     return total + 4 * own  # for the likelihood
 
 
+@memory_advice(ADVICE)
 @torch.no_grad()
 def bounds(
     method: Method,
@@ -77,16 +87,19 @@ def bounds(
     generator: torch.Generator | None = None,
     memory: int | None = None,
 ) -> Bounds:
-    """The ELBO and the IWAE-K bound of examples x under a method's posterior.
+    """Compute the ELBO and the IWAE bound of examples x for a method's posterior.
 
     Args:
         method: gives the posterior q(z | x) and the model p(x, z).
         x: examples (B, C, H, W) with values in [0, 1].
         inference: refinement and calibration of the posterior; by default none.
-        samples: K, the number of samples per example.
+        samples: number of samples of z per example, for both bounds.
         generator: source of the random noise.
         memory: bytes for the decoder's activations at a time; by default a value that suits the
             device. If needed, examples and samples are processed in several parts.
+
+    Returns:
+        Both bounds of each example, (B,) each, in nats.
     """
     used = inference or Inference()
     count = at_once(method.model, memory)
@@ -97,11 +110,14 @@ def bounds(
 
 
 def chunks(x: Tensor, inference: Inference, count: int) -> tuple[Tensor, ...]:
-    """Split a batch x into parts that need at most `count` latent vectors at a time.
+    """Split a batch x (B, ...) into parts that need at most `count` latent vectors at a time.
 
-    Refinement needs one latent vector for each of an example's starting points
-    (`inference.restarts`). A part has at least one example, even if this example needs more than
-    `count` latent vectors.
+    A part has at least one example, even if this example needs more.
+
+    Args:
+        x: examples.
+        inference: an example needs `inference.restarts` latent vectors, one for each starting point.
+        count: largest number of latent vectors at a time.
     """
     return x.split(max(1, count // inference.restarts))
 
@@ -126,15 +142,18 @@ def bounds_of(
     generator: torch.Generator | None,
     at_once: int,
 ) -> Bounds:
-    """The ELBO and the IWAE bound of one batch x under the posterior q.
+    """Compute the ELBO and the IWAE bound of one batch x for a given posterior q.
 
     Args:
         model: p(x, z).
         x: examples (B, C, H, W).
         q: q(z | x) of these examples.
-        samples: number of samples per example.
+        samples: number of samples of z per example, for both bounds.
         generator: source of the random noise.
         at_once: largest number of latent vectors to decode at a time.
+
+    Returns:
+        Both bounds of each example, (B,) each, in nats.
     """
     if not isinstance(samples, int) or samples < 1:
         raise ConfigError(f"samples must be a whole number, at least 1; got {samples!r}")

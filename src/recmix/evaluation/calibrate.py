@@ -40,9 +40,12 @@ LARGEST_SLOPE = 1.0
 
 
 class Calibration(NamedTuple):
-    """The result of `calibrate`: the calibrated inference, and the mean bounds before and after it.
+    """The result of `calibrate`.
 
-    The bounds are IWAE bounds in nats, averaged over the held-out examples.
+    Attributes:
+        inference: the given inference with the chosen scale, slope, reference and noise.
+        before: mean IWAE bound of the held-out examples without calibration, in nats.
+        after: mean IWAE bound of the held-out examples with calibration, in nats.
     """
 
     inference: Inference  # with scale, slope, reference and noise
@@ -66,11 +69,11 @@ def calibrate(
     The scale multiplies all standard deviations of the posterior. The slope says how much the scale
     grows for examples with a low log p(x, z) at the posterior mean z.
 
-    Scales a quarter of an octave apart are tried with the same sampling noise, from 1 in both
-    directions. The search goes on as long as the bound gains more than twice the standard error of
-    this gain over examples. Then slopes are tried in the same way; then, if the slope is not 0,
-    scales again. With `noise`, factors of the likelihood's noise are tried first, and once more at
-    the end.
+    First, scales are tried from 1 upwards and downwards, each 2^(1/4) times the one before. All use
+    the same sampling noise. The search goes on as long as a step raises the mean bound by more than
+    twice the standard error of this gain. Then slopes are tried in the same way; then, if the slope is
+    not 0, scales again. With `noise`, factors of the likelihood's noise are tried first, and once more
+    at the end.
 
     Args:
         method: a trained method; its posterior must be a Gaussian or a mixture of Gaussians.

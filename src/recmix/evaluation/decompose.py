@@ -37,7 +37,7 @@ def decompose(
     memory: int | None = None,
     report: Callable[[int], None] = lambda done: None,
 ) -> Gap:
-    """Measure the gap between the ELBO and log p(x) on examples x, divided by its causes.
+    """Measure the gap between the ELBO and log p(x) on examples x, and its two parts.
 
     log p(x) is estimated by importance sampling. The proposal is a mixture of the best full
     Gaussian and the Laplace approximations at all modes found. Some examples, evenly spread, are
@@ -130,9 +130,11 @@ def decompose(
 
 
 def family_of(q: Posterior) -> tuple[str, bool]:
-    """The family of Gaussians to compare q with, ``full`` or ``diagonal``.
+    """The family of Gaussians with which a posterior q is compared.
 
-    The second result says whether q is itself a Gaussian of this family.
+    Returns:
+        ``full`` if all components of q have a full covariance, else ``diagonal``; and whether q is
+        itself one Gaussian of this family.
     """
     parts = q.components
     family = "full" if all(isinstance(part, FullGaussian) for part in parts) else "diagonal"

@@ -15,17 +15,25 @@ __all__ = ["Evidence", "evidence_of", "importance"]
 
 
 class Evidence(NamedTuple):
-    """Estimates of log p(x) and their standard errors for each example, in nats."""
+    """Estimates of log p(x) for each example, in nats.
+
+    Attributes:
+        log: the estimates (B,).
+        error: their standard errors (B,).
+    """
 
     log: Tensor  # (B,)
     error: Tensor  # (B,) its standard error
 
 
 def evidence_of(log_weights: Tensor) -> Evidence:
-    """Estimate log p(x) by the log of the mean importance weight, from log-weights (K, B).
+    """Estimate log p(x) of each example by the log of its mean importance weight.
 
-    The expected value of this estimate is at most log p(x). The standard error of the estimate is
-    the standard error of the mean weight, divided by the mean weight. It is NaN if K = 1.
+    The expected value of this estimate is at most log p(x). The standard error of the estimate is the
+    standard error of the mean weight, divided by the mean weight. It is NaN if K = 1.
+
+    Args:
+        log_weights: logs of K importance weights per example, (K, B).
 
     >>> evidence_of(torch.tensor([[1.0], [3.0]]).log())
     Evidence(log=tensor([0.6931]), error=tensor([0.5000]))
@@ -55,6 +63,9 @@ def importance(
         samples: number of importance samples per example.
         generator: source of the random noise, on the model's device.
         at_once: largest number of latent vectors to decode at a time.
+
+    Returns:
+        The estimates and their standard errors, (B,) each, in nats.
     """
     parts, done = [], 0
     while done < samples:

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["QUANTITIES", "Gap"]
+__all__ = ["QUANTITIES", "Gap", "with_error"]
 
 SMALL_TOTAL = 1.0
 """Total gaps below this, in nats, are not worth reducing."""
@@ -56,11 +56,11 @@ class Gap:
         diagonal: the ELBO of the best diagonal Gaussian, (N,).
         full: the ELBO of the best full Gaussian, (N,).
         log_evidence: log p(x), estimated by importance sampling around the best Gaussian, (N,).
-        checked: indices of the examples whose log p(x) was checked, (n,).
+        checked: indices of the n examples whose log p(x) was checked, (n,).
         annealed: log p(x) of the checked examples by annealed importance sampling, (n,).
         train: the gap on training examples, to compare with; None if it was not measured.
-        used: what the posterior already uses, so that the advice does not name it: ``refinement``,
-            ``residual corrections``.
+        used: what the posterior already uses, such as ``refinement`` or ``residual corrections``. The
+            advice then does not recommend it.
 
     >>> import torch
     >>> one = torch.ones(3)
@@ -86,34 +86,44 @@ class Gap:
 
     @property
     def best(self) -> Tensor:
-        """L*, the highest ELBO that a Gaussian of `family` reaches for each example, (N,)."""
+        """The highest ELBO that a Gaussian of `family` reaches for each example, (N,)."""
         return self.diagonal if self.family == "diagonal" else self.full
 
     @property
     def approximation(self) -> Tensor:
-        """The approximation gap log p(x) - L*, (N,): what the best Gaussian of `family` loses."""
+        """The approximation gap of each example, (N,): log p(x) minus the ELBO of the best Gaussian.
+
+        The best Gaussian of `family` is optimised for each example.
+        """
         return self.log_evidence - self.best
 
     @property
     def approximation_full(self) -> Tensor:
-        """The approximation gap if the family were all full Gaussians, (N,)."""
+        """The approximation gap of full Gaussians, (N,): log p(x) minus the ELBO of the best one.
+
+        It does not depend on `family`.
+        """
         return self.log_evidence - self.full
 
     @property
     def amortisation(self) -> Tensor:
-        """The amortisation gap L* - L_q, (N,): what the encoder loses against the best Gaussian."""
+        """The amortisation gap of each example, (N,): what the encoder loses against the best Gaussian.
+
+        It is the ELBO of the best Gaussian of `family` minus the ELBO of the method's posterior.
+        """
         return self.best - self.elbo
 
     @property
     def total(self) -> Tensor:
-        """The total gap log p(x) - L_q, (N,), where L_q is the ELBO of the method's posterior."""
+        """The total gap of each example, (N,): log p(x) minus the ELBO of the method's posterior."""
         return self.log_evidence - self.elbo
 
     def summary(self) -> dict[str, Any]:
-        """Means over examples with their standard errors, by name of the examples and quantity.
+        """Means over examples and their standard errors: {name: {quantity: {"mean", "se"}}}.
 
-        If training examples were measured, it also has their means, and under ``difference`` the
-        mean of the examples minus the mean of the training examples.
+        The name is that of the examples, such as ``test``; the quantities are those in `QUANTITIES`. If
+        training examples were measured, their means are added under their own name. Then ``difference``
+        is the mean of the examples minus that of the training examples.
         """
         found: dict[str, Any] = {self.name: self._means()}
         if self.train is not None:
@@ -131,8 +141,10 @@ class Gap:
     def check(self) -> dict[str, Any] | None:
         """Compare the estimates of log p(x) with those of annealed importance sampling.
 
-        The two disagree if their mean difference is larger than 3 of its standard errors and larger
-        than 0.05 nats. The result is None if no example was checked.
+        Returns:
+            The number of examples (``images``), both means, their ``difference`` and whether they agree
+            (``agrees``). They disagree if the difference is larger than 3 of its standard errors and
+            larger than 0.05 nats. None if no example was checked.
         """
         if not len(self.checked):
             return None
@@ -149,6 +161,10 @@ class Gap:
 
     @property
     def advice(self) -> str:
+        """Advice on how to reduce the gap, in one or two sentences; see `advice_for`."""
+        return self.advice_for("model.refined(2)", "gap(x, train=...)")
+
+    def advice_for(self, refine: str, train: str) -> str:
         """Advice on how to reduce the gap, in one or two sentences.
 
         The first rule that applies decides:
@@ -159,11 +175,18 @@ class Gap:
         3. The amortisation gap is the larger part, at least 1.5 times that of training examples,
            and larger than it by more than 3 standard errors: the encoder does not generalise.
         4. Otherwise the encoder is too weak on all examples.
+
+        Args:
+            refine: the call or the command that refines the posterior.
+            train: the call or the command that measures training examples too.
         """
         mine = {key: value["mean"] for key, value in self._means().items()}
         total, lost, left = mine["total"], mine["amortisation"], mine["approximation"]
         if total < SMALL_TOTAL:
-            return f"Nothing is worth doing: only {total:.2f} nats are lost in total."
+            return (
+                f"Nothing is worth doing: {total:.2f} nats are lost in total, and a loss below "
+                f"{SMALL_TOTAL:g} nat is small."
+            )
         if left >= lost:
             left = min(left, total)  # a mixture may be better than every Gaussian
             closed = left - mine["approximation_full"]
@@ -177,7 +200,7 @@ class Gap:
             if not self.exact:
                 start = f"up to {left:.1f} of {total:.1f} nats are lost because the family is too small"
             return f"Use a richer posterior: {start}; {kind}."
-        refinement, correction = "refinement (--refine 2)", ", residual corrections"
+        refinement, correction = f"refinement ({refine})", ", residual corrections"
         if "refinement" in self.used:
             refinement = "more refinement steps"
         if "residual corrections" in self.used:
@@ -187,7 +210,7 @@ class Gap:
         if self.train is None:
             return (
                 f"Use a better encoder or {refinement}: {start}. "
-                "Give training examples too to see whether it generalises."
+                f"Measure training examples too ({train}) to see whether it generalises."
             )
         between = self.summary()["difference"]["amortisation"]
         theirs = self.train._means()["amortisation"]["mean"]
@@ -214,11 +237,11 @@ class Gap:
         }
 
     def __str__(self) -> str:
-        """A table of the mean gaps, then notes on it and the advice."""
+        """The gap as text: a table of the means, notes, and the advice."""
         parts = self.summary()
         lines = [["nats per example", *parts]]
         for key, words in QUANTITIES.items():
-            cells = [f"{part[key]['mean']:.2f} ± {part[key]['se']:.2f}" for part in parts.values()]
+            cells = [with_error(part[key]["mean"], part[key]["se"]) for part in parts.values()]
             lines.append([words, *cells])
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         rows = [
@@ -228,7 +251,7 @@ class Gap:
         return "\n".join([*rows, *self.notes(), self.advice])
 
     def notes(self) -> list[str]:
-        """Notes to the table of gaps: the family of Gaussians, and the checks of log p(x)."""
+        """Lines of text below the table of gaps: the family of Gaussians, and the checks of log p(x)."""
         lines = [f"Approximation and amortisation gap refer to {self.family} Gaussians."]
         if not self.exact:
             lines[0] += (
@@ -240,9 +263,11 @@ class Gap:
                 continue
             by, error = found["difference"]["mean"], found["difference"]["se"]
             verdict = "they agree" if found["agrees"] else "they DISAGREE: do not trust log p(x)"
+            if not math.isfinite(error):
+                verdict = "one example cannot show whether they agree"
             lines.append(
                 f"Annealed importance sampling on {found['images']} {part.name} examples differs by "
-                f"{by:+.3f} ± {error:.3f} nats from this estimate of log p(x): {verdict}."
+                f"{with_error(by, error, '+.3f')} nats from this estimate of log p(x): {verdict}."
             )
         return lines
 
@@ -255,6 +280,15 @@ class Gap:
     def _values(self) -> dict[str, list[float]]:
         names = ("elbo", "diagonal", "full", "log_evidence", "checked", "annealed")
         return {name: getattr(self, name).tolist() for name in names}
+
+
+def with_error(mean: float, error: float, form: str = ".2f") -> str:
+    """A mean with its standard error, as text; without the error if it is NaN, as for one example.
+
+    >>> with_error(1.5, 0.1), with_error(1.5, math.nan, "+.3f")
+    ('1.50 ± 0.10', '+1.500')
+    """
+    return f"{mean:{form}}" + (f" ± {error:{form.lstrip('+')}}" if math.isfinite(error) else "")
 
 
 def _mean(values: Tensor) -> dict[str, float]:

@@ -35,8 +35,7 @@ PAIRS_AT_ONCE = 2**22
 class LatentReport:
     """How well a model predicts examples, and how much of x its latent variable z holds.
 
-    All values are means over examples, in nats, unless something else is said. ``_se`` is a standard
-    error.
+    Values are means over examples in nats, unless something else is said.
 
     Attributes:
         examples: number of examples.
@@ -83,11 +82,11 @@ class LatentReport:
     perplexity: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The values by name, for JSON."""
+        """The attributes as a dictionary of JSON values."""
         return dataclasses.asdict(self)
 
     def rows(self) -> list[tuple[str, str]]:
-        """Names and values as texts, for a table."""
+        """The rows of a table: pairs of a name and a value, both as text."""
         found = [
             (f"NLL, by IWAE-{self.samples}", f"{self.nll:.2f} ± {self.nll_se:.2f} nats"),
             ("ELBO", f"{self.elbo:.2f} ± {self.elbo_se:.2f} nats"),
@@ -116,13 +115,16 @@ def latent_report(
     memory: int | None = None,
     report: Callable[[int], None] = lambda done: None,
 ) -> LatentReport:
-    """Measure a `LatentReport`.
+    """Measure how well a model predicts examples, and how much of x its latent variable z holds.
+
+    The result is a `LatentReport` with bounds of log p(x), the parts of the ELBO, the mutual
+    information of x and z, and more.
 
     Args:
         method: a trained method.
         examples: the examples (N, *shape), at least two.
         inference: refinement and calibration of the posterior; by default none.
-        samples: K of IWAE-K; the reconstruction is averaged over the same samples.
+        samples: K of the IWAE-K bound; the reconstruction is averaged over the same samples.
         seed: seed of the sampling noise and of the choice of examples for the aggregated posterior.
         memory: bytes for the decoder's activations at a time; by default a value that suits the device.
         report: function that is called with the number of examples done.
@@ -195,7 +197,14 @@ def aggregated_log_prob(posteriors: list[Posterior], z: Tensor) -> Tensor:
 
 
 class _Parts(NamedTuple):
-    """Values of each example of a batch."""
+    """Values of each example of a batch, in nats.
+
+    Attributes:
+        iwae: the IWAE bound, (B,).
+        reconstruction: E_q[log p(x | z)], (B,).
+        kl: KL(q(z | x) || p(z)), (B,).
+        mean: the posterior mean, (B, D).
+    """
 
     iwae: Tensor  # (B,)
     reconstruction: Tensor  # (B,)

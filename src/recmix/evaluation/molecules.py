@@ -40,7 +40,7 @@ ROWS = {
 
 @dataclass(frozen=True, kw_only=True)
 class MoleculeScores:
-    """Shares of molecules from 0 to 1. A share of nothing is NaN.
+    """Scores of a model of molecules. Shares are from 0 to 1, or NaN if there is nothing to count.
 
     Args:
         greedy: share of test molecules that are reconstructed from one encoding without noise: z is
@@ -77,18 +77,18 @@ class MoleculeScores:
     examples: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The scores as plain JSON values."""
+        """The scores as a dictionary of JSON values."""
         return {**asdict(self), "examples": list(self.examples)}
 
     def rows(self) -> list[tuple[str, str]]:
-        """The shares in per cent, with their names."""
+        """The rows of a table: pairs of a score's name and its value in per cent, both as text."""
         found = {key: _percent(getattr(self, key)) for key in ROWS}
         if not math.isnan(self.reconstruction_se):
             found["reconstruction"] += f" ± {100 * self.reconstruction_se:.1f}"
         return [(words, found[key]) for key, words in ROWS.items()]
 
     def __str__(self) -> str:
-        """A table of the scores in per cent, and how they were measured."""
+        """The scores as text: a table in per cent, and how they were measured."""
         width = max(map(len, ROWS.values()))
         stereo = "with" if self.stereo else "without"
         return "\n".join(
@@ -116,11 +116,12 @@ def molecule_scores(
     memory: int | None = None,
     report: Callable[[int], None] = lambda done: None,
 ) -> MoleculeScores:
-    """Score a model of molecules, as strings or as graphs. It needs RDKit.
+    """Score a model of molecules: reconstruction, validity, uniqueness and novelty. It needs RDKit.
 
-    Kusner et al. (2017) and Jin et al. (2018) decode each of 1,000 draws from the prior many times.
-    Here each of the `samples` molecules has its own z. The expected validity is the same, its error
-    is smaller, and repeated molecules of one z do not count against uniqueness.
+    The molecules may be strings or graphs. Kusner et al. (2017) and Jin et al. (2018) draw 1,000
+    points z from the prior and decode each many times. Here each of the `samples` molecules has its
+    own z. The expected validity is the same, its error is smaller, and repeated molecules of one z do
+    not count against uniqueness.
 
     Args:
         model: a `recmix.Model` whose data are molecules. Its refinement and calibration are used.
@@ -131,7 +132,7 @@ def molecule_scores(
         encodings: draws of z from q(z | x) for each test molecule.
         decodings: draws of a molecule from p(x | z) for each z.
         samples: number of draws from the prior.
-        stereo: whether stereochemistry is compared, too; by default if the vocabulary keeps it.
+        stereo: whether stereochemistry is compared too; by default it is if the vocabulary keeps it.
         seed: seed of all random noise.
         memory: bytes for the decoder's activations at a time; by default a value that suits the
             device.
@@ -216,11 +217,11 @@ class _Decoder:
         return self.model.prior.sample(count, generator=self.generator)
 
     def drawn(self, z: Tensor) -> np.ndarray:
-        """One draw from p(x | z) for each z (N, D), as texts (N,)."""
+        """One molecule drawn from p(x | z) for each z (N, D), as SMILES strings (N,)."""
         return self._texts(z, lambda out: self.model.likelihood.sample(out, self.generator))
 
     def most_probable(self, z: Tensor) -> np.ndarray:
-        """The most probable molecule for each z (N, D), as texts (N,)."""
+        """The most probable molecule for each z (N, D), as SMILES strings (N,)."""
         return self._texts(z, self.model.likelihood.most_likely)
 
     def _texts(self, z: Tensor, decode: Callable[[Tensor], Tensor]) -> np.ndarray:

@@ -36,13 +36,16 @@ CHECK_EVERY = 10
 
 
 def starts_of(q: Posterior) -> Tensor:
-    """Starting points for z, (K, B, D): the means of q, of its components and of the prior."""
+    """Starting points for the search of modes, (K, B, D), from a posterior q for B examples.
+
+    They are the mean of q, the means of its components if it has several, and the prior's mean 0.
+    """
     parts = q.components if len(q.components) > 1 else []
     return torch.stack([q.mean, *(part.mean for part in parts), torch.zeros_like(q.mean)])
 
 
 def as_full(q: Posterior) -> FullGaussian | None:
-    """Convert a posterior that is one Gaussian to a full Gaussian; None for any other posterior.
+    """The posterior as a full Gaussian if it is one Gaussian, else None.
 
     >>> as_full(Gaussian(torch.zeros(1, 2), torch.zeros(1, 2))).scale_tril
     tensor([[[1., 0.],
@@ -61,10 +64,10 @@ def as_full(q: Posterior) -> FullGaussian | None:
 
 @torch.no_grad()
 def modes(model: LatentModel, x: Tensor, starts: Tensor) -> tuple[FullGaussian, list[FullGaussian]]:
-    """Laplace approximations at the modes of p(z | x) that Gauss-Newton steps find.
+    """Find modes of p(z | x) by Gauss-Newton steps, with a Laplace approximation at each.
 
-    The best mode z of an example has the highest Laplace estimate of p(x), which is p(x, z) / q(z)
-    for the Laplace approximation q. So a wide mode may be preferred to a higher one.
+    The best mode z of an example has the highest Laplace estimate of p(x), which is p(x, z) / q(z) for
+    the Laplace approximation q. So a wide mode may be preferred to a higher one.
 
     Args:
         model: p(x, z).
@@ -91,12 +94,12 @@ def maximise_elbo(
     generator: torch.Generator,
     at_once: int,
 ) -> FullGaussian:
-    """The Gaussian with the highest ELBO that Adam finds for each example.
+    """The Gaussian N(μ, L Lᵀ) with the highest ELBO that Adam finds for each example.
 
-    Adam starts at the Gaussian N(μ_0, L_0 L_0ᵀ), the one of `begin` with the highest ELBO. It
-    optimises a and T in μ = μ_0 + C a and L = L_0 T, where C is the covariance factor of the first
-    Gaussian of `begin`. T is lower triangular with the diagonal exp(t); for the diagonal family T
-    is only this diagonal. ELBOs are compared on one fixed set of noise, which is not used for
+    Adam starts at the Gaussian of `begin` with the highest ELBO, N(μ_0, L_0 L_0ᵀ). It optimises a
+    vector a and a matrix T, where μ = μ_0 + C a and L = L_0 T. C is the covariance factor of the first
+    Gaussian of `begin`. T is lower triangular with a positive diagonal; for the diagonal family T is
+    only this diagonal. ELBOs are compared on one fixed set of noise, which is not used for
     optimisation. On this set the result is never worse than any Gaussian of `begin`.
 
     Args:
@@ -154,7 +157,10 @@ def maximise_elbo(
 
 
 def noise_pairs(latent: int) -> int:
-    """The number of noise pairs (ε, -ε) in each step of Adam: enough for `balanced_noise`."""
+    """The number of noise pairs (ε, -ε) that each step of Adam in `maximise_elbo` uses.
+
+    It is at least `latent`, the latent dimension, because `balanced_noise` needs so many.
+    """
     return max(latent, 16)
 
 

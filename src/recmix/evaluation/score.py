@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from recmix.data import Examples
-from recmix.evaluation.bounds import at_once, bounds_of, chunks
+from recmix.errors import memory_advice
+from recmix.evaluation.bounds import ADVICE, Bounds, at_once, bounds_of, chunks
 from recmix.evaluation.timing import posterior_milliseconds
 from recmix.inference import Inference
 from recmix.methods.method import Method, infer
@@ -22,6 +23,7 @@ TIMED_BATCH = 128
 """Batch size of the paper's inference times."""
 
 
+@memory_advice(ADVICE)
 @torch.no_grad()
 def score(
     method: Method,
@@ -31,6 +33,7 @@ def score(
     samples: int = 100,
     seed: int = 0,
     memory: int | None = None,
+    against: Inference | None = None,
     report: Callable[[int], None] = lambda done: None,
 ) -> dict[str, Any]:
     """Score a method: ELBO and IWAE bound with standard errors, mixing weights and inference time.
@@ -39,20 +42,24 @@ def score(
         method: a trained method.
         examples: the examples to score the method on.
         inference: refinement and calibration of the posterior; by default none.
-        samples: K of IWAE-K; the ELBO is averaged over the same samples.
+        samples: K of the IWAE-K bound; the ELBO is averaged over the same samples.
         seed: seed of the sampling noise.
         memory: bytes for the decoder's activations at a time; by default a value that suits the
             device.
+        against: another inference, if the gain over it is measured too.
         report: function that is called with the number of examples done.
 
     Returns:
-        A dictionary with these values, averaged over the examples. The time is that of computing
-        the posterior of one batch.
+        A dictionary with the means over examples: ``elbo`` and ``iwae`` in nats, their standard errors
+        ``elbo_se`` and ``iwae_se``, and the mixing ``weights``. ``milliseconds`` is the time to compute
+        the posterior of one batch. With `against` it also has the mean gains in both bounds over the
+        other inference; their standard errors are those of the differences of single examples. The
+        other entries say how this was measured.
     """
     used, centre = inference or Inference(), method.model.centre
-    generator = torch.Generator(centre.device).manual_seed(seed)
+    generator, other = (torch.Generator(centre.device).manual_seed(seed) for _ in range(2))
     count = at_once(method.model, memory)
-    elbo, iwae, weights = [], [], []
+    elbo, iwae, weights, before = [], [], [], []
     for start in range(0, len(examples), AT_ONCE):
         for x in chunks(_batch(examples, slice(start, start + AT_ONCE), centre), used, count):
             q = infer(method, x, used)
@@ -60,6 +67,9 @@ def score(
             elbo.append(found.elbo)
             iwae.append(found.iwae)
             weights.append(q.weights)
+            if against is not None:
+                q, model = infer(method, x, against), against.model(method.model)
+                before.append(bounds_of(model, x, q, samples, other, count))
         report(min(start + AT_ONCE, len(examples)))
     timed = _batch(examples, slice(0, TIMED_BATCH), centre)
     return {
@@ -70,6 +80,7 @@ def score(
         **kind_of_inference(method, used),
         **_mean("elbo", torch.cat(elbo)),
         **_mean("iwae", torch.cat(iwae)),
+        **_gains(torch.cat(elbo), torch.cat(iwae), before),
         "weights": torch.cat(weights).double().mean(0).tolist(),
         "milliseconds": posterior_milliseconds(method, timed, used),
         "batch": len(timed),
@@ -77,12 +88,20 @@ def score(
     }
 
 
-def kind_of_inference(method: Method, inference: Inference) -> dict[str, Any]:
-    """How the posterior of an example is computed: its ``kind``, and its number of ``steps``.
+def _gains(elbo: Tensor, iwae: Tensor, before: list[Bounds]) -> dict[str, float]:
+    """The mean gains in both bounds with their standard errors, if there is another inference."""
+    if not before:
+        return {}
+    old_elbo, old_iwae = (torch.cat(column) for column in zip(*before, strict=True))
+    return _mean("elbo_gain", elbo - old_elbo) | _mean("iwae_gain", iwae - old_iwae)
 
-    The kind ``encoder`` means one pass through the encoders, ``feed-forward`` several passes
-    through encoder and decoder, and ``refined`` optimisation steps for each example. ``steps``
-    counts these optimisation steps.
+
+def kind_of_inference(method: Method, inference: Inference) -> dict[str, Any]:
+    """How the posterior of an example is computed, as {"kind": ..., "steps": ...}.
+
+    The kind is ``encoder`` for one pass through the encoders, ``feed-forward`` for several passes
+    through encoder and decoder, and ``refined`` for optimisation steps on each example. ``steps`` is
+    the number of these optimisation steps.
     """
     steps = method.steps_per_example + inference.refine
     usual = "feed-forward" if method.feed_forward else "encoder"
@@ -90,7 +109,7 @@ def kind_of_inference(method: Method, inference: Inference) -> dict[str, Any]:
 
 
 def device_name(device: torch.device) -> str:
-    """The name of a device that is stored with measurements: a GPU's model name, or ``cpu``."""
+    """The name of a device, to be stored with measurements: a GPU's model name, or ``cpu``."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 

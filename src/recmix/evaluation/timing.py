@@ -24,7 +24,14 @@ PASSES = 5
 def posterior_milliseconds(
     method: Method, x: Tensor, inference: Inference | None = None, *, repeats: int = 20
 ) -> float:
-    """Median milliseconds to compute q(z | x) for the batch x and draw one sample from it."""
+    """The median time in milliseconds to compute q(z | x) for a batch x and draw one sample from it.
+
+    Args:
+        method: a trained method.
+        x: the batch (B, C, H, W).
+        inference: refinement and calibration of the posterior; by default none.
+        repeats: number of repetitions; a posterior that takes more than a second is timed once.
+    """
     used = inference or Inference()
     _warm_up(method, x, used)
     first = _once(method, x, used)
@@ -39,7 +46,9 @@ def pass_milliseconds(
     *,
     passes: int = PASSES,
 ) -> list[float]:
-    """Time several passes over all batches; return the mean milliseconds per batch of each pass.
+    """Time several passes over all batches.
+
+    Returns the mean milliseconds per batch of each pass, a list of `passes` numbers.
 
     Args:
         method: a trained method.

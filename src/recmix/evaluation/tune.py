@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recmix.errors import ConfigError
+from recmix.errors import ConfigError, shown
 from recmix.evaluation.bounds import at_once, bounds
 from recmix.inference import Inference
 from recmix.methods.method import Method, infer_no_grad
@@ -25,9 +26,9 @@ EXACT_UP_TO = 256
 """Largest latent dimension for which exact Jacobians are tried."""
 BATCH = 128
 """Examples in one timed batch."""
-REPEATS = 5
-"""Fewest timed repetitions. The shortest time counts: other programs can only make it longer."""
-MOST_REPEATS = 50
+REPEATS = 7
+"""Fewest timed repetitions of each inference. The median counts."""
+MOST_REPEATS = 51
 ENOUGH = 100.0
 """Milliseconds of timed repetitions after which no more than `REPEATS` are needed."""
 TOO_SLOW = 1.25
@@ -44,11 +45,11 @@ class Trial:
 
     Attributes:
         inference: the refinement.
-        milliseconds: time to compute the posterior of one example, in a batch.
+        milliseconds: time to compute the posterior of a batch, divided by its number of examples.
         bound: the mean IWAE bound in nats, or None if the inference was too slow.
-        standard_error: the standard error of the difference to the encoder's own posterior, for
-            which it is 0.
-        examples: the bound of each example, for paired comparisons.
+        standard_error: the standard error of the gain in `bound` over the encoder's own posterior; 0 for
+            that posterior.
+        examples: the bound of each example, (B,), for paired comparisons.
     """
 
     inference: Inference
@@ -59,7 +60,7 @@ class Trial:
 
     @property
     def mean(self) -> float:
-        """The mean bound, or minus infinity if there is none or it is not a number."""
+        """The mean bound in nats, or minus infinity if it was not computed or is NaN."""
         return -math.inf if self.bound is None or math.isnan(self.bound) else self.bound
 
     def to_json(self) -> dict[str, Any]:
@@ -89,8 +90,17 @@ class Frontier:
     encoder: Trial
 
     @property
+    def smallest_budget(self) -> float | None:
+        """The time of the fastest trial with refinement, divided by that of the encoder's own posterior.
+
+        None if no trial has refinement.
+        """
+        times = [t.milliseconds for t in self.trials if t.inference.refine]
+        return min(times) / self.encoder.milliseconds if times else None
+
+    @property
     def efficient(self) -> list[Trial]:
-        """The trials with a higher bound than every faster one."""
+        """The trials that have a higher bound than every faster trial, from fast to slow."""
         found: list[Trial] = []
         for trial in self.trials:
             if trial.mean > (found[-1].mean if found else -math.inf):
@@ -101,13 +111,16 @@ class Frontier:
 def candidates(
     method: Method, steps: Iterable[int] = STEPS, base: Inference | None = None
 ) -> list[Inference]:
-    """The inferences that are possible for a method, from none to many refinement steps.
+    """The settings of inference to try for a method: no refinement, and each kind with several steps.
+
+    Kinds of refinement that the model does not allow, or that its latent dimension makes too expensive,
+    are left out.
 
     Args:
         method: a trained method.
         steps: numbers of refinement steps.
-        base: the other options of all inferences, such as the calibration; by default none are
-            changed. If it has refinement steps, it is one of the inferences itself.
+        base: gives the other options of all inferences, such as the calibration; by default their
+            defaults. If it has refinement steps, it is one of the inferences itself.
     """
     base = base or Inference()
     model = method.model
@@ -127,7 +140,7 @@ def tune(
     method: Method,
     x: Tensor,
     *,
-    budget: float | None = None,
+    budget: float | str | None = None,
     milliseconds: float | None = None,
     samples: int = 100,
     seed: int = 0,
@@ -136,11 +149,11 @@ def tune(
     tried: Iterable[Inference] | None = None,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> Frontier:
-    """Measure time and bound of all possible inferences, and choose the best within a time limit.
+    """Measure time and IWAE bound of several inferences, and choose the best within a time limit.
 
-    The winner is the fastest inference within the limit whose bound is significantly above that of
-    the encoder's own posterior, and not significantly below the best bound within the limit. If
-    there is none, the winner is the encoder's own posterior, even if it takes longer than the limit.
+    The winner is the fastest inference within the limit whose bound is significantly above that of the
+    encoder's own posterior, and not significantly below the best bound within the limit. If there is
+    none, the winner is the encoder's own posterior, even if it takes longer than the limit.
 
     Args:
         method: a trained method in evaluation mode.
@@ -154,27 +167,15 @@ def tune(
         tried: the inferences to try; by default all `candidates`.
         report: called with the number of inferences done and their total number.
     """
-    if (budget is None) == (milliseconds is None):
-        raise ConfigError("give a budget (such as 3 times the encoder's time) or milliseconds, not both")
-    given = budget if milliseconds is None else milliseconds
-    if not (given is not None and math.isfinite(given) and given > 0):
-        raise ConfigError(f"the time limit must be a positive number, got {given}")
-    if budget is not None and budget < 1:
-        raise ConfigError(
-            f"the budget must be at least 1, the time of the encoder's own posterior, got {budget:g}"
-        )
+    budget, milliseconds = _limits(budget, milliseconds)
     if len(x) < 2:
         raise ConfigError(f"the choice needs at least 2 validation examples, got {len(x)}")
     plain = _without(base or Inference())
     others = candidates(method, base=base) if tried is None else tried
     wanted = [plain, *(one for one in others if one != plain)]
     batch = x[: min(BATCH, at_once(method.model, memory))]
-    times = [_milliseconds(method, batch, plain)]
+    times = _milliseconds(method, batch, wanted, budget=budget, limit=milliseconds, report=report)
     limit = milliseconds if milliseconds is not None else (budget or 1.0) * times[0]
-    report(1, 2 * len(wanted))
-    for inference in wanted[1:]:
-        times.append(_milliseconds(method, batch, inference, HOPELESS * limit))
-        report(len(times), 2 * len(wanted))
     start = _iwae(method, x, plain, samples, seed, memory)
     encoder = Trial(plain, times[0], float(start.mean()), 0.0, start)
     trials = [encoder]
@@ -202,9 +203,10 @@ def best_refinement(
     memory: int | None = None,
     base: Inference | None = None,
 ) -> Inference:
-    """The kind of refinement with the highest IWAE bound on validation examples, or none.
+    """Choose the kind of refinement with the highest IWAE bound on validation examples.
 
-    A kind must raise the bound by more than twice the standard error of the gain.
+    A kind is chosen only if it raises the bound by more than twice the standard error of the gain. If no
+    kind does, the result has no refinement.
 
     Args:
         method: a trained method in evaluation mode.
@@ -224,6 +226,33 @@ def best_refinement(
         if _clearly_above(found, bound):
             best, bound = inference, found
     return best
+
+
+def _limits(budget: float | str | None, milliseconds: float | None) -> tuple[float | None, float | None]:
+    """Check the time limit, of which one must be given. A budget may be text such as 3x."""
+    if budget is None and milliseconds is None:
+        raise ConfigError(
+            "give a time limit: a budget, such as 3 for three times the encoder's time, or milliseconds "
+            "per example"
+        )
+    if budget is not None and milliseconds is not None:
+        raise ConfigError("give a budget or milliseconds, not both")
+    given = budget if milliseconds is None else milliseconds
+    if isinstance(budget, str):
+        try:
+            given = float(budget.strip().lower().removesuffix("x"))
+        except ValueError:
+            given = math.nan
+    if not (isinstance(given, int | float) and math.isfinite(given) and given > 0):
+        found = shown(budget if milliseconds is None else milliseconds)
+        raise ConfigError(f"the time limit must be a positive number such as 3, got {found}")
+    if milliseconds is not None:
+        return None, given
+    if given < 1:
+        raise ConfigError(
+            f"the budget must be at least 1, the time of the encoder's own posterior, got {given:g}"
+        )
+    return given, None
 
 
 def _without(inference: Inference) -> Inference:
@@ -257,29 +286,48 @@ def _standard_error(gain: Tensor) -> float:
 def _iwae(
     method: Method, x: Tensor, inference: Inference, samples: int, seed: int, memory: int | None
 ) -> Tensor:
-    """The IWAE bound of each example, (B,), on the CPU in float64."""
+    """The IWAE bound of each example, (B,), with K = `samples`, on the CPU in float64."""
     generator = torch.Generator(x.device).manual_seed(seed)
     found = bounds(method, x, inference, samples=samples, generator=generator, memory=memory)
     return found.iwae.double().cpu()
 
 
-def _milliseconds(method: Method, x: Tensor, inference: Inference, hopeless: float = math.inf) -> float:
-    """The time of one example's posterior when it is computed in the batch x.
+def _milliseconds(
+    method: Method,
+    x: Tensor,
+    inferences: list[Inference],
+    *,
+    budget: float | None,
+    limit: float | None,
+    report: Callable[[int, int], None],
+) -> list[float]:
+    """The median time of one example's posterior with each inference, computed in the batch x.
+
+    The inferences take turns, so that another program that runs for a while slows all of them.
 
     Args:
         method: a trained method.
         x: examples (B, *shape).
-        inference: the refinement.
-        hopeless: above this time, the time is not measured again.
+        inferences: the inferences; the first is the encoder's own posterior.
+        budget: the time limit as a multiple of the time of the first inference, or None.
+        limit: the time limit in milliseconds per example, if there is no budget.
+        report: called with the number of inferences done and twice their number.
     """
-    _once(method, x, inference)
-    second = _once(method, x, inference)  # both calls prepare caches and CUDA graphs
-    if second > hopeless:
-        return second
-    times: list[float] = []
-    while len(times) < REPEATS or (sum(times) * len(x) < ENOUGH and len(times) < MOST_REPEATS):
-        times.append(_once(method, x, inference))
-    return min(times)
+    first: list[float] = []
+    for done, inference in enumerate(inferences, 1):
+        _once(method, x, inference)
+        first.append(_once(method, x, inference))  # both calls prepare caches and CUDA graphs
+        report(done, 2 * len(inferences))
+    most = HOPELESS * (limit if limit is not None else (budget or 1.0) * first[0])
+    times = [[taken] for taken in first]
+    timed = [i for i, taken in enumerate(first) if i == 0 or taken <= most]
+    while (count := len(times[0]) - 1) < REPEATS or (
+        sum(times[0]) * len(x) < ENOUGH and count < MOST_REPEATS
+    ):
+        for i in timed:
+            if count < REPEATS or sum(times[i]) * len(x) < ENOUGH:
+                times[i].append(_once(method, x, inferences[i]))
+    return [statistics.median(taken[1:] or taken) for taken in times]
 
 
 def _once(method: Method, x: Tensor, inference: Inference) -> float:

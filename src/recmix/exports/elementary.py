@@ -1,9 +1,8 @@
-"""Linear algebra and log Γ, written with simple operations that ONNX also has.
+"""QR decompositions, log Γ and derivatives of convolutions, in simple operations that ONNX also has.
 
-ONNX has no operators for Cholesky factors, triangular systems, QR decompositions, log Γ and
-derivatives of convolutions. The matrices are D x D, where D is the latent dimension, so a loop over
-D becomes a few hundred small operations in the graph. Each function has the signature of the torch
-operator that it replaces; `ELEMENTARY` and `BACKWARD` list these operators.
+ONNX has no operators for them. Each function has the signature of the torch operator that it replaces;
+`ELEMENTARY` and `BACKWARD` list these operators. Cholesky factors and triangular systems, which every
+refinement step has, are in `recmix.exports.onnx_operators`.
 """
 
 from __future__ import annotations
@@ -16,67 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["BACKWARD", "ELEMENTARY", "cholesky_ex", "convolution_backward", "lgamma", "qr"]
-__all__ += ["solve_triangular"]
+__all__ = ["BACKWARD", "ELEMENTARY", "convolution_backward", "lgamma", "qr"]
 
 SHIFT = 8
 """Stirling's series for log Γ is evaluated at x + SHIFT, where it is accurate."""
-
-
-def cholesky_ex(
-    matrix: Tensor, *, upper: bool = False, check_errors: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Compute the lower Cholesky factors of matrices, like `torch.linalg.cholesky_ex`.
-
-    Args:
-        matrix: symmetric matrices, (..., D, D).
-        upper: must be False.
-        check_errors: must be False.
-
-    Returns:
-        The factors (..., D, D), and integers (...): 1 if a matrix is not positive definite, else 0.
-
-    >>> cholesky_ex(torch.tensor([[4.0, 2.0], [2.0, 2.0]]))[0]
-    tensor([[2., 0.],
-            [1., 1.]])
-    """
-    _require(upper, False, "an upper factor")
-    _require(check_errors, False, "errors from inside a graph")
-    columns, good = [], torch.ones_like(matrix[..., 0, 0], dtype=torch.bool)
-    rest = matrix
-    for j in range(matrix.shape[-1]):
-        pivot = rest[..., :1, :1]
-        good = good & (pivot[..., 0, 0] > 0)
-        column = rest[..., :1] / pivot.sqrt()  # (..., D - j, 1)
-        columns.append(F.pad(column, (0, 0, j, 0)))
-        rest = rest[..., 1:, 1:] - column[..., 1:, :] * column[..., 1:, :].mT
-    return torch.cat(columns, -1), (~good).to(torch.int32)
-
-
-def solve_triangular(
-    matrix: Tensor, right: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False
-) -> Tensor:
-    """Solve A X = B for X, like `torch.linalg.solve_triangular`.
-
-    Args:
-        matrix: the triangular matrices A, (..., D, D).
-        right: the right-hand sides B, (..., D, N).
-        upper: whether A is upper triangular; otherwise it is lower triangular.
-        left: must be True.
-        unitriangular: must be False.
-
-    >>> lower = torch.tensor([[2.0, 0.0], [1.0, 1.0]])
-    >>> solve_triangular(lower, torch.tensor([[2.0], [3.0]]), upper=False).flatten()
-    tensor([1., 2.])
-    """
-    _require(left, True, "an unknown on the left")
-    _require(unitriangular, False, "a unit diagonal")
-    size = matrix.shape[-1]
-    found: dict[int, Tensor] = {}
-    for i in reversed(range(size)) if upper else range(size):
-        found[i] = right[..., i : i + 1, :] / matrix[..., i : i + 1, i : i + 1]  # (..., 1, N)
-        right = right - matrix[..., :, i : i + 1] * found[i]
-    return torch.cat([found[i] for i in range(size)], -2)
 
 
 def qr(matrix: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
@@ -103,7 +45,7 @@ def qr(matrix: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
 
 
 def lgamma(x: Tensor) -> Tensor:
-    """Compute log Γ(x) for x > 0.
+    """Compute log Γ(x) for x > 0, elementwise.
 
     It is log Γ(x + 8), from Stirling's series, minus log x + log(x + 1) + ... + log(x + 7).
 
@@ -165,8 +107,6 @@ aten = torch.ops.aten
 BACKWARD: dict[Any, Callable[..., Any]] = {aten.convolution_backward.default: convolution_backward}
 """Operators of torch that compute derivatives, and the functions that replace them in a graph."""
 ELEMENTARY: dict[Any, Callable[..., Any]] = {
-    aten.linalg_cholesky_ex.default: cholesky_ex,
-    aten.linalg_solve_triangular.default: solve_triangular,
     aten.linalg_qr.default: qr,
     aten.lgamma.default: lgamma,
 }

@@ -74,7 +74,7 @@ class Graph(nn.Module, ABC):
 
 
 class DecoderGraph(Graph):
-    """The function from z (N, D) to mean examples E[x | z], in the range of the data."""
+    """The function from latent vectors z (N, D) to mean examples E[x | z], (N, ...)."""
 
     kind = "decoder"
 
@@ -96,7 +96,10 @@ class DecoderGraph(Graph):
         return self.model
 
     def forward(self, z: Tensor) -> Tensor:
-        """Compute E[x | z]; for a categorical likelihood, class probabilities (N, ..., K)."""
+        """Compute the mean examples E[x | z], (N, ...), of latent vectors z (N, D).
+
+        For a categorical likelihood with K classes these are class probabilities (N, ..., K).
+        """
         return self.model.decode(z)
 
 
@@ -124,14 +127,18 @@ class PosteriorGraph(Graph):
 class GaussianGraph(PosteriorGraph):
     """The function from examples x (B, ...) to a posterior that is a mixture of K Gaussians.
 
-    Its results are log-weights (B, K), means (B, K, D) and covariances. Diagonal covariances are
-    given as log-variances (B, K, D), full covariances as Cholesky factors (B, K, D, D).
+    D is the latent dimension. The results are log-weights (B, K), means (B, K, D) and covariances.
+    Diagonal covariances are given as log-variances (B, K, D), full covariances as Cholesky factors
+    (B, K, D, D).
     """
 
     kind = "mixture of Gaussians"
 
     def forward(self, examples: Tensor) -> tuple[Tensor, ...]:
-        """Compute the tensors that define q(z | x), in the order of `outputs`."""
+        """Compute log-weights, means and covariances of q(z | x) for examples (B, ...).
+
+        They are in the order of `outputs`.
+        """
         q = infer(self.method, examples, self.inference)
         found = q.describe() or {}
         if "log_weights" not in found:  # one component
@@ -154,7 +161,12 @@ class FlowGraph(PosteriorGraph):
         self.inputs["noise"] = (*drawn, method.model.latent)
 
     def forward(self, examples: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute S samples z (S, B, D) and log q(z | x) (S, B) from noise (S, B, D)."""
+        """Compute S samples z (S, B, D) of each of B examples, and log q(z | x) (S, B).
+
+        Args:
+            examples: the examples, (B, ...).
+            noise: standard normal noise, (S, B, D).
+        """
         q = infer(self.method, examples, self.inference)
         assert isinstance(q, Flow)
         start = q.base.mean + q.base.stddev * noise
@@ -163,7 +175,7 @@ class FlowGraph(PosteriorGraph):
 
 
 def example_values(uniform: Tensor, likelihood: Likelihood) -> Tensor:
-    """Convert numbers in [0, 1) to values of examples that a likelihood accepts.
+    """Convert numbers in [0, 1) to values that a likelihood accepts, in a tensor of the same shape.
 
     >>> from recmix.model.likelihoods import Categorical
     >>> example_values(torch.tensor([0.1, 0.6]), Categorical(4))
@@ -171,7 +183,7 @@ def example_values(uniform: Tensor, likelihood: Likelihood) -> Tensor:
     """
     kind, _, classes = likelihood.requirement.partition(":")
     if kind.endswith("classes"):
-        return (uniform * int(classes)).floor()
+        return (uniform * min(int(group.partition("*")[0]) for group in classes.split("+"))).floor()
     if kind == "counts":
         return (uniform * COUNTS).floor()
     return (uniform * 255).round() / 255 if kind == "eight_bit" else uniform

@@ -21,6 +21,7 @@ from recmix._version import __version__
 from recmix.errors import ConfigError, RunError, unknown
 from recmix.exports.elementary import BACKWARD, ELEMENTARY
 from recmix.exports.graphs import DecoderGraph, Graph, X, frozen, posterior_graph
+from recmix.exports.onnx_operators import onnx_operators
 from recmix.inference.gauss_newton import traceable
 from recmix.runs.files import remove_parts, write_bytes, write_json
 from recmix.runs.spec import Spec
@@ -127,7 +128,9 @@ def _range(values: str) -> list[float | None] | None:
         return [0.0, 1.0]
     if kind in ("counts", "classes"):
         return [0.0, float(classes) - 1 if classes else None]
-    return [None, float(classes) - 1] if kind == "padded_classes" else None
+    if kind != "padded_classes":
+        return None
+    return [None, max(float(group.partition("*")[0]) for group in classes.split("+")) - 1]
 
 
 def _check_packages() -> None:
@@ -255,7 +258,9 @@ def _torchscript(graph: Graph) -> bytes:
 
 
 def _onnx(graph: Graph) -> bytes:
-    program = _program(graph).run_decompositions(ELEMENTARY)
+    program = _program(graph)
+    if any(node.target in ELEMENTARY for node in program.graph.nodes):
+        program = program.run_decompositions(ELEMENTARY)
     with _quiet("torch.onnx", "onnxscript"):  # they report missing packages and skipped optimisations
         made = torch.onnx.export(
             program,
@@ -265,6 +270,7 @@ def _onnx(graph: Graph) -> bytes:
             dynamo=True,
             verbose=False,
             optimize=len(program.graph.nodes) < LONG,
+            custom_translation_table=onnx_operators(OPSET),
         )
     assert made is not None
     proto = made.model_proto

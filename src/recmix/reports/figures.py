@@ -18,7 +18,15 @@ mpl.use("Agg")
 
 from matplotlib import pyplot as plt
 
-__all__ = ["COLOURS", "STYLE", "learning_curves", "reconstructions", "samples", "save"]
+__all__ = [
+    "COLOURS",
+    "STYLE",
+    "learning_curves",
+    "reconstructions",
+    "samples",
+    "save",
+    "separate_labels",
+]
 
 COLOURS = ("#0b5fa5", "#d1495b", "#2e7d4f", "#8e6bb0", "#c98a1b", "#4a4a4a")
 STYLE: dict[Any, Any] = {
@@ -51,8 +59,8 @@ def learning_curves(
             ``val_iwae`` (the validation bound in nats per image) are used.
         path: the file to write. Its suffix selects PNG or SVG.
         after: for a run that continued another run, the number of epochs of that other run. The
-            line of the run starts after so many epochs.
-        title: of the figure.
+            line of the run starts at this epoch.
+        title: title of the figure.
 
     Returns:
         The path.
@@ -84,7 +92,7 @@ def reconstructions(
         originals: images (N, C, H, W) with values from 0 to 1.
         made: the reconstructions of these images, in the same shape, by the name of the model.
         path: the file to write. Its suffix selects PNG or SVG.
-        title: of the figure.
+        title: title of the figure.
 
     Returns:
         The path.
@@ -95,7 +103,16 @@ def reconstructions(
 
 
 def samples(images: Examples, path: Path, *, title: str = "Samples from the prior") -> Path:
-    """Draw images (N, C, H, W) side by side in a square, and write the figure to `path`."""
+    """Draw images side by side in a square.
+
+    Args:
+        images: images (N, C, H, W) with values from 0 to 1.
+        path: the file to write. Its suffix selects PNG or SVG.
+        title: title of the figure.
+
+    Returns:
+        The path.
+    """
     side = math.ceil(math.sqrt(len(images)))
     rows = [images[start : start + side] for start in range(0, len(images), side)]
     return _images(rows, path, title, (0.6 * side, 0.6 * len(rows) + 0.4))
@@ -137,3 +154,42 @@ def save(figure: Any, path: Path) -> Path:
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     plt.close(figure)
     return path
+
+
+def separate_labels(
+    axes: Any,
+    texts: Sequence[Any],
+    obstacles: Sequence[tuple[float, float]],
+    targets: Sequence[tuple[float, float]],
+    *,
+    expand: tuple[float, float],
+) -> None:
+    """Move labels so that they overlap neither each other nor points.
+
+    A label far from its point gets a line to it.
+
+    Args:
+        axes: the matplotlib axes.
+        texts: the labels, as matplotlib texts.
+        obstacles: points that no label may cover.
+        targets: the point that each label belongs to.
+        expand: size of the area kept free around a label, relative to the label.
+    """
+    from adjustText import adjust_text  # type: ignore[import-untyped]
+
+    xs, ys = zip(*obstacles, strict=True)
+    target_xs, target_ys = zip(*targets, strict=True)
+    adjust_text(
+        list(texts),
+        xs,
+        ys,
+        target_x=target_xs,
+        target_y=target_ys,
+        ax=axes,
+        expand=expand,
+        force_text=(0.3, 0.5),
+        force_static=(0.15, 0.3),
+        prevent_crossings=False,  # it moves labels back onto others
+        iter_lim=500,  # a time limit would not give the same figure again
+        arrowprops={"arrowstyle": "-", "color": "#999999", "lw": 0.7},
+    )

@@ -7,12 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from adjustText import adjust_text  # type: ignore[import-untyped]
 from matplotlib import pyplot as plt
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from recmix.reports.figures import COLOURS, STYLE, save
+from recmix.reports.figures import COLOURS, STYLE, save, separate_labels
 from recmix.reports.records import PAPER_ORDER
 from recmix.reports.statistics import TIMED_BATCH
 from recmix.reports.summary import Point
@@ -24,8 +23,6 @@ ACROSS = 3
 """Panels in a row."""
 OFFSET = (10, 6)
 """From a point to its label before labels are moved, in pixels: half a marker."""
-ITERATIONS = 500
-"""Most iterations of label placement. A time limit would not give the same figure again."""
 
 
 def frontiers(panels: Mapping[str, Sequence[Point]], path: Path, *, samples: int = 100) -> Path:
@@ -106,20 +103,5 @@ def _label(axes: Any, points: Sequence[Point], looks: Mapping[str, tuple[str, st
         axes.text(*place, point.name, color=looks[point.label][0], **style)
         for place, point in zip(axes.transData.inverted().transform(shifted), points, strict=True)
     ]
-    times, nats = zip(*places, strict=True)
-    line = {"arrowstyle": "-", "color": "#999999", "lw": 0.7}
-    adjust_text(
-        texts,
-        times,
-        nats,
-        target_x=times,
-        target_y=nats,
-        ax=axes,
-        expand=(1.1, 1.5),
-        force_text=(0.3, 0.5),
-        force_static=(0.15, 0.3),
-        prevent_crossings=False,  # it moves labels back onto others
-        iter_lim=ITERATIONS,
-        arrowprops=line,
-    )
+    separate_labels(axes, texts, places, places, expand=(1.1, 1.5))
     return texts

@@ -21,7 +21,7 @@ LISTED = 6
 
 
 def coloured(results: Results, column: TableColumn) -> bool:
-    """Whether a table column has enough splits for p-values, which the colours show."""
+    """Whether a table column has enough splits for p-values. Only then it is coloured."""
     return results.splits(column) >= FEWEST_PAIRS
 
 
@@ -81,7 +81,7 @@ def control_missing(results: Results) -> list[str]:
 
 
 def other_noise(results: Results) -> list[str]:
-    """Make a note on rows whose likelihood has a calibrated noise: they have another p(x)."""
+    """Make a note on rows with a calibrated noise of the likelihood, because it changes p(x)."""
     if not any(row.noise and cell.values for (row, _), cell in results.cells.items()):
         return []
     return [

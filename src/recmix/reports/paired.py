@@ -73,7 +73,16 @@ def signed_rank_p(differences: Sequence[float] | Array) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The result of comparing two table rows by their scores on the splits that both have."""
+    """The result of comparing two table rows by their scores on the splits that both have.
+
+    Attributes:
+        pairs: number of splits that both rows have.
+        p: one-sided exact p-value for a higher first row; None if there are too few pairs.
+        reason: why there is no p-value; else empty.
+        difference: mean of first minus second, in nats.
+        interval: 95 % t interval of this mean, if there are at least two pairs.
+        effect: effect size from -1 to 1, the matched-pairs rank-biserial correlation.
+    """
 
     pairs: int  # number of splits that both have
     # one-sided exact p-value that the first row is higher; None if there are too few pairs

@@ -33,7 +33,14 @@ MILLISECONDS = 500
 
 @dataclass(frozen=True, kw_only=True)
 class FigureStage:
-    """A mixture of K diagonal Gaussians over a two-dimensional z, after some training epochs."""
+    """A mixture of K diagonal Gaussians over a two-dimensional z, after some training epochs.
+
+    Attributes:
+        name: its title in the figure, such as ``epoch 3``.
+        means: means of the components, (K, 2).
+        variances: variances of the components, (K, 2).
+        weights: mixing weights, (K,). Components with less weight are drawn thinner.
+    """
 
     name: str  # its title, such as ``epoch 3``
     means: Array  # (K, 2)
@@ -43,7 +50,16 @@ class FigureStage:
 
 @dataclass(frozen=True, kw_only=True)
 class Instance:
-    """One image x of the figure: its true posterior p(z | x) on a grid and its learned mixtures."""
+    """One image of the figure: its true posterior p(z | x) on a grid, and its learned mixtures.
+
+    Attributes:
+        name: title of the image, such as ``instance 1``.
+        x: coordinates of the grid along the first dimension of z, (G,).
+        y: coordinates of the grid along the second dimension of z, (H,).
+        density: the true posterior at (x[i], y[j]) in row j, column i, (H, G), up to a factor.
+        recursive: the recursive mixture after more and more epochs.
+        blind: the same for the blind mixture, which learns both components at once.
+    """
 
     name: str  # such as ``instance 1``
     x: Array  # (G,) coordinates of the grid along the first dimension of z
@@ -86,9 +102,16 @@ def posterior_stages(instances: Sequence[Instance], path: Path) -> Path:
 
 
 def posterior_animation(instances: Sequence[Instance], path: Path) -> Path:
-    """Write the figure of `posterior_stages` as an animated GIF, with one frame for each stage.
+    """Write the figure of `posterior_stages` as an animated GIF.
 
-    A stage is a mixture after some training epochs.
+    Each frame shows the mixtures after some training epochs.
+
+    Args:
+        instances: the images, each with its true posterior and its mixtures.
+        path: the file to write.
+
+    Returns:
+        The path.
     """
     count = max(len(one.recursive) for one in instances)
     frames = []

@@ -26,7 +26,18 @@ CITATION = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """One number that the paper printed: of one method, data set and latent dimension."""
+    """One number that the paper printed, for one method, data set and latent dimension.
+
+    Attributes:
+        table: name of a table in ``published.json``, such as ``log_likelihood``.
+        data: name of the data set, as in `recmix.data`.
+        latent: dimension of z.
+        row: method and setting.
+        mean: the number, in nats or milliseconds.
+        std: its standard deviation, if it is printed.
+        significance: meaning of its colour, such as ``best`` or ``p<=0.01``, if it has one.
+        network: network of the decoder, ``conv`` or ``dense``.
+    """
 
     table: str  # one of the tables of published.json
     data: str  # name of the data set, as `recmix.data` has it
@@ -81,7 +92,7 @@ def published(
         method: label of the method in the paper, such as ``RME``.
         setting: value of the option that the paper varies for this method, such as the order of
             RME, or None if it varies none.
-        network: of the decoder, ``conv`` or ``dense``.
+        network: network of the decoder, ``conv`` or ``dense``.
 
     >>> published("log_likelihood", "mnist", 20, "RME", 4).mean
     945.2

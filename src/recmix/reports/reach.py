@@ -47,12 +47,12 @@ def reach_table(rows: Iterable[Line]) -> str:
     The best method is the one with the highest validation bound. These bounds are IWAE-K with the K
     of the test bound, if it was measured, and are averaged over the splits that all compared
     methods have. A calibrated row replaces the uncalibrated row of the same model. Rows whose
-    likelihood has a changed noise are another model of the data and are left out. A cell of these
-    methods names the method, and its number of splits if VAE+ has more. A dash means that nothing
+    likelihood has a changed noise are another model of the data and are left out. A cell with the best
+    method also has its name, and its number of splits if VAE+ has more. A dash means that nothing
     was measured.
 
     Args:
-        rows: of a summary, from `recmix.reports.summary.summary`.
+        rows: the rows of a summary, from `recmix.reports.summary.summary`.
     """
     found = list(rows)
     heads = ["data, dimension", "paper: VAE", "paper: best", "VAE+", "VAE+ calibrated", "feed-forward"]
@@ -82,10 +82,16 @@ def frontier_table(rows: Iterable[Line]) -> str:
 
 
 def gains(rows: Iterable[Line]) -> tuple[list[str], list[list[str]]]:
-    """Return column heads and cells of a table with all rows of a summary.
+    """Return a table with all rows of a summary, as texts.
 
-    The table has the bound of each row, its gain over VAE+ with the p-value, its inference time,
-    and its gap between log p(x) and the ELBO.
+    The table has the bound of each row, its gain over VAE+ with the p-value, its inference time, and
+    its gap between log p(x) and the ELBO.
+
+    Args:
+        rows: the rows of a summary, from `recmix.reports.summary.summary`.
+
+    Returns:
+        The column heads, and the cells of each row.
     """
     found = list(rows)
     samples = found[0]["samples"] if found else 100

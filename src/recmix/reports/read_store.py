@@ -40,6 +40,8 @@ __all__ = ["FIGURES", "printable", "read_store"]
 
 FIGURES = "figures"
 """Folder of a store that holds images for its report instead of a run."""
+OWN_DATA = "own data"
+"""Data of a model that was trained elsewhere and has no score yet."""
 CURVE_POINTS = 80
 """A learning curve is thinned to about this many epochs."""
 CURVES = ("val_iwae", "val_elbo", "elbo")
@@ -135,7 +137,7 @@ def _read_run(path: str, name: str, messages: list[str]) -> Record:
     failed = failure is not None and state != "done"
     return Record(
         folder=name,
-        **_place(spec, job or {}),
+        **_place(spec, job or {}, scores),
         status="failed" if failed else state,
         reason=str((failure if failed else status).get("reason", ""))[:LINE],
         epochs=int(number(status.get("epoch")) or 0),
@@ -165,7 +167,7 @@ def _spec(content: Any) -> Spec:
     return spec
 
 
-def _place(spec: Spec | None, job: Mapping[str, Any]) -> dict[str, Any]:
+def _place(spec: Spec | None, job: Mapping[str, Any], scores: Mapping[str, Any]) -> dict[str, Any]:
     """Return where a run belongs in the tables: row, column, split, restart and default inference.
 
     Values of ``job.json`` replace those of ``spec.json``, with two exceptions. The options of the
@@ -179,7 +181,7 @@ def _place(spec: Spec | None, job: Mapping[str, Any]) -> dict[str, Any]:
         found |= {
             "label": spec.label,
             "setting": spec.options.get(spec.setting) if spec.setting else None,
-            "data": spec.data.get("name"),
+            "data": spec.data.get("name") if spec.data else _scored_data(scores),
             "latent": spec.model.latent,
             "split": spec.data.get("seed", 0),
             "restart": spec.training.seed,
@@ -215,6 +217,19 @@ def _place(spec: Spec | None, job: Mapping[str, Any]) -> dict[str, Any]:
         "inference": inference,
         "continued": bool(found.get("continued")),
     }
+
+
+def _scored_data(scores: Mapping[str, Any]) -> str:
+    """Return the name of the data on which a model that was trained elsewhere was scored.
+
+    Its spec has no data. All its scores are of the same data, see `recmix evaluate`.
+    """
+    for score in scores.values():
+        data = score.get("data") if isinstance(score, dict) else None
+        name = data.get("name") if isinstance(data, dict) else None
+        if name and isinstance(name, str):
+            return name
+    return OWN_DATA
 
 
 def _job_model(job: Mapping[str, Any]) -> ModelOptions:

@@ -50,8 +50,13 @@ SET_TITLES = {
 class Row:
     """A row of the tables: a method, its setting, and the inference that computes its posterior.
 
-    The setting is the value of the one option that the tables vary for a method, such as the order
-    of RME.
+    Attributes:
+        label: Name of the method in the tables.
+        setting: Value of the one option that the tables vary for this method, such as the order of RME.
+        options: The options by which the row differs from others with this label and setting.
+        inference: How the posterior is computed, in words. It is empty for the default of the run.
+        calibrated: Whether the posterior is calibrated on validation data.
+        noise: Whether the noise of the likelihood was changed. This changes p(x) too.
 
     >>> print(Row("RME", 5), Row("VAE+", options="learning_rate=0.0001"), sep=", ")
     RME(5), VAE+ [learning_rate=0.0001]
@@ -70,7 +75,13 @@ class Row:
 
     @classmethod
     def of(cls, label: str, setting: Setting, inference: Inference) -> Row:
-        """Return the row of a run with this method label, setting and default inference."""
+        """Return the table row of a run.
+
+        Args:
+            label: name of the method in the tables.
+            setting: value of the option that the tables vary for this method, if there is one.
+            inference: the default inference of the run.
+        """
         noise = inference.noise != 1
         return cls(label, setting, calibrated=inference.calibrated or noise, noise=noise)
 
@@ -80,7 +91,7 @@ class Row:
 
     @property
     def use(self) -> str:
-        """The part of the row's name after label and setting: options, inference, calibration."""
+        """The end of the row's name, after label and setting: options, inference and calibration."""
         options = f"[{self.options}] " if self.options else ""
         how = ("calibrated" + " with noise" * self.noise) * self.calibrated
         words = ", ".join(filter(None, [self.inference, how]))
@@ -88,7 +99,7 @@ class Row:
 
     @property
     def order(self) -> tuple[Any, ...]:
-        """Sort key of rows: the paper's order of methods, label, setting, options, inference."""
+        """Sort key of rows: the paper's order of methods, then label, setting, options, inference."""
         place = _place(self.label, PAPER_ORDER)
         if isinstance(self.setting, int | float):
             setting: tuple[int, float, str] = (1, self.setting, "")
@@ -115,8 +126,8 @@ def _by_number(text: str) -> list[str | int]:
 def inference_words(used: Inference, default: Inference) -> str:
     """Describe in words how the inference `used` differs from the default inference of a run.
 
-    Different inferences give different words, with one exception: the words do not tell no
-    calibration from the calibration of the default.
+    Different inferences give different words, with one exception: an inference without calibration
+    and one with the calibration of the default give the same words.
 
     >>> inference_words(Inference(refine=2, restarts=3), Inference())
     '+2 steps, 3 restarts'
@@ -153,6 +164,14 @@ class TableColumn:
     """A column of the tables: a data set and all options of the model.
 
     Only scores in the same column can be compared.
+
+    Attributes:
+        data: name of the data set.
+        latent: dimension of z.
+        network: network of the encoder.
+        decoder_network: network of the decoder.
+        likelihood: name of the likelihood.
+        more: other options of data and model that are not the defaults, from `more_options`.
     """
 
     data: str
@@ -164,7 +183,7 @@ class TableColumn:
 
     @property
     def title(self) -> str:
-        """The data set's name as in the paper, with the model options that are not the usual ones.
+        """The name of the data set as in the paper, and the model options that are not usual.
 
         >>> TableColumn(data="mnist", latent=20, decoder_network="dense").title
         'MNIST, dense decoder'
@@ -192,7 +211,7 @@ class TableColumn:
 
 
 def more_options(model: ModelOptions, data: Mapping[str, Any], *, texts: bool = False) -> str:
-    """Return as text the changed options for which `TableColumn` has no field of its own.
+    """Return, as text, the changed options that are not fields of `TableColumn`.
 
     Changed options are those that differ from their defaults.
 
@@ -221,7 +240,7 @@ parsed = cache(ScoreKey.parse)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One run as plain values: its place in the tables, its state, scores, curves and files."""
+    """One run as plain values: its row and column in the tables, its state, scores and curves."""
 
     folder: str  # name of its folder in the store
     row: Row  # its row in the tables, for the run's default inference
@@ -250,7 +269,7 @@ class Record:
 
     @property
     def order(self) -> tuple[Any, ...]:
-        """Sort key of runs: the tables' order of columns and rows, then split, restart, folder."""
+        """Sort key of runs: by column and row as in the tables, then split, restart and folder."""
         return (self.column.order, self.row.order, self.split, self.restart, self.folder)
 
     def score(self, key: str, name: str) -> float | None:
@@ -263,10 +282,13 @@ class Record:
         return number(self.scores.get(key, {}).get(name))
 
     def keys(self, samples: int) -> dict[Row, str]:
-        """Return the names of the run's IWAE-K test scores for K = `samples`, by table row.
+        """Return the names of the run's IWAE-K test scores, by table row.
 
         A run has one row for each inference with which it was scored. The first is the row of its
         default inference, even if that was not scored.
+
+        Args:
+            samples: K of IWAE-K.
         """
         found = {self.row: str(ScoreKey("test", samples, self.inference))}
         for name in self.scores:
@@ -288,7 +310,14 @@ class Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreContent:
-    """Everything that was read from a store, and a message for everything that could not be read."""
+    """Everything that was read from a store, the folder of run folders.
+
+    Attributes:
+        folder: the store.
+        records: the runs that could be read.
+        problems: a message for everything that could not be read. It begins with the folder's name.
+        figures: paths of the images in the store's folder ``figures``.
+    """
 
     folder: Path
     records: Sequence[Record]
@@ -297,7 +326,7 @@ class StoreContent:
 
 
 def number(value: Any) -> float | None:
-    """Return the value as a float, or None if it is no finite number or too large to be squared."""
+    """Return a value as a float; None if it is not a finite number, or too large to be squared."""
     if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST:
         return float(value)
     return None

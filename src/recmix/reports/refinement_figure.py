@@ -8,25 +8,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from adjustText import adjust_text  # type: ignore[import-untyped]
 from matplotlib import pyplot as plt
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from recmix.reports.figures import COLOURS, STYLE, save
+from recmix.reports.figures import COLOURS, STYLE, save, separate_labels
 
 __all__ = ["RefinementPoint", "refinement_times"]
 
 MARKERS = ("o", "D", "s", "^", "v", "P")
 OFFSET = (10, 8)
 """From a point to its label before labels are moved, in pixels."""
-ITERATIONS = 500
-"""Most iterations of label placement. A time limit would not give the same figure again."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RefinementPoint:
-    """One refinement in the figure."""
+    """One refinement in the figure of bound against time.
+
+    Attributes:
+        how: kind of refinement; ``none`` for the encoder's own posterior.
+        steps: number of refinement steps.
+        milliseconds: time per example.
+        bound: IWAE bound, in nats per example.
+        error: standard error of the difference to the encoder's own posterior.
+        efficient: whether no faster refinement has a higher bound.
+        chosen: whether this refinement was chosen.
+    """
 
     how: str  # kind of refinement; ``none`` for the encoder's own posterior
     steps: int  # refinement steps
@@ -47,7 +54,8 @@ def refinement_times(
 ) -> Path:
     """Draw the bound against the time per example, with a marker for each kind of refinement.
 
-    Labels are numbers of steps. A dashed line joins the efficient refinements. A vertical line shows
+    Labels are numbers of steps. A dashed line joins the efficient refinements: no
+    faster one has a higher bound. A vertical line shows
     the time limit.
 
     Args:
@@ -55,7 +63,7 @@ def refinement_times(
         path: the file to write. Its suffix selects PNG or SVG.
         limit: the time limit in milliseconds per example.
         samples: K of the IWAE-K bound, for the label of the axis.
-        title: of the figure.
+        title: title of the figure.
 
     Returns:
         The path.
@@ -168,20 +176,6 @@ def _label(
         axes.text(*place, str(point.steps), color=looks[point.how][0], **style, zorder=6)
         for place, point in zip(axes.transData.inverted().transform(shifted), shown, strict=True)
     ]
-    times, bounds = zip(*((p.milliseconds, p.bound) for p in points), strict=True)
-    target_times, target_bounds = zip(*places, strict=True)
-    adjust_text(
-        texts,
-        times,
-        bounds,
-        target_x=target_times,
-        target_y=target_bounds,
-        ax=axes,
-        expand=(1.3, 1.6),
-        force_text=(0.3, 0.5),
-        force_static=(0.15, 0.3),
-        prevent_crossings=False,  # it moves labels back onto others
-        iter_lim=ITERATIONS,
-        arrowprops={"arrowstyle": "-", "color": "#999999", "lw": 0.7},
-    )
+    obstacles = [(point.milliseconds, point.bound) for point in points]
+    separate_labels(axes, texts, obstacles, places, expand=(1.3, 1.6))
     return texts

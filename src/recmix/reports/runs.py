@@ -43,12 +43,12 @@ def write_runs(records: Iterable[Record], path: Path) -> None:
 def one_per_line(head: Mapping[str, Any], name: str, items: Iterable[Mapping[str, Any]]) -> str:
     """Return a JSON object as text, with a list whose items are on one line each.
 
-    So files are short, and a diff shows the items that changed. NaN and infinity become null.
+    Files in this form are short, and a diff shows which items changed. NaN and infinity become null.
 
     Args:
         head: the first keys and values of the object.
         name: the key of the list, which comes last.
-        items: of the list.
+        items: the items of the list.
 
     >>> print(one_per_line({"format": 1}, "runs", [{"a": math.nan}]), end="")
     {"format": 1,

@@ -49,7 +49,15 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """The cells of the tables, for all runs of a store."""
+    """The cells of the tables, for all runs of a store.
+
+    Attributes:
+        rows: in the paper's order; VAE+ is always among them.
+        columns: in the paper's order.
+        cells: the cells by row and column. Combinations without runs are missing.
+        samples: K of the IWAE-K bound that is compared.
+        holm: whether p-values were corrected for the number of tests in a column.
+    """
 
     rows: Sequence[Row]  # in the paper's order; VAE+ is always among them
     columns: Sequence[TableColumn]  # in the paper's order
@@ -72,7 +80,7 @@ class Results:
         return max((len(cell.values) for cell in self.column(column)), default=0)
 
     def control_problem(self, column: TableColumn) -> str:
-        """Say in words why a column has no control VAE+; the text is empty if it has one.
+        """Return why a column has no control VAE+, in words; empty if it has one.
 
         If a column has VAE+ runs with different training options, none of them is the control.
         """
@@ -84,7 +92,7 @@ class Results:
 
 
 def select(records: Iterable[Record]) -> dict[int, Record]:
-    """Select for each split of the data the run with the best validation bound.
+    """Select the run with the best validation bound for each split; return the runs by split.
 
     Test scores are not used. Only runs that are done are selected. A run without a validation bound
     is selected only if no other has one. Among equal bounds, the run with the lower restart number

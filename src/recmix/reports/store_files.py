@@ -14,12 +14,12 @@ from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO
 
 from recmix.errors import RunError
+from recmix.runs.files import LARGEST_JSON, parse_json
 
 __all__ = ["LINE", "LOG_HEAD", "LOG_TAIL", "read_json", "read_log", "read_optional"]
 
 LOG_HEAD, LOG_TAIL, LINE = 6, 24, 400
 """Lines kept at the start and at the end of a log, and characters kept of a line."""
-LARGEST_JSON = 64 * 2**20
 LARGEST_LOG = 64 * 2**10
 STARTS = 5
 """Start events kept of a log."""
@@ -53,17 +53,13 @@ def read_json(folder: str, name: str) -> Any:
         with _opened(folder, name) as (file, size):
             if size > LARGEST_JSON:
                 raise RunError(f"{name} has {size:,} bytes, more than a report reads ({LARGEST_JSON:,})")
-            return json.loads(file.read(size))
+            return parse_json(file.read(size), name)
     except FileNotFoundError:
         return None
-    except (ValueError, RecursionError) as error:
-        raise RunError(
-            f"{name} is not readable JSON ({error}): it is damaged or half written"
-        ) from error
 
 
 def read_optional(folder: str, name: str, kind: type, messages: list[str]) -> Any:
-    """Return the content of a JSON file without which the rest of the run can still be shown.
+    """Return the content of a JSON file that a run need not have.
 
     It is None if the file does not exist. If the file is damaged, or its content is not of the type
     `kind`, a message is added to `messages` and None is returned.
@@ -82,8 +78,8 @@ def read_optional(folder: str, name: str, kind: type, messages: list[str]) -> An
 def read_log(folder: str, name: str) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the start events of a log file, and the first and last lines of the file.
 
-    A training writes a start event each time it begins or continues. It has the machine and the
-    versions of software.
+    Training writes a start event each time it begins or continues. The event has the machine and the
+    versions of software. Both lists are empty if the file does not exist.
     """
     try:
         with _opened(folder, name) as (file, size):

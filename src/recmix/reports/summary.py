@@ -88,12 +88,12 @@ def panels(rows: Iterable[dict[str, Any]]) -> dict[str, list[Point]]:
 
     There is one panel for each data set and latent dimension. A time is best measured while no
     other run uses the machine. If some rows of a panel have such a time, the others are left out.
-    If no row has one, the title of the panel says that the machine was shared. Always left out are
-    rows timed on another device than VAE+, and rows with calibration or a changed noise, which take
-    as long as without it and are compared with another control.
+    If no row has one, the title of the panel says that the machine was shared. Two
+    kinds of rows are always left out: rows timed on another device than VAE+, and rows with calibration
+    or a changed noise. The latter take as long as without it and have another control.
 
     Args:
-        rows: of `summary`.
+        rows: the rows that `summary` returns.
     """
     found = list(rows)
     shown = [

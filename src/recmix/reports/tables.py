@@ -27,7 +27,14 @@ EMPTY = "–"
 
 
 class Level(NamedTuple):
-    """A colour of the paper's tables, which marks the best row or a range of p-values."""
+    """A colour of the paper's tables, which marks the best row or a range of p-values.
+
+    Attributes:
+        name: short name, for style sheets.
+        words: what the colour means.
+        colour: the colour in the terminal; empty for the usual colour of text.
+        latex: the paper's name of the colour.
+    """
 
     name: str  # short, for style sheets
     words: str  # what it means
@@ -58,7 +65,21 @@ def level_of(p: float | None) -> Level | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableEntry:
-    """A table cell as text, with the numbers by which the HTML page sorts it."""
+    """A table cell as text, with the numbers by which the HTML page sorts it.
+
+    Attributes:
+        text: the mean, or the gain.
+        spread: the standard deviation, or an interval.
+        value: number by which the cell is sorted.
+        level: its colour.
+        bold: whether it is bold.
+        p: the p-value as text, or the word ``best``.
+        more: further text, such as the effect size.
+        paper: the paper's number.
+        paper_spread: the paper's standard deviation.
+        paper_value: the paper's number, for sorting.
+        difference: our number minus the paper's.
+    """
 
     text: str = EMPTY  # the mean, or the gain
     spread: str = ""  # the standard deviation, or an interval
@@ -74,19 +95,22 @@ class TableEntry:
 
     @property
     def signed_spread(self) -> str:
-        """`spread` with a ± before it, or unchanged if it is an interval such as ``[0.1, 0.4]``."""
+        """The text `spread` with ± before it; an interval such as ``[0.1, 0.4]`` is not changed."""
         return self.spread if self.spread.startswith("[") else f"± {self.spread}"
 
     @property
     def details(self) -> list[str]:
-        """The p-value and the further text of the cell, as far as they are not empty."""
+        """The p-value and the further text `more` of the cell, without empty texts."""
         return [word for word in (self.p, self.more) if word]
 
 
 class Line(NamedTuple):
     """A row of a table as text.
 
-    `first` is true for the first row of a method, such as SA(1) of the rows SA(1) to SA(8).
+    Attributes:
+        row: the row.
+        entries: its cells.
+        first: whether it is the first row of its method, such as SA(1) of the rows SA(1) to SA(8).
     """
 
     row: Row
@@ -96,7 +120,16 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table as text cells, which can be written as HTML, Markdown, LaTeX or terminal text."""
+    """A table as text cells, which can be written as HTML, Markdown, LaTeX or terminal text.
+
+    Attributes:
+        key: short name.
+        title: title above the table.
+        caption: what the numbers are.
+        columns: the columns: data sets, each with a latent dimension.
+        lines: the rows.
+        notes: notes below the table.
+    """
 
     key: str  # short name
     title: str  # above it
@@ -170,9 +203,9 @@ def likelihood_table(results: Results) -> Table:
 
 
 def gain_table(results: Results) -> Table:
-    """Return the table of gains over VAE+, which is the plain VAE trained further.
+    """Return the table of gains over the control VAE+.
 
-    The schedule of this further training is the one of the other methods.
+    VAE+ is the plain VAE, trained further with the same schedule as the other methods.
     """
 
     def entry(cell: Cell, digits: int) -> TableEntry:
@@ -289,7 +322,7 @@ def signed(value: float, digits: int) -> str:
 def decimals(value: float) -> int:
     """Return how many decimals a score in nats is shown with.
 
-    It is one, as in the paper, and two for absolute values below 200, as on binary images.
+    It is one, as in the paper, but two if the absolute value is below 200, as on binary images.
     """
     return 2 if abs(value) < 200 else 1
 

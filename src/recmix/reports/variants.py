@@ -38,9 +38,9 @@ def distinguish(records: Iterable[Record]) -> list[Record]:
 
 
 def model_of(record: Record) -> tuple[Row, TableColumn]:
-    """Return the row and column of a run, with the row as it is without calibration.
+    """Return the column of a run, and its row without calibration, as (row, column).
 
-    They are the same for all runs of one model, however its posterior is calibrated.
+    The result is the same for all runs of one model, however its posterior is calibrated.
     """
     return replace(record.row, calibrated=False, noise=False), record.column
 

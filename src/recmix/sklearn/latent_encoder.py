@@ -134,7 +134,7 @@ class LatentEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         more = dict(self.options or {})
         if twice := sorted(more.keys() & self.get_params(deep=False).keys()):
             raise ConfigError(f"options has {', '.join(twice)}: give it as an argument of LatentEncoder")
-        data = from_arrays(X, seed=seed)
+        data = from_arrays(X, seed=seed, hold_out_test=False)  # X is the training part
         model = fit(self.method, data, progress=bool(self.verbose), **given, **more)
         self.model_ = model.refined(self.refine) if self.refine else model
         self.seed_ = seed

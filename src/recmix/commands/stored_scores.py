@@ -1,0 +1,148 @@
+"""Decide whether scores on data that the user named are stored in the folder of the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recmix.commands.terminal import err, plain
+
+if TYPE_CHECKING:
+    from recmix.api import Model
+    from recmix.data import Data
+
+__all__ = ["GAP", "folder_of_scores", "scored_data"]
+
+GAP = "gap.json"
+"""Name of the file in the run folder that holds the result of --gap."""
+
+
+def folder_of_scores(
+    model: Model,
+    source: Data,
+    scored: Any,
+    split: str,
+    run: str,
+    data: str,
+    root: Path | None,
+    *,
+    own: bool,
+) -> Path | None:
+    """The folder in which scores on data that the user named are stored; None, with a note, for none.
+
+    Scores on data other than the run's own are not stored. A model that was trained elsewhere does
+    not name its data: its folder holds scores on one data set, the first that was scored.
+
+    Args:
+        model: the model.
+        source: the data that the user named.
+        scored: the part of them that is scored.
+        split: name of this part.
+        run: the run, as the user named it.
+        data: name or path of the data, as the user gave it.
+        root: folder of the data sets.
+        own: whether these are the data that the run was trained on.
+    """
+    if not model.spec.data:
+        return _folder_of_one_data(model, source, run, data)
+    trained = _trained_on(model, source, scored, split, root, own=own)
+    return _folder_of_own_data(model.folder, run, data, trained, len(scored), own=own)
+
+
+def scored_data(model: Model, data: Data) -> dict[str, Any]:
+    """What a stored result says about its data: nothing, if the spec of the run names them.
+
+    Args:
+        model: the model.
+        data: the data that are scored.
+    """
+    if model.spec.data:
+        return {}
+    return {"data": {"name": data.name, "fingerprint": data.fingerprint}}
+
+
+def _folder_of_one_data(model: Model, source: Data, run: str, data: str) -> Path | None:
+    """The folder of a model that was trained elsewhere, unless it has results on other data."""
+    from recmix.runs.files import read_json
+    from recmix.runs.folder import Run
+
+    if model.folder is None:
+        return None
+    results = list(Run(model.folder).scores().values())
+    if (gap := model.folder / GAP).exists():
+        results.append(read_json(gap))
+    for result in results:
+        stored = result.get("data") if isinstance(result, dict) else None
+        stored = stored if isinstance(stored, dict) else {}
+        if stored.get("fingerprint") != source.fingerprint:
+            name = stored.get("name", "data that are not known")
+            err.print(
+                f"note: the results in {run} are on {name}, and {data} has other examples. A model that "
+                "was trained elsewhere stores results on one data set only, so that this result is not "
+                "stored. To store it, save the model in another folder",
+                highlight=False,
+                markup=False,
+            )
+            return None
+    return model.folder
+
+
+def _trained_on(
+    model: Model, data: Data, scored: Any, split: str, root: Path | None, *, own: bool
+) -> int | None:
+    """How many of the scored examples are training examples of the model; None if it is not known.
+
+    The test part of the model's own data was never used, so that it is not counted.
+
+    Args:
+        model: the model.
+        data: the data that the user named.
+        scored: the part of them that is scored.
+        split: name of this part.
+        root: folder of the data sets.
+        own: whether these are the data that the model was trained on.
+    """
+    from recmix.data.overlap import count_training_examples
+
+    described = model.spec.data
+    had_test = (described.get("counts") or {}).get("test") is not None
+    if own and (split != "test" or had_test):
+        return 0
+    train = data.x_train if own else None
+    how: Any = {"folder": model.folder, "root": root, "vocabulary": model.vocabulary, "train": train}
+    return count_training_examples(scored, described, **how)
+
+
+def _folder_of_own_data(
+    folder: Path | None, run: str, data: str, trained: int | None, count: int, *, own: bool
+) -> Path | None:
+    """The folder of a run that names its data, if they are the scored ones; None, with a note, else.
+
+    Args:
+        folder: the folder of the run, if it has one.
+        run: the run.
+        data: the data that the user named.
+        trained: how many of the scored examples are training examples; None if it is not known.
+        count: number of scored examples.
+        own: whether these are the data that the run was trained on.
+    """
+    if own and not trained:
+        return folder
+    name, owner = plain(data), plain(run)
+    text = (
+        f"note: {name} has other examples than {owner} was trained on; none of the {count:,} scored "
+        "ones is a training example"
+    )
+    if trained is None:
+        text = (
+            f"note: {name} has other examples than {owner} was trained on, or splits them in another "
+            f"way. Whether training examples are among the {count:,} scored ones is not known, because "
+            "the data of the run cannot be loaded again"
+        )
+    elif trained:
+        text = (
+            f"[bold]warning:[/] {trained:,} of the {count:,} scored examples of {name} are training "
+            f"examples of {owner}, so that the score is too good for new examples"
+        )
+    err.print(f"{text}. The result is not stored in the run", highlight=False)
+    return None

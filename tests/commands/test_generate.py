@@ -1,0 +1,67 @@
+"""`recmix generate`: new texts, pictures and arrays from a run."""
+
+import numpy as np
+import pytest
+import torch
+from cases.commands import call
+
+import recmix
+
+TINY = {"epochs": 1, "latent": 2, "device": "cpu", "progress": False}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Folders of three untrained runs: texts with brackets, images and vectors."""
+    place = tmp_path_factory.mktemp("runs")
+    x = np.random.default_rng(0).random((12, 1, 8, 8), np.float32)
+    texts = recmix.data.from_texts(["[b] a", "a [b]", "a a", "[b] [b]"] * 5)
+    made = {
+        "texts": recmix.fit("vae", texts, units=8, heads=2, blocks=1, **TINY),
+        "images": recmix.fit("vae", x, **TINY),
+        "vectors": recmix.fit("vae", x[:, 0, 0], **TINY),
+    }
+    for name, model in made.items():
+        model.save(place / name)
+    return place
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_texts_go_to_the_terminal_or_to_a_file(runs, capsys):
+    assert call("generate", runs / "texts", "--count", 5, "--seed", 3, "--device", "cpu") == 0
+    shown = capsys.readouterr().out.splitlines()
+    expected = recmix.load(runs / "texts", device="cpu").sample_texts(5, seed=3)
+    assert shown == [text for text in expected if text]
+    words = ["generate", runs / "texts", "--count", 5, "--seed", 3, "--device", "cpu"]
+    assert call(*words, "--out", "new/texts.txt") == 0
+    with open("new/texts.txt", encoding="utf-8") as lines:
+        assert lines.read().splitlines() == shown
+
+
+def test_pictures_are_a_grid_and_arrays_are_stored(runs, tmp_path):
+    assert call("generate", runs / "images", "--count", 3, "--device", "cpu") == 0
+    assert (tmp_path / "samples.png").read_bytes().startswith(b"\x89PNG")
+    for name in ("images", "vectors"):
+        words = ["generate", runs / name, "--count", 3, "--seed", 4, "--device", "cpu"]
+        assert call(*words, "--out", f"{name}.npy") == 0
+        expected = recmix.load(runs / name, device="cpu").sample(3, seed=4)
+        torch.testing.assert_close(torch.from_numpy(np.load(f"{name}.npy")), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "message"),
+    [
+        ("texts", "a.png", "give a .txt or .smi file"),
+        ("vectors", "a.png", "are no pictures: give a .npy file"),
+        ("images", "a.txt", "expected a file that ends in .png"),
+        ("images", "folder.npy", "could not write"),
+    ],
+)
+def test_wrong_files_are_refused(runs, tmp_path, capsys, name, file, message):
+    (tmp_path / "folder.npy").mkdir()
+    assert call("generate", runs / name, "--out", file, "--device", "cpu") == 2
+    assert message in " ".join(capsys.readouterr().err.split())
