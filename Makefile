@@ -12,7 +12,7 @@ demo: $(VENV)/.run
 	$(BIN)/recmix demo --out runs/demo --overwrite
 
 test: $(VENV)/.dev lint types
-	RECMIX_DATA="$(RECMIX_DATA)" $(BIN)/python -m pytest -n 2
+	RECMIX_DATA="$(RECMIX_DATA)" $(BIN)/python -m pytest -n 2 --dist loadfile
 
 # The libraries whose models recmix reads are large, so they have an environment of their own.
 test-adapters: $(VENV)-adapters/.installed

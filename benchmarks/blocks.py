@@ -40,7 +40,7 @@ def pixels(count: int, shape: Sequence[int], seed: int = 0) -> np.ndarray:
 
 def make_data(count: int, shape: Sequence[int]) -> Data:
     """A data set of synthetic images, `count` of them for training."""
-    return from_arrays(pixels(count, shape), pixels(8, shape, 1))
+    return from_arrays(pixels(count, shape), pixels(8, shape, 1), hold_out_test=False)
 
 
 def statistics_of(data: Data) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.peak import peak_resident, resident, status
+from recmix.errors import RecmixError
 
 Work = Callable[[], object]
 Make = Callable[..., Work]
@@ -89,7 +90,7 @@ def _on_gpu(
         return Cost(first if first > COMPILE * seconds else _time(work, device), used)
     except torch.OutOfMemoryError:
         return "skipped: more memory than the GPU has"
-    except RuntimeError as error:
+    except (RuntimeError, RecmixError) as error:
         return _failed(error)
     finally:
         gc.collect()
@@ -145,7 +146,7 @@ def _serve_call(
         before = resident()
         seconds = _time(work, device)
         pipe.send(Cost(seconds, max(0, peak_resident() - before)))
-    except (MemoryError, RuntimeError) as error:
+    except (MemoryError, RuntimeError, RecmixError) as error:
         pipe.send(too_large(memory) if _is_memory(error) else _failed(error))
 
 

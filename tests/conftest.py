@@ -1,5 +1,6 @@
 """Fixtures shared by all tests."""
 
+import dataclasses
 import importlib.util
 import os
 import shutil
@@ -26,6 +27,33 @@ def real_data() -> Path:
     if not root or not Path(root).is_dir():
         pytest.skip("RECMIX_DATA names no folder with the published data sets")
     return Path(root)
+
+
+@pytest.fixture
+def few_digits(monkeypatch):
+    """The data set digits with 300 training images and 24 test images: commands take less time."""
+    from recmix.data import SETS
+
+    digits = SETS["digits"]
+
+    def read(found):
+        train, _, test = digits.read(found)
+        return train.subset(range(300)), None, test.subset(range(24))
+
+    few = dataclasses.replace(digits, read=read, published_counts=(300, None, 24))
+    monkeypatch.setitem(SETS, "digits", few)
+
+
+@pytest.fixture
+def registries():
+    """Methods and components that a test registers are removed after it."""
+    from recmix.methods.registry import COMPONENTS, METHODS
+
+    before = [(registry, dict(registry)) for registry in (METHODS, COMPONENTS)]
+    yield
+    for registry, known in before:
+        registry.clear()
+        registry.update(known)
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from cases.commands import call
 
 from recmix.cli import app
 from recmix.commands.train import add_train
-from recmix.methods.registry import COMPONENTS, METHODS
+from recmix.methods.registry import METHODS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -150,30 +150,22 @@ def test_every_method_has_a_section_with_its_options(name):
 
 
 @each_page
+@pytest.mark.usefixtures("few_digits", "registries")  # a page may register a method
 def test_examples_run(page, tmp_path, monkeypatch, capsys):
     if page.name == "molecules.md":
         pytest.importorskip("rdkit")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RECMIX_OFFLINE", "1")
-    for registry in (METHODS, COMPONENTS):  # a page may register a method
-        for name in list(registry):
-            monkeypatch.setitem(registry, name, registry[name])
-    before = {id(registry): set(registry) for registry in (METHODS, COMPONENTS)}
     names = {"__name__": "page"}
-    try:
-        for block in blocks(page):
-            if block.why:
-                continue
-            if block.kind == "python":
-                run_python(page, block, names)
-            elif block.kind == "sh":
-                run_shell(block, capsys)
-            elif block.kind == "console":
-                run_console(block, capsys)
-    finally:
-        for registry in (METHODS, COMPONENTS):
-            for name in set(registry) - before[id(registry)]:
-                del registry[name]
+    for block in blocks(page):
+        if block.why:
+            continue
+        if block.kind == "python":
+            run_python(page, block, names)
+        elif block.kind == "sh":
+            run_shell(block, capsys)
+        elif block.kind == "console":
+            run_console(block, capsys)
 
 
 @each_page

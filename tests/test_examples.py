@@ -2,7 +2,7 @@
 
 import importlib.util
 import re
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -11,13 +11,16 @@ import pytest
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
 
-def run(name, *arguments):
-    """What an example prints."""
-    done = subprocess.run(
-        [sys.executable, EXAMPLES / name, *arguments], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run an example in this process, and return what it prints."""
+
+    def run(name, *arguments):
+        monkeypatch.setattr(sys, "argv", [name, *arguments])
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
 
 
 def rows(text):
@@ -30,7 +33,7 @@ def rows(text):
     return found
 
 
-def test_bring_your_own_vae():
+def test_bring_your_own_vae(run):
     text = run("bring_your_own_vae.py", "--quick")
     found = rows(text)
     elbo, iwae, _ = found["encoder"]
@@ -44,7 +47,7 @@ def test_bring_your_own_vae():
     assert gain == pytest.approx(found["refined, 2 steps"][1] - iwae, abs=0.02)
 
 
-def test_counts():
+def test_counts(run):
     found = rows(run("counts.py"))
     elbo, iwae, _ = found["encoder"]  # perplexities: lower is better
     assert 1 < iwae < elbo < 200  # 200 words
@@ -54,7 +57,7 @@ def test_counts():
         assert found[f"refined, {steps}"][1] < iwae
 
 
-def test_text():
+def test_text(run):
     text = run("text.py")
     found = rows(text)  # NLL, perplexity, ELBO, KL, mutual information, active units, time
     assert found["vae, no option against collapse"][3] < 0.1
@@ -70,7 +73,7 @@ def test_text():
 
 
 @pytest.mark.skipif(importlib.util.find_spec("pythae") is None, reason="pythae is not installed")
-def test_pythae_model():
+def test_pythae_model(run):
     found = rows(run("pythae_model.py", "--quick"))
     (theirs,) = found["pythae, get_nll"]
     elbo, iwae = found["recmix, encoder"]
@@ -81,16 +84,13 @@ def test_pythae_model():
 
 
 @pytest.mark.skipif(importlib.util.find_spec("pythae") is not None, reason="pythae is installed")
-def test_without_pythae_the_example_says_how_to_install_it():
-    done = subprocess.run(
-        [sys.executable, EXAMPLES / "pythae_model.py"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1
-    assert "pip install pythae" in done.stderr
+def test_without_pythae_the_example_says_how_to_install_it(run):
+    with pytest.raises(SystemExit, match="pip install pythae"):
+        run("pythae_model.py")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("rdkit") is None, reason="RDKit is not installed")
-def test_molecules():
+def test_molecules(run):
     text = run("molecules.py", "--epochs", "8")
     found = rows(text)
     assert set(found) == {
@@ -106,7 +106,7 @@ def test_molecules():
     assert "MoleculeGraphs(6 atom types, up to 10 atoms)" in text
 
 
-def test_video():
+def test_video(run):
     found = rows(run("video.py"))
     elbo, iwae, _ = found["encoder"]
     assert elbo < iwae

@@ -111,20 +111,24 @@ def weighted_elbo(
     free_bits: float = 0.0,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """A training objective against posterior collapse, and the ELBO; both are means over the batch.
+    """The ELBO with a weight of the KL, a training objective against posterior collapse.
 
     The objective is E_q[log p(x | z)] - β KL(q || p(z)), with the weight β (KL annealing). With
     `free_bits` λ the KL is replaced by Σ_d max(λ, KL_d), where KL_d is the KL of latent dimension d,
     averaged over the batch. So a KL_d below λ has no gradient. One sample of z is drawn for each
-    example. The ELBO has no gradient.
+    example.
 
     Args:
         model: the model p(x, z).
         x: examples (B, *shape).
         posterior: q(z | x) for these examples.
-        kl_weight: β.
+        kl_weight: the weight β.
         free_bits: λ, in nats. It needs a KL that is a sum over dimensions, see `kl_by_dimension`.
         generator: the random number generator.
+
+    Returns:
+        The objective and the ELBO itself, both scalars averaged over the batch. The ELBO has no
+        gradient.
 
     Reference: Bowman et al., Generating Sentences from a Continuous Space, CoNLL 2016 (β); Kingma et
     al., Improved Variational Inference with Inverse Autoregressive Flow, NeurIPS 2016 (λ).
@@ -139,8 +143,12 @@ def weighted_elbo(
 def kl_by_dimension(model: LatentModel, posterior: Posterior) -> Tensor:
     """KL(q || p(z)) of each latent dimension, (B, D), in nats.
 
-    The KL is a sum over dimensions for a diagonal Gaussian and the standard normal prior. For others
-    this is an error.
+    Args:
+        model: the model p(x, z). Its prior must be the standard normal.
+        posterior: q(z | x) for B examples. It must be a diagonal Gaussian.
+
+    Raises:
+        ConfigError: the KL is not a sum over dimensions.
     """
     found = posterior.kl_by_dimension() if model.prior.standard else None
     if found is None:

@@ -19,8 +19,10 @@ from benchmarks.measures.scale import Point, make_work, measure
 from benchmarks.measures.training import compare_with_literal
 from benchmarks.record import cores
 from benchmarks.registry import all_benchmarks
+from recmix.errors import ConfigError
 from recmix.inference.inference import REFINEMENT
 from recmix.methods.method import infer
+from recmix.runs.files import read_json
 
 MEMORY = ("iwae5000_peak_memory", "laplace_peak_memory")
 SCALE = "refinement_scale"
@@ -76,7 +78,7 @@ def test_benchmark_is_measured_and_written(name, run_small, tmp_path):
         assert entry["value"] > 0
     (path,) = tmp_path.glob("*.json")
     assert path.name == f"cpu-{cores()}-cores.json"
-    assert json.loads(path.read_text()) == {name: entry}
+    assert read_json(path) == {name: entry}
 
 
 def test_gpu_measurements_also_run_with_eager_engine(context):
@@ -216,6 +218,10 @@ def make_failure(device):
     raise RuntimeError("no such decoder\nsecond line")
 
 
+def make_refused(device):
+    raise ConfigError("at most 512")
+
+
 def test_call_over_a_limit_is_ended_and_others_have_a_cost():
     cpu = torch.device("cpu")
     usual = {"seconds": 5.0, "memory": 2**28}
@@ -225,6 +231,7 @@ def test_call_over_a_limit_is_ended_and_others_have_a_cost():
     assert 0 < done.seconds < 5
     assert cost_of_call(cpu, make_memory, {"bytes": 2**29}, **usual) == "skipped: over 0.25 GiB"
     assert cost_of_call(cpu, make_failure, {}, **usual) == "skipped: RuntimeError: no such decoder"
+    assert cost_of_call(cpu, make_refused, {}, **usual) == "skipped: ConfigError: at most 512"
     start = time.monotonic()
     slow = cost_of_call(cpu, make_sleep, {"seconds": 60}, seconds=0.1, memory=2**28)
     assert slow == "skipped: over 0.1 s"

@@ -12,6 +12,7 @@ from benchmarks import __main__ as command
 from benchmarks.record import cores, reached
 from benchmarks.registry import BENCHMARKS, Measurement, all_benchmarks
 from recmix.errors import ConfigError, RunError
+from recmix.runs.files import read_json
 
 ROOT = Path(__file__).parents[2]
 
@@ -70,7 +71,7 @@ def test_other_benchmarks_run_after_a_failure(run_small, tmp_path, monkeypatch, 
         run_small(["posterior_rme5_over_vae", "posterior_rme5_over_sa1"], tmp_path)
     assert "out of memory" in capsys.readouterr().out
     (path,) = tmp_path.glob("*.json")
-    assert list(json.loads(path.read_text())) == ["posterior_rme5_over_sa1"]
+    assert list(read_json(path)) == ["posterior_rme5_over_sa1"]
 
 
 @pytest.mark.parametrize(

@@ -484,7 +484,7 @@ def reaches_the_best_bound_of_its_family(cls):
     method.model.requires_grad_(False)
     optimizers = method.optimizers(1.0)
     x = world.images(64)
-    generator, steps = seeded(), 500
+    generator, steps = seeded(), 300
     for number in range(steps):
         for optimizer in optimizers.values():
             for group in optimizer.param_groups:

@@ -37,6 +37,13 @@ def test_refinement_comes_before_calibration():
     torch.testing.assert_close(found.covariance_matrix, expected.covariance_matrix)
 
 
+def test_either_option_calibrates():
+    assert not Inference().calibrated
+    assert Inference(scale=1.5).calibrated
+    assert Inference(slope=0.1).calibrated
+    assert "scale=1.5" in Inference(scale=1.5).key
+
+
 def test_slope_scales_examples_that_fit_worse():
     model, x, q = start(40)
     inference = Inference(scale=0.9, slope=0.01, reference=-20.0)

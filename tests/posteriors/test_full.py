@@ -44,6 +44,18 @@ def test_density_is_the_multivariate_normal(inverted):
 
 
 @both_forms
+@pytest.mark.parametrize("shape", [(5, 3), (7, 5, 3), (2, 7, 5, 3)])
+def test_products_with_the_factor_and_its_inverse(inverted, shape):
+    q, mean, spread = gaussian(inverted=inverted)
+    lower = torch.linalg.cholesky(spread)
+    v = torch.randn(shape, generator=seeded(1), dtype=torch.float64)
+    torch.testing.assert_close(q.multiply(v), (lower @ v[..., None]).squeeze(-1))
+    torch.testing.assert_close(q.multiply_transposed(v), (lower.mT @ v[..., None]).squeeze(-1))
+    torch.testing.assert_close(q.whiten(mean + q.multiply(v)), v)
+    torch.testing.assert_close(q.precision_factor, torch.linalg.inv(lower))
+
+
+@both_forms
 def test_samples_have_the_mean_and_covariance(inverted):
     q, mean, spread = gaussian(batch=2, inverted=inverted)
     z, _ = q.rsample_and_log_prob(40_000, generator=seeded(2))

@@ -61,20 +61,22 @@ def conjugate(
 ) -> Gaussian:
     """The diagonal Gaussian N(z*, 1 / diag(H)), where z* is reached by Gauss-Newton steps.
 
-    log p(x, z) never falls: an example for which no candidate step increases it keeps its z. The
-    results carry no gradient. Memory grows linearly with the dimension of z.
+    H is the Gauss-Newton curvature of -log p(x, z) at z*. No matrix is formed: each step solves its
+    equations by conjugate gradients. log p(x, z) never falls, because an example for which no
+    candidate step increases it keeps its z. The results carry no gradient. Memory grows linearly with
+    the dimension of z.
 
-    The prior's curvature C is exact for N(0, I), and for up to 64 latent dimensions, except that
-    eigenvalues below a small positive minimum are raised to it. For other priors with more dimensions
-    C is the diagonal of the curvature, with the same minimum.
+    H contains the curvature of the prior. It is exact for N(0, I) and for up to 64 latent dimensions,
+    except that eigenvalues below a small positive minimum are raised to it. For other priors with more
+    dimensions only the diagonal of the prior's curvature is used, with the same minimum.
 
     Args:
         model: the model p(x, z).
         x: examples (B, *shape).
         start: first latent points (B, D).
         steps: number of Gauss-Newton steps; 0 gives the variances at `start`.
-        iterations: number of conjugate gradient iterations for each step. Each needs one
-            product H v. D iterations solve the equations exactly, up to rounding.
+        iterations: number of conjugate gradient iterations for each step. Each needs one product of H
+            and a vector. D iterations solve the equations exactly, up to rounding.
         chunk: number of examples in one pass. By default, as many as give about 8 million decoder
             output values. Reduce it if the memory is not enough for the decoder's hidden layers.
 
@@ -138,7 +140,7 @@ def _one_pass(
 def _direction(
     joint: LogJoint, z: Tensor, push: Push, level: Tensor, iterations: int
 ) -> tuple[Tensor, Tensor]:
-    """The step δ from z, (B, D), see `_solve`, and log p(x, z), (B,)."""
+    """The step δ (B, D) from z that solves (H + λ I) δ = g approximately, and log p(x, z), (B,)."""
     here = _Curvature(joint, z, push)
     return _solve(here.multiply, here.gradient, level, iterations), here.log_joint
 
@@ -335,16 +337,16 @@ def _by_reverse_mode(decoder: nn.Module, z: Tensor, v: Tensor) -> Tensor:
 
 
 def curvature_product(model: LatentModel, x: Tensor, z: Tensor, v: Tensor, push: Push) -> Tensor:
-    """The product H v of the Gauss-Newton curvature of -log p(x, z) at z and vectors v, (B, D).
+    """The product H v, (B, D), of the Gauss-Newton curvature H of -log p(x, z) and vectors v.
 
-    The result carries no gradient.
+    H itself is never formed. The result carries no gradient.
 
     Args:
         model: the model p(x, z).
         x: examples (B, *shape).
         z: latent points (B, D).
         v: vectors (B, D).
-        push: the result of `choose_push` for the model's decoder.
+        push: function for Jacobian-vector products of the decoder, from `choose_push`.
     """
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         with torch.enable_grad():
@@ -358,7 +360,17 @@ def curvature_product(model: LatentModel, x: Tensor, z: Tensor, v: Tensor, push:
 
 
 def choose_push(decoder: nn.Module, z: Tensor) -> Push:
-    """The function that computes Jacobian-vector products of this decoder; tried at z (1, D)."""
+    """Choose the function that computes Jacobian-vector products of a decoder.
+
+    It uses forward-mode differentiation if all modules of the decoder support it, else reverse mode.
+
+    Args:
+        decoder: the network.
+        z: a latent point (1, D) at which forward mode is tried.
+
+    Returns:
+        A function of the decoder, z and v, both (B, D), that returns J v, (B, *output).
+    """
     return _by_forward_mode if _has_forward_mode(decoder, z) else _by_reverse_mode
 
 

@@ -104,7 +104,7 @@ def jacobian(model: LatentModel, z: Tensor, *, chunk: int | None = None) -> tupl
 
 
 def tangent_chunk(model: LatentModel, z: Tensor) -> int:
-    """The number of Jacobian columns at z (B, D) that one pass computes with moderate memory."""
+    """The number of Jacobian columns that one pass computes with moderate memory, for z (B, D)."""
     if is_traceable():  # a tracer cannot follow a number that depends on the batch
         return z.shape[1]
     values = max(1, len(z) * math.prod(model.likelihood.output_shape(model.shape)))
@@ -239,7 +239,10 @@ class LogJoint:
         return NormalEquations(at, gradient, slope.mT @ weighted + curvature)
 
     def gradient(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """log p(x, z), (B,), and its derivative with respect to z, (B, D), without a curvature."""
+        """log p(x, z), (B,), and its derivative with respect to z, (B, D), at z (B, D).
+
+        It needs one forward and one backward pass, and no Jacobian.
+        """
         if is_traceable() or torch.is_inference_mode_enabled():  # no reverse mode there
             here = self.equations(z)
             return here.log_joint, here.gradient
@@ -250,10 +253,10 @@ class LogJoint:
         return joint.detach(), gradient
 
     def dampings(self, level: Tensor) -> Tensor:
-        """The T candidate dampings of one Gauss-Newton step, (T, B).
+        """The T candidates for the damping of one Gauss-Newton step, (T, B).
 
         Args:
-            level: the present damping λ of each example, (B,).
+            level: the present damping λ of each example, (B,). The candidates are multiples of it.
         """
         return torch.stack([multiple * level for multiple in DAMPINGS])
 
@@ -267,10 +270,10 @@ class LogJoint:
         level: Tensor,
         least: float,
     ) -> tuple[Tensor, Tensor]:
-        """Select the best candidate step of each example; returns the next z (B, D) and λ (B,).
+        """Select the best candidate step of each example; return the next z (B, D) and damping λ (B,).
 
-        λ becomes a tenth of the chosen damping. If no candidate increased log p(x, z), z stays and
-        λ becomes ten times the largest candidate.
+        The next λ is a tenth of the damping of the chosen step. If no candidate increased log p(x, z), z
+        stays, and the next λ is ten times the largest candidate.
 
         Args:
             reached: log p(x, z + step) for each of the T candidate steps, (T, B).
@@ -292,7 +295,9 @@ class LogJoint:
 def make_log_joint(
     model: LatentModel, x: Tensor, dtype: torch.dtype, chunk: int | None = None
 ) -> LogJoint:
-    """Make a `LogJoint`. A faster implementation may return a subclass.
+    """Make the `LogJoint` of one batch: log p(x, z) as a function of z.
+
+    `recmix.accelerate` may return a faster subclass.
 
     Args:
         model: the model p(x, z).
@@ -345,23 +350,23 @@ def ascend(
     chunk: int | None = None,
     reuse: int = 0,
 ) -> tuple[Tensor, NormalEquations]:
-    """Take damped Gauss-Newton steps that increase log p(x, z), starting at `start`.
+    """Make damped Gauss-Newton steps that increase log p(x, z), starting at `start`.
 
-    Every step tries the dampings 0, λ, 10 λ, 100 λ and 1000 λ. For each example it takes the one
-    that reaches the highest log p(x, z). If none increases log p(x, z), z stays. With a linear
-    decoder and a Gaussian likelihood the first step reaches the maximum exactly.
+    Every step tries the dampings 0, λ, 10 λ, 100 λ and 1000 λ. For each example it uses the one that
+    reaches the highest log p(x, z). If none increases log p(x, z), z stays. With a linear decoder and a
+    Gaussian likelihood the first step reaches the maximum exactly.
 
     The returned z carries no gradient. Where gradients are enabled, the returned gradient g and
     curvature H carry gradients to the parameters of the decoder and of the likelihood. A caller can
-    use H as the precision of a Gaussian, and g to differentiate the maximum itself: when g changes
-    by dg, the maximum moves by H⁻¹ dg (implicit function theorem).
+    use H as the precision of a Gaussian. It can use g to differentiate the maximum itself: when g
+    changes by dg, the maximum moves by H⁻¹ dg (implicit function theorem).
 
     Args:
         model: the model p(x, z).
         x: examples (B, *shape).
         start: first latent points (B, D).
         steps: number of Gauss-Newton steps.
-        damping: λ at the start.
+        damping: the first λ, in units of the prior's precision.
         chunk: number of columns of the decoder's Jacobian per pass, see `jacobian`.
         reuse: number of further steps after each Gauss-Newton step; they use a new gradient and the
             same curvature.

@@ -96,9 +96,9 @@ class Inference(Options):
         return improve(self, self.model(model), x, q)
 
     def model(self, model: LatentModel) -> LatentModel:
-        """The model p(x, z) with its likelihood's noise multiplied by `noise`.
+        """The model p(x, z), with the noise of its likelihood multiplied by the option `noise`.
 
-        Bounds of log p(x) for this inference must use the returned model.
+        With this inference, bounds of log p(x) must be computed with the returned model.
         """
         return model if self.noise == 1 else model.with_noise(self.noise)
 
@@ -109,12 +109,15 @@ class Inference(Options):
 
     @property
     def for_training(self) -> Inference:
-        """A copy of these settings with the refinement alone: no calibration, no comparison of ELBOs."""
+        """A copy of these settings without calibration and without comparing ELBOs (`checks` is 0)."""
         return replace(self.uncalibrated, checks=0)
 
     @property
     def in_training(self) -> Inference:
-        """The settings for training and for selecting the best epoch: only the refinement."""
+        """The settings for training and for selecting the best epoch.
+
+        They are those of `for_training`, or the defaults if there are no refinement steps.
+        """
         return self.for_training if self.refine else Inference()
 
     @property
@@ -142,9 +145,9 @@ class Inference(Options):
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Inference:
-        """The `Inference` whose options are stored in a file.
+        """The `Inference` whose options were stored in a file, given as a mapping.
 
-        Files without the option `checks` come from a version that did not compare ELBOs.
+        If `checks` is missing it becomes 0: the file then comes from a version without this option.
         """
         return cls(**{"checks": 0} | dict(stored))
 

@@ -22,7 +22,7 @@ from recmix.model.latent import LatentModel
 from recmix.model.replaceable import replaceable
 from recmix.posteriors import FullGaussian, LowRankGaussian
 
-__all__ = ["Pair", "Point", "advance", "direction", "gaussian_at", "learned"]
+__all__ = ["Iterate", "Pair", "advance", "direction", "gaussian_at", "learned"]
 
 FIRST_LENGTHS = (0.4, 1.0)
 """Lengths that are tried for the first step."""
@@ -37,8 +37,9 @@ def learned(
 ) -> FullGaussian | LowRankGaussian:
     """The Gaussian N(z*, L Lᵀ), where z* is reached from `start` by quasi-Newton steps.
 
-    The decoder's parameters receive the gradient of z* by dz* = L Lᵀ dg, where g is the gradient of
-    log p(x, z) at z* (implicit function theorem). L carries gradients to the curvature network only.
+    L is the factor of the covariance that the model's curvature network gives at z*. The decoder's
+    parameters receive the gradient of z* by dz* = L Lᵀ dg, where g is the gradient of log p(x, z) at z*
+    (implicit function theorem). L carries gradients only to the curvature network.
 
     Args:
         model: the model p(x, z). It must have a trained curvature network.
@@ -86,14 +87,14 @@ def gaussian_at(
     return FullGaussian(mean, *parts) if len(parts) == 1 else LowRankGaussian(mean, *parts)
 
 
-class Point(NamedTuple):
-    """Where the steps are now, for each example.
+class Iterate(NamedTuple):
+    """The present point of the quasi-Newton steps, for each example.
 
     Attributes:
         z: latent points (B, D).
         value: log p(x, z), (B,).
-        gradient: its derivative with respect to z, (B, D).
-        length: the length of the next step, (B,).
+        gradient: the derivative of log p(x, z) with respect to z, (B, D).
+        length: factor of the next direction, (B,).
     """
 
     z: Tensor
@@ -103,7 +104,13 @@ class Point(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """A step s and the change y of the gradient along it, (B, D) each; `inverse` is 1 / sᵀy, (B, 1)."""
+    """A step and the change of the gradient along it, which L-BFGS uses for the next directions.
+
+    Attributes:
+        step: the step s from one point to the next, (B, D).
+        change: y, the gradient of log p(x, z) before the step minus that after it, (B, D).
+        inverse: 1 / sᵀy, (B, 1), or 0 where the pair is not used.
+    """
 
     step: Tensor
     change: Tensor
@@ -116,7 +123,7 @@ def _ascend(model: LatentModel, joint: LogJoint, start: Tensor, steps: int) -> t
     if not steps:
         return z, joint.log_joint(z[None]).squeeze(0)
     value, gradient = joint.gradient(z)
-    at = Point(z, value, gradient, torch.ones_like(value))
+    at = Iterate(z, value, gradient, torch.ones_like(value))
     pairs: list[Pair] = []
     for k in range(steps):
         towards = direction(gaussian_at(model, at.z), at.gradient, pairs[-MEMORY:])
@@ -141,9 +148,15 @@ def _first_length(joint: LogJoint, z: Tensor, towards: Tensor) -> Tensor:
 
 @replaceable
 def direction(q: FullGaussian | LowRankGaussian, gradient: Tensor, pairs: Sequence[Pair]) -> Tensor:
-    """The gradient (B, D) times the inverse curvature: L Lᵀ of q, corrected by earlier steps.
+    """The direction of the next quasi-Newton step, (B, D).
 
-    Where a short step along the result would lower log p(x, z), the product L Lᵀ g is used instead.
+    It is the gradient times an inverse curvature: L Lᵀ, corrected by earlier steps (L-BFGS). Where
+    log p(x, z) would fall along this direction, L Lᵀ times the gradient is used instead.
+
+    Args:
+        q: a Gaussian with the covariance L Lᵀ at z.
+        gradient: the gradient of log p(x, z) at z, (B, D).
+        pairs: earlier steps, the oldest first.
     """
     rest, shares = gradient, []
     for pair in reversed(pairs):
@@ -164,14 +177,14 @@ def _precondition(q: FullGaussian | LowRankGaussian, vector: Tensor) -> Tensor:
 
 
 @replaceable
-def advance(at: Point, step: Tensor, reached: Tensor, gradient: Tensor) -> tuple[Point, Pair]:
-    """Take the steps that raise log p(x, z); shorten the next step of the other examples.
+def advance(at: Iterate, step: Tensor, reached: Tensor, gradient: Tensor) -> tuple[Iterate, Pair]:
+    """Accept the steps that raise log p(x, z). Halve the next step of the other examples.
 
     Args:
         at: the present point.
         step: the step of each example, (B, D).
         reached: log p(x, z) after the step, (B,).
-        gradient: its derivative with respect to z after the step, (B, D).
+        gradient: the derivative of log p(x, z) with respect to z after the step, (B, D).
 
     Returns:
         The next point, and the pair that `direction` needs. The pair is zero where the curvature along
@@ -185,7 +198,7 @@ def advance(at: Point, step: Tensor, reached: Tensor, gradient: Tensor) -> tuple
     inverse = torch.where(good, 1 / torch.where(good, product, torch.ones_like(product)), zero[:, :1])
     pair = Pair(torch.where(good, step, zero), torch.where(good, change, zero), inverse)
     rose = reached > at.value  # false where the value is not a number
-    following = Point(
+    following = Iterate(
         torch.where(rose[:, None], at.z + step, at.z),
         torch.where(rose, reached, at.value),
         torch.where(rose[:, None], gradient, at.gradient),

@@ -49,12 +49,12 @@ def laplace(
 ) -> FullGaussian:
     """The Gaussian N(z*, H⁻¹), where z* is reached by damped Gauss-Newton steps from `start`.
 
-    H is the Gauss-Newton curvature of -log p(x, z) at z*. The decoder's parameters receive the
-    gradient of a sample z = z* + H^(-½) ε in three ways: through the likelihood at z, through H at
-    z*, and through z* by dz* = H⁻¹ dg, where g is the gradient of log p(x, z) at z* (implicit
-    function theorem). So only the last Jacobian is differentiated, for any number of steps. The
-    change of H that is caused by the movement of z* is neglected; this term is zero for a piecewise
-    linear decoder and a Gaussian likelihood. `start` receives no gradient.
+    H is the Gauss-Newton curvature of -log p(x, z) at z*. A sample is z = z* + H^(-½) ε. The decoder's
+    parameters receive its gradient in three ways: through the likelihood at z, through H, and through
+    z*. The last uses dz* = H⁻¹ dg, where g is the gradient of log p(x, z) at z* (implicit function
+    theorem). So only the last Jacobian is differentiated, for any number of steps. H also changes when
+    z* moves; this term is neglected. It is zero for a piecewise linear decoder and a Gaussian
+    likelihood. `start` receives no gradient.
 
     Args:
         model: the model p(x, z).
@@ -102,14 +102,14 @@ def refine(
 ) -> Posterior:
     """The posterior q with each component replaced by a better Gaussian near its mean.
 
-    All components are refined in one batch.
+    The mixing weights stay. All components are refined in one batch.
 
     Args:
         model: the model p(x, z).
         x: examples (B, *shape).
         q: the posterior for x.
         steps: number of steps.
-        how: the kind of refinement, a name in `HOW`.
+        how: the kind of refinement: ``gauss-newton``, ``learned``, ``variational`` or ``conjugate``.
         reuse: number of further steps with the same curvature after each step.
         restarts: number of starting points for each example and component, see `laplace`.
 
@@ -128,7 +128,13 @@ def refine(
 
 
 class Settings(NamedTuple):
-    """The numbers that a refinement may use: steps, further steps with old curvature, restarts."""
+    """The numbers that a refinement gets.
+
+    Attributes:
+        steps: number of steps.
+        reuse: number of further steps with the same curvature after each step.
+        restarts: number of starting points for each example and component.
+    """
 
     steps: int
     reuse: int

@@ -12,7 +12,10 @@ STRIDE = 0.2
 
 
 def repeated(x: Tensor, count: int) -> Tensor:
-    """The examples x (B, ...) repeated `count` times, one whole batch after the other."""
+    """The examples x (B, ...) repeated `count` times, (count · B, ...).
+
+    The whole batch comes first, then the whole batch again, and so on.
+    """
     return x if count == 1 else x.repeat(count, *(1 for _ in x.shape[1:]))
 
 

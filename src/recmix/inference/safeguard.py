@@ -19,12 +19,12 @@ __all__ = ["common_noise", "elbo_at_noise", "never_worse"]
 def never_worse(
     model: LatentModel, x: Tensor, start: Posterior, refined: Posterior, pairs: int
 ) -> Posterior:
-    """The refined posterior where its ELBO is not below that of the start; elsewhere the start.
+    """For each example, the refined posterior if its ELBO is at least that of the start, else the start.
 
-    Both ELBOs are estimated from the same noise. The noise is constant: the same example always gives
-    the same result. If both posteriors are Gaussians, the estimate for the start uses the refined one,
-    r, as a control variate: log p(x, z) is close to log r(z) plus a constant, and E[log r(z)] under the
-    start has a closed form. So a start is not preferred because of a lucky draw.
+    Both ELBOs are estimated from the same noise, which is always the same. So the same example always
+    gives the same result. If both posteriors are Gaussians, a control variate reduces the error of the
+    estimate for the start: log p(x, z) is close to log r(z) plus a constant, where r is the refined
+    posterior, and the mean of log r(z) under the start has a closed form.
 
     Args:
         model: the model p(x, z).
@@ -60,12 +60,12 @@ def _correction(start: Posterior, refined: Posterior, noise: Tensor) -> Tensor |
 
 
 def elbo_at_noise(joint: LogJoint, q: Posterior, noise: Tensor) -> Tensor:
-    """The ELBO of q for each example, (B,), estimated at the points that the noise gives.
+    """An estimate of the ELBO of q for each example, (B,), from given noise.
 
     Args:
         joint: log p(x, z) of the examples.
-        q: the posterior for x. The noise is used for each of its components.
-        noise: (S, 1, D).
+        q: the posterior for x. Each of its components uses the same noise.
+        noise: S standard normal vectors, the same for all examples, (S, 1, D).
     """
     parts = q.components
     drawn = [part.from_noise(noise) for part in parts]
@@ -76,10 +76,10 @@ def elbo_at_noise(joint: LogJoint, q: Posterior, noise: Tensor) -> Tensor:
 
 
 def common_noise(pairs: int, like: Tensor) -> Tensor:
-    """Noise vectors (2 · pairs, 1, D) in pairs ±ε, each of length √D; always the same numbers.
+    """Fixed noise vectors in pairs ε, -ε, each of length √D: (2 · pairs, 1, D).
 
-    At this length, log q of a Gaussian is minus its entropy, so the estimate of the ELBO has no noise
-    from it.
+    They are the same in every call. At this length, log q of a Gaussian sample is minus the entropy of
+    q, so log q adds no error to an estimate of the ELBO.
 
     Args:
         pairs: number of pairs.

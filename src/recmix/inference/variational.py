@@ -48,15 +48,17 @@ class _State(NamedTuple):
 def variational(
     model: LatentModel, x: Tensor, start: FullGaussian | Gaussian, *, steps: int, reuse: int = 0
 ) -> FullGaussian:
-    """The Gaussian reached from `start` by natural-gradient steps; its estimated ELBO never falls.
+    """The Gaussian reached from `start` by natural-gradient steps on the ELBO.
+
+    The estimated ELBO of an example never falls.
 
     Args:
         model: the model p(x, z).
         x: examples (B, *shape).
         start: the first Gaussian, for B examples.
-        steps: number of steps. Each needs the decoder's Jacobian at 2 · `PAIRS` points.
-        reuse: number of further steps of the mean alone after each step, with a new gradient and the
-            same curvature.
+        steps: number of steps. Each needs the decoder's Jacobian at 2 · `PAIRS` points per example.
+        reuse: number of further steps after each step. They change only the mean, with a new gradient
+            and the same curvature.
     """
     if start.mean.shape[-1] > LARGEST:
         raise ConfigError(
@@ -95,11 +97,11 @@ class _Problem:
         self.noise = noise
 
     def points(self, mean: Tensor, precision: Tensor) -> Tensor:
-        """The points μ + L ε of N(μ, P⁻¹) for each noise vector ε, (S, B, D)."""
+        """The points of N(μ, P⁻¹), (S, B, D), for each noise vector; P = `precision` (B, D, D)."""
         return FullGaussian.from_precision(mean, precision).from_noise(self.noise)[0]
 
     def state(self, mean: Tensor, precision: Tensor) -> _State:
-        """The Gaussian N(μ, P⁻¹) with the estimate of its ELBO."""
+        """The Gaussian N(μ, P⁻¹) with an estimate of its ELBO; P = `precision` (B, D, D)."""
         z, log_q = FullGaussian.from_precision(mean, precision).from_noise(self.noise)
         return _State(mean, precision, (self.joint.log_joint(z) - log_q).mean(0))
 

@@ -20,21 +20,23 @@ __all__ = ["BlindMixture", "blind_mixture", "collapse_report"]
 
 @register
 class BlindMixture(Method):
-    """Q = Σ_m α_m(x) q_m(z | x) with α a softmax, trained conventionally.
+    """A mixture of encoders, Q(z | x) = Σ_m α_m(x) q_m(z | x), with all parameters trained together.
 
-    All parameters, the decoder's included, maximise the stratified ELBO
-    Σ_m α_m E_{q_m}[log p(x, z) - log Q(z)] together, with one sample of each component. The gradient of
-    α flows through the weights and log Q. The first component starts from the VAE's encoder, the
-    others from random weights, because with identical components training would be at a stationary
-    point. This method is the baseline for the recursive mixture. Components may become equal, or one
-    may take all weight; `collapse` measures both.
+    The weights α(x) are the softmax of a network's output. All parameters, also those of the decoder,
+    maximise the ELBO of the mixture, Σ_m α_m E_{q_m}[log p(x, z) - log Q(z)]. It is estimated with one
+    sample of each component. The first component starts from the encoder of a VAE. The others start
+    from random weights, because with identical components training would be at a stationary point.
+
+    This method is the baseline for the recursive mixture. Components may become equal, or one may take
+    all weight; `collapse` measures both.
 
     Args:
         model: p(x, z).
         encoder: the first component; the others are copies of it with new random weights.
         order: number of components, 2 to 16.
-        component: kind of component: ``gaussian`` or any other.
-        component_setting: its number of steps or flows, if it has such a setting.
+        component: kind of the components, such as ``gaussian``, ``full`` or ``iaf``.
+        component_setting: main option of this kind, such as its number of steps or flows; None for its
+            default.
 
     Reference: the baseline ME of Kim & Pavlovic, Recursive Inference for Variational Autoencoders,
     NeurIPS 2020.
@@ -71,7 +73,14 @@ class BlindMixture(Method):
         return blind_mixture(self, x)
 
     def loss(self, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """Minus the stratified ELBO, averaged over the batch."""
+        """The training loss: minus the ELBO of the mixture, averaged over the batch, a scalar.
+
+        The ELBO Σ_m α_m E_{q_m}[log p(x, z) - log Q(z)] is estimated with one sample of each component.
+
+        Args:
+            x: examples (B, *shape).
+            generator: random numbers for the samples; by default those of torch.
+        """
         return -self._bound(x, generator)[0].mean()
 
     def step(
@@ -82,9 +91,18 @@ class BlindMixture(Method):
         objective: Objective = ELBO,
         generator: torch.Generator | None = None,
     ) -> dict[str, Tensor]:
-        """Make one optimiser step on all parameters, for one batch x.
+        """Train all parameters on one batch x (B, *shape).
 
-        The returned metrics include two that show a collapse of the components or of the weights.
+        Args:
+            x: examples.
+            optimizers: from `optimizers`.
+            objective: changes of the training objective; by default none.
+            generator: source of the random noise.
+
+        Returns:
+            Scalar tensors on the device: ``loss``, ``elbo``, and two that show a collapse.
+            ``weight_entropy`` is near 0 if one component takes all weight. ``min_pairwise_kl`` is near
+            0 if two components are equal.
         """
         elbo, q, scores = self._bound(x, generator)
         loss = -elbo.mean()
@@ -107,16 +125,19 @@ class BlindMixture(Method):
         return list(self.base_encoder.parameters())
 
     def start_from(self, other: Method) -> None:
-        """Copy the decoder and the first encoder of `other`; draw new weights for the rest.
+        """Copy the model p(x, z) and the first encoder of `other`; draw random weights for the rest.
 
-        From a mixture of the same class and shapes all weights are copied.
+        If `other` is a mixture of the same class and shapes, all its weights are copied instead.
         """
         super().start_from(other)
         if not (type(other) is type(self) and same_shapes(self, other)):
             self._draw_others()
 
     def collapse(self, x: Tensor) -> dict[str, Tensor]:
-        """Distances between components and spread of the weights on x; see `collapse_report`."""
+        """Measure on examples x (B, *shape) whether components are equal or one takes all weight.
+
+        The result is the dictionary of `collapse_report`.
+        """
         with torch.no_grad():
             return collapse_report(self.posterior(x))
 
@@ -143,7 +164,10 @@ class BlindMixture(Method):
 
 @replaceable
 def blind_mixture(method: BlindMixture, x: Tensor) -> Mixture:
-    """The posterior of a mixture with softmax weights for x (B, C, H, W)."""
+    """The mixture q(z | x) of a `BlindMixture` for examples x (B, C, H, W).
+
+    `recmix.accelerate` may replace this function by a faster one.
+    """
     log_weights = method.weight_net(method.model.standardised(x))
     return Mixture([method.component(m, x) for m in range(method.order)], log_weights)
 

@@ -72,7 +72,7 @@ class _Boosted(RecursiveMixture):
 
     @abstractmethod
     def entropy(self, q: Posterior, log_q: Tensor) -> Tensor:
-        """The entropy H[q_m] of a new component, exact (B,) or estimated from one sample (1, B).
+        """The entropy H[q_m] of a new component: exact, (B,), or estimated from one sample, (1, B).
 
         Args:
             q: the component q_m.
@@ -90,9 +90,10 @@ class _Boosted(RecursiveMixture):
         return (t + 1).to(self.model.centre.dtype).rsqrt()
 
     def novelty(self, m: int, q: Posterior, log_q: Tensor, distance: Tensor) -> Tensor:
-        """The reward of a new component: KL(q_m || Q_{m-1}) + ν H[q_m], with no upper bound.
+        """The reward of a new component q_m: KL(q_m || Q_{m-1}) + ν H[q_m], a scalar (batch mean).
 
-        With the option `literal` it is only ν H[q_m].
+        Q_{m-1} is the mixture of the components before m, H the entropy and ν the factor `nu`. The KL
+        has no upper bound. With the option `literal` the reward is only ν H[q_m].
 
         Args:
             m: index of the component.
@@ -111,7 +112,10 @@ class _Boosted(RecursiveMixture):
         objective: Objective = ELBO,
         generator: torch.Generator | None = None,
     ) -> dict[str, Tensor]:
-        """Make the updates of the recursive mixture on one batch, then increase t by one."""
+        """Make the updates of `RecursiveMixture.step` on one batch, then count one more iteration.
+
+        The arguments and the returned metrics are those of `RecursiveMixture.step`.
+        """
         metrics = super().step(x, optimizers, objective=objective, generator=generator)
         self.iteration += 1
         return metrics
@@ -131,25 +135,30 @@ class _Boosted(RecursiveMixture):
 
 @register
 class BoostedER1(_Boosted):
-    """A recursive mixture with an entropy reward, estimated by samples.
+    """A recursive mixture with an entropy reward that is estimated from samples.
 
-    Q_m = (1 - ε_m) Q_{m-1} + ε_m q_m is the mixture after component q_m is added. For m = 1 … M, q_m
-    maximises E[log p(x, z) - log Q_{m-1}(z)] + ν H[q_m], where z comes from q_m and H is the entropy.
-    This is ELBO(q_m) + KL(q_m || Q_{m-1}) + ν H[q_m]. The KL has no bound and may diverge; training
-    then stops at the first loss that is not a finite number. ν = 1 / √(t + 1), and H is estimated by
-    -log q_m at the component's own sample.
+    Components are added one at a time: Q_m = (1 - ε_m) Q_{m-1} + ε_m q_m is the mixture after the new
+    component q_m, whose weight is ε_m(x). q_m maximises E[log p(x, z) - log Q_{m-1}(z)] + ν H[q_m],
+    where z comes from q_m and H is the entropy. This is ELBO(q_m) + KL(q_m || Q_{m-1}) + ν H[q_m]. The
+    KL has no bound and may diverge; training then stops at the first loss that is not a finite number.
+    The factor is ν = 1 / √(t + 1), see `clock`. H[q_m] is estimated by -log q_m(z) at one sample z of
+    q_m.
 
     Args:
         model: p(x, z).
         encoder: the first component; the others start as copies of it.
         order: number of components, 1 to 16.
-        eps_min: smallest ε.
-        eps_max: largest ε.
-        jitter: relative noise on the weights of a new component, so that identical ones separate sooner.
-        component: kind of component: ``gaussian`` or any other.
-        component_setting: its number of steps or flows, if it has such a setting.
-        literal: replace the KL by ν H as the paper's text says: ELBO(q_m) + ν H[q_m].
-        clock: what t counts: each training ``iteration``, or the ``round`` m of a component.
+        eps_min: smallest weight ε of a new component.
+        eps_max: largest weight ε of a new component.
+        jitter: relative size of random noise on the network weights of a new component, so that equal
+            components separate sooner.
+        component: kind of the components, such as ``gaussian``, ``full`` or ``iaf``.
+        component_setting: main option of this kind, such as its number of steps or flows; None for its
+            default.
+        literal: leave out the KL to the mixture, as the paper's text says: q_m maximises
+            ELBO(q_m) + ν H[q_m].
+        clock: what t in the factor ν = 1 / √(t + 1) of the entropy counts: ``iteration``, the training
+            iterations so far, or ``round``, the components before the new one.
 
     Reference: Locatello et al., Boosting Black Box Variational Inference, NeurIPS 2018.
     """
@@ -159,7 +168,10 @@ class BoostedER1(_Boosted):
     reference = "Locatello et al. 2018"
 
     def entropy(self, q: Posterior, log_q: Tensor) -> Tensor:
-        """The estimate -log q_m(z) of the entropy, at one sample z of q_m, (1, B)."""
+        """An estimate of the entropy of the new component q, (1, B): minus `log_q`.
+
+        `log_q` is log q(z) at one sample z of q for each example, (1, B).
+        """
         return -log_q
 
 
@@ -167,24 +179,29 @@ class BoostedER1(_Boosted):
 class BoostedER2(_Boosted):
     """A recursive mixture with an entropy reward in closed form.
 
-    Q_m = (1 - ε_m) Q_{m-1} + ε_m q_m is the mixture after component q_m is added. For m = 1 … M, q_m
-    maximises E[log p(x, z) - log Q_{m-1}(z)] + ν H[q_m], where z comes from q_m and H is the entropy.
-    This is ELBO(q_m) + KL(q_m || Q_{m-1}) + ν H[q_m]. The KL has no bound and may diverge; training
-    then stops at the first loss that is not a finite number. ν = 1 / √(t + 1), and
-    H = ½ (log det Σ + D log 2πe) is exact; `bvi-er1` estimates the same H. The paper writes log det Σ,
-    which is 2 H up to a constant.
+    Components are added one at a time: Q_m = (1 - ε_m) Q_{m-1} + ε_m q_m is the mixture after the new
+    component q_m, whose weight is ε_m(x). q_m maximises E[log p(x, z) - log Q_{m-1}(z)] + ν H[q_m],
+    where z comes from q_m and H is the entropy. This is ELBO(q_m) + KL(q_m || Q_{m-1}) + ν H[q_m]. The
+    KL has no bound and may diverge; training then stops at the first loss that is not a finite number.
+    The factor is ν = 1 / √(t + 1), see `clock`. H = ½ (log det Σ + D log 2πe) is exact
+    for a Gaussian with covariance Σ in D dimensions; `bvi-er1` estimates the same H. The paper writes
+    log det Σ, which is 2 H up to a constant.
 
     Args:
         model: p(x, z).
         encoder: the first component; the others start as copies of it.
         order: number of components, 1 to 16.
-        eps_min: smallest ε.
-        eps_max: largest ε.
-        jitter: relative noise on the weights of a new component, so that identical ones separate sooner.
-        component: kind of component; it must have a closed-form entropy.
-        component_setting: its number of steps or flows, if it has such a setting.
-        literal: replace the KL by ν H as the paper's text says: ELBO(q_m) + ν H[q_m].
-        clock: what t counts: each training ``iteration``, or the ``round`` m of a component.
+        eps_min: smallest weight ε of a new component.
+        eps_max: largest weight ε of a new component.
+        jitter: relative size of random noise on the network weights of a new component, so that equal
+            components separate sooner.
+        component: kind of the components; it must have a closed-form entropy.
+        component_setting: main option of this kind, such as its number of steps or flows; None for its
+            default.
+        literal: leave out the KL to the mixture, as the paper's text says: q_m maximises
+            ELBO(q_m) + ν H[q_m].
+        clock: what t in the factor ν = 1 / √(t + 1) of the entropy counts: ``iteration``, the training
+            iterations so far, or ``round``, the components before the new one.
 
     Reference: Guo et al., Boosting Variational Inference, 2016.
     """
@@ -195,5 +212,5 @@ class BoostedER2(_Boosted):
     needs_entropy = True
 
     def entropy(self, q: Posterior, log_q: Tensor) -> Tensor:
-        """The exact entropy H[q_m] of each example, (B,)."""
+        """The exact entropy of the new component q for each example, (B,); log_q is not used."""
         return q.entropy()

@@ -28,7 +28,7 @@ class CountsTraining(nn.Module):
     trainings: int = 0
 
     def train(self, mode: bool = True) -> Self:
-        """Like `nn.Module.train`, and counts calls with mode True."""
+        """Like `nn.Module.train`; also counts the calls with mode True, in `trainings`."""
         self.trainings += mode
         super().train(mode)
         return self
@@ -37,8 +37,8 @@ class CountsTraining(nn.Module):
 class Component(CountsTraining, ABC):
     """One amortised posterior: an encoder, and the function from its output to a density.
 
-    The VAE has one Gaussian component, a flow one component with its flow, a mixture several
-    components. Keyword-only constructor arguments are the component's options.
+    The VAE has one Gaussian component. A flow has one component, which contains the flow. A mixture has
+    several components. Keyword-only constructor arguments are the component's options.
 
     Args:
         encoder: network from examples (B, C, H, W) to (B, 2 D), for the latent dimension D.
@@ -67,10 +67,15 @@ class Component(CountsTraining, ABC):
 
     @abstractmethod
     def forward(self, x: Tensor, model: LatentModel) -> Posterior:
-        """q(z | x) for examples x (B, C, H, W) with values in [0, 1]."""
+        """The posterior q(z | x) for examples x (B, C, H, W) with values in [0, 1].
+
+        Args:
+            x: examples.
+            model: p(x, z); used by components that evaluate the decoder.
+        """
 
     def extra_networks(self) -> list[nn.Module]:
-        """Networks besides the encoder that one training step evaluates."""
+        """The networks besides the encoder that a training step evaluates."""
         return []
 
     @classmethod
@@ -99,5 +104,8 @@ class Component(CountsTraining, ABC):
     def for_recursion(
         cls, encoder: nn.Module, model: LatentModel, count: int, setting: int | None = None
     ) -> list[Component]:
-        """Make the components of a recursive mixture: by default the same as `for_mixture`."""
+        """Make the components of a recursive mixture: by default the same as `for_mixture`.
+
+        The arguments are those of `for_mixture`.
+        """
         return cls.for_mixture(encoder, model, count, setting)

@@ -35,8 +35,8 @@ FURTHEST = 2.0
 class CurvatureTraining:
     """Trains only the curvature network of a trained method's model.
 
-    It has the methods of a `Method` that training uses. The network learns at latent points near the
-    posterior means of the examples, because there refinement uses it.
+    The class has those methods of `Method` that a training loop calls. The network is trained at latent
+    points near the posterior means of the examples, because refinement uses it there.
 
     Args:
         method: a trained method whose model has a curvature network.
@@ -56,7 +56,11 @@ class CurvatureTraining:
         self.network.requires_grad_(True)
 
     def prepare(self, x: Tensor) -> None:
-        """Set the constants of the network from validation examples x (B, *shape)."""
+        """Set the constants of the curvature network from validation examples x (B, *shape).
+
+        They are the mean and the spread of the posterior means, and a typical scale of the covariance.
+        Training calls this once, before the first step.
+        """
         model, x = self.method.model, x[:EXAMPLES]
         with torch.no_grad():
             mean = self.method.posterior(x).mean.detach()
@@ -69,7 +73,9 @@ class CurvatureTraining:
             self.network.start_at(mean.mean(0), spread, typical)
 
     def optimizers(self, learning_rate: float, *, optimizer: str = "adam", **_: Any) -> Optimizers:
-        """Make the optimiser of the network.
+        """Make the optimiser of the curvature network, as {"all": optimiser}.
+
+        Other keyword arguments, such as ``variance_rate``, are ignored.
 
         Args:
             learning_rate: its learning rate.
@@ -86,7 +92,7 @@ class CurvatureTraining:
         objective: Objective = ELBO,
         generator: torch.Generator | None = None,
     ) -> dict[str, Tensor]:
-        """Train on one batch; return the loss as a scalar tensor on the device.
+        """Train the curvature network on one batch; return {"loss": scalar tensor on the device}.
 
         Args:
             x: examples (B, *shape).
@@ -99,7 +105,15 @@ class CurvatureTraining:
         return {"loss": loss.detach()}
 
     def loss(self, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """The loss of the module's first lines, averaged over the batch, with one noise vector each."""
+        """The loss ½ (L ε)ᵀ H (L ε) - log |det L| of the curvature network, averaged over the batch.
+
+        L is the network's factor of the covariance at a random point z near the posterior mean. H is
+        the Gauss-Newton curvature of -log p(x, z) there, and ε one standard normal vector per example.
+
+        Args:
+            x: examples (B, *shape).
+            generator: source of the random noise.
+        """
         model = self.method.model
         with torch.no_grad():
             q = self.method.posterior(x)

@@ -19,9 +19,9 @@ __all__ = ["HouseholderComponent", "HouseholderFlow", "HouseholderVectors"]
 class HouseholderVectors(nn.Module):
     """Linear layers that compute the Householder vectors v_1 … v_T of a flow from features of x.
 
-    v_1 is linear in the features, and v_{t+1} is linear in v_t. At the start all weights are 0 and
-    the biases are unit vectors e_t of the latent space. So v_t = e_t for all x, where t starts
-    again at 1 after D.
+    v_1 is linear in the features, and v_{t+1} is linear in v_t. At the start all weights are 0, and each
+    bias is a unit vector: v_t = e_t for every x, the axis t of the latent space. After axis D comes
+    axis 1 again.
 
     Args:
         features: F, the number of features of x.
@@ -39,7 +39,7 @@ class HouseholderVectors(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set all weights to 0 and the biases such that v_t = e_t, a unit vector, for every x."""
+        """Set all weights to 0 and the bias of layer t to the unit vector e_t, so that v_t = e_t."""
         for t, layer in enumerate((self.first, *self.later)):
             nn.init.zeros_(layer.weight)
             nn.init.zeros_(layer.bias)
@@ -87,16 +87,17 @@ class HouseholderComponent(Component):
 
 @register
 class HouseholderFlow(Method):
-    """z_0 ~ N(S μ(x), diag σ²(x)), then z_t = (I - 2 v_t v_tᵀ / |v_t|²) z_{t-1} for t = 1 … T.
+    """A Gaussian with a full covariance: a diagonal Gaussian followed by T Householder reflections.
 
-    v_1 is linear in the encoder's features and v_{t+1} linear in v_t. With H the product of the
-    reflections, q(z | x) = N(H S μ, H diag σ² Hᵀ): a full covariance whose density needs no
-    determinant, and whose KL to the prior is that of N(μ, diag σ²).
+    z_0 ~ N(S μ(x), diag σ²(x)), then z_t = (I - 2 v_t v_tᵀ / |v_t|²) z_{t-1} for t = 1 … T. The vector
+    v_1 is linear in the encoder's features, and v_{t+1} is linear in v_t. Let H be the product of the
+    reflections. Then q(z | x) = N(H S μ, H diag σ² Hᵀ). Its density needs no determinant, and its KL to
+    the prior is that of N(μ, diag σ²).
 
-    The fixed signs S (±1 for each dimension) are not in the original. No reflection is the identity, so
-    a trained decoder would see a mirrored z. Here v_t starts at an axis of the latent space, so H only
-    changes signs, and S changes them back: the flow starts exactly at the VAE's encoder. The family of
-    densities is the same, since an encoder could learn S.
+    S is a fixed diagonal matrix of signs ±1. It is not in the original. No reflection is the identity,
+    so a trained decoder would see a mirrored z. Here each v_t starts at an axis of the latent space.
+    Then H only changes signs, and S changes them back, so the flow starts exactly at the VAE's encoder.
+    The family of densities is the same as without S, because an encoder could learn S.
 
     Args:
         model: p(x, z).

@@ -18,17 +18,18 @@ __all__ = ["ImportanceWeighted"]
 
 @register
 class ImportanceWeighted(Method):
-    """One diagonal Gaussian, trained on L_K = E log 1/K Σ_k w_k with w_k = p(x, z_k) / q(z_k | x).
+    """One diagonal Gaussian, trained on the IWAE bound L_K = E log 1/K Σ_k w_k.
 
-    L_1 is the ELBO; L_K rises with K towards log p(x). With more samples the encoder's gradient gets
-    noisier. The option `doubly` avoids this: it follows Σ_k w̃_k² ∂ log w_k/∂z_k ∂z_k/∂φ with
-    w̃ = w / Σ w, which has the same expectation and no score term. The decoder's gradient
-    Σ_k w̃_k ∂ log w_k/∂θ is unchanged.
+    w_k = p(x, z_k) / q(z_k | x) is the importance weight of sample z_k. L_1 is the ELBO, and L_K rises
+    with K towards log p(x). But with more samples the gradient of the encoder gets noisier. The option
+    `doubly` avoids this. The encoder's parameters φ then get Σ_k w̃_k² ∂ log w_k/∂z_k ∂z_k/∂φ, where
+    w̃_k = w_k / Σ_j w_j. This has the same expectation, but no term with the derivative of log q with
+    respect to φ. The gradient of the decoder is unchanged.
 
     Args:
         model: p(x, z).
         encoder: (B, C, H, W) -> (B, 2 D).
-        samples: K, at least 1.
+        samples: K, the number of samples of the bound, at least 1.
         doubly: train the encoder with the doubly reparameterised gradient (DReG).
 
     Reference: Burda et al., Importance Weighted Autoencoders, ICLR 2016; Tucker et al., Doubly
@@ -51,7 +52,7 @@ class ImportanceWeighted(Method):
         self.doubly = doubly
 
     def loss(self, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """Minus the bound L_K, averaged over the batch."""
+        """Minus the IWAE bound with K = `samples` samples, averaged over the batch, a scalar."""
         return -log_mean_exp(self._log_weights(x, generator)).mean()
 
     def step(
@@ -62,9 +63,10 @@ class ImportanceWeighted(Method):
         objective: Objective = ELBO,
         generator: torch.Generator | None = None,
     ) -> dict[str, Tensor]:
-        """Make one optimiser step on all parameters, for one batch x.
+        """Train all parameters on one batch x (B, *shape).
 
-        The returned metrics hold the bound L_K and the ELBO of the same samples.
+        The returned metrics are scalar tensors: ``loss``, ``iwae`` (the IWAE bound) and ``elbo``, both
+        from the same samples. The arguments are those of `Method.step`.
         """
         log_w = self._log_weights(x, generator)
         loss = -log_mean_exp(log_w).mean()
@@ -82,13 +84,12 @@ class ImportanceWeighted(Method):
 def _doubly_log_weights(
     model: LatentModel, x: Tensor, q: Gaussian, samples: int, generator: torch.Generator | None
 ) -> Tensor:
-    """log w_k (K, B) such that the gradient of their log-mean is the doubly reparameterised one.
+    """Log importance weights log w_k, (K, B), whose log-mean has the doubly reparameterised gradient.
 
-    w_k = p(x, z_k) / q(z_k | x) are importance weights and w̃_k = w_k / Σ_j w_j. The gradient of
-    the log-mean with respect to log w_k is w̃_k. The parameters of q are detached in log q(z_k |
-    x), so the encoder receives gradients only through z_k. There the gradient is multiplied by w̃_k
-    once more. The decoder's gradient does not pass through z_k and is unchanged, so one backward
-    pass gives both gradients.
+    w_k = p(x, z_k) / q(z_k | x) and w̃_k = w_k / Σ_j w_j. The parameters of q are detached in
+    log q(z_k | x), so the encoder receives gradients only through z_k. The log-mean multiplies them by
+    w̃_k, and a hook on z_k multiplies them by w̃_k once more. The gradient of the decoder does not pass
+    through z_k and is unchanged. So one backward pass gives both gradients.
 
     Args:
         model: p(x, z).

@@ -48,10 +48,10 @@ class _Layers(NamedTuple):
 
 
 class GatedStep(Transform):
-    """One step of the flow: z <- (σ / σ_0) z + (1 - σ) m, with (m, s) = AutoregressiveNN(z, h(x)).
+    """One step of the flow: z <- (σ / σ_0) z + (1 - σ) m, with a gate σ and a shift m.
 
-    σ = sigmoid(s + 2) is the gate, σ_0 = sigmoid(2) its value at s = 0, and h(x) a function of
-    features of x.
+    The network `AutoregressiveNN` computes m and s from z and features of x. The gate is
+    σ = sigmoid(s + 2), and σ_0 = sigmoid(2) is its value at s = 0.
 
     Args:
         layers: the weights of the AutoregressiveNN, and the contribution of this batch x.
@@ -64,7 +64,11 @@ class GatedStep(Transform):
         self.order = order
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Apply the step to z (S, B, D) in one pass; also return its log |det|, (S, B)."""
+        """Apply the step to z (S, B, D) in one pass.
+
+        Returns:
+            The new z, (S, B, D), and log |det| of the step's Jacobian, (S, B).
+        """
         shift, log_scale = self._shift(F.linear(z, self.layers.first) + self.layers.context)
         return log_scale.exp() * z + shift, log_scale.sum(-1)
 
@@ -106,12 +110,12 @@ class GatedStep(Transform):
 
 
 class AutoregressiveNN(nn.Module):
-    """A MADE with two hidden layers that gives m and s of a step of the flow from z and x.
+    """A masked network (MADE) with two hidden layers that makes one step of the flow.
 
-    m_d and s_d depend on x and on the dimensions of z that come before d. The features of x enter
-    the first hidden layer unmasked: every hidden unit sees all of them. Their contribution is the
-    same for all samples z and is computed once per batch. The last layer starts at zero, so m = 0
-    and s = 0.
+    From z and features of x it computes the shift m and the gate input s of a `GatedStep`. m_d and s_d
+    depend on x and on the dimensions of z that come before d. The features of x enter the first hidden
+    layer unmasked: every hidden unit sees all of them. Their contribution is the same for all samples z
+    and is computed once per batch. The last layer starts at zero, so m = 0 and s = 0.
 
     Args:
         latent: D, the latent dimension.
@@ -136,7 +140,7 @@ class AutoregressiveNN(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set the last layer to zero, so that m = 0 and s = 0."""
+        """Set the last layer to zero, so that m = 0 and s = 0 and the step is the identity."""
         *_, last = self.layers
         nn.init.zeros_(last.weight)
         nn.init.zeros_(last.bias)
@@ -194,16 +198,18 @@ class IAFComponent(Component):
 
 @register
 class InverseAutoregressiveFlow(Method):
-    """z_0 ~ N(μ(x), diag σ²(x)), then z <- (σ_t / σ_0) z + (1 - σ_t) m_t for t = 1 … T.
+    """An inverse autoregressive flow: a diagonal Gaussian followed by T gated autoregressive steps.
 
-    (m_t, s_t) = AutoregressiveNN_t(z, h_t(x)) and σ_t = sigmoid(s_t + 2), so that
-    log q(z_T) = log N(z_0) - Σ_t Σ_d log(σ_t / σ_0). h_t(x) is a linear map of the encoder's features,
-    added at the first hidden layer to every unit. The order of the dimensions is reversed from one step
-    to the next; z itself is not permuted.
+    z starts as a sample of N(μ(x), diag σ²(x)). Step t computes
+    (m_t, s_t) = AutoregressiveNN_t(z, h_t(x)) and the gate σ_t = sigmoid(s_t + 2). Then
+    z <- (σ_t / σ_0) z + (1 - σ_t) m_t. The density is
+    log q(z_T) = log N(z_0; μ, diag σ²) - Σ_t Σ_d log(σ_t / σ_0), with a sum over the dimensions d.
+    h_t(x) is a linear map of the encoder's features, which is added at the first hidden layer. The
+    order of the dimensions is reversed from one step to the next; z itself is not permuted.
 
-    The constant σ_0 = sigmoid(2) is not in the original. There, a step with m = s = 0 shrinks z by the
-    factor 0.88. Divided by σ_0 it is the identity, so the flow starts exactly at the VAE's encoder. A
-    step may also widen z, by up to 1 / σ_0 = 1.14.
+    The constant σ_0 = sigmoid(2) is not in the original. There, a step with m = s = 0 multiplies z by
+    0.88. Divided by σ_0 it is the identity, so the flow starts exactly at the VAE's encoder. A step can
+    also make z wider, by a factor of up to 1 / σ_0 = 1.14.
 
     Args:
         model: p(x, z).

@@ -25,21 +25,23 @@ __all__ = ["VLAE", "LaplaceComponent"]
 
 @register_component
 class LaplaceComponent(GaussianComponent):
-    """q(z | x) = N(z*, H⁻¹): z* after Gauss-Newton steps from the encoder's mean, H the curvature there.
+    """A Laplace approximation q(z | x) = N(z*, H⁻¹) at the mode z* of p(z | x).
 
-    The steps are damped and never lower log p(x, z), see `recmix.inference.gauss_newton`. The decoder's
-    parameters receive gradients, see `recmix.inference.refinement.laplace`.
+    Gauss-Newton steps lead from the encoder's mean to z*. H is the Gauss-Newton curvature of
+    -log p(x, z) at z*. The steps are damped and never lower log p(x, z), see
+    `recmix.inference.gauss_newton`.
+    The decoder's parameters receive gradients, see `recmix.inference.refinement.laplace`.
 
-    The encoder receives none. The mode does not depend on the starting point, except that the steps may
-    not have reached it. A gradient through the steps, or straight through them as if they were the
-    identity, is not zero, but training with it makes the starting points worse. `VLAE` trains the
-    encoder on its own ELBO. As a component of a mixture the encoder is not trained.
+    The encoder receives no gradient. The mode does not depend on the starting point, unless the steps
+    have not reached it. A gradient through the steps, or one that treats them as the identity
+    (straight-through), is not zero, but training with it makes the starting points worse. `VLAE` trains
+    the encoder on its own ELBO instead. In a mixture the encoder of this component is not trained.
 
     Args:
         encoder: its mean is the starting point.
         model: gives the shapes.
         steps: number of Gauss-Newton steps, at least 1.
-        damping: λ of the first step, in units of the prior's precision.
+        damping: the damping λ of the first step, in units of the prior's precision.
     """
 
     kind = "laplace"
@@ -69,41 +71,44 @@ class LaplaceComponent(GaussianComponent):
         return output
 
     def forward(self, x: Tensor, model: LatentModel) -> FullGaussian:  # type: ignore[override]
-        """The Laplace posterior of x (B, C, H, W), by steps from the encoder's mean."""
+        """The Laplace approximation for x (B, C, H, W), with the encoder's mean as starting point."""
         with torch.no_grad():
             start = encode(self, x.to(model.centre.dtype), model).mean
         return self.refine(x, start, model)
 
     def refine(self, x: Tensor, start: Tensor, model: LatentModel) -> FullGaussian:
-        """The Laplace posterior of x after Gauss-Newton steps from the points `start` (B, D)."""
+        """The Laplace approximation for x (B, C, H, W), by Gauss-Newton steps from `start` (B, D)."""
         return laplace(model, x, start, steps=self.steps, damping=self.damping)
 
 
 @register
 class VLAE(Method):
-    """A Laplace approximation in the loop: q(z | x) = N(z*, H⁻¹), H = Jᵀ W J + I at the mode z*.
+    """A VAE whose posterior is a Laplace approximation: q(z | x) = N(z*, H⁻¹) at the mode z*.
+
+    H = Jᵀ W J + I is the Gauss-Newton curvature of -log p(x, z) at z*.
 
     Gauss-Newton steps δ with (H + λ I) δ = Jᵀ r - z lead from the encoder's mean to z*. J is the
-    decoder's Jacobian. r is the gradient of log p(x | z) with respect to the decoder's output, and W its
+    decoder's Jacobian. r is the gradient of log p(x | z) with respect to the decoder's output, and W the
     Fisher information with respect to this output. λ is a damping. If the decoder is linear and the
     likelihood Gaussian, the first step is exact and the ELBO is log p(x).
 
-    The decoder maximises the ELBO of N(z*, H⁻¹); its gradient includes the change of z* and H (see
-    `LaplaceComponent`). The encoder maximises the ELBO of its own N(μ, diag σ²), so that it keeps giving
-    good starting points and remains an encoder that other methods can start from. On MNIST (20
-    dimensions, 2 steps, 450 batches at 5e-4 from a VAE) this gains 20 nats. Alternatives: a decoder that
-    treats mode and curvature as constants gains 14, one that also maximises the encoder's objective 17;
-    an encoder trained through the steps loses 150, and one trained straight through them diverges.
+    The decoder maximises the ELBO of N(z*, H⁻¹). Its gradient includes the change of z* and H, see
+    `LaplaceComponent`. The encoder maximises the ELBO of its own N(μ, diag σ²). So it keeps giving
+    good starting points, and other methods can start from it. On MNIST (20 dimensions, 2 steps, 450
+    batches at the learning rate 5e-4 from a VAE) this gains 20 nats. The alternatives were worse. A
+    decoder that treats mode and curvature as constants gains 14 nats. A decoder that also maximises
+    the encoder's objective gains 17. An encoder trained through the steps loses 150. One trained
+    straight through them, as if they were the identity, diverges.
 
-    `loss` has the value of minus the refined ELBO; the encoder's objective adds only to its gradient.
-    A training step differentiates D tangents of the decoder and needs the memory of a batch D + 1 times
-    as large.
+    The value of `loss` is minus the ELBO of N(z*, H⁻¹); the encoder's objective adds only to the
+    gradient. A training step differentiates D tangents of the decoder (D latent dimensions), so it
+    needs the memory of a batch that is D + 1 times as large.
 
     Args:
         model: p(x, z).
         encoder: its mean is the starting point.
         steps: number of Gauss-Newton steps, at least 1.
-        damping: λ of the first step, in units of the prior's precision.
+        damping: the damping λ of the first step, in units of the prior's precision.
 
     Reference: Park et al., Variational Laplace Autoencoders, ICML 2019.
     """
@@ -120,14 +125,19 @@ class VLAE(Method):
         super().__init__(model, [LaplaceComponent(encoder, model, steps=steps, damping=damping)])
 
     def networks(self) -> list[nn.Module]:
-        """The networks that an engine may compile: all but the decoder.
+        """The networks that a training engine may compile: all but the decoder.
 
-        Compiled code gives no tangents, which the Gauss-Newton steps need from the decoder.
+        The Gauss-Newton steps differentiate the decoder in forward mode, which compiled code does not
+        support.
         """
         return super().networks()[1:]
 
     def loss(self, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """Minus the refined ELBO, averaged over the batch; its gradient also trains the encoder."""
+        """Minus the ELBO of the Laplace approximation, averaged over the batch, a scalar.
+
+        Its gradient trains the decoder on this ELBO, and the encoder on the ELBO of the encoder's own
+        Gaussian.
+        """
         x = x.to(self.model.centre.dtype)
         component: Any = self.components[0]
         parameters = component.parameters_at(x, self.model)

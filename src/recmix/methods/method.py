@@ -69,7 +69,7 @@ class Objective:
 
     @property
     def separate_decoder(self) -> bool:
-        """Whether the decoder has an objective that differs from the encoders' objective."""
+        """Whether the decoder is trained on an objective of its own, not on that of the encoders."""
         return bool(self.iwae_samples or self.inference.refine)
 
 
@@ -130,12 +130,15 @@ class Method(CountsTraining, ABC):
 
     @classmethod
     def label(cls) -> str:
-        """The name of the method in tables."""
+        """The name of the method in tables: by default its `name` in capitals."""
         return cls.name.upper()
 
     @classmethod
     def minimises_elbo(cls) -> bool:
-        """Whether a training step is one update on minus the ELBO, so that its KL can have a weight."""
+        """Whether a training step only minimises minus the ELBO, in one update.
+
+        Only then can the KL in the loss get a weight (`kl_warmup`, `free_bits`).
+        """
         return cls.step is Method.step and cls.loss is Method.loss
 
     def component(self, m: int, x: Tensor) -> Posterior:
@@ -145,7 +148,7 @@ class Method(CountsTraining, ABC):
 
     @property
     def base_encoder(self) -> nn.Module:
-        """The first component's encoder, which another method copies when it starts from this."""
+        """The encoder of the first component. A method that starts from this one copies it."""
         first: Component = self.components[0]  # type: ignore[assignment]
         return first.encoder
 
@@ -165,22 +168,27 @@ class Method(CountsTraining, ABC):
         return self.component(0, x)
 
     def restarted(self, x: Tensor, restarts: int) -> Posterior:
-        """q(z | x), computed from several starting points per example; the best one is kept.
+        """The posterior q(z | x), computed from several starting points; the best result is kept.
 
-        Methods without `can_restart` ignore `restarts` and return `posterior`.
+        Only methods with `can_restart` do this. The others ignore `restarts` and return `posterior`.
 
         Args:
             x: examples (B, C, H, W).
-            restarts: number of starting points.
+            restarts: number of starting points for each example.
         """
         return self.posterior(x)
 
     def loss(self, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """What a training step minimises; by default minus the one-sample ELBO (batch mean)."""
+        """The training loss, a scalar: by default minus the ELBO, averaged over the batch.
+
+        Args:
+            x: examples (B, *shape). One sample of z is drawn for each.
+            generator: source of the random noise.
+        """
         return -elbo(self.model, x, self.posterior(x), generator=generator).mean()
 
     def networks(self) -> list[nn.Module]:
-        """The networks that a training step calls as modules, which an engine may compile."""
+        """The networks that a training step calls as modules. A training engine may compile them."""
         parts: Any = self.components
         own = [network for part in parts for network in (part.encoder, *part.extra_networks())]
         return [self.model.decoder, *own]
@@ -196,15 +204,17 @@ class Method(CountsTraining, ABC):
     def groups(
         self, parameters: Iterable[nn.Parameter], learning_rate: float, fresh_rate: float
     ) -> list[dict[str, Any]]:
-        """Make parameter groups for an optimiser, with a separate learning rate for new parameters.
+        """Divide parameters into groups for an optimiser, with another learning rate for new parameters.
 
-        New parameters are those that are not in `inherited`. Their learning rate is learning_rate ·
-        fresh_rate.
+        New parameters are those that are not in `inherited`: they do not start from trained values.
 
         Args:
-            parameters: the parameters to divide into groups.
-            learning_rate: learning rate of the other parameters.
+            parameters: the parameters to divide.
+            learning_rate: learning rate of the parameters in `inherited`.
             fresh_rate: learning rate of new parameters, relative to `learning_rate`.
+
+        Returns:
+            Up to two groups, as torch's optimisers take them: {"params": [...], "lr": ...}.
         """
         old = {id(p) for p in self.inherited()}
         halves: tuple[list[nn.Parameter], list[nn.Parameter]] = ([], [])
@@ -225,10 +235,13 @@ class Method(CountsTraining, ABC):
 
         Args:
             learning_rate: learning rate of the networks.
-            variance_rate: learning rate of the likelihood's variance, relative to the networks'.
-            fresh_rate: learning rate of parameters that do not come from a trained model, relative
-                to the others'.
+            variance_rate: learning rate of the likelihood's variance, relative to that of the networks.
+            fresh_rate: learning rate of parameters that do not start from a trained model, relative to
+                that of the others.
             optimizer: ``adam`` or ``muon``.
+
+        Returns:
+            The optimisers by name; by default {"all": optimiser}.
         """
         shared = {id(p) for p in self.model.parameters()}
         own = [p for p in self.parameters() if id(p) not in shared]
@@ -244,13 +257,16 @@ class Method(CountsTraining, ABC):
         objective: Objective = ELBO,
         generator: torch.Generator | None = None,
     ) -> dict[str, Tensor]:
-        """Train on one batch; return metrics as scalar tensors on the device.
+        """Train on one batch: compute the loss and make the optimiser steps.
 
         Args:
             x: examples (B, C, H, W).
             optimizers: from `optimizers`.
             objective: changes of the method's own objective; by default none.
             generator: source of the random noise.
+
+        Returns:
+            Metrics by name, as scalar tensors on the device, at least ``loss`` and ``elbo``.
         """
         if objective.kl_weight is None:
             loss = self.loss(x, generator=generator)
@@ -276,10 +292,11 @@ class Method(CountsTraining, ABC):
         objective: Objective,
         generator: torch.Generator | None,
     ) -> None:
-        """Make one optimiser step on `loss`, changed by the objective.
+        """Make one optimiser step on `loss`, with the changes that `objective` asks for.
 
-        If the decoder has an objective of its own, `loss` trains all other parameters. With
-        distillation the encoders minimise (1 - distil) · loss + distil · `distillation`.
+        If the decoder has an objective of its own, `loss` trains all other parameters, and
+        `decoder_loss` trains the decoder. With distillation the encoders minimise
+        (1 - distil) · loss + distil · `distillation`.
 
         Args:
             loss: the method's own loss on this batch.
@@ -309,9 +326,15 @@ class Method(CountsTraining, ABC):
         optimizer.step()
 
     def distillation(self, x: Tensor, teacher: Inference, generator: torch.Generator | None) -> Tensor:
-        """KL(q* || q) up to a constant (batch mean), where q* is q refined by `teacher`.
+        """The distillation loss, a scalar: KL(q* || q) up to a constant, averaged over the batch.
 
-        It is the mean of -log q(z | x) over samples z of q*. The samples carry no gradient.
+        q is the method's posterior, and q* is q refined by `teacher`. The loss is the mean of
+        -log q(z | x) over samples z of q*. The samples carry no gradient.
+
+        Args:
+            x: examples (B, *shape).
+            teacher: the refinement that gives q*.
+            generator: source of the random noise.
         """
         q = self.posterior(x)
         with torch.no_grad():
@@ -322,7 +345,7 @@ class Method(CountsTraining, ABC):
     def decoder_loss(
         self, x: Tensor, q: Posterior, objective: Objective, generator: torch.Generator | None
     ) -> Tensor:
-        """The decoder's loss, used if the decoder has an objective of its own.
+        """The decoder's loss, a scalar, for a decoder with an objective of its own.
 
         It is minus the IWAE bound if `objective.iwae_samples` is not 0, else minus the ELBO of the
         refined posterior.
@@ -345,19 +368,19 @@ class Method(CountsTraining, ABC):
         return -log_mean_exp(self.model.log_joint(x, z) - log_q).mean()
 
     def prepare(self, x: Tensor) -> None:
-        """Choose options that depend on data, before training continues from a trained model.
+        """Choose options that depend on data. By default it does nothing.
 
-        It is called once. By default it does nothing.
+        Training calls it once, before it continues from a trained model.
 
         Args:
             x: validation examples (B, C, H, W).
         """
 
     def start_from(self, other: Method) -> None:
-        """Copy trained weights of `other`.
+        """Copy trained weights of another method.
 
-        All weights are copied from a method of the same class and shapes. From any other method the
-        model p(x, z) and the first encoder are copied.
+        If `other` has the same class and shapes, all its weights are copied. Otherwise only its model
+        p(x, z) and its first encoder are copied.
         """
         if type(other) is type(self) and same_shapes(self, other):
             copy_weights(self, other)
@@ -367,12 +390,15 @@ class Method(CountsTraining, ABC):
 
 
 def infer(method: Method, x: Tensor, inference: Inference) -> Posterior:
-    """Compute q(z | x) and apply refinement and calibration to it.
+    """Compute the posterior q(z | x) of a method, refined and calibrated.
 
     Args:
         method: gives the posterior.
         x: examples (B, C, H, W) on the method's device.
-        inference: the refinement and calibration.
+        inference: the settings of refinement and calibration.
+
+    Returns:
+        The posterior for the B examples.
     """
     restarts = inference.restarts
     q = method.posterior(x) if restarts == 1 else method.restarted(x, restarts)
@@ -381,24 +407,24 @@ def infer(method: Method, x: Tensor, inference: Inference) -> Posterior:
 
 @replaceable
 def infer_no_grad(method: Method, x: Tensor, inference: Inference) -> Posterior:
-    """`infer` without gradients; faster on a GPU for repeated batches of the same shape."""
+    """Like `infer`, but without gradients. Repeated batches of the same shape are faster on a GPU."""
     with torch.no_grad():
         return infer(method, x, inference)
 
 
 @replaceable
 def fuse_networks(method: Method) -> None:
-    """Prepare a method that will not be trained any more for tracing.
+    """Prepare a trained method for tracing, such as by `torch.export`.
 
-    If possible, the networks of a mixture are evaluated together as one network. The plain version
-    does nothing.
+    This version does nothing. `recmix.accelerate` replaces it: there, the networks of a mixture are
+    evaluated together as one network where possible. The method must not be trained afterwards.
     """
 
 
 def update(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
-    """Make one optimiser step on `loss`.
+    """Make one optimiser step on a scalar `loss`.
 
-    Only the optimiser's own parameters receive a gradient.
+    Only the parameters of this optimiser receive a gradient.
     """
     optimizer.zero_grad(set_to_none=True)
     trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
@@ -410,14 +436,17 @@ def update(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
 def same_shapes(a: nn.Module, b: nn.Module) -> bool:
     """Whether two modules have state dictionaries with the same names and shapes.
 
-    Curvature networks are not compared: a model may get one, or lose one, without being another model.
+    Curvature networks are not compared, because one can be added to a trained model or removed from it.
     """
     one, two = (_without_curvature(module.state_dict()) for module in (a, b))
     return one.keys() == two.keys() and all(one[k].shape == two[k].shape for k in one)
 
 
 def copy_weights(to: nn.Module, source: nn.Module) -> None:
-    """Copy all weights of `source`. A curvature network is copied only if both have the same one."""
+    """Copy all weights of the module `source` to the module `to`.
+
+    If their shapes differ, the curvature network of the model is not copied: `to` keeps its own.
+    """
     mine, theirs = to.state_dict(), source.state_dict()
     if {k: v.shape for k, v in mine.items()} != {k: v.shape for k, v in theirs.items()}:
         own = {k: v for k, v in mine.items() if k not in _without_curvature(mine)}
@@ -431,13 +460,16 @@ def _without_curvature(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def check_kl_can_change(method: Method | type[Method], name: str, x: Tensor | None = None) -> None:
-    """Raise an error if the training option `name` (``kl_warmup`` or ``free_bits``) has no meaning here.
+    """Raise an error if a training option that changes the KL cannot be used for this method.
 
     Args:
         method: the method to train, or its class.
-        name: name of the option.
-        x: examples (B, *shape) for which the KL must be a sum over latent dimensions, as ``free_bits``
-            needs it; None for any KL.
+        name: name of the option, ``kl_warmup`` or ``free_bits``.
+        x: examples (B, *shape), to check also that their KL is a sum over latent dimensions, which
+            ``free_bits`` needs; None for no such check.
+
+    Raises:
+        ConfigError: the method does not minimise one ELBO, or its KL is not such a sum.
     """
     if not method.minimises_elbo():
         raise ConfigError(
@@ -453,8 +485,9 @@ def check_kl_can_change(method: Method | type[Method], name: str, x: Tensor | No
 def check_can_be_distilled(method: Method) -> None:
     """Raise an error if distillation cannot train the encoders of this method.
 
-    Distillation maximises log q(z | x) at samples z of the refined posterior. Each component's log
-    q must carry gradients to its encoder, and the decoder must have a Jacobian.
+    Distillation maximises log q(z | x) at samples z of the refined posterior. So log q of each component
+    must carry gradients to its encoder. Refinement also needs a decoder whose output for one example
+    does not depend on the rest of the batch.
     """
     check_decoder_has_jacobian(method.model)
     parts: Any = method.components

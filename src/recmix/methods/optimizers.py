@@ -15,7 +15,13 @@ __all__ = ["OPTIMIZERS", "adam", "device_of", "make_optimizer", "model_groups"]
 
 
 def adam(groups: list[dict[str, Any]], learning_rate: float) -> torch.optim.Optimizer:
-    """Make torch's Adam. Each parameter group stores its first learning rate as ``initial_lr``."""
+    """Make torch's Adam for parameter groups.
+
+    Args:
+        groups: parameter groups, {"params": [...], "lr": ...} each. The learning rate at the start is
+            also stored in each group, as ``initial_lr``.
+        learning_rate: learning rate of groups without one of their own.
+    """
     fused = device_of(groups).type in ("cpu", "cuda")
     made = torch.optim.Adam(groups or [{"params": []}], lr=learning_rate, fused=fused)
     for group in made.param_groups:
@@ -24,7 +30,7 @@ def adam(groups: list[dict[str, Any]], learning_rate: float) -> torch.optim.Opti
 
 
 def device_of(groups: Iterable[dict[str, Any]]) -> torch.device:
-    """The device of the parameters in these groups; the CPU if there are none."""
+    """The device of the parameters in these parameter groups; the CPU if there are none."""
     found = (p.device for group in groups for p in group["params"])
     return next(found, torch.device("cpu"))
 
@@ -36,7 +42,16 @@ OPTIMIZERS: dict[str, Callable[[list[dict[str, Any]], float], torch.optim.Optimi
 def make_optimizer(
     name: str, groups: Iterable[dict[str, Any]], learning_rate: float
 ) -> torch.optim.Optimizer:
-    """Make the optimiser of this name for these parameter groups."""
+    """Make an optimiser by its name.
+
+    Args:
+        name: ``adam`` or ``muon``.
+        groups: parameter groups, {"params": [...], "lr": ...} each.
+        learning_rate: learning rate of groups without one of their own.
+
+    Raises:
+        ConfigError: there is no optimiser of this name.
+    """
     load_accelerated()
     if name not in OPTIMIZERS:
         raise ConfigError(unknown("optimizer", name, OPTIMIZERS))
@@ -44,12 +59,17 @@ def make_optimizer(
 
 
 def model_groups(model: LatentModel, learning_rate: float, variance_rate: float) -> list[dict[str, Any]]:
-    """Parameter groups of the model p(x, z): decoder, prior, curvature network and likelihood.
+    """Make the parameter groups of the model p(x, z) for an optimiser.
 
-    A network that is part of the likelihood is treated like the decoder. The likelihood's own
-    parameters have the learning rate learning_rate · variance_rate. It can be
-    larger, because Adam moves a scalar by at most the learning rate per step, and the noise
-    variance must change by a large factor.
+    Decoder, prior, curvature network and networks of the likelihood get `learning_rate`. The other
+    parameters of the likelihood, such as the noise variance, get learning_rate · variance_rate. This can
+    be larger, because Adam moves a scalar by at most the learning rate per step, and the variance must
+    change by a large factor.
+
+    Args:
+        model: p(x, z).
+        learning_rate: learning rate of the networks.
+        variance_rate: learning rate of the likelihood's own parameters, relative to `learning_rate`.
     """
     networks = [model.decoder, *model.likelihood.children(), model.prior]
     networks += [] if model.curvature is None else [model.curvature]

@@ -35,7 +35,15 @@ __all__ = ["RecursiveMixture", "recursive_mixture"]
 
 
 class _Mixed(NamedTuple):
-    """The mixture of the first m components while one batch is processed, after their updates."""
+    """The mixture of the first m components, after their updates on one batch.
+
+    Attributes:
+        components: the posteriors q_0 … q_{m-1}.
+        log_alpha: their log-weights in the mixture, (m, B).
+        z: one sample of each component, (m, B, D).
+        log_joint: log p(x, z) at these samples, (m, B).
+        log_mixture: log density of the mixture at these samples, (m, B).
+    """
 
     components: list[Posterior]
     log_alpha: Tensor  # (m, B) log-weights of Q_{m-1}
@@ -46,29 +54,36 @@ class _Mixed(NamedTuple):
 
 @register
 class RecursiveMixture(Method):
-    """Q = Σ_m α_m(x) q_m(z | x), grown by Q_m = (1 - ε_m(x)) Q_{m-1} + ε_m(x) q_m.
+    """A mixture Q = Σ_m α_m(x) q_m(z | x) to which components are added one at a time.
 
-    One batch makes these updates in order; each uses the results of those before it. q_0 increases its
-    ELBO. For m = 1 … M, q_m increases ELBO(q_m) + min(C, KL(q_m || Q_{m-1})), then ε_m increases
+    Q_m = (1 - ε_m(x)) Q_{m-1} + ε_m(x) q_m is the mixture after component q_m is added. A network, the
+    gate, computes its weight ε_m(x).
+
+    One batch makes these updates in order; each uses the results of those before it. First q_0 increases
+    its ELBO. For m = 1 … M, q_m increases ELBO(q_m) + min(C, KL(q_m || Q_{m-1})), then ε_m increases
     ELBO(Q_m). Finally the decoder increases ELBO(Q_M).
 
-    The decoder changes only at the end, and every q_m changes once. So one decoder pass serves the
-    samples of all components before their updates. One pass after q_m's update serves all later updates
-    of the batch, and one more pass for all components updates the decoder. The number of network
-    evaluations is linear in the order.
+    The decoder changes only at the end, and every q_m changes once. So one decoder pass is enough for
+    the samples of all components before their updates. One pass after the update of q_m serves all
+    later updates of the batch. One more pass for all components updates the decoder. The number of
+    network evaluations is linear in the number of components.
 
     Args:
         model: p(x, z).
         encoder: the first component; the others start as copies of it.
         order: number of components, 1 to 16.
         bound: C, the largest KL to the mixture that a component is rewarded for.
-        per_instance: bound the KL of each example (Algorithm 1) instead of the batch mean (pseudocode).
-        eps_min: smallest ε.
-        eps_max: largest ε.
-        jitter: relative noise on the weights of a new component, so that identical ones separate sooner.
-        component: kind of component: ``gaussian``, ``residual`` (each new one corrects the one before by
-            looking at what that left unexplained; the first is Gaussian), or any other kind.
-        component_setting: its number of steps or flows, if it has such a setting.
+        per_instance: apply the bound C to the KL of each example, as in the paper's Algorithm 1, not
+            to the mean over the batch, as in its pseudocode.
+        eps_min: smallest weight ε of a new component.
+        eps_max: largest weight ε of a new component.
+        jitter: relative size of random noise on the network weights of a new component, so that equal
+            components separate sooner.
+        component: kind of the components, such as ``gaussian``, ``full`` or ``iaf``. With ``residual``
+            the first is Gaussian, and each new one corrects the one before it, from the error of its
+            reconstruction.
+        component_setting: main option of this kind, such as its number of steps or flows; None for its
+            default.
 
     Reference: Kim & Pavlovic, Recursive Inference for Variational Autoencoders, NeurIPS 2020.
     """
@@ -127,14 +142,14 @@ class RecursiveMixture(Method):
         return q
 
     def all_components(self, x: Tensor) -> list[Posterior]:
-        """The posteriors q_0(z | x) … q_M(z | x) of all components, each computed once."""
+        """The posteriors q_0(z | x) … q_M(z | x) of all components for examples x (B, C, H, W)."""
         found: list[Posterior] = []
         for m in range(self.order):
             found.append(self.component(m, x, found[-1] if found else None))
         return found
 
     def log_weights(self, x: Tensor) -> Tensor:
-        """The mixing weights log α(x), (B, number of components)."""
+        """The log mixing weights log α(x), (B, K), of the K components for examples x (B, C, H, W)."""
         if self.order == 1:
             return x.new_zeros(x.shape[0], 1)
         seen = self.model.standardised(x)
@@ -147,14 +162,17 @@ class RecursiveMixture(Method):
         return recursive_mixture(self, x)
 
     def loss(self, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """Raises an error: a training step is a sequence of updates with different losses."""
+        """Raise an error: this method has no single loss.
+
+        A training step is a sequence of updates with different losses; use `step`.
+        """
         raise ConfigError(
             f"{self.name} has no single loss: each component, each gate and the decoder has its own. "
             "Call step(x, optimizers) with optimizers from optimizers(learning_rate)"
         )
 
     def networks(self) -> list[nn.Module]:
-        """The networks that an engine may compile: those of the components, decoder and gates."""
+        """The networks that a training engine may compile: components, decoder and gates."""
         gates: Any = self.gates
         return super().networks() + [gate.layers for gate in gates]
 
@@ -192,7 +210,11 @@ class RecursiveMixture(Method):
         fresh_rate: float = 1.0,
         optimizer: str = "adam",
     ) -> Optimizers:
-        """Make one optimiser for each component, one for each gate, and one for the decoder."""
+        """Make one optimiser for each component, one for each gate, and one for the decoder.
+
+        The arguments are those of `Method.optimizers`. The names of the optimisers are ``component_0``,
+        ``component_1`` …, ``gate_1`` … and ``decoder``.
+        """
 
         def own(module: nn.Module) -> torch.optim.Optimizer:
             groups = self.groups(module.parameters(), learning_rate, fresh_rate)
@@ -212,7 +234,21 @@ class RecursiveMixture(Method):
         objective: Objective = ELBO,
         generator: torch.Generator | None = None,
     ) -> dict[str, Tensor]:
-        """Train on one batch x by Algorithm 1 of the paper; see the class for the updates."""
+        """Train on one batch by Algorithm 1 of the paper.
+
+        Each component is updated in turn, and its gate after it; the decoder is updated last.
+
+        Args:
+            x: examples (B, *shape).
+            optimizers: from `optimizers`.
+            objective: changes of the training objective; by default none.
+            generator: source of the random noise.
+
+        Returns:
+            Scalar tensors on the device: ``loss`` and ``elbo`` of the whole mixture. With two or more
+            components also ``kl``, the mean KL of a component to the mixture before it, and
+            ``first_weight``, the mean weight of the first component.
+        """
         old = self.all_components(x)
         drawn = [q.rsample_and_log_prob(1, generator=generator) for q in old]
         slope = self._likelihood_gradient(x, torch.cat([z for z, _ in drawn]))  # (order, B, D)
@@ -278,9 +314,10 @@ class RecursiveMixture(Method):
         return [q.rsample_and_log_prob(TEACHER_SAMPLES, generator=generator)[0] for q in parts]
 
     def novelty(self, m: int, q: Posterior, log_q: Tensor, distance: Tensor) -> Tensor:
-        """A new component's reward for its distance to the mixture: min(C, KL(q_m || Q_{m-1})).
+        """The reward of a new component q_m for its distance to the mixture, a scalar (batch mean).
 
-        C is the option `bound`.
+        It is min(C, KL(q_m || Q_{m-1})), where Q_{m-1} is the mixture of the components before m, and C
+        is the option `bound`.
 
         Args:
             m: index of the component.
@@ -335,7 +372,10 @@ class RecursiveMixture(Method):
 
 @replaceable
 def recursive_mixture(method: RecursiveMixture, x: Tensor) -> Mixture:
-    """The posterior of a recursive mixture for x (B, C, H, W)."""
+    """The mixture Q(z | x) of a `RecursiveMixture` for examples x (B, C, H, W).
+
+    `recmix.accelerate` may replace this function by a faster one.
+    """
     return Mixture(method.all_components(x), method.log_weights(x))
 
 

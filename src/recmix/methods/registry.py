@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from recmix.errors import ConfigError, unknown
+from recmix.errors import ConfigError, shown, unknown
 from recmix.methods.component import Component
 from recmix.methods.method import Method
 
@@ -19,7 +19,7 @@ _C = TypeVar("_C", bound=type[Component])
 
 
 def register(cls: _M) -> _M:
-    """Class decorator: make a method known under its `name`."""
+    """Class decorator for methods: adds the class to `METHODS` under its `name`."""
     if cls.name in METHODS:
         raise ConfigError(f"two methods are called {cls.name!r}: {METHODS[cls.name]} and {cls}")
     METHODS[cls.name] = cls
@@ -27,7 +27,10 @@ def register(cls: _M) -> _M:
 
 
 def register_component(cls: _C) -> _C:
-    """Class decorator: make a component known under its `kind`, so that mixtures can use it."""
+    """Class decorator for components: adds the class to `COMPONENTS` under its `kind`.
+
+    Mixtures can then use it by this kind.
+    """
     if cls.kind in COMPONENTS:
         raise ConfigError(f"two components are called {cls.kind!r}: {COMPONENTS[cls.kind]} and {cls}")
     COMPONENTS[cls.kind] = cls
@@ -35,7 +38,7 @@ def register_component(cls: _C) -> _C:
 
 
 def find_component(kind: str) -> type[Component]:
-    """The component class of this kind."""
+    """The component class of this kind, such as ``gaussian``; a ConfigError if there is none."""
     if kind not in COMPONENTS:
         raise ConfigError(unknown("component", kind, COMPONENTS))
     found: type[Component] = COMPONENTS[kind]
@@ -43,13 +46,20 @@ def find_component(kind: str) -> type[Component]:
 
 
 def find_method(method: str | type[Method] | Method) -> type[Method]:
-    """The class of a method, given by name, as a class or as an instance."""
+    """The class of a method that is given by its name, as a class or as an instance.
+
+    Raises:
+        ConfigError: there is no method of this name, or `method` is something else.
+    """
     if isinstance(method, Method):
         return type(method)
     if isinstance(method, type) and issubclass(method, Method):
         return method
     if not isinstance(method, str):
-        raise ConfigError(f"method must be a name, a Method class or a Method instance, got {method!r}")
+        raise ConfigError(
+            f"method must be a name, a Method class or a Method instance, got {shown(method)}: the "
+            "method comes first, then the data, as in recmix.fit('vae', x)"
+        )
     if method not in METHODS:
         raise ConfigError(unknown("method", method, METHODS))
     found: type[Method] = METHODS[method]

@@ -29,7 +29,7 @@ from recmix.methods.vae import GaussianComponent, elbo_gradient
 from recmix.methods.wide import WIDTH
 from recmix.model.latent import LatentModel
 from recmix.model.pair_features import PairFeatures, TokenPairFeatures
-from recmix.model.similar_encoder import token_features
+from recmix.model.similar_encoder import token_classes, token_features
 from recmix.posteriors import Gaussian, Posterior
 from recmix.posteriors.gaussian import LOG_VARIANCE_RANGE
 
@@ -45,15 +45,17 @@ MAX_CORRECTIONS = 8
 
 
 class Corrector(nn.Module):
-    """A network c(x, r, μ, log σ²) that gives a change of (μ, log σ²), (B, 2 D); at first zero.
+    """A network c(x, r, μ, log σ²) that gives a change of the posterior's (μ, log σ²), (B, 2 D).
 
     r = x - E[x | z = μ] is the residual of the reconstruction. For images, the convolutions of the
     paper's encoder see x and r as channels. For tokens, the layers of the encoder see the embedded
-    tokens plus a linear function of r. Two linear layers then also see (μ, log σ²).
+    tokens plus a linear function of r. Two linear layers then also see (μ, log σ²). The last layer
+    starts at zero, so the first change is zero.
 
     Args:
         model: gives the shapes of x and z.
-        width: factor of the layer sizes, relative to the paper's encoder; for tokens relative to `like`.
+        width: factor of the layer sizes. 1 gives the sizes of the library's default network for this
+            shape of x; for tokens, those of `like`.
         whitened: whether the linear layers also see the whitened gradient, see `whitened_gradient`.
         like: the encoder of the first posterior. The layers for tokens are like its layers.
     """
@@ -73,7 +75,9 @@ class Corrector(nn.Module):
         if (tokens := token_features(like, model, width)) is not None:
             self.features = TokenPairFeatures(tokens, output)
         else:
-            self.features = PairFeatures(model.shape, output, model.latent, width=width)
+            classes = token_classes(like)
+            groups = classes if isinstance(classes, tuple) else ()
+            self.features = PairFeatures(model.shape, output, model.latent, width=width, groups=groups)
         self.whitened = whitened
         hidden = self.features.hidden
         self.joint = nn.Linear(hidden + (3 if whitened else 2) * model.latent, hidden)
@@ -88,13 +92,14 @@ class Corrector(nn.Module):
         parameters: Tensor,
         gradient: Tensor | None = None,
     ) -> Tensor:
-        """The change of the posterior's `parameters` (μ, log σ²), (B, 2 D).
+        """The change of the posterior's parameters (μ, log σ²), (B, 2 D).
 
         Args:
             example: examples x (B, *shape).
             residual: residuals (B, *output), with the shape of the decoder's output.
-            parameters: (μ, log σ²) so far, (B, 2 D).
-            gradient: the whitened gradient at μ, (B, D), if the network was made for it.
+            parameters: (μ, log σ²) before the correction, (B, 2 D).
+            gradient: the result of `whitened_gradient` at μ, (B, D), if the option `whitened` is on;
+                else None.
         """
         seen = [self.features(example, residual), parameters, *([] if gradient is None else [gradient])]
         hidden = nn.functional.leaky_relu(self.joint(torch.cat(seen, -1)), 0.01)
@@ -109,7 +114,9 @@ def corrected(
     parameters: Tensor,
     decoded: Tensor | None = None,
 ) -> Tensor:
-    """(μ, log σ²) after one correction, (B, 2 D); the decoder's output carries no gradient.
+    """The posterior's parameters (μ, log σ²) after one correction, (B, 2 D).
+
+    The decoder's output is treated as a constant: no gradient flows through it.
 
     Args:
         model: p(x, z).
@@ -134,10 +141,11 @@ def corrected(
 
 
 def whitened_gradient(model: LatentModel, x: Tensor, z: Tensor) -> Tensor:
-    """asinh(Lᵀ g), (B, D), without gradients, where g is the gradient of log p(x, z) at z (B, D).
+    """The gradient g of log p(x, z) at z, scaled by the local covariance: asinh(Lᵀ g), (B, D).
 
-    L is the factor of the covariance that the model's curvature network gives at z. In units of L, a
-    full step to the mode has about the length of Lᵀ g. asinh makes large values smaller.
+    L is the factor of the covariance L Lᵀ that the model's curvature network gives at z. Measured in
+    units of L, a full step to the mode has about the length of Lᵀ g. asinh makes large values smaller.
+    The result carries no gradient.
 
     Args:
         model: p(x, z), with a curvature network.
@@ -166,7 +174,7 @@ class ResidualComponent(Component):
         model: gives the shapes of x and z.
         corrections: number of corrections, 1 to 8.
         shared: whether all corrections use the same corrector network.
-        width: factor of the correctors' layer sizes, relative to the paper's encoder.
+        width: factor of the correctors' layer sizes, see `Corrector`.
         whitened: whether the correctors also see the whitened gradient of log p(x, z). Each
             correction then takes one gradient of the decoder.
     """
@@ -221,21 +229,22 @@ class ResidualComponent(Component):
         return [first, *(CorrectionComponent(model, like=encoder) for _ in range(count - 1))]
 
     def extra_networks(self) -> list[nn.Module]:
-        """The corrector networks."""
+        """The corrector networks, which a training step evaluates besides the encoder."""
         return list(self.correctors)
 
     def corrector(self, t: int) -> Corrector:
-        """The network that makes correction t."""
+        """The network that makes correction t, counted from 0."""
         found: Any = self.correctors[t % len(self.correctors)]
         return found
 
     def iterates(self, x: Tensor, model: LatentModel, *, detach: bool = False) -> list[Tensor]:
-        """The posteriors after t = 0 … T corrections, as (μ_t, log σ_t²), (B, 2 D) each.
+        """The parameters (μ, log σ²) of the posterior after 0, 1, … T corrections, (B, 2 D) each.
 
         Args:
             x: examples (B, C, H, W).
             model: p(x, z).
-            detach: whether the gradient of each iterate reaches only its own corrector.
+            detach: whether a correction treats the posterior before it as a constant, so that a loss of
+                its result trains only this corrector.
         """
         found = [self.encoder(model.observed(x))]
         for t in range(self.corrections):
@@ -244,7 +253,7 @@ class ResidualComponent(Component):
         return found
 
     def forward(self, x: Tensor, model: LatentModel) -> Gaussian:
-        """The Gaussian q(z | x) after the last correction."""
+        """The Gaussian q(z | x) after the last correction, for examples x (B, C, H, W)."""
         return Gaussian.from_parameters(self.iterates(x, model)[-1])
 
     @torch.no_grad()
@@ -284,7 +293,7 @@ class CorrectionComponent(Component):
 
     Args:
         model: gives the shapes of x and z.
-        width: factor of the corrector's layer sizes, relative to the paper's encoder.
+        width: factor of the corrector's layer sizes, see `Corrector`.
         like: the encoder of the first posterior, see `Corrector`.
     """
 
@@ -323,10 +332,13 @@ class ResidualVAE(Method):
     Args:
         model: p(x, z).
         encoder: gives the first posterior.
-        corrections: how many, 1 to 8.
-        shared: one corrector for all corrections, or one for each.
-        width: of a corrector, in units of the paper's encoder.
-        whitened: the correctors also see the gradient of log p(x, z), whitened by a curvature network.
+        corrections: number of corrections, 1 to 8.
+        shared: whether all corrections use the same corrector network.
+        width: factor of the layer sizes of a corrector. 1 gives the sizes of the library's default
+            network for this shape of x, whatever the given encoder is; for tokens, those of the given
+            encoder.
+        whitened: whether the correctors also see the gradient of log p(x, z), scaled by the covariance
+            that a curvature network gives.
 
     Reference: this library; compare Marino et al., Iterative Amortized Inference, ICML 2018.
     """
@@ -359,13 +371,16 @@ class ResidualVAE(Method):
         return part
 
     def restarted(self, x: Tensor, restarts: int) -> Gaussian:
-        """The best result of several starting points; see `ResidualComponent.restarted`."""
+        """The Gaussian q(z | x) that is best of several starting points, for examples x (B, C, H, W).
+
+        `restarts` is the number of starting points; see `ResidualComponent.restarted`.
+        """
         return self._part.restarted(x, self.model, restarts)
 
     def loss(self, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """Minus the ELBO of the posterior after the last correction, averaged over the batch.
+        """Minus the ELBO of the posterior after the last correction, averaged over the batch, a scalar.
 
-        Its gradient is that of the ELBOs after every correction: each trains its own corrector.
+        The gradient is that of a sum of ELBOs, one after each correction: each trains its own corrector.
         """
         *early, last = self._part.iterates(x, self.model, detach=True)
         q = Gaussian.from_parameters(last)
@@ -378,9 +393,10 @@ class ResidualVAE(Method):
         return -elbo - (own - own.detach())
 
     def distillation(self, x: Tensor, teacher: Inference, generator: torch.Generator | None) -> Tensor:
-        """The sum over t of KL(q* || q_t), up to a constant, averaged over the batch.
+        """The distillation loss, a scalar: Σ_t KL(q* || q_t) up to a constant, averaged over the batch.
 
-        q_t is the posterior after t corrections. q* is the last of them, refined by `teacher`.
+        q_t is the posterior after t corrections. q* is the posterior after the last correction, refined
+        by `teacher`. The arguments are those of `Method.distillation`.
         """
         iterates = torch.stack(self._part.iterates(x, self.model, detach=True))  # (T + 1, B, 2 D)
         with torch.no_grad():

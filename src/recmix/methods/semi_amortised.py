@@ -36,27 +36,27 @@ class SemiAmortisedComponent(Component):
 
         v <- momentum · v + ∇_λ ELBO(x; λ),    λ <- λ + step_size · v.
 
-    The gradient is that of each example's own ELBO (a sum over the batch, not a mean): neither the
+    The gradient is that of each example's own ELBO (a sum over the batch, not a mean). So neither the
     batch size nor the other examples change the result.
 
-    The KL is exact. The likelihood's expectation is taken at μ ± σ·s with fixed signs s in {-1, 1}ᴰ,
-    drawn once from a fixed seed and shared by all examples. Signs have the mean, the variance and the
-    third moment of normal noise, and each s comes with its opposite, in the same step or the next. So a
-    posterior is a function of x alone: evaluating it twice gives the same, and it uses no random stream.
-    The training loss draws its own normal noise at the last λ.
+    The KL in this ELBO is exact. The expectation of log p(x | z) is estimated at the points μ ± σ·s. The
+    vectors s of signs ±1 are drawn once from a fixed seed and are the same for all examples. Signs have
+    the mean, the variance and the third moment of normal noise. Each s is used together with -s, in the
+    same step or the next. So the posterior depends on x alone, and computing it twice gives the same
+    result. The training loss draws its own normal noise at the last λ.
 
     In training mode, with gradients enabled and `first_order` off, the steps are differentiated: encoder
     and decoder receive the total derivative of the last ELBO. Otherwise the steps are constants, and the
-    encoder receives the gradient at the last λ. Under `torch.no_grad` the steps are taken too, and the
+    encoder receives the gradient at the last λ. Under `torch.no_grad` the steps are made too, and the
     result carries no gradient.
 
     Args:
         encoder: gives the starting point.
         model: gives the shapes.
         steps: number of gradient steps, at least 1.
-        step_size: η, what multiplies the gradient in each step.
-        momentum: share of the last step that is kept, in [0, 1).
-        clip: largest norm of one example's gradient (the norm, not its square); 0 leaves it alone.
+        step_size: η, the factor of the gradient in each step.
+        momentum: share of the previous step that is added to each step, in [0, 1).
+        clip: largest norm of one example's gradient (the norm, not its square); 0: no limit.
         first_order: do not differentiate the steps.
         samples: noise vectors in each step, at least 1.
     """
@@ -110,7 +110,7 @@ class SemiAmortisedComponent(Component):
         self.step_size = float(state)
 
     def forward(self, x: Tensor, model: LatentModel) -> Gaussian:
-        """The Gaussian q(z | x) after the gradient steps from the encoder's output."""
+        """The Gaussian q(z | x) after the gradient steps, for examples x (B, C, H, W)."""
         x = x.to(model.centre.dtype)
         start: Tensor = self.encoder(model.observed(x))
         unrolled = self.training and not self.first_order and torch.is_grad_enabled()
@@ -154,23 +154,26 @@ class SemiAmortisedComponent(Component):
 
 @register
 class SemiAmortised(Method):
-    """Semi-amortised inference: λ_{t+1} = λ_t + η ∇_λ ELBO(x; λ_t), from the encoder's λ_0.
+    """Semi-amortised inference: gradient steps on each example's ELBO, starting at the encoder's output.
 
-    λ = (μ, log σ²) are the parameters of the posterior and η is the step size. Encoder and decoder are
-    trained on the ELBO of the last λ, with gradients through the steps. The original takes 20 steps with
-    momentum 0.5 and clips the gradient. The comparison of Kim & Pavlovic (2020) takes 1 to 8 plain steps
-    with η = 1e-3. Where curvature times step size is above 2 the ascent overshoots. So the given step
-    size is an upper limit: before training continues from a trained VAE, `tune_step_size` selects it or
-    a smaller one on validation data, unless `tune` is off.
+    A step is λ <- λ + η ∇_λ ELBO(x; λ), where λ = (μ, log σ²) are the parameters of the posterior and
+    η is the step size. Encoder and decoder are trained on the ELBO after the last step, with gradients
+    through the steps. The original makes 20 steps with momentum 0.5 and clips the gradient. The
+    comparison of Kim & Pavlovic (2020) makes 1 to 8 plain steps with η = 1e-3.
+
+    If curvature times step size is above 2, the steps overshoot. So the given step size is an upper
+    limit: before training continues from a trained VAE, `tune_step_size` selects it or a smaller one
+    on validation data, unless `tune` is off.
 
     Args:
         model: p(x, z).
         encoder: gives the starting point.
         steps: number of gradient steps, at least 1.
-        step_size: η, what multiplies the gradient in each step; the largest tried if it is tuned.
-        tune: choose the step size on validation data before a second stage.
-        momentum: share of the last step that is kept, in [0, 1).
-        clip: largest norm of one example's gradient; 0 leaves it alone.
+        step_size: η, the factor of the gradient in each step. With `tune` it is the largest that is
+            tried.
+        tune: choose the step size on validation data before training continues from a trained model.
+        momentum: share of the previous step that is added to each step, in [0, 1).
+        clip: largest norm of one example's gradient; 0: no limit.
         first_order: do not differentiate the steps; cheaper, but not the whole gradient.
         samples: noise vectors in each step, at least 1.
 
@@ -210,13 +213,19 @@ class SemiAmortised(Method):
         self.tune = tune
 
     def prepare(self, x: Tensor) -> None:
-        """Choose the step size for the present decoder on validation examples x."""
+        """If `tune` is on, choose the step size on validation examples x (N, C, H, W).
+
+        Training calls this once, before it continues from a trained model.
+        """
         if self.tune:
             part: Any = self.components[0]
             tune_step_size(self, x, [part.step_size * share for share in SHARES])
 
     def loss(self, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """Minus the one-sample ELBO after the gradient steps, averaged over the batch."""
+        """Minus the ELBO after the gradient steps, averaged over the batch, a scalar.
+
+        It is estimated with one sample of z for each example.
+        """
         return super().loss(x.to(self.model.centre.dtype), generator=generator)
 
 
@@ -256,7 +265,7 @@ def tune_step_size(method: Method, x_val: Tensor, grid: Iterable[float]) -> floa
 
 
 def _mean_elbo(method: Method, x_val: Tensor) -> float:
-    """The mean ELBO from one sample per example with fixed noise; -inf if it is not finite."""
+    """The mean ELBO over examples, from one sample each with fixed noise; -inf if it is not finite."""
     model, dtype = method.model, method.model.centre.dtype
     generator = torch.Generator(x_val.device).manual_seed(TUNING_SEED)
     total = 0.0

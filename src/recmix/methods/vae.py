@@ -18,9 +18,10 @@ __all__ = ["VAE", "GaussianComponent", "elbo_gradient", "encode"]
 
 @replaceable
 def encode(component: Component, x: Tensor, model: LatentModel) -> Gaussian | FullGaussian:
-    """The Gaussian that a component's encoder gives for x (B, ...).
+    """The Gaussian that a component's encoder gives for examples x (B, ...).
 
-    It is diagonal, unless the encoder comes from elsewhere and gives a full covariance.
+    It is diagonal. Only an encoder of your own that returns a `MultivariateNormal` gives a full
+    covariance.
     """
     found = component.encoder(model.observed(x))
     if isinstance(found, MultivariateNormal):
@@ -30,7 +31,7 @@ def encode(component: Component, x: Tensor, model: LatentModel) -> Gaussian | Fu
 
 @register_component
 class GaussianComponent(Component):
-    """q(z | x) = N(μ(x), diag σ²(x)), in one pass through the encoder."""
+    """A diagonal Gaussian q(z | x) = N(μ(x), diag σ²(x)), computed in one pass through the encoder."""
 
     kind = "gaussian"
     closed_form_entropy = True
@@ -44,8 +45,8 @@ class GaussianComponent(Component):
 class VAE(Method):
     """Amortised variational inference with one diagonal Gaussian.
 
-    If its training continues from a trained VAE (`init`), with the same schedule as other methods
-    that start from one, it is the control experiment called VAE+.
+    Its training can continue from a trained VAE (option `init`), with the schedule of the other methods
+    that start from one. This control experiment is called VAE+.
 
     Args:
         model: p(x, z).
@@ -66,11 +67,11 @@ class VAE(Method):
 def elbo_gradient(
     model: LatentModel, x: Tensor, parameters: Tensor, generator: torch.Generator | None
 ) -> Tensor:
-    """The gradient of one-sample ELBOs with respect to the parameters λ of Gaussians, (T, B, 2 D).
+    """The gradient of ELBOs with respect to the parameters λ of Gaussians, (T, B, 2 D).
 
-    It is ∂/∂λ Σ_t mean_b ELBO(λ_tb). The product of this gradient with λ can replace the ELBOs in a
-    loss. It has the same derivative with respect to the networks that computed λ, and none with
-    respect to the decoder.
+    λ = (μ, log σ²). The gradient is ∂/∂λ Σ_t mean_b ELBO(λ_tb), with one sample of z for each ELBO. In a
+    loss, the sum of gradient · λ can replace the ELBOs: its derivative with respect to the networks that
+    computed λ is the same. It has no derivative with respect to the decoder.
 
     Args:
         model: p(x, z).

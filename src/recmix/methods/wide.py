@@ -1,4 +1,4 @@
-"""A VAE with a second, wider encoder whose output is added to the first encoder's."""
+"""A VAE with a second encoder, whose output is added to that of the first encoder."""
 
 from __future__ import annotations
 
@@ -17,21 +17,25 @@ from recmix.posteriors import Gaussian
 __all__ = ["WIDTH", "WideComponent", "WideVAE"]
 
 WIDTH = 2.0
-"""Default width of an added network, in units of the paper's encoder."""
+"""Default factor of the layer sizes of an added network; 1 gives those of the default network."""
 
 
 @register_component
 class WideComponent(Component):
     """A Gaussian whose parameters are the sum of two encoders' outputs: (μ, log σ²) = e(x) + w(x).
 
-    Before training w(x) = 0, so the density is that of e alone. Both encoders read only x, so they
-    can run in parallel.
+    Before training w(x) = 0, so the density is that of e alone. Both encoders read only x, so they can
+    run in parallel.
+
+    Except for tokens and graphs, the size of w does not depend on e. If e is large, w
+    can be smaller than e, even with a `width` above 1.
 
     Args:
         encoder: e, the given encoder.
         model: gives the shapes of x and z.
-        width: multiplies the layer sizes of the default encoder (for images the paper's, for tokens
-            those of e) to give those of w.
+        width: factor of the layer sizes of the second encoder. 1 gives the sizes of the library's
+            default encoder for this shape of x, not those of the given encoder. Only for tokens and
+            graphs it gives those of the given encoder.
     """
 
     kind = "wide"
@@ -45,7 +49,7 @@ class WideComponent(Component):
         nn.init.zeros_(self.second.head.bias)
 
     def extra_networks(self) -> list[nn.Module]:
-        """The second, wider encoder."""
+        """The second encoder w, in a list."""
         return [self.second]
 
     def forward(self, x: Tensor, model: LatentModel) -> Gaussian:
@@ -55,7 +59,10 @@ class WideComponent(Component):
         )
 
     def _input(self, x: Tensor, model: LatentModel) -> Any:
-        """x as the second encoder gets it: in fields if it is of the kind of the first one."""
+        """The form of x that the second encoder reads.
+
+        It is the same as for the first encoder if both are of one kind, else the standardised x.
+        """
         alike = isinstance(self.encoder, Encoder) and (
             type(self.second.features) is type(self.encoder.features)
         )
@@ -64,12 +71,20 @@ class WideComponent(Component):
 
 @register
 class WideVAE(Method):
-    """A VAE with a second, wider encoder: the control for methods that add parameters.
+    """A VAE with a second encoder, as a control for methods that add parameters.
+
+    The outputs of both encoders are added. The second one starts at zero.
+
+    Except for tokens and graphs, the size of the second encoder does not depend on the
+    given encoder. If the given encoder is large, the second one can be smaller, even with a `width`
+    above 1.
 
     Args:
         model: p(x, z).
         encoder: the given encoder; the second one is added to its output.
-        width: of the second encoder, in units of the paper's encoder.
+        width: factor of the layer sizes of the second encoder. 1 gives the sizes of the library's
+            default encoder for this shape of x, not those of the given encoder. Only for tokens and
+            graphs it gives those of the given encoder.
 
     Reference: a control of this library.
     """

@@ -19,11 +19,11 @@ __all__ = ["Choice", "choose"]
 def choose(which: Tensor, first: Posterior, second: Posterior) -> Posterior:
     """The posterior `first` for some examples and `second` for the others.
 
-    Two Gaussians, or two mixtures of as many Gaussians, give the same kind of posterior again. Other
-    pairs give a `Choice`.
+    Two Gaussians give a Gaussian. Two mixtures with the same number of Gaussians give such a mixture.
+    Other pairs give a `Choice`.
 
     Args:
-        which: (B,) of booleans; True takes `first`.
+        which: booleans (B,). True takes `first`, False takes `second`.
         first: a posterior for B examples.
         second: another posterior for the same examples.
 
@@ -65,7 +65,7 @@ class Choice(Posterior):
     """One of two posteriors for each example.
 
     Args:
-        which: (B,) of booleans; True takes `first`.
+        which: booleans (B,). True takes `first`, False takes `second`.
         first: a posterior for B examples.
         second: another posterior for the same examples.
     """
@@ -99,7 +99,7 @@ class Choice(Posterior):
     def rsample_and_log_prob(
         self, samples: int = 1, *, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
-        """S reparameterised samples z, (S, B, D), and their log densities, (S, B)."""
+        """S = `samples` reparameterised samples z, (S, B, D), and their log densities, (S, B)."""
         one, log_one = self.first.rsample_and_log_prob(samples, generator=generator)
         two, log_two = self.second.rsample_and_log_prob(samples, generator=generator)
         return self._pick(one, two, 1), self._pick(log_one, log_two)
@@ -110,5 +110,8 @@ class Choice(Posterior):
         return self.first.can_scale and self.second.can_scale
 
     def scaled(self, factor: float | Tensor) -> Choice:
-        """The same choice between the scaled posteriors, see `Posterior.scaled`."""
+        """The same choice between both posteriors after scaling their standard deviations.
+
+        See `Posterior.scaled` for the meaning of `factor`.
+        """
         return Choice(self.which, self.first.scaled(factor), self.second.scaled(factor))

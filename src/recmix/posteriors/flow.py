@@ -56,7 +56,14 @@ class Flow(Posterior):
         self.transforms = list(transforms)
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Transform samples z_0 of the base to z_T: (S, B, D); also log |det ∂z_T/∂z_0|, (S, B)."""
+        """Transform samples z_0 of the base Gaussian by all functions of the flow.
+
+        Args:
+            z: z_0, (S, B, D).
+
+        Returns:
+            The result z_T, (S, B, D), and log |det ∂z_T/∂z_0|, (S, B).
+        """
         log_det = torch.zeros_like(z[..., 0])
         for transform in self.transforms:
             z, part = transform.forward(z)
@@ -64,7 +71,14 @@ class Flow(Posterior):
         return z, log_det
 
     def inverse(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Transform z_T back to z_0 of the base: (S, B, D); also log |det ∂z_T/∂z_0|, (S, B)."""
+        """Transform z_T back to z_0, with the inverse functions in reverse order.
+
+        Args:
+            z: z_T, (S, B, D).
+
+        Returns:
+            The point z_0 of the base Gaussian, (S, B, D), and log |det ∂z_T/∂z_0|, (S, B).
+        """
         log_det = torch.zeros_like(z[..., 0])
         for transform in reversed(self.transforms):
             z, part = transform.inverse(z)
@@ -84,20 +98,27 @@ class Flow(Posterior):
     def rsample_and_log_prob(
         self, samples: int = 1, *, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
-        """S samples z for each example, (S, B, D), and their log densities, (S, B), in one pass."""
+        """S = `samples` samples z for each example, (S, B, D), and their log densities, (S, B).
+
+        Both are computed in one pass.
+        """
         return self._pushed(*self.base.rsample_and_log_prob(samples, generator=generator))
 
     def from_noise(self, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """The transformed points of the base Gaussian for noise (S, B or 1, D): z and log q(z)."""
+        """The points z, (S, B, D), that standard normal noise gives, and their log densities, (S, B).
+
+        Args:
+            noise: noise of the base Gaussian, (S, B, D), or (S, 1, D) if all examples use the same.
+        """
         return self._pushed(*self.base.from_noise(noise))
 
     def _pushed(self, start: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
-        """Transform samples of the base and their log densities."""
+        """Transform samples of the base, (S, B, D), and their log densities, (S, B)."""
         z, log_det = self.forward(start)
         return z, log_q - log_det
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """log q(z | x) of any z, computed with the inverse functions: (..., B, D) -> (..., B)."""
+        """log q(z | x), (..., B), for any latent points z (..., B, D), with the inverse functions."""
         start, log_det = self.inverse(value)
         return self.base.log_prob(start) - log_det
 

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from recmix.model.replaceable import replaceable
 from recmix.posteriors.gaussian import Gaussian, precision_shares
-from recmix.posteriors.posterior import Posterior, randn
+from recmix.posteriors.posterior import AnyGaussian, randn
 
 __all__ = ["FullGaussian", "cholesky", "in_double"]
 
 
-class FullGaussian(Posterior):
+class FullGaussian(AnyGaussian):
     """Gaussian q(z | x) = N(μ(x), Σ(x)) with a full covariance Σ = L Lᵀ.
 
     It is made from L, or by `from_precision` from Σ⁻¹. In the second case the object holds a
@@ -35,7 +35,6 @@ class FullGaussian(Posterior):
 
     def __init__(self, mean: Tensor, scale_tril: Tensor) -> None:
         super().__init__(mean)
-        self._mean = mean
         self._factor = scale_tril  # L, or Uᵀ: lower triangular in both cases
         self._inverted = False
 
@@ -61,16 +60,11 @@ class FullGaussian(Posterior):
         made._inverted = inverted
         return made
 
-    @property
-    def can_scale(self) -> bool:
-        """True: `scaled` works for every factor."""
-        return True
-
     def scaled(self, factor: float | Tensor) -> FullGaussian:
-        """The same mean, with standard deviations multiplied by about f = `factor`.
+        """The Gaussian with the same mean and standard deviations multiplied by about f = `factor`.
 
-        The new precision is I + (Σ⁻¹ - I)/f² for f above 1, so no direction becomes wider than the
-        prior N(0, I), and (f² Σ)⁻¹ for f below 1.
+        For f above 1 the new precision is I + (Σ⁻¹ - I)/f², where Σ is the covariance. So no direction
+        becomes wider than the prior N(0, I). For f below 1 the new covariance is f² Σ.
 
         Args:
             factor: f, one number, or one for each example (B,).
@@ -88,20 +82,10 @@ class FullGaussian(Posterior):
         return made
 
     def split(self, count: int) -> list[FullGaussian]:
-        """Split the batch of examples into `count` posteriors of equal batch size."""
+        """Split the batch of B examples into `count` posteriors of B / count consecutive examples."""
         means, factors = (t.unflatten(0, (count, -1)).unbind() for t in (self._mean, self._factor))
         pairs = zip(means, factors, strict=True)
         return [self._from_factor(mean, factor, inverted=self._inverted) for mean, factor in pairs]
-
-    @property
-    def mean(self) -> Tensor:
-        """The mean μ, (B, D)."""
-        return self._mean
-
-    @property
-    def mode(self) -> Tensor:
-        """The mode, which equals the mean μ, (B, D)."""
-        return self._mean
 
     @property
     def scale_tril(self) -> Tensor:
@@ -123,22 +107,29 @@ class FullGaussian(Posterior):
 
     @property
     def variance(self) -> Tensor:
-        """The variance of each latent dimension, the diagonal of Σ, (B, D)."""
+        """The variance of each latent dimension, the diagonal of the covariance, (B, D)."""
         return self.scale_tril.square().sum(-1)
 
     def whiten(self, z: Tensor) -> Tensor:
-        """The standard normal noise ε = L⁻¹ (z - μ) that gives z: (..., B, D) -> (..., B, D)."""
+        """The standard normal noise ε = L⁻¹ (z - μ), (..., B, D), of latent points z (..., B, D)."""
         apply = _multiply if self._inverted else _solve
         return apply(self._factor, z - self.mean)
 
     def rsample_and_log_prob(
         self, samples: int = 1, *, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
-        """S reparameterised samples z = μ + L ε, (S, B, D), and their log densities, (S, B)."""
+        """Draw S = `samples` reparameterised samples z = μ + L ε, (S, B, D), with standard normal ε.
+
+        The second result is their log densities, (S, B).
+        """
         return self.from_noise(randn((samples, *self.mean.shape), self.mean, generator))
 
     def from_noise(self, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """The points z = μ + L ε, (S, B, D), for noise ε (S, B or 1, D); and log densities, (S, B)."""
+        """The points z = μ + L ε, (S, B, D), for given noise ε, and their log densities, (S, B).
+
+        Args:
+            noise: ε, standard normal, (S, B, D), or (S, 1, D) if all examples use the same.
+        """
         apply = _solve if self._inverted else _multiply
         z = self.mean + apply(self._factor, noise)
         return z, -0.5 * noise.square().sum(-1) - self._log_normaliser()
@@ -148,11 +139,14 @@ class FullGaussian(Posterior):
         return -0.5 * self.whiten(value).square().sum(-1) - self._log_normaliser()
 
     def entropy(self) -> Tensor:
-        """The entropy ½ log det(2πe Σ), (B,)."""
+        """The entropy ½ log det(2πe Σ) of each example, (B,), where Σ is the covariance."""
         return self._log_normaliser() + 0.5 * self.mean.shape[-1]
 
     def kl_to_prior(self, z: Tensor, log_q: Tensor) -> Tensor:
-        """KL(q || N(0, I)) = ½ (tr Σ + |μ|² - D - log det Σ), (1, B); z and log_q are not used."""
+        """KL(q || N(0, I)) in closed form, (1, B); the arguments z and log_q are not used.
+
+        It is ½ (tr Σ + |μ|² - D - log det Σ) for the mean μ and the covariance Σ in D dimensions.
+        """
         second_moment = self.scale_tril.square().sum((-2, -1)) + self.mean.square().sum(-1)
         return (0.5 * (second_moment - self.mean.shape[-1]) - self._log_scale())[None]
 
@@ -164,11 +158,11 @@ class FullGaussian(Posterior):
         return {"means": self.mean, "scale_tril": self.scale_tril}
 
     def multiply(self, vector: Tensor) -> Tensor:
-        """The product L v, where Σ = L Lᵀ, for vectors v (..., B, D)."""
+        """The product L v, (..., B, D), where the covariance is L Lᵀ, for vectors v (..., B, D)."""
         return (_solve if self._inverted else _multiply)(self._factor, vector)
 
     def multiply_transposed(self, vector: Tensor) -> Tensor:
-        """The product Lᵀ v, where Σ = L Lᵀ, for vectors v (..., B, D)."""
+        """The product Lᵀ v, (..., B, D), where the covariance is L Lᵀ, for vectors v (..., B, D)."""
         if not self._inverted:
             return _multiply(self._factor.mT, vector)
         upper = self._factor.mT.expand(*vector.shape, -1)
@@ -176,18 +170,22 @@ class FullGaussian(Posterior):
         return found.squeeze(-1)
 
     def parts_of(self, other: FullGaussian | Gaussian) -> list[Tensor]:
-        """Mean and triangular factor of another Gaussian, in the form in which this one has them."""
+        """The mean (B, D) and a triangular factor (B, D, D) of another Gaussian, for `choose`.
+
+        The factor is that of the precision if this object holds such a factor, else that of the
+        covariance. So the tensors of two Gaussians can be combined example by example.
+        """
         if isinstance(other, Gaussian):
             scale = other.stddev.reciprocal() if self._inverted else other.stddev
             return [other.mean, scale.diag_embed()]
         return [other._mean, other.precision_factor if self._inverted else other.scale_tril]
 
     def from_parts(self, mean: Tensor, factor: Tensor) -> FullGaussian:
-        """A Gaussian from the result of `parts_of`."""
+        """The Gaussian with the tensors that `parts_of` returns: mean (B, D) and factor (B, D, D)."""
         return self._from_factor(mean, factor, inverted=self._inverted)
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> FullGaussian:
-        """The same density for a larger batch_shape."""
+        """The same density, expanded to a larger batch_shape; `_instance` is not used."""
         shape = (*batch_shape, *self.event_shape)
         factor = self._factor.expand(*shape, *self.event_shape)
         return self._from_factor(self._mean.expand(shape), factor, inverted=self._inverted)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from recmix.model.replaceable import fusable
-from recmix.posteriors.posterior import Posterior, randn
+from recmix.posteriors.posterior import AnyGaussian, Posterior, randn
 
 __all__ = ["LOG_VARIANCE_RANGE", "Gaussian", "gaussian_log_prob", "precision_shares"]
 
@@ -19,7 +19,7 @@ LOG_VARIANCE_RANGE = (-20.0, 20.0)
 """Log-variances are clamped to this range, so that an extreme input cannot give an infinite density."""
 
 
-class Gaussian(Posterior):
+class Gaussian(AnyGaussian):
     """Diagonal Gaussian q(z | x) = N(μ(x), diag σ²(x)).
 
     Args:
@@ -34,7 +34,6 @@ class Gaussian(Posterior):
 
     def __init__(self, mean: Tensor, log_variance: Tensor) -> None:
         super().__init__(mean)
-        self._mean = mean
         self.log_variance = log_variance.clamp(*LOG_VARIANCE_RANGE)
 
     @classmethod
@@ -46,24 +45,14 @@ class Gaussian(Posterior):
             log_variance: log σ², (B, D).
         """
         made = cls.__new__(cls)
-        Posterior.__init__(made, mean)
-        made._mean, made.log_variance = mean, log_variance
+        AnyGaussian.__init__(made, mean)
+        made.log_variance = log_variance
         return made
 
     @classmethod
     def from_parameters(cls, parameters: Tensor) -> Gaussian:
         """A Gaussian from an encoder's output (B, 2 D): D means, then D log-variances."""
         return cls(*parameters.chunk(2, dim=-1))
-
-    @property
-    def mean(self) -> Tensor:
-        """The mean μ, (B, D)."""
-        return self._mean
-
-    @property
-    def mode(self) -> Tensor:
-        """The mode, which equals the mean μ, (B, D)."""
-        return self._mean
 
     @property
     def stddev(self) -> Tensor:
@@ -78,11 +67,18 @@ class Gaussian(Posterior):
     def rsample_and_log_prob(
         self, samples: int = 1, *, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
-        """S reparameterised samples z = μ + σ ε, (S, B, D), and their log densities, (S, B)."""
+        """Draw S = `samples` reparameterised samples z = μ + σ ε, (S, B, D), with standard normal ε.
+
+        The second result is their log densities, (S, B).
+        """
         return self.from_noise(randn((samples, *self.mean.shape), self.mean, generator))
 
     def from_noise(self, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """The points z = μ + σ ε, (S, B, D), for noise ε (S, B or 1, D); and log densities, (S, B)."""
+        """The points z = μ + σ ε, (S, B, D), for given noise ε, and their log densities, (S, B).
+
+        Args:
+            noise: ε, standard normal, (S, B, D), or (S, 1, D) if all examples use the same.
+        """
         return _draw(self.mean, self.log_variance, noise)
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -101,16 +97,11 @@ class Gaussian(Posterior):
         """KL(q || N(0, I)) of each latent dimension, (B, D)."""
         return 0.5 * (self.mean.square() + self.variance - 1 - self.log_variance)
 
-    @property
-    def can_scale(self) -> bool:
-        """True: `scaled` works for every factor."""
-        return True
-
     def scaled(self, factor: float | Tensor) -> Gaussian:
-        """The same mean, with standard deviations multiplied by about f = `factor`.
+        """The Gaussian with the same mean and standard deviations multiplied by about f = `factor`.
 
-        The new precision is 1 + (σ⁻² - 1)/f² for f above 1, so a σ below that of the prior N(0, I)
-        stays below it, and (f σ)⁻² for f below 1.
+        For f above 1 the new precision is 1 + (σ⁻² - 1)/f². So a σ below 1, the standard deviation of
+        the prior N(0, I), stays below 1. For f below 1 the new standard deviation is f σ.
 
         Args:
             factor: f, one number, or one for each example (B,).
@@ -123,23 +114,23 @@ class Gaussian(Posterior):
         return {"means": self.mean, "log_variances": self.log_variance}
 
     def copy(self) -> Posterior:
-        """The same density with copies of its tensors, made in one operation."""
+        """The same density with copies of its tensors; both are copied in one operation."""
         return Gaussian.from_clamped(*torch.stack([self._mean, self.log_variance]).unbind())
 
     def split(self, count: int) -> list[Gaussian]:
-        """Split the batch of examples into `count` posteriors of equal batch size."""
+        """Split the batch of B examples into `count` posteriors of B / count consecutive examples."""
         pairs = (t.unflatten(0, (count, -1)).unbind() for t in (self._mean, self.log_variance))
         return [Gaussian.from_clamped(*pair) for pair in zip(*pairs, strict=True)]
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Gaussian:
-        """The same density for a larger batch_shape."""
+        """The same density, expanded to a larger batch_shape; `_instance` is not used."""
         shape = (*batch_shape, *self.event_shape)
         return Gaussian.from_clamped(self._mean.expand(shape), self.log_variance.expand(shape))
 
 
 @fusable
 def gaussian_log_prob(z: Tensor, mean: Tensor, log_variance: Tensor) -> Tensor:
-    """log N(z; μ, diag σ²), summed over the last axis. The arguments are broadcast.
+    """log N(z; μ, diag σ²), summed over the last axis: (..., D) -> (...). The arguments are broadcast.
 
     Args:
         z: latent points (..., D).
@@ -162,9 +153,10 @@ def _kl_to_prior(mean: Tensor, log_variance: Tensor) -> Tensor:
 
 
 def precision_shares(factor: float | Tensor, axes: int) -> tuple[float | Tensor, float | Tensor]:
-    """The coefficients (a, b) of the scaled precision a P + b I, where P is the old precision.
+    """The coefficients (a, b) with which scaling changes a precision P: the new one is a P + b I.
 
-    Scaling multiplies the standard deviations of a Gaussian by `factor`, see `Posterior.scaled`.
+    Scaling multiplies the standard deviations of a Gaussian by about `factor`, see `Posterior.scaled`.
+    If `factor` is a tensor, a and b are tensors that broadcast with P.
 
     Args:
         factor: one number, or one for each example (B,).

@@ -11,23 +11,24 @@ from torch import Tensor
 
 from recmix.posteriors.full import in_double
 from recmix.posteriors.gaussian import Gaussian, precision_shares
-from recmix.posteriors.posterior import Posterior, randn
+from recmix.posteriors.posterior import AnyGaussian, randn
 
 __all__ = ["LowRankGaussian"]
 
 
-class LowRankGaussian(Posterior):
-    """Gaussian q(z | x) = N(μ(x), L Lᵀ) with L = diag(a) (I + B Cᵀ), where B and C have r columns.
+class LowRankGaussian(AnyGaussian):
+    """Gaussian q(z | x) = N(μ(x), L Lᵀ) with L = diag(a) (I + left rightᵀ).
 
-    The D x D matrices L and L Lᵀ are never formed. Time and memory grow with D·r, so it can be used
-    where `FullGaussian` would be too large. With B = 0 it is the diagonal Gaussian with standard
-    deviations a. The matrix I_r + Cᵀ B must be invertible.
+    `left` and `right` are matrices with D rows and r columns, for each example. The D x D matrices L and
+    L Lᵀ are never formed. Time and memory grow with D·r, so it can be used where `FullGaussian` would be
+    too large. With left = 0 it is the diagonal Gaussian with standard deviations a. The r x r matrix
+    I + rightᵀ left must be invertible. (Comments in the code call `left` and `right` B and C.)
 
     Args:
         mean: μ, (B, D).
         log_scale: log a, (B, D). It is not clamped.
-        left: the matrix B, (B, D, r).
-        right: the matrix C, (B, D, r).
+        left: the left matrix, (B, D, r).
+        right: the right matrix, (B, D, r).
 
     >>> left, right = 0.1 * torch.ones(4, 5, 2), torch.ones(4, 5, 2)
     >>> q = LowRankGaussian(torch.zeros(4, 5), torch.zeros(4, 5), left, right)
@@ -38,24 +39,13 @@ class LowRankGaussian(Posterior):
 
     def __init__(self, mean: Tensor, log_scale: Tensor, left: Tensor, right: Tensor) -> None:
         super().__init__(mean)
-        self._mean = mean
         self.log_scale = log_scale
         self.left = left
         self.right = right
 
     @property
-    def mean(self) -> Tensor:
-        """The mean μ, (B, D)."""
-        return self._mean
-
-    @property
-    def mode(self) -> Tensor:
-        """The mode, which equals the mean μ, (B, D)."""
-        return self._mean
-
-    @property
     def variance(self) -> Tensor:
-        """The variance of each latent dimension, the diagonal of L Lᵀ, (B, D)."""
+        """The variance of each latent dimension, the diagonal of the covariance, (B, D)."""
         # Row i of I + B Cᵀ is eᵢ + C bᵢ, where bᵢ is row i of B.
         across = self.left @ (self.right.mT @ self.right)
         rows = 1 + (2 * self.left * self.right + across * self.left).sum(-1)
@@ -63,28 +53,36 @@ class LowRankGaussian(Posterior):
         return (2 * self.log_scale).exp() * rows.clamp(min=eps)
 
     def multiply(self, noise: Tensor) -> Tensor:
-        """The product L ε for each sample: ε (..., B, D) -> (..., B, D). B may be 1 in ε."""
+        """The product L ε, (..., B, D), where the covariance is L Lᵀ.
+
+        Args:
+            noise: vectors ε, (..., B, D), or (..., 1, D) if all examples use the same.
+        """
         return self.log_scale.exp() * (noise + _expand(self.left, _reduce(self.right, noise)))
 
     def multiply_transposed(self, v: Tensor) -> Tensor:
-        """The product Lᵀ v for each sample: v (..., B, D) -> (..., B, D). B may be 1 in v."""
+        """The product Lᵀ v, (..., B, D), where the covariance is L Lᵀ.
+
+        Args:
+            v: vectors (..., B, D), or (..., 1, D) if all examples use the same.
+        """
         scaled = self.log_scale.exp() * v
         return scaled + _expand(self.right, _reduce(self.left, scaled))
 
     def whiten(self, z: Tensor) -> Tensor:
-        """The standard normal noise ε = L⁻¹ (z - μ) that gives z: (..., B, D) -> (..., B, D).
+        """The standard normal noise ε = L⁻¹ (z - μ), (..., B, D), that gives the points z (..., B, D).
 
-        It uses the Woodbury identity (I + B Cᵀ)⁻¹ = I - B (I_r + Cᵀ B)⁻¹ Cᵀ.
+        It uses the Woodbury identity (I + left rightᵀ)⁻¹ = I - left (I + rightᵀ left)⁻¹ rightᵀ.
         """
         scaled = (z - self.mean) * (-self.log_scale).exp()
         solved = torch.linalg.solve_ex(self._core(), self.right.mT).result.mT  # (B, D, r)
         return scaled - _expand(self.left, _reduce(solved, scaled))
 
     def from_noise(self, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """The samples z = μ + L ε, (S, B, D), and their log densities, (S, B), for given noise.
+        """The points z = μ + L ε, (S, B, D), for given noise ε, and their log densities, (S, B).
 
         Args:
-            noise: ε, standard normal, (S, B, D), or (S, 1, D) to use the same for all examples.
+            noise: ε, standard normal, (S, B, D), or (S, 1, D) if all examples use the same.
         """
         z = self.mean + self.multiply(noise)
         return z, -0.5 * noise.square().sum(-1) - self._log_normaliser()
@@ -92,7 +90,10 @@ class LowRankGaussian(Posterior):
     def rsample_and_log_prob(
         self, samples: int = 1, *, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
-        """S reparameterised samples z = μ + L ε, (S, B, D), and their log densities, (S, B)."""
+        """Draw S = `samples` reparameterised samples z = μ + L ε, (S, B, D), with standard normal ε.
+
+        The second result is their log densities, (S, B).
+        """
         return self.from_noise(randn((samples, *self.mean.shape), self.mean, generator))
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -100,30 +101,28 @@ class LowRankGaussian(Posterior):
         return -0.5 * self.whiten(value).square().sum(-1) - self._log_normaliser()
 
     def entropy(self) -> Tensor:
-        """The entropy ½ log det(2πe L Lᵀ), (B,)."""
+        """The entropy ½ log det(2πe L Lᵀ) of each example, (B,), where L Lᵀ is the covariance."""
         return self._log_normaliser() + 0.5 * self.mean.shape[-1]
 
     def kl_to_prior(self, z: Tensor, log_q: Tensor) -> Tensor:
         """KL(q || N(0, I)) in closed form, (1, B); the arguments z and log_q are not used.
 
-        It is ½ (tr L Lᵀ + |μ|² - D) - log |det L|.
+        It is ½ (tr L Lᵀ + |μ|² - D) - log |det L| for the mean μ and the covariance L Lᵀ in D
+        dimensions.
         """
         second_moment = (self.variance + self.mean.square()).sum(-1)
         return (0.5 * (second_moment - self.mean.shape[-1]) - self._log_det())[None]
 
-    @property
-    def can_scale(self) -> bool:
-        """True: `scaled` works for every factor."""
-        return True
-
     def scaled(self, factor: float | Tensor) -> LowRankGaussian:
-        """The same mean, with standard deviations multiplied by about f = `factor`.
+        """The Gaussian with the same mean and standard deviations multiplied by about f = `factor`.
 
-        A number up to 1 multiplies a. Otherwise the new precision is I + (Σ⁻¹ - I)/f² for f above
-        1, where Σ = L Lᵀ, and (f² Σ)⁻¹ for f below 1, as for `FullGaussian`. So no direction of
-        the latent space becomes wider than the prior N(0, I) where it was not. This is exact, but
-        the result has up to 2 r columns in B and C. Its gradient is not finite if the columns of
-        B and C together are linearly dependent.
+        As for `FullGaussian`, the new precision is I + (Σ⁻¹ - I)/f² for f above 1, where Σ is the
+        covariance, and (f² Σ)⁻¹ for f below 1. So no direction becomes wider than the prior N(0, I) if
+        it was not so before. The result is exact.
+
+        If f is one number of at most 1, only a changes. Otherwise the new matrices `left` and `right`
+        have up to 2 r columns. Then the gradient is not finite if the columns of `left` and `right`
+        together are linearly dependent.
 
         Args:
             factor: f, one number, or one for each example (B,).
@@ -153,26 +152,31 @@ class LowRankGaussian(Posterior):
         return LowRankGaussian(self._mean, *(t.to(self.log_scale.dtype) for t in made))
 
     def split(self, count: int) -> list[LowRankGaussian]:
-        """Split the batch of examples into `count` posteriors of equal batch size."""
+        """Split the batch of B examples into `count` posteriors of B / count consecutive examples."""
         tensors = (t.unflatten(0, (count, -1)).unbind() for t in self._tensors())
         return [LowRankGaussian(*part) for part in zip(*tensors, strict=True)]
 
     def describe(self) -> dict[str, Tensor]:
-        """The tensors that define the density: μ, log a (B, D), and the matrices B, C (B, D, r)."""
+        """The tensors that define the density, by name.
+
+        ``means`` and ``log_scales`` are (B, D); ``left`` and ``right`` are (B, D, r).
+        """
         return dict(zip(("means", "log_scales", "left", "right"), self._tensors(), strict=True))
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> LowRankGaussian:
-        """The same density for a larger batch_shape."""
+        """The same density, expanded to a larger batch_shape; `_instance` is not used."""
         old = len(self.batch_shape)
         return LowRankGaussian(*(t.expand(*batch_shape, *t.shape[old:]) for t in self._tensors()))
 
     def parts_of(self, other: LowRankGaussian | Gaussian) -> list[Tensor]:
-        """The tensors μ, log a, B and C of another Gaussian, with at least as many columns as here.
+        """The mean, log_scale, left and right matrices of another Gaussian, for `choose`.
 
-        Missing columns are filled with zeros, which do not change the density.
+        The matrices get at least as many columns as those of this object. Missing columns are filled
+        with zeros, which do not change the density. So the tensors of two Gaussians can be combined
+        example by example.
 
         Args:
-            other: a Gaussian for as many examples.
+            other: a Gaussian for the same number of examples.
         """
         if isinstance(other, Gaussian):
             zero = torch.zeros_like(self.left)
@@ -184,7 +188,7 @@ class LowRankGaussian(Posterior):
     def from_parts(
         self, mean: Tensor, log_scale: Tensor, left: Tensor, right: Tensor
     ) -> LowRankGaussian:
-        """A Gaussian from the result of `parts_of`."""
+        """The Gaussian with the tensors that `parts_of` returns."""
         return LowRankGaussian(mean, log_scale, left, right)
 
     def _tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -194,7 +198,7 @@ class LowRankGaussian(Posterior):
         return _core(self.left, self.right)
 
     def _log_det(self) -> Tensor:
-        """log |det L| = Σ log a + log |det(I_r + Cᵀ B)|, (B,)."""
+        """log |det L| = Σ log a + log |det(I + rightᵀ left)|, (B,)."""
         return self.log_scale.sum(-1) + torch.linalg.slogdet(self._core()).logabsdet
 
     def _log_normaliser(self) -> Tensor:
@@ -202,7 +206,7 @@ class LowRankGaussian(Posterior):
 
 
 def _core(left: Tensor, right: Tensor) -> Tensor:
-    """The matrix I_r + Cᵀ B, (B, r, r)."""
+    """The matrix I + rightᵀ left, (B, r, r)."""
     return _identity(left) + right.mT @ left
 
 
@@ -212,10 +216,10 @@ def _identity(columns: Tensor) -> Tensor:
 
 
 def _reduce(columns: Tensor, v: Tensor) -> Tensor:
-    """The products Cᵀ v: C (B, D, r), v (..., B, D) -> (..., B, r)."""
+    """The products Mᵀ v: M = `columns` (B, D, r), v (..., B, D) -> (..., B, r)."""
     return torch.einsum("...d,...dr->...r", v, columns)
 
 
 def _expand(columns: Tensor, weights: Tensor) -> Tensor:
-    """The products B w: B (B, D, r), w (..., B, r) -> (..., B, D)."""
+    """The products M w: M = `columns` (B, D, r), w = `weights` (..., B, r) -> (..., B, D)."""
     return torch.einsum("...r,...dr->...d", weights, columns)

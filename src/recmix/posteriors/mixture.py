@@ -24,11 +24,11 @@ SMALL = 2**20
 class Mixture(Posterior):
     """A mixture of posteriors, Q(z | x) = Σ_m α_m(x) q_m(z | x).
 
-    A sample first picks a component by its weight α_m, then draws from it. If all components are
-    Gaussians, all diagonal or all full, `rsample` is reparameterised in all parameters, including
-    the weights, by implicit differentiation of the mixture's distribution function (Figurnov et
-    al., Implicit Reparameterization Gradients, 2018). For other components the gradient flows
-    through the component that was picked, the weights receive a gradient only through log Q, and
+    To draw a sample, a component is picked by its weight α_m, and z is drawn from it. If all
+    components are Gaussians, all diagonal or all full, `rsample` is reparameterised in all parameters,
+    also in the weights. It differentiates the mixture's distribution function implicitly (Figurnov et
+    al., Implicit Reparameterization Gradients, 2018). For other components the gradient flows only
+    through the component that was picked. The weights then receive a gradient only through log Q, and
     `has_rsample` is False.
 
     Args:
@@ -80,7 +80,7 @@ class Mixture(Posterior):
 
     @property
     def weights(self) -> Tensor:
-        """The mixing weights α, (B, K)."""
+        """The mixing weights α of the K components, (B, K), which sum to 1 for each example."""
         return self.log_weights.exp()
 
     @property
@@ -100,7 +100,10 @@ class Mixture(Posterior):
 
     @property
     def has_rsample(self) -> bool:  # type: ignore[override]
-        """Whether samples carry gradients to all parameters: True for Gaussian components."""
+        """Whether samples carry gradients to all parameters, also to the weights.
+
+        True if all components are diagonal Gaussians or all are full Gaussians.
+        """
         return self._diagonal or self._full
 
     @property
@@ -143,7 +146,7 @@ class Mixture(Posterior):
         return self.from_stack(whole, self.log_weights.clone())
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Mixture:
-        """The same density for a larger batch_shape."""
+        """The same density, expanded to a larger batch_shape; `_instance` is not used."""
         log_weights = self.log_weights.expand(*batch_shape, -1)
         return Mixture([q.expand(batch_shape) for q in self.components], log_weights)
 

@@ -16,7 +16,7 @@ from torch.distributions.kl import register_kl
 from recmix.errors import ConfigError
 from recmix.model.latent import standard_normal
 
-__all__ = ["Posterior", "randn"]
+__all__ = ["AnyGaussian", "Posterior", "randn"]
 
 
 class Posterior(Distribution, ABC):
@@ -87,7 +87,10 @@ class Posterior(Distribution, ABC):
 
     @property
     def weights(self) -> Tensor:
-        """The mixing weights (B, K), which sum to 1 for each example. K is 1 for one component."""
+        """The mixing weights of K components, (B, K), which sum to 1 for each example.
+
+        A posterior that is not a mixture has K = 1.
+        """
         return torch.ones_like(self.mean[..., :1])
 
     @property
@@ -96,7 +99,10 @@ class Posterior(Distribution, ABC):
         return [self]
 
     def kl_to_prior(self, z: Tensor, log_q: Tensor) -> Tensor:
-        """KL(q || N(0, I)): exact, (1, B), where a closed form exists, else estimated, (S, B).
+        """The KL divergence KL(q || N(0, I)) to the standard normal prior.
+
+        It is exact, (1, B), where a closed form exists. Otherwise it is log q(z) - log N(z; 0, I) at
+        each sample, (S, B), whose mean estimates the KL.
 
         Args:
             z: samples of q, (S, B, D).
@@ -114,14 +120,16 @@ class Posterior(Distribution, ABC):
         return False
 
     def scaled(self, factor: float | Tensor) -> Posterior:
-        """The same mean, with standard deviations multiplied by about `factor`.
+        """A wider or narrower posterior: standard deviations are multiplied by about f = `factor`.
 
-        A factor above 1 divides by factor² only the part of the precision that exceeds the prior's
-        precision. So q does not become wider than the prior, and dimensions on which x gives no
-        information keep the prior's width. A factor below 1 multiplies all standard deviations.
+        The mean of a Gaussian, and of each component of a mixture, stays the same. If f is at most 1,
+        each standard deviation σ becomes f σ. If f is above 1, the precision 1/σ² becomes
+        1 + (1/σ² - 1)/f². Then a small σ is multiplied by about f, but a σ below 1, the standard
+        deviation of the prior N(0, I), stays below 1. A σ of 1 does not change: there x gives no
+        information on z.
 
         Args:
-            factor: one number, or one for each example (B,).
+            factor: f, one number, or one for each example (B,).
         """
         raise ConfigError(
             f"{type(self).__name__} has no standard deviations to scale: only Gaussians and mixtures of "
@@ -141,7 +149,7 @@ class Posterior(Distribution, ABC):
         return copied
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Posterior:
-        """The same density, expanded to a larger batch_shape, as for torch's distributions."""
+        """The same density, expanded to a larger batch_shape; `_instance` is not used."""
         raise NotImplementedError(f"{type(self).__name__} cannot be expanded")
 
     def __repr__(self) -> str:
@@ -165,8 +173,35 @@ def _copy_tensors(value: Any) -> Any:
 
 
 def randn(shape: Sequence[int], like: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Standard normal noise of this shape, on the device and in the dtype of `like`."""
+    """Standard normal noise of the given shape, on the device and in the dtype of `like`."""
     return torch.randn(shape, generator=generator, device=like.device, dtype=like.dtype)
+
+
+class AnyGaussian(Posterior):
+    """A Gaussian q(z | x) with any form of covariance. Its mode is its mean.
+
+    Args:
+        mean: μ, (B, D).
+    """
+
+    def __init__(self, mean: Tensor) -> None:
+        super().__init__(mean)
+        self._mean = mean
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean μ, (B, D)."""
+        return self._mean
+
+    @property
+    def mode(self) -> Tensor:
+        """The mode, which equals the mean μ, (B, D)."""
+        return self._mean
+
+    @property
+    def can_scale(self) -> bool:
+        """True: the method `scaled` works for every Gaussian."""
+        return True
 
 
 @register_kl(Posterior, Independent)
