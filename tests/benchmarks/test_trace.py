@@ -10,8 +10,8 @@ from pathlib import Path
 from benchmarks.trace import Call, first_calls, returns
 
 ROOT = Path(__file__).parents[2]
-MOST_RETURNS = 69
-"""Measured: 69. Since 58: a validation before training, the line about the likelihood, addresses of the
+MOST_RETURNS = 70
+"""Measured: 70. Since 58: a validation before training, the line about the likelihood, addresses of the
 Hub. Lower it when the way becomes shorter."""
 
 

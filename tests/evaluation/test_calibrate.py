@@ -127,7 +127,8 @@ def test_trained_model_is_calibrated_without_training(model):
     assert narrow.inference.scale == 0.25
     assert model.inference.scale == 1
     assert better.method is model.method
-    assert model.using(scale=1.5).refined(1).inference == Inference(scale=1.5, refine=1)
+    with pytest.warns(UserWarning, match="its calibration is removed"):
+        assert model.using(scale=1.5).refined(1).inference == Inference(refine=1)
 
 
 def test_calibration_is_saved(model, tmp_path):

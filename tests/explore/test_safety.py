@@ -77,7 +77,7 @@ X = [[[0.0] * 8] * 8]
         ("/decode", {"z": [[1e300, 0.0, 0.0]]}, "finite numbers between"),
         ("/decode", {"z": [[]]}, "expected (B, 3)"),
         ("/sample", {"count": 0}, "1 to 1024"),
-        ("/explain", {"image": [X]}, "5 dimensions"),
+        ("/explain", {"image": [X, X]}, "5 dimensions"),
         ("/explain", {"image": X, "steps": 9}, "0 to 8"),
         ("/explain", {"image": 3}, "nested lists"),
         ("/interpolate", {"images": [X]}, "two examples"),
