@@ -166,10 +166,9 @@ def test_encoders(kind, shape):
 
 
 @needs_kernels
-@pytest.mark.parametrize("order", [2, 5, 16])
-def test_gates(order):
+@pytest.mark.parametrize(("order", "shape"), [(2, (1, 8, 8)), (5, (64,)), (5, (8, 8)), (16, (1, 8, 8))])
+def test_gates(order, shape):
     torch.manual_seed(0)
-    shape = (1, 8, 8)
     gates = [Gate(shape).to(DEVICE) for _ in range(order - 1)]
     for p in (p for gate in gates for p in gate.parameters()):
         p.data.mul_(5)
@@ -179,6 +178,18 @@ def test_gates(order):
         scores = [copy.deepcopy(gate.layers).double()((x - centre).double()) for gate in gates]
     expected = recursive_log_weights(*bounded(torch.cat(scores, -1), 0.001, 0.1))
     close(run(x, centre), expected)
+
+
+@needs_kernels
+@pytest.mark.parametrize("shape", [(64,), (8, 8), (2, 2, 4, 4)])
+def test_examples_need_not_be_images(shape):
+    torch.manual_seed(0)
+    networks = [[nn.Flatten(), nn.Linear(64, 6), nn.ReLU(), nn.Linear(6, 3)] for _ in range(2)]
+    networks = [nn.Sequential(*network).to(DEVICE) for network in networks]
+    x, centre = rand(5, *shape), rand(*shape)
+    with torch.no_grad():
+        expected = [copy.deepcopy(network).double()((x - centre).double()) for network in networks]
+    close(layers.sequence(networks, shape)(x, centre), torch.stack(expected))
 
 
 @pytest.mark.parametrize(

@@ -44,9 +44,7 @@ def test_no_changed_bit_changes_the_content_unnoticed(tmp_path, content):
             except RunError:
                 noticed += 1
                 continue
-            if found != content:  # the name of the digest is another one, nothing else
-                assert found.popitem()[1] == json.loads(before)[DIGEST]
-                assert found in (content, {"rows": content})
+            assert found == content
     assert noticed > len(before)
 
 

@@ -73,6 +73,8 @@ def sequence(
 
     def run(x: Tensor, centre: Tensor | None) -> Tensor:
         x, centre = x.contiguous(), None if centre is None else centre.contiguous()
+        if len(shape) != 3:  # a kernel would read the first axis of an example as one of the batch
+            x = x.flatten(1)
         with torch.cuda.device_of(x):
             for call, tensors, options in made:
                 x = call(x, *tensors, centre=centre, **options)
@@ -125,7 +127,7 @@ def recursion(
     tail = {"slope": slope, "minimum": minimum, "maximum": maximum}
 
     def run(x: Tensor, centre: Tensor | None) -> Tensor:
-        x, centre = x.contiguous(), None if centre is None else centre.contiguous()
+        x, centre = x.flatten(1).contiguous(), None if centre is None else centre.contiguous()
         with torch.cuda.device_of(x):
             sums = linear_stacked(x, weight, nothing, centre=centre, parts=True)
             return log_weights_of_parts(sums, bias, second, last, **tail)

@@ -112,7 +112,8 @@ class Method(CountsTraining, ABC):
     rate_factor: ClassVar[float] = 1.0
     """Factor of the default learning rate."""
     fresh_factor: ClassVar[float] = 1.0
-    """Default of the training option `fresh_rate`."""
+    """Default of the training option `fresh_rate`, as far as new parameters then learn no faster than
+    in a first stage."""
 
     options: dict[str, Any]
     """The keyword arguments that the method was made with."""

@@ -70,7 +70,7 @@ class Training(Options):
     fresh_rate: float | None = option(
         None,
         "In the second stage: learning rate of parameters that do not come from init, relative to the "
-        "others' (500 for the random components of me, 1 otherwise).",
+        "others' (for the random components of me 500, at most the rate 5e-4; 1 otherwise).",
         at_least=0,
     )
     objective: str = option(

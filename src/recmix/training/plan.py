@@ -396,12 +396,11 @@ def _by_stage(training: Training, cls: type[Method], *, continued: bool) -> Trai
     one.
     """
     usual = SECOND_STAGE if continued else FIRST_STAGE
-    return dataclasses.replace(
-        training,
-        epochs=training.epochs or int(usual["epochs"]),
-        learning_rate=training.learning_rate or usual["learning_rate"] * cls.rate_factor,
-        fresh_rate=cls.fresh_factor if training.fresh_rate is None else training.fresh_rate,
-    )
+    rate = training.learning_rate or usual["learning_rate"] * cls.rate_factor
+    most = max(1.0, FIRST_STAGE["learning_rate"] / rate)  # new parameters learn at a first stage's rate
+    fresh = min(cls.fresh_factor, most) if training.fresh_rate is None else training.fresh_rate
+    epochs = training.epochs or int(usual["epochs"])
+    return dataclasses.replace(training, epochs=epochs, learning_rate=rate, fresh_rate=fresh)
 
 
 def _check_kl_options(method: Method, training: Training, data: Data) -> None:
