@@ -1,6 +1,6 @@
 """Inference for texts and molecules: ``python docs/structured.py FOLDER --encoded FOLDER``.
 
-For each kind of data and each split: a VAE, its control VAE+ (2 more epochs without free bits), the
+For each kind of data and each split: a VAE, its control VAE+ (2 or 3 more epochs without free bits), the
 methods of the paper with the same number of updates as the control, and VAE+ refined and calibrated.
 Test examples are scored with the ELBO and the IWAE-100 bound. Validation decides the best epoch and the
 calibration. The gap of VAE+ is measured in its two parts. The results of a kind are written to
@@ -46,21 +46,25 @@ KINDS: dict[str, dict[str, Any]] = {
         "texts": {"kind": "words", "length": 32, "vocabulary_size": 5000},
         "model": {"likelihood": "autoregressive", "latent": 32, "token_dropout": 0.3, **SIZE},
         "first": {"epochs": 12, "kl_warmup": 3, "free_bits": 0.1},
+        "second": {"epochs": 2, "learning_rate": 3e-4, "batch_size": 256},
     },
     "strings": {
         "texts": {"kind": "smiles", "length": 64},
         "model": {"likelihood": "autoregressive", "latent": 56, **SIZE},
         "first": {"epochs": 18, "kl_warmup": 5, "free_bits": 0.05},
+        "second": {"epochs": 2, "learning_rate": 3e-4, "batch_size": 256},
     },
     "parallel": {
         "texts": {"kind": "smiles", "length": 64},
         "model": {"likelihood": "categorical", "latent": 56, **SIZE, "blocks": 3},
-        "first": {"epochs": 36, "kl_warmup": 8},
+        "first": {"epochs": 46, "kl_warmup": 8, "final_rate": 0.1},
+        "second": {"epochs": 3, "learning_rate": 1e-4, "batch_size": 128},
     },
     "graphs": {
         "texts": {"kind": "molecule-graphs"},
         "model": {"latent": 56, "units": 128, "blocks": 3},
-        "first": {"epochs": 24, "kl_warmup": 10, "free_bits": 0.1},
+        "first": {"epochs": 30, "kl_warmup": 10, "free_bits": 0.1, "final_rate": 0.1},
+        "second": {"epochs": 3, "learning_rate": 1e-4, "batch_size": 128},
     },
 }
 METHODS: dict[str, dict[str, Any]] = {
@@ -70,6 +74,13 @@ METHODS: dict[str, dict[str, Any]] = {
     "SA(4)": {"method": "sa", "steps": 4},
     "IWAE(5)": {"method": "iwae", "samples": 5},
 }
+LONGER: dict[str, dict[str, Any]] = {
+    "VAE+ longer": {"method": "vae"},
+    "RME(2) longer": {"method": "rme", "order": 2},
+    "IWAE(5) longer": {"method": "iwae", "samples": 5, "validation_samples": 5},
+}
+"""Methods that continue from VAE+ for some more epochs, with a control of their own. Validation chooses
+the epoch of IWAE by the bound that it maximises; a bound with one sample, as elsewhere, would not."""
 SLOW = "SA(4)"
 """The method that is trained last, since it takes longest."""
 REFINED: dict[str, dict[str, Any]] = {
@@ -85,6 +96,7 @@ PARTS = {
     "slow": math.inf,
     "reports": 20.0,
     "times": 40.0,
+    "longer": math.inf,
     "molecules": math.inf,
 }
 """The parts of a study in their order, each with the seconds after which it begins nothing new."""
@@ -155,7 +167,7 @@ class Study:
         self.scores: dict[tuple[str, int], Callable[[], tuple[Any, ...]]] = {}
         self.models: dict[str, list[recmix.Model]] = {}
         names = ("rows", "times", "skipped", "history", "gaps", "reports", "molecules")
-        self.found: dict[str, Any] = {"about": {}} | {name: [] for name in names}
+        self.found: dict[str, Any] = {"about": {}, "second_history": {}} | {name: [] for name in names}
         if given.load and self.out.exists():
             self.found |= json.loads(self.out.read_text())
         self.say(self.sets[0])
@@ -194,29 +206,37 @@ class Study:
 
     def run(self, parts: list[str]) -> None:
         """Do these parts, the most important ones first."""
+        if self.given.load:
+            self.loaded()
         for name in [part for part in PARTS if part in parts]:
             with self.part(name):
                 getattr(self, name)()
                 self.say(f"{name} done")
 
     def add(
-        self, row: str, models: list[Callable[[], recmix.Model]], over: str = "", few: int | None = None
+        self,
+        row: str,
+        models: list[Callable[[], recmix.Model]],
+        over: str = "",
+        few: int | None = None,
+        *,
+        always: bool = False,
     ) -> None:
         """Score a row in every split, and compare it with another row on the same examples.
 
         Args:
             row: name of the row.
             models: makes the model of each split.
-            over: name of the row to compare with, which was scored before.
+            over: name of the row to compare with, which was scored or loaded before.
             few: how many test examples are scored; None means all.
+            always: whether the row is scored even if the time is over.
         """
         done = {found["split"] for found in self.found["rows"] if found["row"] == row}
-        for split, make in enumerate(models):
-            score = functools.cache(functools.partial(self._bounds, make, split, few))
-            self.scores[row, split] = score
-            if split in done or self.late(row, split):
+        self.remember(row, models, few)
+        for split in range(len(models)):
+            if split in done or (not always and self.late(row, split)):
                 continue
-            inference, *bounds = score()
+            inference, *bounds = self.scores[row, split]()
             found = {"row": row, "split": split, "examples": len(bounds[0]), "inference": inference}
             for number, (name, bound) in enumerate(zip(("elbo", "iwae"), bounds, strict=True), 1):
                 found |= {name: float(bound.mean()), f"{name}_error": _error(bound)}
@@ -226,6 +246,13 @@ class Study:
             self.found["rows"].append(found)
             self.store()
             self.say(row, split, f"{found['elbo']:.2f} {found['iwae']:.2f}", found.get("elbo_gain", ""))
+
+    def remember(
+        self, row: str, models: list[Callable[[], recmix.Model]], few: int | None = None
+    ) -> None:
+        """Make the bounds of a row available to `add`; they are computed when they are needed."""
+        for split, make in enumerate(models):
+            self.scores[row, split] = functools.cache(functools.partial(self._bounds, make, split, few))
 
     def _bounds(
         self, make: Callable[[], recmix.Model], split: int, few: int | None
@@ -246,18 +273,19 @@ class Study:
         return models
 
     def loaded(self) -> None:
-        """Load the models of an earlier run, as far as they are there, and score what is missing."""
+        """Load the models of an earlier run, as far as they are there."""
         stages = {"VAE": "first"} | {name: options["method"] for name, options in METHODS.items()}
         for name, stage in stages.items():
             folder = self.given.load / self.kind / stage
             if folder.exists():
                 self.models[name] = [recmix.load(folder / str(s)) for s in range(len(self.sets))]
-                self.score(name)
+                self.remember(name, [lambda m=model: m for model in self.models[name]])
 
     def methods(self) -> None:
         """The VAE, and the second stage of every method, which starts from it."""
         if self.given.load:
-            self.loaded()
+            for name in self.models:
+                self.score(name)
             return
         chosen, splits = KINDS[self.kind], list(enumerate(self.sets))
         first = {"learning_rate": 1e-3, "batch_size": 128, "warmup": 1, "patience": 6}
@@ -266,7 +294,7 @@ class Study:
         first |= TINY if self.given.tiny else {}
         requests = [{"method": "vae", "data": data, "seed": s, **first} for s, data in splits]
         vaes = self.models["VAE"] = self.train("first", requests)
-        self.found["history"] = [[round(h["val_iwae"], 3) for h in vae.history] for vae in vaes]
+        self.found["history"] = _curves(vaes)
         self.found["about"]["first_stage"] = {k: v for k, v in first.items() if not isinstance(v, Data)}
         self.score("VAE")
         self.second([name for name in METHODS if name != SLOW])
@@ -278,7 +306,8 @@ class Study:
 
     def second(self, names: list[str]) -> None:
         """Train and score the second stage of some methods, which starts from the VAE."""
-        common = {"epochs": self.given.second, "learning_rate": 3e-4, "batch_size": 256, "patience": 0}
+        common = {"patience": 0, **KINDS[self.kind]["second"]}
+        common["epochs"] = self.given.second or common["epochs"]
         self.found["about"]["second_stage"] = common | COMMON
         splits = list(enumerate(self.sets))
         requests = [
@@ -289,12 +318,28 @@ class Study:
         models = self.train("{method}", requests)
         for i, name in enumerate(names):
             self.models[name] = models[i * len(splits) : (i + 1) * len(splits)]
+            self.found["second_history"][name] = _curves(self.models[name])
             self.score(name)
+
+    def longer(self) -> None:
+        """Some methods that continue from VAE+ at a larger learning rate."""
+        common = COMMON | {"epochs": 4, "learning_rate": 3e-4, "batch_size": 128, "patience": 0}
+        self.found["about"]["longer"] = common
+        splits = list(enumerate(self.sets))
+        for name, options in LONGER.items():
+            requests = [
+                {"data": data, "init": self.best[s], "seed": s, **common, **options}
+                for s, data in splits
+            ]
+            models = self.train("longer_{method}", requests)
+            self.found["second_history"][name] = _curves(models)
+            over = "VAE+ longer" if name != "VAE+ longer" else ""
+            self.add(name, [lambda m=model: m for model in models], over, always=True)
 
     def score(self, name: str) -> None:
         """Score the models of one row on all test examples."""
         over = "VAE+" if name not in ("VAE", "VAE+") else ""
-        self.add(name, [lambda m=model: m for model in self.models[name]], over)
+        self.add(name, [lambda m=model: m for model in self.models[name]], over, always=True)
 
     @property
     def best(self) -> list[recmix.Model]:
@@ -345,18 +390,35 @@ class Study:
         self.say("report", self.found["reports"][-1])
 
     def times(self) -> None:
-        """Microseconds for each example of a batch of 100: computing a posterior and a draw from it."""
+        """Microseconds for each example of a batch of 100: computing a posterior and a draw from it.
+
+        The weights do not change these times. A method whose model was not loaded is timed with a model
+        that was trained for one update.
+        """
         self.found["times"] = []
-        used = {name: models[0] for name, models in self.models.items()}
-        used |= {name: self.best[0].using(**options) for name, options in REFINED.items()}
+        used = {
+            name: (self.models.get(name) or [self.one_update(name)])[0] for name in ["VAE", *METHODS]
+        }
+        shortest_first = sorted(REFINED.items(), key=lambda pair: pair[1]["refine"])
+        used |= {name: self.best[0].using(**options) for name, options in shortest_first}
         for name, model in used.items():
             if self.late("time", name):
                 return
             x = self.tests[0][:100].to(model.device)
-            taken = posterior_milliseconds(model.method, x, model.inference, repeats=5)
+            repeats = 2 if name in REFINED else 10
+            taken = posterior_milliseconds(model.method, x, model.inference, repeats=repeats)
             self.found["times"].append({"row": name, "microseconds": 1e3 * taken / len(x)})
             self.store()
             self.say(name, f"{1e3 * taken / len(x):.0f} µs for each example")
+
+    def one_update(self, name: str) -> recmix.Model:
+        """A model of one method after one update."""
+        few = {p: ArrayExamples(np.asarray(getattr(self.sets[0], p)[:100])) for p in PARTITION}
+        options = {"epochs": 1, "batch_size": 100, "engine": "eager"}
+        options |= COMMON | METHODS.get(name, {"method": "vae"})
+        return recmix.fit(
+            data=replace(self.sets[0], **few), init=self.best[0], seed=0, progress=False, **options
+        )
 
     def molecules(self) -> None:
         """Reconstruction, validity, uniqueness and novelty of VAE+, if the data are molecules."""
@@ -381,6 +443,11 @@ def _save(model: recmix.Model, folder: Path) -> None:
     save_weights(folder / "weights.safetensors", weights, len(model.history))
 
 
+def _curves(models: list[recmix.Model]) -> list[list[float]]:
+    """The validation bound of every model after each of its epochs."""
+    return [[round(epoch["val_iwae"], 3) for epoch in model.history] for model in models]
+
+
 def _error(values: torch.Tensor) -> float:
     """The standard error of a mean over examples."""
     return float(values.std() / len(values) ** 0.5)
@@ -399,7 +466,7 @@ def main() -> None:
     parser.add_argument("--splits", type=int, default=3)
     parser.add_argument("--count", type=int, default=20_000, help="training texts")
     parser.add_argument("--epochs", type=int, default=0, help="of the VAE; 0: as many as KINDS says")
-    parser.add_argument("--second", type=int, default=2, help="epochs of every second stage")
+    parser.add_argument("--second", type=int, default=0, help="of a second stage; 0: as KINDS says")
     parser.add_argument("--tested", type=int, default=500, help="test texts")
     parser.add_argument("--held", type=int, default=100, help="validation texts for calibration")
     parser.add_argument("--refined", type=int, default=100, help="test texts that are also refined")
@@ -414,7 +481,7 @@ def main() -> None:
     for kind in given.kinds:
         study = Study(kind, given)
         if not given.prepare:
-            study.run(["methods", *given.parts])
+            study.run(given.parts if given.load else ["methods", *given.parts])
 
 
 if __name__ == "__main__":
