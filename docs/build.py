@@ -14,6 +14,7 @@ import code_tables
 import column_tables
 import result_tables
 import scale_tables
+from paper.to_latex import latex
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"(<!-- table:([\w-]+) -->\n)(.*?)(<!-- /table -->)", re.DOTALL)
@@ -30,13 +31,19 @@ def filled(text: str) -> str:
     return BLOCK.sub(lambda m: f"{m[1]}{TABLES[m[2]]()}{m[4]}", text)
 
 
+def pages() -> list[Path]:
+    """The pages of the documentation that may have tables."""
+    return sorted((ROOT / "docs").glob("*.md"))
+
+
 def main() -> None:
     check = "--check" in sys.argv
-    stale = ["summary.json"] if result_tables.write_summary(check=check) else []
-    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
-        before = path.read_text()
-        after = filled(before)
-        if after != before:
+    stale = []
+    paper = ROOT / "docs" / "paper" / "paper.md"
+    made = {path: filled(path.read_text()) for path in [ROOT / "README.md", *pages(), paper]}
+    made[paper.with_suffix(".tex")] = latex(made[paper])
+    for path, after in made.items():
+        if not path.exists() or after != path.read_text():
             stale.append(path.name)
             if not check:
                 path.write_text(after)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from code_tables import table
-from columns import ROWS, SCORED
+from columns import SCORED, START, alike, rows_with_rates
 
 from recmix.reports.paired import FEWEST_PAIRS, compare
 from recmix.reports.published import Published, figures
@@ -95,14 +95,10 @@ def _pair(ours: Line | None, theirs: Published | None) -> tuple[str, str]:
 
 def column_table(rows: Sequence[Line]) -> str:
     """For each column that was run: bounds, gains over VAE+ and times."""
-    by_column: dict[tuple[str, int], list[Line]] = {}
-    for row in rows:
-        by_column.setdefault((row["dataset"], row["dim"]), []).append(row)
+    by_column = _by_column(rows)
     if not by_column:
         return "No column was run yet.\n"
-    places = list(TITLES)
-    ordered = sorted(by_column, key=lambda key: (places.index(key[0]), key[1]))
-    return "\n".join(_one_column(by_column[key]) for key in ordered)
+    return "\n".join(_one_column(list(found.values())) for found in by_column.values())
 
 
 def _one_column(rows: list[Line]) -> str:
@@ -123,7 +119,7 @@ def _one_column(rows: list[Line]) -> str:
                 f"{row['elbo']:.{places}f}",
                 _gain(row, control, "elbos"),
                 NONE if not many else f"{many['mean']:.{places}f}",
-                f"{row['milliseconds']:.2f}" if row["alone"] else f"({row['milliseconds']:.2f})",
+                _milliseconds(row),
                 _epochs(row),
             ]
         )
@@ -133,6 +129,93 @@ def _one_column(rows: list[Line]) -> str:
     title = f"#### {TITLES[first['dataset']]}, dim {first['dim']}"
     body = table(heads, lines, numbers=len(heads) - 1)
     return f"{title}\n\n{about}{_still_rising(found.get('VAE'))}\n\n{body}"
+
+
+SHORT = {
+    "VAE": "one pass through the encoder",
+    "VAE+": "the same; trained longer (the control)",
+    "VAE+ calibrated width": "the same, with calibrated standard deviations",
+    "IAF(2)": "encoder, then two flow steps",
+    "ME(5)": "five encoders, trained together",
+    "RME(5)": "five encoders, added one at a time",
+    "RESIDUAL": "encoder, then three residual corrections, forward only",
+    "RME RESIDUAL(4)": "the recursion with four residual components",
+    "SA(4)": "encoder, then four gradient steps",
+    "VLAE(2)": "encoder, then two Gauss-Newton steps; trained with them",
+    "REFINED": "encoder, then four Gauss-Newton steps; decoder trained with them",
+}
+"""The rows of the README's table, and what each computes for an image."""
+
+
+def readme_column() -> str:
+    """A few rows of MNIST with 20 dimensions."""
+    found = {row["row"]: row for row in columns() if (row["dataset"], row["dim"]) == ("mnist", 20)}
+    lines = [
+        [name, words, _spread(row["mean"], row["std"]), _gain(row, found[CONTROL], "values")]
+        for name, words in SHORT.items()
+        if (row := found.get(name))
+    ]
+    heads = ["model", "what it computes for an image", "test IWAE-100", "over VAE+"]
+    splits = sorted({found[name]["splits"] for name in SHORT if name in found})
+    counts = " or ".join(map(str, splits))
+    return (
+        f"{table(heads, lines, numbers=2)}\n{counts} splits, trained and scored by one "
+        "protocol: mean and standard deviation, and the mean gain with its standard error.\n"
+    )
+
+
+def column_gains(rows: Sequence[Line]) -> str:
+    """IWAE-100 of VAE+ and the gains of all rows over it, with standard errors, for each column."""
+    by_column = _by_column(rows)
+    if not by_column:
+        return "No column was run yet.\n"
+    heads = [f"{TITLES[data].partition(' (')[0]}, dim {dim}" for data, dim in by_column]
+    names = dict.fromkeys(row["row"] for row in rows)
+    lines = []
+    for name in sorted(names, key=_order):
+        cells = []
+        for found in by_column.values():
+            row, control = found.get(name), found.get(CONTROL)
+            if row is None:
+                cells.append(NONE)
+            elif name == CONTROL:
+                cells.append(_spread(row["mean"], row["std"]))
+            else:
+                cells.append(_gain(row, control, "values"))
+        lines.append([f"**{name}**: IWAE-100" if name == CONTROL else name, *cells])
+    return table(["gain over VAE+", *heads], lines, numbers=len(heads))
+
+
+def _by_column(rows: Sequence[Line]) -> dict[tuple[str, int], dict[str, Line]]:
+    """The rows of each column by name, the columns in the order of the paper."""
+    found: dict[tuple[str, int], dict[str, Line]] = {}
+    for row in rows:
+        found.setdefault((row["dataset"], row["dim"]), {})[row["row"]] = row
+    places = list(TITLES)
+    return {key: found[key] for key in sorted(found, key=lambda key: (places.index(key[0]), key[1]))}
+
+
+def not_run(rows: Sequence[Line]) -> str:
+    """How many of the paper's log-likelihoods have a value of ours, for each data set."""
+    ours = {(row["dataset"], row["dim"], row["row"]) for row in rows}
+    paper = _paper()
+    lines = []
+    for data, title in TITLES.items():
+        keys = [key for key in paper if key[0] == data]
+        run = sum(key in ours for key in keys)
+        extra = sum(key[0] == data and key not in paper for key in ours)
+        lines.append([title, *(str(n) for n in (len(keys), run, len(keys) - run, extra))])
+    totals = [sum(int(line[i]) for line in lines) for i in range(1, 5)]
+    lines.append(["**all**", *(f"**{n}**" for n in totals)])
+    heads = ["data", "figures in the paper", "ours", "not run", "rows of ours that the paper has not"]
+    return table(heads, lines, numbers=4)
+
+
+def _milliseconds(row: Line) -> str:
+    """The time of a posterior; in brackets if other programs used the GPU."""
+    if row["milliseconds"] is None:
+        return NONE
+    return f"{row['milliseconds']:.2f}" if row["alone"] else f"({row['milliseconds']:.2f})"
 
 
 def _still_rising(vae: Line | None) -> str:
@@ -186,22 +269,17 @@ def _places(mean: float) -> int:
     return 2 if abs(mean) < 200 else 1
 
 
-SAME = ("component", "bound", "eps_max")
-"""Options of a mixture that must agree for a trial to be of the same method."""
-PAPER = {"component": "gaussian", "bound": 500.0, "eps_max": 0.1}
-
-
 def rates() -> str:
     """For each row of the second stage: the rates in use, and what the pilot found for others."""
     files = ("pilot_mnist20.json", "pilot_rates.json")
     tried = [row for file in files for row in json.loads((RESULTS / file).read_text())["rows"]]
     vae = next(row["best_val_iwae"] for row in tried if not row["options"])
     lines = []
-    for name, options in ROWS.items():
+    for name, options in rows_with_rates().items():
         found = {
             _words(row["options"]): _above_start(row, vae)
             for row in tried
-            if row["options"] and _alike(row["options"], options)
+            if row["options"] not in ({}, START) and alike(row["options"], options)
         }
         used = _words(options)
         cells = [
@@ -217,15 +295,6 @@ def _above_start(row: Line, vae: float) -> str:
     start = row.get("start", vae)
     best: float = row["best_val_iwae"]
     return f"{best:.2f}" if start is None else f"{best - start:+.2f}"
-
-
-def _alike(one: Line, two: Line) -> bool:
-    """Whether two sets of options are of the same method, with any rates, orders and steps."""
-    if one["method"] != two["method"] or bool(one.get("refine")) != bool(two.get("refine")):
-        return False
-    if one["method"] != "rme":
-        return True
-    return all(one.get(key, PAPER[key]) == two.get(key, PAPER[key]) for key in SAME)
 
 
 def _words(options: Line) -> str:
@@ -250,10 +319,60 @@ def recursion() -> str:
     return table(["row", "20 dimensions", "2 dimensions"], lines)
 
 
+SHORT_RECURSION = {
+    "RESIDUAL": "three residual corrections, no mixture",
+    "ME(4)": "blind mixture of four Gaussians",
+    "WIDE": "one encoder of the same size",
+    "RME gaussian, paper": "recursion of Gaussians, the paper's settings",
+    "RME gaussian": "recursion of Gaussians, free gates, C = 1",
+    "RME residual, paper": "residual components, the paper's settings",
+    "RME residual bound=500.0": "residual components, free gates, C = 500",
+    "RME residual eps_max=0.1": "residual components, gates up to 0.1, C = 1",
+    "RME residual": "residual components, free gates, C = 1",
+    "RME residual bound=5.0": "residual components, free gates, C = 5",
+}
+"""Rows of the recursion's study that the write-up shows."""
+
+
+def recursion_short() -> str:
+    """The main rows of the recursion's study: validation bounds above VAE+."""
+    rows = json.loads((RESULTS / "recursion_pilot.json").read_text())["rows"]
+    found = {(row["row"], row["dim"]): row["val_iwae"] for row in rows}
+    lines = []
+    for name, words in SHORT_RECURSION.items():
+        gains = [
+            f"{found[name, dim] - found['VAE+', dim]:+.1f}" if (name, dim) in found else NONE
+            for dim in (20, 2)
+        ]
+        lines.append([words, *gains])
+    return table(["over VAE+", "20 dimensions", "2 dimensions"], lines, numbers=2)
+
+
+def recursion_column() -> str:
+    """The recursion and its controls on MNIST with 20 dimensions: gains over VAE+."""
+    found = {row["row"]: row for row in columns() if (row["dataset"], row["dim"]) == ("mnist", 20)}
+    names = ["WIDE", "ME(2)", "ME(5)", "RME(2)", "RME(5)", "RESIDUAL", "RME RESIDUAL(4)"]
+    lines = [
+        [
+            name,
+            *(_gain(row, found[CONTROL], values) for values in ("values", "elbos")),
+            " ".join(f"{weight:.3f}" for weight in row["weights"]),
+        ]
+        for name in names
+        if (row := found.get(name))
+    ]
+    return table(["row", "IWAE-100", "ELBO", "mean weights of split 0"], lines)
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "readme": readme_column,
     "rates": rates,
     "recursion-pilot": recursion,
+    "recursion-short": recursion_short,
+    "recursion-column": recursion_column,
     "paper-cells": lambda: comparison(columns()),
     "columns": lambda: column_table(columns()),
+    "column-gains": lambda: column_gains(columns()),
+    "not-run": lambda: not_run(columns()),
 }
 """Functions that make each table, by its name in the pages."""

@@ -5,8 +5,9 @@
 
 The first command trains all methods, all splits of a method at once; give it again until it says that
 everything is trained. It reads no test images. The second one scores the test images once and writes
-``rows.json``; ``--merge docs/results/columns.json`` also puts the rows there. ``--pack FOLDER`` writes
-the weights with half precision, as parts of a tar file. It needs a GPU.
+``rows.json``; ``--merge docs/results/columns.json`` also puts the rows there. ``--time`` measures the
+times of posteriors, while nothing else uses the GPU. ``--pack FOLDER`` writes the weights with half
+precision, as parts of a tar file. It needs a GPU.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import statistics
 import sys
 import time
 import warnings
+from bisect import bisect_left
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +27,16 @@ import torch
 from study import MEMORY, Clock, Folder, pack, read, read_json, say, write
 
 import recmix
-from recmix.evaluation.score import score
+from recmix.errors import RecmixError
+from recmix.evaluation import bounds
+from recmix.evaluation.score import TIMED_BATCH, device_name, kind_of_inference
+from recmix.evaluation.timing import posterior_milliseconds
 from recmix.inference import Inference
+from recmix.methods.method import Method, infer
 from recmix.training.plan import make_plan
+
+AT_ONCE = 1000
+"""Test images whose posteriors are computed together."""
 
 Options = dict[str, Any]
 
@@ -53,6 +62,8 @@ ENCODER: Options = {
 """Encoder-only training with a fixed decoder."""
 FREE: Options = {"component": "residual", "bound": 1.0, "eps_max": 0.99}
 """The recursion's best: residual components, gates up to 0.99, C = 1."""
+RATES = Path(__file__).resolve().parent / "results" / "rates.json"
+"""The rates that ``--pilot`` chose, by row. A row that is not there has the rates of `GROUPS`."""
 
 GROUPS: list[dict[str, Options]] = [
     {
@@ -61,29 +72,39 @@ GROUPS: list[dict[str, Options]] = [
         "IAF(4)": {"method": "iaf", "flows": 4, **RATE, "fresh_rate": 10},
         "HF(4)": {"method": "hf", "flows": 4, **RATE, "fresh_rate": 30},
         "IWAE(5)": {"method": "iwae", "samples": 5, "learning_rate": 3e-4},
-    },
-    {
-        "RME(2)": {"method": "rme", "order": 2, **RATE, "fresh_rate": 10},
-        "RME(5)": {"method": "rme", "order": 5, **RATE, "fresh_rate": 10},
         "ME(2)": {"method": "me", "order": 2, **RATE, "fresh_rate": 5},
         "ME(5)": {"method": "me", "order": 5, **RATE, "fresh_rate": 5},
     },
     {
-        "RME RESIDUAL(4)": {"method": "rme", "order": 4, **FREE, **ENCODER},
-        "RESIDUAL": {"method": "residual", "corrections": 3, **ENCODER},
-    },
-    {"SA(4)": {"method": "sa", "steps": 4, **RATE}},
-    {"CURVATURE": {"method": "curvature", "learning_rate": 1e-3}},
-    {"REFINED": {"method": "vae", "refine": 4, "reuse": 0, "learning_rate": 3e-4}},
-    {"VLAE(2)": {"method": "vlae", "steps": 2, **RATE}},
-    {
+        "RME(2)": {"method": "rme", "order": 2, **RATE, "fresh_rate": 10},
+        "RME(5)": {"method": "rme", "order": 5, **RATE, "fresh_rate": 10},
         "BVI-ER1(3)": {"method": "bvi-er1", "order": 3, **RATE, "fresh_rate": 1},
         "BVI-ER2(3)": {"method": "bvi-er2", "order": 3, **RATE, "fresh_rate": 1},
     },
-    {"WIDE": {"method": "wide", **RATE, "fresh_rate": 3}},
+    {
+        "RESIDUAL": {"method": "residual", "corrections": 3, **ENCODER},
+        "RME RESIDUAL(4)": {"method": "rme", "order": 4, **FREE, **ENCODER},
+        "WIDE": {"method": "wide", **RATE, "fresh_rate": 3},
+    },
+    {
+        "SA(4)": {"method": "sa", "steps": 4, **RATE},
+        "VLAE(2)": {"method": "vlae", "steps": 2, **RATE},
+        "REFINED": {"method": "vae", "refine": 4, "reuse": 0, "learning_rate": 3e-4},
+    },
+    {"CURVATURE": {"method": "curvature", "learning_rate": 1e-3}},
 ]
-"""The second stage: groups of rows that are trained together, with their options."""
+"""The second stage: groups of rows that are trained together, with their options.
+
+A group has several rows, because eight or more models in one CUDA graph use the GPU best.
+"""
 ROWS: dict[str, Options] = {row: options for group in GROUPS for row, options in group.items()}
+
+
+def rows_with_rates(path: Path = RATES) -> dict[str, Options]:
+    """The options of each row, with the rates that the pilot chose."""
+    chosen = read_json(path).get("rates", {})
+    return {row: options | chosen.get(row, {}) for row, options in ROWS.items()}
+
 
 SCORED: dict[str, tuple[str, Options]] = {
     "VAE": ("VAE", {}),
@@ -96,34 +117,83 @@ SCORED: dict[str, tuple[str, Options]] = {
 }
 """The rows of the table: the trained row, and the inference with which it is scored."""
 
-PILOT: dict[str, list[Options]] = {
-    "start": [{"method": "vae", "learning_rate": 1e-12}],
-    "control": [
+START: Options = {"method": "vae", "learning_rate": 1e-12}
+"""A trial that changes nothing: its bound is that of the start."""
+PILOT: list[list[Options]] = [
+    [
+        START,
         *({"method": "vae", "learning_rate": rate} for rate in (1e-4, 3e-4)),
-        *({"method": "wide", **RATE, "fresh_rate": fresh} for fresh in (1, 3, 10)),
+        *({"method": "iwae", "learning_rate": rate} for rate in (1e-5, 1e-4, 3e-4)),
+        *(
+            {"method": "iaf", "flows": 2, "learning_rate": rate, "fresh_rate": fresh}
+            for rate, fresh in ((1e-4, 10), (1e-4, 30), (3e-4, 3), (3e-4, 10))
+        ),
+        *(
+            {"method": "hf", "flows": 4, "learning_rate": rate, "fresh_rate": fresh}
+            for rate, fresh in ((1e-4, 10), (1e-4, 30), (3e-4, 10))
+        ),
+        *(
+            {"method": "me", "order": 3, "learning_rate": rate, "fresh_rate": fresh}
+            for rate, fresh in ((1e-4, 5), (1e-4, 10), (3e-4, 2))
+        ),
+        *(
+            {"method": "rme", "order": 4, "learning_rate": rate, "fresh_rate": fresh}
+            for rate, fresh in ((1e-4, 1), (1e-4, 10), (3e-4, 3))
+        ),
     ],
-    "gates, flows and components": [
-        *({"method": "iaf", "flows": 2, **RATE, "fresh_rate": fresh} for fresh in (3, 10, 30)),
-        *({"method": "hf", "flows": 4, **RATE, "fresh_rate": fresh} for fresh in (10, 30)),
-        *({"method": "me", "order": 3, **RATE, "fresh_rate": fresh} for fresh in (2, 5, 10)),
-        *({"method": "rme", "order": 4, **RATE, "fresh_rate": fresh} for fresh in (1, 10)),
-    ],
-    "IWAE": [{"method": "iwae", "learning_rate": rate} for rate in (1e-5, 1e-4, 3e-4)],
-    "iterative": [
+    [
+        *(
+            {"method": "wide", "learning_rate": rate, "fresh_rate": fresh}
+            for rate, fresh in ((1e-4, 3), (1e-4, 10), (3e-4, 3))
+        ),
+        *(
+            {"method": "bvi-er1", "order": 3, "learning_rate": rate, "fresh_rate": fresh}
+            for rate, fresh in ((1e-4, 1), (1e-4, 10), (3e-4, 3))
+        ),
         *({"method": "sa", "steps": 4, "learning_rate": rate} for rate in (1e-5, 1e-4, 3e-4)),
-        *({"method": "curvature", "learning_rate": rate} for rate in (3e-4, 1e-3)),
-    ],
-    "Gauss-Newton": [
         *({"method": "vlae", "steps": 2, "learning_rate": rate} for rate in (1e-5, 1e-4, 3e-4)),
-        *({"method": "vae", "refine": 4, "reuse": 0, "learning_rate": rate} for rate in (1e-4, 3e-4)),
+        *({"method": "vae", "refine": 4, "reuse": 0, "learning_rate": r} for r in (1e-4, 3e-4)),
     ],
-    "boosted": [
-        {"method": name, "order": 3, **RATE, "fresh_rate": fresh}
-        for name in ("bvi-er1", "bvi-er2")
-        for fresh in (1, 10)
-    ],
-}
-"""Rates that ``--pilot FILE`` tries on validation images of split 0. The first row is the start."""
+    [{"method": "curvature", "learning_rate": rate} for rate in (3e-4, 1e-3)],
+]
+"""Rates that ``--pilot FILE`` tries on validation images of split 0, each list in one CUDA graph."""
+SAME = ("component", "bound", "eps_max")
+"""Options of a mixture that must agree for a trial to be of the same method."""
+PAPER: Options = {"component": "gaussian", "bound": 500.0, "eps_max": 0.1}
+
+
+def alike(one: Options, two: Options) -> bool:
+    """Whether two sets of options are of the same method, with any rates, orders and steps."""
+    names = {options["method"].replace("bvi-er2", "bvi-er1") for options in (one, two)}
+    if len(names) > 1 or bool(one.get("refine")) != bool(two.get("refine")):
+        return False
+    return names != {"rme"} or all(one.get(k, PAPER[k]) == two.get(k, PAPER[k]) for k in SAME)
+
+
+def choose(trials: list[Options]) -> dict[str, Options]:
+    """The rates of each row: those of the trial with the best validation bound.
+
+    Args:
+        trials: rows of the file that ``--pilot`` writes. All have the same start.
+
+    Returns:
+        ``learning_rate`` and, where a trial has it, ``fresh_rate``, by row. A row without a trial is
+        left out.
+    """
+    chosen = {}
+    for row, options in ROWS.items():
+        found = [
+            trial
+            for trial in trials
+            if alike(trial["options"], options)
+            and trial["options"].get("train") == options.get("train")
+            and math.isfinite(trial["best_val_iwae"])
+            and trial["options"] != START
+        ]
+        if found:
+            best = max(found, key=lambda trial: float(trial["best_val_iwae"]))["options"]
+            chosen[row] = {k: best[k] for k in ("learning_rate", "fresh_rate") if k in best}
+    return chosen
 
 
 class Column:
@@ -140,8 +210,8 @@ class Column:
         self.folder = Folder(self.place, self.clock)
         self.splits = range(given.splits)
         self.epochs = given.epochs or FIRST_EPOCHS.get(given.dataset, 100)
-        rows = given.rows or list(ROWS)
-        self.rows = [row for row in ROWS if row in rows]
+        self.options = rows_with_rates()
+        self.rows = [row for row in ROWS if row in (given.rows or ROWS)]
 
     def train(self) -> bool:
         """Train what is not trained yet; whether everything is."""
@@ -152,21 +222,22 @@ class Column:
             ("VAE", s): {"data": sets[s], "seed": s, "checkpoint_every": 20, **first}
             for s in self.splits
         }
-        if not self.folder.train(["VAE"], requests):
+        if not self.folder.train(requests):
             return False
-        starts = [self.folder.load("VAE", s) for s in self.splits]
+        starts = {s: self.folder.load("VAE", s) for s in self.splits if self.folder.done("VAE", s)}
         for group in GROUPS:
-            rows = {row: dict(options) for row, options in group.items() if row in self.rows}
-            if "WIDE" in rows:
+            rows = {row: dict(self.options[row]) for row in group if row in self.rows}
+            if "WIDE" in rows and starts:
                 large = [ROWS[row] for row in ("RME(5)", "RESIDUAL", "RME RESIDUAL(4)")]
-                rows["WIDE"]["width"] = wide_width(starts[0], sets[0], large)
+                some = next(iter(starts))
+                rows["WIDE"]["width"] = wide_width(starts[some], sets[some], large)
             how = {"epochs": given.second, "checkpoint_every": 4, **SECOND}
             requests = {
-                (row, s): {"data": sets[s], "init": starts[s], "seed": s, **how, **options}
+                (row, s): {"data": sets[s], "init": start, "seed": s, **how, **options}
                 for row, options in rows.items()
-                for s in self.splits
+                for s, start in starts.items()
             }
-            if not self.folder.train(list(rows), requests):
+            if not self.folder.train(requests):
                 return False
         return True
 
@@ -179,51 +250,101 @@ class Column:
         return found
 
     def score(self) -> bool:
-        """Score what is trained and not scored yet, on test images; whether everything is scored."""
+        """Score what is trained and not scored yet, on test images; whether everything is scored.
+
+        The bound with many samples comes last, so that a lack of time costs that one first.
+        """
         path = self.place / "scores.json"
         scores = read_json(path)
-        todo = [
+        keys = [
             (row, s)
             for row, (trained, _) in SCORED.items()
             for s in self.splits
-            if f"{row}/{s}" not in scores and self.folder.done(trained, s)
+            if self.folder.done(trained, s)
         ]
+        todo = [(row, s, False) for row, s in keys if f"{row}/{s}" not in scores]
+        if self.given.many:
+            todo += [(row, s, True) for row, s in keys if "many" not in scores.get(f"{row}/{s}", {})]
         sets = self._sets(test=True) if todo else []
-        longest = 5.0
-        for row, s in todo:
+        longest = 3.0
+        for row, s, many in todo:
             if self.clock.left() < 2 * longest:
                 self._write_rows(scores)
                 return False
-            began = time.time()
-            scores[f"{row}/{s}"] = found = self._score(row, s, sets[s])
+            began, key = time.time(), f"{row}/{s}"
+            try:
+                found = self._score(row, s, sets[s], scores.get(key, {}), many=many)
+            except (RecmixError, RuntimeError) as error:
+                say(f"{key} cannot be scored:", str(error)[:300])
+                continue
+            scores[key] = found
             write(path, scores)
             longest = max(longest, time.time() - began)
-            say(
-                f"{row}/{s}",
-                f"IWAE {found['iwae']:.2f}, ELBO {found['elbo']:.2f}, {time.time() - began:.1f} s",
-            )
+            now = found["many"] if many else found
+            say(f"{key}, IWAE-{now['samples']} {now['iwae']:.2f}, {time.time() - began:.1f} s")
         self._write_rows(scores)
         return True
 
-    def _score(self, row: str, s: int, data: Any) -> Options:
-        """Bounds of the test images, with a calibration on validation images where the row has one."""
+    def _score(self, row: str, s: int, data: Any, before: Options, *, many: bool) -> Options:
+        """Bounds of the test images, with a calibration on validation images where the row has one.
+
+        Args:
+            row: the row.
+            s: the split.
+            data: the data of the split.
+            before: what is known already.
+            many: whether to add the bound with many samples of fewer images.
+        """
         given = self.given
         trained, options = SCORED[row]
         model = self.folder.load(trained, s)
-        used = {k: v for k, v in options.items() if k != "calibrated"}
-        model = model.using(**used) if used else model
-        if "calibrated" in options:
-            model = model.calibrated(
-                torch.as_tensor(data.x_val[:1000]), given.samples, **options["calibrated"]
-            )
-        memory = MEMORY if model.device.type == "cuda" else None
-        x = data.x_test
-        found = score(model.method, x, model.inference, samples=given.samples, memory=memory)
-        some = x.subset(range(min(given.many_images, len(x))))
-        if given.many:
-            more = score(model.method, some, model.inference, samples=given.many, memory=memory)
-            found["many"] = {k: more[k] for k in ("samples", "images", "iwae", "iwae_se")}
-        return found | {"alone": not given.shared, "torch": torch.__version__}
+        if before:
+            used = Inference(**before["inference"])
+        else:
+            plain = {k: v for k, v in options.items() if k != "calibrated"}
+            model = model.using(**plain) if plain else model
+            if "calibrated" in options:
+                held_out = torch.as_tensor(data.x_val[:1000])
+                model = model.calibrated(held_out, given.samples, **options["calibrated"])
+            used = model.inference
+        if many:
+            count = min(given.many_images, len(data.x_test))
+            found = measured(model.method, data.x_test, used, given.many, count)
+            return before | {"many": found | {"samples": given.many, "images": count}}
+        found = measured(model.method, data.x_test, used, given.samples, len(data.x_test))
+        some = torch.as_tensor(data.x_test[:500]).to(model.device)
+        with torch.no_grad():
+            weights = infer(model.method, some, used).weights.double().mean(0).tolist()
+        return {
+            **found,
+            **kind_of_inference(model.method, used),
+            "samples": given.samples,
+            "images": len(data.x_test),
+            "inference": used.to_json(),
+            "weights": weights,
+            "device": device_name(model.device),
+            "torch": torch.__version__,
+        }
+
+    def time(self) -> bool:
+        """Measure the time of a posterior of each scored row, for the first split."""
+        path = self.place / "posterior_times.json"
+        times, scores = read_json(path), read_json(self.place / "scores.json")
+        data = read(self.given.dataset, 0, self.given.data_root, test=False, most=self.given.images)
+        x = torch.as_tensor(data.x_val[:TIMED_BATCH])
+        for row, (trained, _) in SCORED.items():
+            if row in times or f"{row}/0" not in scores:
+                continue
+            if self.clock.left() < 5:
+                return False
+            model = self.folder.load(trained, 0)
+            used = Inference(**scores[f"{row}/0"]["inference"])
+            taken = posterior_milliseconds(model.method, x.to(model.device), used)
+            times[row] = {"milliseconds": taken, "batch": len(x), "alone": not self.given.shared}
+            write(path, times)
+            say(f"{row} {taken:.3f} ms for {len(x)} images")
+        self._write_rows(scores)
+        return True
 
     def _write_rows(self, scores: Options) -> None:
         """Write the rows of the column, each over its splits, and merge them where asked."""
@@ -242,6 +363,7 @@ class Column:
         histories = [run.history() for run in runs]
         label, setting = named(name)
         times = read_json(self.folder.times).get(trained, {})
+        taken = read_json(self.place / "posterior_times.json").get(name, {})
         values = [one["iwae"] for one in found]
         return {
             "dataset": self.given.dataset,
@@ -261,8 +383,8 @@ class Column:
             "many": _mean_many(found),
             "inference": [Inference(**one["inference"]).changed() for one in found],
             "kind": found[0]["kind"],
-            "milliseconds": statistics.median(one["milliseconds"] for one in found),
-            "alone": all(one["alone"] for one in found),
+            "milliseconds": taken.get("milliseconds"),
+            "alone": taken.get("alone"),
             "weights": [round(w, 4) for w in found[0]["weights"]],
             "seconds of training": times.get("seconds"),
             "models together": times.get("models together"),
@@ -302,42 +424,68 @@ class Column:
         say(f"{len(paths)} parts in all; kept", *(path.name for path in paths[first:last]))
 
     def pilot(self, path: Path) -> bool:
-        """Try rates on validation images of split 0, and write them in the form of docs/pilot.py."""
+        """Try rates on validation images of split 0, and write them and what they choose.
+
+        Trials that are in the file already are not repeated: they must have the same start.
+        """
         given = self.given
         data = self._sets(test=False)[0]
         start = self.folder.load("VAE", 0)
         content = read_json(path) or {"rows": []}
-        x = torch.as_tensor(data.x_val[:1000])
-        for group, candidates in PILOT.items():
-            left = [c for c in candidates if c not in [row["options"] for row in content["rows"]]]
-            if not left:
-                continue
-            if self.clock.left() < 30:
-                return False
+        complete = True
+        for group in PILOT:
+            left = [c for c in group if c not in [row["options"] for row in content["rows"]]]
+            if left and self.clock.left() < 30:
+                complete = False
+                break
             common = {"data": data, "init": start, "epochs": given.second, **SECOND}
             models = recmix.fit_many([common | one for one in left])
             for one, model in zip(left, models, strict=True):
-                used = model.refined(4, how="learned") if one["method"] == "curvature" else model
-                elbo, iwae = (float(bound.mean()) for bound in used.bounds(x, 100))
-                best = max(model.history, key=lambda row: row["val_iwae"])
-                first = content["rows"][0] if content["rows"] else {"best_val_iwae": best["val_iwae"]}
-                content["rows"].append(
-                    {
-                        "group": group,
-                        "row": model.spec.label,
-                        "options": one,
-                        "start": first["best_val_iwae"],
-                        "best_val_iwae": best["val_iwae"],
-                        "best_epoch": best["epoch"],
-                        "val_elbo100": elbo,
-                        "val_iwae100": iwae,
-                        "weights": used.posterior(x[:500]).weights.mean(0).tolist(),
-                        "curve": [round(row["val_iwae"], 2) for row in model.history],
-                    }
-                )
-                say(model.spec.label, one, f"{iwae:.2f}")
+                content["rows"].append(_trial(model, one))
+                say(model.spec.label, one, f"{content['rows'][-1]['best_val_iwae']:.2f}")
+            first = next(row["best_val_iwae"] for row in content["rows"] if row["options"] == START)
+            content["rows"] = [row | {"start": first} for row in content["rows"]]
             write(path, content)
-        return True
+        write(RATES, {"rates": choose(content["rows"])})
+        return complete
+
+
+def _trial(model: recmix.Model, options: Options) -> Options:
+    """What the pilot stores about one trial."""
+    best = max(model.history, key=lambda row: row["val_iwae"])
+    return {
+        "row": model.spec.label,
+        "options": options,
+        "best_val_iwae": best["val_iwae"],
+        "best_epoch": best["epoch"],
+        "curve": [round(row["val_iwae"], 2) for row in model.history],
+        "elbo curve": [round(row["val_elbo"], 2) for row in model.history],
+    }
+
+
+@torch.no_grad()
+def measured(method: Method, examples: Any, used: Inference, samples: int, count: int) -> Options:
+    """The mean ELBO and IWAE bound of the first examples, with standard errors.
+
+    Args:
+        method: a trained method.
+        examples: the examples.
+        used: refinement and calibration of the posterior.
+        samples: K of the IWAE bound.
+        count: number of examples.
+    """
+    centre = method.model.centre
+    generator = torch.Generator(centre.device).manual_seed(0)
+    memory = MEMORY if centre.device.type == "cuda" else None
+    parts = []
+    for start in range(0, count, AT_ONCE):
+        x = torch.as_tensor(examples[start : min(start + AT_ONCE, count)]).to(centre)
+        parts.append(bounds(method, x, used, samples=samples, generator=generator, memory=memory))
+    found: Options = {}
+    for name, values in zip(("elbo", "iwae"), zip(*parts, strict=True), strict=True):
+        whole = torch.cat(values).double()
+        found |= {name: float(whole.mean()), f"{name}_se": float(whole.std()) / len(whole) ** 0.5}
+    return found
 
 
 def wide_width(start: recmix.Model, data: Any, largest: list[Options]) -> float:
@@ -349,8 +497,8 @@ def wide_width(start: recmix.Model, data: Any, largest: list[Options]) -> float:
         largest: options of the methods with the most parameters.
     """
     most = max(_size(start, data, **options) for options in largest)
-    widths = (w / 2 for w in range(4, 40))
-    return next(w for w in widths if _size(start, data, method="wide", width=w) >= most)
+    widths = [w / 2 for w in range(4, 40)]
+    return widths[bisect_left(widths, most, key=lambda w: _size(start, data, method="wide", width=w))]
 
 
 def _size(start: recmix.Model, data: Any, **options: Any) -> int:
@@ -418,6 +566,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--samples", type=int, default=100, help="K of the IWAE bound")
     parser.add_argument("--many", type=int, default=1000, help="K of a second bound; 0 for none")
     parser.add_argument("--many-images", type=int, default=1000, help="test images of the second bound")
+    parser.add_argument("--time", action="store_true", help="only measure the times of posteriors")
     parser.add_argument("--shared", action="store_true", help="other programs use the GPU")
     parser.add_argument("--merge", type=Path, default=None, help="file of rows to put the rows into")
     parser.add_argument(
@@ -427,7 +576,9 @@ def options() -> argparse.ArgumentParser:
         "--parts", type=_parts, default=(0, sys.maxsize), help="parts to keep, such as 0:8"
     )
     parser.add_argument("--packed-splits", type=int, nargs="+", default=None, help="splits to pack")
-    parser.add_argument("--pilot", type=Path, default=None, help="only try rates; write this file")
+    parser.add_argument(
+        "--pilot", type=Path, default=None, help=f"only try rates; write this file and {RATES.name}"
+    )
     return parser
 
 
@@ -442,6 +593,8 @@ def main() -> None:
     name = f"{given.dataset} {given.dim}"
     if given.pilot:
         done, what = column.pilot(given.pilot), "tried"
+    elif given.time:
+        done, what = column.time(), "timed"
     elif given.score:
         done, what = column.score(), "scored"
     else:

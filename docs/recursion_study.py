@@ -102,21 +102,21 @@ class Study:
             ("VAE", s): {"data": sets[s], "seed": s, "checkpoint_every": 20, **first}
             for s in self.splits
         }
-        if not self.first.train(["VAE"], requests):
+        if not self.first.train(requests):
             return False
-        starts = [self.first.load("VAE", s) for s in self.splits]
+        starts = {s: self.first.load("VAE", s) for s in self.splits if self.first.done("VAE", s)}
         for group in GROUPS:
             rows = {row: dict(options) for row, options in group.items() if row in self.rows}
-            if "WIDE" in rows:
-                largest = [RESIDUAL, ROWS["RESIDUAL"]]
-                rows["WIDE"]["width"] = wide_width(starts[0], sets[0], largest)
+            if "WIDE" in rows and starts:
+                largest, some = [RESIDUAL, ROWS["RESIDUAL"]], next(iter(starts))
+                rows["WIDE"]["width"] = wide_width(starts[some], sets[some], largest)
             how = {"epochs": given.second, "checkpoint_every": 4, **SECOND, **BASE}
             requests = {
-                (row, s): {"data": sets[s], "init": starts[s], "seed": s, **how, **options}
+                (row, s): {"data": sets[s], "init": start, "seed": s, **how, **options}
                 for row, options in rows.items()
-                for s in self.splits
+                for s, start in starts.items()
             }
-            if not self.folder.train(list(rows), requests) or not self.score("val"):
+            if not self.folder.train(requests) or not self.score("val"):
                 return False
         return True
 

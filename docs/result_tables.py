@@ -15,75 +15,22 @@ from code_tables import table
 from recmix.commands.compare import markdown
 from recmix.evaluation.gap import QUANTITIES
 from recmix.reports.forms import to_markdown
-from recmix.reports.frontier import frontiers
-from recmix.reports.reach import REACH, frontier_table, reach_table
-from recmix.reports.records import Record, Row, TableColumn
+from recmix.reports.records import Record
 from recmix.reports.runs import read_runs
 from recmix.reports.statistics import summarise
-from recmix.reports.summary import panels, summary, to_json
+from recmix.reports.summary import summary
 from recmix.reports.tables import gain_table, likelihood_table
 
-__all__ = ["TABLES", "write_summary"]
+__all__ = ["TABLES"]
 
 RESULTS = Path(__file__).resolve().parent / "results"
 Line = dict[str, Any]
-
-SHORT = {
-    "VAE": "one pass through the encoder",
-    "VAE+": "the same; trained longer (the control)",
-    "VAE+ calibrated": "the same, with calibrated standard deviations",
-    "IAF(2)": "encoder, then two flow steps",
-    "ME(3)": "three encoders, trained together",
-    "RME(5)": "five encoders, added one at a time",
-    "RESIDUAL": "encoder, then three residual corrections, forward only",
-    "SA(4)": "encoder, then four gradient steps",
-    "VLAE(2)": "encoder, then two Gauss-Newton steps",
-    "REFINED": "encoder, then four Gauss-Newton steps; decoder trained with them",
-}
-"""The rows of the README's table, and what each computes for an image."""
-
-GAINS = {
-    "VAE+ calibrated": ["VAE+ calibrated"],
-    "RESIDUAL": ["RESIDUAL", "RESIDUAL 4 restarts"],
-    "RESIDUAL calibrated": ["RESIDUAL calibrated", "RESIDUAL 4 restarts, calibrated"],
-    "VAE+, 4 Gauss-Newton steps": ["VAE+ +4 steps, reuse 0", "VAE+ +4 steps"],
-    "REFINED": ["REFINED"],
-    "LONG or LONGER, encoder alone": ["LONGER", "LONG"],
-    "LONG or LONGER, 4 Gauss-Newton steps": [
-        "LONGER +4 steps, 4 restarts",
-        "LONG +4 steps, reuse 4, 6 restarts",
-        "LONG +4 steps",
-        "LONG +4 steps, reuse 0",
-    ],
-}
-"""The rows of the table of gains, and the rows of the summary that they may show.
-
-Of those that a column has, the first one with the most splits is shown.
-"""
 
 
 def compared(name: str) -> list[Line]:
     """The rows of a file that `recmix compare` wrote."""
     rows: list[Line] = json.loads((RESULTS / f"{name}.json").read_text())["rows"]
     return rows
-
-
-def readme() -> str:
-    """A few rows of MNIST, 20 latent dimensions."""
-    here = [r for r in frontier_rows() if (r["dataset"], r["dim"]) == ("mnist", 20)]
-    rows = {row["row"]: row for row in here}
-    lines = []
-    for name, words in SHORT.items():
-        row = rows[name]
-        gain = "control" if name == "VAE+" else f"{row['difference']:+.1f} ± {row['difference_std']:.1f}"
-        lines.append([name, words, f"{row['mean']:.1f} ± {row['std']:.1f}", gain, str(row["splits"])])
-    heads = ["model", "what it computes for an image", "test IWAE-100", "over VAE+", "splits"]
-    own = next(row for row in summary(mnist20_runs()) if row["row"] == "VAE+")
-    return (
-        f"{table(heads, lines, numbers=3)}\n"
-        "IAF, ME, RME, SA and VLAE were trained separately, from other VAEs. Their gain is over a VAE+ "
-        f"of their own ({own['mean']:.1f} ± {own['std']:.1f}).\n"
-    )
 
 
 def rates() -> str:
@@ -127,24 +74,6 @@ def refined_residual() -> str:
     return table(heads, lines, numbers=len(steps))
 
 
-def omniglot_restarts() -> str:
-    """Residual corrections on OMNIGLOT from one and from four starting points, mean over splits."""
-    rows = compared("omniglot20_starts")
-    scores = {"val/5": "validation IWAE-5", "test/100": "test IWAE-100"}
-    scores |= {"test/100/calibrated": "test IWAE-100, calibrated"}
-    lines = []
-    for count in sorted({row["restarts"] for row in rows}):
-        here = [row for row in rows if row["restarts"] == count]
-        means = [statistics.fmean(r["iwae"] for r in here if _part(r["score"]) == key) for key in scores]
-        lines.append([str(count), *(f"{mean:.1f}" for mean in means)])
-    return table(["restarts", *scores.values()], lines, numbers=3)
-
-
-def _part(score: str) -> str:
-    """The name of a score without its inference."""
-    return "/".join(part for part in score.split("/") if "=" not in part)
-
-
 def ablation() -> str:
     """The gain from each way to train an encoder alone."""
     records = read_runs(RESULTS / "ablation_digits.json")
@@ -180,10 +109,6 @@ def ablation() -> str:
     return table(heads, lines, numbers=8)
 
 
-def _calibrated(row: Line) -> tuple[str, str]:
-    return f"{row['mean']:.2f} ± {row['std'] or 0:.2f}", f"{row['scale']:.2f}"
-
-
 def gaps(name: str) -> str:
     """What `recmix evaluate --gap` measured."""
     found = json.loads((RESULTS / f"{name}.json").read_text())
@@ -204,23 +129,6 @@ def gaps(name: str) -> str:
 
 
 @cache
-def frontier_rows() -> list[Line]:
-    """The summary of the frontier's grids, with the paper's methods of `gpu_mnist20.toml` added.
-
-    The latter have their own VAE and VAE+, which are in a table of their own.
-    """
-    rows = summary(read_runs(RESULTS / "frontier_runs.json"))
-    places = {column: i for i, column in enumerate(dict.fromkeys(row["column"] for row in rows))}
-    rows += [row for row in summary(mnist20_runs()) if row["label"] not in ("VAE", "VAE+")]
-    last = len(places)
-
-    def order(row: Line) -> tuple[Any, ...]:
-        return places.get(row["column"], last), Row(row["label"], row["setting"]).order
-
-    return sorted(rows, key=order)
-
-
-@cache
 def mnist20_runs() -> list[Record]:
     """The runs of `configs/gpu_mnist20.toml`."""
     return read_runs(RESULTS / "mnist20_grid" / "frontier_runs.json")
@@ -233,67 +141,11 @@ def mnist20_grid() -> str:
     return text.replace("\n## ", "\n#### ").replace("\n### ", "\n##### ").removeprefix("## ")
 
 
-def gains() -> str:
-    """The gain over VAE+ of the main rows, by data set and dimension."""
-    columns = _columns()
-    found = {(row["column"], row["row"]): row for row in frontier_rows()}
-    lines = []
-    for name, candidates in GAINS.items():
-        cells = []
-        for column in columns:
-            rows = [found[column, row] for row in candidates if (column, row) in found]
-            best = max(rows, key=lambda row: row["splits"], default=None)
-            cells.append("–" if best is None else _gain(best))
-        lines.append([name, *cells])
-    return table(["gain over VAE+", *columns], lines, numbers=len(columns))
-
-
-def calibration() -> str:
-    """What calibration does to VAE+ and RESIDUAL, by data set and dimension."""
-    found = {(row["column"], row["row"]): row for row in frontier_rows()}
-    lines = []
-    for column in _columns():
-        cells = []
-        for name in ("VAE+", "RESIDUAL"):
-            plain, wide = found[column, name], found[column, f"{name} calibrated"]
-            places = _places(plain)
-            cells += [f"{wide['scale']:.2f}"]
-            cells += [f"{wide[key] - plain[key]:+.{places}f}" for key in ("mean", "elbo")]
-        lines.append([column, *cells])
-    heads = [
-        f"{name}: {what}" for name in ("VAE+", "RESIDUAL") for what in ("scale", "IWAE-100", "ELBO")
-    ]
-    return table(["data, dimension", *heads], lines, numbers=len(heads))
-
-
-def _columns() -> list[str]:
-    """The data sets and dimensions of the main table."""
-    return [
-        str(TableColumn(data=data, latent=latent, likelihood=_likelihood(data)))
-        for data, latent in REACH
-    ]
-
-
-def _places(row: Line) -> int:
-    """Decimals: two for small scores, as on binary images."""
-    return 2 if abs(row["mean"]) < 200 else 1
-
-
-def _gain(row: Line) -> str:
-    places = _places(row)
-    few = f" ({row['splits']} splits)" if row["splits"] < 5 else ""
-    return f"{row['difference']:+.{places}f}{few}"
-
-
-def _likelihood(data: str) -> str:
-    return "bernoulli" if data == "binary-mnist" else "gaussian"
-
-
 def muon() -> str:
     """The same trainings with Adam and with Muon."""
     both = {
         "Adam": RESULTS / "binary_adam" / "frontier_runs.json",
-        "Muon": RESULTS / "frontier_runs.json",
+        "Muon": RESULTS / "binary_muon" / "frontier_runs.json",
     }
     lines = []
     for optimiser, path in both.items():
@@ -301,17 +153,6 @@ def muon() -> str:
         found = {row["row"]: f"{row['mean']:.2f} ± {row['std']:.2f}" for row in rows}
         lines.append([optimiser, found["VAE"], found["VAE+"]])
     return table(["optimiser", "VAE", "VAE+"], lines, numbers=2)
-
-
-def write_summary(*, check: bool) -> bool:
-    """Write summary.json and the figure from the runs; whether the summary changed."""
-    rows = frontier_rows()
-    file, figure = RESULTS / "summary.json", RESULTS / "frontier.png"
-    changed = not file.exists() or file.read_text() != to_json(rows)
-    if not check and (changed or not figure.exists()):
-        file.write_text(to_json(rows))
-        frontiers(panels(rows), figure)
-    return changed
 
 
 PILOT = ("order", "component", "bound", "eps_max", "learning_rate", "fresh_rate", "train")
@@ -396,6 +237,48 @@ def _with_error(values: list[float], unit: str, digits: int = 1) -> str:
     return f"{statistics.mean(values):.{digits}f} ± {error:.{digits}f}{unit}"
 
 
+PARTS = {
+    "VAE+ calibrated": "calibrated width",
+    "VAE+ calibrated+noise": "calibrated width and noise",
+    "RESIDUAL": "three residual corrections (VAE)",
+    "learned 4": "4 steps with a learned curvature (VAE)",
+    "gauss-newton 4": "4 Gauss-Newton steps (VAE)",
+}
+"""Rows of refinement_mnist.json that the table of the gain's parts shows."""
+
+
+def parts() -> str:
+    """Gains over VAE+ on test images of MNIST, mean and standard error over five splits."""
+    rows = json.loads((RESULTS / "refinement_mnist.json").read_text())["rows"]
+    found = {(row["dim"], row["row"], row["split"]): row for row in rows}
+    splits = range(5)
+    lines = []
+    for name, words in {"VAE": "the VAE, not trained on", **PARTS}.items():
+        cells = []
+        for dim in (20, 50):
+            for bound in ("iwae", "elbo"):
+                keys = [(dim, name, s) for s in splits]
+                known = all(key in found for key in keys)
+                gains = [
+                    found[dim, name, s][bound] - found[dim, "VAE+", s][bound] for s in splits if known
+                ]
+                cells.append(_with_error(gains, "") if known else "–")
+        lines.append([words, *cells])
+    heads = [f"dim {dim}: {bound}" for dim in (20, 50) for bound in ("IWAE-100", "ELBO")]
+    return table(["over VAE+", *heads], lines, numbers=4)
+
+
+def gap_parts() -> str:
+    """The parts of the gap between log p(x) and the ELBO of test images of MNIST, 20 dimensions."""
+    names = {"mnist20_gap": "VAE", "mnist20_gap_residual": "RESIDUAL", "mnist20_gap_refined": "REFINED"}
+    keys = ("total", "amortisation", "approximation")
+    lines = []
+    for file, name in names.items():
+        test = json.loads((RESULTS / f"{file}.json").read_text())["summary"]["test"]
+        lines.append([name, *(f"{test[key]['mean']:.1f} ± {test[key]['se']:.1f}" for key in keys)])
+    return table(["row", *keys], lines, numbers=3)
+
+
 def _refinement_order(name: str) -> tuple[int, str]:
     """A sort key: controls first, then exact, learned and other steps, then residual corrections."""
     kinds = ("VAE", "gauss", "learned", "variational", "conjugate", "RESIDUAL")
@@ -404,18 +287,16 @@ def _refinement_order(name: str) -> tuple[int, str]:
 
 TABLES: dict[str, Callable[[], str]] = {
     "refinements": refinements,
+    "parts": parts,
+    "gap-parts": gap_parts,
     **{f"structured-{kind}": partial(structured_tables.rows, kind) for kind in structured_tables.KINDS},
     "structured-gaps": structured_tables.gaps,
     "structured-molecules": structured_tables.molecules,
+    "structured-published": structured_tables.published,
     "structured-training": structured_tables.training,
     "refined-molecules": refined_molecules,
     "resnet": resnet,
     "pilot": pilot,
-    "readme": readme,
-    "reach": lambda: reach_table(frontier_rows()),
-    "gains": gains,
-    "calibration": calibration,
-    "frontier": lambda: frontier_table(frontier_rows()),
     "mnist20": lambda: markdown(compared("mnist20")),
     "mnist20-grid": mnist20_grid,
     "mnist20-rates": rates,
@@ -423,7 +304,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "binary-muon": muon,
     "residual": residual,
     "residual-refined": refined_residual,
-    "omniglot-restarts": omniglot_restarts,
     "ablation": ablation,
     "gap-mnist20": lambda: gaps("mnist20_gap"),
     "gap-mnist20-refined": lambda: gaps("mnist20_gap_refined"),

@@ -23,8 +23,9 @@ import torch
 import recmix
 from recmix.data import Data
 from recmix.data.formats import read_cifar
-from recmix.errors import Interrupted, NonFiniteError
+from recmix.errors import Interrupted, NonFiniteError, RecmixError
 from recmix.runs.folder import Run
+from recmix.training import job
 from recmix.training.checkpoint import save_weights
 
 __all__ = ["HALF", "PART", "Clock", "Folder", "half", "pack", "read", "say", "write"]
@@ -34,6 +35,8 @@ HALF = 4096
 """Tensors with at least so many numbers are stored with half precision."""
 PART = 15 * 2**20
 """Bytes of a part of packed weights."""
+EVALUATION_BATCH = 2000
+"""Validation images at a time. The networks are small, so large batches save most of the time."""
 MEMORY = 4 * 2**30
 """Bytes of the decoder's activations at a time on a GPU, when bounds are computed."""
 
@@ -133,6 +136,7 @@ class Folder:
     def __init__(self, place: Path, clock: Clock) -> None:
         self.place, self.clock = place, clock
         self.times = place / "times.json"
+        self.broken = place / "broken.json"  # the errors of rows whose training broke off
 
     def run(self, row: str, split: int) -> Run:
         """The run of one row and split."""
@@ -157,11 +161,13 @@ class Folder:
         model.method.load_state_dict(half(model.method.state_dict()))
         return model
 
-    def train(self, rows: Sequence[str], requests: Mapping[tuple[str, int], dict[str, Any]]) -> bool:
-        """Train the models of some rows together, as far as the time allows.
+    def train(self, requests: Mapping[tuple[str, int], dict[str, Any]]) -> bool:
+        """Train some models together, as far as the time allows.
+
+        If the training of a model fails, the others go on. If an error ends the whole group, its rows
+        are trained one after the other, and a row that fails then is left out from then on.
 
         Args:
-            rows: the rows, for the message and the times.
             requests: by row and split, the arguments of `recmix.fit` without those of the folder.
 
         Returns:
@@ -170,29 +176,61 @@ class Folder:
         for key in requests:
             if self.done(*key):
                 self._check(self.run(*key), requests[key])
+        rows = list(dict.fromkeys(row for row, _ in requests))
+        broken = read_json(self.broken)
+        together = [row for row in rows if row not in broken]
+        alone = [[row] for row in rows if len(broken.get(row, [])) == 1]
+        for group in [together, *alone]:
+            chosen = {key: value for key, value in requests.items() if key[0] in group}
+            if not self._train(chosen):
+                return False
+        if any(row in read_json(self.broken) for row in together):
+            return self.train(requests)
+        return True
+
+    def _train(self, requests: Mapping[tuple[str, int], dict[str, Any]]) -> bool:
+        """Train these models in one call; False if the time is over."""
         open_ = [k for k in requests if not self.done(*k) and not self.failed(*k)]
         if not open_:
             return True
+        rows = list(dict.fromkeys(row for row, _ in open_))
         if self.clock.left() < 20:
             return False
         say("train", *rows, f"({len(open_)} models)")
         began = time.time()
         self.clock.begin()
         how = {"resume": True, "callbacks": [self.clock]}
-        complete = True
+        state = "trained"
+        job.EVALUATION_BATCH = EVALUATION_BATCH
         try:
             recmix.fit_many([requests[k] | how | {"out": self.run(*k).folder} for k in open_])
         except Interrupted:
-            complete = False
+            state = "stopped"
         except NonFiniteError as error:
             say("failed:", error)
+        except (RecmixError, RuntimeError) as error:
+            say("error:", str(error)[:300])
+            broken = read_json(self.broken)
+            write(self.broken, broken | {row: [*broken.get(row, []), str(error)[:300]] for row in rows})
+            if "CUDA error" in str(error):  # nothing works after it in this process
+                raise SystemExit(3) from error
         self._add_time(rows, time.time() - began, len(open_))
         for key in open_:
             if self.done(*key):
                 self.run(*key).checkpoint.unlink(missing_ok=True)
-        best = [round(max((h["val_iwae"] for h in self.run(*k).history()), default=0), 2) for k in open_]
-        say("trained" if complete else "stopped", *rows, self._engine(open_[0]), best)
-        return complete
+        say(state, self._engine(open_[0]), *(f"{k[0]} {k[1]}: {self._best(k):.2f}," for k in open_))
+        left = [k for k in open_ if not self.done(*k) and not self.failed(*k)]
+        if state == "trained" and left and len(left) < len(open_) and not self._broke(left):
+            return self._train(requests)  # a failure that ended the others too
+        return state == "trained"
+
+    def _best(self, key: tuple[str, int]) -> float:
+        """The best validation bound of a run so far."""
+        return max((row["val_iwae"] for row in self.run(*key).history()), default=0.0)
+
+    def _broke(self, keys: Sequence[tuple[str, int]]) -> bool:
+        broken = read_json(self.broken)
+        return any(row in broken for row, _ in keys)
 
     @staticmethod
     def _check(run: Run, request: Mapping[str, Any]) -> None:

@@ -17,6 +17,7 @@ import column_tables
 import columns
 import recursion_study
 import study
+from paper.to_latex import latex
 
 import recmix
 
@@ -144,7 +145,7 @@ def test_a_column_is_trained_scored_and_packed_once(given, tmp_path, monkeypatch
         raise AssertionError("it is done again")
 
     monkeypatch.setattr(recmix, "fit_many", never)
-    monkeypatch.setattr(columns, "score", never)
+    monkeypatch.setattr(columns, "measured", never)
     given.rows = ["VAE+"]
     assert columns.Column(given).train()
     assert columns.Column(given).score()
@@ -173,3 +174,71 @@ def test_modes_are_counted_on_a_grid():
 
     model = SimpleNamespace(latent_model=SimpleNamespace(log_joint=log_joint))
     assert recursion_study.modes(model, torch.ones(2, 1), points=41)["mean"] == 2
+
+
+def test_the_trial_with_the_best_validation_bound_gives_the_rates():
+    def trial(bound, **options):
+        return {"options": options, "best_val_iwae": bound}
+
+    trials = [
+        trial(9.0, **columns.START),
+        trial(3.0, method="vae", learning_rate=1e-4),
+        trial(4.0, method="vae", learning_rate=3e-4),
+        trial(8.0, method="vae", learning_rate=1e-3, refine=4),
+        trial(5.0, method="rme", order=4, learning_rate=1e-4, fresh_rate=1),
+        trial(float("nan"), method="rme", order=4, learning_rate=1e-2, fresh_rate=1),
+        trial(7.0, method="bvi-er1", order=3, learning_rate=1e-4, fresh_rate=10),
+    ]
+    chosen = columns.choose(trials)
+    assert chosen["VAE+"] == {"learning_rate": 3e-4}
+    assert chosen["REFINED"] == {"learning_rate": 1e-3}
+    assert chosen["RME(2)"] == chosen["RME(5)"] == {"learning_rate": 1e-4, "fresh_rate": 1}
+    assert chosen["BVI-ER2(3)"]["fresh_rate"] == 10
+    assert "RME RESIDUAL(4)" not in chosen
+    assert "IAF(2)" not in chosen
+
+
+@pytest.mark.parametrize("error", [RuntimeError("out of luck"), recmix.errors.NonFiniteError("loss")])
+def test_a_row_that_fails_does_not_stop_the_others(tmp_path, monkeypatch, error):
+    folder = study.Folder(tmp_path, study.Clock(1e6))
+    trained = set()
+
+    def fit_many(requests):
+        if any(request["method"] == "bad" for request in requests):
+            if isinstance(error, recmix.errors.NonFiniteError):
+                folder.states["BAD", 0] = "failed"
+            raise error
+        trained.update(request["method"] for request in requests)
+        folder.states |= {(r["method"].upper(), 0): "done" for r in requests}
+
+    folder.states = {}
+    monkeypatch.setattr(recmix, "fit_many", fit_many)
+    monkeypatch.setattr(folder, "_state", lambda *key: folder.states.get(key, "new"))
+    monkeypatch.setattr(folder, "_engine", lambda _key: "")
+    monkeypatch.setattr(folder, "_check", lambda *_: None)
+    monkeypatch.setattr(folder, "_best", lambda _key: 0.0)
+    requests = {(name.upper(), 0): {"method": name} for name in ("one", "bad", "two")}
+    assert folder.train(requests)
+    assert trained == {"one", "two"}
+    assert folder.train(requests)  # the row that failed is not tried a third time
+
+
+def test_the_summary_of_columns_counts_what_was_not_run():
+    rows = [row("RME(5)", [943.0, 945.0]), row("VAE+", [930.0, 932.0])]
+    gains = {line[0]: line for line in lines_of(column_tables.column_gains(rows)) if line}
+    assert gains["RME(5)"][1] == "+13.0 ± 0.0"
+    assert gains["**VAE+**: IWAE-100"][1] == "931.0 ± 1.4"
+    cells = {line[0]: line for line in lines_of(column_tables.not_run(rows)) if line}
+    assert cells["**all**"][1:] == ["**601**", "**1**", "**600**", "**1**"]
+    assert cells["OMNIGLOT (rebuilt)"][2] == "0"
+
+
+def test_a_page_becomes_latex():
+    page = "# A title\n\n## 1. One\n\n- a **50 %** part\n  of $x_1$\n- `b_c`\n\n"
+    page += "| a | b |\n|---|---:|\n| 1 ± 2 | 3 |\n"
+    made = latex(page)
+    assert r"\title{A title}" in made
+    assert r"\item a \textbf{50 \%} part of $x_1$" in made
+    assert r"\texttt{b\_c}" in made
+    assert r"1 $\pm$ 2 & 3 \\" in made
+    assert r"\begin{tabular}{lr}" in made
