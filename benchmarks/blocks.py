@@ -14,13 +14,17 @@ from benchmarks.clock import Block
 from benchmarks.literal import Literal, RecMixVAE
 from benchmarks.registry import Context
 from recmix.data import Data, from_arrays
+from recmix.methods import make_method as methods
 from recmix.methods.method import Method
+from recmix.methods.registry import find_method
+from recmix.model.assembly import make_model
 from recmix.model.curvature_network import FULL_UP_TO
 from recmix.model.data_facts import Statistics
 from recmix.model.options import ModelOptions
+from recmix.model.replaceable import load_accelerated
 from recmix.runs.spec import Spec
 from recmix.runs.training_options import Training
-from recmix.training.build import build
+from recmix.training.build import pick_device
 from recmix.training.engines import Eager, pick_engine
 from recmix.training.job import Job
 
@@ -53,7 +57,7 @@ def make_spec(
     device: torch.device,
     name: str,
     latent: int,
-    shape: tuple[int, int, int],
+    shape: tuple[int, ...],
     options: dict[str, Any],
     *,
     curvature: str = "none",
@@ -72,7 +76,7 @@ def make_method(
     device: torch.device,
     name: str,
     latent: int,
-    shape: tuple[int, int, int],
+    shape: tuple[int, ...],
     statistics: dict[str, Any],
     *,
     curvature: str = "none",
@@ -81,7 +85,15 @@ def make_method(
     """A method with new weights, always the same ones."""
     torch.manual_seed(0)
     spec = make_spec(device, name, latent, shape, options, curvature=curvature)
-    return build(spec, statistics=Statistics(**statistics))
+    return new_method(spec, Statistics(**statistics))
+
+
+def new_method(spec: Spec, statistics: Statistics) -> Method:
+    """A method with new weights, as training makes it for data with these statistics."""
+    model, encoder = make_model(spec.model, spec.shape, statistics=statistics)
+    load_accelerated()
+    made = methods.make_method(find_method(spec.method), model, encoder, spec.options)
+    return methods.place(made, pick_device(spec.training.device), torch.float32)
 
 
 def curvature_kind(how: str, latent: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import json
+import statistics
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,21 @@ from matplotlib import pyplot as plt
 
 from recmix.errors import RunError
 from recmix.reports.figures import COLOURS, STYLE
-from recmix.runs.files import write_bytes
+from recmix.reports.frontier import frontiers
+from recmix.reports.records import TableColumn
+from recmix.reports.summary import Point
+from recmix.runs.files import read_json, write_bytes
 
 TEMPLATE = Path(__file__).parent / "performance.template.md"
 CAPTIONS = {
     "order": "Time of a training step against the order of the recursion",
     "replicas": "Examples per second against the number of replicas",
+    "frontier": "Gain over VAE+ against the time of a posterior",
 }
 MISSING = {
     "order": "*`growth_in_order` has not been measured yet.*",
     "replicas": "*`replicas_throughput` has not been measured yet.*",
+    "frontier": "*No column of results has been measured yet.*",
 }
 Results = dict[str, dict[str, Any]]
 """The content of one file: results by benchmark."""
@@ -44,6 +49,7 @@ def write_page(folder: Path, docs: Path) -> list[Path]:
             plot_replicas,
             images / "throughput-against-replicas.png",
         ),
+        "frontier": plot_frontier(docs / "results" / "columns.json", images / "frontier.png"),
     }
     page = docs / "performance.md"
     text = TEMPLATE.read_text(encoding="utf-8")
@@ -57,14 +63,7 @@ def write_page(folder: Path, docs: Path) -> list[Path]:
 
 def read(folder: Path) -> dict[str, Results]:
     """All results files of a folder by name, those of GPUs first."""
-    results = {}
-    for path in sorted(folder.glob("*.json")):
-        try:
-            results[path.stem] = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise RunError(
-                f"{path} is not readable JSON ({error}): delete it and run `python -m benchmarks` again"
-            ) from error
+    results: dict[str, Results] = {path.stem: read_json(path) for path in sorted(folder.glob("*.json"))}
     if not results:
         raise RunError(f"there are no results in {folder}: run `python -m benchmarks` first")
     return dict(sorted(results.items(), key=lambda item: item[0].startswith("cpu")))
@@ -138,6 +137,34 @@ def plot_replicas(axes: Any, device: str, detail: Mapping[str, Any], colour: str
     axes.set_xscale("log", base=2)
     axes.set_xticks(points[0], [str(n) for n in points[0]])
     axes.set_title("Throughput of R trainings at once, batch 128 each")
+
+
+def plot_frontier(file: Path, path: Path) -> Path | None:
+    """Gain over VAE+ against the time of a posterior, for each row that was timed alone.
+
+    Args:
+        file: the rows that ``docs/columns.py`` wrote, with times and the bound on each split.
+        path: the file to write.
+
+    Returns:
+        The path, or None if there are no such rows.
+    """
+    rows = read_json(file) if file.exists() else []
+    panels: dict[str, list[Point]] = {}
+    for row in rows:
+        of_column = [r for r in rows if (r["dataset"], r["dim"]) == (row["dataset"], row["dim"])]
+        control = next((r for r in of_column if r["row"] == "VAE+"), None)
+        if control is None or row["milliseconds"] is None or not row["alone"]:
+            continue
+        theirs = dict(zip(control["split numbers"], control["values"], strict=True))
+        pairs = zip(row["split numbers"], row["values"], strict=True)
+        gains = [value - theirs[split] for split, value in pairs if split in theirs]
+        if gains:
+            value, std = statistics.fmean(gains), statistics.stdev(gains) if len(gains) > 1 else None
+            point = Point(row["row"], row["method"], row["milliseconds"], value, std)
+            title = f"{TableColumn(data=row['dataset'], latent=row['dim'])}, {row['device']}"
+            panels.setdefault(title, []).append(point)
+    return frontiers(panels, path) if panels else None
 
 
 def _points(values: Mapping[str, float]) -> tuple[list[int], list[float]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -60,9 +60,8 @@ class Benchmark:
         name: its key in the results.
         about: what is measured, in words.
         unit: the unit of the value.
-        target: the value to reach, such as ``>= 12``; empty if there is none.
+        target: the value to reach, such as ``>= 12``, or one for each type of device; empty if none.
         device: the type of device that it needs, ``cpu`` or ``cuda``; empty if any will do.
-        target_device: the type of device that the target applies to; empty if it applies to all.
         pythae: whether it needs pythae.
         measure: the measurement.
     """
@@ -70,15 +69,15 @@ class Benchmark:
     name: str
     about: str
     unit: str
-    target: str = ""
+    target: str | Mapping[str, str] = ""
     device: str = ""
-    target_device: str = ""
     pythae: bool = False
     measure: Measure
 
     def target_on(self, device: str) -> str | None:
         """The target on this type of device, or None."""
-        return self.target if self.target and self.target_device in ("", device) else None
+        target = self.target if isinstance(self.target, str) else self.target.get(device)
+        return target or None
 
 
 BENCHMARKS: dict[str, Benchmark] = {}

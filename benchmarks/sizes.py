@@ -59,6 +59,7 @@ class Sizes:
         orders: the orders at which growth is measured.
         latents: the same for dimensions of z.
         sides: the same for image sizes, in pixels.
+        gradient_latents: the dimensions of z in which two ways to a gradient are compared.
         nll_samples: samples per image in the comparison with pythae's IWAE.
         iwae_samples: samples per image of IWAE-5000.
         scale: sizes at which the cost of refinement is measured.
@@ -84,6 +85,7 @@ class Sizes:
     orders: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)
     latents: tuple[int, ...] = (10, 20, 50, 100)
     sides: tuple[int, ...] = (28, 32, 48, 64)
+    gradient_latents: tuple[int, ...] = (10, 20, 26, 32, 40, 50)
     nll_samples: int = 100
     iwae_samples: int = 5000
     scale: Scale = Scale()
@@ -91,12 +93,13 @@ class Sizes:
 
 GPU = Sizes(
     repeats=15,
-    seconds=0.25,
+    seconds=0.15,
     steps=100,
     peer_steps=100,
     growth_repeats=7,
     growth_seconds=0.1,
     iwae_images=100,
+    scale=Scale(seconds=0.05, examples=(1024, 4096, 16384), pass_limit=5.0),
 )
 CPU = Sizes(
     repeats=9,

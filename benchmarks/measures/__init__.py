@@ -2,8 +2,10 @@
 
 from benchmarks.measures import (
     growth,
+    jacobian_limit,
     memory,
     posteriors,
+    profile,
     pythae,
     refinement,
     replicas,
@@ -14,8 +16,10 @@ from benchmarks.measures import (
 
 __all__ = [
     "growth",
+    "jacobian_limit",
     "memory",
     "posteriors",
+    "profile",
     "pythae",
     "refinement",
     "replicas",

@@ -35,8 +35,7 @@ FORMATS = ("json", "npy")
     "requests per second of the server under RME(5), 32 clients that each send one image and wait for "
     "its posterior: waiting requests in one batch / one request at a time",
     unit="x",
-    target=">= 2",
-    target_device="cpu",
+    target={"cpu": ">= 2"},
 )
 def serve(context: Context) -> Measurement:
     s = context.sizes
@@ -83,7 +82,7 @@ def serve(context: Context) -> Measurement:
 
 def _model(context: Context) -> Model:
     s = context.sizes
-    options = {"order": s.order}
+    options: dict[str, Any] = {"order": s.order}
     with torch.random.fork_rng():
         method = make_method(context.device, "rme", s.latent, s.shape, {}, **options)
     return Model(method, make_spec(context.device, "rme", s.latent, s.shape, options))

@@ -30,7 +30,7 @@ def compare_with_literal(context: Context, engine: str, replicas: int = 1) -> Me
 @benchmark(
     "training step of RME(5), batch 128: literal pseudocode / graph engine",
     unit="x",
-    target=">= 12",
+    target=">= 20",
     device="cuda",
 )
 def train_literal_over_graph(context: Context) -> Measurement:
@@ -40,7 +40,7 @@ def train_literal_over_graph(context: Context) -> Measurement:
 @benchmark(
     "training step of RME(5), batch 128: literal pseudocode / graph engine per replica, 16 replicas",
     unit="x",
-    target=">= 40",
+    target=">= 60",
     device="cuda",
 )
 def train_literal_over_replica(context: Context) -> Measurement:

@@ -36,6 +36,7 @@ def sizes():
         orders=(1, 2, 3, 4),
         latents=(2, 4),
         sides=(8, 12),
+        gradient_latents=(2, 3),
         nll_samples=5,
         iwae_samples=20,
         scale=Scale(

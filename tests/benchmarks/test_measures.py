@@ -13,12 +13,13 @@ import torch
 from benchmarks import limits, peak
 from benchmarks.blocks import curvature_kind, training_block
 from benchmarks.limits import Cost, cost_of_call
-from benchmarks.measures import scale
+from benchmarks.measures import jacobian_limit, scale
 from benchmarks.measures.replicas import measure_throughput
 from benchmarks.measures.scale import Point, make_work, measure
 from benchmarks.measures.training import compare_with_literal
 from benchmarks.record import cores
 from benchmarks.registry import all_benchmarks
+from recmix.accelerate import newton
 from recmix.errors import ConfigError
 from recmix.inference.inference import REFINEMENT
 from recmix.methods.method import infer
@@ -42,6 +43,8 @@ def test_all_benchmarks_are_registered():
         "train_literal_over_eager",
         "train_literal_over_compile",
         "train_literal_over_compile_replica",
+        "train_step_profile",
+        "jacobian_limit",
         "posterior_rme5_over_vae",
         "posterior_rme5_over_sa1",
         "posterior_laplace2_over_sa2",
@@ -86,6 +89,29 @@ def test_gpu_measurements_also_run_with_eager_engine(context):
     throughput = measure_throughput(context, "eager")
     assert throughput.value > 0
     assert throughput.detail["rme2"].keys() == {"1", "2"}
+
+
+def test_gradients_by_jacobian_and_by_autograd_are_compared(context, monkeypatch):
+    chosen = []
+
+    def note(method, x, inference):
+        chosen.append(newton.JACOBIAN_UP_TO)
+        return ""
+
+    monkeypatch.setattr(jacobian_limit, "capture_failure", note)
+    found = all_benchmarks()["jacobian_limit"].measure(context)
+    assert chosen == [10**6, 0, 10**6, 0]
+    assert found.detail["limit"] == newton.JACOBIAN_UP_TO
+    assert found.detail["autograd_over_jacobian"].keys() == {"2", "3"}
+    assert found.value in (0, 2, 3)
+
+
+def test_profile_has_time_of_all_kernels(context):
+    found = all_benchmarks()["train_step_profile"].measure(context)
+    alone = found.detail["alone"]
+    assert sum(alone["kinds"].values()) == pytest.approx(alone["kernels"])
+    assert alone["kinds"]["convolutions"] > 0
+    assert found.detail["gflop"] > 0
 
 
 def test_peak_memory_excludes_the_calling_process():

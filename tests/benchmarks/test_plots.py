@@ -4,8 +4,10 @@ import json
 
 import pytest
 
-from benchmarks.plots import write_page
+from benchmarks import plots
+from benchmarks.plots import plot_frontier, write_page
 from recmix.errors import RunError
+from recmix.runs.files import write_json
 
 
 def entry(value, **more):
@@ -45,7 +47,7 @@ def test_page_shows_all_results(tmp_path):
 
 
 def test_page_names_benchmarks_without_results(tmp_path):
-    (tmp_path / "cpu-2-cores.json").write_text(json.dumps({"train_literal_over_eager": entry(3.0)}))
+    write_json(tmp_path / "cpu-2-cores.json", {"train_literal_over_eager": entry(3.0)})
     (page,) = write_page(tmp_path, tmp_path / "docs")
     assert "`growth_in_order` has not been measured yet" in page.read_text()
     assert "`replicas_throughput` has not been measured yet" in page.read_text()
@@ -57,3 +59,22 @@ def test_page_without_results_is_an_error(tmp_path):
     (tmp_path / "cpu.json").write_text("{")
     with pytest.raises(RunError, match="not readable JSON"):
         write_page(tmp_path, tmp_path)
+
+
+def test_frontier_has_gains_over_the_control_and_times_taken_alone(tmp_path, monkeypatch):
+    def row(name, values, splits=(0, 1), alone=True):
+        about = {"dataset": "mnist", "dim": 20, "device": "a GPU", "method": name, "milliseconds": 0.5}
+        return {"row": name, "values": values, "split numbers": list(splits), "alone": alone, **about}
+
+    drawn = {}
+    monkeypatch.setattr(plots, "frontiers", lambda panels, path: drawn.update(panels) or path)
+    assert plot_frontier(tmp_path / "columns.json", tmp_path / "figure.png") is None
+    rows = [row("VAE+", [1.0, 3.0]), row("SA(4)", [9.0], splits=[1]), row("ME(2)", [2, 2], alone=False)]
+    write_json(tmp_path / "columns.json", {"rows": rows})
+    assert plot_frontier(tmp_path / "columns.json", tmp_path / "figure.png") == tmp_path / "figure.png"
+    ((title, points),) = drawn.items()
+    assert title == "MNIST, dim 20, a GPU"
+    assert [(point.name, point.nats, point.std) for point in points] == [
+        ("VAE+", 0, 0),
+        ("SA(4)", 6, None),
+    ]

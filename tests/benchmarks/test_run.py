@@ -82,10 +82,12 @@ def test_target_is_reached(value, target, expected):
     assert reached(value, target) is expected
 
 
-def test_target_applies_to_its_device_only():
-    one = all_benchmarks()["posterior_rme5_over_vae"]
-    assert one.target_on("cuda") == "<= 1.5"
-    assert one.target_on("cpu") is None
+def test_target_depends_on_the_device():
+    some = all_benchmarks()
+    targets = [some["posterior_rme5_over_vae"].target_on(device) for device in ("cuda", "cpu")]
+    assert targets == ["<= 1.3", "<= 3.5"]
+    assert some["posterior_rme5_over_sa1"].target_on("cpu") is None
+    assert some["growth_in_order"].target_on("cpu") == "<= 1.1"
 
 
 def test_command_passes_its_arguments_to_run(monkeypatch):
