@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 RECMIX_DATA ?= $(abspath $(wildcard ../shared/data))
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-adapters lint types bench docs notebooks clean
+.PHONY: demo test test-adapters test-lowest lint types bench docs notebooks clean
 
 demo: $(VENV)/.run
 	$(BIN)/recmix demo --out runs/demo --overwrite
@@ -22,6 +22,22 @@ $(VENV)-adapters/.installed: pyproject.toml constraints.txt
 	@echo "installing pythae, diffusers and scvi-tools into $(VENV)-adapters (some minutes, once)"
 	$(PYTHON) -m venv $(VENV)-adapters
 	$(VENV)-adapters/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[adapters]'
+	@touch $@
+
+# The lowest versions that pyproject.toml allows, but the torch of constraints.txt. Old libraries call what newer
+# ones deprecate, so that warnings are no errors here. ARGS=tests/data runs one folder.
+test-lowest: $(VENV)-lowest/.installed
+	RECMIX_DATA="$(RECMIX_DATA)" $(VENV)-lowest/bin/python -m pytest -q -p no:cacheprovider -W default \
+	    --disable-warnings --ignore tests/torture --ignore tests/fuzz --ignore tests/test_packaging.py \
+	    --ignore tests/test_site.py --ignore tests/test_examples.py $(ARGS)
+
+$(VENV)-lowest/.installed: pyproject.toml constraints.txt
+	@echo "installing the lowest versions into $(VENV)-lowest (some minutes, once)"
+	$(PYTHON) -m venv $(VENV)-lowest
+	$(VENV)-lowest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch uv
+	$(VENV)-lowest/bin/uv pip install --quiet --python $(VENV)-lowest/bin/python --resolution lowest-direct \
+	    -c constraints.txt -e '.[cluster,explore,export,hub,molecules,track]' 'pytest>=8.2' 'hypothesis>=6' \
+	    'httpx>=0.27' 'onnxruntime>=1.20' 'pandas>=2' 'pyarrow>=15'
 	@touch $@
 
 lint: $(VENV)/.dev
@@ -62,4 +78,4 @@ $(VENV)/.docs: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-adapters build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-adapters $(VENV)-lowest build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

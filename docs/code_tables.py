@@ -180,7 +180,7 @@ def _valid(option: Option) -> str:
 
 def _text(words: str) -> str:
     """A docstring's text as one Markdown cell."""
-    return " ".join(words.split()).replace("``", "`").replace("|", "\\|").rstrip(".")
+    return " ".join(words.split()).replace("``", "`").replace("|", "\\|").replace("*", "\\*").rstrip(".")
 
 
 TABLES: dict[str, Callable[[], str]] = {

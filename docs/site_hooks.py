@@ -37,6 +37,12 @@ LONG = 60
 """Formulas in a line of text with more LaTeX characters than this can be wider than a phone."""
 LANGUAGES = {".py": "python", ".toml": "toml", ".json": "json"}
 
+TITLES = {
+    page: title
+    for title, page in re.findall(r"^ +- ([^:]+): (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
+}
+"""For each page of the navigation: its title there."""
+
 origins: dict[str, str] = {}
 """For each page that is made here: the file of the repository that its text comes from."""
 
@@ -81,6 +87,8 @@ def site_links(text: str, origin: str, page: str) -> str:
         address = site_address(path)
         if address is None:
             return words  # a folder
+        if words.endswith(".md"):  # the name of a file says little on the site
+            words = TITLES.get(address, words)
         return f"{mark}[{words}]({os.path.relpath(address, PurePosixPath(page).parent)}{anchor or ''})"
 
     parts, last = [], 0

@@ -41,7 +41,7 @@ MIRROR = {"objectives": "methods", "statistics": "reports"}
 BROADER = ("inference", "methods", "evaluation", "honesty", "training")
 """Folders of tests that survivors are shown to."""
 SLOW = {"test_browser.py", "test_page.py", "test_figures.py", "test_parallel.py"}
-FIRST, SECONDS = 12, 60.0
+FIRST, SECONDS = 12, 30.0
 """So many tests of a line are run first, the fastest ones; then others, for so many seconds in all."""
 ARITHMETIC = {"Add", "Sub", "Mul", "Div", "FloorDiv", "Mod", "Pow"}
 LOADED = "ignore::pytest.PytestAssertRewriteWarning"  # hypothesis is imported before the fork
@@ -62,13 +62,28 @@ def measure(paths, into):
     seconds, passed = {}, set()
 
     class Record:
+        now = ""
+
+        def switch(self, context):
+            before, self.now = self.now, context
+            measured.switch_context(context)
+            return before
+
         @pytest.hookimpl(hookwrapper=True)
         def pytest_runtest_protocol(self, item):
-            measured.switch_context(item.nodeid)
+            self.switch(item.nodeid)
             start = time.process_time()
             yield
             seconds[item.nodeid] = time.process_time() - start
-            measured.switch_context("")
+            self.switch("")
+
+        @pytest.hookimpl(hookwrapper=True)
+        def pytest_fixture_setup(self, fixturedef):
+            """Lines of a fixture that several tests share count for all tests of the file."""
+            shared = fixturedef.scope != "function"
+            before = self.switch(self.now.split("::")[0] if shared else self.now)
+            yield
+            self.switch(before)
 
         def pytest_runtest_logreport(self, report):
             if report.when == "call" and report.passed:
@@ -83,7 +98,11 @@ def measure(paths, into):
         for line, tests in data.contexts_by_lineno(file).items():
             for test in tests:
                 lines[test][name].append(line)
-    found = {test: {"seconds": seconds[test], "lines": lines[test]} for test in passed}
+    found = {}
+    for test in passed:
+        own, shared = lines[test], lines[test.split("::")[0]]
+        all_lines = {file: sorted({*own[file], *shared[file]}) for file in {*own, *shared}}
+        found[test] = {"seconds": seconds[test], "lines": all_lines}
     Path(into).write_text(json.dumps(found), encoding="utf-8")
 
 
@@ -98,9 +117,10 @@ def suite_files(scratch, suite):
 
 
 def environment(scratch):
-    """The variables of a process that imports the copy."""
+    """The variables of a process that imports the copy. Plugins of pytest would take seconds."""
     path = os.pathsep.join([str(scratch / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    plain = {"OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return {**os.environ, "PYTHONPATH": path, **plain}
 
 
 def measured_lines(scratch, suites):
@@ -263,17 +283,21 @@ def run_tests(scratch, tests, seconds, log):
             sys.stdout.flush()
             os._exit(code)
     end = time.monotonic() + 20 * limit  # for a test that waits; others may use this machine too
-    while time.monotonic() < end:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            code = os.waitstatus_to_exitcode(status)
-            return {0: "survived", -signal.SIGXCPU: "timed out", -signal.SIGKILL: "timed out"}.get(
-                code, "killed"
-            )
-        time.sleep(0.05)
-    os.killpg(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return "timed out"
+    done = 0
+    try:
+        while time.monotonic() < end:
+            done, status = os.waitpid(child, os.WNOHANG)
+            if done:
+                code = os.waitstatus_to_exitcode(status)
+                return {0: "survived", -signal.SIGXCPU: "timed out", -signal.SIGKILL: "timed out"}.get(
+                    code, "killed"
+                )
+            time.sleep(0.05)
+        return "timed out"
+    finally:
+        if not done:  # it takes too long, or this program was stopped
+            os.killpg(child, signal.SIGKILL)
+            os.waitpid(child, 0)
 
 
 def passes(scratch, test, seconds):
@@ -338,8 +362,9 @@ def preload():
     """Import what all tests need, but not recmix, so that a fork starts quickly."""
     import importlib
 
-    modules = "torch.func torch.utils.checkpoint scipy.stats sklearn.datasets zuko hypothesis pytest"
-    for name in [*modules.split(), "safetensors.torch", "matplotlib.pyplot", "rich.console", "typer"]:
+    modules = "torch.func torch._dynamo torch.utils.checkpoint scipy.stats sklearn.datasets zuko pytest"
+    others = "hypothesis safetensors.torch matplotlib.pyplot rich.console typer"
+    for name in [*modules.split(), *others.split()]:
         importlib.import_module(name)
 
 
@@ -350,6 +375,7 @@ def main():
     )
     parser.add_argument("--sample", type=int, default=40, help="mutants per room")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--own", action="store_true", help="run the tests of the room alone")
     parser.add_argument("--scratch", type=Path, default=Path(tempfile.gettempdir()) / "recmix_mutation")
     parser.add_argument(
         "--measure", metavar="FILE", help="for the script itself: measure tests into a file"
@@ -372,7 +398,9 @@ def main():
     for room in asked.room or ROOMS:
         sample = draw(scratch, room, asked.sample, asked.seed)
         own, verdicts = MIRROR.get(room, room), {}
-        for suites in ((own,), [name for name in BROADER if name != own]):
+        for suites in ((own,), [] if asked.own else [name for name in BROADER if name != own]):
+            if not suites:
+                continue
             left = [mutant for mutant in sample if verdicts.get(mutant, "survived") == "survived"]
             measured = measured_lines(scratch, suites) if left else None
             for mutant in left:
@@ -380,7 +408,7 @@ def main():
                 verdicts[mutant], difference, shown = judge(scratch, mutant, *measured)
                 spent = f"{time.monotonic() - start:.0f} s, {shown}"
                 print(f"{verdicts[mutant]:9} {' '.join(map(str, mutant))}, {spent}", flush=True)
-                if verdicts[mutant] == "survived" and suites != (own,):
+                if verdicts[mutant] == "survived" and (asked.own or suites != (own,)):
                     print(difference, flush=True)
         found = list(verdicts.values())
         gone = len(found) - found.count("survived")

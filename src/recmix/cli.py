@@ -1,48 +1,16 @@
-"""The command line: the app and its commands, which are in `recmix.commands`.
-
-Commands import what they need when they run, so that help appears at once.
-"""
+"""The entry of the program ``recmix``. Its commands are in `recmix.commands`."""
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
-from collections.abc import Callable
 
-import typer
-
-from recmix.commands.compare import compare_command
-from recmix.commands.demo import demo_command
-from recmix.commands.doctor import doctor_command
-from recmix.commands.evaluate import evaluate_command
-from recmix.commands.explore import explore_command
-from recmix.commands.export import export_command
-from recmix.commands.generate import generate_command
-from recmix.commands.grid import grid_command
-from recmix.commands.lists import data_command, methods_command
-from recmix.commands.presets import presets_command
-from recmix.commands.report import figure_one_command, report_command
-from recmix.commands.summary import summary_command
-from recmix.commands.terminal import Command, before_command, err, first_process, plain, sigterm_ends
+from recmix.commands.program import add_commands, app, check_command
+from recmix.commands.terminal import err, first_process, plain, sigterm_ends
 from recmix.commands.threads import choose_threads, take_threads, use_threads
-from recmix.commands.train import add_train
-from recmix.commands.tune import tune_command
-from recmix.errors import ConfigError, Interrupted, RecmixError, memory_advice, unknown
+from recmix.errors import Interrupted, RecmixError, memory_advice
 
-__all__ = ["main"]
-
-app = typer.Typer(
-    name="recmix",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
-    help="Better posteriors from a variational autoencoder: from one that you train with recmix, or "
-    "from one that you already have.",
-    epilog="[bold]recmix COMMAND --help[/] lists the options of a command. Wrong input ends with "
-    "status 2 and one message; [bold]--debug[/] adds the traceback.",
-)
+__all__ = ["app", "main"]
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -57,18 +25,17 @@ def main(arguments: list[str] | None = None) -> None:
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     try:
-        with sigterm_ends():
+        with memory_advice("lower --batch-size, --samples, --memory or --restarts"), sigterm_ends():
             words, threads = take_threads(words)
-            _check_command(words)
+            check_command(words)
             if threads is None and arguments is None:  # in a program of its own
                 threads, why = choose_threads(words)
                 if why and first_process():
                     err.print(plain(why), highlight=False)
             if threads is not None:
                 use_threads(threads)
-            _add_commands(train_options=_names_train(words))
-            with memory_advice("lower --batch-size, --samples, --memory or --restarts"):
-                app(words, prog_name="recmix")
+            add_commands(words)
+            app(words, prog_name="recmix")
     except Interrupted as stop:
         err.print(f"[yellow]{plain(stop)}[/]")
         sys.exit(130)
@@ -84,97 +51,6 @@ def main(arguments: list[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
 
-
-COMMANDS: dict[str, tuple[str, Callable[..., None] | None, str]] = {
-    "demo": ("Begin", demo_command, "recmix demo"),
-    "doctor": ("Begin", doctor_command, "recmix doctor"),
-    "data": ("Begin", data_command, "recmix data"),
-    "methods": ("Begin", methods_command, "recmix methods"),
-    "presets": ("Begin", presets_command, "recmix presets best > mine.toml"),
-    "train": (
-        "Train",
-        None,  # added by `add_train`
-        "recmix train --data mnist --method vae --out runs/vae",
-    ),
-    "grid": ("Train", grid_command, "recmix grid configs/smoke.toml --store runs/smoke"),
-    "tune": ("Improve", tune_command, "recmix tune runs/vae --milliseconds 5"),
-    "evaluate": ("Measure", evaluate_command, "recmix evaluate runs/vae --refine 2"),
-    "compare": (
-        "Compare",
-        compare_command,
-        "recmix compare --data mnist --init runs/vae --out runs/all rme iaf",
-    ),
-    "report": ("Compare", report_command, "recmix report runs/all --out report.html"),
-    "summary": ("Compare", summary_command, "recmix summary runs/all --out results"),
-    "explore": ("Look", explore_command, "recmix explore runs/vae runs/rme"),
-    "generate": ("Look", generate_command, "recmix generate runs/vae --count 64 --out samples.png"),
-    "figure1": ("Look", figure_one_command, "recmix figure1 --data mnist --out figures"),
-    "export": ("Serve", export_command, "recmix export runs/rme --format onnx"),
-}
-"""The commands in the order of the help: their panel, their function and an example."""
-
-EVALUATE, EXPLORE = "`recmix evaluate RUN` scores a run", "`recmix explore RUN` shows them in a browser"
-TRAIN = "`recmix train --data DATA --method vae --out RUN` trains a model"
-TUNE = "`recmix tune RUN --milliseconds 5` chooses a refinement and stores it in the run"
-HINTS = {
-    "refine": f"`recmix evaluate RUN --refine 2` scores a run with refinement; {TUNE}",
-    "calibrate": "`recmix evaluate RUN --calibrate` calibrates on validation data and scores the run",
-    "improve": TUNE,
-    "gap": "`recmix evaluate RUN --gap` measures what inference loses",
-    "score": EVALUATE,
-    "test": EVALUATE,
-    "fit": TRAIN,
-    "run": TRAIN,
-    "resume": "`recmix train --resume --out RUN` continues a run",
-    "wrap": "`recmix evaluate module:function --data DATA` scores a model that recmix.wrap returns",
-    "sample": f"`recmix generate RUN --count 64` gives samples; {EXPLORE}",
-    "reconstruct": f"{EXPLORE}; in Python, recmix.load(RUN).reconstruct(x) gives reconstructions",
-    "encode": "in Python, recmix.load(RUN).posterior(x).mean gives latent vectors",
-    "serve": "`recmix explore RUN` is a web page and answers programs over HTTP",
-    "plot": "`recmix report FOLDER --out report.html` draws figures and curves",
-    "help": "`recmix --help` lists the commands, `recmix COMMAND --help` the options of one",
-    "version": "`recmix --version` says it",
-}
-"""Words that people try as commands, and what does it instead; a command of that name comes first."""
-
-
-def _check_command(words: list[str]) -> None:
-    """Refuse a command that does not exist, and say which one does what its name says."""
-    name = next((word for word in words if not word.startswith("-")), None)
-    if name is None or name in COMMANDS or any("completion" in word for word in words):
-        return
-    if name in HINTS:
-        raise ConfigError(f"there is no command {name!r}: {HINTS[name]}")
-    raise ConfigError(unknown("command", name, COMMANDS))
-
-
-def _add_commands(*, train_options: bool) -> None:
-    """Register all commands; the options of train only if they are needed, since they load torch."""
-    app.registered_commands = []
-    for name, (panel, command, example) in COMMANDS.items():
-        if command is None:
-            add_train(app, with_options=train_options, panel=panel, example=example)
-            continue
-        words = (inspect.getdoc(command) or "").partition("\n\n")[0].rstrip(".")
-        app.command(
-            name,
-            rich_help_panel=panel,
-            cls=Command,
-            short_help=f"{words}\n[dim]{example}[/]",
-            epilog=f"Example: [bold]{example}[/]",
-        )(command)
-
-
-def _names_train(words: list[str]) -> bool:
-    """Whether the command is train, or the shell asks how to complete it."""
-    if "_RECMIX_COMPLETE" in os.environ:
-        written = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
-        words = written.split()[1:]
-    return next((word for word in words if not word.startswith("-")), "") == "train"
-
-
-app.callback()(before_command)
-_add_commands(train_options=False)
 
 if __name__ == "__main__":
     main()

@@ -55,7 +55,7 @@ def elbo(
     parts = posterior.components
     if len(parts) == 1:
         z, log_q = posterior.rsample_and_log_prob(samples, generator=generator)
-        return (model.log_conditional(x, z) - model.kl(posterior, z, log_q)).mean(0)
+        return (model.log_conditional(x, z) - posterior.kl(model.prior, z, log_q)).mean(0)
     drawn = [q.rsample_and_log_prob(samples, generator=generator)[0] for q in parts]
     z = torch.cat(drawn)  # (K S, B, D)
     log_w = (model.log_joint(x, z) - posterior.log_prob(z)).unflatten(0, (len(parts), samples))
@@ -94,7 +94,7 @@ def elbo_parts(
     parts = posterior.components
     if len(parts) == 1:
         z, log_q = posterior.rsample_and_log_prob(samples, generator=generator)
-        kl = model.kl(posterior, z, log_q).expand(samples, -1)
+        kl = posterior.kl(model.prior, z, log_q).expand(samples, -1)
         return model.log_conditional(x, z).mean(0), kl.mean(0)
     z = torch.cat([q.rsample_and_log_prob(samples, generator=generator)[0] for q in parts])
     shares = posterior.weights.t().repeat_interleave(samples, 0) / samples  # (K S, B)

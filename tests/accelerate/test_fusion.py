@@ -5,9 +5,9 @@ import torch
 
 from recmix.accelerate import fusion
 from recmix.accelerate.fusion import branch, fusing
-from recmix.methods.recursive import _mixture_elbo
 from recmix.model.replaceable import FUSABLE, fusable
 from recmix.posteriors.gaussian import gaussian_log_prob
+from recmix.posteriors.recursion import extended_elbo
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +43,7 @@ def test_functions_are_compiled_once_and_only_inside_fusing(monkeypatch):
         assert compiled.count("thrice") == 1
     finally:
         FUSABLE.remove(thrice)
-    assert not any(function.alternatives for function in (thrice, gaussian_log_prob, _mixture_elbo))
+    assert not any(function.alternatives for function in (thrice, gaussian_log_prob, extended_elbo))
 
 
 def test_fusable_functions_can_be_traced_with_their_gradients(monkeypatch):
@@ -68,7 +68,7 @@ def test_fusable_functions_can_be_traced_with_their_gradients(monkeypatch):
     table = torch.randn(4, 2, 4, dtype=torch.float64)
     for function, arguments, leaf in (
         (gaussian_log_prob, (z, mean, log_variance), log_variance),
-        (_mixture_elbo, (score, 0.001, 0.1, table[0, :1], table[1], table[2], table[3]), score),
+        (extended_elbo, (score, 0.001, 0.1, table[0, :1], table[1], table[2], table[3]), score),
     ):
         expected = function(*arguments).sum()
         (slope,) = torch.autograd.grad(expected, leaf)
@@ -77,7 +77,7 @@ def test_fusable_functions_can_be_traced_with_their_gradients(monkeypatch):
             (again,) = torch.autograd.grad(found, leaf)
         torch.testing.assert_close(found, expected)
         torch.testing.assert_close(again, slope)
-    assert traced == ["gaussian_log_prob", "_mixture_elbo"]
+    assert traced == ["gaussian_log_prob", "extended_elbo"]
 
 
 def test_branch_without_a_capture_changes_nothing():

@@ -100,7 +100,7 @@ def test_auto_is_chosen_without_the_calibration_of_the_model(x, monkeypatch):
         bases.append(base)
         return replace(base, refine=steps)
 
-    monkeypatch.setattr("recmix.api.model.best_refinement", chosen)
+    monkeypatch.setattr("recmix.api.improvable_posterior.best_refinement", chosen)
     with pytest.warns(UserWarning, match="calibration is removed"):
         found = model.refined(1, how="auto", x=x)
     assert found.inference == Inference(refine=1, reuse=0)

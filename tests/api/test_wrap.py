@@ -151,6 +151,37 @@ def test_a_wrapped_model_sees_x_as_it_is_given(x):
     assert not better.latent_model.centre.any()
 
 
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda mean, log_variance: (log_variance, mean),
+        lambda mean, log_variance: torch.cat([log_variance, mean], 1),
+    ],
+    ids=["tuple", "tensor"],
+)
+def test_outputs_of_the_encoder_in_the_wrong_order_are_noted(form):
+    class Posterior(nn.Module):
+        """The exact posterior of x = 3 z + noise of variance 0.1."""
+
+        def __init__(self, form):
+            super().__init__()
+            self.form = form
+
+        def forward(self, x):
+            variance = torch.full_like(x, 1 / (1 + 9 / 0.1))
+            return self.form(30 * variance * x, variance.log())
+
+    decoder = nn.Linear(FEATURES, FEATURES)
+    with torch.no_grad():
+        decoder.weight.copy_(3 * torch.eye(FEATURES))
+        decoder.bias.zero_()
+    x = 3 * torch.randn(40, FEATURES, generator=torch.Generator().manual_seed(1))
+    how = {"likelihood": Gaussian(0.1), "example": x}
+    with pytest.warns(UserWarning, match=r"ELBO on 16 examples is -\d.*, but -\d.* the other way round"):
+        recmix.wrap(Posterior(form), decoder, **how)
+    recmix.wrap(Posterior(lambda *parts: parts), decoder, **how)  # no warning
+
+
 def test_without_an_example_the_latent_dimension_is_enough():
     encoder, decoder = networks()
     model = recmix.wrap(encoder, decoder, likelihood=Gaussian(1.0), latent=LATENT)

@@ -20,8 +20,9 @@ import recmix
 from recmix.errors import ConfigError
 from recmix.evaluation.bounds import bounds_of
 from recmix.inference import Inference
-from recmix.methods.method import Method, Objective, check_can_be_distilled
+from recmix.methods.method import Method, Objective
 from recmix.methods.registry import METHODS, find_component, find_method
+from recmix.methods.training_checks import check_can_be_distilled
 from recmix.model.latent import LatentModel
 from recmix.model.likelihoods import Bernoulli
 from recmix.model.likelihoods import Gaussian as GaussianLikelihood
@@ -337,7 +338,7 @@ def describes_itself(cls):
     """Title, reference and a help text for every option; the setting is an option."""
     assert cls.title
     assert cls.reference
-    assert cls.label()
+    assert cls.name
     assert "Reference" in (cls.__doc__ or "")
     options = method_options(cls)
     assert all(option.help for option in options.values())

@@ -103,7 +103,7 @@ def test_the_checks_of_a_gpu(capsys, monkeypatch):
     assert checks["device"].detail == "1: Test GPU, 16 GiB, 9.0"
     assert checks["training"].state == checks["refinement"].state == "ok"
     assert (checks["CUDA graphs"].state, checks["CUDA graphs"].detail[:5]) == ("note", "eager")
-    assert trained[0].compare() == "posterior means equal those of the CPU up to 0"
+    assert trained[0].compare() == "refined log p(x, z) equals that of the CPU up to 0 nats"
 
 
 def test_triton_needs_a_compiler(monkeypatch):

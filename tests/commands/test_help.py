@@ -8,8 +8,8 @@ import sys
 import pytest
 from cases.commands import call
 
-from recmix.cli import COMMANDS, HINTS
 from recmix.commands import threads
+from recmix.commands.program import COMMANDS, HINTS
 from recmix.commands.train_help import FIRST, GROUPS
 from recmix.errors import ConfigError
 
@@ -52,13 +52,15 @@ def test_the_help_of_train_shows_twelve_options_and_the_others_by_group(capsys, 
         (("calibrate",), "evaluate RUN --calibrate"),
         (("trian", "--help"), "did you mean 'train'"),
         (("train", "--lr", "1"), "--learning-rate)"),
-        (("train", "--architecture", "mlp"), "(Possible options: --network)"),
-        (("evaluate", "runs/vae", "--refnie", "2"), "(Possible options: --refine)"),
+        (("train", "--architecture", "mlp"), "options: --network)"),
+        (("evaluate", "runs/vae", "--refnie", "2"), "options: --refine)"),
     ],
 )
 def test_wrong_words_get_a_hint(words, hint, capsys):
     assert call(*words) == 2
-    assert hint in " ".join(capsys.readouterr().err.replace("│", "").split())
+    said = " ".join(capsys.readouterr().err.replace("│", "").split())
+    said = re.sub(r"Did you mean (\S+)\?", r"(Possible options: \1)", said)  # click before 8.2
+    assert hint in said
 
 
 def test_hints_name_commands_and_options_that_exist(capsys):

@@ -27,6 +27,11 @@ NETWORKS = """
         return encoder, nn.Sequential(nn.Linear(2, 64), nn.Unflatten(1, (8, 8)))
 
 
+    def pictures():
+        encoder, decoder = networks()
+        return encoder, nn.Sequential(decoder, nn.Unflatten(1, (1, 8)))
+
+
     def swapped():
         return networks()[::-1]
 
@@ -104,6 +109,13 @@ def test_compare_and_the_next_commands_name_the_networks(wrapped, capsys):
     assert "Next: recmix evaluate run --networks hinted:networks" in shown
     assert "--epochs 2 --networks hinted:networks" in shown
     assert how_to_resume(Run("run")).endswith("--out run --networks module:function")
+
+
+def test_compare_trains_a_vae_with_own_networks(wrapped, capsys):
+    short = ("--latent", 2, "--vae-epochs", 1, "--epochs", 1, "--device", "cpu", "--samples", 2)
+    assert call(*COMPARE, "--networks", "hinted:pictures", *short, "rme:order=2") == 0
+    assert "RME(2)" in said(capsys)
+    assert {Run(f"all/{name}").spec().model.network for name in ("vae", "vae+", "rme-2")} == {"own"}
 
 
 def test_a_run_from_a_model_that_was_not_saved_is_continued_in_python(wrapped, capsys):

@@ -92,6 +92,11 @@ def test_training_examples_in_another_split_are_counted(x, capsys):
     count = sum(row.tobytes() in trained for row in x[20:])
     assert f"warning: {count} of the 20 scored examples of parts.npz are training" in said(capsys)
     assert Run("run").scores() == {}
+    np.savez("parts.npz", x_train=x[:10], x_val=x[10:20], x_test=np.repeat(x[20:], 2, axis=0))
+    assert call("evaluate", "run", "--samples", 3, "--data", "parts.npz") == 0
+    shown = said(capsys)
+    assert f"warning: {2 * count} of the 40 scored examples of parts.npz are equal to training" in shown
+    assert "because 40 scored examples are equal to another scored one" in shown
     Run("run").folder.joinpath("training_examples.json").unlink()  # an earlier version had none
     assert call("evaluate", "run", "--samples", 3, "--data", "parts.npz") == 0
     assert "is not known" in said(capsys)

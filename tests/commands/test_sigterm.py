@@ -10,8 +10,8 @@ from recmix.commands.terminal import sigterm_ends
 
 EARLY = """
 import os, signal
-import recmix.cli
-recmix.cli.add_train = lambda *args, **kwargs: os.kill(os.getpid(), signal.SIGTERM)  # it imports torch
+import recmix.cli, recmix.commands.program as program
+program.add_train = lambda *args, **kwargs: os.kill(os.getpid(), signal.SIGTERM)  # it imports torch
 recmix.cli.main(["train"])
 """
 

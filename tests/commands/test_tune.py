@@ -1,5 +1,6 @@
 """`recmix tune`, and the kinds of refinement of `recmix evaluate`."""
 
+import importlib
 import json
 
 import numpy as np
@@ -21,10 +22,13 @@ import recmix
 from recmix.model.likelihoods import Gaussian
 
 
-def vae():
+def networks():
     torch.manual_seed(0)
-    encoder, decoder = nn.Linear(6, 4), nn.Linear(2, 6)
-    return recmix.wrap(encoder, decoder, likelihood=Gaussian(0.1), example=torch.zeros(1, 6))
+    return {"encoder": nn.Linear(6, 4), "decoder": nn.Linear(2, 6)}
+
+
+def vae():
+    return recmix.wrap(**networks(), likelihood=Gaussian(0.1), example=torch.zeros(1, 6))
 """
 
 
@@ -76,6 +80,7 @@ def test_the_winner_becomes_the_inference_of_the_run(run, best, capsys):
     assert "+2.00 ± 0.00" in lines["conjugate, 2 steps"]
     assert lines["gauss-newton, 1 step"].split()[-2:] != ["chosen"]
     assert "IWAE-2" in shown
+    assert "To undo this: recmix tune vae --reset" in " ".join(shown.split())
     assert "measured on cpu" in shown
     assert max(len(line) for line in shown.splitlines()[:7]) <= 80
     stored = json.loads((run.folder / TUNED).read_text())
@@ -97,7 +102,9 @@ def test_evaluate_uses_the_tuned_inference_and_can_remove_it(run):
 def test_reset_deletes_the_choice(run, capsys):
     run.set_tuned(Inference(refine=1))
     assert call("tune", run.folder, "--reset") == 0
-    assert "deleted" in capsys.readouterr().out
+    assert "deleted vae/tuned.json: vae is used as it was trained again (refinement: none)" in " ".join(
+        capsys.readouterr().out.split()
+    )
     assert run.tuned() is None
     assert call("tune", run.folder, "--reset", "--json") == 0
     assert json.loads(capsys.readouterr().out) == {"run": "vae", "reset": False}
@@ -157,6 +164,23 @@ def test_the_model_of_a_function_is_measured_but_not_stored(run, best, monkeypat
     assert "--data is missing" in capsys.readouterr().err
     assert call("tune", "tunable:vae", "--budget", "3x", "--data", "x.npy", *FEW) == 0
     assert "nothing is stored" in capsys.readouterr().out
+
+
+def test_a_wrapped_model_is_tuned_for_one_data_set(run, best, monkeypatch, capsys):
+    (run.folder.parent / "tunable.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(".")
+    made = importlib.import_module("tunable")
+    made.vae().save("wrapped")
+    np.save("other.npy", np.random.default_rng(1).random((60, 6), np.float32))
+    words = ("tune", "wrapped", "--networks", "tunable:networks", "--budget", "1e6x", *FEW)
+    assert call(*words, "--data", "x.npy") == 0
+    stored = json.loads((run.folder.parent / "wrapped" / TUNED).read_text())
+    assert stored["data"]["name"] == "x"
+    assert call(*words, "--data", "other.npy") == 0
+    shown = capsys.readouterr()
+    assert "the results in wrapped are on x, and other.npy has other examples" in shown.err
+    assert "nothing is stored" in shown.out
+    assert json.loads((run.folder.parent / "wrapped" / TUNED).read_text()) == stored
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from recmix.data import ArrayExamples
-from recmix.data.examples import is_binary, rows, to_unit
+from recmix.data.examples import rows, to_unit
+from recmix.data.values import kind_of
 from recmix.errors import DataError
 
 EVENTS = {
@@ -131,10 +132,10 @@ def test_fingerprint_depends_on_values_and_order_but_not_on_chunks(examples, mon
     ("value", "dtype", "expected"),
     [(255, np.uint8, True), (254, np.uint8, False), (1, np.float32, True), (0.5, np.float32, False)],
 )
-def test_is_binary(value, dtype, expected):
+def test_kind_tells_binary_values(value, dtype, expected):
     array = np.zeros((3, 1, 8, 8), dtype)
     array[2, 0, 7, 7] = value
-    assert is_binary(ArrayExamples(array)) is expected
+    assert (kind_of(ArrayExamples(array)) == "binary") is expected
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ def test_truncated_mat_is_rejected(tmp_path, rng, compressed):
     path = tmp_path / "a.mat"
     scipy.io.savemat(path, {"X": rng.random((50, 50))}, do_compression=compressed)
     content = path.read_bytes()
-    for length in (100, 130, 200, len(content) // 2):
+    for length in (130, len(content) // 2):  # in the header of the array; in its numbers
         assert_rejected(read_x, path, content[:length], r"a\.mat")
 
 
@@ -152,12 +152,13 @@ def test_mat_of_version_7_3_is_rejected(tmp_path, head):
     assert_rejected(read_x, tmp_path / "a.mat", head.ljust(600), r"7\.3 \(HDF5\).*-v7")
 
 
-@pytest.mark.parametrize("value", [None, "text", {"a": 1}, [[np.eye(2)]]])
-def test_mat_without_the_array_is_rejected(tmp_path, value):
+def test_mat_without_the_array_is_rejected(tmp_path):
     path = tmp_path / "a.mat"
-    scipy.io.savemat(path, {"Y": np.eye(2)} if value is None else {"X": np.array(value, object)})
-    with pytest.raises(DataError, match="no array of numbers named 'X'"):
-        read_x(path)
+    values = {"text": "text", "struct": {"a": 1}, "cells": np.array([[np.eye(2)]], object)}
+    scipy.io.savemat(path, {"X": np.eye(2), **values})
+    for key in ("Y", *values):
+        with pytest.raises(DataError, match=f"no array of numbers named '{key}'"):
+            read_mat(path, "X", key)
 
 
 def test_npy_is_read_and_damage_is_rejected(tmp_path, rng):

@@ -299,7 +299,7 @@ def test_unsupported_files_are_rejected(tmp_path, name, message):
         ([(0.5, 2.5)] * 10, (2,), "real"),
         (np.arange(40, dtype=np.uint8).reshape(10, 4), (4,), "counts"),
         (np.zeros((10, 2, 3, 4, 5)), (2, 3, 4, 5), "binary"),
-        (sparse.random(10, 4, density=0.5, rng=0), (4,), "unit"),
+        (sparse.csr_matrix(np.full((10, 4), 0.5)), (4,), "unit"),
     ],
 )
 def test_examples_of_any_shape_are_accepted(x, shape, kind):

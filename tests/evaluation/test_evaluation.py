@@ -12,11 +12,12 @@ from cases.training import SMALL, images
 import recmix
 from recmix.evaluation import posterior_milliseconds, timing
 from recmix.evaluation import score as score_module
-from recmix.evaluation.bounds import bounds, decode_bytes
+from recmix.evaluation.bounds import bounds
 from recmix.evaluation.score import kind_of_inference, score
 from recmix.evaluation.timing import PASSES, WARMUP, pass_milliseconds
 from recmix.inference import Inference
 from recmix.methods.method import infer
+from recmix.model.decoder_memory import decode_bytes
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +142,7 @@ def test_bounds_of_restarts_fit_in_memory(monkeypatch, model):
 
 def test_slow_posterior_is_timed_once(monkeypatch, model):
     taken = []
-    for seconds, passes in ((2.0, 2), (0.01, timing.WARMUP + 20)):
+    for seconds, passes in ((1.5, 2), (0.9, timing.WARMUP + 20)):
         taken.clear()
         monkeypatch.setattr(timing, "_once", lambda *_: (taken.append(1), seconds)[1])  # noqa: B023
         found = timing.posterior_milliseconds(model.method, torch.zeros(1))

@@ -16,7 +16,6 @@ import recmix
 from recmix.errors import ConfigError, NonFiniteError
 from recmix.evaluation import optimum
 from recmix.evaluation.annealing import annealed
-from recmix.evaluation.bounds import decode_bytes
 from recmix.evaluation.decompose import decompose
 from recmix.evaluation.evidence import evidence_of, importance
 from recmix.evaluation.gap import QUANTITIES, Gap
@@ -24,6 +23,7 @@ from recmix.evaluation.optimum import balanced_noise, maximise_elbo, modes, star
 from recmix.inference import Inference
 from recmix.methods.method import Method
 from recmix.methods.vae import VAE
+from recmix.model.decoder_memory import decode_bytes
 from recmix.posteriors import FullGaussian, Gaussian, Mixture
 from recmix.runs.files import read_json
 

@@ -114,6 +114,18 @@ def test_aggregated_density_is_the_literal_mean():
     torch.testing.assert_close(aggregated_log_prob(list(parts), z), expected)
 
 
+@pytest.mark.parametrize(("values", "points"), [(1, [1] * 5), (16, [2, 2, 1]), (999, [5])])
+def test_aggregated_density_is_computed_with_few_values_at_a_time(monkeypatch, values, points):
+    """A point needs 4 x 2 values: there are 4 examples and 2 dimensions."""
+    monkeypatch.setitem(aggregated_log_prob.__globals__, "PAIRS_AT_ONCE", values)
+    q, sizes = Gaussian(torch.zeros(4, 2).double(), torch.zeros(4, 2).double()), []
+    density = q.log_prob
+    monkeypatch.setattr(q, "log_prob", lambda z: (sizes.append(len(z)), density(z))[1])
+    found = aggregated_log_prob([q], torch.zeros(5, 2).double())
+    torch.testing.assert_close(found, torch.full((5,), -math.log(2 * math.pi)).double())
+    assert sizes == points
+
+
 class Tokens(nn.Module):
     """Logits (N, T, K) that are linear in z."""
 

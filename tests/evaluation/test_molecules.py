@@ -17,8 +17,8 @@ from recmix.model.graph_vocabulary import MoleculeGraphs, canonical_smiles
 from recmix.model.latent import LatentModel
 from recmix.model.likelihoods import Categorical
 from recmix.model.likelihoods.graph import CategoricalGraph
-from recmix.model.sequence_vocabulary import Smiles
-from recmix.posteriors import Gaussian
+from recmix.model.sequence_vocabulary import Smiles, Words
+from recmix.posteriors import Gaussian, Mixture
 
 pytest.importorskip("rdkit")
 
@@ -121,8 +121,11 @@ def test_invalid_samples_are_counted():
 def test_stereochemistry_is_compared_where_the_vocabulary_keeps_it():
     pair = ["C[C@H](N)O", "C[C@@H](N)O"]
     model = string_model(texts=pair, shift=1)
-    assert molecule_scores(model, model.rows, samples=5).reconstruction == 0
-    assert molecule_scores(model, model.rows, samples=5, stereo=False).reconstruction == 1
+    strict = molecule_scores(model, model.rows, samples=5)
+    lenient = molecule_scores(model, model.rows, samples=5, stereo=False)
+    assert (strict.reconstruction, lenient.reconstruction) == (0, 1)
+    assert "compared with stereochemistry" in str(strict)
+    assert "compared without stereochemistry" in str(lenient)
 
 
 def test_progress_is_reported():
@@ -130,6 +133,35 @@ def test_progress_is_reported():
     model = graph_model()
     molecule_scores(model, model.rows, samples=700, report=done.append)
     assert done == [5, 505, 705]
+
+
+def test_test_molecules_are_counted_in_parts(monkeypatch):
+    """The first two of five are wrong. The standard error is that of their shares."""
+    monkeypatch.setattr("recmix.evaluation.molecules.AT_ONCE", 2)
+    model, done = graph_model(), []
+    right = model.posterior
+    monkeypatch.setattr(model, "posterior", lambda x: right(model.rows[[1, 0]] if len(done) == 0 else x))
+    few = {"samples": 3, "encodings": 2, "decodings": 1, "report": done.append}
+    found = molecule_scores(model, list(model.rows.numpy()), **few)  # rows in a list are no texts
+    assert done == [2, 4, 5, 7, 8]
+    assert (found.greedy, found.reconstruction) == (0.6, 0.6)
+    assert found.reconstruction_se == pytest.approx(math.sqrt(0.3 / 5))
+    assert math.isnan(molecule_scores(model, model.rows[:1], samples=1).reconstruction_se)
+
+
+def test_the_most_probable_molecule_is_that_of_the_largest_weight(monkeypatch):
+    model = graph_model()
+    right = model.posterior
+
+    def posterior(x):
+        q = right(x)
+        wrong = Gaussian((q.mean + 1) % len(model.rows), q.log_variance)
+        return Mixture([wrong, q, wrong], torch.tensor([0.3, 0.4, 0.3]).double().log().expand(len(x), 3))
+
+    monkeypatch.setattr(model, "posterior", posterior)
+    found = molecule_scores(model, model.rows, samples=1)
+    assert found.greedy == 1
+    assert 0.2 < found.reconstruction < 0.6
 
 
 def test_same_seed_gives_same_scores():
@@ -156,9 +188,15 @@ def test_wrong_input_is_refused():
         molecule_scores(model, model.rows[:0])
     with pytest.raises(ConfigError, match="is a valid molecule with known tokens"):
         molecule_scores(model, -torch.ones_like(model.rows))
-    model.vocabulary = None
-    with pytest.raises(ConfigError, match="no vocabulary of molecules"):
-        molecule_scores(model, model.rows)
+    for name in ("encodings", "decodings"):
+        with pytest.raises(ConfigError, match=f"{name} must be positive, got 0"):
+            molecule_scores(model, model.rows, **{name: 0})
+    vocabulary, model.vocabulary = model.vocabulary, None
+    for other in (None, Words.from_texts(SHOWN)):
+        with pytest.raises(ConfigError, match="no vocabulary of molecules"):
+            molecule_scores(model, model.rows, vocabulary=other)
+    few = {"samples": 1, "encodings": 1, "decodings": 1}
+    assert molecule_scores(model, model.rows, vocabulary=vocabulary, **few).greedy == 1
 
 
 def test_without_rdkit_an_error_says_how_to_install_it(monkeypatch):

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from recmix import Inference
 from recmix.errors import ConfigError
 from recmix.evaluation import tune as module
 from recmix.evaluation.tune import Frontier, Trial, best_refinement, candidates, tune
+from recmix.model.curvature_network import FULL_UP_TO
 
 TRIED = [Inference(how=how, refine=2) for how in ("gauss-newton", "conjugate")]
 
@@ -85,6 +87,30 @@ def test_candidates_contain_the_inference_of_the_run_once(method):
     assert "learned" not in {one.how for one in plain}  # the model has no curvature network
 
 
+@pytest.mark.parametrize(
+    ("latent", "curvature", "kinds"),
+    [
+        (2, None, ["gauss-newton", "conjugate", "variational"]),
+        (FULL_UP_TO, object(), ["learned", "gauss-newton", "conjugate", "variational"]),
+        (FULL_UP_TO + 1, None, ["gauss-newton", "conjugate"]),
+        (256, None, ["gauss-newton", "conjugate"]),
+        (257, object(), ["learned", "conjugate"]),
+    ],
+)
+def test_each_kind_that_the_model_allows_is_tried_with_each_number_of_steps(latent, curvature, kinds):
+    method = SimpleNamespace(model=SimpleNamespace(latent=latent, curvature=curvature))
+    first, *others = candidates(method)
+    assert first == Inference()
+    assert [(one.how, one.refine) for one in others] == [(how, k) for how in kinds for k in (1, 2, 4, 8)]
+
+
+def test_a_gain_counts_above_two_standard_errors():
+    gain = torch.tensor([-1.0, 1.0], dtype=torch.float64)  # its standard error is 1
+    zero = torch.zeros_like(gain)
+    assert module._clearly_above(gain + 2.1, zero)
+    assert not module._clearly_above(gain + 1.9, zero)
+
+
 def test_the_winner_is_the_fastest_that_is_as_good_as_the_best():
     rng = np.random.default_rng(0)
     noise = rng.normal(size=200)
@@ -134,6 +160,24 @@ def test_slow_candidates_are_timed_once_and_have_no_bound(method, x, monkeypatch
     assert found.trials[-1].bound is None
     assert found.trials[-1].to_json()["milliseconds"] == 101
     assert found.winner is found.encoder
+
+
+@pytest.mark.parametrize(
+    ("taken", "timings", "bounded"),
+    [(2.0, 3, True), (2.5, 3, True), (2.6, 3, False), (8.0, 3, False), (8.1, 2, False)],
+)
+def test_limits_of_time_decide_what_is_measured(method, x, monkeypatch, taken, timings, bounded):
+    """Above 1.25 times the limit of 2 ms there is no bound, above 4 times it no third timing."""
+    calls = []
+
+    def once(_method, _x, inference):
+        calls.append(inference.refine)
+        return taken if inference.refine else 1.0
+
+    monkeypatch.setattr(module, "_once", once)
+    found = tune(method, x, samples=2, tried=[Inference(refine=1)], budget=2)
+    assert calls.count(1) == timings
+    assert (found.trials[-1].bound is not None) == bounded
 
 
 def test_auto_never_picks_a_kind_that_is_clearly_worse(method, x, monkeypatch):

@@ -31,10 +31,24 @@ sys.exit(run_grid(Path(sys.argv[1]), Path(sys.argv[2]), device="cpu", workers=2,
 FAST = f"""
 from recmix.experiments import cluster
 
-def do(*given):  # Ray sends functions of __main__ to its workers as they are
+def do(digest, *given):  # Ray sends functions of __main__ to its workers as they are
+    import os, pathlib, time
     from recmix.experiments import cluster
+    from recmix.runs.folder import Run
+
+    held, log = pathlib.Path(os.environ["TMPDIR"]) / f"hold-{{digest}}", Run.log
+
+    def wait(run, event, **more):  # a held run stands still after its second checkpoint
+        log(run, event, **more)
+        while event == "epoch" and more["epoch"] >= 2 and held.exists():
+            time.sleep(0.05)
+
+    Run.log = wait
     cluster.POST_SMALL = cluster.POST_ALL = 0.1
-    return cluster.do(*given)
+    try:
+        return cluster.do(digest, *given)
+    finally:
+        Run.log = log
 
 cluster.do, cluster.POLL = do, 0.1
 {RAY}"""
@@ -68,17 +82,22 @@ def test_ray_gives_the_same_results_as_local_workers(tmp_path):
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
-    """A grid of two runs that take seconds, and the store that it should give."""
+    """A grid of two runs, and the store that it should give."""
     folder = tmp_path_factory.mktemp("reference")
-    file = write_grid(folder, method='name = "vae"', epochs=30, second="80, patience = 0")
+    file = write_grid(folder, method='name = "vae"', epochs=4, second="4, patience = 0")
     jobs = read_grid(file).jobs
     return file, jobs, run_jobs(folder / "whole", jobs)
 
 
 @contextlib.contextmanager
-def driver(file, folder):
-    """A driver of Ray workers that send files often and train in `folder`/scratch."""
+def driver(file, folder, held=None):
+    """A driver of Ray workers that send files often and train in `folder`/scratch.
+
+    The run `held` stands still after its second checkpoint while its file in `folder`/scratch exists.
+    """
     (folder / "scratch").mkdir(exist_ok=True)
+    if held is not None:
+        hold(folder, held).touch()
     places = {"TMPDIR": str(folder / "scratch"), "RAY_TMPDIR": tempfile.gettempdir()}
     command = [sys.executable, "-c", FAST, str(file), str(folder / "store")]
     with (folder / "said.txt").open("w") as said:
@@ -90,6 +109,10 @@ def driver(file, folder):
     finally:
         process.kill()
         process.wait()
+
+
+def hold(folder, job):
+    return folder / "scratch" / f"hold-{job.digest}"
 
 
 def ended(process, folder):
@@ -114,10 +137,11 @@ def test_a_run_continues_from_its_checkpoint_after_its_ray_worker_is_killed(tmp_
     file, jobs, whole = reference
     store = Store(tmp_path / "store")
     run = store.run(jobs[0].digest)
-    with driver(file, tmp_path) as process:
+    with driver(file, tmp_path, held=jobs[0]) as process:
         wait_for(lambda: run.checkpoint.exists() or process.poll() is not None)
         (worker,) = trainers(tmp_path)
         os.kill(worker, signal.SIGKILL)
+        hold(tmp_path, jobs[0]).unlink()
         said = ended(process, tmp_path)
     assert process.returncode == 0, said
     assert f"not done: {jobs[0].title}: its Ray worker was lost" in said
@@ -134,11 +158,12 @@ def test_another_driver_completes_a_grid_after_the_first_is_killed(tmp_path, ref
     file, jobs, whole = reference
     store = Store(tmp_path / "store")
     second = store.run(jobs[1].digest)
-    with driver(file, tmp_path) as process:
+    with driver(file, tmp_path, held=jobs[1]) as process:
         wait_for(lambda: second.checkpoint.exists() or process.poll() is not None)
         assert trainers(tmp_path)
         process.kill()
         process.wait()
+        hold(tmp_path, jobs[1]).unlink()
     assert not worker_pids(store, jobs)
     left = {path: path.read_bytes() for path in store.root.rglob("*.*")}
     wait_for(lambda: not trainers(tmp_path))

@@ -52,7 +52,7 @@ def alive(pid):
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="looks for processes in /proc")
 def test_a_grid_killed_at_random_moments_gives_the_same_results(tmp_path):
     """SIGKILL of the workers, then of the driver; SIGTERM of the driver; then no interruption."""
-    file = write_grid(tmp_path, epochs=50, second=30)
+    file = write_grid(tmp_path, epochs=12, second=8)
     jobs = read_grid(file).jobs
     whole = run_jobs(tmp_path / "whole", jobs)
     store = Store(tmp_path / "killed")

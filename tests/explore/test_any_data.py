@@ -16,6 +16,7 @@ from recmix.model.likelihoods import Categorical, Gaussian
 from recmix.model.priors import GaussianMixturePrior
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+pytestmark = pytest.mark.filterwarnings("ignore:the bound .ELBO. on")  # the networks are not trained
 
 
 def model(shape, likelihood, *, prior=None, seed=0):

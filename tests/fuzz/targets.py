@@ -155,7 +155,7 @@ def make(place):
         check(read_grid(folder / "small.toml").jobs[:3])
 
     def config(folder):
-        from recmix.commands.train import _read_config
+        from recmix.commands.train_flags import _read_config
 
         _read_config(folder / "small.toml")
 

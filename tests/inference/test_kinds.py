@@ -241,6 +241,16 @@ def test_variational_refinement_beats_laplace_where_the_curvature_changes(name):
     assert found.mean() >= by_mode.mean() - 0.02
 
 
+def test_one_variational_step_is_exact_for_a_linear_model():
+    world = LinearGaussian()
+    x = world.images(4)
+    truth = world.posterior(x)
+    start = Gaussian(torch.full((4, 3), 2.0).double(), torch.zeros(4, 3).double())
+    found = variational(world.model, x, start, steps=1)
+    torch.testing.assert_close(found.mean, truth.loc)
+    torch.testing.assert_close(found.scale_tril, truth.scale_tril)
+
+
 def test_variational_bound_never_falls_with_more_steps():
     case = CASES["categorical"]
     model = case.model()

@@ -6,7 +6,15 @@ from cases.oracle import LinearGaussian
 
 from recmix.inference import Inference
 from recmix.inference import conjugate as module
-from recmix.inference.gauss_newton import DAMPINGS, LARGEST, LogJoint, NormalEquations
+from recmix.inference.gauss_newton import (
+    DAMPINGS,
+    LARGEST,
+    LogJoint,
+    NormalEquations,
+    is_traceable,
+    traceable,
+)
+from recmix.inference.learned import SHRINK, Iterate, advance
 from recmix.inference.safeguard import common_noise
 
 
@@ -60,3 +68,32 @@ def test_noise_of_the_safeguard_has_the_length_of_typical_noise(latent):
 def test_settings_are_given_by_name():
     with pytest.raises(TypeError):
         Inference(4)
+
+
+def test_settings_without_effect_are_not_part_of_the_key():
+    assert Inference(restarts=3).key == "restarts=3"
+    assert Inference(restarts=1, how="conjugate", checks=9, reference=4.0).key == ""
+    assert Inference(noise=2.0).key == "noise=2.0"
+
+
+def test_quasi_newton_pairs_need_a_positive_finite_curvature():
+    """The second curvature is negative, the third is not a number, and the last value is lower."""
+    gradient, after = double([[3.0], [1.0], [1.0], [3.0]]), double([[1.0], [2.0], [float("nan")], [2.0]])
+    at = Iterate(torch.zeros(4, 1).double(), torch.zeros(4).double(), gradient, double([0.5] * 4))
+    step = torch.ones(4, 1).double()
+    reached = double([1.0, 1.0, float("nan"), -1.0])
+    following, pair = advance(at, step, reached, after)
+    torch.testing.assert_close(pair.step[:, 0], double([1.0, 0.0, 0.0, 1.0]))
+    torch.testing.assert_close(pair.change[:, 0], double([2.0, 0.0, 0.0, 1.0]))
+    torch.testing.assert_close(pair.inverse[:, 0], double([0.5, 0.0, 0.0, 1.0]))
+    torch.testing.assert_close(following.z[:, 0], double([1.0, 1.0, 0.0, 0.0]))
+    torch.testing.assert_close(following.value, double([1.0, 1.0, 0.0, 0.0]))
+    torch.testing.assert_close(following.gradient[:, 0], double([1.0, 2.0, 1.0, 3.0]))
+    torch.testing.assert_close(following.length, double([1.0, 1.0, 0.5 * SHRINK, 0.5 * SHRINK]))
+
+
+def test_forward_mode_is_left_only_for_a_tracer():
+    assert not is_traceable()
+    with traceable(), traceable():
+        assert is_traceable()
+    assert not is_traceable()

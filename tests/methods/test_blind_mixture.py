@@ -19,7 +19,7 @@ from recmix.model.likelihoods import Gaussian as GaussianLikelihood
 from recmix.model.networks import make_decoder, make_encoder
 from recmix.posteriors import FullGaussian, Gaussian, Mixture
 from recmix.runs.training_options import Training
-from recmix.training.plan import _by_stage
+from recmix.training.request import by_stage
 
 SHAPE = (1, 8, 8)
 LATENT = 3
@@ -281,7 +281,7 @@ def test_collapse_report_carries_no_gradient():
 @pytest.mark.parametrize(("rate", "fresh"), [(None, 500.0), (1e-5, 50.0), (1e-2, 1.0)])
 def test_random_components_learn_at_most_at_the_rate_of_a_first_stage(rate, fresh):
     # 500 times a rate of 1e-3 would throw them so far out that the bound falls to -1e9.
-    found = _by_stage(Training(learning_rate=rate), BlindMixture, continued=True)
+    found = by_stage(Training(learning_rate=rate), BlindMixture, continued=True)
     assert found.fresh_rate == pytest.approx(fresh)
-    given = _by_stage(Training(learning_rate=rate, fresh_rate=7.0), BlindMixture, continued=True)
+    given = by_stage(Training(learning_rate=rate, fresh_rate=7.0), BlindMixture, continued=True)
     assert given.fresh_rate == 7.0

@@ -10,9 +10,10 @@ from torch import nn
 import recmix
 from recmix.errors import ConfigError
 from recmix.inference import Inference
-from recmix.methods.method import TEACHER_SAMPLES, Method, Objective, check_can_be_distilled, update
+from recmix.methods.method import TEACHER_SAMPLES, Method, Objective, update
 from recmix.methods.optimizers import make_optimizer
 from recmix.methods.registry import METHODS, find_component, find_method, register, register_component
+from recmix.methods.training_checks import check_can_be_distilled
 from recmix.methods.vae import VAE, GaussianComponent
 from recmix.objectives import elbo, iwae
 from recmix.posteriors import Mixture
@@ -206,11 +207,6 @@ def test_options_are_kept():
     assert make("vae").options == {}
 
 
-def test_labels_of_rows():
-    assert METHODS["rme"].label() == "RME"
-    assert METHODS["bvi-er1"].label() == "BVI-ER1"
-
-
 def test_registry_finds_methods_and_refuses_wrong_names():
     method = make("vae")
     assert find_method("vae") is find_method(VAE) is find_method(method) is VAE
@@ -272,3 +268,13 @@ def test_start_from_another_shape_copies_encoder_and_decoder_only():
     close(again.base_encoder.parameters(), small.base_encoder.parameters())
     for key, value in again.components[0].steps.state_dict().items():
         assert torch.equal(value, steps[key])
+
+
+def test_only_methods_with_the_default_step_and_loss_can_weight_their_kl():
+    def own(self, *args, **given):
+        raise NotImplementedError
+
+    assert VAE.minimises_elbo()
+    for name in ("step", "loss"):
+        assert not type("Own", (VAE,), {name: own}).minimises_elbo()
+    assert not METHODS["vlae"].minimises_elbo()

@@ -91,5 +91,7 @@ def test_free_bits_are_refused_without_a_kl_by_dimension():
 def test_weighted_elbo_is_the_elbo_by_default():
     world = LinearGaussian()
     x = world.images(3)
-    objective, bound = weighted_elbo(world.model, x, gaussian(world, x), generator=seeded())
-    torch.testing.assert_close(objective.detach(), bound)
+    truth = world.posterior(x)
+    for q in (gaussian(world, x), FullGaussian(truth.loc, truth.scale_tril)):
+        objective, bound = weighted_elbo(world.model, x, q, generator=seeded())
+        torch.testing.assert_close(objective.detach(), bound)

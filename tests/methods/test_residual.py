@@ -56,6 +56,25 @@ def test_correction_depends_on_the_residual():
     assert (method.posterior(x()).mean - before).abs().max() > 1e-3
 
 
+def test_correction_is_added_and_reads_the_residual_in_units_of_the_noise():
+    model, parameters = latent_model("gaussian").double(), torch.randn(len(x()), 6).double()
+    seen = []
+
+    class Fixed:
+        whitened = False
+
+        def __call__(self, example, residual, before, gradient):
+            seen.extend((example, residual, before, gradient))
+            return torch.full_like(before, 0.25)
+
+    torch.testing.assert_close(corrected(model, Fixed(), x(), parameters), parameters + 0.25)
+    decoded = model.decoder(parameters[:, :3])
+    residual = (model.observed(x()) - decoded) / model.likelihood.variance.sqrt()
+    for found, known in zip(seen, (model.standardised(x()), residual, parameters), strict=False):
+        torch.testing.assert_close(found, known)
+    assert seen[3] is None
+
+
 def test_each_iterate_maximises_its_own_elbo_and_the_decoder_the_last():
     method = with_random_heads(residual_vae(corrections=2, shared=False))
     part, model = method.components[0], method.model

@@ -1,5 +1,7 @@
 """A second, wider encoder added to the given one."""
 
+from types import SimpleNamespace
+
 import torch
 from cases.residual import SHAPE, latent_model, x
 from cases.training import images
@@ -27,6 +29,15 @@ def test_starts_at_the_encoder_and_is_a_sum():
     ]
     assert channels[1] == 3 * channels[0]
     assert method.networks()[-1] is part.second
+
+
+def test_second_encoder_reads_fields_only_if_it_is_of_the_same_kind():
+    """Examples with fields are observed as a dictionary, which another kind of network cannot read."""
+    own = nn.Sequential(nn.Flatten(), nn.Linear(144, 6))
+    model = SimpleNamespace(observed=lambda x: "fields", standardised=lambda x: "one tensor")
+    for encoder, form in ((make_encoder("conv", SHAPE, 3), "fields"), (own, "one tensor")):
+        part = WideVAE(latent_model(), encoder).components[0]
+        assert part._input(x(), model) == form
 
 
 def test_second_encoder_improves_a_trained_vae(tmp_path):

@@ -24,6 +24,8 @@ def test_round_trips_are_exact_without_stereochemistry():
     assert found.problems == {}
     assert graphs.decode(found.x) == canonical_smiles(MOLECULES)
     assert canonical_smiles(["C[C@H](N)C(=O)O"]) == ["CC(N)C(=O)O"]
+    words = graphs.encode([" CCO |^1:0| a name"])  # only the first word counts
+    assert graphs.decode(words.x) == ["CCO"]
 
 
 def test_round_trips_of_zinc_molecules(real_data):

@@ -219,3 +219,15 @@ def test_unknown_names_and_options_list_the_valid_ones():
         make_likelihood("gaussian", varience=1.0)
     with pytest.raises(ConfigError, match="bernoulli likelihood has no options; remove 'variance'"):
         make_likelihood("bernoulli", variance=1.0)
+
+
+def test_the_constructor_of_a_new_likelihood_gets_what_it_takes():
+    class Own(Bernoulli):
+        def __init__(self, shape, classes, variance=1.0, units=3, other=4):
+            super().__init__()
+            self.given = (shape, classes, variance, units, other)
+
+    assert Own.for_data((5,)).given == ((5,), 0, 1.0, 3, 4)
+    made = Own.for_data((5,), variance=0.5, classes=7, units=2, latent=9)
+    assert made.given == ((5,), 7, 0.5, 2, 4)
+    assert isinstance(Bernoulli.for_data((5,), variance=0.5, classes=7), Bernoulli)

@@ -7,6 +7,9 @@ import torch
 from torch import nn
 
 from recmix.errors import ConfigError
+from recmix.model.assembly import Own, make_model
+from recmix.model.likelihoods import Bernoulli, Gaussian, ProbabilityBernoulli
+from recmix.model.network_checks import ROUNDING, mistaken_output
 from recmix.model.networks import (
     check_decoder,
     check_encoder,
@@ -17,6 +20,7 @@ from recmix.model.networks import (
     make_encoder,
     reset,
 )
+from recmix.model.options import ModelOptions
 
 
 def test_check_accepts_the_built_in_networks():
@@ -124,3 +128,48 @@ def test_reset_refuses_unknown_parameters_and_changes_nothing():
     with pytest.raises(ConfigError, match=r"'1\.factor'.*Scale.*reset_parameters"):
         reset(module)
     assert torch.equal(module[0].weight, before)
+
+
+class Between(nn.Module):
+    """Gives the values `low` and `high` for any z."""
+
+    def __init__(self, low, high):
+        super().__init__()
+        self.values = torch.tensor([low, high], dtype=torch.float64)
+
+    def forward(self, z):
+        return self.values.expand(len(z), 2)
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "low", "high", "words"),
+    [
+        (ProbabilityBernoulli(), -0.5 * ROUNDING, 1 + 0.5 * ROUNDING, ""),
+        (ProbabilityBernoulli(), -2 * ROUNDING, 1.0, "needs probabilities"),
+        (ProbabilityBernoulli(), 0.0, 1 + 2 * ROUNDING, "needs probabilities"),
+        (Bernoulli(), 0.1, 0.9, "needs logits"),
+        (Bernoulli(), -0.1, 0.9, ""),
+        (Bernoulli(), 0.1, 1.1, ""),
+        (Gaussian(1.0), 0.1, 0.9, ""),
+    ],
+)
+def test_logits_and_probabilities_are_told_apart(likelihood, low, high, words):
+    found = mistaken_output(Between(low, high), likelihood, 3, torch.zeros(()).double())
+    assert words in found
+    assert bool(found) == bool(words)
+
+
+def test_the_mode_of_a_decoder_that_fails_is_restored():
+    decoder = nn.Sequential(nn.Dropout(), nn.Linear(4, 6))
+    with pytest.raises(RuntimeError, match="shapes"):
+        mistaken_output(decoder, Bernoulli(), 3, torch.zeros(()))
+    assert all(part.training for part in decoder.modules())
+
+
+def test_a_model_of_own_modules_leaves_the_mode_of_each_part():
+    encoder = nn.Sequential(nn.Flatten(), nn.Linear(4, 6), nn.Dropout().eval(), nn.Linear(6, 4))
+    decoder = nn.Sequential(nn.Dropout().eval(), nn.Linear(2, 4))
+    options = ModelOptions(latent=2, network="own", decoder_network="own", likelihood="gaussian")
+    make_model(options, (4,), own=Own(encoder=encoder, decoder=decoder))
+    assert [part.training for part in encoder] == [True, True, False, True]
+    assert [part.training for part in decoder] == [False, True]

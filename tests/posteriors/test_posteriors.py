@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recmix.errors import ConfigError
-from recmix.posteriors import FullGaussian, Gaussian, Mixture, recursive_log_weights
+from recmix.posteriors import FullGaussian, Gaussian, LowRankGaussian, Mixture, recursive_log_weights
 
 B, D = 4, 3
 
@@ -79,6 +79,20 @@ def test_large_batches_are_scored_one_component_at_a_time(monkeypatch):
     z, log_q = q.rsample_and_log_prob(50, generator=torch.Generator().manual_seed(0))
     monkeypatch.setattr("recmix.posteriors.mixture.SMALL", 10)
     torch.testing.assert_close(q.log_prob(z), log_q)
+
+
+def test_a_batch_is_split_into_consecutive_examples():
+    """Of each kind of Gaussian, with the densities of its own examples."""
+    q = gaussian(batch=6)
+    factor = torch.diag_embed(q.stddev) + 0.1 * torch.ones(D, D).double().tril(-1)
+    thin = 0.1 * torch.ones(6, D, 1).double() * torch.arange(1, 7).view(6, 1, 1)
+    z = torch.randn(2, 6, D, generator=torch.Generator().manual_seed(1)).double()
+    kinds = (q, FullGaussian(q.mean, factor), LowRankGaussian(q.mean, q.stddev.log(), thin, thin))
+    for whole in kinds:
+        parts = whole.split(3)
+        assert [part.mean.shape for part in parts] == [(2, D)] * 3
+        found = torch.cat([part.log_prob(z[:, 2 * i : 2 * i + 2]) for i, part in enumerate(parts)], 1)
+        torch.testing.assert_close(found, whole.log_prob(z))
 
 
 def test_mixture_needs_one_weight_per_component():

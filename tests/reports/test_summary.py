@@ -215,7 +215,9 @@ def test_file_without_runs_is_refused(content, tmp_path):
 def test_reach_table_has_dashes_for_what_was_not_measured(rows):
     table = reach_table(rows)
     lines = table.splitlines()
-    assert len(lines) == 8
+    names = ["MNIST, dim 10", "MNIST, dim 20", "MNIST, dim 50", "Binary MNIST, dim 50"]
+    names += ["OMNIGLOT, dim 20", "OMNIGLOT, dim 50"]
+    assert [cells(table, row)[0] for row in range(2, len(lines))] == names
     found = cells(table, 3)
     assert found[0] == "MNIST, dim 20"
     assert found[1:3] == ["930.7 ± 3.9", "RME(4): 945.2 ± 1.6"]

@@ -235,10 +235,10 @@ def test_commands_and_fit_take_an_address(stored, fake, tmp_path, capsys):
     assert call("evaluate", address, "--samples", 3, "--data", data, "--json") == 0
     assert json.loads(capsys.readouterr().out)["run"] == address
     assert list(load_models([address])) == ["vae"]
-    short = {"epochs": 1, "progress": False}
-    assert recmix.fit("residual", str(data), init=address, **short).spec.init["run"] is None
     words = ("train", "--method", "residual", "--epochs", 1, "--data", data, "--init", address)
     assert call(*words, "--out", tmp_path / "run") == 0
+    assert call("train", "--resume", "--epochs", 2, "--out", tmp_path / "run") == 0
+    assert recmix.load(tmp_path / "run").spec.init["run"] == address
     assert not (fake.place / "me/vae/training_examples.json").exists()
 
 

@@ -169,6 +169,15 @@ def test_a_users_own_settings_of_torch_are_restored():
         torch.set_float32_matmul_precision("highest")
 
 
+def test_other_way_to_set_a_precision_is_named(monkeypatch):
+    def refuse():
+        raise RuntimeError("mix of the legacy and new APIs")
+
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", refuse)
+    with pytest.raises(ConfigError, match="fp32_precision"), deterministic(True):
+        pass
+
+
 def test_used_cublas_is_named():
     with (
         pytest.raises(ConfigError, match="Set the environment variable CUBLAS_WORKSPACE_CONFIG=:4096:8"),

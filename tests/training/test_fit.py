@@ -502,3 +502,10 @@ def test_another_inference_leaves_the_mode_of_a_model(vae):
         assert vae.method.training
     finally:
         vae.eval()
+
+
+def test_resume_with_test_examples_that_the_run_did_not_have_says_how_to_leave_them_out(tmp_path):
+    x = images(30)
+    recmix.fit("vae", recmix.data.from_arrays(x, hold_out_test=False), out=tmp_path / "run", **SMALL)
+    with pytest.raises(RunError, match=r"from_arrays\(x, hold_out_test=False\)"):
+        recmix.fit("vae", recmix.data.from_arrays(x), out=tmp_path / "run", resume=True, **SMALL)

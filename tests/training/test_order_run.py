@@ -168,6 +168,7 @@ def test_resume_with_other_options_is_refused(data, vae, tmp_path, keep):
         ({"max_order": 4}, "max_order = 3, not 4"),
         ({"significance": 0.01}, "significance = 0.05, not 0.01"),
         ({"epochs": 3}, "chose its order with 2 epochs per step, not 3"),
+        ({"epochs": 1}, "chose its order with 2 epochs per step, not 1"),
     ):
         with pytest.raises(RunError, match=message):
             auto(data, vae, out=tmp_path, resume=True, **other)

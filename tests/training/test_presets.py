@@ -87,11 +87,21 @@ def test_best_preset_trains_the_encoder_in_its_last_stage(data, tmp_path):
     vae, residual = Run(tmp_path / "vae").spec(), Run(tmp_path).spec()
     assert (vae.training.learning_rate, vae.training.schedule) == (1e-3, "cosine")
     assert residual.training.train == "encoder"
+    assert residual.training.augment == 0.3
     assert residual.method == "residual"
     was, now = weights(tmp_path / "vae"), weights(tmp_path)
     decoder = [name for name in was if name.startswith("model.decoder.")]
     assert decoder
     assert all(torch.equal(was[name], now[name]) for name in decoder)
+
+
+def test_best_preset_leaves_out_what_counts_do_not_allow():
+    counts = np.random.default_rng(0).poisson(2, (40, 6)).astype(np.float32)
+    model = recmix.fit_preset(short("best"), counts, **SHORT)
+    assert model.spec.model.likelihood != "gaussian"
+    assert (model.spec.training.augment, model.spec.training.decoder_samples) == (0, 0)
+    with pytest.raises(ConfigError, match="decoder_samples needs"):
+        recmix.fit_preset(short("best"), counts, decoder_samples=0.3, **SHORT)
 
 
 def test_preset_equals_its_stages_one_by_one(two, data):

@@ -65,12 +65,13 @@ def test_a_notebook_shows_a_bar(monkeypatch, clock, capsys):
     monkeypatch.setitem(sys.modules, "IPython.display", module.display)
     assert notebook.in_notebook()
     with progress.watch("vae <1>", 4, 0) as report:
+        report(0.1)  # the first one is shown at once
         clock[0] = 2
         report(1, "validation -9.00")
         clock[0] = 2.1
         report(1.5)  # too soon to show
         report(4, "validation -8.00")
-    assert [text.count("<progress") for text in shown] == [1, 1, 1]
-    assert "1/4 validation -9.00, 6 s left" in shown[1]
-    assert shown[2].startswith("vae &lt;1&gt; <progress value='4' max='4'>")
+    assert [text.count("<progress") for text in shown] == [1, 1, 1, 1]
+    assert "1/4 validation -9.00, 6 s left" in shown[2]
+    assert shown[3].startswith("vae &lt;1&gt; <progress value='4' max='4'>")
     assert capsys.readouterr() == ("", "")

@@ -50,8 +50,8 @@ def make_chain_log_joint(
 ) -> LogJoint:
     """Make a `ChainLogJoint` if x is on the CPU and the decoder is a chain of simple layers.
 
-    Otherwise return NotImplemented, so that `make_log_joint` tries its next version. Tests can run
-    the Triton kernels on the CPU. Then the result is NotImplemented, too, and the kernels are used.
+    Otherwise return NotImplemented, so that `make_log_joint` tries its next version. The same holds if a
+    test runs the Triton kernels on the CPU.
 
     Args:
         model: the model p(x, z).

@@ -352,7 +352,7 @@ class Packed:
     def geometry(self, i: int) -> tuple[int, ...]:
         """The sizes of decoder step i that the Triton kernel `_layer` takes.
 
-        A position q stands for the output positions that depend on the same inputs.
+        A position q stands for the SH · SW output positions that depend on the same inputs.
 
         Returns:
             In this order: channels, height and width of the input (C, H, W) and of the output (O, OH,
@@ -389,9 +389,8 @@ class Packed:
         """The weight of the last decoder step as a matrix (C, O · KH · KW).
 
         The last step is a transposed convolution with C input channels, O output channels and kernel
-        size (KH, KW). A row holds the weights from one input channel to all outputs that one input
-        position contributes to. The matrix is for the kernel that computes the last two steps together,
-        see `_can_fuse`.
+        size (KH, KW). Row c has the weights of input channel c. The kernel that computes the last two
+        steps together uses this matrix, see `_can_fuse`.
 
         Args:
             precision: precision of the products; for "tf32" the weight is rounded to TF32.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,12 @@ from recmix.methods.method import Method
 from recmix.methods.registry import METHODS
 from recmix.model.assembly import OWN, Own
 from recmix.model.likelihoods import Likelihood, find_likelihood
-from recmix.runs.folder import Run
-from recmix.runs.hub import download_run, is_hub_address
+from recmix.runs.hub import open_run
 from recmix.training.build import Trained, load_trained
 from recmix.training.curvature_request import CURVATURE
 from recmix.training.fit import train_models
-from recmix.training.job import Callback
 from recmix.training.presets import Preset, train_preset
+from recmix.training.request import Callback
 from recmix.training.wrap import wrap_networks
 
 __all__ = ["fit", "fit_many", "fit_preset", "load", "wrap"]
@@ -97,8 +95,7 @@ def fit_many(requests: Sequence[dict[str, Any]], *, progress: bool | None = None
     >>> len(models)
     2
     """
-    known = [request | {"init": _from_hub(request.get("init"))} for request in requests]
-    return [_model(trained) for trained in train_models(known, progress=progress)]
+    return [_model(trained) for trained in train_models(requests, progress=progress)]
 
 
 def fit_preset(
@@ -117,7 +114,6 @@ def fit_preset(
             apply to the last stage; seed, device, dtype, engine, checkpoint_every and tensorboard
             to all stages.
     """
-    arguments["init"] = _from_hub(arguments.get("init"))
     return _model(train_preset(preset, data, progress=progress, **arguments))
 
 
@@ -193,21 +189,17 @@ def load(
         prior: the same for a prior of your own.
         method: the class of the method, if it is not registered.
     """
-    on_hub = is_hub_address(folder)
-    place = download_run(str(folder)) if on_hub else folder
     if likelihood is not None and not isinstance(likelihood, Likelihood):
-        _check_name(likelihood, place)
+        _check_name(likelihood, folder)
         likelihood = None
     own = Own(encoder, decoder, likelihood, prior)
-    found = load_trained(place, device=device, own=own, method=method)
-    # Nothing is written into the cache of the Hub.
-    return _model(replace(found, folder=None) if on_hub else found)
+    return _model(load_trained(folder, device=device, own=own, method=method))
 
 
 def _check_name(likelihood: str, folder: str | Path) -> None:
     """Refuse a name that is not that of the run's likelihood."""
     find_likelihood(likelihood)
-    stored = Run(folder).spec().model.likelihood
+    stored = open_run(folder).spec().model.likelihood
     if likelihood != stored:
         advice = "give the object" if stored == OWN else "leave likelihood out"
         raise ConfigError(
@@ -223,11 +215,6 @@ def _check_order(method: Any, data: Any) -> None:
             f"the method comes first, then the data: write fit({data!r}, {method!r}), got "
             f"fit({method!r}, {data!r})"
         )
-
-
-def _from_hub(init: Any) -> Any:
-    """Load a model to start from, if it is an address on the Hugging Face Hub."""
-    return load(init) if is_hub_address(init) else init
 
 
 def _model(trained: Trained) -> Model:

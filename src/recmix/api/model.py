@@ -2,50 +2,37 @@
 
 from __future__ import annotations
 
-import math
 import tempfile
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from recmix.api import model_explore, model_texts
-from recmix.data import Examples, check_examples, check_values
-from recmix.data.text_data import is_texts
-from recmix.errors import ConfigError, RunError, memory_advice, shown, unknown
+from recmix.api import model_explore
+from recmix.api.improvable_posterior import ImprovablePosterior
+from recmix.api.model_texts import TextModel
+from recmix.data import Examples
+from recmix.errors import ConfigError, RunError
 from recmix.evaluation.bounds import bounds
-from recmix.evaluation.calibrate import EXAMPLES, calibrate
 from recmix.evaluation.decompose import decompose
 from recmix.evaluation.gap import Gap
 from recmix.evaluation.latent_report import LatentReport, latent_report
-from recmix.evaluation.tune import Frontier, best_refinement, tune
 from recmix.exports.serialise import export
-from recmix.inference import Inference
-from recmix.methods.method import Method, infer, infer_no_grad
-from recmix.model.latent import LatentModel
-from recmix.model.vocabulary import Vocabulary
-from recmix.posteriors import Posterior
+from recmix.methods.method import infer_no_grad
 from recmix.runs.files import write_json
 from recmix.runs.folder import Run
 from recmix.runs.hub import upload_run
-from recmix.runs.spec import Spec
 from recmix.training.build import Trained
 from recmix.training.checkpoint import save_weights
 
 __all__ = ["Model"]
 
-CHUNK = 512
-"""Examples that pass through a network at a time."""
-NO_CALIBRATION = {"scale": 1.0, "slope": 0.0, "reference": 0.0}
 
-
-class Model(nn.Module):
+class Model(ImprovablePosterior, TextModel):
     """A trained model: a method, and the inference with which its posterior is used.
 
     It is an `nn.Module`: ``model(x)`` is the posterior of a batch, with gradients, and
@@ -61,212 +48,6 @@ class Model(nn.Module):
         vocabulary: how texts are written as examples, if the model was trained on texts. Then all
             methods also take a list of texts as examples.
     """
-
-    def __init__(
-        self,
-        method: Method,
-        spec: Spec,
-        history: Sequence[dict[str, float]] = (),
-        folder: Path | None = None,
-        vocabulary: Vocabulary | None = None,
-    ) -> None:
-        super().__init__()
-        self.method = method
-        self.spec = spec
-        self.history = list(history)
-        self.folder = folder
-        self.vocabulary = vocabulary
-        self.training = method.training
-
-    @property
-    def inference(self) -> Inference:
-        """The refinement and calibration that are applied each time the posterior is used."""
-        return self.spec.inference
-
-    @property
-    def latent_model(self) -> LatentModel:
-        """The model p(x, z). If calibration has chosen the likelihood's noise, it has that noise."""
-        return self.inference.model(self.method.model)
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the model's parameters."""
-        return self.latent_model.centre.device
-
-    def forward(self, x: Tensor) -> Posterior:
-        """q(z | x) of a batch x (B, ...) on the model's device, with gradients."""
-        return infer(self.method, x, self.inference)
-
-    def refined(
-        self,
-        steps: int,
-        *,
-        how: str | None = None,
-        restarts: int | None = None,
-        reuse: int | None = None,
-        checks: int | None = None,
-        x: Any = None,
-    ) -> Model:
-        """The same model with every component of its posterior refined by a few steps.
-
-        Nothing is trained and nothing is copied: the new model shares the weights of this one. If
-        an option is None, its present value is kept. A calibration was fitted to the posterior
-        before this refinement, so it is removed with a warning: call `calibrated` after `refined`.
-
-        Args:
-            steps: refinement steps from each component's mean; 0 removes the refinement.
-            how: the kind of refinement: ``gauss-newton``, ``learned``, ``variational``, ``conjugate``
-                (see `recmix.Inference`); or ``auto``, which chooses the kind, or none, on the
-                validation examples x.
-            restarts: number of starting points for each example, 1 to 9. The result with the
-                highest estimate of log p(x) is used. A method with residual corrections uses
-                restarts even if `steps` is 0.
-            reuse: extra steps after each step that use the same curvature.
-            checks: pairs of points at which the ELBO of each example is compared with that before
-                the refinement; 0 does not compare.
-            x: validation examples, only for ``auto``. Only the first thousand are used.
-        """
-        if isinstance(steps, bool) or not isinstance(steps, Integral) or steps < 0:
-            raise ConfigError(
-                f"steps must be a whole number of 0 or more, got {shown(steps)}: try 1, 2 or 4"
-            )
-        if how == "auto":
-            if x is None:
-                raise ConfigError("how = 'auto' chooses on validation examples: give them as x")
-            base = replace(self.inference, **NO_CALIBRATION)
-            found = best_refinement(self.method, self._first_examples(x), steps, base=base)
-            steps, how = found.refine, found.how
-        elif x is not None:
-            raise ConfigError(f"x is for how = 'auto', got how = {how!r}: leave x out")
-        given = {"refine": steps, "how": how, "restarts": restarts, "reuse": reuse, "checks": checks}
-        made = self.using(**{name: value for name, value in given.items() if value is not None})
-        if not self.inference.calibrated or made.inference.key == self.inference.key:
-            return made
-        warnings.warn(
-            "the model was calibrated without this refinement, so its calibration is removed: call "
-            "calibrated(x) after refined()",
-            stacklevel=2,
-        )
-        return made.using(**NO_CALIBRATION)
-
-    def calibrated(
-        self,
-        x: Any,
-        samples: int = 100,
-        *,
-        noise: bool = False,
-        seed: int = 0,
-        memory: int | None = None,
-    ) -> Model:
-        """The same model with the scale of its posterior chosen on held-out examples.
-
-        Encoders are overconfident on examples that they were not trained on. Two numbers are fitted
-        to held-out examples: a factor of the posterior's standard deviations, and how much this
-        factor grows for examples that the posterior explains worse. The estimate of the
-        log-likelihood improves. The ELBO, for which the encoder was trained, falls.
-
-        Args:
-            x: held-out examples that no reported score uses; only the first thousand are used.
-            samples: K of the IWAE-K bound that is maximised.
-            noise: whether the likelihood's noise (its variance, or the temperature of its logits)
-                is chosen too. The result is another model of the data: it has another p(x).
-            seed: seed of the sampling noise.
-            memory: bytes for the decoder's activations at a time; by default a value that suits the
-                device.
-        """
-        found = calibrate(
-            self.method,
-            self._first_examples(x),
-            self.inference,
-            samples=samples,
-            seed=seed,
-            memory=memory,
-            noise=noise,
-        )
-        return self.using(**vars(found.inference))
-
-    def frontier(
-        self,
-        x: Any,
-        *,
-        budget: float | str | None = None,
-        milliseconds: float | None = None,
-        samples: int = 100,
-        seed: int = 0,
-        memory: int | None = None,
-        report: Callable[[int, int], None] = lambda done, total: None,
-    ) -> Frontier:
-        """Measure the time and the IWAE-K bound of all possible refinements on this machine.
-
-        Args:
-            x: validation examples (B, ...); only the first thousand are used.
-            budget: time limit as a multiple of the time of the encoder's own posterior.
-            milliseconds: time limit in milliseconds per example; give this or `budget`.
-            samples: K of the IWAE-K bound.
-            seed: seed of the sampling noise.
-            memory: bytes for the decoder's activations at a time; by default a value that suits the
-                device.
-            report: function that is called with the work done and the whole work.
-
-        Returns:
-            All measured refinements, and the best one within the time limit.
-        """
-        return tune(
-            self.method,
-            self._first_examples(x),
-            budget=budget,
-            milliseconds=milliseconds,
-            samples=samples,
-            seed=seed,
-            memory=memory,
-            base=self.inference,
-            report=report,
-        )
-
-    def tuned(
-        self, x: Any, *, budget: float | str | None = None, milliseconds: float | None = None, **how: Any
-    ) -> Model:
-        """The same model with the refinement that has the best IWAE bound within a time limit.
-
-        Args:
-            x: validation examples (B, ...); only the first thousand are used.
-            budget: time limit as a multiple of the time of the encoder's own posterior, such as 30
-                or "30x". There is a warning if no refinement is fast enough.
-            milliseconds: time limit in milliseconds per example; give this or `budget`.
-            **how: further arguments of `frontier`.
-        """
-        found = self.frontier(x, budget=budget, milliseconds=milliseconds, **how)
-        fastest, own = found.smallest_budget, found.encoder.milliseconds
-        if fastest is not None and fastest * own > found.limit:
-            warnings.warn(
-                f"no refinement fits the limit of {found.limit:.3g} ms per example, so the posterior is "
-                "not refined: the smallest limit with a refinement is "
-                f"budget={math.ceil(1.1 * fastest)}, or milliseconds={1.1 * fastest * own:.3g}",
-                stacklevel=2,
-            )
-        chosen = found.winner.inference
-        return self.using(how=chosen.how, refine=chosen.refine)
-
-    def using(self, **options: Any) -> Model:
-        """The same model with some options of its `Inference` changed; the weights are shared.
-
-        >>> import numpy as np
-        >>> from recmix.api import fit
-        >>> model = fit("vae", np.random.default_rng(0).random((30, 1, 8, 8), np.float32), epochs=1)
-        >>> model.using(refine=2, scale=1.2).inference.key
-        'gauss-newton,refine=2,reuse=2,restarts=1,checks=1,scale=1.2,slope=0.0,reference=0.0'
-        """
-        for name in options:
-            if name not in vars(self.inference):
-                raise ConfigError(unknown("option of Inference", name, vars(self.inference)))
-        inference = replace(self.inference, **options)
-        spec = replace(self.spec, inference=inference)
-        return Model(self.method, spec, self.history, None, self.vocabulary)
-
-    def posterior(self, x: Any) -> Posterior:
-        """q(z | x) of examples x (B, ...), without gradients."""
-        with memory_advice("give fewer examples at a time, or lower restarts or the number of steps"):
-            return infer_no_grad(self.method, self._examples(x), self.inference)
 
     @torch.no_grad()
     def log_joint(self, x: Any, z: Any) -> Tensor:
@@ -419,30 +200,6 @@ class Model(nn.Module):
         """E[x | z] for latent points z (..., D): (..., *shape), where `shape` is that of one example."""
         return self.latent_model.decode(self._latents(z))
 
-    def encode_texts(self, texts: Sequence[str]) -> Tensor:
-        """The texts as examples (N, ...), for a model that was trained on texts.
-
-        Unknown words become ``<unknown>``. A text that is empty or too long is an error.
-        """
-        return model_texts.encode_texts(self, texts)
-
-    def decode_texts(self, x: Any) -> list[str]:
-        """The texts of examples (N, ...); "" for an example that is no valid text."""
-        return model_texts.decode_texts(self, x)
-
-    def sample_texts(self, n: int = 16, *, seed: int | None = None) -> list[str]:
-        """Draw n texts from the model: z from the prior, then x from p(x | z).
-
-        Args:
-            n: number of texts.
-            seed: seed of the draws; None for new texts each time.
-        """
-        return model_texts.sample_texts(self, n, seed=seed)
-
-    def reconstruct_texts(self, texts: Sequence[str]) -> list[str]:
-        """Reconstruct each text: return a likely text under p(x | z), with z at the mean of q(z | x)."""
-        return model_texts.reconstruct_texts(self, texts)
-
     def export(
         self,
         folder: str | Path | None = None,
@@ -520,34 +277,3 @@ class Model(nn.Module):
 
     def _trained(self) -> Trained:
         return Trained(self.method, self.spec, self.history, self.folder, self.vocabulary)
-
-    def _latents(self, z: Any) -> Tensor:
-        z = torch.as_tensor(z, dtype=self.latent_model.centre.dtype, device=self.device)
-        if z.ndim < 2 or z.shape[-1] != self.latent_model.latent:
-            raise ConfigError(f"z must be (..., {self.latent_model.latent}), got {tuple(z.shape)}")
-        return z
-
-    def _examples(self, x: Any) -> Tensor:
-        if is_texts(x):
-            return self.encode_texts(x)
-        model = self.method.model
-        like = model.centre
-        on_device = isinstance(x, Tensor) and x.is_cuda and x.is_floating_point()
-        if on_device and tuple(x.shape[1:]) == model.shape and len(x) and bool(x.isfinite().all()):
-            return x.detach().to(like.device, like.dtype)  # without a copy to the host
-        fields = None if model.fields is None else model.fields.shapes
-        checked = check_examples(x, what="x", shape=model.shape, fields=fields)
-        check_values(checked, model.likelihood.requirement, model.likelihood.name)
-        examples = torch.as_tensor(checked, device=like.device).to(like.dtype)
-        return examples / 255 if checked.dtype == np.uint8 else examples
-
-    def _first_examples(self, x: Any) -> Tensor:
-        """The first thousand of the examples, if there are more."""
-        if isinstance(x, Mapping):
-            return self._examples({name: part[:EXAMPLES] for name, part in x.items()})
-        return self._examples(x[:EXAMPLES] if hasattr(x, "__getitem__") else x)
-
-    def _chunks(self, x: Any) -> list[Tensor]:
-        if isinstance(x, Examples):
-            return [self._examples(x[i : i + CHUNK]) for i in range(0, len(x), CHUNK)]
-        return list(self._examples(x).split(CHUNK))

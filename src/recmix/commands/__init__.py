@@ -1,1 +1,1 @@
-"""The commands of the program ``recmix``; `recmix.cli` registers them."""
+"""The commands of the program ``recmix``; `program` registers them."""

@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 
 from recmix.commands.own_parts import Networks, check_can_load, load_run, make_own_parts
-from recmix.commands.terminal import Root, err, load_data, out, plain
+from recmix.commands.terminal import Root, err, out, plain
 from recmix.errors import ConfigError, NonFiniteError
 from recmix.runs.data_options import DATA_OPTIONS
 from recmix.runs.files import write_bytes, write_json
@@ -55,13 +55,15 @@ def compare_command(
     graphs: Annotated[bool | None, typer.Option(help=DATA_OPTIONS["graphs"][1])] = None,
 ) -> None:
     """Train methods from the same VAE, and print one table of scores."""
+    from recmix.data import load_for_training
+
     both = {"seed": seed, "device": device}
     for text in entries or []:
         parse_entry(text)  # errors come before the data are read
     if init is not None:
         check_can_load(init, own=networks is not None)
     texts: dict[str, Any] = {"length": length, "vocabulary_size": vocabulary_size, "graphs": graphs}
-    found = load_data(data, root=data_root, init=init, size=size, crop=crop, **texts)
+    found = load_for_training(data, root=data_root, start=init, size=size, crop=crop, **texts)
     for note in found.notes:
         err.print(plain(note), highlight=False)
     rows = compare(
@@ -176,8 +178,8 @@ def compare(
     else:
         own = {} if networks is None else make_own_parts(networks)
         first = fit(VAE, data, out=folder / "vae", **own, **(vae or {}), **both)
-    rows = [_row(VAE.label(), first, data, samples)]
-    plus: tuple[str, str, dict[str, Any]] = (f"{VAE.label()}+", VAE.name, {})
+    rows = [_row(VAE.name.upper(), first, data, samples)]
+    plus: tuple[str, str, dict[str, Any]] = (f"{VAE.name.upper()}+", VAE.name, {})
     for label, name, options in [plus, *((_label(n, o), n, o) for n, o in chosen)]:
         request = (second or {}) | options
         if "learning_rate" in (second or {}) and "learning_rate" not in options:
@@ -241,7 +243,7 @@ def _label(name: str, options: dict[str, Any]) -> str:
 
     cls = find_method(name)
     shown = dict(options)
-    label = cls.label()
+    label = cls.name.upper()
     if cls.setting:
         default = read_options(cls, {}).method[cls.setting]
         label += f"({shown.pop(cls.setting, default)})"

@@ -32,8 +32,8 @@ VARIABLES = (
     "OMP_NUM_THREADS",
     "CUDA_VISIBLE_DEVICES",
 )
-MAX_ERROR = 1e-2
-"""Largest difference between posterior means on the GPU and on the CPU that counts as rounding."""
+MAX_ERROR = 0.05
+"""Largest difference in log p(x, z) between GPU and CPU that counts as rounding, in nats."""
 
 
 @dataclass(frozen=True)
@@ -211,13 +211,22 @@ class _Trained:
     engine: str
 
     def compare(self) -> str:
-        """Refine posteriors on the device and on the CPU, and say how much the means differ."""
+        """Refine posteriors on the device and on the CPU, and say how much log p(x, z) differs.
+
+        It is computed at the posterior means and averaged over the examples. The means of single
+        examples may differ: among steps of nearly equal value, rounding decides which one is taken.
+        """
+        import torch
+
         refined = self.model.refined(2, checks=0)  # checks draw noise, which differs between devices
         here = refined.posterior(self.x).mean.cpu()
-        error = float((here - refined.to("cpu").posterior(self.x).mean).abs().max())
+        there = refined.to("cpu").posterior(self.x).mean
+        with torch.no_grad():
+            joint = refined.latent_model.log_joint(torch.as_tensor(self.x), torch.stack([here, there]))
+        error = abs(float(joint[0].mean() - joint[1].mean()))
         if not error < MAX_ERROR:
-            raise ArithmeticError(f"posterior means differ from those of the CPU by {error:.2g}")
-        return f"posterior means equal those of the CPU up to {error:.1g}"
+            raise ArithmeticError(f"refined log p(x, z) differs from the CPU's by {error:.2g} nats")
+        return f"refined log p(x, z) equals that of the CPU up to {error:.1g} nats"
 
 
 def _train(device: str) -> tuple[_Trained, str]:

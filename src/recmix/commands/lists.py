@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from recmix.commands.terminal import Json, Root, load_data, out, plain
+from recmix.commands.terminal import Json, Root, out, plain
 from recmix.errors import ConfigError, unknown
 
 __all__ = ["data_command", "methods_command"]
@@ -50,7 +50,9 @@ def data_command(
 
 def _show_file(name: str, *, as_json: bool) -> None:
     """Print what is read from a file of the user's own data."""
-    data = load_data(name)
+    from recmix.data import load_for_training
+
+    data = load_for_training(name)
     if as_json:
         out.print_json(json.dumps(data.describe(), default=str))
         return

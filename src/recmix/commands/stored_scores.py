@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from recmix.api import Model
     from recmix.data import Data
 
-__all__ = ["GAP", "folder_of_scores", "scored_data"]
+__all__ = ["GAP", "folder_of_one_data", "folder_of_scores", "scored_data"]
 
 GAP = "gap.json"
 """Name of the file in the run folder that holds the result of --gap."""
@@ -44,9 +44,9 @@ def folder_of_scores(
         own: whether these are the data that the run was trained on.
     """
     if not model.spec.data:
-        return _folder_of_one_data(model, source, run, data)
+        return folder_of_one_data(model, source, run, data)
     trained = _trained_on(model, source, scored, split, root, own=own)
-    return _folder_of_own_data(model.folder, run, data, trained, len(scored), own=own)
+    return _folder_of_own_data(model.folder, run, data, trained, scored, own=own)
 
 
 def scored_data(model: Model, data: Data) -> dict[str, Any]:
@@ -61,16 +61,26 @@ def scored_data(model: Model, data: Data) -> dict[str, Any]:
     return {"data": {"name": data.name, "fingerprint": data.fingerprint}}
 
 
-def _folder_of_one_data(model: Model, source: Data, run: str, data: str) -> Path | None:
-    """The folder of a model that was trained elsewhere, unless it has results on other data."""
+def folder_of_one_data(model: Model, source: Data, run: str, data: str) -> Path | None:
+    """The folder of a model that was trained elsewhere; None, with a note, if it has other results.
+
+    Other results are scores on other data, or a refinement that ``recmix tune`` chose on other data.
+
+    Args:
+        model: the model.
+        source: the data that the user named.
+        run: the run, as the user named it.
+        data: name or path of the data, as the user gave it.
+    """
     from recmix.runs.files import read_json
-    from recmix.runs.folder import Run
+    from recmix.runs.folder import TUNED, Run
 
     if model.folder is None:
         return None
     results = list(Run(model.folder).scores().values())
-    if (gap := model.folder / GAP).exists():
-        results.append(read_json(gap))
+    for name in (GAP, TUNED):
+        if (path := model.folder / name).exists():
+            results.append(read_json(path))
     for result in results:
         stored = result.get("data") if isinstance(result, dict) else None
         stored = stored if isinstance(stored, dict) else {}
@@ -114,7 +124,7 @@ def _trained_on(
 
 
 def _folder_of_own_data(
-    folder: Path | None, run: str, data: str, trained: int | None, count: int, *, own: bool
+    folder: Path | None, run: str, data: str, trained: int | None, scored: Any, *, own: bool
 ) -> Path | None:
     """The folder of a run that names its data, if they are the scored ones; None, with a note, else.
 
@@ -122,13 +132,15 @@ def _folder_of_own_data(
         folder: the folder of the run, if it has one.
         run: the run.
         data: the data that the user named.
-        trained: how many of the scored examples are training examples; None if it is not known.
-        count: number of scored examples.
+        trained: how many scored examples equal a training example; None if it is not known.
+        scored: the scored examples.
         own: whether these are the data that the run was trained on.
     """
+    from recmix.data.overlap import count_repeated
+
     if own and not trained:
         return folder
-    name, owner = plain(data), plain(run)
+    name, owner, count = plain(data), plain(run), len(scored)
     text = (
         f"note: {name} has other examples than {owner} was trained on; none of the {count:,} scored "
         "ones is a training example"
@@ -144,5 +156,12 @@ def _folder_of_own_data(
             f"[bold]warning:[/] {trained:,} of the {count:,} scored examples of {name} are training "
             f"examples of {owner}, so that the score is too good for new examples"
         )
+        if repeated := count_repeated(scored):
+            text = (
+                f"[bold]warning:[/] {trained:,} of the {count:,} scored examples of {name} are equal to "
+                f"training examples of {owner}. Equal examples may be usual in these data, because "
+                f"{repeated:,} scored examples are equal to another scored one. If not, the score is "
+                "too good for new examples"
+            )
     err.print(f"{text}. The result is not stored in the run", highlight=False)
     return None

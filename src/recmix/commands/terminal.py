@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -19,9 +18,6 @@ from typer.core import TyperCommand
 from recmix._version import __version__
 from recmix.errors import nearest
 
-if TYPE_CHECKING:
-    from recmix.data import Data
-
 __all__ = [
     "Command",
     "Json",
@@ -29,7 +25,6 @@ __all__ = [
     "before_command",
     "err",
     "first_process",
-    "load_data",
     "out",
     "plain",
     "print_scores",
@@ -106,8 +101,8 @@ def first_process() -> bool:
 def sigterm_ends() -> Iterator[None]:
     """Context in which SIGTERM ends the process with a message and status 143.
 
-    Trainings and grids have handlers of their own, which save first. No exception is
-    raised, because a library that is interrupted during its import may convert it to another one.
+    Trainings and grids have handlers of their own, which save first. The process ends without an
+    exception. If one were raised while a library is imported, the library could hide it.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -127,41 +122,6 @@ def sigterm_ends() -> Iterator[None]:
 def plain(message: object) -> str:
     """Convert a message to text in which `rich` does not read brackets as markup."""
     return str(message).replace("[", r"\[")
-
-
-def load_data(
-    name: str,
-    *,
-    root: str | Path | None = None,
-    seed: int = 0,
-    init: Any = None,
-    **options: Any,
-) -> Data:
-    """Load the data for a training, without a warning about texts that were left out.
-
-    The caller should print `Data.notes` instead.
-
-    Texts are read with the vocabulary of the run that the training starts from, if there is one, and
-    examples have the shape that its model was made for, if they can.
-
-    Args:
-        name: name of a data set, or a path.
-        root: folder of the data sets.
-        seed: seed of the split.
-        init: folder or address of the run that the training starts from, or None.
-        **options: the options of `recmix.runs.data_options.DATA_OPTIONS`; None if not given.
-    """
-    from recmix.data import DataWarning, load
-    from recmix.runs.hub import open_run
-
-    start = open_run(init) if isinstance(init, str | Path) else None  # other values are refused later
-    given = any(options.get(key) for key in ("length", "vocabulary_size", "graphs"))
-    if start is not None and start.exists:
-        options["shape"] = start.spec().shape
-        options["vocabulary"] = None if given else start.vocabulary()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DataWarning)
-        return load(name, root=root, seed=seed, **options)
 
 
 def print_scores(rows: list[tuple[str, dict[str, Any]]], title: str) -> None:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from recmix.commands.own_parts import NETWORKS_HELP, check_can_load, check_no_own_parts, make_own_parts
-from recmix.commands.terminal import err, first_process, load_data, out, plain
+from recmix.commands.own_parts import NETWORKS_HELP, make_own_parts
+from recmix.commands.terminal import err, first_process, out, plain
+from recmix.commands.train_flags import read_flags
 from recmix.commands.train_help import TrainCommand, complete, epilog
-from recmix.errors import ConfigError, RunError, unknown
+from recmix.errors import ConfigError, RunError
 from recmix.runs.data_options import DATA_OPTIONS
-from recmix.runs.files import read_toml
-from recmix.runs.folder import PRESET, VOCABULARY, Run
+from recmix.runs.folder import VOCABULARY, Run
 from recmix.runs.hub import open_run
 
 if TYPE_CHECKING:
@@ -100,71 +100,21 @@ def add_train(app: typer.Typer, *, with_options: bool, panel: str = "", example:
 
 def _train(**given: Any) -> None:
     """Train a method on data, or continue an interrupted run."""
-    flags = {k: v for k, v in given.items() if v is not None}
-    request = _read_config(flags["config"]) if "config" in flags else {}
-    request |= {k: v for k, v in flags.items() if k != "config"}
-    resume, overwrite = request.pop("resume", False), request.pop("overwrite", False)
-    for name, value in (("resume", resume), ("overwrite", overwrite)):
-        if not isinstance(value, bool):
-            raise ConfigError(f"{name} must be true or false, got {value!r}")
-    if "out" not in request:
-        raise ConfigError("--out is missing: name the folder of the new run")
-    if not isinstance(request["out"], str | Path):
-        raise ConfigError(f"out must be a folder, got {request['out']!r}")
-    if resume:
-        there = any((Path(request["out"]) / name).exists() for name in ("spec.json", "preset.json"))
-        if not ({"method", "preset"} & request.keys() or there):
-            raise RunError(f"there is no run in {request['out']} to resume")
-        stored = _stored(Path(request["out"]), own="networks" in request) | request
-        if "init" in stored and not open_run(stored["init"]).exists:
-            raise RunError(
-                f"the run it started from is no longer in {stored['init']}: give its folder with --init"
-            )
-        request = stored
-    if isinstance(request.get("init"), str | Path):  # other values are refused later
-        check_can_load(request["init"], own="networks" in request)
-    if {"preset", "method"} <= request.keys():
-        raise ConfigError("a preset names its own methods: leave --method or --preset out")
-    for name, listed_by in (("data", "recmix data"), ("method", "recmix methods")):
-        if name not in request and not (name == "method" and "preset" in request):
-            raise ConfigError(f"--{name} is missing: `{listed_by}` lists the choices")
-    _run_training(request, resume=resume, overwrite=overwrite)
-
-
-def _vocabulary(run: Run) -> Vocabulary | None:
-    """The vocabulary of a run; None if a kill came before it was written: it is then made again."""
-    return run.vocabulary() if (run.folder / VOCABULARY).exists() else None
-
-
-def _run_training(request: dict[str, Any], *, resume: bool, overwrite: bool) -> None:
     from recmix.api import fit, fit_preset
-    from recmix.data import rebuild
 
+    request, resume, overwrite = read_flags(given)
     prints = first_process()
-    source, root = request.pop("data"), request.pop("data_root", None)
-    seed = request.pop("split_seed", None)
-    how = {name: request.pop(name, None) for name in DATA_OPTIONS}
-    folder = Path(request["out"])
-    run = Run(folder)
-    if prints and not (resume or overwrite):
-        run.check_free()  # before the data are read
-    if isinstance(source, dict):
-        vocabulary = _vocabulary(run) if run.exists else None
-        data = _without_new_test(rebuild(source, root=root, vocabulary=vocabulary), source)
-    elif resume and run.exists and seed is None and not any(how.values()):
-        data = _data_of_run(source, run, root)
-    else:
-        data = load_data(source, root=root, seed=seed or 0, init=request.get("init"), **how)
+    data = _load_data(request, resume=resume, new=prints and not (resume or overwrite))
+    folder, flag = Path(request["out"]), ""  # the flag is what the next commands need to load the run
     if prints:
         err.print(f"{data.name}: " + ", ".join(f"{n} {part}" for part, n in data.counts.items() if n))
         for note in data.notes:
             err.print(plain(note), highlight=False)
-    flag = ""  # what the next commands need to load the run
     if "networks" in request:
         flag = f" --networks {request['networks']}"
         request |= _own_parts(request.pop("networks"), request)
-    if prints and not (resume and run.exists):
-        err.print(plain(_about_likelihood(request, data)), highlight=False)
+    if prints and not (resume and Run(folder).exists):
+        err.print(plain(_about_likelihood(request, data.kind)), highlight=False)
     both: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "progress": True}
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *rest: err.print(f"note: {plain(message)}")
@@ -198,12 +148,49 @@ def _run_training(request: dict[str, Any], *, resume: bool, overwrite: bool) -> 
     out.print(f"Next: recmix evaluate {plain(folder)}{flag}", highlight=False)
 
 
-def _about_likelihood(request: Mapping[str, Any], data: Data) -> str:
+def _load_data(request: dict[str, Any], *, resume: bool, new: bool) -> Data:
+    """The data of a training. Their options are removed from the request.
+
+    Args:
+        request: the options of the command.
+        resume: whether a run is continued. Its data are split as before.
+        new: whether a folder that holds a run is refused, before the data are read.
+    """
+    from recmix.data import load_again, load_for_training, rebuild
+
+    run = Run(request["out"])
+    if new:
+        run.check_free()
+    source, root = request.pop("data"), request.pop("data_root", None)
+    seed = request.pop("split_seed", None)
+    how = {name: request.pop(name, None) for name in DATA_OPTIONS}
+    if isinstance(source, dict):
+        described = source
+        data = rebuild(source, root=root, vocabulary=_vocabulary(run) if run.exists else None)
+    elif resume and run.exists and seed is None and not any(how.values()):
+        described = run.spec().data
+        data = load_again(source, described, root=root, vocabulary=_vocabulary(run))
+    else:
+        start = request.get("init")
+        start = start if isinstance(start, str | Path) else None  # other values are refused later
+        return load_for_training(source, root=root, seed=seed or 0, start=start, **how)
+    counts = described.get("counts")
+    if isinstance(counts, Mapping) and counts.get("test") is None:  # the run had no test examples
+        return dataclasses.replace(data, x_test=None)
+    return data
+
+
+def _vocabulary(run: Run) -> Vocabulary | None:
+    """The vocabulary of a run; None if a kill came before it was written: it is then made again."""
+    return run.vocabulary() if (run.folder / VOCABULARY).exists() else None
+
+
+def _about_likelihood(request: Mapping[str, Any], kind: str) -> str:
     """Which likelihood p(x | z) the model has, and why.
 
     Args:
         request: the arguments of `recmix.fit`.
-        data: the training data.
+        kind: the kind of the training data.
     """
     from recmix.model.assembly import USUAL_LIKELIHOOD
     from recmix.model.networks import TOKEN_NETWORKS
@@ -214,28 +201,11 @@ def _about_likelihood(request: Mapping[str, Any], data: Data) -> str:
     if isinstance(start, str | Path) and (before := open_run(start)).exists:
         return f"likelihood: {before.spec().model.likelihood}, that of {start}"
     tokens = request.get("network") in TOKEN_NETWORKS
-    kind = "tokens" if tokens else data.kind
+    kind = "tokens" if tokens else kind
     name = USUAL_LIKELIHOOD.get(kind, "gaussian")
     why = "the network is for tokens" if tokens else WHY_LIKELIHOOD.get(kind, "")
     reason = f", because {why}" if why else ""
     return f"likelihood: {name}{reason} (--likelihood chooses another)"
-
-
-def _data_of_run(source: Any, run: Run, root: Any) -> Data:
-    """The data that the user named, split as the run in the folder did."""
-    from recmix.data import load_again
-
-    described = run.spec().data
-    data = load_again(source, described, root=root, vocabulary=_vocabulary(run))
-    return _without_new_test(data, described)
-
-
-def _without_new_test(data: Data, described: Mapping[str, Any]) -> Data:
-    """The data without test examples, if the run that they are described in had none."""
-    counts = described.get("counts")
-    if isinstance(counts, Mapping) and counts.get("test") is None:
-        return dataclasses.replace(data, x_test=None)
-    return data
 
 
 def _own_parts(path: Any, request: dict[str, Any]) -> dict[str, Any]:
@@ -247,70 +217,6 @@ def _own_parts(path: Any, request: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _stored(folder: Path, *, own: bool) -> dict[str, Any]:
-    """The options of the run in a folder, to continue it.
-
-    Args:
-        folder: the folder of the run.
-        own: whether the user gave the run's own networks.
-    """
-    if (folder / PRESET).exists():
-        from recmix.training.presets import stored_arguments
-
-        return stored_arguments(folder)
-    run = Run(folder)
-    if not run.exists:
-        return {}
-    spec = run.spec()
-    if spec.auto and "step of" in spec.auto:
-        raise RunError(f"{folder} is one step of choosing an order: resume {folder.parent} instead")
-    if not own:
-        check_no_own_parts(
-            spec, folder, "name a function that makes them with --networks module:function"
-        )
-    init = spec.init or {}
-    found: dict[str, Any] = {
-        **spec.options,
-        **{k: v for k, v in (spec.auto or {}).items() if k != "why"},
-        **vars(spec.training),
-        **vars(spec.inference),
-        **vars(spec.model),
-        "method": spec.method,
-        "data": spec.data,
-    }
-    if "weights" in init:
-        if init["run"] is None:
-            raise RunError(
-                f"{folder} started from a model that was not saved: continue it in Python, with "
-                f"recmix.fit(..., init=model, out={str(folder)!r}, resume=True)"
-            )
-        found["init"] = init["run"]
-    elif init:
-        found["vae_epochs"] = init["epochs"]
-    return found
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    """Options from a TOML file: at the top, or in tables such as [method] (with its name)."""
-    tables = ("method", "model", "training", "inference")
-    flat: dict[str, Any] = {}
-    for key, value in read_toml(path).items():
-        if key == "method" and isinstance(value, dict):
-            inner = dict(value)
-            if "name" in inner:
-                flat["method"] = inner.pop("name")
-            flat |= inner
-        elif isinstance(value, dict):
-            if key not in tables:
-                raise ConfigError(f"{path}: {unknown('table', key, tables)}")
-            flat |= value
-        else:
-            flat[key] = value
-    if "config" in flat:
-        raise ConfigError(f"{path}: a configuration file cannot name another one with 'config'")
-    return flat
-
-
 def _train_with_options() -> Callable[..., None]:
     """`_train` with one flag for each option, typed and described."""
     from recmix.data import SETS
@@ -320,8 +226,8 @@ def _train_with_options() -> Callable[..., None]:
     from recmix.training.presets import presets
 
     own = {name: method_options(cls) | growth_options(cls) for name, cls in sorted(METHODS.items())}
-    shared = {group: options_of(cls) for group, cls in GROUPS.items()}
     values = {"method": [*own, "curvature"], "data": [*SETS], "preset": presets()}
+    shared = {group: options_of(cls) for group, cls in GROUPS.items()}
 
     def flag(name: str, kind: Any, text: str, panel: str, default: Any = None) -> inspect.Parameter:
         if default is not None and not isinstance(default, bool):

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from recmix.commands.evaluate import check_data, data_of, load_model, part_of, progress, words
 from recmix.commands.own_parts import Networks
+from recmix.commands.stored_scores import folder_of_one_data, scored_data
 from recmix.commands.terminal import Json, Root, out
 from recmix.errors import ConfigError, RunError
 from recmix.runs.folder import TUNED, Run
@@ -78,10 +79,12 @@ def tune_command(
     model = load_model(run, data, device, networks=networks)
     source = data_of(model, data, data_root)
     own = data is None or has_same_examples(source, model.spec.data)
-    folder = model.folder if Path(run).exists() and (own or not model.spec.data) else None
     held_out = part_of(source, "val")
     if data is not None:
         check_data(model, source, [held_out], run, data)
+    folder = model.folder if Path(run).exists() and (own or not model.spec.data) else None
+    if folder is not None and data is not None and not model.spec.data and not dry_run:
+        folder = folder_of_one_data(model, source, run, data)
     total = 2 * len(candidates(model.method, base=model.inference))
     with progress("tuning", total, as_json) as show:
         found = model.frontier(
@@ -94,6 +97,7 @@ def tune_command(
         )
     count = min(examples, len(held_out))
     content = _content(found, model.device, samples=samples, examples=count, seed=seed)
+    content |= scored_data(model, source)
     fits = any(t.milliseconds <= found.limit for t in found.trials if t is not found.encoder)
     stored = folder / TUNED if fits and not dry_run and folder is not None else None
     if stored is not None and folder is not None:
@@ -106,7 +110,7 @@ def tune_command(
         return
     out.print(table_of(found, samples, title=f"{model.spec.label}, {count:,} validation examples"))
     if stored is not None:
-        end = f"stored in {stored}; the run now uses it (recmix tune {run} --reset)"
+        end = f"stored in {stored}: {run} is now used with it. To undo this: recmix tune {run} --reset"
     elif dry_run:
         end = "nothing is stored (--dry-run)"
     elif not fits:
@@ -217,7 +221,13 @@ def _reset(run: str, budget: str | None, milliseconds: float | None, *, as_json:
     if as_json:
         out.print_json(json.dumps({"run": run, "reset": there}))
     elif there:
-        out.print(f"deleted {folder.folder / TUNED}", highlight=False, markup=False)
+        refinement = words(folder.spec().inference)
+        out.print(
+            f"deleted {folder.folder / TUNED}: {run} is used as it was trained again (refinement: "
+            f"{refinement})",
+            highlight=False,
+            markup=False,
+        )
     else:
         out.print(f"{run} has no {TUNED}: there is nothing to reset", highlight=False, markup=False)
 

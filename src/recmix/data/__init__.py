@@ -16,7 +16,7 @@ from recmix.data.moving_digits import moving_digits
 from recmix.data.requirements import check_values
 from recmix.data.set_files import Entry, NamedSet, data_root
 from recmix.data.sets import SETS, inventory
-from recmix.data.sources import as_data, has_same_examples, load, load_again, rebuild
+from recmix.data.sources import as_data, has_same_examples, load, load_again, load_for_training, rebuild
 from recmix.data.sparse_examples import SparseExamples
 from recmix.data.splits import Data, split
 from recmix.data.text_data import DataWarning, from_texts
@@ -43,6 +43,7 @@ __all__ = [
     "inventory",
     "load",
     "load_again",
+    "load_for_training",
     "moving_digits",
     "rebuild",
     "split",

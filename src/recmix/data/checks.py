@@ -13,7 +13,7 @@ from recmix.data.columns import is_frame, table_of_frame
 from recmix.data.examples import Array, chunk_slices
 from recmix.data.sparse_examples import SparseExamples, is_sparse
 from recmix.errors import DataError
-from recmix.model.fields import LARGEST_INTEGER, Fields
+from recmix.model.fields import Fields, check_exact
 
 __all__ = ["check_examples", "is_tensor", "pack_fields", "same_axes", "shape_text", "to_numpy"]
 
@@ -32,13 +32,13 @@ def check_examples(
 ) -> Array:
     """Check examples and return them as one array (N, *event); event is the shape of one example.
 
-    The result is float32, or uint8 grey values, which mean value / 255.
+    The result is float32, or uint8 for grey values.
 
     - uint8 with three axes or more holds grey values, which mean value / 255. All other integers,
       also uint8 with two axes, are counts or tokens: their values are used as they are.
     - Booleans mean 0 and 1. Floats become float32 and may have any finite value.
-    - (N, H, W) becomes (N, 1, H, W), unless `shape` is given and does not have three axes.
-    - Examples that differ from `shape` only in axes of size 1 get this shape.
+    - Without `shape`, images (N, H, W) become (N, 1, H, W). With `shape`, examples that differ from it
+      only in axes of size 1 get this shape.
 
     If nothing has to change, the given array itself is returned.
 
@@ -196,13 +196,8 @@ def _check_type(array: Array, given: str, what: str) -> None:
     if array.dtype.kind not in "biuf":
         raise DataError(f"{given}; expected numbers: integers, floats or booleans")
     if array.dtype.kind in "iu" and array.size:
-        largest = max(int(array.min()), int(array.max()), key=abs)
-        if abs(largest) > LARGEST_INTEGER:
-            raise DataError(
-                f"{given} and has the integer {largest}, but float32 holds whole numbers exactly only "
-                f"up to 2**24 = {LARGEST_INTEGER}: number the values from 0, or, if rounding does no "
-                f"harm, use {what}.astype('float32')"
-            )
+        advice = f"number the values from 0, or, if rounding does no harm, use {what}.astype('float32')"
+        check_exact(int(array.min()), int(array.max()), f"{given} and", advice)
 
 
 def _with_event_axes(array: Array, shape: tuple[int, ...] | None, given: str, what: str) -> Array:

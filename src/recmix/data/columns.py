@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from recmix.data.formats import as_data_error, read_bytes
 from recmix.data.limits import check_file, check_size
 from recmix.errors import DataError
-from recmix.model.fields import LARGEST_INTEGER
+from recmix.model.fields import check_exact
 
 __all__ = ["ColumnTable", "is_frame", "read_csv", "read_parquet", "table_of_frame"]
 
@@ -159,13 +159,8 @@ def _table(what: str, names: tuple[str, ...] | None, count: int, columns: Iterab
                 "rows, in pandas with fillna or dropna"
             )
         if values.dtype.kind in "iu" and count:
-            largest = max(int(values.min()), int(values.max()), key=abs)
-            if abs(largest) > LARGEST_INTEGER:
-                raise DataError(
-                    f"{what}: {name} has the integer {largest}, but float32 holds whole numbers exactly "
-                    f"only up to 2**24 = {LARGEST_INTEGER}: drop the column if it is an identifier, or "
-                    "convert it to floats"
-                )
+            advice = "drop the column if it is an identifier, or convert it to floats"
+            check_exact(int(values.min()), int(values.max()), f"{what}: {name}", advice)
     return ColumnTable(out, names)
 
 

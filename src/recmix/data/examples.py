@@ -22,7 +22,6 @@ __all__ = [
     "Examples",
     "Index",
     "chunk_slices",
-    "is_binary",
     "one_if_constant",
     "rows",
     "to_unit",
@@ -270,20 +269,6 @@ def to_unit(values: Array) -> NDArray[np.float32]:
     if values.dtype == np.uint8:
         return np.divide(values, np.float32(255), dtype=np.float32)
     return values if values.flags.owndata else values.copy()
-
-
-def is_binary(examples: Examples) -> bool:
-    """Whether every value of the examples is 0 or 1.
-
-    The result is false for examples that are not in memory; they are not read.
-    """
-
-    def only_0_and_1(x: Array) -> bool:
-        return bool(((x == 0) | (x == (255 if x.dtype == np.uint8 else 1))).all())
-
-    return examples.in_memory and all(
-        only_0_and_1(examples.take(part)) for part in chunk_slices(examples.shape)
-    )
 
 
 def one_if_constant(deviation: Array, constant: Array) -> NDArray[np.float32]:

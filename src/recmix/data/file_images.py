@@ -204,8 +204,8 @@ class FileImages(Examples):
     ...     Image.new("L", (40, 30), 255).save(Path(folder) / "a.png")
     ...     files = ImageFolder(folder)
     ...     images = FileImages(files, files.names(), size=(8, 8), channels=1, crop="square")
-    ...     images.shape, images[0].max()
-    ((1, 1, 8, 8), np.float32(1.0))
+    ...     images.shape, float(images[0].max())
+    ((1, 1, 8, 8), 1.0)
 
     Args:
         folder: The folder or zip file.

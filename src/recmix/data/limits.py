@@ -62,7 +62,7 @@ def check_path(name: str | Path, expected: str) -> Path:
     """Return a path with "~" expanded; raise a DataError if the operating system rejects it.
 
     Args:
-        name: The path. It need not exist, but must not be too long or forbidden, for example.
+        name: The path. It need not exist. It is rejected, for example, if it is too long.
         expected: What it should be, for the message.
     """
     try:
@@ -173,5 +173,5 @@ class StepReader:
         self._stream = stream
 
     def read(self, size: int = -1) -> bytes:
-        """Return at most `size` bytes, possibly fewer. It is empty only at the end."""
+        """Return at most `size` bytes, possibly fewer. The result is empty only at the end."""
         return self._stream.read(_STEP_BYTES if size < 0 else min(size, _STEP_BYTES))

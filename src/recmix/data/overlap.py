@@ -20,7 +20,7 @@ from recmix.model.vocabulary import Vocabulary
 from recmix.runs.files import read_json, write_json
 from recmix.runs.folder import TRAINING_EXAMPLES
 
-__all__ = ["count_training_examples", "write_training_examples"]
+__all__ = ["count_repeated", "count_training_examples", "write_training_examples"]
 
 _BYTES = 8  # of the hash of one example
 _MOST = 1_000_000  # training examples whose hashes are stored
@@ -79,6 +79,17 @@ def count_training_examples(
     else:
         return None
     return int(np.isin(_hashes(examples), known).sum())
+
+
+def count_repeated(examples: Examples) -> int:
+    """Count the examples that are equal to another one of them, by chance or because it was copied.
+
+    >>> from recmix.data.examples import ArrayExamples
+    >>> count_repeated(ArrayExamples(np.array([[1, 2], [3, 4], [1, 2]], np.float32)))
+    2
+    """
+    _, counts = np.unique(_hashes(examples), return_counts=True)
+    return int(counts[counts > 1].sum())
 
 
 def _read(path: Path) -> NDArray[np.uint64]:

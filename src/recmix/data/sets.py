@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import zlib
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -62,17 +63,11 @@ def _read_digits(found: Mapping[str, Path]) -> Parts:
     return _images(grey[:1500], (1, 8, 8), "digits"), None, _images(grey[1500:], (1, 8, 8), "digits")
 
 
-def _read_mnist(found: Mapping[str, Path]) -> Parts:
-    # The MD5 sums are always checked: MNIST is small, and there are no partial copies of it.
-    sums = {file.name: file.md5 for file in SETS["mnist"].files}
-    train, test = (_images(read_idx(found[name], sums[name]), (1, 28, 28), found[name]) for name in sums)
-    return train, None, test
-
-
-def _read_fashion_mnist(found: Mapping[str, Path]) -> Parts:
+def _read_mnist(name: str, found: Mapping[str, Path]) -> Parts:
+    # The MD5 sums of MNIST are always checked: it is small, and there are no partial copies of it.
     train, test = (
         _images(read_idx(found[file.name], file.md5), (1, 28, 28), found[file.name])
-        for file in SETS["fashion-mnist"].files
+        for file in SETS[name].files
     )
     return train, None, test
 
@@ -159,7 +154,7 @@ _MNIST = NamedSet(
     name="mnist",
     shape=(1, 28, 28),
     published_counts=(60_000, None, 10_000),
-    read=_read_mnist,
+    read=partial(_read_mnist, "mnist"),
     files=tuple(
         DataFile(name, tuple(f"{url}/{name}.gz" for url in _MNIST_URLS), md5)
         for name, md5 in (
@@ -178,7 +173,7 @@ _FASHION_MNIST = NamedSet(
     name="fashion-mnist",
     shape=(1, 28, 28),
     published_counts=(60_000, None, 10_000),
-    read=_read_fashion_mnist,
+    read=partial(_read_mnist, "fashion-mnist"),
     files=tuple(
         DataFile(name, (f"{_FASHION_URL}/{name}.gz",), file_sum=f"md5:{md5}")
         for name, md5 in (  # the sums of torchvision

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,13 @@ from recmix.data.limits import check_path
 from recmix.data.set_files import entry_of
 from recmix.data.sets import SETS, load_named
 from recmix.data.splits import Data, in_shape
-from recmix.data.text_data import check_no_options, from_texts, is_texts, warn_of_notes
+from recmix.data.text_data import DataWarning, check_no_options, from_texts, is_texts, warn_of_notes
 from recmix.data.user_data import from_arrays, has_image_files, load_path
 from recmix.errors import DataError, unknown
 from recmix.model.vocabulary import Vocabulary
+from recmix.runs.hub import open_run
 
-__all__ = ["as_data", "has_same_examples", "load", "load_again", "rebuild"]
+__all__ = ["as_data", "has_same_examples", "load", "load_again", "load_for_training", "rebuild"]
 
 
 def load(
@@ -124,6 +126,27 @@ def _load(
             f"{unknown('data set', str(name), SETS)}. No file or folder has this name either"
         )
     return load_path(path, seed, vocabulary, options, shape)
+
+
+def load_for_training(name: str | Path, *, start: str | Path | None = None, **options: Any) -> Data:
+    """Load data as `load` does, in the form that the model to start from needs, without a warning.
+
+    Texts are read with the vocabulary of that model, and examples have the shape that it was made for,
+    if they can. The caller should show `Data.notes`, of which `load` warns.
+
+    Args:
+        name: A name or a path, as in `load`.
+        start: Folder or address of the run that the training starts from, or None.
+        **options: Other arguments of `load`.
+    """
+    run = None if start is None else open_run(start)
+    if run is not None and run.exists:
+        given = any(options.get(key) for key in ("length", "vocabulary_size", "graphs"))
+        options["shape"] = run.spec().shape
+        options["vocabulary"] = None if given else run.vocabulary()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DataWarning)
+        return load(name, **options)
 
 
 def as_data(

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from recmix.data.examples import Array, Examples, Index, one_if_constant, rows
 from recmix.errors import DataError
-from recmix.model.fields import LARGEST_INTEGER
+from recmix.model.fields import check_exact
 
 __all__ = ["SparseExamples", "is_sparse"]
 
@@ -136,12 +136,9 @@ def _canonical(matrix: Any, what: str) -> Any:
     exact = matrix.dtype.kind in "iu"
     csr = matrix.tocsr(copy=True)
     csr.sum_duplicates()  # also sorts the indices
-    if exact and csr.nnz and max(abs(int(csr.data.min())), int(csr.data.max())) > LARGEST_INTEGER:
-        largest = max(int(csr.data.min()), int(csr.data.max()), key=abs)
-        raise DataError(
-            f"{given} and has the integer {largest}, but float32 holds whole numbers exactly only up to "
-            f"2**24 = {LARGEST_INTEGER}: give floats, such as {what}.astype('float32')"
-        )
+    if exact and csr.nnz:
+        advice = f"give floats, such as {what}.astype('float32')"
+        check_exact(int(csr.data.min()), int(csr.data.max()), f"{given} and", advice)
     with np.errstate(over="ignore"):  # reported below
         csr = csr.astype(np.float32)
     csr.eliminate_zeros()

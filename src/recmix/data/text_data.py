@@ -64,8 +64,6 @@ def from_texts(
 ) -> Data:
     """Make a data set of texts in memory.
 
-    If validation or test texts are missing, a random tenth of the distinct training texts is used.
-
     The vocabulary is made of the training texts. Empty texts and texts that are too long are left
     out, and tokens that are not in the vocabulary become unknown. `Data.notes` says how many, and so
     does a warning if texts are left out.

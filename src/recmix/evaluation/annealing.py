@@ -63,7 +63,7 @@ def annealed(
 
     Args:
         model: p(x, z).
-        x: examples (B, C, H, W).
+        x: examples (B, *shape).
         q: the Gaussian at the start of the path, for each example.
         chains: number of chains per example; each gives one importance sample.
         temperatures: number of values of β.
@@ -73,11 +73,13 @@ def annealed(
     Returns:
         The estimates and their standard errors, (B,) each, in nats.
     """
+    largest = max(1, at_once // len(x))  # chains of each example that run at a time
     size = torch.full_like(q.mean[:, 0], FIRST_STEP)
-    size = _run_chains(model, x, q, min(chains, 4), temperatures, size, generator, adapt=True)[1]
+    few = min(chains, 4, largest)
+    size = _run_chains(model, x, q, few, temperatures, size, generator, adapt=True)[1]
     parts, done = [], 0
     while done < chains:
-        now = min(max(1, at_once // len(x)), chains - done)
+        now = min(largest, chains - done)
         parts.append(_run_chains(model, x, q, now, temperatures, size, generator, adapt=False)[0])
         done += now
     return evidence_of(torch.cat(parts))
@@ -98,7 +100,7 @@ def _run_chains(
 
     Args:
         model: p(x, z).
-        x: examples (B, C, H, W).
+        x: examples (B, *shape).
         q: the Gaussian at the start of the path.
         chains: S.
         temperatures: number of values of β on the path.

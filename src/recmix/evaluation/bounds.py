@@ -10,15 +10,16 @@ import math
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from recmix.errors import ConfigError, memory_advice
 from recmix.inference import Inference
 from recmix.methods.method import Method, infer
+from recmix.model.decoder_memory import decode_bytes
 from recmix.model.latent import LatentModel
 from recmix.posteriors import Posterior
 
-__all__ = ["ADVICE", "MEMORY", "Bounds", "at_once", "bounds", "bounds_of", "chunks", "decode_bytes"]
+__all__ = ["ADVICE", "MEMORY", "Bounds", "at_once", "bounds", "bounds_of"]
 
 MEMORY = 256 * 2**20
 """Most bytes of the decoder's activations at a time, by default."""
@@ -42,40 +43,6 @@ class Bounds(NamedTuple):
     iwae: Tensor  # (B,)
 
 
-def decode_bytes(model: LatentModel) -> int:
-    """The bytes of memory that decoding one latent vector needs, measured by decoding one.
-
-    They include the activations of the decoder and of the likelihood's networks.
-    """
-    total = largest = 0
-
-    def count(_module: nn.Module, _inputs: object, output: object) -> None:
-        nonlocal total, largest
-        for tensor in output if isinstance(output, tuple) else (output,):
-            if isinstance(tensor, Tensor):
-                size = tensor.numel() * tensor.element_size()
-                total, largest = total + size, max(largest, size)
-
-    networks = [model.decoder, *model.likelihood.children()]
-    leaves = [m for network in networks for m in network.modules() if not list(m.children())]
-    hooks = [m.register_forward_hook(count) for m in leaves]
-    training = model.training
-    try:
-        model.eval()
-        with torch.no_grad():
-            z = torch.zeros(1, 1, model.latent, device=model.centre.device, dtype=model.centre.dtype)
-            decoded = model.decoder_output(z)
-            if len(networks) > 1:
-                x = torch.zeros(1, *model.shape, device=z.device, dtype=z.dtype)
-                model.log_density(model.observed(x), decoded)
-    finally:
-        model.train(training)
-        for hook in hooks:
-            hook.remove()
-    own = largest if len(networks) > 1 else decoded.numel() * decoded.element_size()
-    return total + 4 * own  # for the likelihood
-
-
 @memory_advice(ADVICE)
 @torch.no_grad()
 def bounds(
@@ -91,7 +58,7 @@ def bounds(
 
     Args:
         method: gives the posterior q(z | x) and the model p(x, z).
-        x: examples (B, C, H, W) with values in [0, 1].
+        x: examples (B, *shape).
         inference: refinement and calibration of the posterior; by default none.
         samples: number of samples of z per example, for both bounds.
         generator: source of the random noise.
@@ -103,27 +70,17 @@ def bounds(
     """
     used = inference or Inference()
     count = at_once(method.model, memory)
-    posteriors = [(part, infer(method, part, used)) for part in chunks(x, used, count)]
+    parts = x.split(max(1, count // used.restarts))
+    posteriors = [(part, infer(method, part, used)) for part in parts]
     model = used.model(method.model)
     found = [bounds_of(model, part, q, samples, generator, count) for part, q in posteriors]
     return Bounds(*(torch.cat(column) for column in zip(*found, strict=True)))
 
 
-def chunks(x: Tensor, inference: Inference, count: int) -> tuple[Tensor, ...]:
-    """Split a batch x (B, ...) into parts that need at most `count` latent vectors at a time.
-
-    A part has at least one example, even if this example needs more.
-
-    Args:
-        x: examples.
-        inference: an example needs `inference.restarts` latent vectors, one for each starting point.
-        count: largest number of latent vectors at a time.
-    """
-    return x.split(max(1, count // inference.restarts))
-
-
 def at_once(model: LatentModel, memory: int | None = None) -> int:
     """The number of latent vectors whose decoder activations fit into memory together.
+
+    With restarts, an example needs as many latent vectors at a time.
 
     Args:
         model: the model whose decoder is used.
@@ -146,7 +103,7 @@ def bounds_of(
 
     Args:
         model: p(x, z).
-        x: examples (B, C, H, W).
+        x: examples (B, *shape).
         q: q(z | x) of these examples.
         samples: number of samples of z per example, for both bounds.
         generator: source of the random noise.

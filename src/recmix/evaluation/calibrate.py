@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from recmix.errors import ConfigError
-from recmix.evaluation.bounds import at_once, bounds_of, chunks
+from recmix.evaluation.bounds import at_once, bounds_of
 from recmix.inference import Inference
 from recmix.inference.improve import LARGEST_SCALE, example_scales
 from recmix.methods.method import Method, infer
@@ -77,7 +77,7 @@ def calibrate(
 
     Args:
         method: a trained method; its posterior must be a Gaussian or a mixture of Gaussians.
-        x: held-out examples (B, C, H, W).
+        x: held-out examples (B, *shape).
         inference: the refinement that comes before the calibration; its own calibration is ignored.
         samples: K of the IWAE-K bound.
         seed: seed of the sampling noise.
@@ -108,7 +108,7 @@ def _reached_with_noise(
 
     Args:
         method: a trained method.
-        x: held-out examples (B, C, H, W).
+        x: held-out examples (B, *shape).
         inference: refinement and calibration of the posterior.
         samples: K of the IWAE-K bound.
         seed: seed of the sampling noise.
@@ -118,7 +118,8 @@ def _reached_with_noise(
     def reached(octaves: float) -> Tensor:
         used = replace(inference, noise=2.0**octaves)
         generator = torch.Generator(x.device).manual_seed(seed)
-        parts = [(part, infer(method, part, used)) for part in chunks(x, used, count)]
+        split = x.split(max(1, count // used.restarts))
+        parts = [(part, infer(method, part, used)) for part in split]
         model = used.model(method.model)
         found = [bounds_of(model, part, q, samples, generator, count).iwae for part, q in parts]
         return torch.cat(found).double()
@@ -133,14 +134,15 @@ def _calibrate(
 
     Args:
         method: a trained method.
-        x: held-out examples (B, C, H, W).
+        x: held-out examples (B, *shape).
         used: the refinement of the posterior, and the likelihood's noise.
         samples: K of the IWAE-K bound.
         seed: seed of the sampling noise.
         count: largest number of latent vectors to decode at a time.
     """
     model = used.model(method.model)
-    posteriors = [(part, infer(method, part, used)) for part in chunks(x, used, count)]
+    parts = x.split(max(1, count // used.restarts))
+    posteriors = [(part, infer(method, part, used)) for part in parts]
     if not posteriors[0][1].can_scale:
         posteriors[0][1].scaled(1.0)  # raises the error that says why
         raise ConfigError(f"the posterior of {method.name} cannot be calibrated")

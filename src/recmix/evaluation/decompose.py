@@ -45,7 +45,7 @@ def decompose(
 
     Args:
         method: a trained method, in evaluation mode.
-        x: examples (B, C, H, W) with values in [0, 1], on the model's device.
+        x: examples (B, *shape), on the model's device.
         inference: refinement and calibration of the posterior; by default none.
         name: name of the examples in the result.
         samples: importance samples per example for the estimate of log p(x).

@@ -58,7 +58,7 @@ def importance(
 
     Args:
         model: p(x, z).
-        x: examples (B, C, H, W).
+        x: examples (B, *shape).
         q: the proposal density of z for each example.
         samples: number of importance samples per example.
         generator: source of the random noise, on the model's device.

@@ -49,9 +49,9 @@ class Gap:
     Args:
         name: name of the examples: test, train …
         family: the Gaussians that L* is optimised over, ``diagonal`` or ``full``.
-        exact: whether the posterior is a Gaussian of that family. If not (mixtures, flows), the
-            posterior's own family contains these Gaussians. Then its approximation gap is at most
-            the given one. Its amortisation gap is at least the given one, which can be negative.
+        exact: whether the posterior is a Gaussian of that family. If not (mixtures, flows), its own
+            family is larger. Then the approximation gap given here is an upper limit of the true one.
+            The amortisation gap is a lower limit and can be negative.
         elbo: L_q, (N,).
         diagonal: the ELBO of the best diagonal Gaussian, (N,).
         full: the ELBO of the best full Gaussian, (N,).

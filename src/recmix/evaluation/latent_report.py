@@ -14,7 +14,7 @@ from torch import Tensor
 
 from recmix.data import Examples
 from recmix.errors import ConfigError
-from recmix.evaluation.bounds import at_once, chunks
+from recmix.evaluation.bounds import at_once
 from recmix.inference import Inference
 from recmix.methods.method import Method, infer
 from recmix.model.latent import LatentModel
@@ -139,12 +139,13 @@ def latent_report(
     model = used.model(method.model)
     generator = torch.Generator(centre.device).manual_seed(seed)
     count = at_once(method.model, memory)
+    each = max(1, count // used.restarts)
     found: list[_Parts] = []
     tokens = 0
     for start in range(0, len(examples), AT_ONCE):
         batch = _batch(examples, slice(start, start + AT_ONCE), centre)
         tokens += int((batch >= 0).sum())
-        for x in chunks(batch, used, count):
+        for x in batch.split(each):
             found.append(_parts_of(model, x, infer(method, x, used), samples, generator, count))
         report(min(start + AT_ONCE, len(examples)))
     iwae, reconstruction, kl, mean = (torch.cat(part).double() for part in zip(*found, strict=True))
@@ -153,7 +154,7 @@ def latent_report(
     posteriors = [
         infer(method, x, used)
         for start in range(0, size, AT_ONCE)
-        for x in chunks(_batch(examples, rows[start : start + AT_ONCE], centre), used, count)
+        for x in _batch(examples, rows[start : start + AT_ONCE], centre).split(each)
     ]
     information, marginal = _information(model, posteriors, generator)
     has_tokens = model.likelihood.values == "classes" and model.fields is None
@@ -228,7 +229,7 @@ def _parts_of(
         log_p = model.log_conditional(x, z)  # (now, B)
         log_w.append(log_p + model.prior.log_prob(z) - log_q)
         reconstruction += log_p.sum(0)
-        kl += model.kl(q, z, log_q).expand(now, -1).sum(0)
+        kl += q.kl(model.prior, z, log_q).expand(now, -1).sum(0)
     iwae = torch.cat(log_w).logsumexp(0) - math.log(samples)
     return _Parts(iwae, reconstruction / samples, kl / samples, q.mean)
 

@@ -71,7 +71,7 @@ def modes(model: LatentModel, x: Tensor, starts: Tensor) -> tuple[FullGaussian, 
 
     Args:
         model: p(x, z).
-        x: examples (B, C, H, W).
+        x: examples (B, *shape).
         starts: K starting points for each example, (K, B, D).
 
     Returns:
@@ -96,15 +96,15 @@ def maximise_elbo(
 ) -> FullGaussian:
     """The Gaussian N(μ, L Lᵀ) with the highest ELBO that Adam finds for each example.
 
-    Adam starts at the Gaussian of `begin` with the highest ELBO, N(μ_0, L_0 L_0ᵀ). It optimises a
-    vector a and a matrix T, where μ = μ_0 + C a and L = L_0 T. C is the covariance factor of the first
-    Gaussian of `begin`. T is lower triangular with a positive diagonal; for the diagonal family T is
-    only this diagonal. ELBOs are compared on one fixed set of noise, which is not used for
-    optimisation. On this set the result is never worse than any Gaussian of `begin`.
+    Adam starts at N(μ_0, L_0 L_0ᵀ), the Gaussian of `begin` with the highest ELBO. It optimises a vector
+    a and a matrix T, with μ = μ_0 + C a and L = L_0 T. C is the covariance factor of the first Gaussian
+    of `begin`. T is lower triangular with a positive diagonal, or diagonal for the diagonal family.
+    ELBOs are compared with fixed noise that is not used for optimisation. With this noise the result is
+    never worse than any Gaussian of `begin`.
 
     Args:
         model: p(x, z).
-        x: examples (B, C, H, W).
+        x: examples (B, *shape).
         begin: Gaussians to start from. For the diagonal family each is replaced by the diagonal
             Gaussian with its mean and its conditional variances.
         diagonal: whether the covariance L Lᵀ must be diagonal.
@@ -208,7 +208,7 @@ def _expected_joint(
 
     Args:
         model: p(x, z).
-        x: examples (B, C, H, W).
+        x: examples (B, *shape).
         mean: μ, (B, D).
         factor: L, (B, D, D).
         noise: vectors ε (S, D), the same for all examples.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from recmix.data import Examples
 from recmix.errors import memory_advice
-from recmix.evaluation.bounds import ADVICE, Bounds, at_once, bounds_of, chunks
+from recmix.evaluation.bounds import ADVICE, Bounds, at_once, bounds_of
 from recmix.evaluation.timing import posterior_milliseconds
 from recmix.inference import Inference
 from recmix.methods.method import Method, infer
@@ -52,16 +52,17 @@ def score(
     Returns:
         A dictionary with the means over examples: ``elbo`` and ``iwae`` in nats, their standard errors
         ``elbo_se`` and ``iwae_se``, and the mixing ``weights``. ``milliseconds`` is the time to compute
-        the posterior of one batch. With `against` it also has the mean gains in both bounds over the
-        other inference; their standard errors are those of the differences of single examples. The
-        other entries say how this was measured.
+        the posterior of one batch. With `against` it also has the mean gains over the other inference,
+        ``elbo_gain`` and ``iwae_gain``, with the standard errors of the differences of single examples.
+        The other entries say how this was measured.
     """
     used, centre = inference or Inference(), method.model.centre
     generator, other = (torch.Generator(centre.device).manual_seed(seed) for _ in range(2))
     count = at_once(method.model, memory)
     elbo, iwae, weights, before = [], [], [], []
     for start in range(0, len(examples), AT_ONCE):
-        for x in chunks(_batch(examples, slice(start, start + AT_ONCE), centre), used, count):
+        batch = _batch(examples, slice(start, start + AT_ONCE), centre)
+        for x in batch.split(max(1, count // used.restarts)):
             q = infer(method, x, used)
             found = bounds_of(used.model(method.model), x, q, samples, generator, count)
             elbo.append(found.elbo)

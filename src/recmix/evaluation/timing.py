@@ -28,7 +28,7 @@ def posterior_milliseconds(
 
     Args:
         method: a trained method.
-        x: the batch (B, C, H, W).
+        x: the batch (B, *shape).
         inference: refinement and calibration of the posterior; by default none.
         repeats: number of repetitions; a posterior that takes more than a second is timed once.
     """
@@ -52,7 +52,7 @@ def pass_milliseconds(
 
     Args:
         method: a trained method.
-        batches: batches of the same size, (B, C, H, W) each.
+        batches: batches of the same size, (B, *shape) each.
         inference: refinement and calibration of the posterior; by default none.
         passes: number of passes.
     """

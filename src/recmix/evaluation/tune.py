@@ -78,7 +78,7 @@ class Frontier:
     """All inferences that were tried, and the one that is best within the time limit.
 
     Attributes:
-        trials: from the fastest to the slowest. The encoder's own posterior is one of them.
+        trials: all trials, from the fastest to the slowest. The encoder's own posterior is one of them.
         limit: the time limit in milliseconds per example.
         winner: the chosen trial.
         encoder: the trial of the encoder's own posterior, without refinement.
@@ -120,7 +120,7 @@ def candidates(
         method: a trained method.
         steps: numbers of refinement steps.
         base: gives the other options of all inferences, such as the calibration; by default their
-            defaults. If it has refinement steps, it is one of the inferences itself.
+            defaults. If it has refinement steps, it is tried too.
     """
     base = base or Inference()
     model = method.model
@@ -151,9 +151,9 @@ def tune(
 ) -> Frontier:
     """Measure time and IWAE bound of several inferences, and choose the best within a time limit.
 
-    The winner is the fastest inference within the limit whose bound is significantly above that of the
-    encoder's own posterior, and not significantly below the best bound within the limit. If there is
-    none, the winner is the encoder's own posterior, even if it takes longer than the limit.
+    Only inferences within the limit are compared. The winner is the fastest of them whose bound is
+    significantly above that of the encoder's own posterior, and not significantly below the best bound.
+    If there is none, the winner is the encoder's own posterior, even if it takes longer than the limit.
 
     Args:
         method: a trained method in evaluation mode.

@@ -218,8 +218,8 @@ def _with_controls(entries: list[GridRow]) -> tuple[list[GridRow], list[str]]:
         if plain.second:  # this first stage has a first stage itself
             add(plain.first)
         for row, name, why in (
-            (plain, first.label(), "other rows start from it"),
-            (replace(control, first=first), f"{first.label()}+", "it is the control"),
+            (plain, first.name.upper(), "other rows start from it"),
+            (replace(control, first=first), f"{first.name.upper()}+", "it is the control"),
         ):
             given = next((entry for entry in entries if entry.same_training(row)), row)
             if given not in rows:
@@ -257,8 +257,8 @@ def _templates(
         start = None
         if row.after and row.after not in places:
             raise ConfigError(
-                f"{row.label or row.method.label()} starts after {row.after!r}, but there is no such "
-                f"row before it: there are {', '.join(places)}"
+                f"{row.label or row.method.name.upper()} starts after {row.after!r}, but there is no "
+                f"such row before it: there are {', '.join(places)}"
             )
         if row.second:
             start = places[row.after] if row.after else first_stages[row.first.name]

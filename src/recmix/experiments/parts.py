@@ -94,9 +94,6 @@ def read_parts(
     Args:
         content: the content of the TOML file.
         name: name of the grid; it is also the title if the content has none.
-
-    Returns:
-        The title, the protocol, the columns and the rows.
     """
     _check_keys(content, ("title", "protocol", "budget", "columns", "methods"), "table")
     title = content.get("title", name)
@@ -197,7 +194,7 @@ def stage_training(budget: Mapping[str, Mapping[str, Any]], row: GridRow) -> Tra
             the stage ``second`` starts from a trained model.
         row: the method with its options.
     """
-    from recmix.methods.method import check_kl_can_change
+    from recmix.methods.training_checks import check_kl_can_change
     from recmix.training.fit import FIRST_STAGE, SECOND_STAGE
 
     stage, defaults = ("second", SECOND_STAGE) if row.second else ("first", FIRST_STAGE)

@@ -131,7 +131,8 @@ def train_together(
 ) -> str:
     """Train several runs at once, without scoring them.
 
-    Call `work` for each run afterwards. It scores the run, and trains it first if this failed.
+    Call `work` for each run afterwards. It scores the run. If training together failed, it trains the
+    run first.
 
     Args:
         store: the folder of run folders.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.resources import files
@@ -146,19 +146,15 @@ def _add_batch_routes(routes: Routes) -> None:
     drawing = {"count": Integer(16, 1, limits.images), "seed": Integer(-1, -1, LARGEST)}
     drawn = {"images": images, "z": array("BD"), "seed": WHOLE}
 
-    async def sample_texts(run: ServedRun, count: int, seed: int) -> Answer:
-        seed = seed if seed >= 0 else secrets.randbelow(LARGEST)
-        z = answers.prior(run.model, count, seed)
-        return {**await texts.decode(run, z), "z": z, "seed": seed}
-
-    shared = {"npy": "images", "for_texts": sample_texts}
-
-    @routes.post("/sample", None, drawing, drawn, count=memory.of_sample, **shared)
     async def sample(run: ServedRun, count: int, seed: int) -> Answer:
         """Mean examples E[x | z] of draws z from the prior; the seed -1 means a random seed."""
         seed = seed if seed >= 0 else secrets.randbelow(LARGEST)
         z = answers.prior(run.model, count, seed)
-        return {**await routes.batched(answers.decode, run, z), "z": z, "seed": seed}
+        decoded = texts.decode(run, z) if run.vocabulary else routes.batched(answers.decode, run, z)
+        return {**await decoded, "z": z, "seed": seed}
+
+    shared = {"npy": "images", "for_texts": sample}
+    routes.post("/sample", None, drawing, drawn, count=memory.of_sample, **shared)(sample)
 
 
 def _add_image_routes(routes: Routes) -> None:
@@ -218,12 +214,12 @@ def _add_information(routes: Routes) -> None:
     shown = reference.any_array("B") if axes is None else array(("B", *axes))
     part = {"total": WHOLE, "start": WHOLE, "images": shown}
 
-    @app.get(
-        "/runs/{run}/images",
-        response_class=Response,
-        responses=reference.responses("some test examples", part, npy=True),
-        openapi_extra={"parameters": reference.parameters(paging)},
-    )
+    def paged(path: str, responses: Mapping[int | str, Any]) -> Any:
+        """A decorator that adds a route for some of the test examples of a run."""
+        extra = {"parameters": reference.parameters(paging)}
+        return app.get(path, response_class=Response, responses=dict(responses), openapi_extra=extra)
+
+    @paged("/runs/{run}/images", reference.responses("some test examples", part, npy=True))
     async def test_images(request: Request, run: str) -> Response:
         """Test examples of a run. Its data must be on this machine; they are never downloaded."""
         given = wire.read_fields(dict(request.query_params), paging)
@@ -235,12 +231,7 @@ def _add_information(routes: Routes) -> None:
 
     written = {"total": WHOLE, "start": WHOLE, "texts": {"type": "array", "items": TEXT}}
 
-    @app.get(
-        "/runs/{run}/texts",
-        response_class=Response,
-        responses=reference.responses("some test texts", written),
-        openapi_extra={"parameters": reference.parameters(paging)},
-    )
+    @paged("/runs/{run}/texts", reference.responses("some test texts", written))
     async def test_texts(request: Request, run: str) -> Response:
         """Test texts of a run of texts. Its data must be on this machine."""
         given = wire.read_fields(dict(request.query_params), paging)

@@ -12,6 +12,8 @@ from functools import cache
 from typing import Any
 from xml.etree import ElementTree
 
+from recmix.model.graph_vocabulary import quiet, read_molecule
+
 __all__ = ["HINT", "can_draw", "draw", "is_molecule"]
 
 HINT = "molecules are drawn if RDKit is installed: pip install 'recmix[molecules]'"
@@ -106,10 +108,7 @@ def _clean(element: ElementTree.Element) -> ElementTree.Element | None:
 
 def _molecule(smiles: str) -> Any:
     """The RDKit molecule of a SMILES string; None if it is not valid or RDKit is missing."""
-    if not can_draw() or not smiles.split():
+    if not can_draw():
         return None
-    from rdkit import Chem, rdBase
-
-    with rdBase.BlockLogs():
-        molecule = Chem.MolFromSmiles(smiles.split(maxsplit=1)[0])
-    return molecule if molecule is not None and molecule.GetNumAtoms() else None
+    with quiet():
+        return read_molecule(smiles)

@@ -8,6 +8,7 @@ log p(x, z).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +23,7 @@ from recmix.inference.gauss_newton import ascend
 from recmix.model.latent import LatentModel
 from recmix.posteriors import FullGaussian, Posterior
 
-__all__ = ["bounds_at", "explain", "interpolate"]
+__all__ = ["describe", "explain", "interpolate", "points_between"]
 
 REACH = 4.0
 """The plane shows this many standard deviations of a component on each side of its mean."""
@@ -65,38 +66,56 @@ class Plane(NamedTuple):
         return self.axes @ full @ self.axes.T
 
 
-Path = list[tuple[FullGaussian, float]]
-"""For each number of Gauss-Newton steps: the Laplace approximation, and log p(x, z) at its mean z."""
+class Described(NamedTuple):
+    """The posterior q(z | x) of one example x, as numbers for an answer and as tensors.
+
+    Attributes:
+        answer: the fields that answers about images and about texts share.
+        x: the example, (1, ...).
+        q: its posterior.
+        found: weights, means and covariances of q's components.
+        path: for each number of Gauss-Newton steps, the Laplace approximation of q.
+    """
+
+    answer: dict[str, Any]
+    x: Tensor
+    q: Posterior
+    found: Moments
+    path: list[FullGaussian]
 
 
 @torch.no_grad()
-def explain(
-    model: ExplorableModel, image: Array, *, steps: int, samples: int, grid: int, seed: int
-) -> dict[str, Any]:
-    """Describe the posterior q(z | x) of one example; `docs/explorer.md` lists the fields.
+def describe(
+    model: ExplorableModel,
+    example: Array,
+    decode: Callable[[Tensor], Any],
+    *,
+    steps: int,
+    samples: int,
+    seed: int,
+) -> Described:
+    """Describe the posterior q(z | x) of one example: components, bounds, and each step of refinement.
 
     Args:
         model: the model.
-        image: the example x, (1, ...).
+        example: the example x, (1, ...).
+        decode: maps latent vectors (N, D) to what an answer shows for each of them.
         steps: number of Gauss-Newton steps on log p(x, z), which start at the mean of q.
         samples: number of samples for ELBO and IWAE.
-        grid: number of grid points along each side of the plane on which densities are computed.
         seed: seed of the samples; ELBO and IWAE after each step use the same seed.
     """
     latent_model, reuse = model.latent_model, model.spec.inference.reuse
-    x = torch.from_numpy(image).to(latent_model.centre)
-    q = model.posterior(image)
+    x = torch.from_numpy(example).to(latent_model.centre)
+    q = model.posterior(example)
     found = moments(q)
-    path: Path = []
+    path, log_joints = [], []
     for step in range(steps + 1):  # from the start each time: damping depends on the steps before
         z, at = ascend(latent_model, x, q.mean, steps=step, reuse=reuse)
-        path.append((FullGaussian.from_precision(z, at.precision), float(at.log_joint)))
-    plane = _plane(q.mean[0], found)
-    points = torch.cat([q.mean, found.means[0], *(laplace.mean for laplace, _ in path)])
-    decoded = to_array(latent_model.decode(points))
+        path.append(FullGaussian.from_precision(z, at.precision))
+        log_joints.append(float(at.log_joint))
+    decoded = decode(torch.cat([q.mean, found.means[0], *(laplace.mean for laplace in path)]))
     count = found.means.shape[1]
-    means, covariances = plane.project(found.means[0]), plane.covariance(found.full()[0])
-    return {
+    answer = {
         "mean": to_array(q.mean[0]),
         "reconstruction": decoded[0],
         "exact": found.exact,
@@ -106,37 +125,53 @@ def explain(
                 "mean": to_array(found.means[0, k]),
                 "variance": to_array(found.variances[0, k]),
                 "reconstruction": decoded[1 + k],
-                "plane": to_array(means[k]),
-                "covariance": to_array(covariances[k]),
             }
             for k in range(count)
         ],
-        "plane": _densities(latent_model, x, q, plane, _sides(plane, found, path, grid)),
-        "bounds": {**bounds_at(latent_model, x, q, samples, seed), "samples": samples, "seed": seed},
+        "bounds": {**_bounds(latent_model, x, q, samples, seed), "samples": samples, "seed": seed},
         "refinement": [
             {
                 "step": step,
                 "z": to_array(laplace.mean[0]),
-                "plane": to_array(plane.project(laplace.mean[0])),
-                "covariance": to_array(plane.covariance(laplace.covariance_matrix[0])),
                 "reconstruction": decoded[1 + count + step],
-                "log_joint": log_joint,
-                **bounds_at(latent_model, x, laplace, samples, seed),
+                "log_joint": log_joints[step],
+                **_bounds(latent_model, x, laplace, samples, seed),
             }
-            for step, (laplace, log_joint) in enumerate(path)
+            for step, laplace in enumerate(path)
         ],
     }
+    return Described(answer, x, q, found, path)
 
 
-def bounds_at(model: LatentModel, x: Tensor, q: Posterior, samples: int, seed: int) -> dict[str, float]:
-    """Estimate ELBO and IWAE of one example from samples of q.
+@torch.no_grad()
+def explain(
+    model: ExplorableModel, image: Array, *, steps: int, samples: int, grid: int, seed: int
+) -> dict[str, Any]:
+    """Describe the posterior q(z | x) of one example; `docs/explorer.md` lists the fields.
 
-    Args:
-        model: the generative model p(x, z).
-        x: the example, (1, ...).
-        q: the density of z from which samples are drawn.
-        samples: number of samples.
-        seed: seed of the samples.
+    The arguments are those of `describe`, and the number of grid points along each side of the plane on
+    which densities are computed.
+    """
+    latent_model = model.latent_model
+
+    def decode(z: Tensor) -> Array:
+        return to_array(latent_model.decode(z))
+
+    about = describe(model, image, decode, steps=steps, samples=samples, seed=seed)
+    answer, x, q, found, path = about
+    plane = _plane(q.mean[0], found)
+    parts = [*answer["components"], *answer["refinement"]]
+    means = torch.cat([found.means[0], *(laplace.mean for laplace in path)])
+    full = torch.cat([found.full()[0], *(laplace.covariance_matrix for laplace in path)])
+    for part, mean, covariance in zip(parts, means, full, strict=True):
+        part["plane"] = to_array(plane.project(mean))
+        part["covariance"] = to_array(plane.covariance(covariance))
+    sides = _sides(plane, found, path, grid)
+    return {**answer, "plane": _densities(latent_model, x, q, plane, sides)}
+
+
+def _bounds(model: LatentModel, x: Tensor, q: Posterior, samples: int, seed: int) -> dict[str, float]:
+    """Estimate ELBO and IWAE of one example x (1, ...) from samples of q.
 
     Returns:
         The fields ``elbo`` and ``iwae``, in nats.
@@ -169,7 +204,7 @@ def _plane(mean: Tensor, found: Moments) -> Plane:
     return Plane("slice", mean, axes, labels)
 
 
-def _sides(plane: Plane, found: Moments, path: Path, grid: int) -> list[Array]:
+def _sides(plane: Plane, found: Moments, path: list[FullGaussian], grid: int) -> list[Array]:
     """Choose the coordinates of the grid along both axes of the plane.
 
     The grid contains the components of q(z | x) and the points z after each Gauss-Newton step. The
@@ -177,8 +212,8 @@ def _sides(plane: Plane, found: Moments, path: Path, grid: int) -> list[Array]:
     """
     shown = found.weights[0] >= SMALL_WEIGHT
     shown[found.weights[0].argmax()] = True
-    last = path[-1][0].covariance_matrix.expand(len(path), -1, -1)
-    means = plane.project(torch.cat([found.means[0][shown], *(laplace.mean for laplace, _ in path)]))
+    last = path[-1].covariance_matrix.expand(len(path), -1, -1)
+    means = plane.project(torch.cat([found.means[0][shown], *(laplace.mean for laplace in path)]))
     covariances = plane.covariance(torch.cat([found.full()[0][shown], last]))
     reach = REACH * covariances.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
     low, high = to_array((means - reach).amin(0).double()), to_array((means + reach).amax(0).double())
@@ -230,7 +265,12 @@ def interpolate(model: ExplorableModel, images: Array, *, steps: int) -> dict[st
     Returns:
         The points ``z`` (steps, D), and ``images`` (steps, ...) decoded at them.
     """
-    first, last = model.posterior(images).mean
-    share = torch.linspace(0, 1, steps, dtype=first.dtype, device=first.device)[:, None]
-    z = (1 - share) * first + share * last
+    z = points_between(model, images, steps)
     return {"z": to_array(z), "images": to_array(model.decode(z))}
+
+
+def points_between(model: ExplorableModel, x: Array, steps: int) -> Tensor:
+    """Points (steps, D) on the straight line between the posterior means of two examples x (2, ...)."""
+    first, last = model.posterior(x).mean
+    share = torch.linspace(0, 1, steps, dtype=first.dtype, device=first.device)[:, None]
+    return (1 - share) * first + share * last

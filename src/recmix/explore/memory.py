@@ -145,7 +145,7 @@ def of_interpolate(run: ServedRun, _rows: int, *, steps: int) -> int:
 
 
 def of_texts(run: ServedRun, texts: int) -> int:
-    """Return how many numbers an answer with this many texts counts as.
+    """Return the size of an answer with this many texts, measured in numbers, for `check_answer`.
 
     A token of a text counts as two numbers.
     """
@@ -153,7 +153,7 @@ def of_texts(run: ServedRun, texts: int) -> int:
 
 
 def of_drawings(drawings: int) -> int:
-    """Return how many numbers an answer with this many drawings counts as.
+    """Return the size of an answer with this many drawings, measured in numbers, for `check_answer`.
 
     A drawing has at most 64 KiB, which counts as 4096 numbers.
     """

@@ -104,23 +104,24 @@ class Routes:
             async def answer(request: Request) -> Response:
                 fields, rows = await wire.read_request(request, takes, integers)
                 run = self.catalogue.find(fields.pop("run"))
-                if for_texts is not None and run.vocabulary is not None:
-                    try:
-                        found = await self._answer_texts(request, run, takes, rows, fields, for_texts)
-                    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-                        raise Refused(422, TOO_LARGE) from None
-                    return respond(request, found, run=run.name)
-                if isinstance(rows, Texts):
+                by_text = None if run.vocabulary is None else for_texts
+                if by_text and takes in LEADING and not isinstance(rows, Texts):
+                    run.refuse_arrays()
+                elif not by_text and isinstance(rows, Texts):
                     run.needed_vocabulary()
-                given = [] if takes is None else [run.check(takes, rows, self.limits.images)]
-                if count is not None:
-                    numbers = count(run, len(given[0]) if given else 0, **fields)
-                    self.reserve(request, run, numbers)
+                if takes is not None and (takes == "z" or not by_text):
+                    rows = run.check(takes, rows, self.limits.images)
+                given = [] if takes is None else [rows]
+                size = len(rows) if given else 0
+                if by_text:
+                    self.reserve(request, run, self.texts.count(run, path, size, fields))
+                elif count is not None:
+                    self.reserve(request, run, count(run, size, **fields))
                 try:
-                    found = await compute(run, *given, **fields)
+                    found = await (by_text or compute)(run, *given, **fields)
                 except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
                     raise Refused(422, TOO_LARGE) from None
-                return respond(request, found, run=run.name, array=npy)
+                return respond(request, found, run=run.name, array=None if by_text else npy)
 
             self.app.post(
                 path,
@@ -135,25 +136,6 @@ class Routes:
             )(answer)
 
         return add
-
-    async def _answer_texts(
-        self,
-        request: Request,
-        run: ServedRun,
-        takes: str | None,
-        rows: Any,
-        fields: dict[str, int],
-        compute: Compute,
-    ) -> Answer:
-        """Compute the answer to a request for a run of texts."""
-        if takes in LEADING and not isinstance(rows, Texts):
-            run.refuse_arrays()
-        given = [] if takes is None else [rows]
-        if takes == "z":
-            given = [run.check(takes, rows, self.limits.images)]
-        size = len(given[0]) if given else 0
-        self.reserve(request, run, self.texts.count(run, request.url.path, size, fields))
-        return await compute(run, *given, **fields)
 
     def reserve(self, request: Request, run: ServedRun, numbers: int) -> None:
         """Count the memory of an answer before it is computed; refuse the request if that is too much.

@@ -41,7 +41,9 @@ class TextAnswers:
         self._drawing = asyncio.Semaphore(1)
 
     def count(self, run: ServedRun, path: str, rows: int, fields: dict[str, int]) -> int:
-        """Estimate how many numbers an answer counts as, before it is computed. This limits memory.
+        """Estimate the size of an answer before it is computed, measured in numbers.
+
+        `check_answer` refuses an answer that is too large.
 
         Args:
             run: the run.
@@ -128,7 +130,7 @@ class TextAnswers:
         if len(given) != 2:
             raise Refused(422, f"two texts are needed, got {len(given)}")
         read = await self._read(run, given)
-        work = partial(texts.points_between, run.model, read.x, steps)
+        work = partial(texts.texts_between, run.model, read.x, steps)
         found = await self.batcher.alone(work, cost=steps)
         decoded = await self._decode(run, found["texts"])
         return {"z": found["z"], "texts": decoded, "problems": read.problems}

@@ -12,22 +12,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recmix.explore.answers import moments, to_array
+from recmix.explore.answers import to_array
 from recmix.explore.drawing import can_draw, is_molecule
-from recmix.explore.explain import bounds_at
+from recmix.explore.explain import describe, points_between
 from recmix.explore.wire import Array, Refused
 from recmix.inference import Inference
-from recmix.inference.gauss_newton import ascend
 from recmix.methods.method import infer_no_grad
 from recmix.model.sequence_vocabulary import TokenVocabulary
 from recmix.model.vocabulary import Vocabulary
-from recmix.posteriors import FullGaussian
 
 if TYPE_CHECKING:
     from recmix.explore.catalogue import ExplorableModel
 
-__all__ = ["DRAWS", "ReadTexts", "encoder_means", "explain_text", "most_likely", "points_between"]
-__all__ += ["nearest", "read_texts", "reconstruct_texts"]
+__all__ = ["DRAWS", "ReadTexts", "encoder_means", "explain_text", "most_likely", "nearest"]
+__all__ += ["read_texts", "reconstruct_texts", "texts_between"]
 
 DRAWS = 4
 """How many texts are drawn from p(x | z) at the posterior mean."""
@@ -162,43 +160,12 @@ def explain_text(
         samples: number of samples for ELBO and IWAE.
         seed: seed of all samples.
     """
-    latent_model, reuse = model.latent_model, model.spec.inference.reuse
-    example = torch.from_numpy(x).to(latent_model.centre)
-    q = model.posterior(x)
-    found = moments(q)
-    path: list[tuple[Tensor, dict[str, Any]]] = []
-    for step in range(steps + 1):  # from the start each time: damping depends on the steps before
-        z, at = ascend(latent_model, example, q.mean, steps=step, reuse=reuse)
-        laplace = FullGaussian.from_precision(z, at.precision)
-        bounds = bounds_at(latent_model, example, laplace, samples, seed)
-        path.append((z, {"step": step, "log_joint": float(at.log_joint), **bounds}))
-    points = torch.cat([q.mean, found.means[0], *(z for z, _ in path)])
-    texts = vocabulary.decode(most_likely(model, points))
-    count = found.means.shape[1]
-    return {
-        "mean": to_array(q.mean[0]),
-        "reconstruction": texts[0],
-        "samples": vocabulary.decode(_draw(model, q.mean, seed)),
-        "exact": found.exact,
-        "components": [
-            {
-                "weight": float(found.weights[0, k]),
-                "mean": to_array(found.means[0, k]),
-                "variance": to_array(found.variances[0, k]),
-                "reconstruction": texts[1 + k],
-            }
-            for k in range(count)
-        ],
-        "bounds": {
-            **bounds_at(latent_model, example, q, samples, seed),
-            "samples": samples,
-            "seed": seed,
-        },
-        "refinement": [
-            {**at, "z": to_array(z[0]), "reconstruction": text}
-            for (z, at), text in zip(path, texts[1 + count :], strict=True)
-        ],
-    }
+
+    def decode(z: Tensor) -> list[str]:
+        return vocabulary.decode(most_likely(model, z))
+
+    about = describe(model, x, decode, steps=steps, samples=samples, seed=seed)
+    return {**about.answer, "samples": vocabulary.decode(_draw(model, about.q.mean, seed))}
 
 
 def _draw(model: ExplorableModel, z: Tensor, seed: int) -> Array:
@@ -209,7 +176,7 @@ def _draw(model: ExplorableModel, z: Tensor, seed: int) -> Array:
     return to_array(latent_model.likelihood.sample(decoded, generator).float())
 
 
-def points_between(model: ExplorableModel, x: Array, steps: int) -> dict[str, Any]:
+def texts_between(model: ExplorableModel, x: Array, steps: int) -> dict[str, Any]:
     """Decode points on the straight line between the posterior means of two texts.
 
     Args:
@@ -220,9 +187,7 @@ def points_between(model: ExplorableModel, x: Array, steps: int) -> dict[str, An
     Returns:
         The points ``z`` (steps, D), and the most likely examples at them, ``texts`` (steps, *shape).
     """
-    first, last = model.posterior(x).mean
-    share = torch.linspace(0, 1, steps, dtype=first.dtype, device=first.device)[:, None]
-    z = (1 - share) * first + share * last
+    z = points_between(model, x, steps)
     return {"z": to_array(z), "texts": most_likely(model, z)}
 
 

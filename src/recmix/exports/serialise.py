@@ -222,17 +222,31 @@ def _program(graph: Graph) -> torch.export.ExportedProgram:
 
         trace = make_fx(graph, BACKWARD, "symbolic", _allow_non_fake_inputs=True)
         module = trace(*example)
-    else:  # exported again below, without the networks that it does not use
-        module = torch.export.export(graph, example, dynamic_shapes=shapes, strict=False).module()
-        module.graph.eliminate_dead_code()
-        module.delete_all_unused_submodules()
-        module.recompile()
     program = torch.export.export(module, example, dynamic_shapes=shapes, strict=False)
+    _remove_unused(program)
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # it holds paths of this machine
         node.meta.pop("from_node", None)  # it holds addresses in memory, which differ each time
     _check(graph, program.module())
     return program
+
+
+def _remove_unused(program: torch.export.ExportedProgram) -> None:
+    """Remove the operations and the weights of a program that its results do not depend on."""
+    from torch.export.graph_signature import InputKind
+
+    program.graph.eliminate_dead_code()
+    unused = {n.name: n for n in program.graph.nodes if n.op == "placeholder" and not n.users}
+    signature = program.graph_signature
+    for spec in list(signature.input_specs):
+        if spec.kind != InputKind.USER_INPUT and spec.arg.name in unused:
+            signature.input_specs.remove(spec)
+            program.graph.erase_node(unused[spec.arg.name])
+    used = {spec.target for spec in signature.input_specs}
+    for stored in (program.state_dict, program.constants):
+        for name in set(stored) - used:
+            del stored[name]
+    program.graph_module.recompile()
 
 
 def _pt2(graph: Graph) -> bytes:

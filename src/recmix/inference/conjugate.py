@@ -66,9 +66,9 @@ def conjugate(
     candidate step increases it keeps its z. The results carry no gradient. Memory grows linearly with
     the dimension of z.
 
-    H contains the curvature of the prior. It is exact for N(0, I) and for up to 64 latent dimensions,
-    except that eigenvalues below a small positive minimum are raised to it. For other priors with more
-    dimensions only the diagonal of the prior's curvature is used, with the same minimum.
+    H contains the curvature of the prior. For N(0, I) it is exact. For other priors it is a full matrix
+    with up to 64 latent dimensions, and an estimate of its diagonal with more. Its eigenvalues, or the
+    values on the diagonal, are raised to a small positive minimum.
 
     Args:
         model: the model p(x, z).

@@ -366,7 +366,7 @@ def ascend(
         x: examples (B, *shape).
         start: first latent points (B, D).
         steps: number of Gauss-Newton steps.
-        damping: the first λ, in units of the prior's precision.
+        damping: the first λ. For comparison, the precision of the prior N(0, I) is 1.
         chunk: number of columns of the decoder's Jacobian per pass, see `jacobian`.
         reuse: number of further steps after each Gauss-Newton step; they use a new gradient and the
             same curvature.

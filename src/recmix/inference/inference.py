@@ -31,10 +31,10 @@ CALIBRATION = ("scale", "slope", "reference")
 class Inference(Options):
     """How a posterior q(z | x) is refined and then calibrated, each time it is used.
 
-    Refinement replaces each component of q by a better Gaussian, by a few steps from its mean. An
-    example whose estimated ELBO this would lower keeps its q. Calibration multiplies the standard
-    deviations by a factor that was chosen on validation data. The noise of the likelihood can be
-    calibrated too; this changes the model of the data. By default nothing is changed.
+    Refinement makes a few steps from the mean of each component of q, and replaces the component by a
+    better Gaussian. An example keeps its q if its estimated ELBO would become lower. Calibration
+    multiplies the standard deviations by a factor that was chosen on validation data. The noise of the
+    likelihood can be calibrated too; this changes the model of the data. By default nothing is changed.
 
     A call returns the improved posterior: ``inference(model, x, q)``.
 
@@ -114,9 +114,9 @@ class Inference(Options):
 
     @property
     def in_training(self) -> Inference:
-        """The settings for training and for selecting the best epoch.
+        """The settings with which training computes posteriors and selects the best epoch.
 
-        They are those of `for_training`, or the defaults if there are no refinement steps.
+        With refinement steps these are the settings `for_training`, without them the default settings.
         """
         return self.for_training if self.refine else Inference()
 

@@ -74,7 +74,9 @@ def learned(
 def gaussian_at(
     model: LatentModel, z: Tensor, mean: Tensor | None = None
 ) -> FullGaussian | LowRankGaussian:
-    """The Gaussian with the covariance L Lᵀ that the curvature network gives at z.
+    """The Gaussian with the covariance L Lᵀ, where the curvature network gives the factor L at z.
+
+    It is a `FullGaussian` if the network has rank 0, else a `LowRankGaussian`.
 
     Args:
         model: the model p(x, z) with a curvature network.
@@ -94,7 +96,7 @@ class Iterate(NamedTuple):
         z: latent points (B, D).
         value: log p(x, z), (B,).
         gradient: the derivative of log p(x, z) with respect to z, (B, D).
-        length: factor of the next direction, (B,).
+        length: factor t of the next step t p along the direction p, (B,).
     """
 
     z: Tensor

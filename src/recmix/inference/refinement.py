@@ -49,19 +49,18 @@ def laplace(
 ) -> FullGaussian:
     """The Gaussian N(z*, H⁻¹), where z* is reached by damped Gauss-Newton steps from `start`.
 
-    H is the Gauss-Newton curvature of -log p(x, z) at z*. A sample is z = z* + H^(-½) ε. The decoder's
-    parameters receive its gradient in three ways: through the likelihood at z, through H, and through
-    z*. The last uses dz* = H⁻¹ dg, where g is the gradient of log p(x, z) at z* (implicit function
-    theorem). So only the last Jacobian is differentiated, for any number of steps. H also changes when
-    z* moves; this term is neglected. It is zero for a piecewise linear decoder and a Gaussian
-    likelihood. `start` receives no gradient.
+    H is the Gauss-Newton curvature of -log p(x, z) at z*. Both z* and H carry gradients to the decoder's
+    parameters. The gradient of z* is dz* = H⁻¹ dg, where g is the gradient of log p(x, z) at z*
+    (implicit function theorem). So only the last Jacobian is differentiated, for any number of steps. H
+    also changes when z* moves, but this term is neglected. It is zero for a piecewise linear decoder and
+    a Gaussian likelihood. `start` receives no gradient.
 
     Args:
         model: the model p(x, z).
         x: examples (B, *shape).
         start: first latent points (B, D).
         steps: number of Gauss-Newton steps; 0 gives N(start, H⁻¹) with the curvature at `start`.
-        damping: λ of the first step, in units of the prior's precision.
+        damping: λ of the first step. For comparison, the precision of the prior N(0, I) is 1.
         reuse: number of further steps with the same curvature after each step, see
             `recmix.inference.gauss_newton.ascend`.
         restarts: number of starting points for each example. They are `start` times each of

@@ -21,10 +21,10 @@ def never_worse(
 ) -> Posterior:
     """For each example, the refined posterior if its ELBO is at least that of the start, else the start.
 
-    Both ELBOs are estimated from the same noise, which is always the same. So the same example always
-    gives the same result. If both posteriors are Gaussians, a control variate reduces the error of the
-    estimate for the start: log p(x, z) is close to log r(z) plus a constant, where r is the refined
-    posterior, and the mean of log r(z) under the start has a closed form.
+    Both ELBOs are estimated from the same fixed noise. So the same example always gives the same result.
+    If both posteriors are Gaussians, a control variate reduces the error of the estimate for the start.
+    It is log r(z), where r is the refined posterior: this is close to log p(x, z) up to a constant, and
+    its mean under the start has a closed form.
 
     Args:
         model: the model p(x, z).

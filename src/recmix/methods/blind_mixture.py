@@ -69,7 +69,7 @@ class BlindMixture(Method):
         self._draw_others()
 
     def posterior(self, x: Tensor) -> Mixture:
-        """The mixture q(z | x) for examples x (B, C, H, W), in one feed-forward pass."""
+        """The mixture q(z | x) for examples x (B, *shape), in one feed-forward pass."""
         return blind_mixture(self, x)
 
     def loss(self, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
@@ -164,7 +164,7 @@ class BlindMixture(Method):
 
 @replaceable
 def blind_mixture(method: BlindMixture, x: Tensor) -> Mixture:
-    """The mixture q(z | x) of a `BlindMixture` for examples x (B, C, H, W).
+    """The mixture q(z | x) of a `BlindMixture` for examples x (B, *shape).
 
     `recmix.accelerate` may replace this function by a faster one.
     """

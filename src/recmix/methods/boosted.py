@@ -137,10 +137,10 @@ class _Boosted(RecursiveMixture):
 class BoostedER1(_Boosted):
     """A recursive mixture with an entropy reward that is estimated from samples.
 
-    Components are added one at a time: Q_m = (1 - ε_m) Q_{m-1} + ε_m q_m is the mixture after the new
-    component q_m, whose weight is ε_m(x). q_m maximises E[log p(x, z) - log Q_{m-1}(z)] + ν H[q_m],
-    where z comes from q_m and H is the entropy. This is ELBO(q_m) + KL(q_m || Q_{m-1}) + ν H[q_m]. The
-    KL has no bound and may diverge; training then stops at the first loss that is not a finite number.
+    Components are added one at a time. The new component q_m has the weight ε_m(x) and gives the mixture
+    Q_m = (1 - ε_m) Q_{m-1} + ε_m q_m. It maximises ELBO(q_m) + KL(q_m || Q_{m-1}) + ν H[q_m], where H is
+    the entropy. This is E[log p(x, z) - log Q_{m-1}(z)] + ν H[q_m] for samples z of q_m. The KL has no
+    bound and may diverge; training then stops at the first loss that is not a finite number.
     The factor is ν = 1 / √(t + 1), see `clock`. H[q_m] is estimated by -log q_m(z) at one sample z of
     q_m.
 
@@ -179,13 +179,13 @@ class BoostedER1(_Boosted):
 class BoostedER2(_Boosted):
     """A recursive mixture with an entropy reward in closed form.
 
-    Components are added one at a time: Q_m = (1 - ε_m) Q_{m-1} + ε_m q_m is the mixture after the new
-    component q_m, whose weight is ε_m(x). q_m maximises E[log p(x, z) - log Q_{m-1}(z)] + ν H[q_m],
-    where z comes from q_m and H is the entropy. This is ELBO(q_m) + KL(q_m || Q_{m-1}) + ν H[q_m]. The
-    KL has no bound and may diverge; training then stops at the first loss that is not a finite number.
-    The factor is ν = 1 / √(t + 1), see `clock`. H = ½ (log det Σ + D log 2πe) is exact
-    for a Gaussian with covariance Σ in D dimensions; `bvi-er1` estimates the same H. The paper writes
-    log det Σ, which is 2 H up to a constant.
+    Components are added one at a time. The new component q_m has the weight ε_m(x) and gives the mixture
+    Q_m = (1 - ε_m) Q_{m-1} + ε_m q_m. It maximises ELBO(q_m) + KL(q_m || Q_{m-1}) + ν H[q_m], where H is
+    the entropy. This is E[log p(x, z) - log Q_{m-1}(z)] + ν H[q_m] for samples z of q_m. The KL has no
+    bound and may diverge; training then stops at the first loss that is not a finite number.
+    The factor is ν = 1 / √(t + 1), see `clock`. For a Gaussian with covariance Σ in D dimensions,
+    H = ½ (log det Σ + D log 2πe). The paper writes log det Σ, which is 2 H up to a constant. `bvi-er1`
+    estimates the same H from samples.
 
     Args:
         model: p(x, z).

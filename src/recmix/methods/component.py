@@ -41,7 +41,7 @@ class Component(CountsTraining, ABC):
     several components. Keyword-only constructor arguments are the component's options.
 
     Args:
-        encoder: network from examples (B, C, H, W) to (B, 2 D), for the latent dimension D.
+        encoder: network from examples (B, *shape) to (B, 2 D), for the latent dimension D.
         model: gives the shapes of x and z; it is not kept.
     """
 
@@ -67,7 +67,7 @@ class Component(CountsTraining, ABC):
 
     @abstractmethod
     def forward(self, x: Tensor, model: LatentModel) -> Posterior:
-        """The posterior q(z | x) for examples x (B, C, H, W) with values in [0, 1].
+        """The posterior q(z | x) for examples x (B, *shape).
 
         Args:
             x: examples.

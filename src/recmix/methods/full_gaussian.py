@@ -41,7 +41,7 @@ class FullComponent(Component):
             nn.init.zeros_(self.below.bias)
 
     def forward(self, x: Tensor, model: LatentModel) -> FullGaussian:
-        """The full Gaussian q(z | x) for x (B, C, H, W), in one pass through the encoder."""
+        """The full Gaussian q(z | x) for x (B, *shape), in one pass through the encoder."""
         example = model.observed(x.to(model.centre.dtype))
         features, parameters = encode_with_features(self.encoder, example)
         diagonal = Gaussian.from_parameters(parameters)

@@ -58,7 +58,7 @@ class HouseholderComponent(Component):
     """A Gaussian encoder followed by Householder reflections; see `HouseholderFlow`.
 
     Args:
-        encoder: (B, C, H, W) -> (B, 2 D), which are μ and log σ². The reflections are computed from
+        encoder: (B, *shape) -> (B, 2 D), which are μ and log σ². The reflections are computed from
             its hidden features.
         model: p(x, z); gives the dimension D of z.
         flows: number of reflections, 1 or more.
@@ -78,7 +78,7 @@ class HouseholderComponent(Component):
         self.register_buffer("signs", 1.0 - 2.0 * reflected.remainder(2), persistent=False)
 
     def forward(self, x: Tensor, model: LatentModel) -> Reflected:
-        """q(z | x) for x (B, C, H, W): the encoder's Gaussian, reflected by vectors computed from x."""
+        """q(z | x) for x (B, *shape): the encoder's Gaussian, reflected by vectors computed from x."""
         features, output = encode_with_features(self.encoder, model.observed(x))
         mean, log_variance = output.chunk(2, -1)
         units = [unit(v) for v in self.vectors(features)]

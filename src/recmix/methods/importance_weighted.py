@@ -28,7 +28,7 @@ class ImportanceWeighted(Method):
 
     Args:
         model: p(x, z).
-        encoder: (B, C, H, W) -> (B, 2 D).
+        encoder: (B, *shape) -> (B, 2 D).
         samples: K, the number of samples of the bound, at least 1.
         doubly: train the encoder with the doubly reparameterised gradient (DReG).
 
@@ -93,7 +93,7 @@ def _doubly_log_weights(
 
     Args:
         model: p(x, z).
-        x: examples (B, C, H, W).
+        x: examples (B, *shape).
         q: q(z | x).
         samples: K.
         generator: source of the random noise.

@@ -166,7 +166,7 @@ class IAFComponent(Component):
     """A Gaussian encoder followed by inverse autoregressive steps; see `InverseAutoregressiveFlow`.
 
     Args:
-        encoder: (B, C, H, W) -> (B, 2 D), gives μ, log σ² and the features of x.
+        encoder: (B, *shape) -> (B, 2 D), gives μ, log σ² and the features of x.
         model: gives the shapes.
         flows: number of steps, 1 or more.
         hidden: units in each of the two hidden layers of a step's network, D or more.
@@ -191,7 +191,7 @@ class IAFComponent(Component):
         )
 
     def forward(self, x: Tensor, model: LatentModel) -> Flow:
-        """q(z | x) for x (B, C, H, W): the encoder's Gaussian and the steps of the flow."""
+        """q(z | x) for x (B, *shape): the encoder's Gaussian and the steps of the flow."""
         features, output = encode_with_features(self.encoder, model.observed(x))
         return Flow(Gaussian.from_parameters(output), [step(features) for step in self.steps])
 

@@ -25,17 +25,16 @@ __all__ = ["VLAE", "LaplaceComponent"]
 
 @register_component
 class LaplaceComponent(GaussianComponent):
-    """A Laplace approximation q(z | x) = N(z*, H⁻¹) at the mode z* of p(z | x).
+    """The Laplace approximation q(z | x) = N(z*, H⁻¹) at the mode z* of p(z | x).
 
     Gauss-Newton steps lead from the encoder's mean to z*. H is the Gauss-Newton curvature of
     -log p(x, z) at z*. The steps are damped and never lower log p(x, z), see
-    `recmix.inference.gauss_newton`.
-    The decoder's parameters receive gradients, see `recmix.inference.refinement.laplace`.
+    `recmix.inference.gauss_newton`. The decoder's parameters receive gradients, see
+    `recmix.inference.refinement.laplace`.
 
-    The encoder receives no gradient. The mode does not depend on the starting point, unless the steps
-    have not reached it. A gradient through the steps, or one that treats them as the identity
-    (straight-through), is not zero, but training with it makes the starting points worse. `VLAE` trains
-    the encoder on its own ELBO instead. In a mixture the encoder of this component is not trained.
+    The encoder receives no gradient through the steps, because training with such a gradient makes the
+    starting points worse. `VLAE` trains the encoder on its own ELBO instead. In a mixture the encoder of
+    this component is not trained.
 
     Args:
         encoder: its mean is the starting point.
@@ -71,13 +70,13 @@ class LaplaceComponent(GaussianComponent):
         return output
 
     def forward(self, x: Tensor, model: LatentModel) -> FullGaussian:  # type: ignore[override]
-        """The Laplace approximation for x (B, C, H, W), with the encoder's mean as starting point."""
+        """The Laplace approximation for x (B, *shape), with the encoder's mean as starting point."""
         with torch.no_grad():
             start = encode(self, x.to(model.centre.dtype), model).mean
         return self.refine(x, start, model)
 
     def refine(self, x: Tensor, start: Tensor, model: LatentModel) -> FullGaussian:
-        """The Laplace approximation for x (B, C, H, W), by Gauss-Newton steps from `start` (B, D)."""
+        """The Laplace approximation for x (B, *shape), by Gauss-Newton steps from `start` (B, D)."""
         return laplace(model, x, start, steps=self.steps, damping=self.damping)
 
 
@@ -143,7 +142,7 @@ class VLAE(Method):
         parameters = component.parameters_at(x, self.model)
         q = component.refine(x, parameters.detach().chunk(2, dim=-1)[0], self.model)
         z, log_q = q.rsample_and_log_prob(1, generator=generator)
-        elbo = (self.model.log_conditional(x, z) - self.model.kl(q, z, log_q)).mean()
+        elbo = (self.model.log_conditional(x, z) - q.kl(self.model.prior, z, log_q)).mean()
         if not parameters.requires_grad:
             return -elbo
         own = (parameters * elbo_gradient(self.model, x, parameters[None], generator)[0]).sum()

@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from recmix.errors import ConfigError
 from recmix.inference import Inference
-from recmix.inference.gauss_newton import check_decoder_has_jacobian
 from recmix.methods.component import Component, CountsTraining
+from recmix.methods.copy_weights import copy_weights, same_shapes
+from recmix.methods.objective import ELBO, Objective
 from recmix.methods.optimizers import make_optimizer, model_groups
 from recmix.model.latent import LatentModel
 from recmix.model.replaceable import replaceable
-from recmix.objectives import elbo, kl_by_dimension, log_mean_exp, weighted_elbo
+from recmix.objectives import elbo, log_mean_exp, weighted_elbo
 from recmix.posteriors import Posterior
 
 __all__ = [
+    "ELBO",
     "Method",
     "Objective",
     "Optimizers",
-    "check_can_be_distilled",
-    "check_kl_can_change",
     "copy_weights",
     "fuse_networks",
     "infer",
@@ -36,45 +34,8 @@ __all__ = [
 
 Optimizers = dict[str, torch.optim.Optimizer]
 
-NO_REFINEMENT, TWO_STEPS = Inference(), Inference(refine=2)
 TEACHER_SAMPLES = 8
 """Samples of the refined posterior that an encoder is fitted to in one step; they need no decoder."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Objective:
-    """Options that change what the decoder and the encoders maximise in a training step.
-
-    The default leaves the method's own objective as it is.
-
-    Attributes:
-        iwae_samples: if not 0, the decoder maximises the IWAE bound with this number of samples.
-        inference: if it has refinement steps, the decoder is trained on the posterior refined by
-            it.
-        distil: weight of the distillation loss in the encoders' loss, 0 to 1.
-        teacher: the refinement of the teacher. Distillation fits the encoders to samples of the
-            posterior that is refined by it.
-        kl_weight: if not None, the weight of the KL in the ELBO, a scalar tensor on the device. It may
-            change between steps.
-        free_bits: nats per latent dimension below which the KL is not reduced; it has an effect only
-            with `kl_weight`. See `recmix.objectives.weighted_elbo`.
-    """
-
-    iwae_samples: int = 0
-    inference: Inference = NO_REFINEMENT
-    distil: float = 0.0
-    teacher: Inference = TWO_STEPS
-    kl_weight: Tensor | None = field(default=None, compare=False)
-    free_bits: float = 0.0
-
-    @property
-    def separate_decoder(self) -> bool:
-        """Whether the decoder is trained on an objective of its own, not on that of the encoders."""
-        return bool(self.iwae_samples or self.inference.refine)
-
-
-ELBO = Objective()
-"""The method's own objective, with nothing added."""
 
 
 class Method(CountsTraining, ABC):
@@ -128,11 +89,6 @@ class Method(CountsTraining, ABC):
         super().__init__()
         self.model = model
         self.components = nn.ModuleList(components)
-
-    @classmethod
-    def label(cls) -> str:
-        """The name of the method in tables: by default its `name` in capitals."""
-        return cls.name.upper()
 
     @classmethod
     def minimises_elbo(cls) -> bool:
@@ -432,69 +388,3 @@ def update(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
     if trained:
         loss.backward(inputs=trained)
         optimizer.step()
-
-
-def same_shapes(a: nn.Module, b: nn.Module) -> bool:
-    """Whether two modules have state dictionaries with the same names and shapes.
-
-    Curvature networks are not compared, because one can be added to a trained model or removed from it.
-    """
-    one, two = (_without_curvature(module.state_dict()) for module in (a, b))
-    return one.keys() == two.keys() and all(one[k].shape == two[k].shape for k in one)
-
-
-def copy_weights(to: nn.Module, source: nn.Module) -> None:
-    """Copy all weights of the module `source` to the module `to`.
-
-    If their shapes differ, the curvature network of the model is not copied: `to` keeps its own.
-    """
-    mine, theirs = to.state_dict(), source.state_dict()
-    if {k: v.shape for k, v in mine.items()} != {k: v.shape for k, v in theirs.items()}:
-        own = {k: v for k, v in mine.items() if k not in _without_curvature(mine)}
-        theirs = _without_curvature(theirs) | own
-    to.load_state_dict(theirs)
-
-
-def _without_curvature(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state dictionary without the curvature network of the model."""
-    return {k: v for k, v in state.items() if not k.startswith(("curvature.", "model.curvature."))}
-
-
-def check_kl_can_change(method: Method | type[Method], name: str, x: Tensor | None = None) -> None:
-    """Raise an error if a training option that changes the KL cannot be used for this method.
-
-    Args:
-        method: the method to train, or its class.
-        name: name of the option, ``kl_warmup`` or ``free_bits``.
-        x: examples (B, *shape), to check also that their KL is a sum over latent dimensions, which
-            ``free_bits`` needs; None for no such check.
-
-    Raises:
-        ConfigError: the method does not minimise one ELBO, or its KL is not such a sum.
-    """
-    if not method.minimises_elbo():
-        raise ConfigError(
-            f"{name} changes the KL in the loss of a method that minimises one ELBO, and {method.name} "
-            f"does not: use {name} for the first stage, recmix.fit('vae', data, {name}=...), and start "
-            "from this model (init)"
-        )
-    if x is not None and isinstance(method, Method):
-        with torch.no_grad():
-            kl_by_dimension(method.model, method.posterior(x))
-
-
-def check_can_be_distilled(method: Method) -> None:
-    """Raise an error if distillation cannot train the encoders of this method.
-
-    Distillation maximises log q(z | x) at samples z of the refined posterior. So log q of each component
-    must carry gradients to its encoder. Refinement also needs a decoder whose output for one example
-    does not depend on the rest of the batch.
-    """
-    check_decoder_has_jacobian(method.model)
-    parts: Any = method.components
-    for part in parts:
-        if not part.can_be_distilled:
-            raise ConfigError(
-                "distil fits encoders to samples of the refined posterior, but the density of a "
-                f"{part.kind} component gives its encoder no gradient: use vae, or another component"
-            )

@@ -62,9 +62,9 @@ def model_groups(model: LatentModel, learning_rate: float, variance_rate: float)
     """Make the parameter groups of the model p(x, z) for an optimiser.
 
     Decoder, prior, curvature network and networks of the likelihood get `learning_rate`. The other
-    parameters of the likelihood, such as the noise variance, get learning_rate · variance_rate. This can
-    be larger, because Adam moves a scalar by at most the learning rate per step, and the variance must
-    change by a large factor.
+    parameters of the likelihood, such as the noise variance, get learning_rate · variance_rate.
+    `variance_rate` is often above 1: Adam moves a scalar by at most the learning rate per step, and the
+    variance must change by a large factor.
 
     Args:
         model: p(x, z).

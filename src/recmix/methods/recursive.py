@@ -26,10 +26,11 @@ from recmix.methods.method import (
 from recmix.methods.optimizers import make_optimizer, model_groups
 from recmix.methods.registry import find_component, register
 from recmix.model.latent import LatentModel
-from recmix.model.networks import Gate, bounded
-from recmix.model.replaceable import fusable, replaceable
+from recmix.model.networks import Gate
+from recmix.model.replaceable import replaceable
 from recmix.model.similar_encoder import token_classes
 from recmix.posteriors import Mixture, Posterior, recursive_log_weights
+from recmix.posteriors.recursion import extend_mixture, extended_elbo
 
 __all__ = ["RecursiveMixture", "recursive_mixture"]
 
@@ -63,10 +64,8 @@ class RecursiveMixture(Method):
     its ELBO. For m = 1 … M, q_m increases ELBO(q_m) + min(C, KL(q_m || Q_{m-1})), then ε_m increases
     ELBO(Q_m). Finally the decoder increases ELBO(Q_M).
 
-    The decoder changes only at the end, and every q_m changes once. So one decoder pass is enough for
-    the samples of all components before their updates. One pass after the update of q_m serves all
-    later updates of the batch. One more pass for all components updates the decoder. The number of
-    network evaluations is linear in the number of components.
+    The decoder's outputs are used again in later updates of the batch, because the decoder changes only
+    at the end. So the number of network evaluations is linear in the number of components.
 
     Args:
         model: p(x, z).
@@ -127,7 +126,7 @@ class RecursiveMixture(Method):
         )
 
     def component(self, m: int, x: Tensor, before: Posterior | None = None) -> Posterior:
-        """The posterior q_m(z | x) of component m, for examples x (B, C, H, W).
+        """The posterior q_m(z | x) of component m, for examples x (B, *shape).
 
         Args:
             m: index of the component.
@@ -142,14 +141,14 @@ class RecursiveMixture(Method):
         return q
 
     def all_components(self, x: Tensor) -> list[Posterior]:
-        """The posteriors q_0(z | x) … q_M(z | x) of all components for examples x (B, C, H, W)."""
+        """The posteriors q_0(z | x) … q_M(z | x) of all components for examples x (B, *shape)."""
         found: list[Posterior] = []
         for m in range(self.order):
             found.append(self.component(m, x, found[-1] if found else None))
         return found
 
     def log_weights(self, x: Tensor) -> Tensor:
-        """The log mixing weights log α(x), (B, K), of the K components for examples x (B, C, H, W)."""
+        """The log mixing weights log α(x), (B, K), of the K components for examples x (B, *shape)."""
         if self.order == 1:
             return x.new_zeros(x.shape[0], 1)
         seen = self.model.standardised(x)
@@ -158,7 +157,7 @@ class RecursiveMixture(Method):
         return recursive_log_weights(log_eps, log_rest)
 
     def posterior(self, x: Tensor) -> Mixture:
-        """The mixture Q(z | x) for examples x (B, C, H, W), in one feed-forward pass."""
+        """The mixture Q(z | x) for examples x (B, *shape), in one feed-forward pass."""
         return recursive_mixture(self, x)
 
     def loss(self, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
@@ -257,7 +256,7 @@ class RecursiveMixture(Method):
         distances = []
         for m, (q, (z, log_q)) in enumerate(zip(old, drawn, strict=True)):
             # The first term is not log p(x | z), but has the same gradient in q_m's parameters.
-            gain = (z[0] * slope[m]).sum() - self.model.kl(q, z, log_q).mean()
+            gain = (z[0] * slope[m]).sum() - q.kl(self.model.prior, z, log_q).mean()
             if mixed is not None:
                 distance = log_q - _log_mixture(mixed.components, mixed.log_alpha, z)  # (1, B)
                 gain = gain + self.novelty(m, q, log_q, distance)
@@ -342,7 +341,7 @@ class RecursiveMixture(Method):
         Args:
             mixed: the mixture of the components before m; None for m = 0, which has no gate.
             m: index of the component.
-            x: examples (B, C, H, W).
+            x: examples (B, *shape).
             optimizers: from `optimizers`.
             generator: source of the random noise.
         """
@@ -361,71 +360,22 @@ class RecursiveMixture(Method):
 
         score = gate.layers(seen).squeeze(-1)
         limits = (gate.minimum, gate.maximum)
-        elbo = _mixture_elbo(score, *limits, mixed.log_alpha, before, new, log_joint)
+        elbo = extended_elbo(score, *limits, mixed.log_alpha, before, new, log_joint)
         update(-elbo, optimizers[f"gate_{m}"])
 
         with torch.no_grad():
             score = gate.layers(seen).squeeze(-1)
-            log_alpha, log_mixture = _mix(score, *limits, mixed.log_alpha, before, new)
+            log_alpha, log_mixture = extend_mixture(score, *limits, mixed.log_alpha, before, new)
         return _Mixed([*mixed.components, q], log_alpha, z, log_joint, log_mixture)
 
 
 @replaceable
 def recursive_mixture(method: RecursiveMixture, x: Tensor) -> Mixture:
-    """The mixture Q(z | x) of a `RecursiveMixture` for examples x (B, C, H, W).
+    """The mixture Q(z | x) of a `RecursiveMixture` for examples x (B, *shape).
 
     `recmix.accelerate` may replace this function by a faster one.
     """
     return Mixture(method.all_components(x), method.log_weights(x))
-
-
-@fusable
-def _mix(
-    score: Tensor, minimum: float, maximum: float, log_alpha: Tensor, before: Tensor, new: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Add a component: log-weights and log density of Q_m = (1 - ε) Q_{m-1} + ε q_m.
-
-    Args:
-        score: output of the gate before it is mapped to ε, (B,).
-        minimum: the smallest ε.
-        maximum: the largest ε.
-        log_alpha: log-weights of Q_{m-1}, (m, B).
-        before: log Q_{m-1}(z) at one sample z of each of the m + 1 components, (m + 1, B).
-        new: log q_m(z) at the same samples, (m + 1, B).
-
-    Returns:
-        The log-weights of Q_m and log Q_m(z) at the samples, (m + 1, B) each.
-    """
-    log_eps, log_rest = bounded(score, minimum, maximum)
-    weights = torch.cat([log_alpha + log_rest, log_eps[None]])
-    return weights, torch.logaddexp(before + log_rest, new + log_eps)
-
-
-@fusable
-def _mixture_elbo(
-    score: Tensor,
-    minimum: float,
-    maximum: float,
-    log_alpha: Tensor,
-    before: Tensor,
-    new: Tensor,
-    log_joint: Tensor,
-) -> Tensor:
-    """The ELBO of Q_m = (1 - ε) Q_{m-1} + ε q_m, averaged over the batch; the gate ε maximises it.
-
-    It is estimated from one sample z of each component.
-
-    Args:
-        score: output of the gate before it is mapped to ε, (B,).
-        minimum: the smallest ε.
-        maximum: the largest ε.
-        log_alpha: log-weights of Q_{m-1}, (m, B).
-        before: log Q_{m-1}(z) at the samples, (m + 1, B).
-        new: log q_m(z) at the samples, (m + 1, B).
-        log_joint: log p(x, z) at the samples, (m + 1, B).
-    """
-    weights, log_mixture = _mix(score, minimum, maximum, log_alpha, before, new)
-    return (weights.exp() * (log_joint - log_mixture)).sum(0).mean()
 
 
 def _log_mixture(components: list[Posterior], log_alpha: Tensor, z: Tensor) -> Tensor:

@@ -121,7 +121,7 @@ def corrected(
     Args:
         model: p(x, z).
         corrector: the network that gives the change.
-        x: examples (B, C, H, W).
+        x: examples (B, *shape).
         parameters: (μ, log σ²) before the correction, (B, 2 D).
         decoded: the decoder's output for μ, if it is already known.
     """
@@ -143,13 +143,13 @@ def corrected(
 def whitened_gradient(model: LatentModel, x: Tensor, z: Tensor) -> Tensor:
     """The gradient g of log p(x, z) at z, scaled by the local covariance: asinh(Lᵀ g), (B, D).
 
-    L is the factor of the covariance L Lᵀ that the model's curvature network gives at z. Measured in
-    units of L, a full step to the mode has about the length of Lᵀ g. asinh makes large values smaller.
-    The result carries no gradient.
+    L is the factor of the covariance L Lᵀ that the model's curvature network gives at z. The step to the
+    mode is about L Lᵀ g, so Lᵀ g is this step in units of L. asinh makes large values smaller. The
+    result carries no gradient.
 
     Args:
         model: p(x, z), with a curvature network.
-        x: examples (B, C, H, W).
+        x: examples (B, *shape).
         z: latent points (B, D).
     """
     if model.curvature is None:
@@ -241,7 +241,7 @@ class ResidualComponent(Component):
         """The parameters (μ, log σ²) of the posterior after 0, 1, … T corrections, (B, 2 D) each.
 
         Args:
-            x: examples (B, C, H, W).
+            x: examples (B, *shape).
             model: p(x, z).
             detach: whether a correction treats the posterior before it as a constant, so that a loss of
                 its result trains only this corrector.
@@ -253,7 +253,7 @@ class ResidualComponent(Component):
         return found
 
     def forward(self, x: Tensor, model: LatentModel) -> Gaussian:
-        """The Gaussian q(z | x) after the last correction, for examples x (B, C, H, W)."""
+        """The Gaussian q(z | x) after the last correction, for examples x (B, *shape)."""
         return Gaussian.from_parameters(self.iterates(x, model)[-1])
 
     @torch.no_grad()
@@ -265,7 +265,7 @@ class ResidualComponent(Component):
         differentiated.
 
         Args:
-            x: examples (B, C, H, W).
+            x: examples (B, *shape).
             model: p(x, z).
             restarts: number of starting points for each example. A starting point is the encoder's
                 mean times one of `restart_scales`.
@@ -310,7 +310,7 @@ class CorrectionComponent(Component):
         """The Gaussian `before` after one correction; no gradient flows to `before`.
 
         Args:
-            x: examples (B, C, H, W).
+            x: examples (B, *shape).
             model: p(x, z).
             before: the Gaussian of the previous component; it must be given.
         """
@@ -334,9 +334,8 @@ class ResidualVAE(Method):
         encoder: gives the first posterior.
         corrections: number of corrections, 1 to 8.
         shared: whether all corrections use the same corrector network.
-        width: factor of the layer sizes of a corrector. 1 gives the sizes of the library's default
-            network for this shape of x, whatever the given encoder is; for tokens, those of the given
-            encoder.
+        width: factor of the layer sizes of a corrector. For tokens, 1 gives the sizes of the given
+            encoder. For all other x, 1 gives the sizes of the library's default network for this shape.
         whitened: whether the correctors also see the gradient of log p(x, z), scaled by the covariance
             that a curvature network gives.
 
@@ -371,7 +370,7 @@ class ResidualVAE(Method):
         return part
 
     def restarted(self, x: Tensor, restarts: int) -> Gaussian:
-        """The Gaussian q(z | x) that is best of several starting points, for examples x (B, C, H, W).
+        """The Gaussian q(z | x) that is best of several starting points, for examples x (B, *shape).
 
         `restarts` is the number of starting points; see `ResidualComponent.restarted`.
         """
@@ -385,7 +384,7 @@ class ResidualVAE(Method):
         *early, last = self._part.iterates(x, self.model, detach=True)
         q = Gaussian.from_parameters(last)
         z, log_q = q.rsample_and_log_prob(1, generator=generator)
-        elbo = (self.model.log_conditional(x, z) - self.model.kl(q, z, log_q)).mean()
+        elbo = (self.model.log_conditional(x, z) - q.kl(self.model.prior, z, log_q)).mean()
         if not last.requires_grad:
             return -elbo
         parameters = torch.stack(early)  # (T, B, 2 D)

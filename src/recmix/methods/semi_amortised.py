@@ -110,7 +110,7 @@ class SemiAmortisedComponent(Component):
         self.step_size = float(state)
 
     def forward(self, x: Tensor, model: LatentModel) -> Gaussian:
-        """The Gaussian q(z | x) after the gradient steps, for examples x (B, C, H, W)."""
+        """The Gaussian q(z | x) after the gradient steps, for examples x (B, *shape)."""
         x = x.to(model.centre.dtype)
         start: Tensor = self.encoder(model.observed(x))
         unrolled = self.training and not self.first_order and torch.is_grad_enabled()
@@ -126,7 +126,7 @@ class SemiAmortisedComponent(Component):
         """The ELBO of each example, (B,), that gradient step number `step` increases.
 
         Args:
-            x: examples (B, C, H, W).
+            x: examples (B, *shape).
             parameters: λ = (μ, log σ²), (B, 2 D).
             model: p(x, z).
             step: number of the step, which selects its fixed noise.
@@ -135,7 +135,7 @@ class SemiAmortisedComponent(Component):
         z = q.mean + q.stddev * self.noise[step % len(self.noise)]  # (S, B, D)
         # The closed form for a standard normal prior does not read log q(z).
         log_q = z[..., 0] if model.prior.standard else q.log_prob(z)
-        return model.log_conditional(x, z).mean(0) - model.kl(q, z, log_q).mean(0)
+        return model.log_conditional(x, z).mean(0) - q.kl(model.prior, z, log_q).mean(0)
 
     def _ascend(self, x: Tensor, start: Tensor, model: LatentModel, *, create_graph: bool) -> Tensor:
         parameters, velocity = start, torch.zeros_like(start)
@@ -161,9 +161,9 @@ class SemiAmortised(Method):
     through the steps. The original makes 20 steps with momentum 0.5 and clips the gradient. The
     comparison of Kim & Pavlovic (2020) makes 1 to 8 plain steps with η = 1e-3.
 
-    If curvature times step size is above 2, the steps overshoot. So the given step size is an upper
-    limit: before training continues from a trained VAE, `tune_step_size` selects it or a smaller one
-    on validation data, unless `tune` is off.
+    If curvature times step size is above 2, the steps overshoot. So the given step size is only an
+    upper limit. If `tune` is on, `tune_step_size` selects it or a smaller one on validation data, before
+    training continues from a trained VAE.
 
     Args:
         model: p(x, z).
@@ -213,7 +213,7 @@ class SemiAmortised(Method):
         self.tune = tune
 
     def prepare(self, x: Tensor) -> None:
-        """If `tune` is on, choose the step size on validation examples x (N, C, H, W).
+        """If `tune` is on, choose the step size on validation examples x (N, *shape).
 
         Training calls this once, before it continues from a trained model.
         """
@@ -237,7 +237,7 @@ def tune_step_size(method: Method, x_val: Tensor, grid: Iterable[float]) -> floa
 
     Args:
         method: a method with components of kind ``sa`` (semi-amortised).
-        x_val: validation examples (N, C, H, W) on the model's device.
+        x_val: validation examples (N, *shape) on the model's device.
         grid: step sizes to try; if several have the same ELBO, the first is used.
     """
     parts = [part for part in method.components if isinstance(part, SemiAmortisedComponent)]
@@ -272,7 +272,7 @@ def _mean_elbo(method: Method, x_val: Tensor) -> float:
     for x in x_val.to(dtype).split(TUNING_BATCH):
         q = method.posterior(x)
         z, log_q = q.rsample_and_log_prob(1, generator=generator)
-        total += float((model.log_conditional(x, z) - model.kl(q, z, log_q)).double().sum())
+        total += float((model.log_conditional(x, z) - q.kl(model.prior, z, log_q)).double().sum())
     return total / len(x_val) if math.isfinite(total) else -math.inf
 
 

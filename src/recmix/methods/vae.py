@@ -37,7 +37,7 @@ class GaussianComponent(Component):
     closed_form_entropy = True
 
     def forward(self, x: Tensor, model: LatentModel) -> Gaussian | FullGaussian:
-        """The Gaussian q(z | x) for x (B, C, H, W), in one pass through the encoder."""
+        """The Gaussian q(z | x) for x (B, *shape), in one pass through the encoder."""
         return encode(self, x, model)
 
 
@@ -67,20 +67,20 @@ class VAE(Method):
 def elbo_gradient(
     model: LatentModel, x: Tensor, parameters: Tensor, generator: torch.Generator | None
 ) -> Tensor:
-    """The gradient of ELBOs with respect to the parameters λ of Gaussians, (T, B, 2 D).
+    """The gradient g of the ELBOs of T Gaussians per example with respect to their parameters λ.
 
-    λ = (μ, log σ²). The gradient is ∂/∂λ Σ_t mean_b ELBO(λ_tb), with one sample of z for each ELBO. In a
-    loss, the sum of gradient · λ can replace the ELBOs: its derivative with respect to the networks that
-    computed λ is the same. It has no derivative with respect to the decoder.
+    g = ∂/∂λ Σ_t mean_b ELBO(λ_tb) has the shape of λ, (T, B, 2 D). Each ELBO is estimated with one
+    sample of z. The loss -sum(g · λ) trains the networks that computed λ as the ELBOs would. It does not
+    train the decoder, because g carries no gradient.
 
     Args:
         model: p(x, z).
-        x: examples (B, C, H, W).
+        x: examples (B, *shape).
         parameters: λ = (μ, log σ²) of T Gaussians per example, (T, B, 2 D).
         generator: source of the random noise.
     """
     leaf = parameters.detach().requires_grad_()
     q = Gaussian.from_parameters(leaf)
     z, log_q = q.rsample_and_log_prob(1, generator=generator)  # (1, T, B, D)
-    elbo = model.log_conditional(x, z[0]) - model.kl(q, z, log_q)[0]
+    elbo = model.log_conditional(x, z[0]) - q.kl(model.prior, z, log_q)[0]
     return torch.autograd.grad(elbo.mean(-1).sum(), leaf)[0]

@@ -27,15 +27,12 @@ class WideComponent(Component):
     Before training w(x) = 0, so the density is that of e alone. Both encoders read only x, so they can
     run in parallel.
 
-    Except for tokens and graphs, the size of w does not depend on e. If e is large, w
-    can be smaller than e, even with a `width` above 1.
-
     Args:
         encoder: e, the given encoder.
         model: gives the shapes of x and z.
-        width: factor of the layer sizes of the second encoder. 1 gives the sizes of the library's
-            default encoder for this shape of x, not those of the given encoder. Only for tokens and
-            graphs it gives those of the given encoder.
+        width: factor of the layer sizes of w. For tokens and graphs, 1 gives the sizes of the given
+            encoder. For all other x, 1 gives the sizes of the library's default encoder for this shape.
+            These can be smaller than those of the given encoder.
     """
 
     kind = "wide"
@@ -53,7 +50,7 @@ class WideComponent(Component):
         return [self.second]
 
     def forward(self, x: Tensor, model: LatentModel) -> Gaussian:
-        """The Gaussian q(z | x) for x (B, C, H, W), in one pass through both encoders."""
+        """The Gaussian q(z | x) for x (B, *shape), in one pass through both encoders."""
         return Gaussian.from_parameters(
             self.encoder(model.observed(x)) + self.second(self._input(x, model))
         )
@@ -75,16 +72,12 @@ class WideVAE(Method):
 
     The outputs of both encoders are added. The second one starts at zero.
 
-    Except for tokens and graphs, the size of the second encoder does not depend on the
-    given encoder. If the given encoder is large, the second one can be smaller, even with a `width`
-    above 1.
-
     Args:
         model: p(x, z).
-        encoder: the given encoder; the second one is added to its output.
-        width: factor of the layer sizes of the second encoder. 1 gives the sizes of the library's
-            default encoder for this shape of x, not those of the given encoder. Only for tokens and
-            graphs it gives those of the given encoder.
+        encoder: the given encoder; the output of the second one is added to its output.
+        width: factor of the layer sizes of the second encoder. For tokens and graphs, 1 gives the sizes
+            of the given encoder. For all other x, 1 gives the sizes of the library's default encoder for
+            this shape. These can be smaller than those of the given encoder.
 
     Reference: a control of this library.
     """

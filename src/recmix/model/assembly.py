@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,10 +13,12 @@ from torch import nn
 from recmix.errors import ConfigError, RunError
 from recmix.model.curvature_network import CurvatureNetwork
 from recmix.model.data_facts import Statistics
+from recmix.model.encoder_decoder import evaluation_mode
 from recmix.model.fields import Fields
 from recmix.model.foreign import ForeignEncoder, as_decoder, as_encoder, latent_shape
 from recmix.model.latent import LatentModel
 from recmix.model.likelihoods import Gaussian, Likelihood, find_likelihood
+from recmix.model.likelihoods.likelihood import constructor_options
 from recmix.model.networks import (
     AUTO_NETWORK,
     NETWORKS,
@@ -161,11 +163,7 @@ def complete_options(
         found.setdefault("classes", classes)
     options = ModelOptions(**found)
     kinds = [name for name in (network, decoder_network) if name != OWN]
-    used = (
-        []
-        if found["likelihood"] == OWN
-        else keyword_options(find_likelihood(found["likelihood"]).for_data)
-    )
+    used = [] if found["likelihood"] == OWN else _options_of(find_likelihood(found["likelihood"]))
     check_network_options(options, kinds, used)
     return options
 
@@ -227,8 +225,10 @@ def make_model(
     else:
         dims: tuple[int, ...] = (model.latent,)
         if isinstance(encoder, ForeignEncoder):
-            dims = _in_evaluation(encoder, latent_shape, seen)
-        decoder = _in_evaluation(own.decoder, as_decoder, dims, example)
+            with evaluation_mode(encoder):
+                dims = latent_shape(encoder, seen)
+        with evaluation_mode(own.decoder):
+            decoder = as_decoder(own.decoder, dims, example)
         check_decoder(decoder, output, model.latent)
     centre = None if model.standardise == "none" else statistics.centre
     latent_model = LatentModel(
@@ -261,7 +261,8 @@ def _own_encoder(own: Own, seen: Any) -> Any:
     """Make the encoder from the user's own one; the error says if encoder and decoder are swapped."""
     assert own.encoder is not None
     try:
-        return _in_evaluation(own.encoder, as_encoder, seen)
+        with evaluation_mode(own.encoder):
+            return as_encoder(own.encoder, seen)
     except ConfigError as error:
         if own.decoder is not None and _is_encoder(own.decoder, seen):
             raise ConfigError(
@@ -272,20 +273,11 @@ def _own_encoder(own: Own, seen: Any) -> Any:
 
 def _is_encoder(network: nn.Module, seen: Any) -> bool:
     try:
-        _in_evaluation(network, latent_shape, seen)
+        with evaluation_mode(network):
+            latent_shape(network, seen)
     except ConfigError:
         return False
     return True
-
-
-def _in_evaluation(module: nn.Module, work: Callable[..., Any], *arguments: Any) -> Any:
-    """Call ``work(module, *arguments)`` in the module's evaluation mode, then restore its mode."""
-    training = module.training
-    module.eval()
-    try:
-        return work(module, *arguments)
-    finally:
-        module.train(training)
 
 
 def _likelihood(options: ModelOptions, shape: Shape, statistics: Statistics) -> Likelihood:
@@ -298,14 +290,18 @@ def _likelihood(options: ModelOptions, shape: Shape, statistics: Statistics) -> 
         )
     kind = find_likelihood(name)
     variance = statistics.variance if options.standardise != "features" else 1.0
-    known = [name for name in keyword_options(kind.for_data) if name != "variance"]
-    chosen = {name: value for name, value in options.changed().items() if name in known}
-    made = kind.for_data(shape, variance=max(variance, 1e-6), **chosen)
+    chosen = {k: v for k, v in options.changed().items() if k in _options_of(kind)}
+    made = kind.for_data(shape, **chosen | {"variance": max(variance, 1e-6)})
     if options.variance is not None:
         if not isinstance(made, Gaussian):
             raise ConfigError(f"variance is an option of gaussian likelihoods; this one is {name}")
         made.fix(options.variance)
     return made
+
+
+def _options_of(kind: type[Likelihood]) -> list[str]:
+    """The model options that a likelihood takes: those of its `for_data`, or of its constructor."""
+    return keyword_options(kind.for_data) or constructor_options(kind)
 
 
 def _spread(

@@ -22,7 +22,8 @@ class CausalNetwork(nn.Module, ABC):
     """Base class of networks that predict the next token from the tokens before it and a context.
 
     The context is a vector for each sequence, such as the decoder's output. It is added to the input of
-    every position and to the last hidden state. The last layer has the weights of the token embedding.
+    every position and to the last hidden state. The last layer shares its weights with the token
+    embedding.
 
     Args:
         length: T, the number of positions.

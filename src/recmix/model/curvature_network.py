@@ -106,8 +106,8 @@ def scaled_triangle(out: Tensor, typical: Tensor, places: Tensor) -> Tensor:
         out: the network's outputs (B, D(D + 1)/2). The first D numbers are a. The others are the entries
             of M below its diagonal, row by row.
         typical: T, (D, D), lower triangular.
-        places: for each entry of M, row by row, its index in the vector (0, 1, entries below the
-            diagonal), (D²,).
+        places: how to fill the D² entries of M, row by row, (D²,). The value 0 stands for 0, and 1
+            stands for 1. The value 2 + i stands for entry i of those below the diagonal.
     """
     scale, below = out.tensor_split([len(typical)], dim=-1)
     padded = torch.cat([torch.zeros_like(scale[:, :1]), torch.ones_like(scale[:, :1]), below], -1)

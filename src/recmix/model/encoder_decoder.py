@@ -9,7 +9,8 @@ for images.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from numbers import Real
 
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ __all__ = [
     "checked_latent",
     "checked_shape",
     "encode_with_features",
+    "evaluation_mode",
     "feature_size",
     "parameter_count",
     "reset",
@@ -135,6 +137,18 @@ def encode_with_features(encoder: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]
         return features, encoder.head(features)
     output: Tensor = encoder(x)
     return output, output
+
+
+@contextmanager
+def evaluation_mode(module: nn.Module) -> Iterator[None]:
+    """A context in which a module is in evaluation mode. At its end each part has its old mode again."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
 
 
 def parameter_count(module: nn.Module) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 
 from recmix.errors import DataError
 
-__all__ = ["LARGEST_INTEGER", "Fields"]
+__all__ = ["LARGEST_INTEGER", "Fields", "check_exact"]
 
 LARGEST_INTEGER = 2**24
 """The largest n for which float32 holds all whole numbers from -n to n exactly."""
@@ -104,7 +104,7 @@ class Fields:
             tensor = torch.as_tensor(value, device=tensors[0].device)
             if not tensor.is_floating_point():
                 if tensor.numel() and tensor.dtype != torch.bool:
-                    _check_exact(tensor.min().item(), tensor.max().item(), name)
+                    check_exact(tensor.min().item(), tensor.max().item(), f"field {name!r}")
                 tensor = tensor.to(torch.float32)
             found[name] = tensor
         return torch.cat(self._flat(found), dim=-1)
@@ -179,16 +179,25 @@ def _float32(array: Any, name: str) -> Any:
     if array.dtype.kind not in "biuf":
         raise DataError(f"field {name!r} is {array.dtype} of shape {array.shape}; expected numbers")
     if array.dtype.kind in "iu" and array.size:
-        _check_exact(int(array.min()), int(array.max()), name)
+        check_exact(int(array.min()), int(array.max()), f"field {name!r}")
     with np.errstate(over="ignore"):  # what is too large becomes infinite
         return array.astype(np.float32)
 
 
-def _check_exact(low: float, high: float, name: str) -> None:
-    """Raise an error if float32 cannot represent the integers from `low` to `high` exactly."""
+def check_exact(
+    low: float, high: float, what: str, advice: str = "number the values from 0, or give floats"
+) -> None:
+    """Raise an error if float32 cannot represent the integers from `low` to `high` exactly.
+
+    Args:
+        low: the smallest integer.
+        high: the largest integer.
+        what: what has these integers, for the message.
+        advice: what the user can do, for the message.
+    """
     largest = max(low, high, key=abs)
     if abs(largest) > LARGEST_INTEGER:
         raise DataError(
-            f"field {name!r} has the integer {largest}, but float32 holds whole numbers exactly only up "
-            f"to 2**24 = {LARGEST_INTEGER}: number the values from 0, or give floats"
+            f"{what} has the integer {largest}, but float32 holds whole numbers exactly only up to "
+            f"2**24 = {LARGEST_INTEGER}: {advice}"
         )

@@ -247,11 +247,11 @@ def _tried(network: nn.Module, given: Any, what: str) -> Any:
 
 
 def check_module(network: Any, what: str) -> None:
-    """Refuse an encoder or decoder that is no torch module.
+    """Raise an error if an encoder or decoder is not a torch module.
 
     Args:
-        network: what the user gave.
-        what: encoder or decoder.
+        network: the object that the user gave.
+        what: "encoder" or "decoder", for the error message.
     """
     if isinstance(network, nn.Module):
         return

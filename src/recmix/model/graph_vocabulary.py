@@ -13,7 +13,8 @@ import numpy as np
 from recmix.errors import ConfigError, DataError
 from recmix.model.vocabulary import Encoded, Vocabulary, register_vocabulary
 
-__all__ = ["BONDS", "AtomType", "MoleculeGraphs", "canonical_smiles", "require_rdkit"]
+__all__ = ["BONDS", "AtomType", "MoleculeGraphs", "canonical_smiles", "quiet", "read_molecule"]
+__all__ += ["require_rdkit"]
 
 BONDS = ("none", "single", "double", "triple")
 """The classes of edges. Aromatic rings are stored with alternating single and double bonds."""
@@ -98,7 +99,7 @@ class MoleculeGraphs(Vocabulary):
         """
         found: Counter[AtomType] = Counter()
         most = 0
-        with _quiet():
+        with quiet():
             for text in texts:
                 graph = _graph(text)
                 types = [] if isinstance(graph, str) else graph.types
@@ -154,7 +155,7 @@ class MoleculeGraphs(Vocabulary):
         x = np.full((len(texts), *self.shape), -1, np.float32)
         kept: list[int] = []
         problems: Counter[str] = Counter()
-        with _quiet():
+        with quiet():
             for place, text in enumerate(texts):
                 problem = self._write(text, x[len(kept)])
                 if problem:
@@ -176,7 +177,7 @@ class MoleculeGraphs(Vocabulary):
                 f"decode got {x.dtype} of shape {x.shape}; expected numbers of shape "
                 f"(N, {self.shape[0]})"
             )
-        with _quiet():
+        with quiet():
             atoms = [_atom(kind) for kind in self.types]
             return [self._text(row, atoms) for row in x]
 
@@ -258,7 +259,7 @@ def canonical_smiles(texts: Sequence[str], *, stereo: bool = False) -> list[str]
     ['CCO', 'c1ccccc1', '', 'CC(N)O']
     """
     chem = require_rdkit()
-    with _quiet():
+    with quiet():
         found = [chem.MolFromSmiles(text) if text else None for text in texts]
         return [
             "" if mol is None or not mol.GetNumAtoms() else chem.MolToSmiles(mol, isomericSmiles=stereo)
@@ -266,7 +267,7 @@ def canonical_smiles(texts: Sequence[str], *, stereo: bool = False) -> list[str]
         ]
 
 
-def _quiet() -> Any:
+def quiet() -> Any:
     """A context in which RDKit writes no messages."""
     require_rdkit()
     from rdkit import rdBase
@@ -295,7 +296,7 @@ def _is_type(kind: Any) -> bool:
     return isinstance(symbol, str) and bool(re.fullmatch(r"\*|[A-Z][a-z]?", symbol)) and all(whole)
 
 
-def _molecule(text: str) -> Any:
+def read_molecule(text: str) -> Any:
     """RDKit's molecule of the first word of a text, or None."""
     words = text.split(None, 1)
     mol = require_rdkit().MolFromSmiles(words[0]) if words else None
@@ -305,7 +306,7 @@ def _molecule(text: str) -> Any:
 def _graph(text: str) -> _Graph | str:
     """Atom types and bonds of a molecule in canonical order, or the reason why it has none."""
     chem = require_rdkit()
-    mol = _molecule(text)
+    mol = read_molecule(text)
     if mol is None:
         return "not a valid SMILES string"
     written = chem.MolToSmiles(mol, isomericSmiles=False)

@@ -58,7 +58,7 @@ def halvings(shape: ImageShape) -> list[tuple[int, int]]:
 def image_output(
     shape: ImageShape, output: Sequence[int] | None, kind: str
 ) -> tuple[int, Shape, list[nn.Module]]:
-    """Say how a convolutional decoder makes an output of the shape that the likelihood needs.
+    """Find the last layers of a convolutional decoder whose output has the shape `output`.
 
     An output (C', H, W) is made from C' channels. An output (C', H, W, K), such as K logits for
     each value, is made from C'·K channels.

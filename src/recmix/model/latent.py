@@ -146,22 +146,6 @@ class LatentModel(nn.Module):
         """
         return self.log_conditional(x, z) + self.prior.log_prob(z)
 
-    def kl(self, posterior: Any, z: Tensor, log_q: Tensor) -> Tensor:
-        """The KL divergence KL(q || p(z)) of a posterior q from the prior, for each of B examples.
-
-        If a closed form exists, the result is exact and has the shape (B,) or (1, B). Otherwise it is
-        the estimate log q(z) - log p(z) for each of the S samples, (S, B).
-
-        Args:
-            posterior: q, a `recmix.Posterior`.
-            z: samples of q, (S, B, D), where D is the dimension of z.
-            log_q: log densities of the samples under q, (S, B).
-        """
-        if self.prior.standard:
-            found: Tensor = posterior.kl_to_prior(z, log_q)
-            return found
-        return log_q - self.prior.log_prob(z)
-
     def with_noise(self, noise: float) -> LatentModel:
         """Make a model whose likelihood has `noise` times as much noise as this one's.
 

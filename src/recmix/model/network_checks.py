@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from recmix.errors import ConfigError
+from recmix.model.encoder_decoder import evaluation_mode
 from recmix.model.likelihoods import Bernoulli, Likelihood, ProbabilityBernoulli
 
 __all__ = ["check_decoder", "check_encoder", "check_probabilities", "mistaken_output"]
@@ -100,10 +101,8 @@ def mistaken_output(module: nn.Module, likelihood: Likelihood, latent: int, like
         return ""
     generator = torch.Generator().manual_seed(0)
     z = torch.randn(TRIED, latent, generator=generator).to(like)
-    modes = [(part, part.training) for part in module.modules()]
-    decoded: Tensor = module.eval()(z)
-    for part, training in modes:
-        part.training = training
+    with evaluation_mode(module):
+        decoded: Tensor = module(z)
     low, high = float(decoded.min()), float(decoded.max())
     if type(likelihood) is Bernoulli:
         if not (low > 0 and high < 1):
@@ -127,20 +126,15 @@ def _check_output(
     """Run a module on an input of shape `given`; raise an error if the output is not `expected`."""
     like = next((p for p in module.parameters() if p.is_floating_point()), torch.empty(0))
     example = torch.linspace(0, 1, math.prod(given), dtype=like.dtype, device=like.device)
-    modes = [(part, part.training) for part in module.modules()]
     what = f"the {role} {type(module).__name__}"
-    module.eval()
     try:
-        with torch.no_grad():
+        with evaluation_mode(module), torch.no_grad():
             output = module(example.reshape(given))
     except Exception as error:
         raise ConfigError(
             f"{what} failed on an input of shape {given}: {error}; "
             f"expected an output of shape {expected}, {advice}"
         ) from error
-    finally:
-        for part, training in modes:
-            part.training = training
     if not isinstance(output, Tensor):
         raise ConfigError(
             f"{what} gave a {type(output).__name__} for an input of shape {given}; "

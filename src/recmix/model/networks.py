@@ -125,8 +125,11 @@ KIND_NETWORK = {"tokens": "transformer", "graph": "graph"}
 def default_network(shape: Sequence[int], kind: str = "") -> str:
     """The kind of network that is used for examples of this shape if the user chooses none.
 
-    It is "transformer" for texts, "graph" for graphs, "video" for clips (T, C, H, W) with sides from 8
-    to 64, "conv" for images (C, H, W) with sides from 8 to 128, and "mlp" for all other shapes.
+    - "transformer": texts
+    - "graph": graphs
+    - "video": clips (T, C, H, W) with sides from 8 to 64
+    - "conv": images (C, H, W) with sides from 8 to 128
+    - "mlp": all other shapes
 
     Args:
         shape: Shape of one example.

@@ -4,8 +4,9 @@ from recmix.posteriors.flow import Flow, Reflected
 from recmix.posteriors.full import FullGaussian
 from recmix.posteriors.gaussian import Gaussian
 from recmix.posteriors.low_rank import LowRankGaussian
-from recmix.posteriors.mixture import Mixture, recursive_log_weights
+from recmix.posteriors.mixture import Mixture
 from recmix.posteriors.posterior import Posterior
+from recmix.posteriors.recursion import recursive_log_weights
 
 __all__ = [
     "Flow",

@@ -34,8 +34,8 @@ class Flow(Posterior):
     """The density of z_T = f_T(… f_1(z_0)), where z_0 is drawn from a diagonal Gaussian.
 
     log q(z_T) = log N(z_0; μ, diag σ²) - Σ_t log |det ∂z_t/∂z_{t-1}|. A sample together with its
-    density takes one pass. The density of any other z takes the inverse functions; the result is
-    exact, but this may be slower.
+    density needs one pass. The density of any other z needs the inverse functions. It is exact too, but
+    may be slower.
 
     The property `mean` is the transformed μ. It equals E[z] if the functions are affine in z;
     otherwise E[z] has no closed form.

@@ -63,8 +63,8 @@ class FullGaussian(AnyGaussian):
     def scaled(self, factor: float | Tensor) -> FullGaussian:
         """The Gaussian with the same mean and standard deviations multiplied by about f = `factor`.
 
-        For f above 1 the new precision is I + (Σ⁻¹ - I)/f², where Σ is the covariance. So no direction
-        becomes wider than the prior N(0, I). For f below 1 the new covariance is f² Σ.
+        Σ is the covariance. For f above 1 the new precision is I + (Σ⁻¹ - I)/f². So a direction that is
+        narrower than the prior N(0, I) stays narrower. For f below 1 the new covariance is f² Σ.
 
         Args:
             factor: f, one number, or one for each example (B,).

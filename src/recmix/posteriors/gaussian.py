@@ -153,9 +153,9 @@ def _kl_to_prior(mean: Tensor, log_variance: Tensor) -> Tensor:
 
 
 def precision_shares(factor: float | Tensor, axes: int) -> tuple[float | Tensor, float | Tensor]:
-    """The coefficients (a, b) with which scaling changes a precision P: the new one is a P + b I.
+    """The numbers a and b with which `Posterior.scaled` changes a precision P to a P + b I.
 
-    Scaling multiplies the standard deviations of a Gaussian by about `factor`, see `Posterior.scaled`.
+    Scaling multiplies the standard deviations of a Gaussian by about `factor`.
     If `factor` is a tensor, a and b are tensors that broadcast with P.
 
     Args:

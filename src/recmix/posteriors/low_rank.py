@@ -116,13 +116,13 @@ class LowRankGaussian(AnyGaussian):
     def scaled(self, factor: float | Tensor) -> LowRankGaussian:
         """The Gaussian with the same mean and standard deviations multiplied by about f = `factor`.
 
-        As for `FullGaussian`, the new precision is I + (Σ⁻¹ - I)/f² for f above 1, where Σ is the
-        covariance, and (f² Σ)⁻¹ for f below 1. So no direction becomes wider than the prior N(0, I) if
-        it was not so before. The result is exact.
+        Σ is the covariance. For f above 1 the new precision is I + (Σ⁻¹ - I)/f². So a direction that is
+        narrower than the prior N(0, I) stays narrower. For f below 1 the new covariance is f² Σ. Both
+        are exact.
 
-        If f is one number of at most 1, only a changes. Otherwise the new matrices `left` and `right`
-        have up to 2 r columns. Then the gradient is not finite if the columns of `left` and `right`
-        together are linearly dependent.
+        If f is one number of at most 1, only the scales a change. Otherwise the new matrices `left` and
+        `right` have up to 2 r columns. Then the gradient is not finite if the columns of the old `left`
+        and `right`, taken together, are linearly dependent.
 
         Args:
             factor: f, one number, or one for each example (B,).

@@ -15,7 +15,7 @@ from recmix.posteriors.full import FullGaussian
 from recmix.posteriors.gaussian import Gaussian, gaussian_log_prob
 from recmix.posteriors.posterior import Posterior, randn
 
-__all__ = ["Mixture", "recursive_log_weights"]
+__all__ = ["Mixture"]
 
 SMALL = 2**20
 """Largest number of values (components x samples x examples x dimensions) scored in one operation."""
@@ -290,24 +290,3 @@ def _log_prob(z: Tensor, means: Tensor, log_variances: Tensor, log_weights: Tens
     """log Q(z), (S, B), for z (S, B, D), K diagonal Gaussians (K, B, D) and log-weights (B, K)."""
     scores = gaussian_log_prob(z, means.unsqueeze(1), log_variances.unsqueeze(1))  # (K, S, B)
     return (scores + log_weights.t().unsqueeze(1)).logsumexp(0)
-
-
-def recursive_log_weights(log_eps: Tensor, log_rest: Tensor) -> Tensor:
-    """The log mixing weights of a mixture that is built by Q_m = (1 - ε_m) Q_{m-1} + ε_m q_m.
-
-    The weight of component q_m is α_m = ε_m Π_{j>m} (1 - ε_j), with ε_0 = 1.
-
-    Args:
-        log_eps: log ε_1 … log ε_M, (B, M).
-        log_rest: log(1 - ε_1) … log(1 - ε_M), (B, M).
-
-    Returns:
-        log α_0 … log α_M, (B, M + 1).
-
-    >>> half = torch.full((1, 2), 0.5).log()
-    >>> recursive_log_weights(half, half).exp()
-    tensor([[0.2500, 0.2500, 0.5000]])
-    """
-    first = torch.zeros_like(log_eps[:, :1])
-    later = log_rest.flip(-1).cumsum(-1).flip(-1)  # Σ_{j>=m} log(1 - ε_j), m = 1 … M
-    return torch.cat([first, log_eps], -1) + torch.cat([later, first], -1)

@@ -14,7 +14,7 @@ from torch.distributions import Distribution, Independent, Normal, constraints
 from torch.distributions.kl import register_kl
 
 from recmix.errors import ConfigError
-from recmix.model.latent import standard_normal
+from recmix.model.priors import Prior, standard_normal
 
 __all__ = ["AnyGaussian", "Posterior", "randn"]
 
@@ -97,6 +97,19 @@ class Posterior(Distribution, ABC):
     def components(self) -> list[Posterior]:
         """The list of components of a mixture; for other posteriors a list with only itself."""
         return [self]
+
+    def kl(self, prior: Prior, z: Tensor, log_q: Tensor) -> Tensor:
+        """The KL divergence KL(q || p(z)) to a prior, for each of B examples.
+
+        If a closed form exists, the result is exact and has the shape (B,) or (1, B). Otherwise it is
+        the estimate log q(z) - log p(z) for each of the S samples, (S, B).
+
+        Args:
+            prior: p(z).
+            z: samples of q, (S, B, D), where D is the dimension of z.
+            log_q: log densities of the samples under q, (S, B).
+        """
+        return self.kl_to_prior(z, log_q) if prior.standard else log_q - prior.log_prob(z)
 
     def kl_to_prior(self, z: Tensor, log_q: Tensor) -> Tensor:
         """The KL divergence KL(q || N(0, I)) to the standard normal prior.

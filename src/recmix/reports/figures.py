@@ -17,18 +17,14 @@ from recmix.errors import ConfigError
 mpl.use("Agg")
 
 from matplotlib import pyplot as plt
+from matplotlib.patheffects import withStroke
+from matplotlib.ticker import LogLocator, NullFormatter
 
-__all__ = [
-    "COLOURS",
-    "STYLE",
-    "learning_curves",
-    "reconstructions",
-    "samples",
-    "save",
-    "separate_labels",
-]
+__all__ = ["COLOURS", "MARKERS", "STYLE", "label_points", "learning_curves", "reconstructions"]
+__all__ += ["samples", "save", "show_times"]
 
 COLOURS = ("#0b5fa5", "#d1495b", "#2e7d4f", "#8e6bb0", "#c98a1b", "#4a4a4a")
+MARKERS = ("o", "D", "s", "^", "v", "P", "X")
 STYLE: dict[Any, Any] = {
     "font.size": 10,
     "axes.spines.top": False,
@@ -156,27 +152,52 @@ def save(figure: Any, path: Path) -> Path:
     return path
 
 
-def separate_labels(
+def show_times(axes: Any, steps: Sequence[float], digits: str) -> None:
+    """Show times on a logarithmic x axis.
+
+    Args:
+        axes: the matplotlib axes.
+        steps: the numbers between 1 and 10 that get a tick, in each power of ten.
+        digits: format of the numbers, such as ``g``.
+    """
+    axes.xaxis.set_major_locator(LogLocator(subs=steps))
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:{digits}}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def label_points(
     axes: Any,
-    texts: Sequence[Any],
+    labels: Sequence[tuple[tuple[float, float], str, str]],
     obstacles: Sequence[tuple[float, float]],
-    targets: Sequence[tuple[float, float]],
     *,
+    offset: tuple[float, float],
     expand: tuple[float, float],
-) -> None:
-    """Move labels so that they overlap neither each other nor points.
+    **style: Any,
+) -> list[Any]:
+    """Write labels near points, so that they overlap neither each other nor points.
 
     A label far from its point gets a line to it.
 
     Args:
-        axes: the matplotlib axes.
-        texts: the labels, as matplotlib texts.
+        axes: the matplotlib axes, in their final layout.
+        labels: for each label its point, its text and its colour.
         obstacles: points that no label may cover.
-        targets: the point that each label belongs to.
+        offset: from a point to its label before labels are moved, in pixels.
         expand: size of the area kept free around a label, relative to the label.
+        **style: options of matplotlib texts.
+
+    Returns:
+        The matplotlib texts.
     """
     from adjustText import adjust_text  # type: ignore[import-untyped]
 
+    targets = [point for point, _, _ in labels]
+    starts = axes.transData.inverted().transform(axes.transData.transform(targets) + offset)
+    style |= {"path_effects": [withStroke(linewidth=2, foreground="white")]}
+    texts = [
+        axes.text(*start, text, color=colour, **style)
+        for start, (_, text, colour) in zip(starts, labels, strict=True)
+    ]
     xs, ys = zip(*obstacles, strict=True)
     target_xs, target_ys = zip(*targets, strict=True)
     adjust_text(
@@ -193,3 +214,4 @@ def separate_labels(
         iter_lim=500,  # a time limit would not give the same figure again
         arrowprops={"arrowstyle": "-", "color": "#999999", "lw": 0.7},
     )
+    return texts

@@ -8,17 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib import pyplot as plt
-from matplotlib.patheffects import withStroke
-from matplotlib.ticker import LogLocator, NullFormatter
 
-from recmix.reports.figures import COLOURS, STYLE, save, separate_labels
+from recmix.reports.figures import COLOURS, MARKERS, STYLE, label_points, save, show_times
 from recmix.reports.records import PAPER_ORDER
 from recmix.reports.statistics import TIMED_BATCH
 from recmix.reports.summary import Point
 
 __all__ = ["frontiers"]
 
-MARKERS = ("o", "D", "s", "^", "v", "P", "X")
 ACROSS = 3
 """Panels in a row."""
 OFFSET = (10, 6)
@@ -85,9 +82,7 @@ def _draw(axes: Any, points: Sequence[Point], looks: Mapping[str, tuple[str, str
     axes.step(*zip(*front, strict=True), where="post", color="#777777", lw=1, ls="--", zorder=1)
     times = [point.milliseconds for point in points]
     axes.set_xlim(min(times) / 1.6, max(times) * 1.8)
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    show_times(axes, (1, 2, 5), "g")
     axes.margins(y=0.15)
 
 
@@ -97,11 +92,6 @@ def _label(axes: Any, points: Sequence[Point], looks: Mapping[str, tuple[str, st
     A name far from its point gets a line to it. The matplotlib texts are returned.
     """
     places = [(point.milliseconds, point.nats) for point in points]
-    shifted = axes.transData.transform(places) + OFFSET
-    style = {"fontsize": 8, "path_effects": [withStroke(linewidth=2, foreground="white")]}
-    texts = [
-        axes.text(*place, point.name, color=looks[point.label][0], **style)
-        for place, point in zip(axes.transData.inverted().transform(shifted), points, strict=True)
-    ]
-    separate_labels(axes, texts, places, places, expand=(1.1, 1.5))
-    return texts
+    names = [(point.name, looks[point.label][0]) for point in points]
+    labels = [(place, *name) for place, name in zip(places, names, strict=True)]
+    return label_points(axes, labels, places, offset=OFFSET, expand=(1.1, 1.5), fontsize=8)

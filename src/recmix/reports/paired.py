@@ -77,7 +77,8 @@ class Comparison:
 
     Attributes:
         pairs: number of splits that both rows have.
-        p: one-sided exact p-value for a higher first row; None if there are too few pairs.
+        p: p-value of the one-sided test that the first row has the higher scores, see
+            `signed_rank_p`; None if there are too few pairs.
         reason: why there is no p-value; else empty.
         difference: mean of first minus second, in nats.
         interval: 95 % t interval of this mean, if there are at least two pairs.

@@ -36,20 +36,17 @@ Line = dict[str, Any]
 def reach_table(rows: Iterable[Line]) -> str:
     """Return a Markdown table of the paper's VAE, the paper's best method, and our best results.
 
-    Our results are VAE+, VAE+ calibrated, and the following methods:
+    The columns of our results are:
 
-    - The column "feed-forward" shows the best method whose inference has no optimisation steps. VAE
-      and VAE+ are not considered.
-    - The columns "refined" show the best method whose inference has optimisation steps, after 2
-      and after 4 steps. Only methods that were scored after the largest number of steps are
-      considered.
+    - VAE+, the plain VAE that was trained further, and VAE+ calibrated;
+    - "feed-forward": the best method whose inference has no optimisation steps, except VAE and VAE+;
+    - "refined": the best method whose inference has optimisation steps, after 2 and after 4 steps. It
+      is the best after 4 steps, or after 2 if no method was scored after 4.
 
-    The best method is the one with the highest validation bound. These bounds are IWAE-K with the K
-    of the test bound, if it was measured, and are averaged over the splits that all compared
-    methods have. A calibrated row replaces the uncalibrated row of the same model. Rows whose
-    likelihood has a changed noise are another model of the data and are left out. A cell with the best
-    method also has its name, and its number of splits if VAE+ has more. A dash means that nothing
-    was measured.
+    The best method has the highest validation bound, averaged over the splits that all compared methods
+    have. If a model has calibrated results, these are used. Results with a calibrated noise of the
+    likelihood are left out, because they belong to another p(x). A cell with a best method names it. It
+    also has the number of splits, if VAE+ has more. A dash means that nothing was measured.
 
     Args:
         rows: the rows of a summary, from `recmix.reports.summary.summary`.

@@ -9,16 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib import pyplot as plt
-from matplotlib.patheffects import withStroke
-from matplotlib.ticker import LogLocator, NullFormatter
 
-from recmix.reports.figures import COLOURS, STYLE, save, separate_labels
+from recmix.reports.figures import COLOURS, MARKERS, STYLE, label_points, save, show_times
 
 __all__ = ["RefinementPoint", "refinement_times"]
-
-MARKERS = ("o", "D", "s", "^", "v", "P")
-OFFSET = (10, 8)
-"""From a point to its label before labels are moved, in pixels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,9 +48,8 @@ def refinement_times(
 ) -> Path:
     """Draw the bound against the time per example, with a marker for each kind of refinement.
 
-    Labels are numbers of steps. A dashed line joins the efficient refinements: no
-    faster one has a higher bound. A vertical line shows
-    the time limit.
+    Labels are numbers of steps. A dashed line joins the efficient refinements: no faster one has a
+    higher bound. A vertical line shows the time limit.
 
     Args:
         points: the refinements that have a bound.
@@ -69,10 +62,8 @@ def refinement_times(
         The path.
     """
     kinds = list(dict.fromkeys(point.how for point in sorted(points, key=lambda p: p.how != "none")))
-    looks = {
-        how: (COLOURS[(i - 1) % len(COLOURS)], MARKERS[(i - 1) % len(MARKERS)])
-        for i, how in enumerate(kinds)
-    }
+    styles = list(zip(COLOURS, MARKERS, strict=False))
+    looks = {how: styles[(i - 1) % len(styles)] for i, how in enumerate(kinds)}
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(7.5, 4.8), layout="constrained")
         axes.set(
@@ -153,9 +144,7 @@ def _draw(
                 label="chosen",
             )
     wide = math.log10(max(times) / min(times)) >= 1
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if wide else (1, 1.5, 2, 3, 4, 5, 7)))
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    show_times(axes, (1, 2, 5) if wide else (1, 1.5, 2, 3, 4, 5, 7), ".3g")
     axes.margins(y=0.12)
 
 
@@ -169,13 +158,7 @@ def _label(
     shown = [point for point in points if point.steps]
     if not shown:
         return []
-    places = [(point.milliseconds, point.bound) for point in shown]
-    shifted = axes.transData.transform(places) + OFFSET
-    style = {"fontsize": 9, "path_effects": [withStroke(linewidth=2, foreground="white")]}
-    texts = [
-        axes.text(*place, str(point.steps), color=looks[point.how][0], **style, zorder=6)
-        for place, point in zip(axes.transData.inverted().transform(shifted), shown, strict=True)
-    ]
+    labels = [((p.milliseconds, p.bound), str(p.steps), looks[p.how][0]) for p in shown]
     obstacles = [(point.milliseconds, point.bound) for point in points]
-    separate_labels(axes, texts, obstacles, places, expand=(1.3, 1.6))
-    return texts
+    style = {"fontsize": 9, "zorder": 6}
+    return label_points(axes, labels, obstacles, offset=(10, 8), expand=(1.3, 1.6), **style)

@@ -52,8 +52,8 @@ class Results:
     """The cells of the tables, for all runs of a store.
 
     Attributes:
-        rows: in the paper's order; VAE+ is always among them.
-        columns: in the paper's order.
+        rows: the rows, in the paper's order; VAE+ is always among them.
+        columns: the columns, in the paper's order.
         cells: the cells by row and column. Combinations without runs are missing.
         samples: K of the IWAE-K bound that is compared.
         holm: whether p-values were corrected for the number of tests in a column.

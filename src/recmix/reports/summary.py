@@ -86,11 +86,10 @@ class Point(NamedTuple):
 def panels(rows: Iterable[dict[str, Any]]) -> dict[str, list[Point]]:
     """Return the points of the figure of gain over VAE+ against inference time, by panel title.
 
-    There is one panel for each data set and latent dimension. A time is best measured while no
-    other run uses the machine. If some rows of a panel have such a time, the others are left out.
-    If no row has one, the title of the panel says that the machine was shared. Two
-    kinds of rows are always left out: rows timed on another device than VAE+, and rows with calibration
-    or a changed noise. The latter take as long as without it and have another control.
+    There is one panel for each data set and latent dimension. If some rows of a panel were timed while
+    no other run used the machine, only these are shown. If there are none, the title of the panel says
+    that the machine was shared. Rows that were timed on another device than VAE+ are left out. So are
+    rows with calibration or a changed noise: they take as long as without it, and have another control.
 
     Args:
         rows: the rows that `summary` returns.

@@ -66,8 +66,9 @@ def update_json(path: Path, change: Callable[[], Any]) -> None:
     with _writing(path) as alone:
         if alone is False:  # what the other process writes would be lost
             raise RunError(
-                f"could not write {path}: another process has been writing in its folder for "
-                f"{WAIT_SECONDS:g} seconds. Stop that process, and try again"
+                f"could not write {path}: another process has locked its folder for {WAIT_SECONDS:g} "
+                "seconds, which is longer than a write takes. It may hang: look for commands of recmix "
+                "that use this folder, wait for them or end them, and try again"
             )
         _replace(path, _json(change()))
 

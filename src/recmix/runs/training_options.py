@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 from recmix.errors import ConfigError
@@ -140,15 +139,6 @@ class Training(Options):
     def changes_kl(self) -> bool:
         """Whether `kl_warmup` or `free_bits` changes the KL in the loss."""
         return bool(self.kl_warmup or self.free_bits)
-
-    @property
-    def with_plain_kl(self) -> Training:
-        """A copy of these options with `kl_warmup` and `free_bits` switched off.
-
-        If a VAE is trained first, the two options apply to that VAE only. The model that starts from
-        it is trained with this copy.
-        """
-        return dataclasses.replace(self, kl_warmup=0, free_bits=0.0)
 
     def check(self) -> None:
         """Raise a ConfigError if options contradict each other.

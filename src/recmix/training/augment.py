@@ -13,8 +13,9 @@ from torch import Tensor
 
 from recmix.errors import ConfigError
 from recmix.methods.method import Method
+from recmix.model.likelihoods import Likelihood
 
-__all__ = ["Augment"]
+__all__ = ["Augment", "takes_decoder_samples"]
 
 TURN, SCALE, SHEAR, SHIFT = 0.2, 0.15, 0.15, 0.1
 """Largest changes: radians, log-scale, shear, and share of half the side."""
@@ -51,7 +52,7 @@ class Augment:
                 "leave it out"
             )
         self.classes = model.likelihood.values == "classes"
-        if decoder_samples and not (model.likelihood.centred or self.unit or self.classes):
+        if decoder_samples and not takes_decoder_samples(model.likelihood, kind):
             raise ConfigError(
                 "decoder_samples needs a gaussian, bernoulli or categorical likelihood, but this one is "
                 f"{model.likelihood.name}: leave it out"
@@ -109,3 +110,13 @@ class Augment:
 
     def _binarise(self, grey: Tensor, generator: torch.Generator | None) -> Tensor:
         return torch.bernoulli(grey, generator=generator) if self.binary else grey
+
+
+def takes_decoder_samples(likelihood: Likelihood, kind: str) -> bool:
+    """Whether decoder samples can replace examples of this likelihood and this kind of data.
+
+    Args:
+        likelihood: the likelihood p(x | z).
+        kind: kind of the data, see `recmix.data.Data.kind`.
+    """
+    return likelihood.centred or kind in ("binary", "unit") or likelihood.values == "classes"

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import nn
 
 from recmix.errors import ConfigError, RecmixError, RunError
+from recmix.methods.make_method import make_method, place
 from recmix.methods.method import Method
 from recmix.methods.registry import find_method
 from recmix.model.assembly import Own, make_model
 from recmix.model.data_facts import Statistics
 from recmix.model.fields import Fields
-from recmix.model.priors import VampPrior
 from recmix.model.replaceable import load_accelerated
 from recmix.model.vocabulary import Vocabulary
-from recmix.runs.folder import Run
+from recmix.runs.hub import is_hub_address, open_run
 from recmix.runs.spec import Spec
 from recmix.training.checkpoint import load_weights
 
@@ -89,7 +87,7 @@ def build(
     *,
     own: Own = Own(),  # noqa: B008  (frozen)
     statistics: Statistics = Statistics(),  # noqa: B008  (frozen)
-    method: type[Method] | Method | None = None,
+    method: type[Method] | None = None,
 ) -> Method:
     """Make a new, untrained method. Its initial weights come from torch's global random generator.
 
@@ -97,27 +95,16 @@ def build(
         spec: what defines the method and its networks.
         own: encoder, decoder, likelihood and prior that the user gave as objects.
         statistics: statistics of the training data that a new model needs, such as the mean.
-        method: the class of the method, if it is not registered. An instance is not made anew, but
-            only moved to the device.
+        method: the class of the method, if it is not registered.
     """
     device = pick_device(spec.training.device)
-    made = method if isinstance(method, Method) else None
-    if made is None:
-        fields = Fields.from_json(spec.data["fields"]) if spec.data.get("fields") else None
-        latent_model, encoder = make_model(
-            spec.model, spec.shape, fields=fields, own=own, statistics=statistics
-        )
-        load_accelerated()
-        make: Callable[..., Method] = method or find_method(spec.method)  # type: ignore[assignment]
-        made = make(latent_model, encoder, **spec.options)
-        if isinstance(latent_model.prior, VampPrior):
-            latent_model.prior.use(made.base_encoder)
-    made.to(device, getattr(torch, spec.training.dtype))
-    if device.type == "cpu":  # convolutions are faster in this layout there
-        for part in made.modules():
-            if isinstance(part, nn.Conv2d | nn.ConvTranspose2d):
-                part.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return made
+    fields = Fields.from_json(spec.data["fields"]) if spec.data.get("fields") else None
+    latent_model, encoder = make_model(
+        spec.model, spec.shape, fields=fields, own=own, statistics=statistics
+    )
+    load_accelerated()
+    made = make_method(method or find_method(spec.method), latent_model, encoder, spec.options)
+    return place(made, device, getattr(torch, spec.training.dtype))
 
 
 def load_trained(
@@ -132,13 +119,14 @@ def load_trained(
     If ``recmix tune`` has chosen an inference for the run, it replaces that of the spec.
 
     Args:
-        folder: a folder written by `recmix.fit`, `recmix.Model.save` or ``recmix train``.
+        folder: a folder written by `recmix.fit`, `recmix.Model.save` or ``recmix train``; or the
+            address of a run on the Hugging Face Hub, such as ``hf://user/name``.
         device: the device for the method.
         own: the user's own encoder, decoder, likelihood and prior, if the method was trained with
             such objects. They must be of the same classes; their weights are replaced.
         method: the class of the method, if it is not registered.
     """
-    run = Run(folder)
+    run = open_run(folder)
     stored = run.spec()
     inference = run.tuned() or stored.inference
     spec = replace(stored, training=replace(stored.training, device=device), inference=inference)
@@ -153,4 +141,5 @@ def load_trained(
             "the model does not fit in memory"
         ) from error
     load_weights(run.weights, made)
-    return Trained(made, spec, run.history(), run.folder, run.vocabulary())
+    kept = None if is_hub_address(folder) else run.folder  # nothing is written into a download
+    return Trained(made, spec, run.history(), kept, run.vocabulary())

@@ -16,7 +16,8 @@ from recmix.training.faults import deterministic
 from recmix.training.job import Job
 from recmix.training.loop import train
 from recmix.training.order import choose_order
-from recmix.training.plan import FIRST_STAGE, REQUEST, SECOND_STAGE, Plan, make_plan
+from recmix.training.plan import Plan, make_plan
+from recmix.training.request import FIRST_STAGE, REQUEST, SECOND_STAGE
 from recmix.training.resume import IGNORED_ON_RESUME
 
 __all__ = ["FIRST_STAGE", "IGNORED_ON_RESUME", "REQUEST", "SECOND_STAGE", "train_models"]
@@ -70,7 +71,12 @@ def _train_plans(plans: Sequence[Plan], progress: bool | None) -> list[Trained]:
     for failure in failures:
         if failure is not None:
             raise failure
-    return [plan.finished or plan.result(jobs[id(plan)]) for plan in plans]
+    for plan in plans_left:
+        if plan.finished is None:
+            run, history = plan.request.run, jobs[id(plan)].state.history
+            folder = run.folder if run else None
+            plan.finished = Trained(plan.method.eval(), plan.spec, history, folder, plan.data.vocabulary)
+    return [plan.finished for plan in plans if plan.finished]
 
 
 def _with_order(plan: Plan, progress: bool | None) -> Trained:
@@ -86,8 +92,8 @@ def _with_order(plan: Plan, progress: bool | None) -> Trained:
             plan.data,
             plan.init,
             method=type(plan.method),
-            run=plan.run,
-            resume=plan.resume,
+            run=plan.request.run,
+            resume=plan.request.resume,
             train_models=train_models,
             progress=progress,
         )
@@ -113,7 +119,8 @@ def _name_whole_run(stop: Interrupted | OutOfMemory, waiting: Sequence[Plan]) ->
     """
     message, status = str(stop), "interrupted" if isinstance(stop, Interrupted) else "failed"
     for plan in waiting:
-        if plan.run and plan.first and plan.first.run:
-            plan.run.set_status(status, epoch=0, reason="during the model it starts from")
-            message = message.replace(f"{plan.first.run.folder}", f"{plan.run.folder}")
+        run, first = plan.request.run, plan.first and plan.first.request.run
+        if run and first:
+            run.set_status(status, epoch=0, reason="during the model it starts from")
+            message = message.replace(f"{first.folder}", f"{run.folder}")
     return type(stop)(message)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from recmix.data import Data
 from recmix.errors import Interrupted, NonFiniteError
@@ -25,81 +24,17 @@ from recmix.training.augment import Augment
 from recmix.training.average import Average
 from recmix.training.batches import Batches, mix
 from recmix.training.checkpoint import State, load_checkpoint, save_checkpoint, save_weights
+from recmix.training.meter import Meter
+from recmix.training.request import Callback
 from recmix.training.resume import how_to_resume
-from recmix.training.schedule import KLWeight, rate_factor, set_rate
+from recmix.training.schedule import KLWeight, clip_gradients, rate_factor, set_rate
+from recmix.training.suspicious import fell
 from recmix.training.world import world
 
-__all__ = ["Callback", "Job", "Meter"]
-
-Callback = Callable[[int, dict[str, float]], None]
-"""Called with (epoch, metrics) after each epoch."""
+__all__ = ["Job"]
 
 VALIDATION_SEED = 20201206
 EVALUATION_BATCH = 500
-WORSE, EXPLODED = 0.5, 10.0
-"""Shares of a validation bound before training. A bound that is lower by more than that is reported:
-the first for the bound that is kept at the end, the second for any bound on the way."""
-
-
-class Meter:
-    """Sums the training metrics over an epoch, and records the first batch with a NaN or infinity.
-
-    All tensors are on the device and change in place, so they can be part of a captured CUDA graph.
-    Reading their values waits for the device.
-
-    Args:
-        device: the device of the tensors.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.step = torch.zeros(1, dtype=torch.int64, device=device)
-        self.names: list[str] = []
-        self.sums = torch.zeros(0, dtype=torch.float64, device=device)
-        self.first_bad = torch.zeros(0, dtype=torch.float64, device=device)
-
-    def begin(self, step: int, sums: dict[str, float]) -> None:
-        """Begin an epoch, or continue an epoch of which `step` batches are done.
-
-        Args:
-            step: number of batches that are done.
-            sums: sums of the metrics over these batches, by name; empty for none.
-        """
-        self.step.fill_(step)
-        if sums:
-            self._name(list(sums))
-            self.sums.copy_(torch.tensor(list(sums.values()), dtype=torch.float64))
-        else:
-            self.sums.zero_()
-        self.first_bad.fill_(math.inf)
-
-    def _name(self, names: list[str]) -> None:
-        if names != self.names:
-            self.names = names
-            self.sums = torch.zeros(len(names), dtype=torch.float64, device=self.step.device)
-            self.first_bad = torch.full_like(self.sums, math.inf)
-
-    def add(self, metrics: dict[str, Tensor]) -> None:
-        """Add the metrics of one batch, a tensor with one number for each name."""
-        self._name(list(metrics))
-        values = torch.stack(list(metrics.values())).to(torch.float64)
-        self.sums.add_(values)
-        bad = torch.where(values.isfinite(), math.inf, self.step.to(torch.float64))
-        torch.minimum(self.first_bad, bad, out=self.first_bad)
-        self.step.add_(1)
-
-    def totals(self) -> dict[str, float]:
-        """Return the sum of each metric over the batches so far in this epoch, by name."""
-        return dict(zip(self.names, self.sums.tolist(), strict=True))
-
-    def not_finite(self) -> tuple[str, int] | None:
-        """Return the name of a metric that was NaN or infinite, and its first such batch (from 0).
-
-        The result is None if all metrics were finite.
-        """
-        for name, step in zip(self.names, self.first_bad.tolist(), strict=True):
-            if step < math.inf:
-                return name, int(step)
-        return None
 
 
 class Job:
@@ -185,7 +120,7 @@ class Job:
         if self.world.size > 1:
             self.world.average_gradients(self.optimizers)
         if training.max_gradient_norm:
-            _clip(self.optimizers, training.max_gradient_norm)
+            clip_gradients(self.optimizers.values(), training.max_gradient_norm)
 
     @property
     def averages(self) -> dict[str, Tensor]:
@@ -206,14 +141,15 @@ class Job:
             )
             if run.status()["status"] == "done":  # now with more epochs
                 self.state.stopped = ""
-        elif self.continued:
-            self.method.eval()
-            self.trainer.prepare(next(self.held_out.in_order(EVALUATION_BATCH)))
-            self._training_mode()
-            self.state.best_score = self._first_score = self._read(self.validation())["val_iwae"]
-            self._keep_best()
         else:
-            self._first_score = self._read(self.validation())["val_iwae"]
+            if self.continued:
+                self.method.eval()
+                self.trainer.prepare(next(self.held_out.in_order(EVALUATION_BATCH)))
+                self._training_mode()
+            _, self._first_score = self.validation().tolist()
+            if self.continued:
+                self.state.best_score = self._first_score
+                self._keep_best()
         self.world.wait()
         if run := self.out:
             run.set_status("running", epoch=self.state.epoch)
@@ -276,10 +212,14 @@ class Job:
     def validation(self) -> Tensor:
         """Compute the ELBO and the IWAE bound, mean over the validation examples, as a tensor (2,).
 
-        The noise is the same at each call. This does not wait for the device.
+        The noise is the same at each call. This does not wait for the device. Of several processes, the
+        first computes the bounds for all.
         """
-        if not self.world.writer:
-            return torch.zeros(2)
+        if self.world.size == 1:
+            return self._bounds()
+        return self.world.agree(self._bounds() if self.world.writer else torch.zeros(2))
+
+    def _bounds(self) -> Tensor:
         generator = torch.Generator(self.device).manual_seed(VALIDATION_SEED)
         samples = self.training.validation_samples
         with self._averaged():
@@ -311,9 +251,9 @@ class Job:
         rate = (training.learning_rate or 0) * rate_factor(state.epoch, self.epochs, training)
         row = {"epoch": state.epoch + 1, "learning_rate": rate}
         row |= {name: total / state.step for name, total in self._totals().items()}
-        row |= self._read(validation)
-        for name in ("val_elbo", "val_iwae"):
-            if not math.isfinite(row[name]):
+        for name, bound in zip(("val_elbo", "val_iwae"), validation.tolist(), strict=True):
+            row[name] = bound
+            if not math.isfinite(bound):
                 self._not_finite(name, f"the end of epoch {state.epoch + 1}")
         state.epoch, state.step, state.sums = state.epoch + 1, 0, {}
         state.history.append(row)
@@ -379,6 +319,10 @@ class Job:
 
     def finish(self) -> None:
         """Load the best weights into the method and mark the run as done in its folder."""
+        warning = ""
+        if self.world.writer:
+            rate = self.training.learning_rate or 0
+            warning = fell(self._first_score, self.state.best_score, self.state.history, rate)
         self.method.load_state_dict(self.best)
         self.method.model.requires_grad_(True)
         for p in self.method.parameters():
@@ -396,27 +340,8 @@ class Job:
             )
             run.log("done", epoch=state.epoch, reason=reason)
         self.world.wait()
-        self._warn_if_worse()  # the last statement, as a warning may be an error
-
-    def _warn_if_worse(self) -> None:
-        """Warn if validation bounds are far below the one before training."""
-        first, rows = self._first_score, self.state.history
-        if not math.isfinite(first) or not rows or not self.world.writer:
-            return
-        worst = min(rows, key=lambda row: row["val_iwae"])
-        fell, size = first - worst["val_iwae"], max(10.0, abs(first))
-        if first - self.state.best_score > WORSE * size:
-            what = f"is {self.state.best_score:.4g} nats after it"
-        elif fell > EXPLODED * size:
-            what = f"fell to {worst['val_iwae']:.4g} nats in epoch {worst['epoch']}"
-        else:
-            return
-        warnings.warn(
-            f"the validation bound was {first:.4g} nats before training and {what}. The learning rate "
-            f"{self.training.learning_rate:g} is probably too high: train again with a lower "
-            "learning_rate (--learning-rate)",
-            stacklevel=2,
-        )
+        if warning:
+            warnings.warn(warning, stacklevel=2)  # the last statement, as a warning may be an error
 
     def _keep_best(self) -> None:
         with self._averaged():
@@ -425,11 +350,6 @@ class Job:
     def _averaged(self) -> AbstractContextManager[None]:
         """Give the method its averaged weights while the context is open, if weights are averaged."""
         return nullcontext() if self.average is None else self.average.in_place()
-
-    def _read(self, validation: Tensor) -> dict[str, float]:
-        """Return the validation bounds as numbers, the same in all processes. Waits for the device."""
-        elbo, iwae = validation.tolist()
-        return self.world.agree({"val_elbo": elbo, "val_iwae": iwae})
 
     def fail(self, reason: str) -> str:
         """Mark the run as failed, and return a text for the user: how the training can be continued.
@@ -474,12 +394,3 @@ def stop_all(jobs: list[Job], signal_name: str) -> NoReturn:
     """
     messages = [job.interrupt(signal_name) for job in jobs]
     raise Interrupted("\n".join(messages))
-
-
-def _clip(optimizers: Optimizers, norm: float) -> None:
-    def hook(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        torch.nn.utils.clip_grad_norm_(parameters, norm)
-
-    for optimizer in optimizers.values():
-        optimizer.register_step_pre_hook(hook)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from recmix.inference import Inference
 from recmix.methods.method import Method
-from recmix.runs.spec import Spec
 from recmix.runs.training_options import Training
 
 __all__ = ["row_label"]
@@ -15,7 +16,7 @@ DETAILS = {"objective_samples": "objective", "distil_steps": "distil"}
 """Training options that change what is learned if another option is not at its default."""
 
 
-def row_label(method: type[Method], training: Training, inference: Inference, init: Spec | None) -> str:
+def row_label(method: type[Method], training: Training, inference: Inference, init: Any) -> str:
     """Return the name of a run in the tables of results. Different trainings have different names.
 
     A plain VAE that continues the training of a plain VAE is ``VAE+``. Options that change what is
@@ -26,9 +27,10 @@ def row_label(method: type[Method], training: Training, inference: Inference, in
         method: the class of the trained method.
         training: the training options of the run.
         inference: the inference options of the run.
-        init: the spec of the model that the run starts from, or None.
+        init: the spec of the model that the run starts from, or the request for it, or None.
 
     >>> from recmix.methods.vae import VAE
+    >>> from recmix.runs.spec import Spec
     >>> vae = Spec(method="vae", label="VAE", shape=(1, 8, 8))
     >>> row_label(VAE, Training(), Inference(), vae)
     'VAE+'
@@ -39,7 +41,7 @@ def row_label(method: type[Method], training: Training, inference: Inference, in
     """
     if training.train == "curvature" and init is not None:  # the posterior itself is that of init
         return f"{init.label or init.method.upper()} with curvature"
-    label, start = method.label(), "scratch" if method.starts_from else ""
+    label, start = method.name.upper(), "scratch" if method.starts_from else ""
     if init is not None:
         start = ""
         before = init.label or init.method.upper()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from recmix.errors import ConfigError
-from recmix.training.job import Callback
+from recmix.training.request import Callback
 
 __all__ = ["log_to"]
 

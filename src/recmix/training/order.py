@@ -224,7 +224,7 @@ def choose_order(
             "select_on": pick,
             "resume": resume,
             **spec.options,
-            **vars(spec.training.with_plain_kl),
+            **vars(spec.training) | {"kl_warmup": 0, "free_bits": 0.0},  # of the first model only
             **vars(spec.inference),
             "seed": spec.training.seed if order == 2 else mix(spec.training.seed, order) % 2**31,
         }

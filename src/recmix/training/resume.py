@@ -51,10 +51,13 @@ def is_complete(run: Run, spec: Spec, group: World) -> bool:
     """
     stored = run.spec()
     for name, theirs, ours in _differences(stored, spec):
-        raise RunError(
-            f"{run.folder} holds a run with {name} = {theirs!r}, not {ours!r}: resume it with the same "
-            "options, or give another folder, or overwrite it"
-        )
+        advice = "resume it with the same options, or give another folder, or overwrite it"
+        if _has_test(spec) and not _has_test(stored):
+            advice = (
+                "the run has no test examples, so make the data without them, for example with "
+                "recmix.data.from_arrays(x, hold_out_test=False)"
+            )
+        raise RunError(f"{run.folder} holds a run with {name} = {theirs!r}, not {ours!r}: {advice}")
     if spec.auto and stored.training.epochs != spec.training.epochs:
         raise RunError(
             f"{run.folder} chose its order with {stored.training.epochs} epochs per step, not "
@@ -88,6 +91,11 @@ def _differences(stored: Spec, spec: Spec) -> Iterator[tuple[str, Any, Any]]:
             yield from ((k, theirs.get(k), ours.get(k)) for k in keys if theirs.get(k) != ours.get(k))
         elif theirs != ours:
             yield name, theirs, ours
+
+
+def _has_test(spec: Spec) -> bool:
+    """Whether the data of a run have test examples."""
+    return (spec.data.get("counts") or {}).get("test") is not None
 
 
 def _requested(spec: Spec) -> dict[str, Any]:

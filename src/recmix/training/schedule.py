@@ -1,9 +1,10 @@
-"""The learning rate and the weight of the KL over the epochs."""
+"""The learning rate and the weight of the KL over the epochs, and the clipping of gradients."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch.optim import Optimizer
 
 from recmix.runs.training_options import Training
 
-__all__ = ["KLWeight", "rate_factor", "set_rate"]
+__all__ = ["KLWeight", "clip_gradients", "rate_factor", "set_rate"]
 
 
 def rate_factor(epoch: int, epochs: int, training: Training) -> float:
@@ -32,6 +33,17 @@ def rate_factor(epoch: int, epochs: int, training: Training) -> float:
     t = min(1.0, (epoch - training.warmup) / max(1, epochs - training.warmup - 1))
     remaining = 0.5 * (1 + math.cos(math.pi * t)) if training.schedule == "cosine" else 1 - t
     return training.final_rate + (1 - training.final_rate) * remaining
+
+
+def clip_gradients(optimizers: Iterable[Optimizer], norm: float) -> None:
+    """Make each optimiser clip the norm of its gradient to `norm` before every update."""
+
+    def hook(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        torch.nn.utils.clip_grad_norm_(parameters, norm)
+
+    for optimizer in optimizers:
+        optimizer.register_step_pre_hook(hook)
 
 
 def set_rate(optimizers: Iterable[Optimizer], factor: float) -> None:

@@ -80,18 +80,15 @@ class World:
             dist.all_reduce(values, dist.ReduceOp.MIN)
         return values
 
-    def agree(self, values: dict[str, float]) -> dict[str, float]:
-        """Give every process the numbers of the process of rank 0, and return them.
+    def agree(self, values: Tensor) -> Tensor:
+        """Return the numbers of the process of rank 0, as float64, in every process.
 
         Args:
-            values: numbers by name. The names must be the same in all processes.
+            values: a tensor, of the same shape in all processes.
         """
-        if self.size == 1:
-            return values
-        device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-        box = torch.tensor(list(values.values()), dtype=torch.float64, device=device)
+        box = values.to("cuda" if dist.get_backend() == "nccl" else "cpu", torch.float64)
         dist.broadcast(box, src=0)
-        return dict(zip(values, box.tolist(), strict=True))
+        return box
 
     def any(self, flag: bool) -> bool:
         """Whether `flag` is true in at least one process. All processes get the same answer."""

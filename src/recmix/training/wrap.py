@@ -22,6 +22,7 @@ from recmix.model.priors import as_prior
 from recmix.runs.spec import Spec
 from recmix.runs.training_options import Training
 from recmix.training.build import Trained
+from recmix.training.suspicious import warn_if_swapped
 
 __all__ = ["wrap_networks"]
 
@@ -78,6 +79,8 @@ def wrap_networks(
     model = LatentModel(decoder, density, latent=size, shape=shape, prior=as_prior(prior, size))
     method = VAE(model.to(like.device, like.dtype), encoder)
     method.eval()
+    if seen is not None:
+        warn_if_swapped(method, seen)
     variance = None
     if isinstance(density, Gaussian) and not density.learned:
         variance = float(density.variance.mean())

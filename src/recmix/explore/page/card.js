@@ -1,98 +1,54 @@
 // The card of one run: reconstruction, components, bounds, latent space, refinement, decoded point.
 import { el, number } from "./dom.js";
-import { Plane, componentHue } from "./plane.js";
+import { Plane } from "./plane.js";
 import { imageCanvas, resized, show } from "./picture.js";
-import { LatestOnly, OneAtATime, debounced, post } from "./server.js";
+import { RunCard, percent, signed, slider } from "./run_card.js";
+import { OneAtATime, post } from "./server.js";
 
 const STEPS = 4;
 const SAMPLES = 100;
 const REACH = 3; // sliders go at least this many prior standard deviations from 0
-const HUES = [9, 2, 4, 5, 6, 8, 10, 11];
-export const runHue = (index) => `hue-${HUES[index % HUES.length]}`;
-
-export const signed = (value, digits = 1) => (value >= 0 ? "+" : "") + number(value, digits);
-
-export const percent = (share) => {
-  const text = (100 * share).toFixed(share > 0.995 || share < 0.0005 ? 0 : 1);
-  return `${share > 0 && Number(text) === 0 ? "< 0.1" : text} %`;
-};
-
-export const plural = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
 
 const figure = (canvas, caption) => el("figure", {}, canvas, el("figcaption", {}, caption));
 
-export const slider = (id, label, attributes) => {
-  const input = el("input", { type: "range", id, step: "any", ...attributes });
-  const value = el("output", { for: id });
-  return { input, value, row: el("div", { class: "slider" }, el("label", { for: id }, label), value, input) };
-};
-
-// What a card says about its run, in one line.
-export const factsOf = (run) => {
-  const { refine, scale, slope } = run.inference;
-  return [run.title.charAt(0).toUpperCase() + run.title.slice(1), run.components > 1 ? plural(run.components, "component") : null,
-    plural(run.latent, "latent dimension"), `${run.likelihood} likelihood`, run.epochs ? plural(run.epochs, "epoch") : null,
-    refine ? `refined by ${plural(refine, "Gauss-Newton step")}` : null, scale !== 1 || slope !== 0 ? "calibrated" : null].filter(Boolean).join(" · ");
-};
-
-export class Card {
-  // `onStep` gets the refinement step chosen here. `onReady` is called when the image is explained.
-  constructor(run, index, { onStep, onReady }) {
-    Object.assign(this, { run, index, onReady, found: null, step: 0, offsets: new Map() });
-    this.reconstructing = new OneAtATime();
-    this.explaining = new LatestOnly();
+export class Card extends RunCard {
+  // `how` has `onStep` and `onReady`, see RunCard.
+  constructor(run, index, how) {
+    super(run, index, { id: `run-${index}`, steps: STEPS, ...how });
+    this.offsets = new Map();
     this.decoding = new OneAtATime();
-    this.explainSoon = debounced(() => this.#explain(), 250);
-    this.#build(onStep);
+    this.#build();
   }
 
-  #build(onStep) {
-    const { run, index } = this;
-    const id = `run-${index}`;
-    this.problem = el("p", { class: "problem", role: "alert" });
+  #build() {
+    const { run } = this;
     this.note = el("p", { class: "note" });
     this.original = imageCanvas("The image");
     this.reconstruction = imageCanvas(`Reconstruction by ${run.name}`);
     this.components = Array.from({ length: run.components }, (_, k) => this.#component(k));
-    this.numbers = Object.fromEntries(["elbo", "iwae", "evidence"].map((key) => [key, el("dd", {}, "…")]));
-    const bound = (name, key) => el("div", {}, el("dt", {}, name), this.numbers[key]);
     this.plane = new Plane(run.name, (a, b) => this.#decodeAt(a, b));
-    this.box = el("article", { class: `card ${runHue(index)}`, "aria-labelledby": id },
-      el("div", { class: "busy-line", "aria-hidden": "true" }),
-      el("header", {}, el("h3", { id }, run.name), el("p", { class: "facts" }, factsOf(run))),
-      this.problem,
+    this.box = this.frame("card",
       el("div", { class: "container" }, el("div", { class: "reconstruction" },
         el("div", { class: "pictures" }, figure(this.original, "image"), figure(this.reconstruction, "reconstruction")),
         el("div", {},
           el("h4", {}, run.components > 1 ? "Components and their weights" : "One component of weight 1"),
           el("ol", { class: "components" }, ...this.components.map(({ item }) => item))))),
-      el("dl", { class: "bounds" }, bound("ELBO", "elbo"), bound(`IWAE-${SAMPLES}`, "iwae"),
-        run.latent <= 2 ? bound("log p(x), quadrature", "evidence") : null),
+      el("dl", { class: "bounds" }, this.bound("ELBO", "elbo"), this.bound(`IWAE-${SAMPLES}`, "iwae"),
+        run.latent <= 2 ? this.bound("log p(x), quadrature", "evidence") : null),
       el("div", { class: "container" }, el("div", { class: "latent" },
         el("div", {}, this.plane.drawing, this.note),
-        el("div", {}, this.#refinement(id, onStep), this.#decoder(id)))));
+        el("div", {}, this.#refinement(), this.#decoder(this.id)))));
   }
 
   #component(k) {
     const picture = imageCanvas(`Reconstruction by component ${k + 1}`);
-    const share = el("span", { class: "share" }, "…");
-    const bar = el("span");
-    const item = el("li", { class: componentHue(k) }, picture,
-      el("span", { class: "weight-label" }, el("b", {}, String(k + 1)), share),
-      el("span", { class: "weight", "aria-hidden": "true" }, bar));
-    return { item, picture, share, bar };
+    return { picture, ...this.component(k, picture) };
   }
 
-  #refinement(id, onStep) {
-    this.stepper = slider(`${id}-step`, "Gauss-Newton steps", { min: 0, max: STEPS, step: 1, value: 0 });
-    this.stepper.input.addEventListener("input", () => onStep(Number(this.stepper.input.value)));
+  #refinement() {
     this.refined = imageCanvas("Reconstruction after refinement");
-    this.rows = Array.from({ length: STEPS + 1 }, (_, step) =>
-      el("tr", {}, el("th", { scope: "row" }, String(step)), el("td", {}, "…"), el("td", {}, "…"), el("td", {}, "…")));
-    const head = ["step", "log p(x, z)", "ELBO", "IWAE"].map((name) => el("th", { scope: "col" }, name));
     return el("fieldset", { class: "refinement" }, el("legend", {}, "Refinement"), this.stepper.row,
-      el("div", { class: "with-image" }, this.refined,
-        el("table", { class: "steps" }, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...this.rows))));
+      el("div", { class: "with-image" }, this.refined, this.table));
   }
 
   #decoder(id) {
@@ -128,32 +84,30 @@ export class Card {
     show(this.original, x);
     this.explaining.cancel();
     this.box.setAttribute("aria-busy", "true");
-    this.reconstructing.run(() => post("/reconstruct", { images: [x], run: this.run.name }), (found) => this.#showReconstruction(found), (error) => this.#fail(error));
+    this.reconstructing.run(() => post("/reconstruct", { images: [x], run: this.run.name }), (found) => this.#showReconstruction(found), (error) => this.fail(error));
     this.explainSoon();
   }
 
   #showReconstruction({ images, weights, components }) {
     show(this.reconstruction, images[0]);
-    for (const [k, { picture, share, bar }] of this.components.entries()) {
+    for (const [k, { picture, setWeight }] of this.components.entries()) {
       const weight = weights[0][k] ?? 0;
       show(picture, components[0][k]);
-      share.textContent = percent(weight);
-      bar.style.setProperty("--share", `${100 * weight}%`);
+      setWeight(weight);
       picture.setAttribute("aria-label", `Reconstruction by component ${k + 1}, weight ${percent(weight)}`);
     }
   }
 
-  #explain() {
+  explain() {
     if (this.box.hidden) return;
     const grid = this.run.latent <= 2 ? 80 : 40;
     const content = { image: this.image, run: this.run.name, steps: STEPS, samples: SAMPLES, grid };
-    this.explaining.run((signal) => post("/explain", content, signal), (found) => this.#showExplanation(found), (error) => this.#fail(error));
+    this.explaining.run((signal) => post("/explain", content, signal), (found) => this.#showExplanation(found), (error) => this.fail(error));
   }
 
   #showExplanation(found) {
-    this.box.removeAttribute("aria-busy");
+    this.showNumbers(found);
     this.problem.textContent = "";
-    this.found = found;
     this.plane.draw(found);
     const { plane, components } = found;
     const sameMean = components.length > 1 && components.every((part) => part.mean.every((v, d) => Math.abs(v - components[0].mean[d]) < 1e-6));
@@ -162,34 +116,14 @@ export class Card {
       sameMean ? "All components have the same mean here." : null,
       found.exact ? null : "Standard deviations are estimated from samples."].filter(Boolean).join(" ");
     this.numbers.evidence.replaceChildren(plane.log_evidence === null ? "…" : number(plane.log_evidence));
-    found.refinement.forEach((at, step) => {
-      [at.log_joint, at.elbo, at.iwae].forEach((value, i) => { this.rows[step].cells[i + 1].textContent = number(value); });
-    });
     this.#reset();
     show(this.decoded, found.reconstruction);
     this.setStep(this.step);
     this.onReady(this);
   }
 
-  // Shows the bounds, and the gain over another card if there is one.
-  compare(other) {
-    for (const key of ["elbo", "iwae"]) {
-      const value = this.found.bounds[key];
-      const gain = other ? [el("span", { class: "gain" }, `${signed(value - other.found.bounds[key])} over ${other.run.name}`)] : [];
-      this.numbers[key].replaceChildren(number(value), ...gain);
-    }
-  }
-
-  #fail(error) {
-    this.box.removeAttribute("aria-busy");
-    this.problem.textContent = error.message;
-  }
-
   setStep(step) {
-    this.step = step;
-    this.stepper.input.value = step;
-    this.stepper.value.textContent = step;
-    this.rows.forEach((row, at) => row.toggleAttribute("data-now", at === step));
+    super.setStep(step);
     if (!this.found) return;
     show(this.refined, this.found.refinement[step].reconstruction);
     this.plane.move(this.found.refinement, step, this.#position());
@@ -231,10 +165,11 @@ export class Card {
     const [a, b] = this.#position();
     this.plane.move(refinement, this.step, [a, b]);
     const z = plane.origin.map((at, d) => at + a * plane.axes[0][d] + b * plane.axes[1][d] + (this.offsets.get(d) ?? 0));
-    this.decoding.run(() => post("/decode", { z: [z], run: this.run.name }), (found) => show(this.decoded, found.images[0]), (error) => this.#fail(error));
+    this.decoding.run(() => post("/decode", { z: [z], run: this.run.name }), (found) => show(this.decoded, found.images[0]), (error) => this.fail(error));
   }
 
   stop() {
-    for (const requests of [this.explaining, this.reconstructing, this.decoding]) requests.cancel();
+    super.stop();
+    this.decoding.cancel();
   }
 }

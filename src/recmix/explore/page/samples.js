@@ -1,6 +1,6 @@
 // Samples of the prior, and interpolation between two images: one panel for each run.
 import { $, el } from "./dom.js";
-import { runHue } from "./card.js";
+import { runHue } from "./run_card.js";
 import { imageCanvas, resized, show } from "./picture.js";
 import { LatestOnly, debounced, post } from "./server.js";
 
@@ -23,57 +23,70 @@ export class Panel {
   }
 }
 
+// Samples of the prior on one panel for each run. `show` shows an answer on a panel.
 export class PriorSamples {
-  constructor(runs) {
-    this.panels = runs.map((run, index) => {
-      const pictures = Array.from({ length: COUNT }, (_, i) => imageCanvas(`Sample ${i + 1} of the prior of ${run.name}`));
-      return Object.assign(new Panel(run, index, el("div", { class: "samples" }, ...pictures)), { pictures });
-    });
-    $("samples").append(...this.panels.map(({ box }) => box));
-    $("resample").addEventListener("click", () => this.draw());
+  constructor(prefix, panels, count, show) {
+    Object.assign(this, { prefix, panels, count, show });
+    $(`${prefix}samples`).append(...panels.map(({ box }) => box));
+    $(`${prefix}resample`).addEventListener("click", () => this.draw());
   }
 
   // All runs get the same seed, so runs with equally many latent dimensions decode the same z.
   draw() {
     const seed = Math.floor(Math.random() * 1e6);
-    $("seed").textContent = `seed ${seed}`;
-    return Promise.all(this.panels.map((panel) => panel.ask("/sample", { count: COUNT, seed }, ({ images }) => {
-      panel.pictures.forEach((picture, i) => show(picture, images[i]));
-    })));
+    $(`${this.prefix}seed`).textContent = `seed ${seed}`;
+    return Promise.all(this.panels.map((panel) => panel.ask("/sample", { count: this.count, seed }, (found) => this.show(panel, found))));
   }
 }
 
+export const imageSamples = (runs) => {
+  const panels = runs.map((run, index) => {
+    const pictures = Array.from({ length: COUNT }, (_, i) => imageCanvas(`Sample ${i + 1} of the prior of ${run.name}`));
+    return Object.assign(new Panel(run, index, el("div", { class: "samples" }, ...pictures)), { pictures });
+  });
+  return new PriorSamples("", panels, COUNT, ({ pictures }, { images }) => { pictures.forEach((picture, i) => show(picture, images[i])); });
+};
+
+// Interpolation between two examples. A subclass defines showEnd(end, example) and ask(a, b).
 export class Interpolation {
-  // `current` returns the current image.
+  // `current` returns the current example.
+  constructor(prefix, panels, current) {
+    Object.assign(this, { panels, ends: { a: null, b: null } });
+    $(`${prefix}interpolations`).append(...panels.map(({ box }) => box));
+    for (const end of ["a", "b"]) $(`${prefix}take-${end}`).addEventListener("click", () => this.set(end, current()));
+    $(`${prefix}swap`).addEventListener("click", () => {
+      const { a, b } = this.ends;
+      this.set("a", b);
+      this.set("b", a);
+    });
+    this.askSoon = debounced(() => { if (this.ends.a && this.ends.b) this.ask(this.ends.a, this.ends.b); }, 60);
+  }
+
+  set(end, example) {
+    if (!example) return;
+    this.ends[end] = example;
+    this.showEnd(end, example);
+    this.askSoon();
+  }
+}
+
+export class ImageInterpolation extends Interpolation {
   constructor(runs, current) {
-    this.ends = { a: null, b: null };
-    this.panels = runs.map((run, index) => {
+    const panels = runs.map((run, index) => {
       const frames = Array.from({ length: FRAMES }, () => imageCanvas(""));
       const large = imageCanvas(`Interpolated image of ${run.name}`, { class: "large" });
       const content = el("div", { class: "interpolation" }, large, el("div", { class: "frames", "aria-hidden": "true" }, ...frames));
       return Object.assign(new Panel(run, index, content), { frames, large, images: null });
     });
-    $("interpolations").append(...this.panels.map(({ box }) => box));
-    for (const end of ["a", "b"]) $(`take-${end}`).addEventListener("click", () => this.set(end, current()));
-    $("swap").addEventListener("click", () => {
-      const { a, b } = this.ends;
-      this.set("a", b);
-      this.set("b", a);
-    });
+    super("", panels, current);
     $("position").addEventListener("input", () => this.#showPosition());
-    this.askSoon = debounced(() => this.#ask(), 60);
   }
 
-  set(end, image) {
-    if (!image) return;
-    this.ends[end] = image;
+  showEnd(end, image) {
     show($(`end-${end}`), image);
-    this.askSoon();
   }
 
-  #ask() {
-    const { a, b } = this.ends;
-    if (!a || !b) return;
+  ask(a, b) {
     for (const panel of this.panels) {
       const images = [a, b].map((image) => resized(image, panel.run.shape));
       panel.ask("/interpolate", { images, steps: FRAMES }, (found) => {

@@ -2,26 +2,24 @@
 import { $, clamp, el } from "./dom.js";
 import { imageCanvas, inverted, readFile, show } from "./picture.js";
 import { Pad } from "./pad.js";
-import { LatestOnly, get } from "./server.js";
+import { TestExamples } from "./test_examples.js";
 
 const PAGE = 24;
 
-export class Source {
+export class Source extends TestExamples {
   // `onImage` gets every chosen image.
   constructor(runs, onImage) {
-    Object.assign(this, { runs, onImage, shape: runs[0].shape, start: 0, total: 0, images: [], at: 0 });
-    this.requests = new LatestOnly();
+    super("", runs, { kind: "images", count: PAGE, list: "thumbs" });
+    Object.assign(this, { onImage, shape: runs[0].shape, at: 0 });
     this.pad = new Pad(this.shape, (image) => this.set(image, "your drawing"));
     this.options = Array.from({ length: PAGE }, (_, i) => {
       const picture = imageCanvas("", { "aria-hidden": "true" });
       const option = el("button", { type: "button", role: "option", tabindex: -1, "aria-selected": "false", disabled: true }, picture);
-      option.addEventListener("click", () => this.#choose(i));
+      option.addEventListener("click", () => this.choose({ at: i, focus: false }));
       return { option, picture };
     });
     $("thumbs").append(...this.options.map(({ option }) => option));
     $("thumbs").addEventListener("keydown", (event) => this.#key(event));
-    $("previous").addEventListener("click", () => this.#load(this.start - PAGE));
-    $("next").addEventListener("click", () => this.#load(this.start + PAGE));
     $("goto").addEventListener("change", () => this.#goToNumber(Number($("goto").value)));
     $("file").addEventListener("change", () => this.#upload($("file").files[0]));
     $("invert").addEventListener("click", () => {
@@ -31,7 +29,6 @@ export class Source {
     $("redraw").addEventListener("click", () => this.pad.load(this.image));
     this.#setUpTabs();
     this.#setUpDrop();
-    this.#setUpDataSets();
   }
 
   // Makes this the current image. `name` says what it is.
@@ -64,85 +61,33 @@ export class Source {
     this.openTab("test");
   }
 
-  // If the runs have different data sets, a menu chooses whose test images are shown.
-  #setUpDataSets() {
-    this.from = this.runs[0].name;
-    const runOf = new Map();
-    for (const run of this.runs) if (!runOf.has(run.data.name)) runOf.set(run.data.name, run.name);
-    $("sets").hidden = runOf.size < 2;
-    $("set").replaceChildren(...[...runOf].map(([data, run]) => el("option", { value: run }, data ?? run)));
-    $("set").addEventListener("change", () => {
-      this.from = $("set").value;
-      this.total = 0;
-      this.#load(0);
-    });
-  }
-
-  // Shows the test images of the first run that has some.
-  async begin() {
-    for (const { value } of $("set").options) {
-      $("set").value = value;
-      this.from = value;
-      await this.#load(0);
-      if (this.images.length) return;
-    }
-  }
-
-  // Loads the page of test images that begins at `start`, and chooses the one at place `at` of it.
-  #load(start, at = 0, focus = false) {
-    if (start < 0 || (this.total && start >= this.total)) return Promise.resolve();
-    $("thumbs").setAttribute("aria-busy", "true");
-    const loading = { start, at, focus };
-    this.loading = loading;
-    const path = `/runs/${encodeURIComponent(this.from)}/images?start=${start}&count=${PAGE}`;
-    const end = (message) => {
-      this.loading = null;
-      $("thumbs").removeAttribute("aria-busy");
-      $("source-problem").textContent = message;
-    };
-    return this.requests.run((signal) => get(path, signal), (found) => {
-      end("");
-      this.#showPage(found);
-      if (found.images.length) this.#choose(Math.min(loading.at, found.images.length - 1), loading.focus);
-    }, (error) => {
-      end(error.message);
-      for (const id of ["previous", "next", "goto"]) $(id).disabled = !this.total;
-      if (!this.total) $("pages").textContent = "no test images";
-    });
-  }
-
-  #showPage({ start, total, images }) {
-    Object.assign(this, { start, total, images });
+  show(images) {
     this.options.forEach(({ option, picture }, i) => {
       option.disabled = !images[i];
-      option.setAttribute("aria-label", `Test image ${start + i + 1}`);
+      option.setAttribute("aria-label", `Test image ${this.start + i + 1}`);
       picture.classList.toggle("shown", Boolean(images[i]));
       if (images[i]) show(picture, images[i]);
     });
-    const last = start + images.length;
-    $("pages").textContent = total ? `${start + 1} to ${last} of ${total}` : "no test images";
-    Object.assign($("goto"), { max: total, disabled: !total });
-    $("previous").disabled = start === 0;
-    $("next").disabled = last >= total;
+    Object.assign($("goto"), { max: this.total, disabled: !this.total });
   }
 
-  #choose(i, focus = false) {
-    this.at = i;
+  choose({ at, focus }) {
+    this.at = Math.min(at, this.items.length - 1);
     this.options.forEach(({ option }, k) => {
-      option.setAttribute("aria-selected", String(k === i));
-      option.tabIndex = k === i ? 0 : -1;
+      option.setAttribute("aria-selected", String(k === this.at));
+      option.tabIndex = k === this.at ? 0 : -1;
     });
-    if (focus) this.options[i].option.focus();
-    $("goto").value = this.start + i + 1;
-    this.set(this.images[i], `test image ${this.start + i + 1}`);
+    if (focus) this.options[this.at].option.focus();
+    $("goto").value = this.start + this.at + 1;
+    this.set(this.items[this.at], `test image ${this.start + this.at + 1}`);
   }
 
   // Goes to a test image by its index among all. A page that is still loading opens there.
   #goTo(index, focus) {
     const at = index % PAGE;
     if (this.loading?.start === index - at) Object.assign(this.loading, { at, focus });
-    else if (!this.loading && this.start === index - at) this.#choose(at, focus);
-    else this.#load(index - at, at, focus);
+    else if (!this.loading && this.start === index - at) this.choose({ at, focus });
+    else this.load(index - at, at, focus);
   }
 
   #goToNumber(number) {

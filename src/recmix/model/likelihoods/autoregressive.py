@@ -13,6 +13,7 @@ from torch.func import jvp, vjp, vmap
 
 from recmix.errors import ConfigError, unknown
 from recmix.model.causal_networks import CAUSAL, CausalNetwork
+from recmix.model.encoder_decoder import evaluation_mode
 from recmix.model.likelihoods.classes import draw_class, pad_after_end
 from recmix.model.likelihoods.likelihood import Likelihood, Shape, register_likelihood
 
@@ -90,37 +91,6 @@ class Autoregressive(Likelihood):
             blocks=blocks,
             dropout=dropout,
             token_dropout=token_dropout,
-        )
-
-    @classmethod
-    def for_data(
-        cls,
-        shape: Shape,
-        *,
-        variance: float = 1.0,
-        classes: int = 0,
-        causal: str = "transformer",
-        units: int = 128,
-        heads: int = 4,
-        blocks: int = 2,
-        dropout: float = 0.0,
-        token_dropout: float = 0.0,
-        end_token: bool = False,
-    ) -> Likelihood:
-        """Make a new likelihood for examples of this shape.
-
-        The class docstring explains the other arguments. `variance` is not used.
-        """
-        return cls(
-            shape,
-            classes,
-            causal=causal,
-            units=units,
-            heads=heads,
-            blocks=blocks,
-            dropout=dropout,
-            token_dropout=token_dropout,
-            end_token=end_token,
         )
 
     def model_options(self) -> dict[str, Any]:
@@ -232,12 +202,8 @@ class Autoregressive(Likelihood):
             decoded: context vectors (B, F).
             vectors: V, column vectors (B, F, D).
         """
-        training = self.network.training
-        self.network.eval()
-        try:
+        with evaluation_mode(self.network):
             return self._gauss_newton(x, decoded.contiguous(), vectors)
-        finally:
-            self.network.train(training)
 
     def _gauss_newton(self, x: Tensor, decoded: Tensor, vectors: Tensor) -> Tensor:
         """The result of `fisher`. `decoded` must be contiguous: others cannot have a tangent."""

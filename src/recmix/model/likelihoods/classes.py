@@ -17,8 +17,8 @@ def draw_class(logits: Tensor, generator: torch.Generator | None = None) -> Tens
     """Draw one class number for each vector of logits: (..., K) -> (...).
 
     K is the number of classes. The function does not wait for the GPU; `torch.multinomial` would copy a
-    value to the CPU. It draws a waiting time for each class with the rate e^logit, and returns the class
-    with the shortest one.
+    value to the CPU. It draws an exponential waiting time with the rate e^logit for each class, and
+    returns the class with the shortest time.
 
     >>> draw_class(torch.tensor([[-200.0, 0.0], [0.0, -200.0]])).tolist()
     [1, 0]
@@ -70,20 +70,6 @@ class Categorical(Likelihood):
     def model_options(self) -> dict[str, Any]:
         """The model options, by name and value, from which `for_data` makes such a likelihood."""
         return {"classes": self.classes, "end_token": self.end_token}
-
-    @classmethod
-    def for_data(
-        cls, shape: Shape, *, variance: float = 1.0, classes: int = 0, end_token: bool = False
-    ) -> Likelihood:
-        """Make a new categorical likelihood for a data set.
-
-        Args:
-            shape: shape of an example; not used.
-            variance: not used.
-            classes: K, the number of classes in the data.
-            end_token: whether class 0 marks the end of a text.
-        """
-        return cls(classes, end_token=end_token)
 
     @property
     def requirement(self) -> str:

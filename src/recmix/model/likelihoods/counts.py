@@ -96,14 +96,6 @@ class NegativeBinomial(Likelihood):
         """
         return not self.library
 
-    @classmethod
-    def for_data(cls, shape: Shape, *, variance: float = 1.0, classes: int = 0) -> Likelihood:
-        """Make a new negative binomial likelihood for examples of this shape.
-
-        Each value of an example has its own inverse dispersion θ. `variance` and `classes` are not used.
-        """
-        return cls(shape)
-
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
         """log p(x | z) in nats, (S, B), for B examples and S samples of z for each.
 

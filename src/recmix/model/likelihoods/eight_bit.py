@@ -71,14 +71,6 @@ class LogisticMixture(Likelihood):
         """
         return self.components == COMPONENTS
 
-    @classmethod
-    def for_data(cls, shape: Shape, *, variance: float = 1.0, classes: int = 0) -> Likelihood:
-        """Make a new likelihood for images of this shape, with the default number of components.
-
-        `variance` and `classes` are not used.
-        """
-        return cls(shape)
-
     def output_shape(self, shape: Shape) -> Shape:
         """The shape of the decoder's output for images (C, H, W): (n, H, W).
 

@@ -70,25 +70,10 @@ class CategoricalGraph(Likelihood):
         return {"node_classes": self.node_classes, "edge_classes": self.edge_classes}
 
     @classmethod
-    def for_data(
-        cls,
-        shape: Shape,
-        *,
-        variance: float = 1.0,
-        classes: int = 0,
-        node_classes: int = 0,
-        edge_classes: int = 0,
-    ) -> Likelihood:
-        """Make a new likelihood for a data set of graphs.
-
-        Args:
-            shape: shape of a packed example, (n(n+1)/2,) for up to n nodes.
-            variance: not used.
-            classes: not used.
-            node_classes: number of node classes, "no node" included.
-            edge_classes: number of edge classes, "no edge" included.
-        """
-        return cls(graph_nodes(shape), node_classes, edge_classes)
+    def for_data(cls, shape: Shape, **options: Any) -> Likelihood:
+        """Make a new likelihood for packed graphs of this shape, (n(n+1)/2,) for up to n nodes."""
+        sizes = {"nodes": graph_nodes(shape), "node_classes": 0, "edge_classes": 0}
+        return super().for_data(shape, **sizes | options)
 
     @property
     def requirement(self) -> str:

@@ -216,9 +216,9 @@ class Likelihood(nn.Module, ABC):
         """Make the same likelihood with more or less noise. It shares the parameters of this one.
 
         Args:
-            noise: factor by which the noise changes: that of the variance (Gaussian), of the scale
-                (logistic), of the dispersion (negative binomial), or of the temperature of the logits
-                (Bernoulli, categorical, multinomial). 1 gives the trained likelihood.
+            noise: the factor. It multiplies the variance (Gaussian), the scale (logistic), the
+                dispersion (negative binomial) or the temperature of the logits (Bernoulli, categorical,
+                multinomial). 1 gives the trained likelihood.
         """
         if not self.can_temper:
             raise ConfigError(
@@ -233,18 +233,18 @@ class Likelihood(nn.Module, ABC):
         return {}
 
     @classmethod
-    def for_data(cls, shape: Shape, *, variance: float = 1.0, classes: int = 0) -> Likelihood:
+    def for_data(cls, shape: Shape, **options: Any) -> Likelihood:
         """Make a new likelihood of this class for a data set.
 
-        A subclass may have further keyword arguments that are names of model options
-        (`recmix.model.options.ModelOptions`). They get the values of these options.
+        The constructor gets those of the arguments that it has a parameter for.
 
         Args:
             shape: shape of an example.
-            variance: the variance of the data around their mean.
-            classes: number of classes, for a categorical likelihood.
+            **options: `variance`, the variance of the data around their mean, and model options
+                (`recmix.model.options.ModelOptions`), such as `classes`.
         """
-        return cls()
+        known = {"shape": shape, "classes": 0, **options}
+        return cls(**{name: known[name] for name in constructor_options(cls) if name in known})
 
     def _scores(self, decoded: Tensor) -> Tensor:
         """The residuals of K samples x ~ p(x | z), (K, B, *output), with a fixed random seed."""
@@ -303,6 +303,11 @@ def register_likelihood(name: str) -> Callable[[Kind], Kind]:
     return add
 
 
+def constructor_options(kind: type[Likelihood]) -> list[str]:
+    """The names of the arguments that the constructor of this likelihood takes."""
+    return [] if kind.__init__ is nn.Module.__init__ else list(inspect.signature(kind).parameters)
+
+
 def find_likelihood(name: str) -> type[Likelihood]:
     """Return the likelihood class that is registered under a name, or raise an error."""
     if not isinstance(name, str):
@@ -329,7 +334,7 @@ def make_likelihood(name: str, **options: Any) -> Likelihood:
     Gaussian(variance=0.1, floor=1e-06)
     """
     kind = find_likelihood(name)
-    valid = [] if kind.__init__ is nn.Module.__init__ else list(inspect.signature(kind).parameters)
+    valid = constructor_options(kind)
     for option in options:
         if option not in valid:
             raise ConfigError(

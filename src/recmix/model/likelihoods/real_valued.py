@@ -82,17 +82,6 @@ class Gaussian(Likelihood):
         """Whether training changes the variance σ²."""
         return "log_variance" in self._parameters
 
-    @classmethod
-    def for_data(cls, shape: Shape, *, variance: float = 1.0, classes: int = 0) -> Likelihood:
-        """Make a new Gaussian likelihood whose initial variance is that of the data.
-
-        Args:
-            shape: not used.
-            variance: the variance of the data around their mean. Values below 1e-6 become 1e-6.
-            classes: not used.
-        """
-        return cls(max(variance, 1e-6))
-
     def reset_parameters(self) -> None:
         """Set the variance to its initial value."""
         nn.init.constant_(self.log_variance, math.log(self.initial))
@@ -185,17 +174,6 @@ class FeatureGaussian(Gaussian):
         self.log_variance = nn.Parameter(torch.empty(tuple(shape)))
         self._start(learned)
 
-    @classmethod
-    def for_data(cls, shape: Shape, *, variance: float = 1.0, classes: int = 0) -> Likelihood:
-        """Make a new likelihood for a data set. Every σ² starts at the variance of the data.
-
-        Args:
-            shape: shape of an example.
-            variance: the variance of the data around their mean. Values below 1e-6 become 1e-6.
-            classes: not used.
-        """
-        return cls(shape, max(variance, 1e-6))
-
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
         """log p(x | z) in nats, (S, B), for B examples and S samples of z for each.
 
@@ -242,14 +220,6 @@ class DecodedGaussian(Likelihood):
         True for the default floor of the variance.
         """
         return self.floor == DECODED_FLOOR
-
-    @classmethod
-    def for_data(cls, shape: Shape, *, variance: float = 1.0, classes: int = 0) -> Likelihood:
-        """Make a new likelihood for examples of this shape, with the default floor of the variance.
-
-        `variance` and `classes` are not used.
-        """
-        return cls(shape)
 
     def output_shape(self, shape: Shape) -> Shape:
         """The shape of the decoder's output: that of an example, but the first axis is twice as long.

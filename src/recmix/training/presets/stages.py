@@ -20,19 +20,22 @@ import torch
 from recmix._version import __version__
 from recmix.data import Data, as_data
 from recmix.errors import ConfigError, Interrupted, RecmixError, RunError
+from recmix.methods.method import Method
 from recmix.methods.registry import find_method
 from recmix.model.assembly import Own, complete_options, needs_classes
 from recmix.model.fields import Fields
 from recmix.model.options import ModelOptions, options_of
 from recmix.runs.files import read_json, write_json
 from recmix.runs.folder import PRESET, Run
+from recmix.runs.hub import is_hub_address
 from recmix.runs.spec import FORMAT, Spec, check_description, check_format
 from recmix.runs.training_options import Training
 from recmix.training.arguments import read_options, split_auto
+from recmix.training.augment import takes_decoder_samples
 from recmix.training.build import Trained, build, load_trained
 from recmix.training.fit import train_models
-from recmix.training.plan import check_start
 from recmix.training.presets.read import Preset, Stage, check_options, parse, read_preset
+from recmix.training.request import check_start
 from recmix.training.world import world
 
 __all__ = ["ALL_STAGES", "stored_arguments", "train_preset"]
@@ -87,13 +90,19 @@ def train_preset(
         model = {k: v for k, v in vars(start.spec.model).items() if v != "own"}
     for stage in plan.stages:
         with _named_errors(plan, stage):
-            _try(stage, data, model, modules)
+            made = _try(stage, data, model, modules)
+    if "decoder_samples" not in arguments and not takes_decoder_samples(
+        made.model.likelihood, data.kind
+    ):
+        plan = _without_option(plan, "decoder_samples")
     root = None if out is None else Path(out)
     # A first stage that trains its own VAE takes vae_epochs; otherwise the first stage is that VAE.
     own_vae = find_method(plan.stages[0].method).starts_from is not None
     first = model | ({"vae_epochs": vae_epochs} if own_vae else {})
     if start is not None:
         first = {} if start.folder is None else {"init": str(start.folder.resolve())}
+        if is_hub_address(init):
+            first = {"init": init}
     if root is not None:
         _claim(root, plan, first, data.describe(), resume=resume, overwrite=overwrite)
     done: dict[str, Trained] = {}
@@ -192,8 +201,8 @@ def _changed(stage: Stage, options: Mapping[str, Any]) -> Stage:
     return dataclasses.replace(stage, options={**stage.options, **options})
 
 
-def _try(stage: Stage, data: Data, model: Mapping[str, Any], modules: Mapping[str, Any]) -> None:
-    """Make the networks of a stage once, so that an impossible option is found before training."""
+def _try(stage: Stage, data: Data, model: Mapping[str, Any], modules: Mapping[str, Any]) -> Method:
+    """Make the method of a stage once, so that an impossible option is found before training."""
     given = read_options(stage.method, stage.options)
     own = Own(**modules)
     spec = Spec(
@@ -213,7 +222,7 @@ def _try(stage: Stage, data: Data, model: Mapping[str, Any], modules: Mapping[st
         training=Training(device="cpu"),
     )
     with torch.random.fork_rng():
-        build(spec, own=own.copied())
+        return build(spec, own=own.copied())
 
 
 def _claim(

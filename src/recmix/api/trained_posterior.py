@@ -1,0 +1,154 @@
+"""The class `TrainedPosterior`: the part of `Model` that gives q(z | x) for examples in any form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from recmix.data import Examples, check_examples, check_values
+from recmix.data.text_data import is_texts
+from recmix.errors import ConfigError, DataError, memory_advice, unknown
+from recmix.evaluation.calibrate import EXAMPLES
+from recmix.inference import Inference
+from recmix.methods.method import Method, infer, infer_no_grad
+from recmix.model.latent import LatentModel
+from recmix.model.vocabulary import Vocabulary
+from recmix.posteriors import Posterior
+from recmix.runs.spec import Spec
+
+__all__ = ["CHUNK", "TrainedPosterior"]
+
+CHUNK = 512
+"""Examples that pass through a network at a time."""
+
+
+class TrainedPosterior(nn.Module):
+    """A trained method, and the inference with which its posterior is used; see `recmix.Model`.
+
+    Args:
+        method: the trained method.
+        spec: the options and data description that define the training run.
+        history: the metrics of each epoch.
+        folder: the folder in which the model is stored, or None.
+        vocabulary: how texts are written as examples, if the model was trained on texts.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        spec: Spec,
+        history: Sequence[dict[str, float]] = (),
+        folder: Path | None = None,
+        vocabulary: Vocabulary | None = None,
+    ) -> None:
+        super().__init__()
+        self.method = method
+        self.spec = spec
+        self.history = list(history)
+        self.folder = folder
+        self.vocabulary = vocabulary
+        self.training = method.training
+
+    @property
+    def inference(self) -> Inference:
+        """The refinement and calibration that are applied each time the posterior is used."""
+        return self.spec.inference
+
+    @property
+    def latent_model(self) -> LatentModel:
+        """The model p(x, z). If calibration has chosen the likelihood's noise, it has that noise."""
+        return self.inference.model(self.method.model)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model's parameters."""
+        return self.latent_model.centre.device
+
+    def forward(self, x: Tensor) -> Posterior:
+        """q(z | x) of a batch x (B, ...) on the model's device, with gradients."""
+        return infer(self.method, x, self.inference)
+
+    def using(self, **options: Any) -> Self:
+        """The same model with some options of its `Inference` changed; the weights are shared.
+
+        >>> import numpy as np
+        >>> from recmix.api import fit
+        >>> model = fit("vae", np.random.default_rng(0).random((30, 1, 8, 8), np.float32), epochs=1)
+        >>> model.using(refine=2, scale=1.2).inference.key
+        'gauss-newton,refine=2,reuse=2,restarts=1,checks=1,scale=1.2,slope=0.0,reference=0.0'
+        """
+        for name in options:
+            if name not in vars(self.inference):
+                raise ConfigError(unknown("option of Inference", name, vars(self.inference)))
+        inference = replace(self.inference, **options)
+        spec = replace(self.spec, inference=inference)
+        return type(self)(self.method, spec, self.history, None, self.vocabulary)
+
+    def posterior(self, x: Any) -> Posterior:
+        """q(z | x) of examples x (B, ...), without gradients."""
+        with memory_advice("give fewer examples at a time, or lower restarts or the number of steps"):
+            return infer_no_grad(self.method, self._examples(x), self.inference)
+
+    def encode_texts(self, texts: Sequence[str]) -> Tensor:
+        """The texts as examples (N, ...), for a model that was trained on texts.
+
+        Unknown words become ``<unknown>``. A text that is empty or too long is an error.
+        """
+        if not is_texts(texts):
+            shown = f"{texts!r:.80}"
+            raise DataError(f"expected a list of texts, at least one, got {shown}: write ['one text']")
+        encoded = self._known_vocabulary().encode([str(text) for text in texts])
+        if len(encoded.kept) < len(texts):
+            first = int(np.setdiff1d(np.arange(len(texts)), encoded.kept)[0])
+            said = ", ".join(f"{count} {problem}" for problem, count in encoded.problems.items())
+            raise DataError(
+                f"{len(texts) - len(encoded.kept)} of {len(texts)} texts cannot be encoded ({said}), "
+                f"the first is text {first}, {texts[first]!r:.80}: remove such texts"
+            )
+        like = self.method.model.centre
+        return torch.from_numpy(encoded.x).to(like.device, like.dtype)
+
+    def _known_vocabulary(self) -> Vocabulary:
+        if self.vocabulary is None:
+            raise ConfigError(
+                "this model was not trained on texts, so it has no vocabulary: train it on data of "
+                "recmix.data.from_texts, or on a .txt or .smi file"
+            )
+        return self.vocabulary
+
+    def _latents(self, z: Any) -> Tensor:
+        z = torch.as_tensor(z, dtype=self.latent_model.centre.dtype, device=self.device)
+        if z.ndim < 2 or z.shape[-1] != self.latent_model.latent:
+            raise ConfigError(f"z must be (..., {self.latent_model.latent}), got {tuple(z.shape)}")
+        return z
+
+    def _examples(self, x: Any) -> Tensor:
+        if is_texts(x):
+            return self.encode_texts(x)
+        model = self.method.model
+        like = model.centre
+        on_device = isinstance(x, Tensor) and x.is_cuda and x.is_floating_point()
+        if on_device and tuple(x.shape[1:]) == model.shape and len(x) and bool(x.isfinite().all()):
+            return x.detach().to(like.device, like.dtype)  # without a copy to the host
+        fields = None if model.fields is None else model.fields.shapes
+        checked = check_examples(x, what="x", shape=model.shape, fields=fields)
+        check_values(checked, model.likelihood.requirement, model.likelihood.name)
+        examples = torch.as_tensor(checked, device=like.device).to(like.dtype)
+        return examples / 255 if checked.dtype == np.uint8 else examples
+
+    def _first_examples(self, x: Any) -> Tensor:
+        """The first thousand of the examples, if there are more."""
+        if isinstance(x, Mapping):
+            return self._examples({name: part[:EXAMPLES] for name, part in x.items()})
+        return self._examples(x[:EXAMPLES] if hasattr(x, "__getitem__") else x)
+
+    def _chunks(self, x: Any) -> list[Tensor]:
+        if isinstance(x, Examples):
+            return [self._examples(x[i : i + CHUNK]) for i in range(0, len(x), CHUNK)]
+        return list(self._examples(x).split(CHUNK))

@@ -1,0 +1,120 @@
+"""Read the flags of `recmix train`, its TOML file and the options of a run that is continued."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from recmix.commands.own_parts import check_can_load, check_no_own_parts
+from recmix.errors import ConfigError, RunError, unknown
+from recmix.runs.files import read_toml
+from recmix.runs.folder import PRESET, Run
+from recmix.runs.hub import open_run
+
+__all__ = ["read_flags"]
+
+
+def read_flags(given: Mapping[str, Any]) -> tuple[dict[str, Any], bool, bool]:
+    """Check the flags of the command.
+
+    Args:
+        given: the value of each flag, or None if it was not given.
+
+    Returns:
+        The arguments of `recmix.fit` or `recmix.fit_preset`, together with the options of the data;
+        whether to resume; and whether to overwrite.
+    """
+    flags = {k: v for k, v in given.items() if v is not None}
+    request = _read_config(flags["config"]) if "config" in flags else {}
+    request |= {k: v for k, v in flags.items() if k != "config"}
+    resume, overwrite = request.pop("resume", False), request.pop("overwrite", False)
+    for name, value in (("resume", resume), ("overwrite", overwrite)):
+        if not isinstance(value, bool):
+            raise ConfigError(f"{name} must be true or false, got {value!r}")
+    if "out" not in request:
+        raise ConfigError("--out is missing: name the folder of the new run")
+    if not isinstance(request["out"], str | Path):
+        raise ConfigError(f"out must be a folder, got {request['out']!r}")
+    if resume:
+        there = any((Path(request["out"]) / name).exists() for name in ("spec.json", "preset.json"))
+        if not ({"method", "preset"} & request.keys() or there):
+            raise RunError(f"there is no run in {request['out']} to resume")
+        stored = _stored(Path(request["out"]), own="networks" in request) | request
+        if "init" in stored and not open_run(stored["init"]).exists:
+            raise RunError(
+                f"the run it started from is no longer in {stored['init']}: give its folder with --init"
+            )
+        request = stored
+    if isinstance(request.get("init"), str | Path):  # other values are refused later
+        check_can_load(request["init"], own="networks" in request)
+    if {"preset", "method"} <= request.keys():
+        raise ConfigError("a preset names its own methods: leave --method or --preset out")
+    for name, listed_by in (("data", "recmix data"), ("method", "recmix methods")):
+        if name not in request and not (name == "method" and "preset" in request):
+            raise ConfigError(f"--{name} is missing: `{listed_by}` lists the choices")
+    return request, resume, overwrite
+
+
+def _stored(folder: Path, *, own: bool) -> dict[str, Any]:
+    """The options of the run in a folder, to continue it.
+
+    Args:
+        folder: the folder of the run.
+        own: whether the user gave the run's own networks.
+    """
+    if (folder / PRESET).exists():
+        from recmix.training.presets import stored_arguments
+
+        return stored_arguments(folder)
+    run = Run(folder)
+    if not run.exists:
+        return {}
+    spec = run.spec()
+    if spec.auto and "step of" in spec.auto:
+        raise RunError(f"{folder} is one step of choosing an order: resume {folder.parent} instead")
+    if not own:
+        check_no_own_parts(
+            spec, folder, "name a function that makes them with --networks module:function"
+        )
+    init = spec.init or {}
+    found: dict[str, Any] = {
+        **spec.options,
+        **{k: v for k, v in (spec.auto or {}).items() if k != "why"},
+        **vars(spec.training),
+        **vars(spec.inference),
+        **vars(spec.model),
+        "method": spec.method,
+        "data": spec.data,
+    }
+    if "weights" in init:
+        if init["run"] is None:
+            raise RunError(
+                f"{folder} started from a model that was not saved: continue it in Python, with "
+                f"recmix.fit(..., init=model, out={str(folder)!r}, resume=True)"
+            )
+        found["init"] = init["run"]
+    elif init:
+        found["vae_epochs"] = init["epochs"]
+    return found
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    """Options from a TOML file: at the top, or in tables such as [method] (with its name)."""
+    tables = ("method", "model", "training", "inference")
+    flat: dict[str, Any] = {}
+    for key, value in read_toml(path).items():
+        if key == "method" and isinstance(value, dict):
+            inner = dict(value)
+            if "name" in inner:
+                flat["method"] = inner.pop("name")
+            flat |= inner
+        elif isinstance(value, dict):
+            if key not in tables:
+                raise ConfigError(f"{path}: {unknown('table', key, tables)}")
+            flat |= value
+        else:
+            flat[key] = value
+    if "config" in flat:
+        raise ConfigError(f"{path}: a configuration file cannot name another one with 'config'")
+    return flat

@@ -1,0 +1,35 @@
+"""Compare the shapes of two modules, and copy weights from one to the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+__all__ = ["copy_weights", "same_shapes"]
+
+
+def same_shapes(a: nn.Module, b: nn.Module) -> bool:
+    """Whether two modules have state dictionaries with the same names and shapes.
+
+    Curvature networks are not compared, because one can be added to a trained model or removed from it.
+    """
+    one, two = (_without_curvature(module.state_dict()) for module in (a, b))
+    return one.keys() == two.keys() and all(one[k].shape == two[k].shape for k in one)
+
+
+def copy_weights(to: nn.Module, source: nn.Module) -> None:
+    """Copy all weights of the module `source` to the module `to`.
+
+    If their shapes differ, the curvature network of the model is not copied: `to` keeps its own.
+    """
+    mine, theirs = to.state_dict(), source.state_dict()
+    if {k: v.shape for k, v in mine.items()} != {k: v.shape for k, v in theirs.items()}:
+        own = {k: v for k, v in mine.items() if k not in _without_curvature(mine)}
+        theirs = _without_curvature(theirs) | own
+    to.load_state_dict(theirs)
+
+
+def _without_curvature(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A state dictionary without the curvature network of the model."""
+    return {k: v for k, v in state.items() if not k.startswith(("curvature.", "model.curvature."))}

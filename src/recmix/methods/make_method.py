@@ -1,0 +1,40 @@
+"""Make a method for a model p(x, z), and put it on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from recmix.methods.method import Method
+from recmix.model.latent import LatentModel
+from recmix.model.priors import VampPrior
+
+__all__ = ["make_method", "place"]
+
+
+def make_method(kind: Any, model: LatentModel, encoder: nn.Module, options: Mapping[str, Any]) -> Method:
+    """Make a new, untrained method. Its initial weights come from torch's global random generator.
+
+    Args:
+        kind: the class of the method.
+        model: p(x, z).
+        encoder: a new encoder for the model.
+        options: the options of the method.
+    """
+    made: Method = kind(model, encoder, **options)
+    if isinstance(model.prior, VampPrior):
+        model.prior.use(made.base_encoder)
+    return made
+
+
+def place(method: Method, device: torch.device, dtype: torch.dtype) -> Method:
+    """Move a method to a device and give its weights a type; return the method."""
+    method.to(device, dtype)
+    if device.type == "cpu":  # convolutions are faster in this layout there
+        for part in method.modules():
+            if isinstance(part, nn.Conv2d | nn.ConvTranspose2d):
+                part.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return method

@@ -1,0 +1,57 @@
+"""Checks whether training options can be used for a method."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recmix.errors import ConfigError
+from recmix.inference.gauss_newton import check_decoder_has_jacobian
+from recmix.methods.method import Method
+from recmix.objectives import kl_by_dimension
+
+__all__ = ["check_can_be_distilled", "check_kl_can_change"]
+
+
+def check_kl_can_change(method: Method | type[Method], name: str, x: Tensor | None = None) -> None:
+    """Raise an error if a training option that changes the KL cannot be used for this method.
+
+    Args:
+        method: the method to train, or its class.
+        name: name of the option, ``kl_warmup`` or ``free_bits``.
+        x: examples (B, *shape), to check also that their KL is a sum over latent dimensions, which
+            ``free_bits`` needs; None for no such check.
+
+    Raises:
+        ConfigError: the method does not minimise one ELBO, or its KL is not such a sum.
+    """
+    if not method.minimises_elbo():
+        raise ConfigError(
+            f"{name} changes the KL in the loss of a method that minimises one ELBO, and {method.name} "
+            f"does not: use {name} for the first stage, recmix.fit('vae', data, {name}=...), and start "
+            "from this model (init)"
+        )
+    if x is not None and isinstance(method, Method):
+        trained = method.training
+        with torch.no_grad():
+            kl_by_dimension(method.model, method.eval().posterior(x))
+        method.train(trained)
+
+
+def check_can_be_distilled(method: Method) -> None:
+    """Raise an error if distillation cannot train the encoders of this method.
+
+    Distillation maximises log q(z | x) at samples z of the refined posterior. So log q of each component
+    must carry gradients to its encoder. Refinement also needs a decoder whose output for one example
+    does not depend on the rest of the batch.
+    """
+    check_decoder_has_jacobian(method.model)
+    parts: Any = method.components
+    for part in parts:
+        if not part.can_be_distilled:
+            raise ConfigError(
+                "distil fits encoders to samples of the refined posterior, but the density of a "
+                f"{part.kind} component gives its encoder no gradient: use vae, or another component"
+            )

@@ -1,0 +1,44 @@
+"""The memory that a decoder needs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from recmix.model.latent import LatentModel
+
+__all__ = ["decode_bytes"]
+
+
+def decode_bytes(model: LatentModel) -> int:
+    """The bytes of memory that decoding one latent vector needs, measured by decoding one.
+
+    They include the activations of the decoder and of the likelihood's networks.
+    """
+    total = largest = 0
+
+    def count(_module: nn.Module, _inputs: object, output: object) -> None:
+        nonlocal total, largest
+        for tensor in output if isinstance(output, tuple) else (output,):
+            if isinstance(tensor, Tensor):
+                size = tensor.numel() * tensor.element_size()
+                total, largest = total + size, max(largest, size)
+
+    networks = [model.decoder, *model.likelihood.children()]
+    leaves = [m for network in networks for m in network.modules() if not list(m.children())]
+    hooks = [m.register_forward_hook(count) for m in leaves]
+    training = model.training
+    try:
+        model.eval()
+        with torch.no_grad():
+            z = torch.zeros(1, 1, model.latent, device=model.centre.device, dtype=model.centre.dtype)
+            decoded = model.decoder_output(z)
+            if len(networks) > 1:
+                x = torch.zeros(1, *model.shape, device=z.device, dtype=z.dtype)
+                model.log_density(model.observed(x), decoded)
+    finally:
+        model.train(training)
+        for hook in hooks:
+            hook.remove()
+    own = largest if len(networks) > 1 else decoded.numel() * decoded.element_size()
+    return total + 4 * own  # for the likelihood

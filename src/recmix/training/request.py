@@ -1,0 +1,288 @@
+"""`read_request` checks the arguments of `recmix.fit` before any data are read.
+
+It knows the method, its options, the model to start from and the run folder. `recmix.training.plan`
+then reads the data and makes the networks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from recmix.errors import ConfigError, shown
+from recmix.inference import Inference
+from recmix.methods.method import Method, Objective
+from recmix.model.assembly import Own, needs_classes
+from recmix.model.likelihoods import Likelihood, find_likelihood
+from recmix.runs.folder import Run
+from recmix.runs.hub import is_hub_address
+from recmix.runs.training_options import Training
+from recmix.training.arguments import Given, method_options, read_options, split_auto
+from recmix.training.build import TrainedModel, load_trained, pick_device
+from recmix.training.curvature_request import VALIDATION
+from recmix.training.labels import row_label
+
+__all__ = [
+    "FIRST_STAGE",
+    "REQUEST",
+    "SECOND_STAGE",
+    "Callback",
+    "Request",
+    "by_stage",
+    "check_start",
+    "read_request",
+]
+
+Callback = Callable[[int, dict[str, float]], None]
+"""Called with (epoch, metrics) after each epoch."""
+FIRST_STAGE = {"epochs": 2000, "learning_rate": 5e-4}
+SECOND_STAGE = {"epochs": 20, "learning_rate": 1e-6}
+REQUEST = (
+    *("method", "data", "init", "out", "resume", "overwrite", "encoder", "decoder", "vae_epochs"),
+    "callbacks",
+)
+"""Names in a request besides options."""
+PARTS = ("likelihood", "prior")
+"""Parts of a model that a request gives by name or as an object."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request:
+    """The checked arguments of one call of `recmix.fit`, without its data.
+
+    Attributes:
+        cls: the class of the method.
+        instance: the method itself, if the user gave an instance.
+        label: the name of the run in tables of results.
+        options: options of the method, complete with defaults.
+        auto: how the number of components is chosen (``order = "auto"``), or None.
+        model: options of the model that were given.
+        counts_classes: whether the model needs the number of classes in the data.
+        own: encoder, decoder, likelihood and prior that the user gave as objects.
+        training: training options, with epochs and learning rates filled in.
+        inference: inference options.
+        objective: what one training step maximises.
+        device: the device of the method.
+        start: the trained model to start from, or None.
+        address: the address of `start` on the Hugging Face Hub, if it came from there.
+        first: the request for the model to start from, if this model must be trained first.
+        vae_epochs: epochs of the model that is trained first, as the user gave them.
+        run: the run folder, or None if nothing is written.
+        found: whether the folder already held a run.
+        resume: whether to continue the run in the folder.
+        overwrite: whether to replace the run in the folder.
+        callbacks: functions that are called after each epoch.
+    """
+
+    cls: type[Method]
+    instance: Method | None
+    label: str
+    options: dict[str, Any]
+    auto: dict[str, Any] | None
+    model: dict[str, Any]
+    counts_classes: bool
+    own: Own
+    training: Training
+    inference: Inference
+    objective: Objective
+    device: torch.device
+    start: TrainedModel | None
+    address: str | None
+    first: Request | None
+    vae_epochs: int | None
+    run: Run | None
+    found: bool
+    resume: bool
+    overwrite: bool
+    callbacks: Sequence[Callback]
+
+    @property
+    def method(self) -> str:
+        """The name of the method."""
+        return self.cls.name
+
+
+def read_request(
+    method: str | type[Method] | Method,
+    *,
+    encoder: nn.Module | None = None,
+    decoder: nn.Module | None = None,
+    likelihood: str | Likelihood | None = None,
+    prior: Any = None,
+    init: TrainedModel | str | Path | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    vae_epochs: int | None = None,
+    callbacks: Sequence[Callback] = (),
+    **options: Any,
+) -> Request:
+    """Check the arguments of `recmix.fit`, except the data. Writes no files.
+
+    Args:
+        method: as in `recmix.fit`, like all arguments.
+        encoder: the user's own encoder.
+        decoder: the user's own decoder.
+        likelihood: name or object.
+        prior: name or object.
+        init: the trained model to start from, its folder or its address on the Hub.
+        out: the run folder.
+        resume: whether to continue the run in `out`.
+        overwrite: whether to replace the run in `out`.
+        vae_epochs: number of epochs of the model that is trained first, if there is no `init`.
+        callbacks: functions of (epoch, metrics) that are called after each epoch.
+        **options: options of the method, the model, training and inference.
+    """
+    _check_arguments(encoder, decoder, init, resume, overwrite, vae_epochs, callbacks)
+    own, options = _own_parts(Own(encoder, decoder), options, likelihood=likelihood, prior=prior)
+    run = None if out is None else Run(out)
+    given = read_options(method, options, REQUEST)
+    cls, instance = given.cls, method if isinstance(method, Method) else None
+    if instance:
+        given = _with_instance(instance, given, options)
+        own = Own(instance.base_encoder, instance.model.decoder, instance.model.likelihood)
+    counts_classes = needs_classes(given.model)
+    starts_from = cls.starts_from if init is None and instance is None else None
+    # The model to start from gets its own copies of the user's networks.
+    copies = own.copied() if starts_from or isinstance(init, str | Path) else own
+    inference = Inference(**given.inference)
+    refinement, in_training = inference.uncalibrated, inference.in_training
+    first = None
+    if starts_from:
+        first = read_request(
+            starts_from,
+            **vars(copies) | {k: v for k, v in given.model.items() if k in PARTS and v},
+            out=None if run is None else run.folder / starts_from,
+            resume=resume,
+            overwrite=overwrite,
+            **{k: v for k, v in given.model.items() if k not in PARTS},
+            **given.training | {"epochs": vae_epochs, "learning_rate": None},
+            **vars(refinement),
+        )
+    training = Training(**given.training)
+    if training.changes_kl and training.train == "curvature":
+        name = "kl_warmup" if training.kl_warmup else "free_bits"
+        raise ConfigError(f"{name} has no effect on train = 'curvature': use it for the first stage")
+    objective = Objective(
+        iwae_samples=training.objective_samples if training.objective == "iwae" else 0,
+        inference=VALIDATION if training.train == "curvature" else in_training,
+        distil=training.distil,
+        teacher=dataclasses.replace(refinement, refine=training.distil_steps),
+    )
+    model = given.model
+    address = str(init) if is_hub_address(init) else None
+    if isinstance(init, str | Path):
+        init = load_trained(init, device=training.device, own=copies)
+    if init is not None:
+        if not instance:
+            own = own.or_those_of(init.method.model, init.method.base_encoder, init.spec.model)
+        changes_decoder = training.train == "all" and inference.how != "learned"
+        if changes_decoder and "curvature" not in model:
+            model = model | {"curvature": "none"}  # it would no longer fit the decoder
+    training = by_stage(training, cls, continued=init is not None or first is not None)
+    settings, auto = split_auto(given.method)
+    return Request(
+        cls=cls,
+        instance=instance,
+        label=row_label(cls, training, inference, init.spec if init else first),
+        options=settings,
+        auto=auto,
+        model=model,
+        counts_classes=counts_classes,
+        own=own,
+        training=training,
+        inference=inference,
+        objective=objective,
+        device=pick_device(training.device),
+        start=init,
+        address=address,
+        first=first,
+        vae_epochs=vae_epochs,
+        run=run,
+        found=run is not None and run.exists,
+        resume=resume,
+        overwrite=overwrite,
+        callbacks=callbacks,
+    )
+
+
+def _check_arguments(
+    encoder: Any, decoder: Any, init: Any, resume: bool, overwrite: bool, vae_epochs: Any, callbacks: Any
+) -> None:
+    if vae_epochs is not None and (not isinstance(vae_epochs, int) or isinstance(vae_epochs, bool)):
+        raise ConfigError(f"vae_epochs must be a whole number, got {vae_epochs!r}")
+    check_start(init)
+    for name, module in (("encoder", encoder), ("decoder", decoder)):
+        if module is not None and not isinstance(module, nn.Module):
+            raise ConfigError(f"{name} must be a torch.nn.Module, got {shown(module)}")
+    if resume and overwrite:
+        raise ConfigError("resume and overwrite exclude each other: continue a run, or replace it")
+    if not all(callable(callback) for callback in callbacks):
+        raise ConfigError(f"callbacks must be functions of (epoch, metrics), got {callbacks!r}")
+
+
+def check_start(init: Any) -> None:
+    """Refuse an `init` that is neither a trained model nor its folder."""
+    if init is not None and not isinstance(init, str | Path) and not hasattr(init, "spec"):
+        advice = "make a model of networks that were trained elsewhere with recmix.wrap"
+        raise ConfigError(f"init must be a trained model or its folder, got {shown(init)}: {advice}")
+
+
+def _own_parts(own: Own, options: dict[str, Any], **parts: Any) -> tuple[Own, dict[str, Any]]:
+    """Return the user's own objects, and the options with the parts that are given by name.
+
+    Args:
+        own: the user's own networks.
+        options: all other options of the request.
+        **parts: likelihood and prior, each a name, an object or None.
+    """
+    names = {name: part for name, part in parts.items() if isinstance(part, str)}
+    objects = {k: part for k, part in parts.items() if part is not None and k not in names}
+    given = objects.get("likelihood")
+    if given is not None and not isinstance(given, Likelihood):
+        find_likelihood(given)  # raises the error
+    return dataclasses.replace(own, **objects), options | names
+
+
+def _with_instance(method: Method, given: Given, options: Mapping[str, Any]) -> Given:
+    """Add the options of a method instance to the options that the user gave.
+
+    Refuses a given option of the method or the model, because the instance has already fixed it.
+    """
+    for name in options:
+        if name in given.method or name in given.model:
+            raise ConfigError(
+                f"{name} is already fixed by the {method.name} instance, got {name}={options[name]!r}: "
+                "make the instance with it, or give the method's name or class"
+            )
+    model, known = method.model, method_options(type(method))
+    dtype = str(model.centre.dtype).removeprefix("torch.")
+    return given._replace(
+        method={n: method.options.get(n, option.default) for n, option in known.items()},
+        model={"latent": model.latent, "likelihood": model.likelihood.name},
+        training={"dtype": dtype, **given.training},
+    )
+
+
+def by_stage(training: Training, cls: type[Method], *, continued: bool) -> Training:
+    """Fill in epochs and learning rates that were not given.
+
+    The defaults of a model that starts from a trained one (`continued`) differ from those of a new
+    one.
+
+    Args:
+        training: the options as they were given.
+        cls: the class of the method.
+        continued: whether the method starts from a trained model.
+    """
+    usual = SECOND_STAGE if continued else FIRST_STAGE
+    rate = training.learning_rate or usual["learning_rate"] * cls.rate_factor
+    most = max(1.0, FIRST_STAGE["learning_rate"] / rate)  # new parameters learn at a first stage's rate
+    fresh = min(cls.fresh_factor, most) if training.fresh_rate is None else training.fresh_rate
+    epochs = training.epochs or int(usual["epochs"])
+    return dataclasses.replace(training, epochs=epochs, learning_rate=rate, fresh_rate=fresh)

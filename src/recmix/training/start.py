@@ -1,0 +1,94 @@
+"""Checks of the trained model that a new training starts from, and its description in the spec."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from typing import Any
+
+from recmix.data import Data
+from recmix.errors import ConfigError
+from recmix.methods.method import Method, same_shapes
+from recmix.runs.spec import Spec
+from recmix.training.build import TrainedModel
+
+__all__ = ["check_architecture", "check_data", "check_options", "origin"]
+
+
+def check_data(start: TrainedModel, data: Data) -> None:
+    """Refuse a model with another vocabulary than the data have; warn if it was trained on test data.
+
+    Args:
+        start: the model to start from.
+        data: the data of the new run.
+    """
+    theirs, ours = start.vocabulary, data.vocabulary
+    if theirs is not None and ours is not None and theirs.digest != ours.digest:
+        raise ConfigError(
+            f"init was trained with another vocabulary, {theirs!r}, than that of the data, {ours!r}: "
+            "load the data with vocabulary=init.vocabulary"
+        )
+    counts = start.spec.data.get("counts") or {}
+    if data.x_test is None or not counts or counts.get("test"):
+        return
+    parts = (data.x_train, data.x_val, data.x_test)
+    if sum(count or 0 for count in counts.values()) == sum(map(len, parts)):
+        warnings.warn(
+            "the model to start from was trained on data without a test part. These data have as many "
+            "examples, so that their test examples were probably training examples of that model. Use "
+            "recmix.data.from_arrays(x, hold_out_test=False), or test examples of their own",
+            stacklevel=2,
+        )
+
+
+def check_options(start: Spec, spec: Spec, *, networks: bool) -> None:
+    """Refuse a model to start from whose options do not fit the new run.
+
+    Args:
+        start: the spec of the model to start from.
+        spec: the spec of the new run.
+        networks: whether all model options must agree; if not, only latent dimension and
+            likelihood.
+    """
+    if start.shape != spec.shape:
+        raise ConfigError(
+            f"init was trained on examples of shape {start.shape}, these have shape {spec.shape}"
+        )
+    for name, value in vars(start.model).items():
+        ours = getattr(spec.model, name)
+        if name.startswith("curvature"):  # a model can get such a network later
+            continue
+        if value != ours and (networks or name in ("latent", "likelihood")):
+            raise ConfigError(
+                f"init was trained with {name} {value}, this run has {ours}: they must be the "
+                "same; train another init, or leave the option out"
+            )
+
+
+def check_architecture(start: TrainedModel, method: Method) -> None:
+    """Refuse a model to start from whose networks do not fit the new method."""
+    pairs = {
+        "encoder": (start.method.base_encoder, method.base_encoder),
+        "decoder": (start.method.model.decoder, method.model.decoder),
+    }
+    for name, (one, two) in pairs.items():
+        if not same_shapes(one, two):
+            raise ConfigError(f"init has an {name} of another architecture: give the {name} it has")
+
+
+def origin(start: TrainedModel, address: str | None = None) -> dict[str, Any]:
+    """Describe the model that a run starts from: its method, label, place and a hash of its weights.
+
+    Args:
+        start: the model to start from.
+        address: its address on the Hugging Face Hub, if it came from there; it then has no folder.
+    """
+    digest = hashlib.sha256()
+    for name, value in sorted(start.method.state_dict().items()):
+        digest.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
+    return {
+        "method": start.spec.method,
+        "label": start.spec.label,
+        "run": address if start.folder is None else str(start.folder.resolve()),
+        "weights": digest.hexdigest()[:16],
+    }
