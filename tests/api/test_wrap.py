@@ -226,3 +226,42 @@ def test_images_without_a_batch_dimension_and_flat_outputs_are_refused():
     conv = nn.Sequential(nn.Conv2d(1, 4, 8), nn.Flatten())
     with pytest.raises(ConfigError, match=r"so use example\[None\]"):
         recmix.wrap(conv, nn.Sequential(flat, decoder), likelihood=Gaussian(1.0), example=image)
+
+
+class Whole(nn.Module):
+    """A VAE in one module, as in many tutorials."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = networks()
+
+
+class Half(nn.Module):
+    """One half of a whole VAE, as an encoder or a decoder."""
+
+    def __init__(self, vae, half):
+        super().__init__()
+        self.vae, self.half = vae, half
+
+    def named_part(self, x):
+        return getattr(self.vae, self.half)(x)
+
+    def forward(self, x):
+        return self.named_part(x)
+
+
+def test_halves_of_one_module_are_loaded_as_they_were_trained(x, tmp_path):
+    def halves():
+        vae = Whole().eval()
+        return Half(vae, "first"), Half(vae, "second")
+
+    model = recmix.wrap(*halves(), likelihood=Gaussian(0.1), example=x)
+    given = {"epochs": 3, "learning_rate": 1e-2, "progress": False, "device": "cpu"}
+    trained = recmix.fit("vae", x, init=model, out=tmp_path / "run", **given)
+    encoder, decoder = halves()
+    loaded = recmix.load(tmp_path / "run", encoder=encoder, decoder=decoder, device="cpu")
+    assert torch.equal(loaded.posterior(x).mean, trained.posterior(x).mean)
+    assert not torch.equal(loaded.posterior(x).mean, model.posterior(x).mean)
+    assert torch.equal(loaded.decode(torch.ones(1, LATENT)), trained.decode(torch.ones(1, LATENT)))
+    with pytest.raises(ConfigError, match="put the method into a module of its own"):
+        recmix.wrap(encoder.named_part, decoder, likelihood=Gaussian(0.1), example=x)

@@ -144,6 +144,10 @@ def test_efficient_trials_have_a_higher_bound_than_every_faster_one():
     ]
     found = Frontier(trials, 9.0, trials[0], trials[0])
     assert found.efficient == [trials[0], trials[1], trials[4]]
+    lines = str(found).splitlines()
+    assert len(lines) == 1 + len(trials)
+    assert lines[1].split() == ["1.0000", "-1.00", "encoder", "<-", "chosen"]
+    assert lines[4].split()[1:] == ["too", "slow", "gauss-newton", "3"]
 
 
 def test_slow_candidates_are_timed_once_and_have_no_bound(method, x, monkeypatch):

@@ -9,8 +9,11 @@ from hypothesis import strategies as st
 from torch import distributions, nn
 
 from recmix.errors import ConfigError
+from recmix.model import assembly
+from recmix.model.assembly import Statistics
 from recmix.model.likelihoods import LIKELIHOODS, Bernoulli, Gaussian, Likelihood, make_likelihood
 from recmix.model.networks import reset
+from recmix.model.options import ModelOptions
 
 few = settings(max_examples=30, deadline=None, derandomize=True)
 
@@ -223,7 +226,7 @@ def test_unknown_names_and_options_list_the_valid_ones():
 
 def test_the_constructor_of_a_new_likelihood_gets_what_it_takes():
     class Own(Bernoulli):
-        def __init__(self, shape, classes, variance=1.0, units=3, other=4):
+        def __init__(self, shape, classes, variance=1.0, units=3, other=4):  # classes is required
             super().__init__()
             self.given = (shape, classes, variance, units, other)
 
@@ -231,3 +234,17 @@ def test_the_constructor_of_a_new_likelihood_gets_what_it_takes():
     made = Own.for_data((5,), variance=0.5, classes=7, units=2, latent=9)
     assert made.given == ((5,), 7, 0.5, 2, 4)
     assert isinstance(Bernoulli.for_data((5,), variance=0.5, classes=7), Bernoulli)
+
+
+def test_a_new_likelihood_is_made_in_the_same_way_for_training_and_for_loading(monkeypatch):
+    class Other(Bernoulli):
+        name = "other"
+
+        def __init__(self, variance=0.1, classes=10):
+            super().__init__()
+            self.given = (variance, classes)
+
+    monkeypatch.setitem(LIKELIHOODS, "other", Other)
+    options = ModelOptions(latent=2, likelihood="other")
+    for statistics in (Statistics(variance=0.05), Statistics()):  # a loaded run does not know the data
+        assert assembly._likelihood(options, (5,), statistics).given == (0.1, 10)

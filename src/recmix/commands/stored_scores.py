@@ -80,7 +80,11 @@ def folder_of_one_data(model: Model, source: Data, run: str, data: str) -> Path 
     results = list(Run(model.folder).scores().values())
     for name in (GAP, TUNED):
         if (path := model.folder / name).exists():
-            results.append(read_json(path))
+            found = read_json(path)
+            if (
+                name == GAP or "data" in found
+            ):  # an earlier version did not say on which data it was tuned
+                results.append(found)
     for result in results:
         stored = result.get("data") if isinstance(result, dict) else None
         stored = stored if isinstance(stored, dict) else {}

@@ -89,6 +89,20 @@ class Frontier:
     winner: Trial
     encoder: Trial
 
+    def __str__(self) -> str:
+        """One line for each trial: milliseconds per example, bound, and what was done."""
+        lines = ["ms per example  bound (nats)  inference"]
+        for trial in self.trials:
+            bound = "too slow" if trial.bound is None else f"{trial.bound:.2f}"
+            done = (
+                f"{trial.inference.how} {trial.inference.refine}"
+                if trial.inference.refine
+                else "encoder"
+            )
+            mark = "  <- chosen" if trial is self.winner else ""
+            lines.append(f"{trial.milliseconds:14.4f}  {bound:>12}  {done}{mark}")
+        return "\n".join(lines)
+
     @property
     def smallest_budget(self) -> float | None:
         """The time of the fastest trial with refinement, divided by that of the encoder's own posterior.

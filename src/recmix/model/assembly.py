@@ -54,6 +54,10 @@ USUAL_LIKELIHOOD = {
 class Own:
     """A user's own parts of a model. A part that is None is made from the options.
 
+    If encoder and decoder hold the same parameters, for example because both hold one whole VAE, the
+    decoder is copied. A run stores the weights of both; with common parameters, loading those of the
+    decoder would overwrite the encoder's.
+
     Attributes:
         encoder: the user's encoder.
         decoder: the user's decoder.
@@ -65,6 +69,12 @@ class Own:
     decoder: nn.Module | None = None
     likelihood: Likelihood | None = None
     prior: Any = None
+
+    def __post_init__(self) -> None:
+        if self.encoder is not None and self.decoder is not None:
+            theirs = {id(p) for p in self.encoder.parameters()}
+            if any(id(p) in theirs for p in self.decoder.parameters()):
+                object.__setattr__(self, "decoder", copy.deepcopy(self.decoder))
 
     def copied(self) -> Own:
         """Return a deep copy, in which the encoder, decoder, likelihood and prior are copies too."""
@@ -291,7 +301,10 @@ def _likelihood(options: ModelOptions, shape: Shape, statistics: Statistics) -> 
     kind = find_likelihood(name)
     variance = statistics.variance if options.standardise != "features" else 1.0
     chosen = {k: v for k, v in options.changed().items() if k in _options_of(kind)}
-    made = kind.for_data(shape, **chosen | {"variance": max(variance, 1e-6)})
+    # A run that is loaded does not know the variance of its data; Gaussians have theirs in the weights.
+    if issubclass(kind, Gaussian) or "variance" in keyword_options(kind.for_data):
+        chosen["variance"] = max(variance, 1e-6)
+    made = kind.for_data(shape, **chosen)
     if options.variance is not None:
         if not isinstance(made, Gaussian):
             raise ConfigError(f"variance is an option of gaussian likelihoods; this one is {name}")

@@ -258,6 +258,11 @@ def check_module(network: Any, what: str) -> None:
     advice = "put a function into the forward method of a module"
     if isinstance(network, type):
         advice = f"give an object, such as {network.__name__}(...)"
-    elif isinstance(getattr(network, "__self__", None), nn.Module):
+    elif getattr(network, "__name__", "") == "forward":
         advice = "give the module itself and not its method"
+    elif isinstance(getattr(network, "__self__", None), nn.Module):
+        advice = (
+            "put the method into a module of its own, whose forward method calls it (docs: "
+            "bring_your_own_vae, 'One class with encode and decode')"
+        )
     raise ConfigError(f"{what} must be a torch.nn.Module, got {type(network).__name__}: {advice}")

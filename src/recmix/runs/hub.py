@@ -171,7 +171,8 @@ def _without_paths(spec: Spec) -> dict[str, Any]:
     content = spec.to_json()
     content["data"].pop("root", None)
     for part, name in (("data", "path"), ("init", "run")):
-        if content[part] and isinstance(content[part].get(name), str):
+        value = content[part].get(name) if content[part] else None
+        if isinstance(value, str) and not is_hub_address(value):
             content[part][name] = Path(content[part][name]).name
     return content
 

@@ -61,15 +61,17 @@ def warn_if_swapped(method: Method, x: Tensor) -> None:
         x: a few examples (B, ...).
     """
     model, x = method.model, x[:EXAMPLES]
+    network = getattr(method.base_encoder, "network", method.base_encoder)
+    if not x.any() or not isinstance(network(x), Tensor | tuple | list):
+        return  # a placeholder instead of examples; or an output that names its parts
     out = method.base_encoder(x)
-    if not isinstance(out, Tensor):  # a density says what its parameters are
-        return
     first, second = out.chunk(2, 1)
     noise = torch.randn(SAMPLES, *first.shape, generator=torch.Generator().manual_seed(0)).to(first)
 
     def bound(mean: Tensor, log_variance: Tensor) -> Tensor:  # (B,)
         log_q = -0.5 * (noise.square() + log_variance + math.log(2 * math.pi)).sum(-1)
-        return (model.log_joint(x, mean + (log_variance / 2).exp() * noise) - log_q).mean(0)
+        found = [model.log_joint(x, mean + (log_variance / 2).exp() * one[None]) for one in noise]
+        return (torch.cat(found) - log_q).mean(0)
 
     given, swapped = bound(first, second), bound(second, first)
     clear = max(CLEAR_NATS, CLEAR_SHARE * abs(float(given.mean())))

@@ -243,8 +243,14 @@ class Likelihood(nn.Module, ABC):
             **options: `variance`, the variance of the data around their mean, and model options
                 (`recmix.model.options.ModelOptions`), such as `classes`.
         """
-        known = {"shape": shape, "classes": 0, **options}
-        return cls(**{name: known[name] for name in constructor_options(cls) if name in known})
+        taken = constructor_options(cls)
+        known: dict[str, Any] = {"shape": shape, **options}
+        if (
+            "classes" in taken
+            and inspect.signature(cls).parameters["classes"].default is inspect.Parameter.empty
+        ):
+            known.setdefault("classes", 0)  # the constructor says what is wrong with it
+        return cls(**{name: known[name] for name in taken if name in known})
 
     def _scores(self, decoded: Tensor) -> Tensor:
         """The residuals of K samples x ~ p(x | z), (K, B, *output), with a fixed random seed."""
