@@ -54,10 +54,6 @@ USUAL_LIKELIHOOD = {
 class Own:
     """A user's own parts of a model. A part that is None is made from the options.
 
-    If encoder and decoder hold the same parameters, for example because both hold one whole VAE, the
-    decoder is copied. A run stores the weights of both; with common parameters, loading those of the
-    decoder would overwrite the encoder's.
-
     Attributes:
         encoder: the user's encoder.
         decoder: the user's decoder.
@@ -69,12 +65,6 @@ class Own:
     decoder: nn.Module | None = None
     likelihood: Likelihood | None = None
     prior: Any = None
-
-    def __post_init__(self) -> None:
-        if self.encoder is not None and self.decoder is not None:
-            theirs = {id(p) for p in self.encoder.parameters()}
-            if any(id(p) in theirs for p in self.decoder.parameters()):
-                object.__setattr__(self, "decoder", copy.deepcopy(self.decoder))
 
     def copied(self) -> Own:
         """Return a deep copy, in which the encoder, decoder, likelihood and prior are copies too."""
@@ -203,6 +193,10 @@ def make_model(
 ) -> tuple[LatentModel, nn.Module]:
     """Make the model p(x, z) and its encoder from options and from a user's own parts.
 
+    If the user's encoder and decoder hold the same parameters, for example because both hold one whole
+    VAE, the decoder is copied. A run stores the weights of both; with common parameters, loading those
+    of the decoder would overwrite the encoder's.
+
     Args:
         model: the options of the model.
         shape: shape of an example.
@@ -215,8 +209,11 @@ def make_model(
     """
     likelihood = own.likelihood or _likelihood(model, shape, statistics)
     output = likelihood.output_shape(shape)
-    given = [own.encoder, own.decoder]
-    weights = [p for part in given if part for p in part.parameters() if p.is_floating_point()]
+    weights: list[nn.Parameter] = []
+    for part in (own.encoder, own.decoder):
+        weights += [] if part is None else [p for p in part.parameters() if p.is_floating_point()]
+    if len({id(p) for p in weights}) < len(weights):
+        own = replace(own, decoder=copy.deepcopy(own.decoder))
     like = weights[0] if weights else torch.zeros(())
     example = torch.zeros(2, *shape).to(like)
     seen = example if fields is None else fields.unpack(example)
