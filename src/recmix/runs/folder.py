@@ -179,7 +179,11 @@ class Run:
     def _why_not(self) -> str:
         """Say why the folder does not hold a run, and name the runs in folders inside it."""
         if not self.folder.is_dir():
-            return "it is a file; expected a folder" if self.folder.exists() else "it does not exist"
+            return (
+                "it is a file; expected a folder that recmix wrote (recmix.wrap reads other models)"
+                if self.folder.exists()
+                else "it does not exist"
+            )
         inside = sorted(path.parent.name for path in self.folder.glob("*/spec.json"))
         if not inside:
             return "there is no spec.json in it"
