@@ -83,7 +83,8 @@ def wrap_networks(
         warn_if_swapped(method, seen)
     variance = None
     if isinstance(density, Gaussian) and not density.learned:
-        variance = float(density.variance.mean())
+        # The shortest number with the same value: 0.02, not 0.019999999552965164.
+        variance = float(str(density.variance.mean().numpy(force=True)))
     options = ModelOptions(
         latent=size,
         likelihood=density.name if density.named else OWN,
