@@ -16,6 +16,7 @@ import argparse
 import math
 import shlex
 import statistics
+import subprocess
 import sys
 import time
 import warnings
@@ -396,6 +397,7 @@ class Column:
             "method options": runs[0].spec().options,
             "device": found[0]["device"],
             "recmix": recmix.__version__,
+            "commit": self.given.commit,
             "torch": found[0]["torch"],
             "command": self._command(),
         }
@@ -540,6 +542,18 @@ def merge(rows: list[Options], path: Path) -> None:
     write(path, {"rows": kept + rows})
 
 
+def commit() -> str | None:
+    """The commit of the source; None in a copy without git."""
+    done = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout.strip() or None
+
+
 def _parts(text: str) -> tuple[int, int]:
     first, last = text.split(":")
     return int(first or 0), int(last or sys.maxsize)
@@ -568,6 +582,9 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--many-images", type=int, default=1000, help="test images of the second bound")
     parser.add_argument("--time", action="store_true", help="only measure the times of posteriors")
     parser.add_argument("--shared", action="store_true", help="other programs use the GPU")
+    parser.add_argument(
+        "--commit", default=commit(), help="commit of the source, for the rows; by default git's"
+    )
     parser.add_argument("--merge", type=Path, default=None, help="file of rows to put the rows into")
     parser.add_argument(
         "--pack", type=Path, default=None, help="only write the weights into this folder"
