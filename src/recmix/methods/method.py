@@ -91,10 +91,11 @@ class Method(CountsTraining, ABC):
         self.components = nn.ModuleList(components)
 
     @classmethod
-    def minimises_elbo(cls) -> bool:
-        """Whether a training step only minimises minus the ELBO, in one update.
+    def maximises_elbo_only(cls) -> bool:
+        """Whether a training step is one update whose loss is minus the ELBO, with no other term.
 
-        Only then can the KL in the loss get a weight (`kl_warmup`, `free_bits`).
+        The options `kl_warmup` and `free_bits` change the KL in this loss. They work only for methods
+        for which this is true.
         """
         return cls.step is Method.step and cls.loss is Method.loss
 

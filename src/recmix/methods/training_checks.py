@@ -25,11 +25,11 @@ def check_kl_can_change(method: Method | type[Method], name: str, x: Tensor | No
             ``free_bits`` needs; None for no such check.
 
     Raises:
-        ConfigError: the method does not minimise one ELBO, or its KL is not such a sum.
+        ConfigError: the method does not only maximise one ELBO, or its KL is not such a sum.
     """
-    if not method.minimises_elbo():
+    if not method.maximises_elbo_only():
         raise ConfigError(
-            f"{name} changes the KL in the loss of a method that minimises one ELBO, and {method.name} "
+            f"{name} changes the KL in the loss of a method that maximises one ELBO, and {method.name} "
             f"does not: use {name} for the first stage, recmix.fit('vae', data, {name}=...), and start "
             "from this model (init)"
         )
