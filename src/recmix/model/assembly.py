@@ -40,14 +40,14 @@ from recmix.model.vocabulary import Vocabulary
 __all__ = ["OWN", "Own", "Statistics", "complete_options", "make_model", "needs_classes"]
 
 OWN = "own"
-"""The name of a network, likelihood or prior that is a user's own object."""
+"""The option value that stands for an encoder, decoder, likelihood or prior that the user wrote."""
 USUAL_LIKELIHOOD = {
     "binary": "bernoulli",
     "counts": "poisson",
     "tokens": "autoregressive",
     "graph": "graph",
 }
-"""The likelihood for data of each kind, if none is chosen; gaussian for other kinds."""
+"""The default likelihood for each kind of data; ``gaussian`` for all other kinds."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ class Own:
     def or_those_of(self, model: LatentModel, encoder: nn.Module, named: ModelOptions) -> Own:
         """Fill in missing parts with copies of the user's own parts of a trained model.
 
-        A part that is None here is copied from the trained model, but only if it was a user's own object
-        there. Other missing parts stay None.
+        If a part of this object is None, and the user wrote that part of the trained model, the trained
+        part is copied. Other parts that are None stay None.
 
         Args:
             model: the trained model.
@@ -171,7 +171,7 @@ def complete_options(
 def needs_classes(given: Mapping[str, Any]) -> bool:
     """Whether a model with these options needs the number of classes in the data.
 
-    This is the case for likelihoods and networks of tokens, unless the option `classes` is given.
+    This is true if the likelihood or the network takes tokens and the option `classes` is not given.
 
     Args:
         given: option values by name; None means not given.
@@ -193,9 +193,9 @@ def make_model(
 ) -> tuple[LatentModel, nn.Module]:
     """Make the model p(x, z) and its encoder from options and from a user's own parts.
 
-    If the user's encoder and decoder hold the same parameters, for example because both hold one whole
-    VAE, the decoder is copied. A run stores the weights of both; with common parameters, loading those
-    of the decoder would overwrite the encoder's.
+    If the user's encoder and decoder share parameters, for example because both contain one whole VAE,
+    the decoder is copied. Otherwise, loading the stored weights of the decoder would overwrite those of
+    the encoder.
 
     Args:
         model: the options of the model.

@@ -21,14 +21,14 @@ class CurvatureNetwork(nn.Module):
 
     L Lᵀ approximates the covariance H(z)⁻¹. L(z) is a (D, D) matrix.
 
-    H = Jᵀ W J + C is the Gauss-Newton curvature of -log p(x, z): J is the decoder's Jacobian at z, W
-    the likelihood's Fisher information and C the curvature of -log p(z). For likelihoods whose W
-    depends on the decoder's output alone, H is a function of z and does not depend on x. For other
-    likelihoods the network predicts an average over examples near z.
+    H = Jᵀ W J + C is the Gauss-Newton curvature of -log p(x, z): J is the decoder's Jacobian at z, W the
+    likelihood's Fisher information and C the curvature of -log p(z). For likelihoods whose W depends on
+    the decoder's output alone, H is a function of z and does not depend on x. For other likelihoods the
+    network predicts an average over examples near z.
 
     With rank 0, L is the product of a constant triangular matrix (a typical L) and a triangular matrix
     that the network predicts. With a rank r, L = diag(a) (I + U Vᵀ), where U and V have r columns each.
-    Before training, L is the typical one for every z.
+    Before training, the network gives the same typical L for every z.
 
     Args:
         latent: D, the dimension of z.
@@ -68,13 +68,13 @@ class CurvatureNetwork(nn.Module):
         self.register_buffer("places", _places(latent), persistent=False)
 
     def start_at(self, centre: Tensor, spread: Tensor, typical: Tensor) -> None:
-        """Set the constants from the data. The method that trains this network calls it first.
+        """Set the constants of the network from the data, before the network is trained.
 
         D is the dimension of z. L is the factor that the network predicts; L Lᵀ is a covariance.
 
         Args:
             centre: the mean of the latent points of the data, (D,).
-            spread: their standard deviations, (D,).
+            spread: the standard deviations of these points, (D,).
             typical: a typical L for these data. With rank 0 it is a lower triangular matrix (D, D), else
                 a diagonal (D,).
         """
@@ -106,8 +106,8 @@ def scaled_triangle(out: Tensor, typical: Tensor, places: Tensor) -> Tensor:
         out: the network's outputs (B, D(D + 1)/2). The first D numbers are a. The others are the entries
             of M below its diagonal, row by row.
         typical: T, (D, D), lower triangular.
-        places: how to fill the D² entries of M, row by row, (D²,). The value 0 stands for 0, and 1
-            stands for 1. The value 2 + i stands for entry i of those below the diagonal.
+        places: what each of the D² entries of M is, row by row, (D²,). 0 means that the entry is 0, and
+            1 that it is 1. 2 + i means that it is number i of the numbers below the diagonal.
     """
     scale, below = out.tensor_split([len(typical)], dim=-1)
     padded = torch.cat([torch.zeros_like(scale[:, :1]), torch.ones_like(scale[:, :1]), below], -1)

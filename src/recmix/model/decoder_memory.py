@@ -1,4 +1,4 @@
-"""The memory that a decoder needs."""
+"""Measure the memory that a decoder needs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["decode_bytes"]
 
 
 def decode_bytes(model: LatentModel) -> int:
-    """The bytes of memory that decoding one latent vector needs, measured by decoding one.
+    """Measure how many bytes of memory it takes to decode one latent vector.
 
-    They include the activations of the decoder and of the likelihood's networks.
+    The activations of the decoder and of the likelihood's networks are included.
     """
     total = largest = 0
 

@@ -141,7 +141,7 @@ def encode_with_features(encoder: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]
 
 @contextmanager
 def evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """A context in which a module is in evaluation mode. At its end each part has its old mode again."""
+    """Context in which a module is in evaluation mode. Afterwards each submodule has its old mode."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
@@ -161,11 +161,11 @@ def parameter_count(module: nn.Module) -> int:
 
 
 def reset(module: nn.Module) -> None:
-    """Give all parameters of a module new random values, as when the module was made.
+    """Give all parameters of a module new random values, like those of a new module.
 
-    It calls `reset_parameters` of every submodule. Inner submodules come first, so that an outer
-    module can override their values. If a parameter cannot be reset, an error is raised and nothing
-    changes.
+    The function calls `reset_parameters` of every submodule. Inner submodules come first, so that an
+    outer module can override their values. If a parameter cannot be reset, an error is raised and
+    nothing changes.
 
     Raises:
         ConfigError: A parameter belongs to a module without `reset_parameters`.

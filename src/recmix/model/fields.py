@@ -54,7 +54,7 @@ class Fields:
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, Any]) -> Fields:
-        """The names and shapes of the fields in a dict of arrays (N, *shape) of N examples.
+        """Read the names and shapes of the fields from a dict of arrays (N, *shape) of N examples.
 
         >>> Fields.of_arrays({"nodes": np.zeros((7, 4)), "edges": np.zeros((7, 4, 4))})
         Fields({'nodes': (4,), 'edges': (4, 4)})
@@ -192,7 +192,7 @@ def check_exact(
     Args:
         low: the smallest integer.
         high: the largest integer.
-        what: what has these integers, for the message.
+        what: words for the data that hold these integers, for the message.
         advice: what the user can do, for the message.
     """
     largest = max(low, high, key=abs)

@@ -85,7 +85,8 @@ class ForeignDecoder(nn.Module):
 def as_encoder(network: nn.Module, example: Any) -> nn.Module:
     """Return the network itself if it returns one tensor (B, 2 D), else a `ForeignEncoder` around it.
 
-    B is the number of examples and D the dimension of z. The network is run once to find out.
+    B is the number of examples and D the dimension of z. The network is run once on `example` to see
+    what it returns.
 
     Args:
         network: a user's encoder.
@@ -105,7 +106,8 @@ def as_encoder(network: nn.Module, example: Any) -> nn.Module:
 def as_decoder(network: nn.Module, latent: tuple[int, ...], like: Tensor) -> nn.Module:
     """Return the network itself if it maps z (N, D) to one tensor, else a `ForeignDecoder` around it.
 
-    N is the number of latent points and D the dimension of z. The network is run once to find out.
+    N is the number of latent points and D the dimension of z. The network is run once to see what it
+    returns.
 
     Args:
         network: a user's decoder.
@@ -144,8 +146,9 @@ def read_posterior(out: Any) -> Tensor | MultivariateNormal:
     B is the number of examples and D the dimension of z. A `MultivariateNormal` is returned unchanged.
 
     Args:
-        out: a tensor (B, 2 D); a torch `Normal`, `Independent` normal or `MultivariateNormal`; a
-            pair of mean and log-variance; or a dict or object that holds them under a usual name.
+        out: a tensor (B, 2 D); a torch `Normal`, `Independent` normal or `MultivariateNormal`; a pair of
+            mean and log-variance; or a dict or object that holds them under usual names, such as ``mu``
+            and ``logvar``.
     """
     if isinstance(out, Tensor):
         return out

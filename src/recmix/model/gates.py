@@ -15,7 +15,7 @@ from recmix.model.replaceable import fusable
 __all__ = ["ClassShares", "Classes", "Gate", "TokenCounts", "WeightNet", "bounded", "one_hot"]
 
 Classes = int | tuple[tuple[int, int], ...]
-"""The number of classes of all values; or (values, classes) of each group of values of a graph."""
+"""Number of classes; for a graph two pairs (number of values, number of classes): nodes, then edges."""
 
 
 class Gate(nn.Module):
@@ -29,7 +29,7 @@ class Gate(nn.Module):
         shape: Shape of one example, with any number of axes.
         hidden: Size of the hidden layer.
         classes: Number of classes if an example is a sequence of tokens. For a graph, two pairs (number
-            of values, number of classes): of its nodes and of its edges. Else 0.
+            of values, number of classes): of its nodes and of its edges. 0 for all other examples.
         minimum: ε_min, above 0.
         maximum: ε_max, above ε_min and below 1.
 
@@ -114,7 +114,7 @@ class WeightNet(nn.Module):
         order: Number of mixture components.
         hidden: Size of the hidden layer.
         classes: Number of classes if an example is a sequence of tokens. For a graph, two pairs (number
-            of values, number of classes): of its nodes and of its edges. Else 0.
+            of values, number of classes): of its nodes and of its edges. 0 for all other examples.
 
     >>> WeightNet((1, 8, 8), 4)(torch.zeros(3, 1, 8, 8)).exp().sum(-1).allclose(torch.ones(3))
     True
@@ -169,7 +169,8 @@ class ClassShares(nn.Module):
     The groups are, for example, the nodes and the edges of a graph. An example holds the class numbers
     of all values, group by group.
 
-    Values below 0 are padding. They belong to no class, but the shares are relative to all values.
+    Values below 0 are padding. They belong to no class, but they count in the number of values by which
+    the shares are divided.
 
     Args:
         groups: for each group, the pair (number of values, number of classes).

@@ -1,8 +1,8 @@
 """Networks for graphs: an encoder by message passing, and a decoder that makes all nodes at once.
 
-A graph has up to n nodes. The networks take B graphs as a dict with the classes of the nodes,
-(B, n), and of the edges, (B, n(n-1)/2), or as one tensor of both. See
-`recmix.likelihoods.CategoricalGraph`. Class 0 and negative values mean that there is no node or
+A graph has up to n nodes. The networks take B graphs as a dict with the classes of the nodes, (B, n),
+and of the edges, (B, n(n-1)/2), or as one tensor (B, n(n+1)/2) that holds both. See
+`recmix.model.likelihoods.CategoricalGraph`. Class 0 and negative values mean that there is no node or
 edge. The layers work on dense n by n matrices.
 """
 
@@ -24,7 +24,7 @@ from recmix.model.normalisation import LayerNorm
 __all__ = ["GraphFeatures", "GraphLogits", "graph_decoder", "graph_encoder"]
 
 UNITS, BLOCKS, HEADS = 128, 2, 4
-"""Size of the state of a node, number of blocks, and attention heads of the decoder, by default."""
+"""Defaults: size of the state of a node, number of blocks, attention heads of the decoder."""
 
 
 def graph_encoder(
@@ -86,7 +86,7 @@ def graph_decoder(
 ) -> Decoder:
     """Make a decoder of graphs: a transformer over the nodes, then logits of nodes and node pairs.
 
-    It maps z (N, latent) to logits (N, P): those of all nodes, then those of all edges.
+    It maps z (N, latent) to logits (N, P): first the logits of all nodes, then those of all edges.
 
     Args:
         shape: Shape of a packed example, (n(n+1)/2,) for up to n nodes.

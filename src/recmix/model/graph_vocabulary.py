@@ -19,9 +19,9 @@ __all__ += ["require_rdkit"]
 BONDS = ("none", "single", "double", "triple")
 """The classes of edges. Aromatic rings are stored with alternating single and double bonds."""
 OTHER_BONDS = frozenset("<>~$")
-"""Characters of a SMILES string with dative, unspecified or quadruple bonds."""
+"""Characters that stand for dative, unspecified or quadruple bonds in a SMILES string."""
 MOST_ATOMS = 512
-"""The largest number of atoms of a graph: an example has about half its square of values."""
+"""Limit of the number of atoms of a graph. An example with n atoms has about n²/2 values."""
 
 
 class AtomType(NamedTuple):
@@ -47,11 +47,11 @@ class _Graph(NamedTuple):
 class MoleculeGraphs(Vocabulary):
     """A vocabulary that writes molecules as graphs of up to n atoms, without hydrogens. It needs RDKit.
 
-    An example has the fields ``nodes``, (n,), and ``edges``, (n(n-1)/2,): the upper triangle of the
-    n by n matrix of bonds, row by row. Both are packed into one vector of n(n+1)/2 class numbers.
-    Node class 0 means "no atom", the others are the atom types. Edge classes are those of `BONDS`.
-    Atoms come in the order of RDKit's canonical SMILES string. The first "no atom" ends the
-    molecule. Later nodes, and bonds to atoms that do not exist, are -1.
+    An example has the fields ``nodes``, (n,), and ``edges``, (n(n-1)/2,): the upper triangle of the n by
+    n matrix of bonds, row by row. Both are packed into one vector of n(n+1)/2 class numbers. Node class
+    0 means "no atom", the others are the atom types. `BONDS` lists the edge classes. Atoms come in the
+    order of RDKit's canonical SMILES string. The first "no atom" ends the molecule. Later nodes, and
+    bonds to atoms that do not exist, are -1.
 
     Bonds of aromatic rings are stored as single and double bonds (Kekulé form). Then the numbers of
     hydrogens follow from the bonds, and a graph with one wrong bond is a valid molecule more often.
@@ -89,9 +89,9 @@ class MoleculeGraphs(Vocabulary):
         """Make the vocabulary with all atom types of the training molecules, most frequent first.
 
         Args:
-            texts: SMILES strings. Those that are not valid are left out.
-            length: the largest number of atoms; by default that of the largest molecule. Molecules with
-                more atoms are left out.
+            texts: SMILES strings. Invalid strings are left out.
+            length: the largest number of atoms; by default the size of the largest molecule. Molecules
+                with more atoms are left out.
 
         Raises:
             DataError: No text is a molecule of at most this length, or the largest molecule is too
@@ -268,7 +268,7 @@ def canonical_smiles(texts: Sequence[str], *, stereo: bool = False) -> list[str]
 
 
 def quiet() -> Any:
-    """A context in which RDKit writes no messages."""
+    """Context in which RDKit writes no messages."""
     require_rdkit()
     from rdkit import rdBase
 
@@ -297,7 +297,7 @@ def _is_type(kind: Any) -> bool:
 
 
 def read_molecule(text: str) -> Any:
-    """RDKit's molecule of the first word of a text, or None."""
+    """Convert the first word of a text to an RDKit molecule. None if it is not a valid SMILES string."""
     words = text.split(None, 1)
     mol = require_rdkit().MolFromSmiles(words[0]) if words else None
     return mol if mol is not None and mol.GetNumAtoms() else None

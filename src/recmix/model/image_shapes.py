@@ -42,8 +42,8 @@ def checked_image(shape: Sequence[int], sides: tuple[int, int], kind: str) -> Im
 def halvings(shape: ImageShape) -> list[tuple[int, int]]:
     """The (height, width) of the image and of all feature maps of a convolutional network.
 
-    Each map has half the sides of the one before, rounded down. The last one is the first whose shorter
-    side is at most 4.
+    Each map has half the height and width of the map before it, rounded down. The first map whose
+    shorter side is at most 4 is the last one.
 
     >>> halvings((1, 28, 28))
     [(28, 28), (14, 14), (7, 7), (3, 3)]
@@ -58,10 +58,10 @@ def halvings(shape: ImageShape) -> list[tuple[int, int]]:
 def image_output(
     shape: ImageShape, output: Sequence[int] | None, kind: str
 ) -> tuple[int, Shape, list[nn.Module]]:
-    """Find the last layers of a convolutional decoder whose output has the shape `output`.
+    """Find how a convolutional decoder must end so that its output has the shape `output`.
 
-    An output (C', H, W) is made from C' channels. An output (C', H, W, K), such as K logits for
-    each value, is made from C'·K channels.
+    An output (C', H, W) is made from C' channels. An output (C', H, W, K), such as K logits for each
+    value, is made from C'·K channels.
 
     Args:
         shape: Channels, height and width of the image.
@@ -69,8 +69,8 @@ def image_output(
         kind: Name of the network, for the error message.
 
     Returns:
-        The number of channels of the last convolution, the shape of the output, and the layers to
-        add after the last convolution.
+        The number of channels of the last convolution, the shape of the output, and the layers to add
+        after the last convolution.
 
     >>> image_output((3, 8, 8), (3, 8, 8, 256), "conv")
     (768, (3, 8, 8, 256), [LastAxis(3, 256)])

@@ -21,14 +21,14 @@ __all__ = ["LatentModel", "standard_normal"]
 class LatentModel(nn.Module):
     """A latent variable model p(x, z) = p(z) p(x | z).
 
-    Shapes: B is the number of examples, S the number of samples of z for each example, D the
-    dimension of z. The sample axis comes first: z is (S, B, D), examples x are (B, *shape). Log
-    densities are in nats, (S, B). They are densities of x before any centring or scaling.
+    Shapes: B is the number of examples, S the number of samples of z for each example, D the dimension
+    of z. The sample axis comes first: z is (S, B, D), examples x are (B, *shape). Log densities are in
+    nats, (S, B). They are densities of x before any centring or scaling.
 
-    The networks and the likelihood get `observed(x)`, which is x after up to three changes. The
-    training mean is subtracted, if the likelihood is centred. Then the result is divided by
-    `spread`, if there is one. Then it is split into a dict of tensors, if there are `fields`.
-    `decode` reverses the first two changes.
+    The networks and the likelihood get `observed(x)`, which is x after up to three changes. If the
+    likelihood is centred, the training mean is subtracted. If there is a `spread`, the result is divided
+    by it. If there are `fields`, the result is split into a dict of tensors. `decode` reverses the first
+    two changes.
 
     Args:
         decoder: maps (N, D) to (N, *output), where `output` is the likelihood's `output_shape`.
@@ -40,10 +40,10 @@ class LatentModel(nn.Module):
         spread: the standard deviation of each value, with the shape of an example; None means no
             division.
         prior: p(z); None means N(0, I).
-        fields: names and shapes of the fields of an example, if it has several. Then x is (B, P),
-            where P is the number of values of all fields together.
+        fields: names and shapes of the fields of an example, if it has several. Then x is (B, P), where
+            P is the number of values of all fields together.
         curvature: a network that predicts the posterior's covariance near z, for the refinement
-            ``learned``. It is no part of p(x, z).
+            ``learned``. It is not part of p(x, z).
     """
 
     centre: Tensor
@@ -120,7 +120,7 @@ class LatentModel(nn.Module):
         return mean + self.centre if self.likelihood.centred else mean
 
     def log_density(self, observed: Any, decoded: Tensor) -> Tensor:
-        """log p(x | z) in nats, (S, B), if the decoder's outputs are already computed.
+        """log p(x | z) in nats, (S, B), from decoder outputs that are already computed.
 
         Args:
             observed: the result of `observed(x)` for B examples.
@@ -147,7 +147,7 @@ class LatentModel(nn.Module):
         return self.log_conditional(x, z) + self.prior.log_prob(z)
 
     def with_noise(self, noise: float) -> LatentModel:
-        """Make a model whose likelihood has `noise` times as much noise as this one's.
+        """Make a model like this one, with the noise of the likelihood multiplied by `noise`.
 
         See `Likelihood.tempered` for the meaning of the noise. Networks and parameters are shared with
         this model. The result is a different model of the data: it has another p(x).

@@ -48,12 +48,11 @@ def mlp_encoder(
     Args:
         shape: Shape of one example, with any number of axes.
         latent: Dimension of z.
-        widths: Sizes of the hidden layers, the one next to the example first. If it is empty, the
+        widths: Sizes of the hidden layers, in the order from the example to z. If it is empty, the
             encoder is linear.
         activation: relu, leaky_relu, elu, silu, gelu or tanh.
         normalisation: none, layer or batch. It is applied before each activation. With batch
-            normalisation, the output for an example depends on the rest of its batch in training
-            mode.
+            normalisation, the output for an example depends on the rest of its batch in training mode.
         dropout: Share of hidden units that are set to zero in training mode.
         width: Multiplies the sizes of the hidden layers.
 
@@ -82,14 +81,15 @@ def mlp_decoder(
 
     It maps z (N, latent) to (N, *output).
 
-    The Jacobian of a decoder is only defined if the output for one example does not depend on the
-    other examples of the batch. With batch normalisation this holds in evaluation mode only.
+    The Jacobian of a decoder is only defined if the output for one example does not depend on the other
+    examples of the batch. With batch normalisation this holds in evaluation mode only.
 
     Args:
         shape: Shape of one example, with any number of axes.
         latent: Dimension of z.
         output: Shape of the decoder's output for one example; by default the shape of the example.
-        widths: Sizes of the hidden layers, the one next to the example (the last layer) first.
+        widths: Sizes of the hidden layers, in the order from the example to z. So the size of the last
+            hidden layer comes first.
         activation: relu, leaky_relu, elu, silu, gelu or tanh.
         normalisation: none, layer or batch. It is applied before each activation.
         dropout: Share of hidden units that are set to zero in training mode.

@@ -15,7 +15,7 @@ from recmix.model.likelihoods import Bernoulli, Likelihood, ProbabilityBernoulli
 __all__ = ["check_decoder", "check_encoder", "check_probabilities", "mistaken_output"]
 
 TRIED = 16
-"""Latent points whose decoded values are looked at."""
+"""Number of latent points that are decoded for a check."""
 ROUNDING = 1e-3
 """How far a probability may lie outside [0, 1]."""
 

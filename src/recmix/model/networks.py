@@ -82,14 +82,14 @@ __all__ = [
 ]
 
 AUTO_NETWORK = "auto"
-"""The name that means: the network that `default_network` names."""
+"""The option value for the default kind of network; `default_network` says which kind this is."""
 
 
 class Network(NamedTuple):
     """A kind of network, such as "conv": the functions that make its encoder and its decoder.
 
     The keyword-only arguments of these functions are the options of the network. Every encoder has the
-    option `width`, a factor of the sizes of its layers.
+    option `width`, which multiplies the sizes of its layers.
 
     Attributes:
         encoder: makes the encoder from (shape, latent, *, options).
@@ -119,7 +119,7 @@ NETWORKS: dict[str, Network] = {
 TOKEN_NETWORKS = ("transformer", "gru")
 """The networks whose encoder reads tokens (T,)."""
 KIND_NETWORK = {"tokens": "transformer", "graph": "graph"}
-"""The kind of network for data of each kind, if the user chooses none; others by their shape."""
+"""The default networks of these kinds of data. For other data the shape of an example decides."""
 
 
 def default_network(shape: Sequence[int], kind: str = "") -> str:
@@ -160,7 +160,8 @@ def make_encoder(kind: str, shape: Sequence[int], latent: int, **options: Any) -
             `conv_encoder` or `mlp_encoder`.
 
     Raises:
-        ConfigError: There is no such kind, it has no such option, or it does not take this shape.
+        ConfigError: There is no network of this kind, it has no such option, or it does not take this
+            shape.
 
     >>> import torch
     >>> make_encoder("mlp", (13,), 2, widths=(64,))(torch.zeros(3, 13)).shape
@@ -186,7 +187,8 @@ def make_decoder(
             `conv_decoder` or `mlp_decoder`.
 
     Raises:
-        ConfigError: There is no such kind, it has no such option, or it does not give this shape.
+        ConfigError: There is no network of this kind, it has no such option, or it does not give this
+            shape.
 
     >>> import torch
     >>> make_decoder("conv", (1, 8, 8), 2, (2, 8, 8))(torch.zeros(3, 2)).shape
@@ -210,7 +212,7 @@ def network_options(kind: str, options: ModelOptions, role: str = "decoder") -> 
     Args:
         kind: A name in `NETWORKS`.
         options: The model's options.
-        role: "encoder" or "decoder": whose arguments count.
+        role: "encoder" or "decoder": the network whose arguments are selected.
 
     >>> network_options("mlp", ModelOptions(widths=(64, 64), blocks=3))
     {'widths': (64, 64)}

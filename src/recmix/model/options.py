@@ -64,8 +64,8 @@ class Option(NamedTuple):
     """One option: its name, type, default, help text and valid values.
 
     Attributes:
-        name: its name in Python, TOML files and on the command line.
-        kind: its type, such as `int` or `str | None`.
+        name: the name in Python, in TOML files and on the command line.
+        kind: the type, such as `int` or `str | None`.
         default: the value if none is given.
         help: the help text.
         choices: all valid values of a text option; empty if there is no such list.
@@ -123,7 +123,7 @@ class Options:
         self.check()
 
     def check(self) -> None:
-        """Raise an error if option values contradict each other. A subclass may define this."""
+        """Raise an error if option values contradict each other. Subclasses may override this method."""
 
     def to_json(self) -> dict[str, Any]:
         """The values of all options by name, as a dict that JSON can store."""

@@ -23,13 +23,13 @@ class PairFeatures(nn.Sequential):
     tensor (B, *other) is added as further channels: C' channels for the shape (C', H, W), or C'·K
     channels for (C', H, W, K). Clips (T, C, H, W) are treated in the same way. In all other cases the
     values of both tensors are concatenated to one vector, and the network is fully connected. This
-    includes images and clips whose shape does not fit that of the other tensor.
+    includes images and clips whose shape does not fit the shape of the other tensor.
 
     Args:
         shape: Shape of the example.
         other: Shape of the other tensor, for example of the decoder's output.
-        latent: Dimension of z of the encoder whose layers are used. It does not change the number
-            of features.
+        latent: Dimension of z, for making the encoder whose layers are used. It does not change the
+            number of features.
         width: Multiplies the channels and the hidden layers.
         groups: For graphs, two pairs (number of values, number of classes): of nodes and of edges. The
             network then sees the example's classes as one-hot vectors. Empty for other examples.

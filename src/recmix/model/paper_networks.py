@@ -1,7 +1,7 @@
-"""The paper's convolutional networks, and fully connected ones of the same size.
+"""The paper's convolutional networks, and fully connected networks of the same size.
 
-Reference: Kim and Pavlovic, Recursive Inference for Variational Autoencoders, NeurIPS 2020,
-supplement, tables of network architectures.
+Reference: Kim and Pavlovic, Recursive Inference for Variational Autoencoders, NeurIPS 2020, supplement,
+tables of network architectures.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SIDES = (8, 128)
 """The smallest and the largest side of an image."""
 LEAK = 0.01
 TWIN_TOLERANCE = 0.03
-"""Largest relative difference between the parameter counts of a network and its twin."""
+"""Largest relative difference of the parameter counts of a dense network and its conv network."""
 
 
 def conv_encoder(

@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 LEAST_CURVATURE = 1e-3
-"""Smallest eigenvalue of a prior's curvature; a density of several modes curves upwards between them."""
+"""Smallest eigenvalue of a prior's curvature. Between two modes they can be negative."""
 
 
 @fusable
@@ -185,7 +185,7 @@ class VampPrior(Prior):
         self.use(encoder)
 
     def use(self, encoder: nn.Module) -> None:
-        """Set the encoder that computes the posteriors of the pseudo-examples."""
+        """Set the encoder, which computes the posteriors of the pseudo-examples."""
         self._encoder = (encoder,)  # in a tuple, so that it is not a submodule
 
     def start_at(self, examples: Tensor) -> None:
@@ -221,12 +221,12 @@ class VampPrior(Prior):
 
 
 class OwnPrior(Prior):
-    """Adapter that makes a prior of a user's own density.
+    """Adapter that makes a user's own density a `Prior`.
 
     Args:
-        density: a `torch.distributions.Distribution` over vectors (D,); or a module with `log_prob`
-            and `sample`; or a module that returns a distribution when it is called without
-            arguments, such as a flow of the library zuko.
+        density: a `torch.distributions.Distribution` over vectors (D,); or a module with `log_prob` and
+            `sample`; or a module that returns a distribution when it is called without arguments, such
+            as a flow of the library zuko.
 
     >>> normal = torch.distributions.MultivariateNormal(torch.ones(2), torch.eye(2))
     >>> OwnPrior(normal).log_prob(torch.ones(2))
@@ -296,7 +296,7 @@ def _applied(part: Any, fn: Callable[[Tensor], Tensor]) -> Any:
 
 
 PRIORS = ("standard", "mixture", "vamp", "flow")
-"""Names of the priors that options can give."""
+"""Names of the priors that the option `prior` accepts."""
 
 
 def make_prior(

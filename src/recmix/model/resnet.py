@@ -1,12 +1,12 @@
-"""Residual convolutional encoders and decoders for images, larger than those of the paper.
+"""Residual convolutional encoders and decoders for images, larger than the paper's networks.
 
-At each resolution there are a few residual blocks x + c(x). The last convolution of c starts at
-zero, so that a new network is nearly linear and trains stably at large learning rates. With group
-normalisation, the output for one example does not depend on the other examples of the batch. So
-Jacobians and forward-mode differentiation work in training and in evaluation mode.
+At each resolution there are a few residual blocks x + c(x). The last convolution of c starts at zero, so
+that a new network is nearly linear and trains stably at large learning rates. With group normalisation,
+the output for one example does not depend on the other examples of the batch. So Jacobians and
+forward-mode differentiation work in training and in evaluation mode.
 
-References: He et al., Identity Mappings in Deep Residual Networks, ECCV 2016 (blocks); Wu & He,
-Group Normalization, ECCV 2018; Zhang et al., Fixup Initialization, ICLR 2019 (zero start).
+References: He et al., Identity Mappings in Deep Residual Networks, ECCV 2016 (blocks); Wu & He, Group
+Normalization, ECCV 2018; Zhang et al., Fixup Initialization, ICLR 2019 (zero start).
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ BLOCKS = 2
 HIDDEN = 256
 """Size of the layer between the smallest feature map and z, by default."""
 LAST_GAIN = 0.1
-"""Size of the decoder's first outputs. Larger ones are noise to the likelihood: z would be ignored."""
+"""Size of the outputs of an untrained decoder. With larger outputs, training would ignore z."""
 GROUPS = 8
-"""Most groups of channels that are normalised together."""
+"""Largest number of groups into which the channels are divided for normalisation."""
 
 
 class ResidualBlock(nn.Module):
@@ -82,15 +82,15 @@ def resnet_encoder(
 
     It maps images (B, C, H, W) to the mean and log-variance of q(z|x), (B, 2·latent).
 
-    It begins with residual blocks at the resolution of the image. Then 4x4 convolutions (stride 2)
-    halve the image while its shorter side exceeds 4; residual blocks follow each of these
-    convolutions. At the end are a hidden layer and a linear head.
+    It begins with residual blocks at the resolution of the image. Then 4x4 convolutions (stride 2) halve
+    the image while its shorter side exceeds 4; residual blocks follow each of these convolutions. At the
+    end are a hidden layer and a linear head.
 
     Args:
         shape: Channels, height and width of the images.
         latent: Dimension of z.
-        widths: Channels at each resolution, that of the image first. If there are more resolutions than
-            numbers, the last number is used for the rest.
+        widths: Channels at each resolution, beginning with the resolution of the image. If there are
+            more resolutions than numbers, the last number is used for the rest.
         blocks: Number of residual blocks at each resolution.
         activation: relu, leaky_relu, elu, silu, gelu or tanh.
         hidden: Size of the hidden layer.
@@ -133,10 +133,10 @@ def resnet_decoder(
     Args:
         shape: Channels, height and width of the images.
         latent: Dimension of z.
-        output: Shape of the decoder's output for one example, (C', H, W) or (C', H, W, K); by
-            default the shape of the image.
-        widths: Channels at each resolution, that of the image first. If there are more resolutions than
-            numbers, the last number is used for the rest.
+        output: Shape of the decoder's output for one example, (C', H, W) or (C', H, W, K); by default
+            the shape of the image.
+        widths: Channels at each resolution, beginning with the resolution of the image. If there are
+            more resolutions than numbers, the last number is used for the rest.
         blocks: Number of residual blocks at each resolution.
         activation: relu, leaky_relu, elu, silu, gelu or tanh.
         hidden: Size of the hidden layer.

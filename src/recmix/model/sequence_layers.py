@@ -1,10 +1,11 @@
 """Layers for sequences: a transformer block and a gated recurrent unit.
 
 Both are also written in elementary operations, which have forward-mode derivatives and second
-derivatives. Torch's fused kernels have neither, so they are used only where none is needed.
+derivatives. Torch's fused kernels do not have these derivatives. They are used only where no such
+derivative is needed.
 
-References: Vaswani et al., Attention is all you need, 2017; Cho et al., Learning phrase
-representations using RNN encoder-decoder, 2014.
+References: Vaswani et al., Attention is all you need, 2017; Cho et al., Learning phrase representations
+using RNN encoder-decoder, 2014.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Places(nn.Module):
     Args:
         length: T, the number of positions.
         units: U, the size of the vectors.
-        spread: standard deviation of their initial values.
+        spread: standard deviation of the initial embeddings.
 
     >>> Places(5, 8)(torch.zeros(2, 5, 8)).shape
     torch.Size([2, 5, 8])
@@ -127,8 +128,8 @@ class TransformerBlock(nn.Module):
 
         Args:
             h: hidden states of this position before the block, (N, U).
-            cache: keys and values of all positions, (2, N, heads, T, U / heads). Those of position t are
-                written into it.
+            cache: keys and values of all positions, (2, N, heads, T, U / heads). The key and value of
+                position t are written into it.
             t: the position.
         """
         q, k, v = self._parts(h[:, None])
@@ -214,11 +215,11 @@ class GRU(nn.Module):
         return torch.stack(found, 1)
 
     def advance(self, given: Tensor, state: Tensor) -> Tensor:
-        """Compute the next states (N, U) of N sequences from one more input for each.
+        """Compute the next state of each of N sequences, (N, U), from one more input.
 
         Args:
             given: the inputs (N, U), where U is the size of inputs and states.
-            state: the states before it, (N, U).
+            state: the states before this input, (N, U).
         """
         return self._next(self._given(given), state)
 

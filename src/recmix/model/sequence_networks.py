@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 MIX = 8
-"""Numbers at each position that are linear functions of z of their own, in decoders."""
+"""Number of values that a decoder computes from z for each position, with separate weights."""
 
 
 class TokenFeatures(nn.Module, ABC):
@@ -249,7 +249,7 @@ def gru_encoder(
 
 
 def token_encoder(features: TokenFeatures | GraphFeatures, latent: int, width: float = 1.0) -> Encoder:
-    """Make an encoder: a network for features of tokens or graphs, and a linear head on it.
+    """Make an encoder from a network for features of tokens or graphs, and a linear head.
 
     Args:
         features: the network for the features. If `width` is not 1, a new one of the same kind is made.

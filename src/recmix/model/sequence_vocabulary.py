@@ -21,18 +21,18 @@ from recmix.model.vocabulary import Encoded, Vocabulary, register_vocabulary
 __all__ = ["END", "PADDING", "UNKNOWN", "UNKNOWN_TOKENS", "Smiles", "TokenVocabulary", "Words"]
 
 END, UNKNOWN, PADDING = 0, 1, -1
-"""The class that ends a text, the class of an unknown token, and the value after the end."""
+"""The class of the end token, the class of an unknown token, and the value of padding."""
 UNKNOWN_TOKENS = "with tokens that are not in the vocabulary"
-"""The problem of texts that are kept, although some of their tokens become unknown."""
+"""A name in `Encoded.problems`. Texts with this problem are kept; the tokens become unknown."""
 SPECIAL = ("<end>", "<unknown>")
 MAX_LENGTH = 100_000
 """Largest number of tokens of an example."""
 MAX_TOKENS = 1_000_000
 """Largest number of classes."""
 MAX_CHARACTERS = 200
-"""Largest number of characters of a token. A longer one is unknown."""
+"""Largest number of characters of a token. Longer tokens become unknown."""
 COVERED = 0.99
-"""Share of the training texts that the default length suffices for."""
+"""The default length suffices for this share of the training texts."""
 
 _SMILES_TOKEN = re.compile(r"\[[^\[\]\s]*\]|Br|Cl|%\d\d|\S", re.ASCII)
 
@@ -75,8 +75,7 @@ class TokenVocabulary(Vocabulary):
     ) -> Self:
         """Make the vocabulary of the training texts.
 
-        Its tokens are the most frequent ones. Among equally frequent tokens, those that come first
-        in the alphabet are taken first.
+        It contains the most frequent tokens. Equally frequent tokens are taken in alphabetical order.
 
         Args:
             texts: the training texts.

@@ -1,4 +1,4 @@
-"""A second encoder of the same kind as a given one, with other sizes."""
+"""Make a second encoder of the same kind as a given encoder, with other layer sizes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["similar_encoder", "token_classes", "token_features"]
 
 
 def token_classes(encoder: nn.Module | None) -> Classes:
-    """The number of different tokens that an encoder reads.
+    """Return the number of different tokens that an encoder reads.
 
     For an encoder of graphs, the result is two pairs (number of values, number of classes): of nodes and
     of edges. It is 0 for all other encoders.

@@ -43,11 +43,11 @@ class Vocabulary(ABC):
 
     Texts are, for example, sentences or SMILES strings of molecules.
 
-    A vocabulary belongs to a data set and is stored with every model that was trained on it. A
-    subclass is registered with `register_vocabulary`.
+    A vocabulary belongs to a data set and is stored with every model that was trained on it. A subclass
+    is registered with `register_vocabulary`.
 
     Attributes:
-        kind: its registered name.
+        kind: the registered name.
         molecules: whether the texts are SMILES strings of molecules.
         shape: shape of an example.
         fields: shapes of the fields of an example, by name; None if it is one array.
@@ -75,10 +75,10 @@ class Vocabulary(ABC):
 
     @classmethod
     def normal_forms(cls, texts: Sequence[str]) -> list[str]:
-        """Convert each text to a normal form. All texts with the same example have the same normal form.
+        """Convert each text to a normal form. Texts with the same example have the same normal form.
 
-        Texts with the same normal form are either all training texts or all held-out texts. By default
-        the normal form is the text itself.
+        When data are split, texts with the same normal form are kept in one part. By default the normal
+        form is the text itself.
         """
         return list(texts)
 
@@ -113,7 +113,7 @@ VOCABULARIES: dict[str, type[Vocabulary]] = {}
 
 
 def register_vocabulary(kind: type[Vocabulary]) -> type[Vocabulary]:
-    """Class decorator that registers a vocabulary under its `kind`, so that stored ones can be read."""
+    """Class decorator that registers a vocabulary class under its `kind`, so that files can be read."""
     VOCABULARIES[kind.kind] = kind
     return kind
 
@@ -122,7 +122,7 @@ def vocabulary_from_json(stored: Any) -> Vocabulary:
     """Make a vocabulary again from the result of `Vocabulary.describe`.
 
     Raises:
-        DataError: The content is not that of a vocabulary.
+        DataError: The content does not describe a vocabulary.
     """
     if not isinstance(stored, Mapping) or not isinstance(stored.get("kind"), str):
         raise DataError("this is not a stored vocabulary: expected an object with the field 'kind'")

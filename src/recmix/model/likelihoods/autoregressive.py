@@ -22,7 +22,7 @@ __all__ = ["Autoregressive"]
 TANGENT_VALUES = {"cpu": 2**24, "cuda": 2**27}
 """Most logits (tangents x examples x positions x classes) in one pass of `fisher`, by device."""
 PROBES = 4
-"""Vectors from which `mean_precision` is estimated."""
+"""Number of vectors from which `mean_precision` is estimated."""
 
 
 @register_likelihood("autoregressive")
@@ -32,15 +32,15 @@ class Autoregressive(Likelihood):
     p(x|z) = Π p(x_t | x_<t, z), where x_<t are the tokens before position t. A causal network computes
     the factors.
 
-    The decoder's output is a context vector, which the causal network gets at every position. The
-    network is a part of the likelihood and is trained like the decoder. Values of x below 0 are
-    padding. They do not contribute to log p(x|z), and must come last.
+    The decoder's output is a context vector, which the causal network gets at every position. The causal
+    network is a part of the likelihood and is trained like the decoder. Values of x below 0 are padding.
+    They do not contribute to log p(x|z), and must come last.
 
     Args:
         shape: Shape of an example, such as (T,). Several axes are flattened to T positions.
         classes: K, the number of different tokens.
         causal: the causal network, ``transformer`` or ``gru``.
-        units: F, the size of its hidden states and of the context vector.
+        units: F, the size of the network's hidden states and of the context vector.
         heads: number of attention heads of a transformer.
         blocks: number of layers.
         dropout: share of hidden values that are set to zero in training mode.
@@ -94,7 +94,7 @@ class Autoregressive(Likelihood):
         )
 
     def model_options(self) -> dict[str, Any]:
-        """The model options, by name and value, from which `for_data` makes such a likelihood."""
+        """The model options, {name: value}. With them `for_data` makes a likelihood like this one."""
         network = self.network
         found = {"classes": self.classes, "causal": self.causal, "end_token": self.end_token}
         sizes = {"units": network.units, "heads": network.heads, "blocks": network.blocks}
@@ -103,10 +103,9 @@ class Autoregressive(Likelihood):
 
     @property
     def requirement(self) -> str:
-        """Which values examples may have: whole numbers below K. Values below 0 are padding.
+        """A text that says which values examples may have, for `recmix.data.check_values`.
 
-        K is the number of different tokens. The result is a text that `recmix.data.check_values`
-        understands.
+        They are whole numbers below K, the number of different tokens. Values below 0 are padding.
         """
         return f"padded_classes:{self.classes}"
 

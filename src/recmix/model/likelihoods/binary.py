@@ -11,7 +11,7 @@ from recmix.model.likelihoods.likelihood import Likelihood, register_likelihood,
 __all__ = ["Bernoulli", "ProbabilityBernoulli"]
 
 LIMITS = (1e-6, 1 - 1e-6)
-"""Probabilities are kept within these."""
+"""Probabilities are clamped to this range."""
 
 
 @register_likelihood("bernoulli")

@@ -68,16 +68,14 @@ class Categorical(Likelihood):
         self.classes, self.end_token = classes, end_token
 
     def model_options(self) -> dict[str, Any]:
-        """The model options, by name and value, from which `for_data` makes such a likelihood."""
+        """The model options, {name: value}. With them `for_data` makes a likelihood like this one."""
         return {"classes": self.classes, "end_token": self.end_token}
 
     @property
     def requirement(self) -> str:
-        """Which values examples may have: whole numbers below K. Values below 0 are padding.
+        """A text that says which values examples may have, for `recmix.data.check_values`.
 
-        K is the number of classes.
-
-        The result is a text that `recmix.data.check_values` understands.
+        They are whole numbers below K, the number of classes. Values below 0 are padding.
         """
         return f"padded_classes:{self.classes}"
 
@@ -102,7 +100,7 @@ class Categorical(Likelihood):
         return (decoded / self.noise).softmax(-1)
 
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Draw one class number for each value: logits (..., *event, K) -> (..., *event), no gradient.
+        """Draw one class for each value, without gradient: logits (..., *event, K) -> (..., *event).
 
         `event` is the shape of one example and K the number of classes. If `end_token` is on, all values
         after the first class 0 are padding (-1).

@@ -90,9 +90,9 @@ class NegativeBinomial(Likelihood):
 
     @property
     def named(self) -> bool:
-        """Whether its name and weights are enough to store it in a run folder and make it again.
+        """Whether a run folder can store this likelihood by its name and weights alone.
 
-        True unless `library` is on.
+        This is true if `library` is False.
         """
         return not self.library
 
@@ -164,8 +164,8 @@ class ZeroInflatedNegativeBinomial(NegativeBinomial):
     """A negative binomial likelihood of counts with additional zeros.
 
     Each count is 0 with some probability, and otherwise a draw from the negative binomial. The first
-    axis of the decoder's output is twice as long as that of x. The first half is log μ, the logarithm of
-    the mean of the negative binomial. The second half is the logits of an additional zero.
+    axis of the decoder's output is twice as long as the first axis of x. The first half is log μ, the
+    logarithm of the mean of the negative binomial. The second half is the logits of an additional zero.
 
     Args:
         shape: shape of an example.
@@ -181,7 +181,7 @@ class ZeroInflatedNegativeBinomial(NegativeBinomial):
         self.axis = -len(shape)
 
     def output_shape(self, shape: Shape) -> Shape:
-        """The shape of the decoder's output: that of an example, but the first axis is twice as long.
+        """The shape of the decoder's output: the shape of an example with the first axis twice as long.
 
         The first half holds log μ, where μ is the mean of the negative binomial. The second half holds
         the logits of an additional zero.
@@ -287,9 +287,9 @@ class Multinomial(Likelihood):
 
     @property
     def named(self) -> bool:
-        """Whether its name is enough to store it in a run folder and make it again.
+        """Whether a run folder can store this likelihood by its name alone.
 
-        True if `coefficient` is True.
+        This is true if `coefficient` is True.
         """
         return self.coefficient
 

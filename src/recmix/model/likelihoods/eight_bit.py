@@ -14,7 +14,7 @@ from recmix.model.likelihoods.likelihood import Likelihood, Shape, register_like
 __all__ = ["LogisticMixture"]
 
 COMPONENTS = 10
-"""Number of logistics, unless another is given."""
+"""Default number of mixture components."""
 LEAST_LOG_SCALE = -7.0
 """Smallest log-scale of a logistic, for values in [-1, 1]."""
 
@@ -65,9 +65,9 @@ class LogisticMixture(Likelihood):
 
     @property
     def named(self) -> bool:
-        """Whether its name is enough to store it in a run folder and make it again.
+        """Whether a run folder can store this likelihood by its name alone.
 
-        True for the default number of components.
+        This is true if the number of mixture components has its default value.
         """
         return self.components == COMPONENTS
 

@@ -20,15 +20,15 @@ __all__ = ["CategoricalGraph", "graph_nodes"]
 class CategoricalGraph(Likelihood):
     """A likelihood of graphs of up to n nodes: a categorical distribution per node and node pair.
 
-    An example has the fields ``nodes``, (n,), and ``edges``, (n(n-1)/2,), the upper triangle row by
-    row. Node class 0 means "no node". The first node of class 0 ends the graph. Later nodes are
-    padding (-1), and so are edges to nodes that do not exist. Edge class 0 means "no edge".
+    An example has the fields ``nodes``, (n,), and ``edges``, (n(n-1)/2,), the upper triangle row by row.
+    Node class 0 means "no node". The first node of class 0 ends the graph. Later nodes, and edges to
+    nodes that do not exist, are padding (-1). Edge class 0 means "no edge".
 
-    The decoder's output for one example is one vector of logits: A for each node, then E for each
-    edge. log p(x|z) is the sum of the log-probabilities of all nodes and edges that are not padding.
-    So p(x|z) sums to 1 over the graphs of all sizes.
+    The decoder's output for one example is one vector of logits: A logits for each node, then E logits
+    for each edge. log p(x|z) is the sum of the log-probabilities of all nodes and edges that are not
+    padding. So p(x|z) sums to 1 over the graphs of all sizes.
 
-    Methods take examples as a dict of the two fields or as one tensor (B, n(n+1)/2) of both.
+    Methods take examples as a dict of the two fields or as one tensor (B, n(n+1)/2) that holds both.
 
     Args:
         nodes: n, the largest number of nodes.
@@ -66,7 +66,7 @@ class CategoricalGraph(Likelihood):
         self.register_buffer("_columns", columns, persistent=False)
 
     def model_options(self) -> dict[str, Any]:
-        """The model options, by name and value, from which `for_data` makes such a likelihood."""
+        """The model options, {name: value}. With them `for_data` makes a likelihood like this one."""
         return {"node_classes": self.node_classes, "edge_classes": self.edge_classes}
 
     @classmethod
@@ -77,9 +77,9 @@ class CategoricalGraph(Likelihood):
 
     @property
     def requirement(self) -> str:
-        """Which values examples may have: the classes of nodes, then those of edges. Below 0 is padding.
+        """A text that says which values examples may have, for `recmix.data.check_values`.
 
-        The result is a text that `recmix.data.check_values` understands.
+        They are the classes of the nodes, then the classes of the edges. Values below 0 are padding.
         """
         nodes, edges = f"{self.node_classes}*{self.nodes}", f"{self.edge_classes}*{self.edges}"
         return f"padded_classes:{nodes}+{edges}"

@@ -47,13 +47,13 @@ class Likelihood(nn.Module, ABC):
     sampling error, so override them where you can.
 
     Attributes:
-        name: its name in options; "own" for a class that is not registered.
-        values: what an example may hold: "real", "unit" ([0, 1]), "counts" (0, 1, 2, ...), "classes"
-            (0 to K - 1; negative values are padding) or "eight_bit" (k / 255).
+        name: the name of the likelihood in options; "own" for a class that is not registered.
+        values: what an example may hold: "real", "unit" ([0, 1]), "counts" (0, 1, 2, ...), "classes" (0
+            to K - 1; negative values are padding) or "eight_bit" (k / 255).
         can_temper: whether `tempered` is possible.
-        noise: the factor that was given to `tempered`; 1 for other likelihoods.
+        noise: the factor that was given to `tempered`; 1 if `tempered` was not used.
         centred: whether the model subtracts the training mean from x first, and adds it to the results
-            of `mean` and `sample`. Only for likelihoods that depend on x - decoded.
+            of `mean` and `sample`. This is possible only if log p(x | z) depends on x - decoded alone.
 
     >>> class Laplace(Likelihood):
     ...     def log_prob(self, x, decoded):
@@ -75,16 +75,16 @@ class Likelihood(nn.Module, ABC):
 
     @property
     def named(self) -> bool:
-        """Whether its name and weights are enough to store it in a run folder and make it again.
+        """Whether a run folder can store this likelihood by its name and weights alone.
 
-        A likelihood with unusual constructor arguments is treated as a user's own object. The user
-        must pass it again when the run is loaded.
+        If not, for example with unusual constructor arguments, the likelihood is treated as a user's own
+        object. The user must pass it again when the run is loaded.
         """
         return self.name in LIKELIHOODS
 
     @property
     def requirement(self) -> str:
-        """Which values examples may have, such as "real" or "counts".
+        """A text that says which values examples may have, such as "real" or "counts".
 
         `recmix.data.check_values` lists and checks these texts.
         """
@@ -192,7 +192,7 @@ class Likelihood(nn.Module, ABC):
         """Group decoder outputs that may be correlated: (S, B, *output) -> (S, B, blocks, n).
 
         `fisher` treats the n outputs of one block, such as those of one pixel, as correlated. In this
-        default every output is a block of its own, so n is 1.
+        default each output is a separate block, so n is 1.
         """
         return values.flatten(2)[..., None]
 
@@ -213,7 +213,7 @@ class Likelihood(nn.Module, ABC):
         return shape
 
     def tempered(self, noise: float) -> Likelihood:
-        """Make the same likelihood with more or less noise. It shares the parameters of this one.
+        """Make a likelihood like this one with more or less noise. Both share their parameters.
 
         Args:
             noise: the factor. It multiplies the variance (Gaussian), the scale (logistic), the
@@ -229,14 +229,14 @@ class Likelihood(nn.Module, ABC):
         return made
 
     def model_options(self) -> dict[str, Any]:
-        """The model options, by name and value, from which `for_data` makes such a likelihood."""
+        """The model options, {name: value}. With them `for_data` makes a likelihood like this one."""
         return {}
 
     @classmethod
     def for_data(cls, shape: Shape, **options: Any) -> Likelihood:
         """Make a new likelihood of this class for a data set.
 
-        The constructor gets those of the arguments that it has a parameter for.
+        Arguments for which the constructor has no parameter are ignored.
 
         Args:
             shape: shape of an example.
@@ -331,10 +331,10 @@ def make_likelihood(name: str, **options: Any) -> Likelihood:
 
     Args:
         name: the registered name.
-        **options: arguments of its constructor.
+        **options: arguments of the constructor.
 
     Raises:
-        ConfigError: There is no such likelihood, or it has no such option.
+        ConfigError: There is no likelihood of this name, or its constructor has no such argument.
 
     >>> make_likelihood("gaussian", variance=0.1)
     Gaussian(variance=0.1, floor=1e-06)

@@ -20,22 +20,22 @@ from recmix.model.replaceable import fusable
 __all__ = ["DecodedGaussian", "FeatureGaussian", "Gaussian"]
 
 FLOOR = 1e-6
-"""The smallest variance, unless another is given."""
+"""Default of the smallest variance of `Gaussian` and `FeatureGaussian`."""
 DECODED_FLOOR = 1e-4
-"""The same for variances from the decoder."""
+"""Default of the smallest variance of `DecodedGaussian`."""
 
 
 @register_likelihood("gaussian")
 class Gaussian(Likelihood):
     """A Gaussian likelihood: the decoder's output is the mean, and all values share one variance.
 
-    log p(x|z) = -½ (|x - m|²/σ² + P·(log σ² + log 2π)), where m is the decoder's output and P the
-    number of values of x.
+    log p(x|z) = -½ (|x - m|²/σ² + P·(log σ² + log 2π)), where m is the decoder's output and P the number
+    of values of x.
 
-    The variance never falls below the floor. If the parameter `log_variance` is below log(floor),
-    it is reflected: its distance to log(floor) is added above log(floor). The gradient has full
-    strength on both sides, so the variance can leave the floor again; with a clamp or a softplus it
-    could not. Read the property `variance`, not the raw parameter.
+    The variance never falls below the floor. If the parameter `log_variance` lies below log(floor) by a
+    distance d, log(floor) + d is used. The gradient has full strength on both sides, so the variance can
+    leave the floor again; with a clamp or a softplus it could not. Read the property `variance`, not the
+    raw parameter.
 
     Args:
         variance: Initial σ²; the variance of the data is a good choice.
@@ -71,9 +71,9 @@ class Gaussian(Likelihood):
 
     @property
     def named(self) -> bool:
-        """Whether its name and weights are enough to store it in a run folder and make it again.
+        """Whether a run folder can store this likelihood by its name and weights alone.
 
-        True for the default floor of the variance.
+        This is true if `floor`, the smallest variance, has its default value.
         """
         return self.floor == FLOOR
 
@@ -190,8 +190,8 @@ class FeatureGaussian(Gaussian):
 class DecodedGaussian(Likelihood):
     """A Gaussian likelihood whose means and log-variances are both given by the decoder.
 
-    The first axis of the decoder's output is twice as long as that of x. The first half holds the means
-    m, the second half values l for the log-variances. The variance is σ² = floor + eˡ.
+    The first axis of the decoder's output is twice as long as the first axis of x. The first half holds
+    the means m, the second half values l for the log-variances. The variance is σ² = floor + eˡ.
 
     Args:
         shape: Shape of an example.
@@ -215,14 +215,14 @@ class DecodedGaussian(Likelihood):
 
     @property
     def named(self) -> bool:
-        """Whether its name is enough to store it in a run folder and make it again.
+        """Whether a run folder can store this likelihood by its name alone.
 
-        True for the default floor of the variance.
+        This is true if `floor`, the smallest variance, has its default value.
         """
         return self.floor == DECODED_FLOOR
 
     def output_shape(self, shape: Shape) -> Shape:
-        """The shape of the decoder's output: that of an example, but the first axis is twice as long.
+        """The shape of the decoder's output: the shape of an example with the first axis twice as long.
 
         The first half holds the means, the second half the log-variances.
         """
@@ -244,7 +244,7 @@ class DecodedGaussian(Likelihood):
         return decoded.chunk(2, dim=self.axis)[0]
 
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Draw examples x = m + σ·noise: decoder outputs (..., *output) -> (..., *event), no gradient.
+        """Draw x = m + σ·noise, (..., *event), for decoder outputs (..., *output), without gradient.
 
         m is the mean and σ the standard deviation that the decoder gives for each value.
         """
