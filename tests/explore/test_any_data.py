@@ -9,6 +9,8 @@ from cases.explore import NPY, app_of, ask, npy, save
 from torch import nn
 
 import recmix
+from recmix.commands.explore import shape_of
+from recmix.errors import ConfigError
 from recmix.explore import serve as serving
 from recmix.explore.app import make_app
 from recmix.explore.catalogue import Catalogue
@@ -100,10 +102,48 @@ def test_runs_say_their_shape_their_values_and_why_the_page_leaves_them_out(tmp_
     assert runs["vector"]["not_shown"].startswith(
         "the explorer shows images of one or three channels; vector has examples of shape (6,): "
     )
+    assert runs["vector"]["not_shown"].endswith("give their shape, such as --shape HxW or shape=(H, W)")
+    assert [run["image"] for run in runs.values()] == [None, None, None, [3, 8, 8]]
     assert "(2, 8, 8)" in runs["channels"]["not_shown"]
     assert "a decoder that gives shape (1, 8, 8, 3)" in runs["tokens"]["not_shown"]
     assert [run["values"] for run in runs.values()] == ["real", "real", "padded_classes:3", "unit"]
     assert runs["vector"]["shape"] == [6]
+
+
+def test_flat_vectors_are_shown_as_images_of_the_given_shape():
+    models = {"flat": model((36,), Gaussian(0.5)), "matrix": model((4, 5), Gaussian(0.5))}
+    runs = ask(make_app(Catalogue(models)), "GET", "/runs").json()["runs"]
+    assert runs[0]["not_shown"].endswith("such as --shape 6x6 or shape=(6, 6)")
+    assert [run["image"] for run in runs] == [None, [1, 4, 5]]
+    app = make_app(Catalogue(models, shape=(3, 3, 4)))
+    runs = ask(app, "GET", "/runs").json()["runs"]
+    assert [run["image"] for run in runs] == [[3, 3, 4], [1, 4, 5]]
+    assert [run["not_shown"] for run in runs] == [None, None]
+    x = np.random.default_rng(0).random((2, 36), np.float32)
+    found = [answer(app, "/reconstruct", images=some.tolist()) for some in (x, x.reshape(2, 3, 3, 4))]
+    np.testing.assert_array_equal(found[0]["images"], found[1]["images"])
+    assert found[0]["images"].shape == (2, 36)
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ((7, 7), r"shape \(7, 7\) has 49 values, but no run .* flat \(36,\)"),
+        ((36,), r"must be \(H, W\), \(1, H, W\) or \(3, H, W\), got \(36,\)"),
+        ((6, 3, 2), "must be"),
+        ((0, 6), "must be"),
+    ],
+)
+def test_a_shape_that_fits_no_run_is_refused(shape, words):
+    with pytest.raises(ConfigError, match=words):
+        Catalogue({"flat": model((36,), Gaussian(0.5))}, shape=shape)
+
+
+@pytest.mark.parametrize("text", ["12", "12x", "2x3x4x5", "-1x4", "12 12"])
+def test_shapes_on_the_command_line_are_checked(text):
+    assert (shape_of("12x13"), shape_of("3X32X32")) == ((12, 13), (3, 32, 32))
+    with pytest.raises(ConfigError, match="expected HxW or CxHxW, such as 28x28"):
+        shape_of(text)
 
 
 def schema(app, path, field):

@@ -12,9 +12,11 @@ from torch import nn
 
 import recmix
 from recmix.commands.explore import load_models
+from recmix.data import ArrayExamples
 from recmix.explore.app import make_app
 from recmix.explore.catalogue import Catalogue
 from recmix.inference import Inference
+from recmix.model.likelihoods import Gaussian
 from recmix.pages import SHARED, shared_text
 
 PIXELS = "canvas => [...canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data]"
@@ -343,3 +345,41 @@ def test_runs_that_are_not_images_are_left_out_with_a_message(browser, runs):
         assert "table has examples of shape (6,)" in page.inner_text("#problem")
         assert page.locator("#cards article").count() == 0
         context.close()
+
+
+def same_model(shape, x):
+    """A wrapped model with the same weights for every shape of its examples, and its test examples."""
+    torch.manual_seed(0)
+    encoder = nn.Sequential(nn.Flatten(), nn.Linear(30, 4))
+    decoder = nn.Sequential(nn.Linear(2, 30), nn.Unflatten(1, shape))
+    x = x.reshape(-1, *shape)
+    return recmix.wrap(encoder, decoder, likelihood=Gaussian(0.5), example=x[:2]), ArrayExamples(x)
+
+
+@pytest.mark.filterwarnings("ignore:the bound .ELBO. on")  # the networks are not trained
+def test_matrices_and_flat_vectors_are_shown_like_images(browser):
+    x = np.random.default_rng(0).random((40, 30), np.float32)
+    shapes = {"image": (1, 5, 6), "matrix": (5, 6), "flat": (30,)}
+    made = {name: same_model(shape, x) for name, shape in shapes.items()}
+    models, examples = ({name: both[i] for name, both in made.items()} for i in (0, 1))
+    shown = []
+    for name in made:
+        mine = {name: models[name]}
+        app = make_app(Catalogue(mine, examples=examples, shape=None if name != "flat" else (5, 6)))
+        with served(app) as address, opened(browser, address) as page:
+            assert page.locator("#problem").inner_text() == ""
+            page.get_by_role("button", name="Reset to the mean").click()
+            drawn = [f"{VAE} .pictures figure:nth-child({i}) canvas" for i in (1, 2)]
+            drawn += ["#thumbs canvas", f"{VAE} .components canvas", f"{VAE} .refinement canvas"]
+            drawn += [f"{VAE} .decoder canvas", "#interpolations .large"]
+            found = [pixels(page, place) for place in drawn]
+            shown.append([*found, texts(page, f"{VAE} .bounds dd")])
+            before = pixels(page, "#pad")
+            page.get_by_role("tab", name="Draw").click()
+            page.get_by_role("button", name="Draw on the image").click()
+            changed(page, "#pad", before)
+            ready(page)
+            assert page.locator("#samples .problem").inner_text() == ""
+    original = np.array(shown[0][0]).reshape(5, 6, 4)[..., 0]
+    np.testing.assert_allclose(original, 255 * x[0].reshape(5, 6), atol=0.51)
+    assert shown[0] == shown[1] == shown[2]

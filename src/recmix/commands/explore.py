@@ -11,13 +11,14 @@ import typer
 from recmix.commands.own_parts import Networks, has_own_parts, load_run
 from recmix.commands.python_model import is_python_path, python_model
 from recmix.commands.terminal import Root
+from recmix.errors import ConfigError
 from recmix.explore.serve import PORT, serve
 
 if TYPE_CHECKING:
     from recmix.api import Model
     from recmix.data import Examples
 
-__all__ = ["examples_for", "explore_command", "load_models"]
+__all__ = ["examples_for", "explore_command", "load_models", "shape_of"]
 
 
 def explore_command(
@@ -46,10 +47,15 @@ def explore_command(
         str | None,
         typer.Option(help="Name or path of data to show, if the runs had arrays in memory."),
     ] = None,
+    shape: Annotated[
+        str | None,
+        typer.Option(help="Show flat vectors as images of this shape, such as 28x28 or 3x32x32."),
+    ] = None,
     networks: Networks = None,
     data_root: Root = None,
 ) -> None:
     """Show models in a browser, and serve them to programs over HTTP."""
+    sides = None if shape is None else shape_of(shape)
     models = load_models(runs, device=device, networks=networks)
     serve(
         models,
@@ -60,7 +66,20 @@ def explore_command(
         batching=batching,
         data_root=data_root,
         examples=None if data is None else examples_for(models, data, root=data_root),
+        shape=sides,
     )
+
+
+def shape_of(text: str) -> tuple[int, ...]:
+    """Read the shape of an image, written like ``28x28`` or ``3x32x32``.
+
+    >>> shape_of("3x32x32")
+    (3, 32, 32)
+    """
+    sides = text.lower().replace("×", "x").split("x")
+    if len(sides) not in (2, 3) or not all(side.isdecimal() for side in sides):
+        raise ConfigError(f"--shape is {text!r}, expected HxW or CxHxW, such as 28x28 or 3x32x32")
+    return tuple(map(int, sides))
 
 
 def examples_for(

@@ -73,15 +73,17 @@ class ServedRun:
         model: the model.
         data_root: folder of the named data sets; by default the folder that training used.
         examples: test examples to show; by default those of the run's data.
+        shape: shape of the images on the web page, (H, W) or (C, H, W), for a run whose examples are
+            images in another shape, such as flat vectors. It is ignored if the examples have another
+            number of values.
     """
 
-    name: str  # by which requests choose it
-    label: str  # by which a page shows it
+    name: str
+    label: str
     model: ExplorableModel
-    # folder of the named data sets; by default where they were in training
     data_root: Path | None = None
-    # test examples to show; by default those of the run's data
     examples: Examples | None = None
+    shape: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         blank = np.zeros((1, *self.model.spec.shape), np.float32)
@@ -96,20 +98,29 @@ class ServedRun:
         """How texts become examples of the run; None if its examples are not texts."""
         return self.model.vocabulary
 
+    @cached_property
+    def image(self) -> tuple[int, ...] | None:
+        """The shape (C, H, W) of the image that shows an example; None if no image can show it."""
+        own = self.model.spec.shape
+        if self.vocabulary is not None or self.decoded != own:
+            return None
+        fits = self.shape is not None and math.prod(self.shape) == math.prod(own)
+        return _image_shape(self.shape if self.shape is not None and fits else own)
+
     @property
     def not_shown(self) -> str:
         """Why the web page cannot show the run; empty if its examples are texts or images."""
         shape = self.model.spec.shape
-        if self.vocabulary is not None:
+        if self.vocabulary is not None or self.image is not None:
             return ""
-        if len(shape) == 3 and shape[0] in CHANNELS and self.decoded == shape:
-            return ""
-        what = f"has examples of shape {shape}"
+        what, remedy = f"has examples of shape {shape}", ""
         if self.decoded != shape:
             what += f" and a decoder that gives shape {self.decoded}"
+        elif len(shape) == 1:
+            remedy = f". If these are images, give their shape, such as {_likely_shape(shape[0])}"
         return (
             f"the explorer shows images of one or three channels; {self.name} {what}: the page leaves "
-            "it out, the HTTP interface serves it"
+            f"it out, the HTTP interface serves it{remedy}"
         )
 
     def describe(self) -> dict[str, Any]:
@@ -127,6 +138,7 @@ class ServedRun:
             "latent": spec.model.latent,
             "likelihood": self.model.latent_model.likelihood.name,
             "shape": list(spec.shape),
+            "image": self.image,
             "values": self.model.latent_model.likelihood.requirement,
             "texts": None if self.vocabulary is None else _described(self.vocabulary),
             "not_shown": self.not_shown or None,
@@ -209,7 +221,8 @@ class ServedRun:
     def check(self, name: str, rows: Array, most: int) -> Array:
         """Check the array of a request and return it as an array (B, ...) for the model.
 
-        Examples must have the run's shape and values that its likelihood accepts.
+        Examples must have the run's shape, or the shape of the images on the page, and values that the
+        run's likelihood accepts.
 
         Args:
             name: ``image`` for one example (...), ``images`` for examples (B, ...), or ``z`` for
@@ -222,6 +235,8 @@ class ServedRun:
         if rows.ndim and len(rows) > most:
             raise Refused(413, f"{len(rows)} rows of {name} are too many: at most {most} at a time")
         if name != "z":
+            if self.image is not None and rows.shape[1:] == self.image:
+                rows = rows.reshape(len(rows), *spec.shape)
             likelihood = self.model.latent_model.likelihood
             try:
                 with np.errstate(over="ignore"):  # check_examples reports values that are too large
@@ -238,6 +253,30 @@ class ServedRun:
         return rows.astype(spec.training.dtype)
 
 
+def _image_shape(shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Return the shape of an example as (C, H, W); None if it is not the shape of an image.
+
+    >>> _image_shape((28, 28)), _image_shape((3, 32, 32)), _image_shape((784,))
+    ((1, 28, 28), (3, 32, 32), None)
+    """
+    shape = (1, *shape) if len(shape) == 2 else shape
+    return shape if len(shape) == 3 and shape[0] in CHANNELS else None
+
+
+def _likely_shape(size: int) -> str:
+    """Return the option for a square image with this number of values, as text.
+
+    >>> _likely_shape(784), _likely_shape(10)
+    ('--shape 28x28 or shape=(28, 28)', '--shape HxW or shape=(H, W)')
+    """
+    for channels in ((), (3,)):
+        side = math.isqrt(size // math.prod(channels))
+        image = (*channels, side, side)
+        if math.prod(image) == size:
+            return f"--shape {'x'.join(map(str, image))} or shape={image}"
+    return "--shape HxW or shape=(H, W)"
+
+
 def _described(vocabulary: Vocabulary) -> dict[str, Any]:
     """Return what a page needs to know of a vocabulary."""
     length = math.prod(vocabulary.shape) - 1 if vocabulary.classes else None
@@ -250,6 +289,21 @@ def _described(vocabulary: Vocabulary) -> dict[str, Any]:
     }
 
 
+def _check_shape(shape: tuple[int, ...] | None, models: Mapping[str, ExplorableModel]) -> None:
+    """Refuse a shape that is not the shape of an image, or that no model's examples can have."""
+    if shape is None:
+        return
+    if min(shape, default=0) < 1 or _image_shape(shape) is None:
+        raise ConfigError(f"shape must be (H, W), (1, H, W) or (3, H, W), got {shape}")
+    size, found = math.prod(shape), {name: model.spec.shape for name, model in models.items()}
+    if size not in map(math.prod, found.values()):
+        listed = ", ".join(f"{name} {own}" for name, own in found.items())
+        raise ConfigError(
+            f"an image of shape {shape} has {size} values, but no run has examples with that many. "
+            f"The shapes of the examples: {listed}"
+        )
+
+
 class Catalogue:
     """The runs that a server offers, by name; the first is the default.
 
@@ -259,6 +313,8 @@ class Catalogue:
         models: the models by name.
         data_root: folder of the named data sets; by default the folder that training used.
         examples: test examples to show, by name of the model; by default those of its own data.
+        shape: shape of the images on the page, (H, W) or (C, H, W), for runs whose examples are images
+            in another shape, such as flat vectors.
     """
 
     def __init__(
@@ -267,15 +323,17 @@ class Catalogue:
         *,
         data_root: Path | None = None,
         examples: Mapping[str, Examples] | None = None,
+        shape: tuple[int, ...] | None = None,
     ) -> None:
         if not models:
             raise ConfigError("the explorer got no models: give at least one")
+        _check_shape(shape, models)
         labels = {name: model.spec.label or name for name, model in models.items()}
         uses = Counter(labels.values())
         shown = {n: label if uses[label] == 1 else f"{label} ({n})" for n, label in labels.items()}
         own = examples or {}
         self.runs = {
-            n: ServedRun(n, shown[n], model, data_root, own.get(n)) for n, model in models.items()
+            n: ServedRun(n, shown[n], model, data_root, own.get(n), shape) for n, model in models.items()
         }
         self.default = next(iter(models))
 

@@ -45,6 +45,7 @@ def serve(
     batching: bool = True,
     data_root: Path | None = None,
     examples: Mapping[str, Examples] | None = None,
+    shape: tuple[int, ...] | None = None,
 ) -> None:
     """Serve models over HTTP until Ctrl-C or SIGTERM.
 
@@ -61,6 +62,8 @@ def serve(
         data_root: folder of the data sets, from which test examples are read; by default the folder
             that was used in training.
         examples: test examples to show, by name of the model; by default those of its own data.
+        shape: shape of the images on the page, (H, W) or (C, H, W), for models whose examples are images
+            in another shape, such as flat vectors.
     """
     try:
         import uvicorn
@@ -81,7 +84,7 @@ def serve(
         raise ConfigError("a token has at least 8 letters and digits and nothing else")
     secret = token or (None if local else secrets.token_hex(16))
     with listen(host, port) as listening, model_threads():
-        catalogue = Catalogue(models, data_root=data_root, examples=examples)
+        catalogue = Catalogue(models, data_root=data_root, examples=examples, shape=shape)
         access = Access(token=secret) if local else Access(token=secret, hosts=None)
         server = uvicorn.Server(
             uvicorn.Config(

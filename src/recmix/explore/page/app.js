@@ -1,7 +1,7 @@
 // The explorer page: the runs that are switched on, and the image or the text that they all get.
 import { $, setUpTheme } from "./dom.js";
 import { Card } from "./card.js";
-import { clamped } from "./picture.js";
+import { clamped, shaped } from "./picture.js";
 import { legend } from "./plane.js";
 import { ImageInterpolation, imageSamples } from "./samples.js";
 import { get, post } from "./server.js";
@@ -22,7 +22,7 @@ class ImageExplorer extends Section {
 
   async fromPrior(name) {
     const { images } = await post("/sample", { count: 2, seed: 0, run: name });
-    const found = images.map(clamped);
+    const found = images.map((image) => clamped(shaped(image, this.cards[0].run.image)));
     this.source.set(found[0], `a prior sample of ${name}`);
     return found;
   }

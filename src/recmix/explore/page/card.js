@@ -1,7 +1,7 @@
 // The card of one run: reconstruction, components, bounds, latent space, refinement, decoded point.
 import { el, number } from "./dom.js";
 import { Plane } from "./plane.js";
-import { imageCanvas, resized, show } from "./picture.js";
+import { imageCanvas, resized, shaped, show } from "./picture.js";
 import { RunCard, percent, signed, slider } from "./run_card.js";
 import { OneAtATime, post } from "./server.js";
 
@@ -79,7 +79,7 @@ export class Card extends RunCard {
 
   // Shows reconstructions and weights at once, and the rest when the image stops changing.
   setImage(image) {
-    const x = resized(image, this.run.shape);
+    const x = resized(image, this.run.image);
     this.image = x;
     show(this.original, x);
     this.explaining.cancel();
@@ -88,11 +88,15 @@ export class Card extends RunCard {
     this.explainSoon();
   }
 
+  #show(canvas, example) {
+    show(canvas, shaped(example, this.run.image));
+  }
+
   #showReconstruction({ images, weights, components }) {
-    show(this.reconstruction, images[0]);
+    this.#show(this.reconstruction, images[0]);
     for (const [k, { picture, setWeight }] of this.components.entries()) {
       const weight = weights[0][k] ?? 0;
-      show(picture, components[0][k]);
+      this.#show(picture, components[0][k]);
       setWeight(weight);
       picture.setAttribute("aria-label", `Reconstruction by component ${k + 1}, weight ${percent(weight)}`);
     }
@@ -117,7 +121,7 @@ export class Card extends RunCard {
       found.exact ? null : "Standard deviations are estimated from samples."].filter(Boolean).join(" ");
     this.numbers.evidence.replaceChildren(plane.log_evidence === null ? "…" : number(plane.log_evidence));
     this.#reset();
-    show(this.decoded, found.reconstruction);
+    this.#show(this.decoded, found.reconstruction);
     this.setStep(this.step);
     this.onReady(this);
   }
@@ -125,7 +129,7 @@ export class Card extends RunCard {
   setStep(step) {
     super.setStep(step);
     if (!this.found) return;
-    show(this.refined, this.found.refinement[step].reconstruction);
+    this.#show(this.refined, this.found.refinement[step].reconstruction);
     this.plane.move(this.found.refinement, step, this.#position());
   }
 
@@ -165,7 +169,7 @@ export class Card extends RunCard {
     const [a, b] = this.#position();
     this.plane.move(refinement, this.step, [a, b]);
     const z = plane.origin.map((at, d) => at + a * plane.axes[0][d] + b * plane.axes[1][d] + (this.offsets.get(d) ?? 0));
-    this.decoding.run(() => post("/decode", { z: [z], run: this.run.name }), (found) => show(this.decoded, found.images[0]), (error) => this.fail(error));
+    this.decoding.run(() => post("/decode", { z: [z], run: this.run.name }), (found) => this.#show(this.decoded, found.images[0]), (error) => this.fail(error));
   }
 
   stop() {

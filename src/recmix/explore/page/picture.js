@@ -2,6 +2,14 @@
 import { clamp, el, svg } from "./dom.js";
 
 const shapeOf = (image) => [image.length, image[0].length, image[0][0].length];
+
+// The values of an example as an image of the shape (C, H, W). The example can be (H, W) or a flat vector.
+export const shaped = (example, [channels, height, width]) => {
+  const values = example.flat(2);
+  const row = (c, y) => values.slice((c * height + y) * width, (c * height + y + 1) * width);
+  return Array.from({ length: channels }, (_, c) => Array.from({ length: height }, (_, y) => row(c, y)));
+};
+
 const mapPixels = (image, change) => image.map((channel) => channel.map((row) => row.map(change)));
 
 // The mean of a Gaussian likelihood can lie outside [0, 1].

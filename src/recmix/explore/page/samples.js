@@ -1,7 +1,7 @@
 // Samples of the prior, and interpolation between two images: one panel for each run.
 import { $, el } from "./dom.js";
 import { runHue } from "./run_card.js";
-import { imageCanvas, resized, show } from "./picture.js";
+import { imageCanvas, resized, shaped, show } from "./picture.js";
 import { LatestOnly, debounced, post } from "./server.js";
 
 const COUNT = 16;
@@ -44,7 +44,7 @@ export const imageSamples = (runs) => {
     const pictures = Array.from({ length: COUNT }, (_, i) => imageCanvas(`Sample ${i + 1} of the prior of ${run.name}`));
     return Object.assign(new Panel(run, index, el("div", { class: "samples" }, ...pictures)), { pictures });
   });
-  return new PriorSamples("", panels, COUNT, ({ pictures }, { images }) => { pictures.forEach((picture, i) => show(picture, images[i])); });
+  return new PriorSamples("", panels, COUNT, ({ run, pictures }, { images }) => { pictures.forEach((picture, i) => show(picture, shaped(images[i], run.image))); });
 };
 
 // Interpolation between two examples. A subclass defines showEnd(end, example) and ask(a, b).
@@ -88,10 +88,10 @@ export class ImageInterpolation extends Interpolation {
 
   ask(a, b) {
     for (const panel of this.panels) {
-      const images = [a, b].map((image) => resized(image, panel.run.shape));
+      const images = [a, b].map((image) => resized(image, panel.run.image));
       panel.ask("/interpolate", { images, steps: FRAMES }, (found) => {
-        panel.images = found.images;
-        panel.frames.forEach((frame, i) => show(frame, found.images[i]));
+        panel.images = found.images.map((image) => shaped(image, panel.run.image));
+        panel.frames.forEach((frame, i) => show(frame, panel.images[i]));
         this.#showPosition();
       });
     }

@@ -1,6 +1,6 @@
 // The choice of the image: a test image, a drawing, or a file.
 import { $, clamp, el } from "./dom.js";
-import { imageCanvas, inverted, readFile, show } from "./picture.js";
+import { imageCanvas, inverted, readFile, shaped, show } from "./picture.js";
 import { Pad } from "./pad.js";
 import { TestExamples } from "./test_examples.js";
 
@@ -10,7 +10,7 @@ export class Source extends TestExamples {
   // `onImage` gets every chosen image.
   constructor(runs, onImage) {
     super("", runs, { kind: "images", count: PAGE, list: "thumbs" });
-    Object.assign(this, { onImage, shape: runs[0].shape, at: 0 });
+    Object.assign(this, { onImage, shape: runs[0].image, at: 0 });
     this.pad = new Pad(this.shape, (image) => this.set(image, "your drawing"));
     this.options = Array.from({ length: PAGE }, (_, i) => {
       const picture = imageCanvas("", { "aria-hidden": "true" });
@@ -59,6 +59,10 @@ export class Source extends TestExamples {
       });
     });
     this.openTab("test");
+  }
+
+  read(example) {
+    return shaped(example, this.runs.find((run) => run.name === this.from).image);
   }
 
   show(images) {

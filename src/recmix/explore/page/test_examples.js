@@ -36,6 +36,11 @@ export class TestExamples {
     }
   }
 
+  // Turns an item of the server's answer into what the page shows.
+  read(item) {
+    return item;
+  }
+
   // Loads the page that begins at `start`, and chooses the example at place `at` of it.
   load(start, at = 0, focus = false) {
     if (start < 0 || (this.total && start >= this.total)) return Promise.resolve();
@@ -50,7 +55,7 @@ export class TestExamples {
     const path = `/runs/${encodeURIComponent(this.from)}/${this.kind}?start=${start}&count=${this.count}`;
     return this.requests.run((signal) => get(path, signal), (found) => {
       end("");
-      this.#showPage(found.start, found.total, found[this.kind]);
+      this.#showPage(found.start, found.total, found[this.kind].map((item) => this.read(item)));
       if (this.items.length) this.choose(loading);
     }, (error) => {
       end(error.message);
