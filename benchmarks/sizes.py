@@ -63,6 +63,8 @@ class Sizes:
         nll_samples: samples per image in the comparison with pythae's IWAE.
         iwae_samples: samples per image of IWAE-5000.
         scale: sizes at which the cost of refinement is measured.
+        paper_shapes: (C, H, W) of an image, for each data set of the paper's inference times.
+        paper_batches: batches in a pass, for these times.
     """
 
     repeats: int
@@ -89,6 +91,14 @@ class Sizes:
     nll_samples: int = 100
     iwae_samples: int = 5000
     scale: Scale = Scale()
+    paper_shapes: tuple[tuple[str, tuple[int, int, int]], ...] = (
+        ("mnist", (1, 28, 28)),
+        ("omniglot", (1, 28, 28)),
+        ("cifar10", (3, 32, 32)),
+        ("svhn", (3, 32, 32)),
+        ("celeba", (3, 64, 64)),
+    )
+    paper_batches: int = 10
 
 
 GPU = Sizes(

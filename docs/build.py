@@ -14,6 +14,7 @@ import code_tables
 import column_tables
 import result_tables
 import scale_tables
+import time_tables
 from paper.to_latex import latex
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -23,6 +24,7 @@ TABLES = {
     **result_tables.TABLES,
     **scale_tables.TABLES,
     **column_tables.TABLES,
+    **time_tables.TABLES,
 }
 
 

@@ -90,7 +90,7 @@ def _profile(context: Context, block: Block) -> dict[str, Any]:
 def _kernels(context: Context, work: Callable[[int], object]) -> dict[str, tuple[float, int]]:
     """Milliseconds and number of launches of one step, by kernel; by operation on a CPU."""
     activity = ProfilerActivity.CUDA if context.cuda else ProfilerActivity.CPU
-    with profile(activities=[activity]) as found:
+    with profile(activities=[activity], acc_events=True) as found:  # without it torch 2.11 warns
         time_work(context, work, 1)
     events = found.key_averages()
     if context.cuda:

@@ -48,6 +48,8 @@ def sizes():
             batches=(2,),
             examples=(4, 8, 16),
         ),
+        paper_shapes=(("mnist", (1, 8, 8)), ("omniglot", (1, 8, 8))),
+        paper_batches=2,
     )
 
 

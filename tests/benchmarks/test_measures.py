@@ -7,13 +7,14 @@ import math
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from benchmarks import limits, peak
 from benchmarks.blocks import curvature_kind, training_block
 from benchmarks.limits import Cost, cost_of_call
-from benchmarks.measures import jacobian_limit, scale
+from benchmarks.measures import jacobian_limit, paper_times, scale
 from benchmarks.measures.replicas import measure_throughput
 from benchmarks.measures.scale import Point, make_work, measure
 from benchmarks.measures.training import compare_with_literal
@@ -61,6 +62,7 @@ def test_all_benchmarks_are_registered():
         "replicas_stacked_over_branches",
         "iwae5000_peak_memory",
         "laplace_peak_memory",
+        "paper_inference_times",
     }
 
 
@@ -112,6 +114,25 @@ def test_profile_has_time_of_all_kernels(context):
     assert sum(alone["kinds"].values()) == pytest.approx(alone["kernels"])
     assert alone["kinds"]["convolutions"] > 0
     assert found.detail["gflop"] > 0
+
+
+def test_inference_times_are_measured_for_each_cell_of_the_paper(context, monkeypatch):
+    timed = []
+
+    def fake_passes(method, batches, **more):
+        timed.append((method.name, method.options, method.model.latent, batches[0].shape))
+        return [2.0, 4.0]
+
+    monkeypatch.setattr(paper_times, "pass_milliseconds", fake_passes)
+    found = all_benchmarks()["paper_inference_times"].measure(context)
+    cells = found.detail["cells"]
+    assert len(cells) == 2 * 13 + 48  # of 113: those with images of one channel
+    assert ("sa", {"steps": 8}, 50, (4, 1, 8, 8)) in timed
+    assert ("vlae", {"steps": 2}, 10, (4, 1, 8, 8)) in timed
+    assert {cell["network"] for cell in cells if cell["row"].startswith("VLAE")} == {"dense"}
+    vae = next(cell for cell in cells if cell["row"] == "VAE" and cell["data"] == "mnist")
+    assert (vae["ms"], vae["paper"]) == (3.0, 3.6)
+    assert found.value == pytest.approx(np.median([cell["paper"] / 3 for cell in cells]))
 
 
 def test_peak_memory_excludes_the_calling_process():

@@ -1,6 +1,7 @@
 """The machinery of the columns and of the study of the recursion, with made-up or tiny data."""
 
 import io
+import json
 import sys
 import tarfile
 import time
@@ -17,6 +18,7 @@ import column_tables
 import columns
 import recursion_study
 import study
+import time_tables
 from paper.to_latex import latex
 
 import recmix
@@ -242,3 +244,23 @@ def test_a_page_becomes_latex():
     assert r"\texttt{b\_c}" in made
     assert r"1 $\pm$ 2 & 3 \\" in made
     assert r"\begin{tabular}{lr}" in made
+
+
+def test_times_of_all_devices_stand_beside_those_of_the_paper(tmp_path):
+    assert "has not been measured yet" in time_tables.times("inference_ms", tmp_path)
+    cell = {"table": "inference_ms", "data": "mnist", "dim": 50, "row": "VAE", "network": "conv"}
+    cell |= {"ms": 0.1512, "paper": 3.6}
+    other = cell | {"table": "fc_inference_ms", "row": "VLAE(2)", "network": "dense", "paper": 13.4}
+    more = cell | {"data": "celeba", "paper": 2.7}
+    for file, device, cells in (
+        ("nvidia-h200", "NVIDIA H200", [cell, other]),
+        ("cpu-2-cores", "A CPU", [cell | {"ms": 5.25}, more]),
+    ):
+        content = {time_tables.NAME: {"device": device, "detail": {"cells": cells}}}
+        (tmp_path / f"{file}.json").write_text(json.dumps(content))
+    first = time_tables.times("inference_ms", tmp_path)
+    assert "Ours on NVIDIA H200 / A CPU (the paper's)" in first
+    assert "| row | MNIST | CelebA |" in first
+    assert "| VAE | 0.151 / 5.25 (3.6) | – / 0.151 (2.7) |" in first
+    second = time_tables.times("fc_inference_ms", tmp_path)
+    assert "| VLAE(2), fully connected decoder | 0.151 / – (13.4) |" in second
