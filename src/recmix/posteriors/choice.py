@@ -1,4 +1,4 @@
-"""One of two posteriors for each example."""
+"""Combine two posteriors: each example of the batch gets one of them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["Choice", "choose"]
 
 
 def choose(which: Tensor, first: Posterior, second: Posterior) -> Posterior:
-    """The posterior `first` for some examples and `second` for the others.
+    """Combine two posteriors: `first` for some examples and `second` for the others.
 
-    Two Gaussians give a Gaussian. Two mixtures with the same number of Gaussians give such a mixture.
-    Other pairs give a `Choice`.
+    Two Gaussians give a Gaussian. Two mixtures of K Gaussians give a mixture of K Gaussians. Other pairs
+    give a `Choice`.
 
     Args:
         which: booleans (B,). True takes `first`, False takes `second`.
@@ -62,7 +62,7 @@ def _chosen(which: Tensor, first: list[Tensor], second: list[Tensor]) -> list[Te
 
 
 class Choice(Posterior):
-    """One of two posteriors for each example.
+    """A posterior that is, for each example, one of two given posteriors.
 
     Args:
         which: booleans (B,). True takes `first`, False takes `second`.

@@ -16,7 +16,7 @@ __all__ = ["Flow", "Reflected", "Reflections", "Transform", "check_flows", "unit
 
 
 class Transform(ABC):
-    """One invertible function f of z for one batch of examples; its parameters may depend on x."""
+    """Base class of an invertible function f of z for one batch. Its parameters may depend on x."""
 
     @abstractmethod
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -26,19 +26,18 @@ class Transform(ABC):
     def inverse(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """u = f⁻¹(z), (S, B, D), and log |det ∂f/∂u|, (S, B), for z (S, B, D).
 
-        The determinant is that of the forward function f at u, not that of f⁻¹.
+        The second result belongs to the forward function f at u, not to f⁻¹.
         """
 
 
 class Flow(Posterior):
     """The density of z_T = f_T(… f_1(z_0)), where z_0 is drawn from a diagonal Gaussian.
 
-    log q(z_T) = log N(z_0; μ, diag σ²) - Σ_t log |det ∂z_t/∂z_{t-1}|. A sample together with its
-    density needs one pass. The density of any other z needs the inverse functions. It is exact too, but
-    may be slower.
+    log q(z_T) = log N(z_0; μ, diag σ²) - Σ_t log |det ∂z_t/∂z_{t-1}|. Drawing a sample also gives its
+    density. The density of any other z needs the inverse functions; it is exact, but may be slower.
 
-    The property `mean` is the transformed μ. It equals E[z] if the functions are affine in z;
-    otherwise E[z] has no closed form.
+    The property `mean` is the transformed μ. It equals E[z] if the functions are affine in z; otherwise
+    E[z] has no closed form.
 
     Args:
         base: the Gaussian N(μ, diag σ²) of z_0.
@@ -105,10 +104,11 @@ class Flow(Posterior):
         return self._pushed(*self.base.rsample_and_log_prob(samples, generator=generator))
 
     def from_noise(self, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """The points z, (S, B, D), that standard normal noise gives, and their log densities, (S, B).
+        """Convert standard normal noise to points z, (S, B, D), with log densities log q(z), (S, B).
 
         Args:
-            noise: noise of the base Gaussian, (S, B, D), or (S, 1, D) if all examples use the same.
+            noise: noise of the base Gaussian, (S, B, D), or (S, 1, D) if all examples use the same
+                noise.
         """
         return self._pushed(*self.base.from_noise(noise))
 
@@ -135,14 +135,14 @@ class Reflections(Transform):
         self.units = list(units)
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """The reflected z, (S, B, D), and its log determinant, (S, B), which is 0."""
+        """The reflected z, (S, B, D), and log |det| of the reflections, (S, B), which is 0."""
         return self._reflect(z, self.units)
 
     def inverse(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Undo the reflections: apply them in reverse order, because each is its own inverse.
+        """Undo the reflections: apply them in reverse order. Each reflection is its own inverse.
 
         Returns:
-            The original z, (S, B, D), and the log determinant 0, (S, B).
+            The original z, (S, B, D), and log |det| of the reflections, (S, B), which is 0.
         """
         return self._reflect(z, self.units[::-1])
 
@@ -173,14 +173,14 @@ class Reflected(Flow):
     def kl_to_prior(self, z: Tensor, log_q: Tensor) -> Tensor:
         """KL(q || N(0, I)) in closed form, (1, B).
 
-        It equals the KL divergence of the base Gaussian, because H leaves N(0, I) unchanged. The
-        arguments z and log_q are not used.
+        It equals the KL divergence of the base Gaussian, because the reflections leave N(0, I)
+        unchanged. The arguments z and log_q are not used.
         """
         return self.base.kl_to_prior(z, log_q)
 
     @property
     def scale_tril(self) -> Tensor:
-        """The lower triangular factor L of the covariance H diag σ² Hᵀ = L Lᵀ, (B, D, D)."""
+        """The lower triangular factor L of the covariance L Lᵀ, (B, D, D)."""
         # diag(σ) Hᵀ = Q R gives the covariance Rᵀ R without forming it: its condition number would be
         # the square.
         batch, latent = self.base.mean.shape
@@ -197,7 +197,7 @@ class Reflected(Flow):
         return self.scale_tril.square().sum(-1)
 
     def entropy(self) -> Tensor:
-        """The entropy, (B,). It is that of the base Gaussian, because H preserves volumes."""
+        """The entropy of the base Gaussian, (B,). Reflections do not change the entropy."""
         return self.base.entropy()
 
     def describe(self) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from recmix.model.replaceable import replaceable
 from recmix.posteriors.gaussian import Gaussian, precision_shares
-from recmix.posteriors.posterior import AnyGaussian, randn
+from recmix.posteriors.posterior import AnyGaussian
 
 __all__ = ["FullGaussian", "cholesky", "in_double"]
 
@@ -19,9 +19,9 @@ __all__ = ["FullGaussian", "cholesky", "in_double"]
 class FullGaussian(AnyGaussian):
     """Gaussian q(z | x) = N(μ(x), Σ(x)) with a full covariance Σ = L Lᵀ.
 
-    It is made from L, or by `from_precision` from Σ⁻¹. In the second case the object holds a
-    triangular factor of Σ⁻¹ and does not form L; a sample is then computed by a triangular solve.
-    Both ways give the same samples from the same noise.
+    The constructor takes L. `from_precision` takes Σ⁻¹ instead: the object then stores a triangular
+    factor of Σ⁻¹ and does not form L, and samples are computed by a triangular solve. Both ways give the
+    same samples from the same noise.
 
     Args:
         mean: μ, (B, D).
@@ -96,7 +96,7 @@ class FullGaussian(AnyGaussian):
 
     @property
     def precision_factor(self) -> Tensor:
-        """The inverse of `scale_tril`: a lower triangular R with Σ⁻¹ = Rᵀ R, (B, D, D)."""
+        """The inverse R of `scale_tril`, lower triangular, (B, D, D). The precision matrix is Rᵀ R."""
         return self._factor if self._inverted else _inverse(self._factor)
 
     @property
@@ -111,24 +111,21 @@ class FullGaussian(AnyGaussian):
         return self.scale_tril.square().sum(-1)
 
     def whiten(self, z: Tensor) -> Tensor:
-        """The standard normal noise ε = L⁻¹ (z - μ), (..., B, D), of latent points z (..., B, D)."""
+        """Compute the noise ε = L⁻¹ (z - μ), (..., B, D), for latent points z (..., B, D).
+
+        μ is the mean and L the lower triangular factor of the covariance L Lᵀ. If z is a sample of this
+        Gaussian, ε is standard normal.
+        """
         apply = _multiply if self._inverted else _solve
         return apply(self._factor, z - self.mean)
 
-    def rsample_and_log_prob(
-        self, samples: int = 1, *, generator: torch.Generator | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Draw S = `samples` reparameterised samples z = μ + L ε, (S, B, D), with standard normal ε.
-
-        The second result is their log densities, (S, B).
-        """
-        return self.from_noise(randn((samples, *self.mean.shape), self.mean, generator))
-
     def from_noise(self, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """The points z = μ + L ε, (S, B, D), for given noise ε, and their log densities, (S, B).
+        """Compute points z = μ + L ε, (S, B, D), from noise ε, and their log densities, (S, B).
+
+        μ is the mean and L the lower triangular factor of the covariance L Lᵀ.
 
         Args:
-            noise: ε, standard normal, (S, B, D), or (S, 1, D) if all examples use the same.
+            noise: ε, standard normal, (S, B, D), or (S, 1, D) if all examples use the same noise.
         """
         apply = _solve if self._inverted else _multiply
         z = self.mean + apply(self._factor, noise)
@@ -170,10 +167,11 @@ class FullGaussian(AnyGaussian):
         return found.squeeze(-1)
 
     def parts_of(self, other: FullGaussian | Gaussian) -> list[Tensor]:
-        """The mean (B, D) and a triangular factor (B, D, D) of another Gaussian, for `choose`.
+        """The mean (B, D) and a triangular factor (B, D, D) of `other`, in the form of this object.
 
-        The factor is that of the precision if this object holds such a factor, else that of the
-        covariance. So the tensors of two Gaussians can be combined example by example.
+        If this object stores a factor of the precision, a factor of the precision of `other` is
+        returned. Otherwise it is a factor of the covariance. `choose` uses this to combine two Gaussians
+        example by example.
         """
         if isinstance(other, Gaussian):
             scale = other.stddev.reciprocal() if self._inverted else other.stddev
@@ -181,7 +179,7 @@ class FullGaussian(AnyGaussian):
         return [other._mean, other.precision_factor if self._inverted else other.scale_tril]
 
     def from_parts(self, mean: Tensor, factor: Tensor) -> FullGaussian:
-        """The Gaussian with the tensors that `parts_of` returns: mean (B, D) and factor (B, D, D)."""
+        """Make a Gaussian from the mean (B, D) and the factor (B, D, D) that `parts_of` returns."""
         return self._from_factor(mean, factor, inverted=self._inverted)
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> FullGaussian:
@@ -208,7 +206,7 @@ def _inverse(factor: Tensor) -> Tensor:
 
 @replaceable
 def in_double(factor: Tensor) -> Tensor:
-    """A triangular factor of a precision or covariance, converted to float64.
+    """Convert a triangular factor of a precision or covariance to float64.
 
     In float32 the sum of a precision of 1e7 and the prior's precision of 1 would lose the 1.
     """
@@ -219,11 +217,10 @@ def in_double(factor: Tensor) -> Tensor:
 def cholesky(matrix: Tensor) -> Tensor:
     """Lower Cholesky factors of symmetric matrices (B, D, D); the result is always finite.
 
-    A matrix with a condition number of 1e7 is no longer positive definite after rounding to
-    float32. So a small multiple of the identity is added: 4 times the machine precision times the
-    trace. A matrix for which the factorisation still fails is replaced by its diagonal; for a
-    precision matrix this gives a valid Gaussian that is slightly narrower. The CPU does not wait
-    for the GPU.
+    A matrix with a condition number of 1e7 is no longer positive definite after rounding to float32. So
+    a small multiple of the identity is added: 4 times the machine precision times the trace. If the
+    factorisation of a matrix still fails, the matrix is replaced by its diagonal. For a precision matrix
+    this gives a valid, slightly narrower Gaussian. The CPU does not wait for the GPU.
     """
     eps = torch.finfo(matrix.dtype).eps
     size = matrix.shape[-1]

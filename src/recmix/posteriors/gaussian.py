@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from recmix.model.replaceable import fusable
-from recmix.posteriors.posterior import AnyGaussian, Posterior, randn
+from recmix.posteriors.posterior import AnyGaussian, Posterior
 
 __all__ = ["LOG_VARIANCE_RANGE", "Gaussian", "gaussian_log_prob", "precision_shares"]
 
@@ -38,7 +38,7 @@ class Gaussian(AnyGaussian):
 
     @classmethod
     def from_clamped(cls, mean: Tensor, log_variance: Tensor) -> Gaussian:
-        """A Gaussian whose log-variance is already within `LOG_VARIANCE_RANGE` and is not clamped.
+        """Make a Gaussian without clamping: the log-variance is already within `LOG_VARIANCE_RANGE`.
 
         Args:
             mean: μ, (B, D).
@@ -51,7 +51,7 @@ class Gaussian(AnyGaussian):
 
     @classmethod
     def from_parameters(cls, parameters: Tensor) -> Gaussian:
-        """A Gaussian from an encoder's output (B, 2 D): D means, then D log-variances."""
+        """Make a Gaussian from an encoder's output (B, 2 D): D means, then D log-variances."""
         return cls(*parameters.chunk(2, dim=-1))
 
     @property
@@ -64,29 +64,22 @@ class Gaussian(AnyGaussian):
         """The variances σ², (B, D)."""
         return self.log_variance.exp()
 
-    def rsample_and_log_prob(
-        self, samples: int = 1, *, generator: torch.Generator | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Draw S = `samples` reparameterised samples z = μ + σ ε, (S, B, D), with standard normal ε.
-
-        The second result is their log densities, (S, B).
-        """
-        return self.from_noise(randn((samples, *self.mean.shape), self.mean, generator))
-
     def from_noise(self, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """The points z = μ + σ ε, (S, B, D), for given noise ε, and their log densities, (S, B).
+        """Compute points z = μ + σ ε, (S, B, D), from noise ε, and their log densities, (S, B).
+
+        μ is the mean and σ the standard deviation.
 
         Args:
-            noise: ε, standard normal, (S, B, D), or (S, 1, D) if all examples use the same.
+            noise: ε, standard normal, (S, B, D), or (S, 1, D) if all examples use the same noise.
         """
         return _draw(self.mean, self.log_variance, noise)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """log N(z; μ, diag σ²), (..., B), for latent points z (..., B, D)."""
+        """log q(z | x), (..., B), for latent points z (..., B, D)."""
         return gaussian_log_prob(value, self.mean, self.log_variance)
 
     def entropy(self) -> Tensor:
-        """The entropy ½ Σ_d (log σ_d² + log 2πe), summed over the latent dimensions, (B,)."""
+        """The entropy ½ Σ_d (log σ_d² + log 2πe), (B,). σ_d² is the variance of latent dimension d."""
         return 0.5 * (self.log_variance + (LOG_2PI + 1)).sum(-1)
 
     def kl_to_prior(self, z: Tensor, log_q: Tensor) -> Tensor:
@@ -100,8 +93,9 @@ class Gaussian(AnyGaussian):
     def scaled(self, factor: float | Tensor) -> Gaussian:
         """The Gaussian with the same mean and standard deviations multiplied by about f = `factor`.
 
-        For f above 1 the new precision is 1 + (σ⁻² - 1)/f². So a σ below 1, the standard deviation of
-        the prior N(0, I), stays below 1. For f below 1 the new standard deviation is f σ.
+        σ is the standard deviation. For f above 1 the new precision is 1 + (σ⁻² - 1)/f². So a σ below 1,
+        the standard deviation of the prior N(0, I), stays below 1. For f below 1 the new standard
+        deviation is f σ.
 
         Args:
             factor: f, one number, or one for each example (B,).
@@ -114,7 +108,7 @@ class Gaussian(AnyGaussian):
         return {"means": self.mean, "log_variances": self.log_variance}
 
     def copy(self) -> Posterior:
-        """The same density with copies of its tensors; both are copied in one operation."""
+        """The same density with copies of its two tensors, which are made in one operation."""
         return Gaussian.from_clamped(*torch.stack([self._mean, self.log_variance]).unbind())
 
     def split(self, count: int) -> list[Gaussian]:
@@ -153,10 +147,10 @@ def _kl_to_prior(mean: Tensor, log_variance: Tensor) -> Tensor:
 
 
 def precision_shares(factor: float | Tensor, axes: int) -> tuple[float | Tensor, float | Tensor]:
-    """The numbers a and b with which `Posterior.scaled` changes a precision P to a P + b I.
+    """The numbers a and b such that `Posterior.scaled` replaces a precision P by a·P + b·I.
 
-    Scaling multiplies the standard deviations of a Gaussian by about `factor`.
-    If `factor` is a tensor, a and b are tensors that broadcast with P.
+    Scaling multiplies the standard deviations of a Gaussian by about `factor`. If `factor` is a tensor,
+    a and b are tensors that broadcast with P.
 
     Args:
         factor: one number, or one for each example (B,).

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from recmix.posteriors.full import in_double
 from recmix.posteriors.gaussian import Gaussian, precision_shares
-from recmix.posteriors.posterior import AnyGaussian, randn
+from recmix.posteriors.posterior import AnyGaussian
 
 __all__ = ["LowRankGaussian"]
 
@@ -20,9 +20,9 @@ class LowRankGaussian(AnyGaussian):
     """Gaussian q(z | x) = N(μ(x), L Lᵀ) with L = diag(a) (I + left rightᵀ).
 
     `left` and `right` are matrices with D rows and r columns, for each example. The D x D matrices L and
-    L Lᵀ are never formed. Time and memory grow with D·r, so it can be used where `FullGaussian` would be
-    too large. With left = 0 it is the diagonal Gaussian with standard deviations a. The r x r matrix
-    I + rightᵀ left must be invertible. (Comments in the code call `left` and `right` B and C.)
+    L Lᵀ are never formed. Time and memory grow with D·r, so this class can be used where `FullGaussian`
+    would be too large. With left = 0, q is the diagonal Gaussian with standard deviations a. The r x r
+    matrix I + rightᵀ left must be invertible. (Comments in the code call `left` and `right` B and C.)
 
     Args:
         mean: μ, (B, D).
@@ -56,7 +56,7 @@ class LowRankGaussian(AnyGaussian):
         """The product L ε, (..., B, D), where the covariance is L Lᵀ.
 
         Args:
-            noise: vectors ε, (..., B, D), or (..., 1, D) if all examples use the same.
+            noise: vectors ε, (..., B, D), or (..., 1, D) if all examples use the same vectors.
         """
         return self.log_scale.exp() * (noise + _expand(self.left, _reduce(self.right, noise)))
 
@@ -64,37 +64,31 @@ class LowRankGaussian(AnyGaussian):
         """The product Lᵀ v, (..., B, D), where the covariance is L Lᵀ.
 
         Args:
-            v: vectors (..., B, D), or (..., 1, D) if all examples use the same.
+            v: vectors (..., B, D), or (..., 1, D) if all examples use the same vectors.
         """
         scaled = self.log_scale.exp() * v
         return scaled + _expand(self.right, _reduce(self.left, scaled))
 
     def whiten(self, z: Tensor) -> Tensor:
-        """The standard normal noise ε = L⁻¹ (z - μ), (..., B, D), that gives the points z (..., B, D).
+        """Compute the noise ε = L⁻¹ (z - μ), (..., B, D), for latent points z (..., B, D).
 
-        It uses the Woodbury identity (I + left rightᵀ)⁻¹ = I - left (I + rightᵀ left)⁻¹ rightᵀ.
+        μ is the mean and L Lᵀ the covariance. If z is a sample of this Gaussian, ε is standard normal.
+        The inverse uses the Woodbury identity (I + left rightᵀ)⁻¹ = I - left (I + rightᵀ left)⁻¹ rightᵀ.
         """
         scaled = (z - self.mean) * (-self.log_scale).exp()
         solved = torch.linalg.solve_ex(self._core(), self.right.mT).result.mT  # (B, D, r)
         return scaled - _expand(self.left, _reduce(solved, scaled))
 
     def from_noise(self, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """The points z = μ + L ε, (S, B, D), for given noise ε, and their log densities, (S, B).
+        """Compute points z = μ + L ε, (S, B, D), from noise ε, and their log densities, (S, B).
+
+        μ is the mean and L Lᵀ the covariance.
 
         Args:
-            noise: ε, standard normal, (S, B, D), or (S, 1, D) if all examples use the same.
+            noise: ε, standard normal, (S, B, D), or (S, 1, D) if all examples use the same noise.
         """
         z = self.mean + self.multiply(noise)
         return z, -0.5 * noise.square().sum(-1) - self._log_normaliser()
-
-    def rsample_and_log_prob(
-        self, samples: int = 1, *, generator: torch.Generator | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Draw S = `samples` reparameterised samples z = μ + L ε, (S, B, D), with standard normal ε.
-
-        The second result is their log densities, (S, B).
-        """
-        return self.from_noise(randn((samples, *self.mean.shape), self.mean, generator))
 
     def log_prob(self, value: Tensor) -> Tensor:
         """log q(z | x), (..., B), for latent points z (..., B, D)."""
@@ -169,11 +163,11 @@ class LowRankGaussian(AnyGaussian):
         return LowRankGaussian(*(t.expand(*batch_shape, *t.shape[old:]) for t in self._tensors()))
 
     def parts_of(self, other: LowRankGaussian | Gaussian) -> list[Tensor]:
-        """The mean, log_scale, left and right matrices of another Gaussian, for `choose`.
+        """The mean, log_scale, left and right matrices of `other`, in the form that `from_parts` takes.
 
         The matrices get at least as many columns as those of this object. Missing columns are filled
-        with zeros, which do not change the density. So the tensors of two Gaussians can be combined
-        example by example.
+        with zeros, which do not change the density. `choose` uses this to combine two Gaussians example
+        by example.
 
         Args:
             other: a Gaussian for the same number of examples.
@@ -188,7 +182,7 @@ class LowRankGaussian(AnyGaussian):
     def from_parts(
         self, mean: Tensor, log_scale: Tensor, left: Tensor, right: Tensor
     ) -> LowRankGaussian:
-        """The Gaussian with the tensors that `parts_of` returns."""
+        """Make a Gaussian from the tensors that `parts_of` returns."""
         return LowRankGaussian(mean, log_scale, left, right)
 
     def _tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -24,7 +24,7 @@ SMALL = 2**20
 class Mixture(Posterior):
     """A mixture of posteriors, Q(z | x) = Σ_m α_m(x) q_m(z | x).
 
-    To draw a sample, a component is picked by its weight α_m, and z is drawn from it. If all
+    To draw a sample, component m is picked with the probability α_m, and z is drawn from it. If all
     components are Gaussians, all diagonal or all full, `rsample` is reparameterised in all parameters,
     also in the weights. It differentiates the mixture's distribution function implicitly (Figurnov et
     al., Implicit Reparameterization Gradients, 2018). For other components the gradient flows only
@@ -58,7 +58,7 @@ class Mixture(Posterior):
 
     @classmethod
     def from_stack(cls, stack: Gaussian, log_weights: Tensor) -> Mixture:
-        """A mixture of K diagonal Gaussians that are given in one `Gaussian` object.
+        """Make a mixture of K diagonal Gaussians that are given in one `Gaussian` object.
 
         Args:
             stack: a Gaussian whose tensors are (K, B, D); the first axis counts the components.
@@ -102,7 +102,7 @@ class Mixture(Posterior):
     def has_rsample(self) -> bool:  # type: ignore[override]
         """Whether samples carry gradients to all parameters, also to the weights.
 
-        True if all components are diagonal Gaussians or all are full Gaussians.
+        This is true if all components are diagonal Gaussians, or if all are full Gaussians.
         """
         return self._diagonal or self._full
 

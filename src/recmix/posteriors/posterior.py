@@ -1,4 +1,4 @@
-"""The class `Posterior`: q(z | x) for one batch, a `torch.distributions.Distribution`."""
+"""The base classes of posteriors q(z | x), which are torch distributions for one batch."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ __all__ = ["AnyGaussian", "Posterior", "randn"]
 
 
 class Posterior(Distribution, ABC):
-    """q(z | x) for one batch: a distribution with batch_shape (B,) and event_shape (D,).
+    """Base class of posteriors q(z | x): distributions with batch_shape (B,) and event_shape (D,).
 
-    It has the usual methods of torch's distributions: `sample`, `rsample`, `log_prob`, `mean`,
-    `variance`, `entropy`, and `torch.distributions.kl_divergence` with a standard normal where
-    closed forms exist. In addition, `rsample_and_log_prob` gives samples with their log densities
-    in one pass, from a given random number generator.
+    A posterior has the usual methods of torch's distributions: `sample`, `rsample`, `log_prob`, `mean`,
+    `variance`, `entropy`, and `torch.distributions.kl_divergence` with a standard normal where closed
+    forms exist. In addition, `rsample_and_log_prob` gives samples with their log densities in one pass,
+    from a given random number generator.
 
-    A subclass holds tensors that carry gradients to the networks that computed them. It defines
-    `mean`, `log_prob` and `rsample_and_log_prob`. Arguments are not validated, because the CPU
-    would have to wait for the GPU.
+    A subclass holds tensors that carry gradients to the networks that computed them. It defines `mean`,
+    `log_prob` and `rsample_and_log_prob`. Arguments are not validated, because this would make the CPU
+    wait for the GPU.
 
     Args:
         mean: any tensor of shape (*batch_shape, D). Only its shape is used.
@@ -56,12 +56,12 @@ class Posterior(Distribution, ABC):
         """
 
     def from_noise(self, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """The points z, (S, B, D), that standard normal noise gives, and their log densities, (S, B).
+        """Convert standard normal noise to points z, (S, B, D), with log densities log q(z), (S, B).
 
         Different posteriors can be compared with less variance if all use the same noise.
 
         Args:
-            noise: standard normal noise (S, B, D), or (S, 1, D) if all examples use the same.
+            noise: standard normal noise (S, B, D), or (S, 1, D) if all examples use the same noise.
         """
         raise NotImplementedError(f"{type(self).__name__} is not a function of Gaussian noise")
 
@@ -95,7 +95,7 @@ class Posterior(Distribution, ABC):
 
     @property
     def components(self) -> list[Posterior]:
-        """The list of components of a mixture; for other posteriors a list with only itself."""
+        """The components of a mixture, in a list. For other posteriors the list has only this object."""
         return [self]
 
     def kl(self, prior: Prior, z: Tensor, log_q: Tensor) -> Tensor:
@@ -114,8 +114,8 @@ class Posterior(Distribution, ABC):
     def kl_to_prior(self, z: Tensor, log_q: Tensor) -> Tensor:
         """The KL divergence KL(q || N(0, I)) to the standard normal prior.
 
-        It is exact, (1, B), where a closed form exists. Otherwise it is log q(z) - log N(z; 0, I) at
-        each sample, (S, B), whose mean estimates the KL.
+        If a closed form exists, the result is exact and has the shape (1, B). Otherwise it is the
+        estimate log q(z) - log N(z; 0, I) for each of the S samples, (S, B).
 
         Args:
             z: samples of q, (S, B, D).
@@ -124,7 +124,10 @@ class Posterior(Distribution, ABC):
         return log_q - standard_normal(z)
 
     def kl_by_dimension(self) -> Tensor | None:
-        """KL(q || N(0, I)) of each latent dimension, (B, D); None if the KL is not a sum of these."""
+        """KL(q || N(0, I)) of each latent dimension, (B, D).
+
+        The result is None if the KL is not a sum over dimensions.
+        """
         return None
 
     @property
@@ -186,12 +189,14 @@ def _copy_tensors(value: Any) -> Any:
 
 
 def randn(shape: Sequence[int], like: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Standard normal noise of the given shape, on the device and in the dtype of `like`."""
+    """Draw standard normal noise of the given shape, on the device and in the dtype of `like`."""
     return torch.randn(shape, generator=generator, device=like.device, dtype=like.dtype)
 
 
 class AnyGaussian(Posterior):
-    """A Gaussian q(z | x) with any form of covariance. Its mode is its mean.
+    """Base class of Gaussian posteriors q(z | x). The mode is the mean.
+
+    Subclasses add the covariance: `Gaussian` (diagonal), `FullGaussian` and `LowRankGaussian`.
 
     Args:
         mean: μ, (B, D).
@@ -215,6 +220,12 @@ class AnyGaussian(Posterior):
     def can_scale(self) -> bool:
         """True: the method `scaled` works for every Gaussian."""
         return True
+
+    def rsample_and_log_prob(
+        self, samples: int = 1, *, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """S = `samples` reparameterised samples z, (S, B, D), and their log densities, (S, B)."""
+        return self.from_noise(randn((samples, *self.mean.shape), self.mean, generator))
 
 
 @register_kl(Posterior, Independent)

@@ -1,4 +1,4 @@
-"""Weights and bounds of a mixture that is built by Q_m = (1 - ε_m) Q_{m-1} + ε_m q_m."""
+"""Weights and bounds of a recursive mixture, built by Q_m = (1 - ε_m) Q_{m-1} + ε_m q_m."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def recursive_log_weights(log_eps: Tensor, log_rest: Tensor) -> Tensor:
 def extend_mixture(
     score: Tensor, minimum: float, maximum: float, log_alpha: Tensor, before: Tensor, new: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Add a component: log-weights and log density of Q_m = (1 - ε) Q_{m-1} + ε q_m.
+    """Compute the log-weights and the log density of Q_m = (1 - ε) Q_{m-1} + ε q_m.
+
+    Q_{m-1} is a mixture of m components, q_m the new component, and ε its weight.
 
     Args:
         score: output of the gate before it is mapped to ε, (B,).
@@ -64,9 +66,10 @@ def extended_elbo(
     new: Tensor,
     log_joint: Tensor,
 ) -> Tensor:
-    """The ELBO of Q_m = (1 - ε) Q_{m-1} + ε q_m, averaged over the batch; the gate ε maximises it.
+    """The ELBO of the mixture Q_m = (1 - ε) Q_{m-1} + ε q_m, averaged over the batch, a scalar.
 
-    It is estimated from one sample z of each component.
+    The ELBO is estimated from one sample z of each component. The gate, which computes ε, is trained to
+    maximise it.
 
     Args:
         score: output of the gate before it is mapped to ε, (B,).
