@@ -32,10 +32,9 @@ def elbo(
 ) -> Tensor:
     """ELBO = E_q[log p(x | z)] - KL(q || p(z)) for each example, (B,), in nats.
 
-    The KL divergence is exact where it has a closed form. Gradients flow to the decoder, and
-    through reparameterised samples to the networks that computed the posterior. For a mixture
-    posterior, each component is sampled `samples` times, and its samples are weighted by its mixing
-    weight (stratified sampling).
+    The KL divergence is exact where it has a closed form. Gradients flow to the decoder, and through
+    reparameterised samples to the networks that computed the posterior. For a mixture, `samples` samples
+    are drawn from each component and weighted by its mixing weight (stratified sampling).
 
     Args:
         model: the model p(x, z).

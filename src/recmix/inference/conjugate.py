@@ -1,13 +1,14 @@
-"""Gauss-Newton ascent of log p(x, z) without matrices, for latents of any size.
+"""Gauss-Newton steps that raise log p(x, z), without large matrices, for latents of any size.
 
-As in `recmix.inference.gauss_newton`, a step solves (H + λ I) δ = g, where g is the gradient of
-log p(x, z) and H = Jᵀ W J + C is its Gauss-Newton curvature. J is the Jacobian of the decoder, W the
-likelihood's Fisher information, and C the curvature of the prior. Here none of these matrices is
-formed. The equations are solved by the conjugate gradient method, which needs only products H v. Each
-product takes one Jacobian-vector product and one vector-Jacobian product of the decoder.
+As in `recmix.inference.gauss_newton`, a step solves (H + λ I) δ = g, where g is the gradient of log p(x,
+z) and H = Jᵀ W J + C is its Gauss-Newton curvature. J is the Jacobian of the decoder, W the likelihood's
+Fisher information, and C the curvature of the prior. Here H, J and W are never formed. C is formed only
+for priors other than N(0, I) with up to 64 latent dimensions. The equations are solved by the conjugate
+gradient method, which needs only products H v of H and vectors v. Each product takes one Jacobian-vector
+product and one vector-Jacobian product of the decoder.
 
-The covariance of the result is diagonal: its variances are 1 / diag(H). Of all diagonal Gaussians,
-this one has the smallest KL(q || p) to a Gaussian p with the precision H and the same mean. diag(H) is
+The covariance of the result is diagonal: its variances are 1 / diag(H). This is the diagonal Gaussian q
+with the smallest KL(q || p) to the Gaussian p with the precision H and the same mean. diag(H) is
 estimated from products of H with fixed vectors of ±1. It is exact for up to 16 latent dimensions, and
 for a diagonal H.
 
@@ -61,14 +62,15 @@ def conjugate(
 ) -> Gaussian:
     """The diagonal Gaussian N(z*, 1 / diag(H)), where z* is reached by Gauss-Newton steps.
 
-    H is the Gauss-Newton curvature of -log p(x, z) at z*. No matrix is formed: each step solves its
-    equations by conjugate gradients. log p(x, z) never falls, because an example for which no
-    candidate step increases it keeps its z. The results carry no gradient. Memory grows linearly with
-    the dimension of z.
+    H is the Gauss-Newton curvature of -log p(x, z) at z*. H is never formed: each step solves its
+    equations by conjugate gradients. diag(H) is exact for up to 16 latent dimensions; for more it is
+    estimated. A step never lowers log p(x, z): if no candidate step of an example raises it, the z of
+    this example stays. The results carry no gradient. Memory grows linearly with the dimension of z.
 
-    H contains the curvature of the prior. For N(0, I) it is exact. For other priors it is a full matrix
-    with up to 64 latent dimensions, and an estimate of its diagonal with more. Its eigenvalues, or the
-    values on the diagonal, are raised to a small positive minimum.
+    H is the sum of a part from the likelihood and C, the curvature of the prior. For the prior N(0, I),
+    C = I. For another prior with up to 64 latent dimensions, C is computed as a full matrix, and its
+    eigenvalues are raised to a small positive minimum. For another prior with more dimensions, only the
+    diagonal of C is estimated, and its values are raised to this minimum.
 
     Args:
         model: the model p(x, z).
@@ -77,8 +79,8 @@ def conjugate(
         steps: number of Gauss-Newton steps; 0 gives the variances at `start`.
         iterations: number of conjugate gradient iterations for each step. Each needs one product of H
             and a vector. D iterations solve the equations exactly, up to rounding.
-        chunk: number of examples in one pass. By default, as many as give about 8 million decoder
-            output values. Reduce it if the memory is not enough for the decoder's hidden layers.
+        chunk: number of examples in one pass. By default, as many as give about 8 million decoder output
+            values. Reduce it if the memory is not enough for the decoder's hidden layers.
 
     >>> from recmix.model.likelihoods import Gaussian as Noise
     >>> decoder = torch.nn.Sequential(torch.nn.Linear(2, 64), torch.nn.Unflatten(1, (1, 8, 8)))

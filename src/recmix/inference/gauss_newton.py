@@ -1,23 +1,23 @@
-"""Damped Gauss-Newton ascent of log p(x, z) in z, for any decoder and any likelihood.
+"""Damped Gauss-Newton steps that raise log p(x, z) in z, for any decoder and any likelihood.
 
-Let m be the decoder's output at z and J its Jacobian. The decoder is linearised: decode(z + δ) ≈ m
-+ J δ. Then log p(x, z + δ) is approximated by a quadratic function of δ with gradient g = Jᵀ r + ∇
-log p(z) and curvature H = Jᵀ W J - ∇² log p(z). Here r is the derivative of log p(x | z) with
-respect to m (the likelihood's `residual`), and W is the likelihood's Fisher information with
-respect to m. For a standard normal prior, g = Jᵀ r - z and H = Jᵀ W J + I.
+Let m be the decoder's output at z and J its Jacobian. The decoder is linearised: decode(z + δ) ≈ m + J
+δ. Then log p(x, z + δ) is approximated by a quadratic function of δ with gradient g = Jᵀ r + ∇ log p(z)
+and curvature H = Jᵀ W J - ∇² log p(z). Here r is the derivative of log p(x | z) with respect to m (the
+likelihood's `residual`), and W is the likelihood's Fisher information with respect to m. For a standard
+normal prior, g = Jᵀ r - z and H = Jᵀ W J + I.
 
-A step solves (H + λ I) δ = g for δ. The damping λ of each example is chosen from a few candidates:
-the one whose step reaches the highest log p(x, z) is used (Levenberg-Marquardt). An example that no
-candidate improves keeps its z, so log p(x, z) never falls for any example. No value is copied from
-the GPU to the CPU.
+A step solves (H + λ I) δ = g for δ. The damping λ of each example is chosen from a few candidates: the
+one whose step reaches the highest log p(x, z) is used (Levenberg-Marquardt). If no candidate raises the
+log p(x, z) of an example, its z stays. So log p(x, z) never falls. No value is copied from the GPU to
+the CPU.
 
-J has D columns, one for each latent dimension. Forward-mode differentiation computes each column
-for about the cost of one decoding, and no pixels-by-pixels matrix is formed. The Jacobian is the
-expensive part of a step. Therefore further steps may follow that use the same H and a new gradient,
-which costs one forward and one backward pass (argument `reuse` of `ascend`).
+J has D columns, one for each latent dimension. Forward-mode differentiation computes each column for
+about the cost of one decoding, and no pixels-by-pixels matrix is formed. The Jacobian is the expensive
+part of a step. Therefore each step can be followed by cheaper steps, which use the same H and a new
+gradient (argument `reuse` of `ascend`). A new gradient costs one forward and one backward pass.
 
-References: Levenberg 1944; Marquardt 1963; Shamanskii 1967 (reuse); Park et al., Variational
-Laplace Autoencoders, ICML 2019.
+References: Levenberg 1944; Marquardt 1963; Shamanskii 1967 (reuse); Park et al., Variational Laplace
+Autoencoders, ICML 2019.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ __all__ = [
 TANGENT_VALUES = 2**23
 """Most decoder output values (examples x pixels x tangents) in one chunk of tangents, by default."""
 DAMPING = 1.0
-"""λ of the first step, in units of the prior's precision."""
+"""Damping λ of the first step. For comparison, the precision of the prior N(0, I) is 1."""
 DAMPINGS = (0.0, 1.0, 10.0, 100.0, 1000.0)
-"""Candidates for λ in one step, as multiples of the example's present λ. 0 is the pure step."""
+"""Candidates for λ in one step, as multiples of the example's present λ. 0 means no damping."""
 LENGTHS = (0.25, 0.5, 1.0, 2.0)
 """Candidate lengths of a step that reuses a curvature."""
 LARGEST = 1e12
-"""Upper limit of λ. A step is then below rounding, and multiples of λ stay finite."""
+"""Upper limit of λ. With this λ a step is smaller than rounding errors."""
 
 
 class NormalEquations(NamedTuple):
@@ -104,7 +104,7 @@ def jacobian(model: LatentModel, z: Tensor, *, chunk: int | None = None) -> tupl
 
 
 def tangent_chunk(model: LatentModel, z: Tensor) -> int:
-    """The number of Jacobian columns that one pass computes with moderate memory, for z (B, D)."""
+    """How many columns of the Jacobian to compute in one pass, to limit memory, for z (B, D)."""
     if is_traceable():  # a tracer cannot follow a number that depends on the batch
         return z.shape[1]
     values = max(1, len(z) * math.prod(model.likelihood.output_shape(model.shape)))
@@ -150,11 +150,11 @@ _traceable = False
 
 @contextmanager
 def traceable() -> Iterator[None]:
-    """A context in which a tracer such as `torch.export` can record the Jacobian of a decoder.
+    """Context in which a tracer such as `torch.export` can record the Jacobian of a decoder.
 
-    A tracer cannot record forward-mode differentiation, nor a loop whose length depends on the
-    batch size. In this context the library uses neither of them, so the traced graph is valid for
-    any batch size.
+    A tracer cannot record forward-mode differentiation, nor a loop whose length depends on the batch
+    size. In this context the library uses neither of them, so the traced graph is valid for any batch
+    size.
     """
     global _traceable  # noqa: PLW0603  (one switch for the process)
     before, _traceable = _traceable, True

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["LARGEST_SCALE", "calibrate", "example_scales", "improve"]
 
 LARGEST_SCALE = 8.0
-"""Scales of single examples are kept between this and its inverse."""
+"""The factor of each example is clamped to the range from 1 / `LARGEST_SCALE` to `LARGEST_SCALE`."""
 
 
 def improve(inference: Inference, model: LatentModel, x: Tensor, q: Posterior) -> Posterior:

@@ -98,7 +98,7 @@ class Inference(Options):
     def model(self, model: LatentModel) -> LatentModel:
         """The model p(x, z), with the noise of its likelihood multiplied by the option `noise`.
 
-        With this inference, bounds of log p(x) must be computed with the returned model.
+        Compute bounds of log p(x) with the returned model if you use this inference.
         """
         return model if self.noise == 1 else model.with_noise(self.noise)
 
@@ -116,7 +116,8 @@ class Inference(Options):
     def in_training(self) -> Inference:
         """The settings with which training computes posteriors and selects the best epoch.
 
-        With refinement steps these are the settings `for_training`, without them the default settings.
+        If `refine` is above 0, the result is `for_training`. Otherwise it is the default `Inference`,
+        without refinement.
         """
         return self.for_training if self.refine else Inference()
 
@@ -145,15 +146,15 @@ class Inference(Options):
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Inference:
-        """The `Inference` whose options were stored in a file, given as a mapping.
+        """Make the `Inference` with the options that were stored in a file, {name: value}.
 
-        If `checks` is missing it becomes 0: the file then comes from a version without this option.
+        If `checks` is missing, it becomes 0, because the file is from a version without this option.
         """
         return cls(**{"checks": 0} | dict(stored))
 
     @classmethod
     def from_key(cls, key: str) -> Inference:
-        """The `Inference` whose property `key` is this text.
+        """Make the `Inference` whose property `key` is this text.
 
         >>> Inference.from_key("gauss-newton,refine=4,reuse=0,restarts=3").refine
         4

@@ -1,10 +1,10 @@
 """Refinement with a learned curvature: quasi-Newton steps that cost one gradient each.
 
-A network gives, at every latent point z, a factor L of a covariance L Lᵀ close to the inverse
-curvature of -log p(x, z), see `recmix.model.curvature_network`. A step goes from z to z + t p. p is
-the gradient, multiplied by L Lᵀ and corrected by the gradients seen so far (L-BFGS; Liu and Nocedal
-1989). Steps that lower log p(x, z) are not taken; their gradient still improves the next direction. So
-a step needs one forward and one backward pass of the decoder, whatever the dimension of z.
+A network gives, at every latent point z, a factor L of a covariance L Lᵀ close to the inverse curvature
+of -log p(x, z), see `recmix.model.curvature_network`. A step goes from z to z + t p. The direction p is
+the gradient of log p(x, z), multiplied by L Lᵀ and corrected by the gradients of earlier steps (L-BFGS;
+Liu and Nocedal 1989). Steps that lower log p(x, z) are not taken; their gradient still improves the next
+direction. So a step needs one forward and one backward pass of the decoder, for any dimension of z.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Pair(NamedTuple):
 
     Attributes:
         step: the step s from one point to the next, (B, D).
-        change: y, the gradient of log p(x, z) before the step minus that after it, (B, D).
+        change: y, the gradient of log p(x, z) before the step minus the gradient after it, (B, D).
         inverse: 1 / sᵀy, (B, 1), or 0 where the pair is not used.
     """
 

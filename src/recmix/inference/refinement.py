@@ -2,7 +2,7 @@
 
 The kind ``gauss-newton`` makes Laplace approximations. Gauss-Newton steps move the mean of each
 component to a point z* with a higher log p(x, z). The component becomes N(z*, H⁻¹), where H is the
-curvature of -log p(x, z) at z*. The other kinds have their own files in this folder. All keep the
+curvature of -log p(x, z) at z*. The other kinds have their own files in this folder. All kinds keep the
 mixing weights. The density of the result is computed exactly, so the ELBO and the IWAE bound remain
 valid lower bounds of log p(x).
 """
@@ -127,7 +127,7 @@ def refine(
 
 
 class Settings(NamedTuple):
-    """The numbers that a refinement gets.
+    """The numerical settings of a refinement.
 
     Attributes:
         steps: number of steps.
@@ -164,7 +164,7 @@ HOW: dict[str, Callable[[LatentModel, Tensor, Gaussians, Settings], Posterior]] 
     "variational": _variational,
     "conjugate": _conjugate,
 }
-"""The kinds of refinement: functions of the model, the examples, a Gaussian for each, and settings."""
+"""The kinds of refinement by name: functions (model, examples, one Gaussian for each, settings)."""
 
 
 def _joined(parts: Sequence[Posterior]) -> Gaussians:

@@ -1,4 +1,4 @@
-"""Several starting points for each example, and the choice of the best end point."""
+"""Make several starting points for each example, and choose the best end point."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ STRIDE = 0.2
 
 
 def repeated(x: Tensor, count: int) -> Tensor:
-    """The examples x (B, ...) repeated `count` times, (count · B, ...).
+    """Repeat the batch x (B, ...) `count` times: (count · B, ...).
 
-    The whole batch comes first, then the whole batch again, and so on.
+    The copies of the whole batch follow each other.
     """
     return x if count == 1 else x.repeat(count, *(1 for _ in x.shape[1:]))
 
