@@ -291,6 +291,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "gap-parts": gap_parts,
     **{f"structured-{kind}": partial(structured_tables.rows, kind) for kind in structured_tables.KINDS},
     "structured-gaps": structured_tables.gaps,
+    "structured-longer": structured_tables.longer,
     "structured-molecules": structured_tables.molecules,
     "structured-published": structured_tables.published,
     "structured-training": structured_tables.training,

@@ -22,6 +22,7 @@ HEAD = r"""% Made by docs/paper/to_latex.py from paper.md: edit that.
 \usepackage[T1]{fontenc}
 \setlength{\parskip}{4pt}
 \setlength{\parindent}{0pt}
+\sloppy
 """
 SPECIAL = {
     "\\": r"\textbackslash{}",
