@@ -104,7 +104,7 @@ def test_kind_and_steps_come_from_the_score(rows):
         "VAE+ +4 steps": ("refined", 4),
         "SA(4)": ("refined", 4),
         "RME(5)": ("encoder", 0),
-        "REFINED": ("refined", 2),
+        "REFINED +2 steps": ("refined", 2),
         "RESIDUAL": ("feed-forward", 0),
         "RESIDUAL +2 steps": ("refined", 2),
         "RESIDUAL +4 steps": ("refined", 4),

@@ -157,7 +157,7 @@ def test_several_vae_plus_in_one_column_leave_the_gains_of_others(tmp_path):
 def test_vae_plus_with_default_refinement_is_not_the_control(tmp_path):
     add_plain(tmp_path, "VAE+", 1040.0, inference={"refine": 2})
     add_plain(tmp_path, "RESIDUAL", 1000.0)
-    assert names(tmp_path) == ["VAE+ [refine=2]", "RESIDUAL"]
+    assert names(tmp_path) == ["VAE+ +2 steps", "RESIDUAL"]
     assert "VAE+ has no score" in notes(tmp_path)
     assert all(cell.versus_control is None for cell in results(tmp_path).cells.values())
 
@@ -188,22 +188,59 @@ def test_scores_of_different_inferences_get_different_rows(tmp_path):
     assert rows.index("RESIDUAL +10 steps") > rows.index("RESIDUAL +2 steps, reuse 0")
 
 
-def test_words_are_relative_to_the_default_of_the_run(tmp_path):
-    folder = add_run(tmp_path, "REFINED", None, test=1050.0, inference={"refine": 4, "reuse": 0})
-    add_scores(folder, inference={"refine": 2, "reuse": 0}, iwae=1040.0)
+TUNED = {"refine": 4, "how": "variational"}
+
+
+def means(folder):
+    return {str(row): cell.mean for (row, _), cell in results(folder).cells.items()}
+
+
+def test_rows_of_a_tuned_run_name_their_refinement(tmp_path):
+    folder = add_run(tmp_path, "VAE", None, test=1050.0, inference=TUNED)
+    add_scores(folder, inference={**TUNED, "refine": 2}, iwae=1040.0)
+    add_scores(folder, inference={"refine": 2}, iwae=1030.0)
     add_scores(folder, inference={}, iwae=900.0)
-    means = {str(row): cell.mean for (row, _), cell in results(tmp_path).cells.items()}
-    assert means == {"REFINED": 1050.0, "REFINED 2 steps": 1040.0, "REFINED 0 steps": 900.0}
+    assert means(tmp_path) == {
+        "VAE": 900.0,
+        "VAE +2 steps": 1030.0,
+        "VAE +2 steps, variational": 1040.0,
+        "VAE +4 steps, variational": 1050.0,
+    }
+    assert "Steps without a kind are Gauss-Newton steps" in notes(tmp_path)
+
+
+def test_reuse_is_relative_to_the_default_of_the_run(tmp_path):
+    folder = add_run(tmp_path, "X", None, test=1050.0, inference={"refine": 4, "reuse": 0})
+    add_scores(folder, inference={"refine": 2}, iwae=1040.0)
+    assert means(tmp_path) == {"X +4 steps": 1050.0, "X +2 steps, reuse 2": 1040.0}
 
 
 def test_runs_with_different_default_inferences_get_different_rows(tmp_path):
     add_run(tmp_path, "X", None, split=0, test=1.0)
     add_run(tmp_path, "X", None, split=1, test=2.0, inference={"refine": 2})
     add_run(tmp_path, "X", None, split=2, test=3.0, inference={"reuse": 5})  # without effect
-    means = {str(row): cell.mean for (row, _), cell in results(tmp_path).cells.items()}
-    assert means == {"X [refine=0]": 2.0, "X [refine=2]": 2.0}
+    assert means(tmp_path) == {"X": 2.0, "X +2 steps": 2.0}
     add_run(tmp_path, "X", None, split=3, test=5.0, inference={"refine": 2, "reuse": 0})
-    assert names(tmp_path) == ["X [refine=0]", "X [refine=2, reuse=0]", "X [refine=2, reuse=2]"]
+    assert names(tmp_path) == ["X", "X [reuse=0] +2 steps", "X [reuse=2] +2 steps"]
+
+
+def test_a_run_and_its_tuned_copy_never_share_a_row(tmp_path):
+    add_run(tmp_path, "VAE+", None, test=1.0)
+    tuned = add_run(tmp_path, "VAE+", None, test=2.0, inference=TUNED)
+    assert means(tmp_path) == {"VAE+": 1.0, "VAE+ +4 steps, variational": 2.0}
+    add_scores(tuned, inference={}, iwae=0.5)
+    assert means(tmp_path) == {
+        "VAE+": 1.0,
+        "VAE+ [default=+4 steps, variational]": 0.5,
+        "VAE+ [default=+4 steps, variational] +4 steps, variational": 2.0,
+    }
+    assert results(tmp_path).control_problem(next(iter(results(tmp_path).columns))) == ""
+
+
+def test_trainings_are_compared_whatever_the_default_inference_is(tmp_path):
+    add_run(tmp_path, "RME", 5)
+    add_run(tmp_path, "RME", 5, training={"learning_rate": 0.1}, inference=TUNED)
+    assert all("[learning_rate=" in name for name in names(tmp_path))
 
 
 def test_calibrated_and_uncalibrated_run_of_one_seed_get_different_rows(tmp_path):
@@ -231,7 +268,7 @@ inferences = st.builds(
 def test_inferences_have_the_same_words_only_if_they_do_the_same(one, other, default):
     same = inference_words(one, default) == inference_words(other, default)
     assert same == (one.key == other.key)
-    assert inference_words(default, default) == ""
+    assert (inference_words(default, default) == "") == (default.key == "")
     scaled = replace(one, scale=1.25)
     assert inference_words(scaled, default) != inference_words(one, default)
     assert inference_words(scaled, replace(default, scale=1.25)) == inference_words(one, default)

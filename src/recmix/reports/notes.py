@@ -9,19 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from recmix.inference.inference import REFINEMENT
 from recmix.reports.paired import FEWEST_PAIRS
 from recmix.reports.records import Row, TableColumn
 from recmix.reports.statistics import TIMED_BATCH, Cell, Results
 
-__all__ = ["coloured", "control_missing", "devices", "few", "incomplete", "other_noise", "repeated"]
-__all__ += ["smallest"]
+__all__ = ["coloured", "control_missing", "devices", "few", "incomplete", "kinds", "other_noise"]
+__all__ += ["repeated", "smallest"]
 
 LISTED = 6
 """How many names a note lists before it counts the rest."""
 
 
 def coloured(results: Results, column: TableColumn) -> bool:
-    """Whether a table column has enough splits for p-values. Only then it is coloured."""
+    """Whether a table column has enough splits for p-values. The other columns have no colours."""
     return results.splits(column) >= FEWEST_PAIRS
 
 
@@ -112,6 +113,15 @@ def incomplete(results: Results) -> list[str]:
     return notes
 
 
+def kinds(results: Results) -> list[str]:
+    """Make a note on the names of rows, if rows have Gauss-Newton steps and steps of another kind."""
+    refined = [row.inference for row in results.rows if "step" in row.inference]
+    named = [any(kind in words for kind in REFINEMENT) for words in refined]
+    if all(named) or not any(named):
+        return []
+    return ["Steps without a kind are Gauss-Newton steps."]
+
+
 def repeated(results: Results) -> list[str]:
     """Make a note that names rows with repeated runs: same options, split and training seed."""
     return _note(
@@ -120,7 +130,7 @@ def repeated(results: Results) -> list[str]:
         [
             f"{row} on {column} ({cell.repeated})"
             for (row, column), cell in _ordered(results)
-            if cell.repeated and not row.inference and not row.calibrated
+            if cell.repeated and any(run.row == row for run in cell.chosen.values())
         ],
     )
 

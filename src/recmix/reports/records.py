@@ -54,7 +54,7 @@ class Row:
         label: Name of the method in the tables.
         setting: Value of the one option that the tables vary for this method, such as the order of RME.
         options: The options by which the row differs from others with this label and setting.
-        inference: How the posterior is computed, in words. It is empty for the default of the run.
+        inference: How the posterior is refined, in words. It is empty for the posterior of the encoder.
         calibrated: Whether the posterior is calibrated on validation data.
         noise: Whether the noise of the likelihood was changed. This changes p(x) too.
 
@@ -66,24 +66,25 @@ class Row:
     VAE+ calibrated with noise
     """
 
-    label: str  # name of the method in the tables, from the run's spec
-    setting: Setting = None  # value of the option that the tables vary, such as the order
-    options: str = ""  # the options by which it differs from other rows with this label and setting
-    inference: str = ""  # how the posterior is used, in words; empty for the run's default
-    calibrated: bool = False  # whether the posterior is calibrated on validation data
-    noise: bool = False  # whether the likelihood's noise is changed: then p(x) is another one
+    label: str
+    setting: Setting = None
+    options: str = ""
+    inference: str = ""
+    calibrated: bool = False
+    noise: bool = False
 
     @classmethod
     def of(cls, label: str, setting: Setting, inference: Inference) -> Row:
-        """Return the table row of a run.
+        """Return the table row of a run that is used with its default inference.
 
         Args:
             label: name of the method in the tables.
             setting: value of the option that the tables vary for this method, if there is one.
             inference: the default inference of the run.
         """
-        noise = inference.noise != 1
-        return cls(label, setting, calibrated=inference.calibrated or noise, noise=noise)
+        noise, words = inference.noise != 1, inference_words(inference, inference)
+        calibrated = inference.calibrated or noise
+        return cls(label, setting, inference=words, calibrated=calibrated, noise=noise)
 
     def __str__(self) -> str:
         name = self.label if self.setting is None else f"{self.label}({self.setting})"
@@ -124,29 +125,34 @@ def _by_number(text: str) -> list[str | int]:
 
 
 def inference_words(used: Inference, default: Inference) -> str:
-    """Describe in words how the inference `used` differs from the default inference of a run.
+    """Describe in words the inference with which a run is used.
 
-    Different inferences give different words, with one exception: an inference without calibration
-    and one with the calibration of the default give the same words.
+    Steps, kind and restarts of the refinement are always named, except for the usual values: no
+    refinement, Gauss-Newton steps, one start. Other options are named only if they differ from the
+    default inference of the run. So different inferences of one run give different words, with one
+    exception: an inference without calibration and one with the calibration of the default give the
+    same words.
+
+    Args:
+        used: the inference.
+        default: the default inference of the run.
 
     >>> inference_words(Inference(refine=2, restarts=3), Inference())
     '+2 steps, 3 restarts'
+    >>> inference_words(Inference(refine=4, how="variational"), Inference(refine=4, how="variational"))
+    '+4 steps, variational'
     >>> inference_words(Inference(refine=2, reuse=0), Inference(refine=4))
-    '2 steps, reuse 0'
+    '+2 steps, reuse 0'
     >>> inference_words(Inference(noise=1.3), Inference())
     'noise 1.3'
     """
     words = []
-    if used.refine != default.refine:
-        words.append(f"{'' if default.refine else '+'}{used.refine} step{'s' * (used.refine != 1)}")
-    if used.refine and used.how != default.how:
-        words.append(used.how)
-    if used.refine and used.reuse != default.reuse:
-        words.append(f"reuse {used.reuse}")
-    if used.refine and used.checks != default.checks:
-        words.append(f"{used.checks} checks")
-    if used.restarts != default.restarts:
-        words.append(f"{used.restarts} restart{'s' * (used.restarts != 1)}")
+    if used.refine:
+        words.append(f"+{used.refine} step{'s' * (used.refine != 1)}")
+        words += [used.how] * (used.how != Inference.how)
+        words += [f"reuse {used.reuse}"] * (used.reuse != default.reuse)
+        words += [f"{used.checks} checks"] * (used.checks != default.checks)
+    words += [f"{used.restarts} restarts"] * (used.restarts != 1)
     if not _same_calibration(used, default):
         if used.calibrated:
             words += [f"{name} {getattr(used, name)!r}" for name in ("scale", "slope", "reference")]
@@ -179,7 +185,7 @@ class TableColumn:
     network: str = "conv"
     decoder_network: str = "conv"
     likelihood: str = "gaussian"
-    more: str = ""  # other options of data and model that differ from their defaults, see `more_options`
+    more: str = ""
 
     @property
     def title(self) -> str:
@@ -281,6 +287,11 @@ class Record:
         """
         return number(self.scores.get(key, {}).get(name))
 
+    def rows(self) -> set[Row]:
+        """Return the table rows of the run's test scores, for every K of IWAE-K."""
+        tests = {key.samples for key in map(parsed, self.scores) if key and key.part == "test"}
+        return {row for samples in tests for row in self.keys(samples)}
+
     def keys(self, samples: int) -> dict[Row, str]:
         """Return the names of the run's IWAE-K test scores, by table row.
 
@@ -321,7 +332,7 @@ class StoreContent:
 
     folder: Path
     records: Sequence[Record]
-    problems: Sequence[str]  # each begins with the name of the folder
+    problems: Sequence[str]
     figures: Sequence[Path] = ()
 
 

@@ -196,6 +196,7 @@ def likelihood_table(results: Results) -> Table:
             *notes.other_noise(results),
             *notes.incomplete(results),
             *notes.repeated(results),
+            *notes.kinds(results),
             "The best row is chosen by the same test scores that are then compared, as in the paper. So "
             "the p-values are a little too small.",
         ],

@@ -24,17 +24,36 @@ def distinguish(records: Iterable[Record]) -> list[Record]:
 
     Two runs may have the same method label, setting, column, split and seed, but different training
     options. Then each gets a row of its own, with a name such as ``VAE+ [learning_rate=0.0001]``.
-    Otherwise one of them would replace the other in the tables. Runs with different default
-    inferences get different rows too. The row ``VAE+`` without options is the control. It only has
-    runs with equal training options and without refinement in their default inference.
+    Otherwise one of them would replace the other in the tables. The row ``VAE+`` without options is
+    the control. It only has runs with equal training options.
+
+    Two runs may also have the same label and different default inferences. Their rows have different
+    names, such as ``VAE`` and ``VAE +4 steps``. If both runs were scored with the same inference,
+    the name of one has its default inference as an option: ``VAE [default=+4 steps]``.
     """
     records = list(records)
     groups: dict[tuple[Row, TableColumn], list[Record]] = defaultdict(list)
     for record in records:
         if record.spec is not None and record.status == "done":
-            groups[model_of(record)].append(record)
+            groups[_trained(record)].append(record)
     names = {place: _names_to_show(found) for place, found in groups.items()}
-    return [_with_options(record, names.get(model_of(record), [])) for record in records]
+    named = [_with_options(record, names.get(_trained(record), [])) for record in records]
+    users: dict[tuple[Row, TableColumn], set[str]] = defaultdict(set)
+    for record in named:
+        for row in record.rows():
+            users[row, record.column].add(record.row.inference)
+    shared = {place for place, defaults in users.items() if len(defaults) > 1}
+    return [
+        _with_default(record) if any((row, record.column) in shared for row in record.rows()) else record
+        for record in named
+    ]
+
+
+def _with_default(record: Record) -> Record:
+    """Add the default inference of a run to the options of its row, if it has refinement."""
+    default = record.row.inference and f"default={record.row.inference}"
+    options = ", ".join(filter(None, [record.row.options, default]))
+    return replace(record, row=replace(record.row, options=options))
 
 
 def model_of(record: Record) -> tuple[Row, TableColumn]:
@@ -45,6 +64,12 @@ def model_of(record: Record) -> tuple[Row, TableColumn]:
     return replace(record.row, calibrated=False, noise=False), record.column
 
 
+def _trained(record: Record) -> tuple[Row, TableColumn]:
+    """Return the column of a run, and its row without anything that concerns the inference."""
+    row, column = model_of(record)
+    return replace(row, inference=""), column
+
+
 def _names_to_show(records: Sequence[Record]) -> list[str]:
     """Return the options that row names must show to tell different runs of one row apart."""
     same_seed: dict[tuple[int, int], list[Record]] = defaultdict(list)
@@ -52,11 +77,9 @@ def _names_to_show(records: Sequence[Record]) -> list[str]:
         same_seed[record.split, record.restart].append(record)
     several = [group for group in same_seed.values() if len(group) > 1]
     names = {name for group in several for name in _unequal(map(_all_options, group))}
-    refinements = [_refinement(record.inference) for record in records]
     if records[0].row.label == CONTROL.label:
         names |= _unequal(map(_training_options, records))
-        refinements.append(_refinement(Inference()))
-    return sorted(names | _unequal(refinements))
+    return sorted(names | _unequal(_refinement(record.inference) for record in records))
 
 
 def _unequal(options: Iterable[Mapping[str, Any]]) -> set[str]:
@@ -98,6 +121,5 @@ def _all_options(record: Record) -> dict[str, Any]:
 
 
 def _refinement(used: Inference) -> dict[str, Any]:
-    """Return the options of an inference that concern refinement and have an effect."""
-    found: dict[str, Any] = {"refine": used.refine, "restarts": used.restarts}
-    return found | ({"how": used.how, "reuse": used.reuse, "checks": used.checks} if used.refine else {})
+    """Return the options of a refinement that `recmix.reports.records.inference_words` may not name."""
+    return {"reuse": used.reuse, "checks": used.checks} if used.refine else {}
