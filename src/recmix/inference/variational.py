@@ -10,10 +10,15 @@ of length ρ is
 a natural-gradient step on the ELBO (Khan and Rue, The Bayesian Learning Rule, 2021) with the
 Gauss-Newton curvature in the place of the second derivative. The length ρ with the highest ELBO is
 taken for each example; all lengths are compared at the same noise, and ρ = 0 is one of them.
+
+Each step has its own noise, and step t has lengths of at most 1/t. So P becomes the average of the
+curvatures of all steps. With the same few noise vectors in all steps, the Gaussian would be fitted to
+these vectors, and more steps would lower the ELBO.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -34,7 +39,7 @@ PAIRS = 2
 LARGEST = 512
 """Largest latent dimension; above, the matrices would not fit into memory for a usual batch."""
 LENGTHS = (1.0, 0.5, 0.2, 0.05)
-"""Candidate lengths ρ of a step."""
+"""Candidate lengths ρ of the first step; those of step t are divided by t."""
 
 
 class _State(NamedTuple):
@@ -50,7 +55,7 @@ def variational(
 ) -> FullGaussian:
     """The Gaussian reached from `start` by natural-gradient steps on the ELBO.
 
-    The estimated ELBO of an example never falls.
+    No step lowers the ELBO of an example, as it is estimated from the noise of this step.
 
     Args:
         model: the model p(x, z).
@@ -66,22 +71,26 @@ def variational(
             f"is for at most {LARGEST}. Use how = 'conjugate' or 'learned', which form none"
         )
     with torch.no_grad():
-        noise = common_noise(PAIRS, start.mean)
-        wide = make_log_joint(model, repeated(x, len(noise)), start.mean.dtype)
-        problem = _Problem(make_log_joint(model, x, start.mean.dtype), noise)
-        state = problem.state(start.mean, _precision(start))
-        for _ in range(steps):
-            points = problem.points(state.mean, state.precision)  # (S, B, D)
+        noise = common_noise(PAIRS * max(1, steps), start.mean).unflatten(0, (2, -1, PAIRS))
+        wide = make_log_joint(model, repeated(x, 2 * PAIRS), start.mean.dtype)
+        joint = make_log_joint(model, x, start.mean.dtype)
+        mean, precision = start.mean, _precision(start)
+        for step in range(steps):
+            problem = _Problem(joint, noise[:, step].flatten(0, 1))
+            lengths = [length / (step + 1) for length in LENGTHS]
+            state = problem.state(mean, precision)
+            points = problem.points(mean, precision)  # (S, B, D)
             at = wide.equations(points.flatten(0, 1))
             gradient = at.gradient.unflatten(0, points.shape[:2]).mean(0)
             curvature = at.precision.unflatten(0, points.shape[:2]).mean(0)
-            state = problem.best_step(state, gradient, curvature, LENGTHS)
+            state = problem.best_step(state, gradient, curvature, lengths)
             for _ in range(reuse):
                 points = problem.points(state.mean, state.precision)
                 _, slopes = wide.gradient(points.flatten(0, 1))
                 gradient = slopes.unflatten(0, points.shape[:2]).mean(0)
-                state = problem.best_step(state, gradient, state.precision, LENGTHS[:2])
-    return FullGaussian.from_precision(state.mean, state.precision)
+                state = problem.best_step(state, gradient, state.precision, lengths[:2])
+            mean, precision, _ = state
+    return FullGaussian.from_precision(mean, precision)
 
 
 class _Problem:
@@ -106,7 +115,7 @@ class _Problem:
         return _State(mean, precision, (self.joint.log_joint(z) - log_q).mean(0))
 
     def best_step(
-        self, state: _State, gradient: Tensor, curvature: Tensor, lengths: tuple[float, ...]
+        self, state: _State, gradient: Tensor, curvature: Tensor, lengths: Sequence[float]
     ) -> _State:
         """The best of several steps for each example; the state itself if none raises the ELBO.
 
