@@ -1,4 +1,4 @@
-"""Find out before a CUDA graph is captured whether the work can be captured, and clean up if not."""
+"""Check before the capture of a CUDA graph whether it can work, and clean up after a failed capture."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["no_host_sync", "recover_generators"]
 
 @contextmanager
 def no_host_sync() -> Iterator[None]:
-    """Context in which an operation that waits for the GPU raises a `RuntimeError`.
+    """Context in which an operation that makes the CPU wait for the GPU raises a `RuntimeError`.
 
     Such an operation cannot be captured, and a capture that fails leaves torch's random generators
     unusable. So the last warm-up run before a capture is made in this context.
@@ -31,8 +31,8 @@ def no_host_sync() -> Iterator[None]:
 def recover_generators(device: torch.device, *generators: torch.Generator) -> None:
     """Make random generators usable again after a capture that failed.
 
-    The failed capture leaves them in a state that allows draws only inside a capture. A copy of the
-    state allows draws everywhere. So each generator gets a copy of its own state.
+    After a failed capture a generator can draw random numbers only inside a capture. A copy of its state
+    does not have this limit. So each generator gets a copy of its own state.
 
     Args:
         device: the CUDA device of the capture; its default generator is recovered too.

@@ -20,7 +20,7 @@ from recmix.posteriors import Posterior
 __all__ = ["Captured", "replay"]
 
 KEPT = 4
-"""Graphs that are kept per method; each holds the memory of its tensors."""
+"""Largest number of graphs that are kept for a method. Each keeps the memory of its tensors."""
 WARMUP = 3
 
 
@@ -35,13 +35,13 @@ class _Graph(NamedTuple):
 class Captured:
     """Computes q(z | x) without gradients; on a GPU by replaying a CUDA graph.
 
-    The networks are small, so on a GPU most of the time is spent on launching kernels. Replaying a
-    graph is several times faster. Each shape of x has its own graph. The graph is captured when the
-    shape occurs for the second time. It is captured again after training, or when a parameter or
-    buffer was changed or replaced. The result is a copy, which the next replay does not overwrite.
+    The networks are small, so on a GPU most of the time is spent on launching kernels. Replaying a graph
+    is several times faster. Each shape of x has its own graph. The graph is captured when the shape
+    occurs for the second time. It is captured again after training, or when a parameter or buffer was
+    changed or replaced. The returned posterior is a copy, so the next replay does not overwrite it.
 
-    `recmix.methods.method.infer` is called without a graph in four cases: on a CPU, in training
-    mode, when a shape occurs for the first time, and for methods that cannot be captured.
+    `recmix.methods.method.infer` is called without a graph in four cases: on a CPU, in training mode,
+    when a shape occurs for the first time, and for methods that cannot be captured.
 
     Args:
         method: the method whose posterior is captured.

@@ -1,4 +1,4 @@
-"""log p(x, z) on a CPU, for decoders that are chains of simple layers."""
+"""A fast log p(x, z) on a CPU, for decoders that are chains of simple layers."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def make_chain_log_joint(
 ) -> LogJoint:
     """Make a `ChainLogJoint` if x is on the CPU and the decoder is a chain of simple layers.
 
-    Otherwise return NotImplemented, so that `make_log_joint` tries its next version. The same holds if a
-    test runs the Triton kernels on the CPU.
+    Otherwise return NotImplemented, so that `make_log_joint` tries its next version. It also returns
+    NotImplemented if Triton's interpreter runs the kernels on the CPU, as the tests of recmix do.
 
     Args:
         model: the model p(x, z).

@@ -18,7 +18,7 @@ from recmix.training.job import Job
 __all__ = ["CompileEngine", "GraphEngine"]
 
 WARMUP = 3
-"""Warm-up steps before a capture, in which libraries select their kernels. Their updates are undone."""
+"""Warm-up steps before a capture, in which libraries select their kernels. Their changes are undone."""
 
 
 class GraphEngine(Engine):

@@ -1,18 +1,18 @@
 """One Triton kernel for one layer of K networks of the same shape: product, bias and activation.
 
-A convolution is computed as a matrix product. Row m of the left factor belongs to one output
-position of one example. The inner dimension of the product, called depth here, runs over (kernel
-row, kernel column, channel). The left factor is not stored: the kernel reads its entries from the
-image. Weights are packed once in the order of the depth. Activations between layers are
-channels-last, (K, B, H, W, C), so a layer reads contiguous memory. The first layer reads images (B,
-C, H, W) and subtracts the centre, a fixed image, from them.
+A convolution is computed as a matrix product. Row m of the left factor belongs to one output position of
+one example. The inner dimension of the product, called depth here, runs over (kernel row, kernel column,
+channel). The left factor is not stored: the kernel reads its entries from the image. Weights are packed
+once in the order of the depth. Activations between layers are channels-last, (K, B, H, W, C), so a layer
+reads contiguous memory. The first layer reads images (B, C, H, W) and subtracts the centre, a fixed
+image, from them.
 
-A product of float32 numbers is computed as the sum of three TF32 products, which has the accuracy
-of float32 on tensor cores. Each number is split into a TF32 number and a remainder. The product of
-two remainders is left out. Weights are split when they are packed, inputs when they are read.
+A product of float32 numbers is computed as the sum of three TF32 products, which has the accuracy of
+float32 on tensor cores. Each number is split into a TF32 number and a remainder. The product of two
+remainders is left out. Weights are split when they are packed, inputs when they are read.
 
-Block sizes depend on the shapes alone. Nothing is tuned at run time and nothing waits for the
-device, so a CUDA graph can capture these kernels.
+A CUDA graph can capture these kernels, because the block sizes depend only on the shapes and no
+operation makes the CPU wait for the GPU.
 """
 
 from __future__ import annotations

@@ -23,19 +23,19 @@ def sequence(
 ) -> Run | None:
     """Turn K networks of the same shape into one function f(x, centre).
 
-    The function subtracts the centre from each example of the batch x, and evaluates all networks.
-    The centre has the shape of one example; None subtracts nothing.
+    The function subtracts the centre from each example of the batch x, and evaluates all networks. The
+    centre has the shape of one example; None subtracts nothing.
 
     Args:
-        networks: the layers of each network: convolutions, then linear layers, with activations
-            after any of them.
+        networks: the layers of each network: convolutions, then linear layers, with activations after
+            any of them.
         shape: shape of one example, (C, H, W) or (I,).
         limits: smallest and largest value of the second half of the last layer's outputs, which is
             clamped.
 
     Returns:
-        The function. It gives the N outputs of each network for B examples, (K, B, N). None if the
-        kernels do not support a layer.
+        The function. It gives the N outputs of each network for B examples, (K, B, N). `sequence`
+        returns None if the kernels do not support a layer.
     """
     made: list[tuple[Any, tuple[Tensor, Tensor], dict[str, Any]]] = []
     size = tuple(shape)
@@ -96,15 +96,15 @@ def recursion(
     divided into parts that run in parallel. A second kernel adds the parts and computes the rest.
 
     Args:
-        gates: the layers of each gate: linear, activation, linear to one number. Gate m gives
-            ε_m(x), the share of component m in the mixture of the components 0 … m.
+        gates: the layers of each gate: linear, activation, linear to one number. Gate m gives ε_m(x),
+            the share of component m in the mixture of the components 0 … m.
         shape: shape of one example.
         minimum: the smallest ε.
         maximum: the largest ε.
 
     Returns:
         The function. It gives the mixing weights log α for B examples, (B, number of components).
-        None if the kernels do not support a layer.
+        `recursion` returns None if the kernels do not support a layer.
     """
     pixels = math.prod(shape)
     kinds = [[layer for layer in gate if type(layer) is not nn.Flatten] for gate in gates]

@@ -38,8 +38,8 @@ SMALLEST = 64
 class Muon(ChunkedAdam):
     """Muon for the parameter groups marked ``orthogonal``, Adam for the other groups.
 
-    The weight of a convolution is treated as a matrix: the first axis gives the rows, all other
-    axes together the columns. A step never waits for the device, so a CUDA graph can capture it.
+    The weight of a convolution is treated as a matrix: the first axis gives the rows, all other axes
+    together the columns. A step never makes the CPU wait for the GPU, so a CUDA graph can capture it.
 
     >>> layer = torch.nn.Linear(3, 2)
     >>> optimizer = muon([{"params": list(layer.parameters())}], 0.1)

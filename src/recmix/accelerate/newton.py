@@ -1,4 +1,4 @@
-"""Gauss-Newton steps on log p(x, z) by Triton kernels, where no gradient of the steps is needed."""
+"""Gauss-Newton steps on log p(x, z) by Triton kernels, if no gradient through the steps is needed."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class KernelLogJoint(LogJoint):
         return self.model.log_density(self.observed, decoded) + standard_normal(z)
 
     def assemble(self, z: Tensor, decoded: Tensor, slope: Tensor) -> NormalEquations:
-        """The quadratic (Gauss-Newton) model of log p(x, z) around z.
+        """The value, gradient and Gauss-Newton curvature of log p(x, z) at z.
 
         Args:
             z: latent points (B, D).
@@ -114,8 +114,8 @@ class KernelLogJoint(LogJoint):
     def gradient(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """log p(x, z) (B,) and its gradient with respect to z (B, D), at z (B, D).
 
-        If z has at most `JACOBIAN_UP_TO` dimensions, the kernels compute the decoder's whole Jacobian,
-        otherwise autograd computes the gradient alone.
+        If z has at most `JACOBIAN_UP_TO` dimensions, the kernels compute the decoder's whole Jacobian.
+        Otherwise autograd computes only the gradient.
         """
         if not self.packed or z.shape[-1] > JACOBIAN_UP_TO:
             return super().gradient(z)
@@ -140,21 +140,18 @@ class KernelLogJoint(LogJoint):
         level: Tensor,
         least: float,
     ) -> tuple[Tensor, Tensor]:
-        """Take the best candidate step of each example.
+        """Select the best candidate step of each example; return the next z (B, D) and damping λ (B,).
 
-        An example for which no candidate raises log p(x, z) keeps its z.
+        If no candidate raises the log p(x, z) of an example, its z stays.
 
         Args:
             reached: log p(x, z + step) of each of T candidates, (T, B).
-            here: the quadratic model at z.
+            here: value, gradient and curvature of log p(x, z) at z.
             z: latent points (B, D).
             step: candidate steps (T, B, D).
             tried: the dampings of the candidate steps, (T, B).
             level: the present damping λ, (B,).
             least: lower limit of the next λ.
-
-        Returns:
-            The next z (B, D) and the next λ (B,).
         """
         limits = (least, LARGEST)
         given = (reached, here.log_joint, z, step, tried, level)
@@ -205,7 +202,7 @@ def damped_step_by_kernels(gradient: Tensor, precision: Tensor, damping: Tensor)
 def cholesky_by_kernels(matrix: Tensor) -> Tensor:
     """Compute the lower Cholesky factors of matrices (B, D, D) by one kernel.
 
-    The result has the shape of `matrix`. It is NotImplemented if the kernel does not apply.
+    The function returns NotImplemented if the kernel does not apply.
     """
     if not _applies(matrix) or matrix.dim() != 3:
         return NotImplemented
@@ -217,8 +214,8 @@ def cholesky_by_kernels(matrix: Tensor) -> Tensor:
 def keep_float32(factor: Tensor) -> Tensor:
     """Return a triangular factor (..., D, D) unchanged, in float32, if the Triton kernels apply.
 
-    This is an alternative to `in_double`, which converts the factor to float64. The kernels do not
-    need float64, because they add a small multiple of the identity to the matrix themselves. The
-    result is NotImplemented if the kernels do not apply.
+    This is an alternative to `in_double`, which converts the factor to float64. The kernels do not need
+    float64, because they add a small multiple of the identity to the matrix themselves. The function
+    returns NotImplemented if the kernels do not apply.
     """
     return factor if _applies(factor) else NotImplemented

@@ -1,8 +1,8 @@
-"""A few Triton kernels for the small matrices of Gauss-Newton steps, instead of many torch kernels.
+"""Triton kernels for the small matrices of Gauss-Newton steps; they replace many torch kernels.
 
-They compute log densities, normal equations, damped steps, the choice among these steps, and
-Cholesky factors. One program of a kernel holds a whole matrix, so the latent dimension is limited.
-All results have the accuracy of float32, and nothing waits for the device.
+They compute log densities, normal equations, damped steps, the choice among these steps, and Cholesky
+factors. One program of a kernel holds a whole matrix, so the latent dimension is limited. All results
+have the accuracy of float32. No operation makes the CPU wait for the GPU.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ R = TypeVar("R")
 LARGEST = 64
 """Largest latent dimension whose matrix one program can hold."""
 PIXELS, PARTS, PROGRAMS = 32, 8, 1024
-"""For normal equations: pixels per block, most parts of an image, and enough programs for a GPU."""
+"""For normal equations: pixels per block, most parts of an image, programs that fill a GPU."""
 
 
 def usable(*tensors: Tensor) -> bool:
@@ -55,7 +55,7 @@ _broken: set[str] = set()
 
 
 def unless_broken(function: Callable[P, R | None]) -> Callable[P, R | None]:
-    """Decorator: the function returns None and warns once if its kernel cannot compile or run."""
+    """Decorator: if the kernel of the function cannot compile or run, warn once and return None."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R | None:
@@ -323,13 +323,13 @@ def score(
         image: x as the likelihood reads it, (B, C, H, W).
         decoded: the decoder's outputs for z, (L, B, C, H, W).
         z: latent points (L, B, D).
-        slopes: whether to compute the derivatives. Otherwise do not use the last two results.
+        slopes: whether to compute the derivatives. If False, the last two results are not valid.
 
     Returns:
-        Three tensors, or None if the kernel does not apply. The first is log p(x, z), (L, B). The
-        other two are derivatives of log p(x | z) with respect to each of the P = C · H · W decoder
-        outputs, (L, B, P) each: the first derivative (residual), and the negative expected second
-        derivative (precision).
+        Three tensors, or None if the kernel does not apply. The first is log p(x, z), (L, B). The other
+        two are derivatives of log p(x | z) with respect to each of the P = C · H · W decoder outputs,
+        (L, B, P) each: the first derivative (residual), and the negative expected second derivative
+        (precision).
     """
     kind, (levels, batch, latent) = type(likelihood), z.shape
     if kind not in (Gaussian, Bernoulli) or decoded.shape != (levels, *image.shape):
@@ -451,8 +451,8 @@ def solve(gradient: Tensor, precision: Tensor, damping: Tensor) -> Tensor | None
 def factor(matrix: Tensor) -> Tensor | None:
     """Compute the lower Cholesky factors of matrices (B, D, D) by one kernel.
 
-    The plain version is `recmix.posteriors.full.cholesky`. The result has the shape of `matrix`. It
-    is None if the kernel does not apply.
+    The plain version is `recmix.posteriors.full.cholesky`. The function returns None if the kernel does
+    not apply.
     """
     batch, latent, _ = matrix.shape
     if latent > LARGEST or not usable(matrix):
@@ -481,9 +481,9 @@ def choose(
     beyond: float,
     limits: tuple[float, float],
 ) -> tuple[Tensor, Tensor] | None:
-    """Take the best candidate step of each example by one kernel; the same rule as `LogJoint.choose`.
+    """Select the best candidate step of each example by one kernel, as `LogJoint.choose` does.
 
-    An example for which no candidate raises log p(x, z) keeps its z.
+    If no candidate raises the log p(x, z) of an example, its z stays.
 
     Args:
         reached: log p(x, z + step) of each of L candidate steps, (L, B).

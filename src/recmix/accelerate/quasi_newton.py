@@ -1,6 +1,7 @@
-"""Triton kernels for the refinement 'learned': what it computes between two gradients.
+"""Triton kernels for the quasi-Newton steps of the refinement ``learned`` (`recmix.inference.learned`).
 
-Plain torch starts about 70 small kernels for each step of the refinement; here there are three.
+They compute everything between two gradients of log p(x, z). Plain torch starts about 70 small kernels
+for each step; here there are three.
 """
 
 from __future__ import annotations

@@ -30,24 +30,31 @@ Run = Callable[[Tensor, Tensor | None], Tensor]
 class Stacked:
     """K networks of the same shape as one function: x (B, ...) -> (K, B, F), without gradients.
 
-    F is the number of outputs of each network. The function is built at its first use, and again when
-    a parameter has changed. There are three ways to build it. Networks of convolutions, linear layers
-    and pointwise activations use Triton kernels (`recmix.accelerate.kernels`) if possible, else grouped
-    convolutions and batched products. Other networks use `torch.func.stack_module_state`. If no way is
-    possible, the result is None, and there is one warning.
+    F is the number of outputs of each network. The first call builds the function. A later call builds
+    it again if a parameter has changed. There are three ways to build it; the first possible one is
+    used:
 
-    On a CPU grouped convolutions are slower than evaluating the networks one by one. So networks
-    are stacked only on the given kinds of device.
+    - Triton kernels (`recmix.accelerate.kernels`), for convolutions, linear layers and simple
+      activations.
+    - Grouped convolutions and batched products, for plain sequences of such layers.
+    - `torch.func.stack_module_state`, for other networks.
+
+    If no way is possible, the call warns once and returns None. The caller must then evaluate the
+    networks one by one.
+
+    On a CPU grouped convolutions are slower than the separate networks. So the networks are stacked only
+    on the kinds of device in `devices`.
 
     Args:
         networks: networks with the same layers and shapes.
-        devices: kinds of device on which to stack the networks; on others the result is None.
-        only_kernels: use Triton kernels or nothing. This is for a single network, for which nothing
-            else is faster.
+        devices: kinds of device on which the networks are stacked. On other devices a call returns None.
+        only_kernels: use only Triton kernels. If they do not support the layers, a call returns None
+            without a warning. Use this for a single network: the other two ways are not faster than the
+            network itself.
 
     Attributes:
-        how: ``triton``, ``layers`` or ``vmap``: how the networks are stacked; ``separate`` if they
-            are not.
+        how: how the networks are stacked: ``triton``, ``layers`` or ``vmap``; ``separate`` if they
+            cannot be stacked; "" before the first call.
 
     >>> nets = [nn.Sequential(nn.Flatten(), nn.Linear(4, 3)) for _ in range(2)]
     >>> Stacked(nets, devices=("cpu",))(torch.zeros(5, 1, 2, 2)).shape
@@ -85,7 +92,7 @@ class Stacked:
     def held(self) -> Any:
         """Return an object that keeps the stacked weights in memory.
 
-        A captured CUDA graph reads these weights, so its owner must store the object.
+        A captured CUDA graph reads these weights. Keep the returned object as long as the graph is used.
         """
         return self._run
 
@@ -234,7 +241,8 @@ class StackedGates(Stacked):
 
     Args:
         gates: the M gates ε_1 … ε_M, all with the same smallest and largest value.
-        devices: kinds of device on which to stack the gates; on others the result is None.
+        devices: kinds of device on which the gates are stacked. On other devices `log_weights` returns
+            None.
 
     >>> gates = StackedGates([Gate((1, 2, 2)) for _ in range(2)], devices=("cpu",))
     >>> gates.log_weights(torch.zeros(5, 1, 2, 2)).shape
@@ -267,10 +275,10 @@ class StackedGates(Stacked):
 
 
 def places(networks: Sequence[nn.Module]) -> list[tuple[dict[str, Any], str]]:
-    """Return where each parameter and buffer of the networks is stored.
+    """Return where each parameter and buffer of the networks is stored, as pairs (dictionary, key).
 
-    Each entry is a dictionary of a module (its parameters or its buffers), and the tensor's key in
-    it. So the entry also finds a tensor that replaces the present one.
+    The dictionary holds the parameters or the buffers of one module. ``dictionary[key]`` gives the
+    present tensor, also after the module's tensor was replaced by another one.
     """
     return [
         (kept, name)

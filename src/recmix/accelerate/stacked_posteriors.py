@@ -28,9 +28,9 @@ _stacks: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()
 
 
 def stacks_of(owner: nn.Module) -> list[Stacked]:
-    """Return the `Stacked` networks that were made for a method or component.
+    """Return the `Stacked` networks that were made for `owner`, a method or a component.
 
-    The list is empty before the first use of the method or component.
+    The list is empty until `owner` has computed a posterior with stacked networks.
     """
     return [stack for stack, _ in _stacks.get(owner, [])]
 
@@ -94,7 +94,7 @@ def encode_by_kernels(component: Component, x: Tensor, model: LatentModel) -> Ga
     This is the GPU version of `encode`. It returns NotImplemented if the kernels do not apply.
 
     Args:
-        component: the mixture component with the encoder.
+        component: the component with the encoder.
         x: examples (B, ...).
         model: the model p(x, z); its data statistics standardise x.
 
@@ -156,7 +156,7 @@ STACKED: list[tuple[Replaceable[..., Any], Callable[..., Any]]] = [
     (recursive_mixture, stacked_recursive_mixture),
     (blind_mixture, stacked_blind_mixture),
 ]
-"""What is faster on a GPU, and on a CPU needed only for networks that are stacked permanently."""
+"""Plain functions and their stacked versions. On a CPU only `fuse_stacked_networks` needs these."""
 
 
 @fuse_networks.register

@@ -1,27 +1,29 @@
 """Values and tangents of a decoder on a GPU, one Triton kernel for each layer.
 
-A tangent is the derivative of a layer's output along one direction of z. Everything between layers
-is channels-last, (N, H, W, C). The T tangents of one example are stored next to each other.
+A tangent is the derivative of a layer's output along one direction of z. Everything between layers is
+channels-last, (N, H, W, C). The T tangents of one example are stored next to each other.
 
-A transposed convolution is computed as a matrix product. The kernel reads the entries of the left
-factor directly from the input image. With stride s and padding p, the output positions s q - p, …,
-s q - p + s - 1 depend on the same input positions q, q - 1, … So one row of the product belongs to
-one q. The inner dimension of the product, called depth here, runs over (row, column, channel) of
-these inputs. The columns of the product run over (row, column, channel) of these outputs. A linear
-layer is the case of a single q.
+A transposed convolution is computed as a matrix product. The kernel reads the entries of the left factor
+directly from the input image. With stride s and padding p, the output positions s q - p, …,
+s q - p + s - 1 depend on the same input positions q, q - 1, … So one row of the product belongs to one
+q. The inner dimension of the product, called depth here, runs over (row, column, channel) of these
+inputs. The columns of the product run over (row, column, channel) of these outputs. A linear layer is
+the case of a single q.
 
-The slope of an activation is 1 for positive values and a constant for the others. Tangents are
-multiplied by this slope after the layer before the activation.
+The slope of an activation is 1 for positive values and a constant for other values. An activation
+multiplies a tangent by its slope. The kernel of the layer before the activation does this
+multiplication. The first layer is an exception: its tangents are the same for all examples, so the
+kernel of the second layer multiplies them.
 
-Products of tangents use TF32. This is accurate enough for a Jacobian, which only determines steps
-and curvatures. Products of values use TF32 if torch's own layers may, else they have the accuracy
-of float32. Tensor cores drop the last 13 bits of the numbers that they multiply. So all numbers but
-z are rounded to TF32 when they are written. Dropped bits would make a number too small by 3e-4 on
-average, and this error would add up over the layers.
+Products of tangents use TF32. This is accurate enough, because the Jacobian is used only for the
+Gauss-Newton steps and their curvature. Products of values use TF32 if torch's own layers may use it.
+Otherwise they have the accuracy of float32. Tensor cores drop the last 13 bits of the numbers that they
+multiply. This would make each number smaller by about 3e-4 of its size, and the error would add up over
+the layers. So the kernels round all numbers except z to TF32 when they write them.
 
-Block sizes depend on the shapes alone. Weights are packed once for each sequence of Gauss-Newton
-steps, and nothing waits for the device. So a CUDA graph can capture these kernels. A replay of the
-graph uses the weights at the time of the replay.
+A CUDA graph can capture these kernels, because the block sizes depend only on the shapes and no
+operation makes the CPU wait for the GPU. The weights are packed once for each sequence of Gauss-Newton
+steps. The graph contains this packing, so a replay uses the weights at the time of the replay.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ PRECISION = "tf32"
 PROGRAMS = 128
 """Programs per layer that keep a GPU busy: about one for each multiprocessor of an H200."""
 INDICES = 2**31
-"""Most values in one tensor that the kernels can index."""
+"""Largest number of values of one tensor that the kernels can index."""
 
 
 @_jit
@@ -277,7 +279,7 @@ class LayerStep(NamedTuple):
 def plan(layers: list[nn.Module]) -> list[LayerStep] | None:
     """Group a decoder's layers into steps: a layer with weights, and the activation after it.
 
-    The result is None if the kernels do not support the layers.
+    The function returns None if the kernels do not support the layers.
 
     >>> net = [nn.Linear(2, 9), nn.ReLU(), nn.Unflatten(1, (1, 3, 3)), nn.ConvTranspose2d(1, 4, 2)]
     >>> [step.shape for step in plan(net)]
@@ -399,13 +401,13 @@ class Packed:
         return self._packed("tail", flat.t()[..., None, None], (1, 1), precision)
 
     def first(self, start: int, stop: int) -> Tensor:
-        """Derivatives of the first layer's output with respect to some axes of z, (T, H · W · C).
+        """Derivatives of the first layer's output with respect to T latent dimensions, (T, H · W · C).
 
         They are the layer's weights, so they are the same for all examples.
 
         Args:
-            start: the first axis of z.
-            stop: the axis after the last one; T = stop - start.
+            start: the first of these dimensions.
+            stop: the dimension after the last one; T = stop - start.
         """
         axes = self.steps[0].layer.weight.t()[start:stop].unflatten(1, self.layout(0))
         return self._packed((start, stop), axes.transpose(0, 1), (1, 1), PRECISION)

@@ -1,9 +1,9 @@
 """Jacobians of chains of simple layers: like forward-mode differentiation, with fewer kernels.
 
-A tangent is the derivative of a layer's output along one direction of the input. A linear layer
-maps a tangent like an input, without the bias. An activation multiplies a tangent by the
-activation's slope. `torch.func.jvp` would also compute products with tangents of the weights, which
-are zero.
+A tangent is the derivative of a layer's output along one direction of the input. A linear layer maps a
+tangent in the same way as its input, but without the bias. An activation multiplies a tangent by the
+activation's slope. `torch.func.jvp` would also compute products with tangents of the weights, which are
+zero.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SLOPES: dict[type[nn.Module], Slope] = {
     nn.Tanh: lambda _layer, _before, after: 1 - after.square(),
     nn.Sigmoid: lambda _layer, _before, after: after * (1 - after),
 }
-"""The derivative of an activation from its input and its output."""
+"""Functions (layer, input, output) that give the derivative of an activation, by its class."""
 BLOCK = 2**20
 """Most values of one layer's tangents that are computed at a time on a CPU."""
 KEPT = 2**25 - 2**14
@@ -149,9 +149,10 @@ def _linear(layer: Any, rows: Tensor, *, bias: bool) -> Tensor:
 
 
 def fast_on_cpu(like: Tensor) -> bool:
-    """Whether code may be used that is faster on a CPU, but has no gradient and cannot be traced.
+    """Whether the fast CPU code may be used. It has no gradient and cannot be traced.
 
-    This is so if `like` is on the CPU, gradients are disabled, and nothing is compiled or traced.
+    It may be used if `like` is on the CPU, gradients are disabled, and torch neither compiles nor
+    traces.
     """
     traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() or is_traceable()
     return like.device.type == "cpu" and not torch.is_grad_enabled() and not traced
@@ -217,7 +218,7 @@ def chain_jacobian(decoder: nn.Module, z: Tensor, chunk: int) -> tuple[Tensor, T
 def chain_needs_autograd(decoder: nn.Module) -> bool:
     """Whether the Jacobian of a decoder needs autograd: False for a chain of simple layers.
 
-    For such a chain, `chain_jacobian` uses plain tensor operations. The result is NotImplemented for
-    other decoders; then `jacobian_needs_autograd` decides.
+    For such a chain, `chain_jacobian` uses plain tensor operations. For other decoders the function
+    returns NotImplemented; then `jacobian_needs_autograd` decides.
     """
     return NotImplemented if layer_chain(decoder) is None else False
