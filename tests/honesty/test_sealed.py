@@ -72,7 +72,7 @@ def test_fit_many_reads_no_test_examples(data, tmp_path):
     assert len(recmix.fit_many(requests, progress=False)) == 2
 
 
-@pytest.mark.parametrize("preset", ["best", "paper"])
+@pytest.mark.parametrize("preset", ["best", "paper", "recursive"])
 def test_presets_read_no_test_examples(data, preset, tmp_path):
     options = QUICK | {"vae_epochs": 1, "epochs": 1, "out": tmp_path, "progress": False}
     found = recmix.fit_preset(preset, data, **options)

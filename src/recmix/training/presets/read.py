@@ -85,7 +85,7 @@ def presets() -> list[str]:
     """The names of the presets that come with the library.
 
     >>> presets()
-    ['best', 'paper']
+    ['best', 'paper', 'recursive']
     """
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
