@@ -22,10 +22,10 @@ __all__ = ["BlindMixture", "blind_mixture", "collapse_report"]
 class BlindMixture(Method):
     """A mixture of encoders, Q(z | x) = Σ_m α_m(x) q_m(z | x), with all parameters trained together.
 
-    The weights α(x) are the softmax of a network's output. All parameters, also those of the decoder,
+    The weights α(x) are the softmax of a network's output. All parameters, including the decoder's,
     maximise the ELBO of the mixture, Σ_m α_m E_{q_m}[log p(x, z) - log Q(z)]. It is estimated with one
-    sample of each component. The first component starts from the encoder of a VAE. The others start
-    from random weights, because with identical components training would be at a stationary point.
+    sample of each component. The first component starts from the encoder of a VAE. The other components
+    start from random weights, because identical components would get identical gradients and stay equal.
 
     This method is the baseline for the recursive mixture. Components may become equal, or one may take
     all weight; `collapse` measures both.
@@ -79,7 +79,7 @@ class BlindMixture(Method):
 
         Args:
             x: examples (B, *shape).
-            generator: random numbers for the samples; by default those of torch.
+            generator: source of the random noise.
         """
         return -self._bound(x, generator)[0].mean()
 

@@ -168,7 +168,7 @@ class BoostedER1(_Boosted):
     reference = "Locatello et al. 2018"
 
     def entropy(self, q: Posterior, log_q: Tensor) -> Tensor:
-        """An estimate of the entropy of the new component q, (1, B): minus `log_q`.
+        """Estimate the entropy of the new component q by minus `log_q`, (1, B).
 
         `log_q` is log q(z) at one sample z of q for each example, (1, B).
         """

@@ -1,4 +1,4 @@
-"""`Component`: one amortised posterior. A method has one or several components."""
+"""The base class `Component`: one amortised posterior. A method has one or several components."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ MAX_ORDER = 16
 
 
 class CountsTraining(nn.Module):
-    """A module that counts how often it was switched to training mode.
+    """Base class of modules that count how often they were switched to training mode.
 
-    CUDA graph replays change weights without changing the version numbers of the tensors. So cached
-    copies of the weights are taken to be outdated when this count has changed.
+    CUDA graph replays change weights without changing the version numbers of the tensors. So a cached
+    copy of the weights is outdated if this count has changed since it was made.
     """
 
     trainings: int = 0
@@ -35,31 +35,31 @@ class CountsTraining(nn.Module):
 
 
 class Component(CountsTraining, ABC):
-    """One amortised posterior: an encoder, and the function from its output to a density.
+    """Base class of amortised posteriors: an encoder, and the function from its output to a density.
 
     The VAE has one Gaussian component. A flow has one component, which contains the flow. A mixture has
     several components. Keyword-only constructor arguments are the component's options.
 
     Args:
         encoder: network from examples (B, *shape) to (B, 2 D), for the latent dimension D.
-        model: gives the shapes of x and z; it is not kept.
+        model: gives the shapes of x and z; it is not stored.
     """
 
     kind: ClassVar[str]
     setting: ClassVar[str | None] = None
-    """The option that tables vary, if any."""
+    """The option that is varied in tables of results, if any."""
     corrects: ClassVar[bool] = False
     """Whether `forward` also takes the posterior of the previous component and corrects it."""
     steps_per_example: int = 0
-    """Optimisation steps that `forward` takes for each example."""
+    """Number of optimisation steps that `forward` makes for each example."""
     differentiates: bool = False
     """Whether `forward` uses derivatives of the decoder."""
     uses_jacobian: ClassVar[bool] = False
-    """Whether these are Jacobians, see `recmix.inference.gauss_newton.jacobian`."""
+    """Whether `forward` uses the decoder's Jacobian, see `recmix.inference.gauss_newton.jacobian`."""
     can_be_distilled: ClassVar[bool] = True
     """Whether log q carries gradients to the encoder, as distillation needs."""
     closed_form_entropy: ClassVar[bool] = False
-    """Whether its density has an `entropy`."""
+    """Whether the method `entropy` of the posterior works."""
 
     def __init__(self, encoder: nn.Module, model: LatentModel) -> None:
         super().__init__()
@@ -75,21 +75,21 @@ class Component(CountsTraining, ABC):
         """
 
     def extra_networks(self) -> list[nn.Module]:
-        """The networks besides the encoder that a training step evaluates."""
+        """The networks that a training step evaluates in addition to the encoder."""
         return []
 
     @classmethod
     def for_mixture(
         cls, encoder: nn.Module, model: LatentModel, count: int, setting: int | None = None
     ) -> list[Component]:
-        """Make the components of a mixture: by default `count` copies, each with its own encoder.
+        """Make the components of a mixture: by default `count` components, each with its own encoder.
 
         Args:
             encoder: a network that is copied for each component.
             model: gives the shapes of x and z.
             count: number of components.
-            setting: value of the component's main option (such as its number of steps or flows),
-                whose name is the class attribute `setting`. None for the default.
+            setting: value of the component's main option, such as its number of steps. The class
+                attribute `setting` is the name of this option. None means the default.
         """
         options = {}
         if setting is not None:

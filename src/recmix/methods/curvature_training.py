@@ -29,14 +29,14 @@ __all__ = ["CurvatureTraining"]
 EXAMPLES = 128
 """Examples from which the typical curvature is computed before training."""
 FURTHEST = 2.0
-"""z is drawn at up to this many times the distance of a posterior sample from the posterior mean."""
+"""A random z is a posterior sample whose distance from the mean is multiplied by up to this factor."""
 
 
 class CurvatureTraining:
     """Trains only the curvature network of a trained method's model.
 
-    The class has those methods of `Method` that a training loop calls. The network is trained at latent
-    points near the posterior means of the examples, because refinement uses it there.
+    The class has the same methods as `Method`, as far as a training loop calls them. The network is
+    trained at latent points near the posterior means of the examples, because refinement uses it there.
 
     Args:
         method: a trained method whose model has a curvature network.

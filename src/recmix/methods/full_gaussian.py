@@ -19,8 +19,9 @@ __all__ = ["FullComponent", "FullGaussianVAE"]
 class FullComponent(Component):
     """q(z | x) = N(μ(x), Σ(x)) with Σ = L diag(σ²) Lᵀ and L(x) lower triangular with unit diagonal.
 
-    The encoder gives μ and log σ². One more linear layer on its features gives the entries of L below
-    the diagonal. It starts at zero, so the density starts as the encoder's own diagonal Gaussian.
+    The encoder gives μ and log σ². A further linear layer on the encoder's features gives the entries of
+    L below the diagonal. This layer is zero before training, so the first density is the encoder's
+    diagonal Gaussian.
     """
 
     kind = "full"
@@ -35,7 +36,7 @@ class FullComponent(Component):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set the linear layer to zero, so that q(z | x) is the encoder's own diagonal Gaussian."""
+        """Set the linear layer to zero, so that q(z | x) is the encoder's diagonal Gaussian."""
         if self.below is not None:
             nn.init.zeros_(self.below.weight)
             nn.init.zeros_(self.below.bias)

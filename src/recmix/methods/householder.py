@@ -19,9 +19,9 @@ __all__ = ["HouseholderComponent", "HouseholderFlow", "HouseholderVectors"]
 class HouseholderVectors(nn.Module):
     """Linear layers that compute the Householder vectors v_1 … v_T of a flow from features of x.
 
-    v_1 is linear in the features, and v_{t+1} is linear in v_t. At the start all weights are 0, and each
-    bias is a unit vector: v_t = e_t for every x, the axis t of the latent space. After axis D comes
-    axis 1 again.
+    v_1 is linear in the features, and v_{t+1} is linear in v_t. Before training all weights are 0, and
+    the bias of layer t is e_t, the unit vector of axis t of the latent space. So v_t = e_t for every x.
+    After axis D, axis 1 follows again.
 
     Args:
         features: F, the number of features of x.
@@ -58,8 +58,8 @@ class HouseholderComponent(Component):
     """A Gaussian encoder followed by Householder reflections; see `HouseholderFlow`.
 
     Args:
-        encoder: (B, *shape) -> (B, 2 D), which are μ and log σ². The reflections are computed from
-            its hidden features.
+        encoder: network (B, *shape) -> (B, 2 D), which gives μ and log σ². The reflections are computed
+            from its features.
         model: p(x, z); gives the dimension D of z.
         flows: number of reflections, 1 or more.
     """
@@ -91,8 +91,8 @@ class HouseholderFlow(Method):
 
     z_0 ~ N(S μ(x), diag σ²(x)), then z_t = (I - 2 v_t v_tᵀ / |v_t|²) z_{t-1} for t = 1 … T. The vector
     v_1 is linear in the encoder's features, and v_{t+1} is linear in v_t. Let H be the product of the
-    reflections. Then q(z | x) = N(H S μ, H diag σ² Hᵀ). Its density needs no determinant, and its KL to
-    the prior is that of N(μ, diag σ²).
+    reflections. Then q(z | x) = N(H S μ, H diag σ² Hᵀ). Its density needs no determinant. Its KL to the
+    prior equals the KL of N(μ, diag σ²).
 
     S is a fixed diagonal matrix of signs ±1. It is not in the original. No reflection is the identity,
     so a trained decoder would see a mirrored z. Here each v_t starts at an axis of the latent space.

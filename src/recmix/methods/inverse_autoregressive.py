@@ -24,12 +24,12 @@ __all__ = ["AutoregressiveNN", "GatedStep", "IAFComponent", "InverseAutoregressi
 OFFSET = 2.0
 """σ = sigmoid(s + OFFSET), as in the original: the gate starts mostly open."""
 LOG_START = -math.log1p(math.exp(-OFFSET))
-"""log σ of s = 0."""
+"""log σ at s = 0."""
 GATE_RANGE = (-4.0, 10.0)
 """Range of s + OFFSET, so that σ > 0.017. Trained flows stay far inside. With a smaller σ, rounding
 errors of the inverse would grow from one dimension to the next."""
 LARGEST = 1e8
-"""Limit of the inverse, so that its square does not overflow; the density there is zero anyway."""
+"""Limit of the inverse, so that its square does not overflow. The density is zero there anyway."""
 
 
 class _Layers(NamedTuple):
@@ -73,10 +73,10 @@ class GatedStep(Transform):
         return log_scale.exp() * z + shift, log_scale.sum(-1)
 
     def inverse(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Invert the step, one pass per dimension: each dimension depends on those before it.
+        """Invert the step with one pass per dimension, because each dimension depends on earlier ones.
 
-        The result is exact up to rounding. For trained flows in float32 (20 dimensions, 8 steps)
-        the error of log q was 4e-5.
+        The result is exact up to rounding. For trained flows in float32 (20 dimensions, 8 steps) the
+        error of log q was 4e-5.
 
         Args:
             z: output of the step, (S, B, D).
@@ -115,7 +115,7 @@ class AutoregressiveNN(nn.Module):
     From z and features of x it computes the shift m and the gate input s of a `GatedStep`. m_d and s_d
     depend on x and on the dimensions of z that come before d. The features of x enter the first hidden
     layer unmasked: every hidden unit sees all of them. Their contribution is the same for all samples z
-    and is computed once per batch. The last layer starts at zero, so m = 0 and s = 0.
+    and is computed once per batch. The last layer is zero before training, so m = 0 and s = 0.
 
     Args:
         latent: D, the latent dimension.

@@ -27,14 +27,13 @@ __all__ = ["VLAE", "LaplaceComponent"]
 class LaplaceComponent(GaussianComponent):
     """The Laplace approximation q(z | x) = N(z*, H⁻¹) at the mode z* of p(z | x).
 
-    Gauss-Newton steps lead from the encoder's mean to z*. H is the Gauss-Newton curvature of
-    -log p(x, z) at z*. The steps are damped and never lower log p(x, z), see
-    `recmix.inference.gauss_newton`. The decoder's parameters receive gradients, see
-    `recmix.inference.refinement.laplace`.
+    Gauss-Newton steps lead from the encoder's mean to z*. H is the Gauss-Newton curvature of -log p(x,
+    z) at z*. The steps are damped and never lower log p(x, z), see `recmix.inference.gauss_newton`. The
+    decoder's parameters receive gradients, see `recmix.inference.refinement.laplace`.
 
     The encoder receives no gradient through the steps, because training with such a gradient makes the
-    starting points worse. `VLAE` trains the encoder on its own ELBO instead. In a mixture the encoder of
-    this component is not trained.
+    starting points worse. `VLAE` trains the encoder on the ELBO of the encoder's Gaussian instead. In a
+    mixture the encoder of this component is not trained.
 
     Args:
         encoder: its mean is the starting point.
@@ -65,7 +64,7 @@ class LaplaceComponent(GaussianComponent):
         self.damping = damping
 
     def parameters_at(self, x: Tensor, model: LatentModel) -> Tensor:
-        """The encoder's own mean and log-variance, (B, 2 D), in the model's dtype."""
+        """The mean and log-variance that the encoder gives for x, (B, 2 D), in the model's dtype."""
         output: Tensor = self.encoder(model.observed(x.to(model.centre.dtype)))
         return output
 
@@ -92,16 +91,16 @@ class VLAE(Method):
     likelihood Gaussian, the first step is exact and the ELBO is log p(x).
 
     The decoder maximises the ELBO of N(z*, H⁻¹). Its gradient includes the change of z* and H, see
-    `LaplaceComponent`. The encoder maximises the ELBO of its own N(μ, diag σ²). So it keeps giving
-    good starting points, and other methods can start from it. On MNIST (20 dimensions, 2 steps, 450
-    batches at the learning rate 5e-4 from a VAE) this gains 20 nats. The alternatives were worse. A
-    decoder that treats mode and curvature as constants gains 14 nats. A decoder that also maximises
-    the encoder's objective gains 17. An encoder trained through the steps loses 150. One trained
-    straight through them, as if they were the identity, diverges.
+    `LaplaceComponent`. The encoder maximises the ELBO of its own N(μ, diag σ²). So it keeps giving good
+    starting points, and other methods can start from it. On MNIST (20 dimensions, 2 steps, 450 batches
+    at the learning rate 5e-4 from a VAE) this gains 20 nats. The alternatives were worse. A decoder that
+    treats mode and curvature as constants gains 14 nats. A decoder that also maximises the encoder's
+    objective gains 17. An encoder trained through the steps loses 150. An encoder with straight-through
+    gradients, as if the steps were the identity, diverges.
 
     The value of `loss` is minus the ELBO of N(z*, H⁻¹); the encoder's objective adds only to the
-    gradient. A training step differentiates D tangents of the decoder (D latent dimensions), so it
-    needs the memory of a batch that is D + 1 times as large.
+    gradient. A training step differentiates D tangents of the decoder (D latent dimensions), so it needs
+    the memory of a batch that is D + 1 times as large.
 
     Args:
         model: p(x, z).

@@ -31,7 +31,7 @@ def make_method(kind: Any, model: LatentModel, encoder: nn.Module, options: Mapp
 
 
 def place(method: Method, device: torch.device, dtype: torch.dtype) -> Method:
-    """Move a method to a device and give its weights a type; return the method."""
+    """Move a method to a device, convert its weights to `dtype`, and return the method."""
     method.to(device, dtype)
     if device.type == "cpu":  # convolutions are faster in this layout there
         for part in method.modules():

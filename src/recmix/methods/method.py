@@ -1,4 +1,4 @@
-"""`Method`: how a posterior is formed and how the parameters are trained on one batch."""
+"""The base class `Method`: how a posterior is computed and how the parameters are trained."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ __all__ = [
 Optimizers = dict[str, torch.optim.Optimizer]
 
 TEACHER_SAMPLES = 8
-"""Samples of the refined posterior that an encoder is fitted to in one step; they need no decoder."""
+"""Number of samples of the refined posterior to which a distillation step fits the encoders."""
 
 
 class Method(CountsTraining, ABC):
-    """How a posterior is formed and how the parameters are trained on one batch.
+    """Base class of methods: how a posterior is computed and how parameters are trained on a batch.
 
     A new method is one file in `methods/` with a subclass under `@register`. Its keyword-only
     constructor arguments are its options: the command line, TOML files and tables read them.
 
-    `step` never waits for the device (no ``.item()``, no branch on a tensor's value). So a training
-    engine can capture the step of any method as a CUDA graph.
+    `step` never makes the CPU wait for the GPU (no ``.item()``, no branch on a tensor's value). So a
+    training engine can capture the step of any method as a CUDA graph.
 
-    The constructor of a subclass takes (model, encoder, *, options). The encoder is a new network
-    (B, C, H, W) -> (B, 2 D), for the latent dimension D. A method with several encoders copies it.
+    The constructor of a subclass takes (model, encoder, *, options). The encoder is a new network (B,
+    *shape) -> (B, 2 D), for the latent dimension D. A method with several encoders copies it.
 
     Args:
         model: p(x, z).
@@ -61,7 +61,7 @@ class Method(CountsTraining, ABC):
     setting: ClassVar[str | None] = None
     """The option that the paper's tables vary, if any."""
     tried: ClassVar[tuple[int, ...]] = ()
-    """The values of this option in those tables."""
+    """The values of this option in the paper's tables."""
     starts_from: ClassVar[str | None] = "vae"
     """The method that is trained first, or None for a method that is trained from random weights."""
     can_grow: ClassVar[bool] = False
@@ -69,12 +69,12 @@ class Method(CountsTraining, ABC):
     can_restart: ClassVar[bool] = False
     """Whether `restarted` does more than `posterior`."""
     feed_forward: ClassVar[bool] = False
-    """Whether the posterior takes several passes through encoder and decoder, without derivatives."""
+    """Whether computing the posterior takes several forward passes of networks, without derivatives."""
     rate_factor: ClassVar[float] = 1.0
     """Factor of the default learning rate."""
     fresh_factor: ClassVar[float] = 1.0
-    """Default of the training option `fresh_rate`, as far as new parameters then learn no faster than
-    in a first stage."""
+    """Default of the training option `fresh_rate`. It is lowered if new parameters would then have a
+    higher learning rate than in a training from random weights."""
 
     options: dict[str, Any]
     """The keyword arguments that the method was made with."""
@@ -100,19 +100,19 @@ class Method(CountsTraining, ABC):
         return cls.step is Method.step and cls.loss is Method.loss
 
     def component(self, m: int, x: Tensor) -> Posterior:
-        """The posterior q_m(z | x) of component m, for examples x (B, C, H, W)."""
+        """The posterior q_m(z | x) of component m, for examples x (B, *shape)."""
         q: Posterior = self.components[m](x, self.model)
         return q
 
     @property
     def base_encoder(self) -> nn.Module:
-        """The encoder of the first component. A method that starts from this one copies it."""
+        """The encoder of the first component. Methods that start from this method copy it."""
         first: Component = self.components[0]  # type: ignore[assignment]
         return first.encoder
 
     @property
     def steps_per_example(self) -> int:
-        """Number of optimisation steps that computing the posterior takes for each example."""
+        """Number of optimisation steps for each example when the posterior is computed."""
         parts: Any = self.components
         return max(part.steps_per_example for part in parts)
 
@@ -122,7 +122,7 @@ class Method(CountsTraining, ABC):
         return any(part.differentiates for part in self.components)
 
     def posterior(self, x: Tensor) -> Posterior:
-        """q(z | x) for examples x (B, C, H, W); by default that of the first component."""
+        """The posterior q(z | x) for examples x (B, *shape); by default that of the first component."""
         return self.component(0, x)
 
     def restarted(self, x: Tensor, restarts: int) -> Posterior:
@@ -131,7 +131,7 @@ class Method(CountsTraining, ABC):
         Only methods with `can_restart` do this. The others ignore `restarts` and return `posterior`.
 
         Args:
-            x: examples (B, C, H, W).
+            x: examples (B, *shape).
             restarts: number of starting points for each example.
         """
         return self.posterior(x)
@@ -193,9 +193,9 @@ class Method(CountsTraining, ABC):
 
         Args:
             learning_rate: learning rate of the networks.
-            variance_rate: learning rate of the likelihood's variance, relative to that of the networks.
+            variance_rate: learning rate of the likelihood's variance, relative to `learning_rate`.
             fresh_rate: learning rate of parameters that do not start from a trained model, relative to
-                that of the others.
+                `learning_rate`.
             optimizer: ``adam`` or ``muon``.
 
         Returns:
@@ -218,13 +218,14 @@ class Method(CountsTraining, ABC):
         """Train on one batch: compute the loss and make the optimiser steps.
 
         Args:
-            x: examples (B, C, H, W).
+            x: examples (B, *shape).
             optimizers: from `optimizers`.
             objective: changes of the method's own objective; by default none.
             generator: source of the random noise.
 
         Returns:
-            Metrics by name, as scalar tensors on the device, at least ``loss`` and ``elbo``.
+            Metrics by name, as scalar tensors on the device. ``loss`` and ``elbo`` are always among
+            them.
         """
         if objective.kl_weight is None:
             loss = self.loss(x, generator=generator)
@@ -252,13 +253,13 @@ class Method(CountsTraining, ABC):
     ) -> None:
         """Make one optimiser step on `loss`, with the changes that `objective` asks for.
 
-        If the decoder has an objective of its own, `loss` trains all other parameters, and
-        `decoder_loss` trains the decoder. With distillation the encoders minimise
-        (1 - distil) · loss + distil · `distillation`.
+        If `objective.separate_decoder` is True, `decoder_loss` trains the decoder, and `loss` trains all
+        other parameters. With distillation the encoders minimise (1 - distil) · loss + distil ·
+        `distillation`.
 
         Args:
             loss: the method's own loss on this batch.
-            x: examples (B, C, H, W).
+            x: examples (B, *shape).
             optimizer: optimiser of all parameters to train.
             objective: changes of the method's own objective.
             generator: source of the random noise.
@@ -303,15 +304,15 @@ class Method(CountsTraining, ABC):
     def decoder_loss(
         self, x: Tensor, q: Posterior, objective: Objective, generator: torch.Generator | None
     ) -> Tensor:
-        """The decoder's loss, a scalar, for a decoder with an objective of its own.
+        """The decoder's loss, a scalar. It is used if `objective.separate_decoder` is True.
 
         It is minus the IWAE bound if `objective.iwae_samples` is not 0, else minus the ELBO of the
         refined posterior.
 
         Args:
-            x: examples (B, C, H, W).
-            q: the posterior before refinement, without gradients. The posterior after refinement
-                carries gradients to the decoder.
+            x: examples (B, *shape).
+            q: the posterior before refinement, without gradients. The posterior after refinement carries
+                gradients to the decoder.
             objective: what the decoder maximises.
             generator: source of the random noise.
         """
@@ -326,12 +327,12 @@ class Method(CountsTraining, ABC):
         return -log_mean_exp(self.model.log_joint(x, z) - log_q).mean()
 
     def prepare(self, x: Tensor) -> None:
-        """Choose options that depend on data. By default it does nothing.
+        """Choose options that depend on data. By default this does nothing.
 
-        Training calls it once, before it continues from a trained model.
+        Training calls this once, before it continues from a trained model.
 
         Args:
-            x: validation examples (B, C, H, W).
+            x: validation examples (B, *shape).
         """
 
     def start_from(self, other: Method) -> None:
@@ -351,8 +352,8 @@ def infer(method: Method, x: Tensor, inference: Inference) -> Posterior:
     """Compute the posterior q(z | x) of a method, refined and calibrated.
 
     Args:
-        method: gives the posterior.
-        x: examples (B, C, H, W) on the method's device.
+        method: the method that computes the posterior.
+        x: examples (B, *shape) on the method's device.
         inference: the settings of refinement and calibration.
 
     Returns:
@@ -365,7 +366,7 @@ def infer(method: Method, x: Tensor, inference: Inference) -> Posterior:
 
 @replaceable
 def infer_no_grad(method: Method, x: Tensor, inference: Inference) -> Posterior:
-    """Like `infer`, but without gradients. Repeated batches of the same shape are faster on a GPU."""
+    """Like `infer`, but without gradients. On a GPU, later batches of the same shape are faster."""
     with torch.no_grad():
         return infer(method, x, inference)
 
@@ -374,8 +375,8 @@ def infer_no_grad(method: Method, x: Tensor, inference: Inference) -> Posterior:
 def fuse_networks(method: Method) -> None:
     """Prepare a trained method for tracing, such as by `torch.export`.
 
-    This version does nothing. `recmix.accelerate` replaces it: there, the networks of a mixture are
-    evaluated together as one network where possible. The method must not be trained afterwards.
+    This version does nothing. The version in `recmix.accelerate` makes one network of all networks of a
+    mixture, where this is possible. The method must not be trained afterwards.
     """
 
 

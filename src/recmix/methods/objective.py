@@ -1,4 +1,4 @@
-"""`Objective`: options that change what a training step maximises."""
+"""The class `Objective`: options that change what a training step maximises."""
 
 from __future__ import annotations
 
@@ -21,15 +21,14 @@ class Objective:
 
     Attributes:
         iwae_samples: if not 0, the decoder maximises the IWAE bound with this number of samples.
-        inference: if it has refinement steps, the decoder is trained on the posterior refined by
-            it.
+        inference: if it has refinement steps, the decoder is trained on the refined posterior.
         distil: weight of the distillation loss in the encoders' loss, 0 to 1.
-        teacher: the refinement of the teacher. Distillation fits the encoders to samples of the
-            posterior that is refined by it.
+        teacher: the refinement for distillation, which fits the encoders to samples of the posterior
+            after this refinement.
         kl_weight: if not None, the weight of the KL in the ELBO, a scalar tensor on the device. It may
             change between steps.
-        free_bits: nats per latent dimension below which the KL is not reduced; it has an effect only
-            with `kl_weight`. See `recmix.objectives.weighted_elbo`.
+        free_bits: the KL of a latent dimension is not reduced below this value, in nats. It has an
+            effect only with `kl_weight`. See `recmix.objectives.weighted_elbo`.
     """
 
     iwae_samples: int = 0
@@ -41,9 +40,9 @@ class Objective:
 
     @property
     def separate_decoder(self) -> bool:
-        """Whether the decoder is trained on an objective of its own, not on that of the encoders."""
+        """Whether the decoder and the encoders are trained on different objectives."""
         return bool(self.iwae_samples or self.inference.refine)
 
 
 ELBO = Objective()
-"""The method's own objective, with nothing added."""
+"""The method's own objective, without changes."""

@@ -18,9 +18,9 @@ def adam(groups: list[dict[str, Any]], learning_rate: float) -> torch.optim.Opti
     """Make torch's Adam for parameter groups.
 
     Args:
-        groups: parameter groups, {"params": [...], "lr": ...} each. The learning rate at the start is
-            also stored in each group, as ``initial_lr``.
-        learning_rate: learning rate of groups without one of their own.
+        groups: parameter groups, {"params": [...], "lr": ...} each. Each group of the optimiser also
+            stores the first learning rate, as ``initial_lr``.
+        learning_rate: learning rate of groups without ``lr``.
     """
     fused = device_of(groups).type in ("cpu", "cuda")
     made = torch.optim.Adam(groups or [{"params": []}], lr=learning_rate, fused=fused)
@@ -36,7 +36,7 @@ def device_of(groups: Iterable[dict[str, Any]]) -> torch.device:
 
 
 OPTIMIZERS: dict[str, Callable[[list[dict[str, Any]], float], torch.optim.Optimizer]] = {"adam": adam}
-"""Functions (parameter groups, learning rate) -> optimiser; `recmix.accelerate` adds to them."""
+"""Functions (parameter groups, learning rate) -> optimiser; `recmix.accelerate` adds more."""
 
 
 def make_optimizer(
@@ -47,7 +47,7 @@ def make_optimizer(
     Args:
         name: ``adam`` or ``muon``.
         groups: parameter groups, {"params": [...], "lr": ...} each.
-        learning_rate: learning rate of groups without one of their own.
+        learning_rate: learning rate of groups without ``lr``.
 
     Raises:
         ConfigError: there is no optimiser of this name.

@@ -58,11 +58,11 @@ class RecursiveMixture(Method):
     """A mixture Q = Σ_m α_m(x) q_m(z | x) to which components are added one at a time.
 
     Q_m = (1 - ε_m(x)) Q_{m-1} + ε_m(x) q_m is the mixture after component q_m is added. A network, the
-    gate, computes its weight ε_m(x).
+    gate, computes the weight ε_m(x) of q_m.
 
-    One batch makes these updates in order; each uses the results of those before it. First q_0 increases
-    its ELBO. For m = 1 … M, q_m increases ELBO(q_m) + min(C, KL(q_m || Q_{m-1})), then ε_m increases
-    ELBO(Q_m). Finally the decoder increases ELBO(Q_M).
+    A training step on one batch makes several updates in order. Each uses the results of earlier
+    updates. First q_0 increases its ELBO. For m = 1 … M, q_m increases ELBO(q_m) + min(C, KL(q_m ||
+    Q_{m-1})), then ε_m increases ELBO(Q_m). Finally the decoder increases ELBO(Q_M).
 
     The decoder's outputs are used again in later updates of the batch, because the decoder changes only
     at the end. So the number of network evaluations is linear in the number of components.
@@ -72,8 +72,8 @@ class RecursiveMixture(Method):
         encoder: the first component; the others start as copies of it.
         order: number of components, 1 to 16.
         bound: C, the largest KL to the mixture that a component is rewarded for.
-        per_instance: apply the bound C to the KL of each example, as in the paper's Algorithm 1, not
-            to the mean over the batch, as in its pseudocode.
+        per_instance: apply the bound C to the KL of each example, as in the paper's Algorithm 1, not to
+            the mean over the batch, as in its pseudocode.
         eps_min: smallest weight ε of a new component.
         eps_max: largest weight ε of a new component.
         jitter: relative size of random noise on the network weights of a new component, so that equal
@@ -131,7 +131,8 @@ class RecursiveMixture(Method):
         Args:
             m: index of the component.
             x: examples.
-            before: q_{m-1}(z | x), for a component that corrects it; computed if it is None.
+            before: q_{m-1}(z | x). Only components that correct it need it. None means that it is
+                computed.
         """
         part: Any = self.components[m]
         if not part.corrects:
@@ -313,7 +314,7 @@ class RecursiveMixture(Method):
         return [q.rsample_and_log_prob(TEACHER_SAMPLES, generator=generator)[0] for q in parts]
 
     def novelty(self, m: int, q: Posterior, log_q: Tensor, distance: Tensor) -> Tensor:
-        """The reward of a new component q_m for its distance to the mixture, a scalar (batch mean).
+        """The reward of a new component q_m for its distance to the mixture, averaged over the batch.
 
         It is min(C, KL(q_m || Q_{m-1})), where Q_{m-1} is the mixture of the components before m, and C
         is the option `bound`.

@@ -29,7 +29,7 @@ def register(cls: _M) -> _M:
 def register_component(cls: _C) -> _C:
     """Class decorator for components: adds the class to `COMPONENTS` under its `kind`.
 
-    Mixtures can then use it by this kind.
+    A mixture can then use it by the option `component`.
     """
     if cls.kind in COMPONENTS:
         raise ConfigError(f"two components are called {cls.kind!r}: {COMPONENTS[cls.kind]} and {cls}")
@@ -38,7 +38,7 @@ def register_component(cls: _C) -> _C:
 
 
 def find_component(kind: str) -> type[Component]:
-    """The component class of this kind, such as ``gaussian``; a ConfigError if there is none."""
+    """Return the component class of this kind, such as ``gaussian``, or raise a ConfigError."""
     if kind not in COMPONENTS:
         raise ConfigError(unknown("component", kind, COMPONENTS))
     found: type[Component] = COMPONENTS[kind]
@@ -46,7 +46,7 @@ def find_component(kind: str) -> type[Component]:
 
 
 def find_method(method: str | type[Method] | Method) -> type[Method]:
-    """The class of a method that is given by its name, as a class or as an instance.
+    """Return the class of a method, which is given as a name, a class or an instance.
 
     Raises:
         ConfigError: there is no method of this name, or `method` is something else.

@@ -1,12 +1,12 @@
 """Residual corrections: networks that improve a posterior from the error of its reconstruction.
 
-The first posterior q_0 comes from the encoder. Then, a few times, the decoder reconstructs x from
-the posterior mean. A network, the corrector c_t, sees x, the residual r_t and the posterior so far,
-and gives a better posterior:
+The first posterior q_0 comes from the encoder. Then, a few times, the decoder reconstructs x from the
+posterior mean. A network, the corrector c_t, takes x, the residual r_t and the present posterior, and
+gives a better posterior:
 
     r_t = x - E[x | z = μ_{t-1}],    λ_t = λ_{t-1} + c_t(x, r_t, λ_{t-1}),    λ = (μ, log σ²).
 
-Decoder and corrector run forward only. Nothing is differentiated when the posterior is used.
+Computing the posterior takes only forward passes of decoder and corrector. Nothing is differentiated.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ class Corrector(nn.Module):
 
     r = x - E[x | z = μ] is the residual of the reconstruction. For images, the convolutions of the
     paper's encoder see x and r as channels. For tokens, the layers of the encoder see the embedded
-    tokens plus a linear function of r. Two linear layers then also see (μ, log σ²). The last layer
-    starts at zero, so the first change is zero.
+    tokens plus a linear function of r. Two linear layers then also see (μ, log σ²). The last layer is
+    zero before training, so the change is zero then.
 
     Args:
         model: gives the shapes of x and z.
-        width: factor of the layer sizes. 1 gives the sizes of the library's default network for this
-            shape of x; for tokens, those of `like`.
+        width: factor of the layer sizes. For tokens, 1 gives the sizes of `like`. For all other x, 1
+            gives the sizes of the library's default network for this shape.
         whitened: whether the linear layers also see the whitened gradient, see `whitened_gradient`.
-        like: the encoder of the first posterior. The layers for tokens are like its layers.
+        like: the encoder of the first posterior. For tokens, the corrector has the same kind of layers.
     """
 
     features: PairFeatures | TokenPairFeatures
@@ -243,8 +243,8 @@ class ResidualComponent(Component):
         Args:
             x: examples (B, *shape).
             model: p(x, z).
-            detach: whether a correction treats the posterior before it as a constant, so that a loss of
-                its result trains only this corrector.
+            detach: whether each correction treats its input posterior as a constant. Then the ELBO after
+                a correction trains only the corrector of this correction.
         """
         found = [self.encoder(model.observed(x))]
         for t in range(self.corrections):
@@ -260,15 +260,15 @@ class ResidualComponent(Component):
     def restarted(self, x: Tensor, model: LatentModel, restarts: int) -> Gaussian:
         """Correct from several starting points; keep the best posterior found for each example.
 
-        Posteriors after any number of corrections are compared by Laplace's estimate of log p(x),
-        log p(x, μ) + ½ Σ log σ² up to a constant. This costs one extra decoder pass, and nothing is
-        differentiated.
+        The posteriors after 0, 1, … corrections are compared by Laplace's estimate of log p(x), which is
+        log p(x, μ) + ½ Σ log σ² up to a constant. μ and σ² are the mean and variance of a posterior.
+        This costs one more decoder pass, and nothing is differentiated.
 
         Args:
             x: examples (B, *shape).
             model: p(x, z).
-            restarts: number of starting points for each example. A starting point is the encoder's
-                mean times one of `restart_scales`.
+            restarts: number of starting points for each example. A starting point is the encoder's mean
+                times one of `restart_scales`.
         """
         mean, log_variance = self.encoder(model.observed(x)).chunk(2, dim=-1)
         now = torch.cat([torch.cat([s * mean, log_variance], -1) for s in restart_scales(restarts)])
@@ -370,16 +370,17 @@ class ResidualVAE(Method):
         return part
 
     def restarted(self, x: Tensor, restarts: int) -> Gaussian:
-        """The Gaussian q(z | x) that is best of several starting points, for examples x (B, *shape).
+        """The best Gaussian q(z | x) from several starting points, for examples x (B, *shape).
 
         `restarts` is the number of starting points; see `ResidualComponent.restarted`.
         """
         return self._part.restarted(x, self.model, restarts)
 
     def loss(self, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """Minus the ELBO of the posterior after the last correction, averaged over the batch, a scalar.
+        """The training loss, a scalar, averaged over the batch.
 
-        The gradient is that of a sum of ELBOs, one after each correction: each trains its own corrector.
+        The value is minus the ELBO after the last correction. The gradient is the gradient of minus the
+        sum of the ELBOs after all corrections. The ELBO after correction t trains only corrector t.
         """
         *early, last = self._part.iterates(x, self.model, detach=True)
         q = Gaussian.from_parameters(last)

@@ -25,7 +25,7 @@ TUNING_BATCH = 500
 
 
 SHARES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
-"""Step sizes tried in tuning, as shares of the given one."""
+"""Step sizes that are tried in tuning, as shares of the given step size."""
 
 
 @register_component
@@ -36,8 +36,8 @@ class SemiAmortisedComponent(Component):
 
         v <- momentum · v + ∇_λ ELBO(x; λ),    λ <- λ + step_size · v.
 
-    The gradient is that of each example's own ELBO (a sum over the batch, not a mean). So neither the
-    batch size nor the other examples change the result.
+    The gradient belongs to the ELBO of one example, not to a mean over the batch. So neither the batch
+    size nor the other examples change the result.
 
     The KL in this ELBO is exact. The expectation of log p(x | z) is estimated at the points μ ± σ·s. The
     vectors s of signs ±1 are drawn once from a fixed seed and are the same for all examples. Signs have
@@ -102,7 +102,7 @@ class SemiAmortisedComponent(Component):
         self.register_buffer("noise", noise.to(model.centre), persistent=False)
 
     def get_extra_state(self) -> Tensor:
-        """The step size, to be stored with the weights: it may have been tuned."""
+        """The step size. It is stored with the weights, because it may have been tuned."""
         return torch.tensor(self.step_size, dtype=torch.float64)
 
     def set_extra_state(self, state: Tensor) -> None:
@@ -123,7 +123,7 @@ class SemiAmortisedComponent(Component):
         return Gaussian.from_parameters(start + (refined - start).detach())
 
     def inner_elbo(self, x: Tensor, parameters: Tensor, model: LatentModel, step: int) -> Tensor:
-        """The ELBO of each example, (B,), that gradient step number `step` increases.
+        """The ELBO of each example, (B,), which the gradient step with the number `step` increases.
 
         Args:
             x: examples (B, *shape).
@@ -231,7 +231,7 @@ class SemiAmortised(Method):
 
 @torch.no_grad()
 def tune_step_size(method: Method, x_val: Tensor, grid: Iterable[float]) -> float:
-    """Find the step size with the highest mean ELBO, set it in the method's components, return it.
+    """Find the step size with the highest mean ELBO, set it in all components, and return it.
 
     Every step size is scored with the same noise. A score that is not finite counts as the lowest.
 

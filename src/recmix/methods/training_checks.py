@@ -1,4 +1,4 @@
-"""Checks whether training options can be used for a method."""
+"""Check whether training options can be used for a method."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ def check_kl_can_change(method: Method | type[Method], name: str, x: Tensor | No
     Args:
         method: the method to train, or its class.
         name: name of the option, ``kl_warmup`` or ``free_bits``.
-        x: examples (B, *shape), to check also that their KL is a sum over latent dimensions, which
-            ``free_bits`` needs; None for no such check.
+        x: examples (B, *shape). If given, the function also checks that the KL is a sum over latent
+            dimensions, as ``free_bits`` needs.
 
     Raises:
-        ConfigError: the method does not only maximise one ELBO, or its KL is not such a sum.
+        ConfigError: the method does not only maximise one ELBO, or its KL is not a sum over latent
+            dimensions.
     """
     if not method.maximises_elbo_only():
         raise ConfigError(

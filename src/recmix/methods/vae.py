@@ -20,8 +20,8 @@ __all__ = ["VAE", "GaussianComponent", "elbo_gradient", "encode"]
 def encode(component: Component, x: Tensor, model: LatentModel) -> Gaussian | FullGaussian:
     """The Gaussian that a component's encoder gives for examples x (B, ...).
 
-    It is diagonal. Only an encoder of your own that returns a `MultivariateNormal` gives a full
-    covariance.
+    The Gaussian is diagonal. It has a full covariance only if a user's own encoder returns a
+    `MultivariateNormal`.
     """
     found = component.encoder(model.observed(x))
     if isinstance(found, MultivariateNormal):
@@ -45,8 +45,8 @@ class GaussianComponent(Component):
 class VAE(Method):
     """Amortised variational inference with one diagonal Gaussian.
 
-    Its training can continue from a trained VAE (option `init`), with the schedule of the other methods
-    that start from one. This control experiment is called VAE+.
+    Training can continue from a trained VAE (option `init`). It then uses the same schedule as other
+    methods that start from a trained VAE. The result is a control for these methods and is called VAE+.
 
     Args:
         model: p(x, z).
@@ -70,8 +70,8 @@ def elbo_gradient(
     """The gradient g of the ELBOs of T Gaussians per example with respect to their parameters λ.
 
     g = ∂/∂λ Σ_t mean_b ELBO(λ_tb) has the shape of λ, (T, B, 2 D). Each ELBO is estimated with one
-    sample of z. The loss -sum(g · λ) trains the networks that computed λ as the ELBOs would. It does not
-    train the decoder, because g carries no gradient.
+    sample of z. The loss -sum(g · λ) gives the networks that compute λ the same gradient as minus the
+    sum of these ELBOs. It gives no gradient to the decoder, because g is a constant.
 
     Args:
         model: p(x, z).

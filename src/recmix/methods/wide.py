@@ -1,4 +1,4 @@
-"""A VAE with a second encoder, whose output is added to that of the first encoder."""
+"""A VAE with two encoders, whose outputs are added."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from recmix.posteriors import Gaussian
 __all__ = ["WIDTH", "WideComponent", "WideVAE"]
 
 WIDTH = 2.0
-"""Default factor of the layer sizes of an added network; 1 gives those of the default network."""
+"""Default factor of the layer sizes of an added network; 1 gives the sizes of the default network."""
 
 
 @register_component
 class WideComponent(Component):
     """A Gaussian whose parameters are the sum of two encoders' outputs: (μ, log σ²) = e(x) + w(x).
 
-    Before training w(x) = 0, so the density is that of e alone. Both encoders read only x, so they can
-    run in parallel.
+    Before training w(x) = 0, so the first encoder e alone gives the density. Both encoders read only x,
+    so they can run in parallel.
 
     Args:
         encoder: e, the given encoder.
