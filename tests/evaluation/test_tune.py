@@ -126,6 +126,19 @@ def test_the_winner_is_the_fastest_that_is_as_good_as_the_best():
     assert module._winner(encoder, [noisy, good]) is good
 
 
+def test_a_faster_trial_with_a_higher_bound_does_not_lose():
+    """The faster one is higher, but its gain is noisy: it is less than two standard errors."""
+    encoder = trial(1, [0.0] * 10)
+    noisy = trial(2, [9.0, -7.0] * 5, how="variational", refine=1)
+    clear = trial(3, [0.5, 0.6] * 5, refine=1)
+    assert not module._clearly_above(noisy.examples, encoder.examples)
+    assert module._winner(encoder, [noisy, clear]) is noisy
+    found = Frontier([encoder, noisy, clear], 9.0, noisy, encoder)
+    assert found.reason.startswith("faster and higher than gauss-newton 1, the fastest")
+    assert replace(found, trials=[encoder, clear], winner=clear).reason.startswith("the fastest")
+    assert "no refinement within the limit" in replace(found, limit=2.5, winner=encoder).reason
+
+
 def test_bounds_that_are_not_numbers_never_win():
     encoder, broken = trial(1, [0.0, 1.0]), trial(0.5, [math.nan, 5.0], refine=1)
     good = trial(2, [3.0, 4.0], refine=2)

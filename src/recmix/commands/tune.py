@@ -1,4 +1,4 @@
-"""`recmix tune`: choose the refinement of a run that is best within a limit on computing time."""
+"""`recmix tune`: choose the fastest good refinement of a run within a limit on computing time."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from recmix.commands.own_parts import Networks
 from recmix.commands.stored_scores import folder_of_one_data, scored_data
 from recmix.commands.terminal import Json, Root, out
 from recmix.errors import ConfigError, RunError
+from recmix.runs.files import finite
 from recmix.runs.folder import TUNED, Run
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def tune_command(
     data_root: Root = None,
     as_json: Json = False,
 ) -> None:
-    """Choose the best refinement of a run within a time limit."""
+    """Choose the fastest good refinement of a run within a time limit."""
     if reset:
         _reset(run, budget, milliseconds, as_json=as_json)
         return
@@ -106,7 +107,7 @@ def tune_command(
         _draw(found, plot, samples=samples, title=f"{model.spec.label}, {content['device']}")
     if as_json:
         chosen = {"inference": found.winner.inference.to_json(), **content}
-        out.print_json(json.dumps({"run": run, "stored": stored is not None, **_finite(chosen)}))
+        out.print_json(json.dumps({"run": run, "stored": stored is not None, **finite(chosen)}))
         return
     out.print(table_of(found, samples, title=f"{model.spec.label}, {count:,} validation examples"))
     if stored is not None:
@@ -266,14 +267,14 @@ def _sentences(found: Frontier, device: str) -> list[str]:
         lines.append(f"the encoder alone takes {own:.3g} ms per example, more than the limit")
     fastest = found.smallest_budget
     if found.winner is not found.encoder:
-        lines.append(f"chosen: {words(found.winner.inference)}")
+        lines.append(f"chosen: {words(found.winner.inference)}: {found.reason}")
     elif fastest is not None and fastest * own > limit:
         lines.append(
             f"chosen: no refinement; the fastest one takes {fastest:.1f} times the encoder, so that the "
             f"smallest budget with a refinement is --budget {math.ceil(1.1 * fastest)}x"
         )
     else:
-        lines.append("chosen: no refinement; none within the limit has a clearly higher bound")
+        lines.append(f"chosen: no refinement: {found.reason}")
     return lines
 
 
@@ -295,12 +296,3 @@ def _draw(found: Frontier, path: Path, *, samples: int, title: str) -> None:
         if math.isfinite(trial.mean)
     ]
     refinement_times(points, path, limit=found.limit, samples=samples, title=title)
-
-
-def _finite(content: Any) -> Any:
-    """The content with None for numbers that JSON does not have."""
-    if isinstance(content, dict):
-        return {name: _finite(value) for name, value in content.items()}
-    if isinstance(content, list):
-        return [_finite(value) for value in content]
-    return None if isinstance(content, float) and not math.isfinite(content) else content

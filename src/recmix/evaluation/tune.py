@@ -36,7 +36,7 @@ TOO_SLOW = 1.25
 HOPELESS = 4.0
 """A candidate above this multiple of the time limit is timed only once."""
 SETTLED = 2.0
-"""The winner is the fastest whose bound is within this many standard errors of the best bound."""
+"""A difference of two bounds is clear if it is larger than this many of its standard errors."""
 
 
 @dataclass(frozen=True)
@@ -94,14 +94,32 @@ class Frontier:
         lines = ["ms per example  bound (nats)  inference"]
         for trial in self.trials:
             bound = "too slow" if trial.bound is None else f"{trial.bound:.2f}"
-            done = (
-                f"{trial.inference.how} {trial.inference.refine}"
-                if trial.inference.refine
-                else "encoder"
-            )
             mark = "  <- chosen" if trial is self.winner else ""
-            lines.append(f"{trial.milliseconds:14.4f}  {bound:>12}  {done}{mark}")
+            lines.append(f"{trial.milliseconds:14.4f}  {bound:>12}  {_name(trial)}{mark}")
         return "\n".join(lines)
+
+    @property
+    def reason(self) -> str:
+        """Why the winner was chosen, in words."""
+        clear = f"clear means more than {SETTLED:g} standard errors"
+        first = _fastest_clear(self.encoder, self.within_limit)
+        if first is None:
+            return f"no refinement within the limit has a clear gain over the encoder; {clear}"
+        if first is self.winner:
+            return (
+                "the fastest refinement that is clearly above the encoder and not clearly below the "
+                f"best; {clear}"
+            )
+        return (
+            f"faster and higher than {_name(first)}, the fastest refinement that is clearly above the "
+            f"encoder and not clearly below the best; {clear}"
+        )
+
+    @property
+    def within_limit(self) -> list[Trial]:
+        """The trials with refinement that have a bound and take no longer than the limit."""
+        others = [t for t in self.trials if t is not self.encoder and t.bound is not None]
+        return [t for t in others if t.milliseconds <= self.limit]
 
     @property
     def smallest_budget(self) -> float | None:
@@ -125,7 +143,7 @@ class Frontier:
 def candidates(
     method: Method, steps: Iterable[int] = STEPS, base: Inference | None = None
 ) -> list[Inference]:
-    """The settings of inference to try for a method: no refinement, and each kind with several steps.
+    """The inferences to try for a method: none, and each kind of refinement with each number of steps.
 
     Kinds of refinement that the model does not allow, or that its latent dimension makes too expensive,
     are left out.
@@ -165,9 +183,11 @@ def tune(
 ) -> Frontier:
     """Measure time and IWAE bound of several inferences, and choose the best within a time limit.
 
-    Only inferences within the limit are compared. The winner is the fastest of them whose bound is
-    significantly above that of the encoder's own posterior, and not significantly below the best bound.
-    If there is none, the winner is the encoder's own posterior, even if it takes longer than the limit.
+    Only inferences within the limit are compared. First the fastest one is found that is clearly above
+    the encoder's own posterior and not clearly below the best. A difference is clear if it is larger
+    than two standard errors. The winner has the highest bound of all that are not slower. If no
+    inference is clearly above the encoder's own posterior, this posterior is the winner, even if it
+    takes longer than the limit.
 
     Args:
         method: a trained method in evaluation mode.
@@ -202,9 +222,8 @@ def tune(
             trial = replace(trial, bound=float(found.mean()), standard_error=error, examples=found)
         trials.append(trial)
     report(2 * len(wanted), 2 * len(wanted))
-    allowed = [t for t in trials[1:] if t.bound is not None and t.milliseconds <= limit]
-    winner = _winner(encoder, allowed)
-    return Frontier(sorted(trials, key=lambda t: t.milliseconds), limit, winner, encoder)
+    measured = Frontier(sorted(trials, key=lambda t: t.milliseconds), limit, encoder, encoder)
+    return replace(measured, winner=_winner(encoder, measured.within_limit))
 
 
 def best_refinement(
@@ -275,13 +294,27 @@ def _without(inference: Inference) -> Inference:
 
 
 def _winner(encoder: Trial, others: list[Trial]) -> Trial:
+    """The highest trial that is not slower than the fastest clear one; else the encoder."""
+    first = _fastest_clear(encoder, others)
+    if first is None:
+        return encoder
+    return max((t for t in others if t.milliseconds <= first.milliseconds), key=lambda t: t.mean)
+
+
+def _fastest_clear(encoder: Trial, others: list[Trial]) -> Trial | None:
     """The fastest trial that is clearly above the encoder and not clearly below the best."""
     better = [t for t in others if _clearly_above(t.examples, encoder.examples)]
     if not better:
-        return encoder
+        return None
     best = max(better, key=lambda t: t.mean)
     good = [t for t in better if not _clearly_above(best.examples, t.examples)]
     return min(good, key=lambda t: t.milliseconds)
+
+
+def _name(trial: Trial) -> str:
+    """The kind of refinement and the number of steps, such as ``variational 4``."""
+    inference = trial.inference
+    return f"{inference.how} {inference.refine}" if inference.refine else "encoder"
 
 
 def _clearly_above(one: Tensor | None, two: Tensor | None) -> bool:
