@@ -22,6 +22,10 @@ def test_the_help_groups_commands_and_gives_examples(capsys, monkeypatch):
         assert f"─ {panel} ─" in text
         assert example.startswith(f"recmix {name}")
         assert example in text  # on one line
+    assert "<bool>" not in text
+    assert "recmix.wrap" in text
+    assert call("tune", "--help") == 0
+    assert "<bool>" not in capsys.readouterr().out
 
 
 def test_the_help_of_train_shows_twelve_options_and_the_others_by_group(capsys, monkeypatch):
@@ -54,12 +58,20 @@ def test_the_help_of_train_shows_twelve_options_and_the_others_by_group(capsys, 
         (("train", "--lr", "1"), "--learning-rate)"),
         (("train", "--architecture", "mlp"), "options: --network)"),
         (("evaluate", "runs/vae", "--refnie", "2"), "options: --refine)"),
+        (("evaluate",), "Example: recmix evaluate runs/vae"),
+        (("evaluate", "runs/a", "runs/b"), "give one run. `recmix report FOLDER`"),
+        (("evaluate", "runs/a", "--refine", "two"), "valid integer, got 'two'"),
+        (("train", "--epochs=ten"), "valid integer, got 'ten'"),
+        (("train",), "--data, --method, --out are missing. Example: recmix train --data"),
+        (("train", "--resume"), "--out is missing."),
+        (("train", "--data", "no.npy", "--method", "VAE", "--out", "x"), "did you mean 'vae'?"),
     ],
 )
 def test_wrong_words_get_a_hint(words, hint, capsys):
     assert call(*words) == 2
     said = " ".join(capsys.readouterr().err.replace("│", "").split())
     said = re.sub(r"Did you mean (\S+)\?", r"(Possible options: \1)", said)  # click before 8.2
+    said = re.sub(r"('\w+') is not a valid integer", r"valid integer, got \1", said)  # typer before 0.20
     assert hint in said
 
 

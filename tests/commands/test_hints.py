@@ -11,7 +11,7 @@ from cases.training import images
 from rich.console import Console
 
 import recmix
-from recmix.commands import gap, terminal
+from recmix.commands import compare, gap, terminal
 from recmix.runs.folder import Run
 from recmix.training.resume import how_to_resume
 
@@ -103,12 +103,40 @@ def test_a_method_and_a_file_are_shown(wrapped, capsys):
 def test_compare_and_the_next_commands_name_the_networks(wrapped, capsys):
     short = ("--epochs", 1, "--device", "cpu")
     assert call(*COMPARE, "--init", "wrapped", *MINE, *short, "--samples", 2, "rme:order=2") == 0
-    assert "RME(2)" in said(capsys)
+    assert "RME(2)" in (shown := said(capsys))
+    assert "try --learning-rate 0.0001" in shown
+    assert "+0.00 ± 0.00" in shown
     assert call(*TRAIN, "--init", "wrapped", *MINE, *short) == 0
     shown = said(capsys)
     assert "Next: recmix evaluate run --networks hinted:networks" in shown
     assert "--epochs 2 --networks hinted:networks" in shown
     assert how_to_resume(Run("run")).endswith("--out run --networks module:function")
+
+
+def test_the_default_learning_rate_after_init_is_printed(wrapped, capsys):
+    short = ("--init", "wrapped", *MINE, "--epochs", 1, "--device", "cpu", "--overwrite")
+    assert call(*TRAIN, *short) == 0
+    shown = said(capsys)
+    assert "learning rate 1e-06: the default of a training that starts from a trained model" in shown
+    assert "With 32 examples little changes: try --learning-rate 0.0001" in shown
+    assert call(*TRAIN, *short, "--learning-rate", 1e-4) == 0
+    assert "try --learning-rate" not in said(capsys)
+    terminal.note_usual_rate(1e-6, 50_000)
+    assert said(capsys).strip().endswith("from a trained model")
+
+
+def test_an_early_stop_is_explained(wrapped, capsys):
+    words = ("train", "--data", "x.npy", "--method", "vae", "--latent", 2, "--device", "cpu")
+    quick = ("--epochs", 90, "--patience", 1, "--learning-rate", 0.01, "--out", "run")
+    assert call(*words, *quick) == 0
+    assert "(stopped: no better validation bound for 1 epochs, see --patience)" in said(capsys)
+
+
+def test_the_gain_over_the_control_has_the_standard_error_of_the_differences():
+    control = torch.tensor([1.0, 3.0, 5.0], dtype=torch.float64)
+    found = compare._gain(control + torch.tensor([1.0, 2.0, 3.0]), control)
+    assert found == {"gain": 2.0, "gain_se": pytest.approx(3**-0.5)}
+    assert compare._gain(None, control) == {"gain": None, "gain_se": None}
 
 
 def test_compare_trains_a_vae_with_own_networks(wrapped, capsys):
@@ -131,7 +159,7 @@ def test_the_table_of_scores_fits_80_columns(monkeypatch, capsys):
     terminal.print_scores([("RME (gauss-newton, 2 steps)", found)], title="test")
     shown = capsys.readouterr().out
     assert "…" not in shown
-    assert "batch of 128" in shown
+    assert "9.64" in shown  # milliseconds per example
     assert "0.200 0.200 0.200 0.200 0.200" in shown
 
 

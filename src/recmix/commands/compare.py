@@ -5,20 +5,24 @@ All methods start from the same trained VAE and are trained with the same schedu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from recmix.commands.own_parts import Networks, check_can_load, load_run, make_own_parts
-from recmix.commands.terminal import Root, err, out, plain
+from recmix.commands.terminal import Root, err, note_usual_rate, out, plain
 from recmix.errors import ConfigError, NonFiniteError
 from recmix.runs.data_options import DATA_OPTIONS
 from recmix.runs.files import write_bytes, write_json
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from recmix.api import Model
     from recmix.data import Data
 
@@ -42,7 +46,9 @@ def compare_command(
     ] = None,
     vae_epochs: Annotated[int, typer.Option(help="Epochs of the VAE, if it is trained here.")] = 2000,
     epochs: Annotated[int, typer.Option(help="Epochs of all that start from it.")] = 20,
-    learning_rate: Annotated[float, typer.Option(help="Their learning rate.")] = 1e-6,
+    learning_rate: Annotated[
+        float | None, typer.Option(help="Their learning rate (default 1e-6, as in the paper).")
+    ] = None,
     samples: Annotated[int, typer.Option(help="K of IWAE-K.")] = 100,
     seed: Annotated[int, typer.Option(help="Weights, data order, noise.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda ...")] = "auto",
@@ -56,6 +62,7 @@ def compare_command(
 ) -> None:
     """Train methods from the same VAE, and print one table of scores."""
     from recmix.data import load_for_training
+    from recmix.training.request import SECOND_STAGE
 
     both = {"seed": seed, "device": device}
     for text in entries or []:
@@ -66,6 +73,9 @@ def compare_command(
     found = load_for_training(data, root=data_root, start=init, size=size, crop=crop, **texts)
     for note in found.notes:
         err.print(plain(note), highlight=False)
+    if learning_rate is None:
+        learning_rate = SECOND_STAGE["learning_rate"]
+        note_usual_rate(learning_rate, len(found.x_train))
     rows = compare(
         found,
         folder,
@@ -77,8 +87,8 @@ def compare_command(
         samples=samples,
         progress=True,
     )
-    table = Table("model")
-    for head in ("ELBO", f"IWAE-{samples}", "over\nVAE+", "ms per\nbatch", "best\nepoch"):
+    table = Table("model", box=SIMPLE_HEAD, padding=0, show_edge=False)  # fits 80 columns
+    for head in ("ELBO", f"IWAE-{samples}", "over VAE+", "ms per\nexample", "best\nepoch"):
         table.add_column(head, no_wrap=True)
     for row in rows:
         if "iwae" not in row:
@@ -149,8 +159,9 @@ def compare(
         progress: whether to show progress, as in `recmix.fit`.
 
     Returns:
-        A dictionary for each model, with its scores and its gain in IWAE-K over VAE+. If its
-        training failed, the dictionary has the reason instead.
+        A dictionary for each model. It has the scores of the model, and its ``gain`` in IWAE-K over
+        VAE+. ``gain_se`` is the standard error of the gain, from the differences of single examples.
+        If the training failed, the dictionary has the reason instead.
     """
     from recmix.api import fit
     from recmix.methods.registry import METHODS, find_method
@@ -179,6 +190,7 @@ def compare(
         own = {} if networks is None else make_own_parts(networks)
         first = fit(VAE, data, out=folder / "vae", **own, **(vae or {}), **both)
     rows = [_row(VAE.name.upper(), first, data, samples)]
+    bounds: list[Tensor | None] = [_bounds(first, data, samples)]
     plus: tuple[str, str, dict[str, Any]] = (f"{VAE.name.upper()}+", VAE.name, {})
     for label, name, options in [plus, *((_label(n, o), n, o) for n, o in chosen)]:
         request = (second or {}) | options
@@ -188,11 +200,12 @@ def compare(
             model = fit(name, data, init=first, out=folder / _folder(label), **request, **both)
             shown = label.replace("(auto)", f"(auto: {model.spec.options.get('order')})")
             rows.append(_row(shown, model, data, samples))
+            bounds.append(_bounds(model, data, samples))
         except NonFiniteError as error:
             rows.append({"model": label, "reason": str(error)})
-        control = rows[1].get("iwae")
-        for row in rows:
-            row["gain"] = row["iwae"] - control if control is not None and "iwae" in row else None
+            bounds.append(None)
+        for row, found in zip(rows, bounds, strict=True):
+            row.update(_gain(found, bounds[1]))
         write_json(folder / "compare.json", {"data": data.describe(), "rows": rows})
         write_bytes(folder / "compare.md", markdown(rows).encode())
     return rows
@@ -200,9 +213,9 @@ def compare(
 
 def markdown(rows: Sequence[Row]) -> str:
     """Write the results that `compare` returns as a Markdown table, with a row for each model."""
-    samples, batch = rows[0]["samples"], rows[0]["batch"]
+    samples = rows[0]["samples"]
     lines = [
-        f"| model | ELBO | IWAE-{samples} | over VAE+ | ms per batch of {batch} | best epoch |",
+        f"| model | ELBO | IWAE-{samples} | over VAE+ | ms per example | best epoch |",
         "|---|---:|---:|---:|---:|---:|",
     ]
     for row in rows:
@@ -215,8 +228,8 @@ def _cells(row: Row) -> list[str]:
     return [
         f"{row['elbo']:.2f} ± {row['elbo_se']:.2f}",
         f"{row['iwae']:.2f} ± {row['iwae_se']:.2f}",
-        "" if row["gain"] is None else f"{row['gain']:+.2f}",
-        f"{row['milliseconds']:.2f}",
+        "" if row["gain"] is None else f"{row['gain']:+.2f} ± {row['gain_se']:.2f}",
+        f"{row['milliseconds'] / row['batch']:.3g}",
         "" if row["best_epoch"] is None else str(row["best_epoch"]),  # a wrapped model has none
     ]
 
@@ -235,6 +248,20 @@ def _row(label: str, model: Model, data: Data, samples: int) -> Row:
         status = run.status()
     kept = {key: status.get(key) for key in ("best_epoch", "best_validation")}
     return {"model": label, **kept, **found}
+
+
+def _bounds(model: Model, data: Data, samples: int) -> Tensor:
+    """The IWAE bound of each test example, (N,)."""
+    return model.log_likelihood(data.x_test, samples).double().cpu()
+
+
+def _gain(bounds: Tensor | None, control: Tensor | None) -> Row:
+    """The mean gain over the control with its standard error; None if one of the two failed."""
+    if bounds is None or control is None:
+        return {"gain": None, "gain_se": None}
+    gain = bounds - control
+    error = float(gain.std()) / math.sqrt(len(gain)) if len(gain) > 1 else math.nan
+    return {"gain": float(gain.mean()), "gain_se": error}
 
 
 def _label(name: str, options: dict[str, Any]) -> str:

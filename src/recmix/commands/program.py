@@ -20,10 +20,11 @@ from recmix.commands.export import export_command
 from recmix.commands.generate import generate_command
 from recmix.commands.grid import grid_command
 from recmix.commands.lists import data_command, methods_command
+from recmix.commands.parsing import Command, Group
 from recmix.commands.presets import presets_command
 from recmix.commands.report import figure_one_command, report_command
 from recmix.commands.summary import summary_command
-from recmix.commands.terminal import Command, before_command
+from recmix.commands.terminal import before_command
 from recmix.commands.train import add_train
 from recmix.commands.tune import tune_command
 from recmix.errors import ConfigError, unknown
@@ -32,6 +33,7 @@ __all__ = ["COMMANDS", "HINTS", "add_commands", "app", "check_command"]
 
 app = typer.Typer(
     name="recmix",
+    cls=Group,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -39,7 +41,9 @@ app = typer.Typer(
     help="Better posteriors from a variational autoencoder: from one that you train with recmix, or "
     "from one that you already have.",
     epilog="[bold]recmix COMMAND --help[/] lists the options of a command. Wrong input ends with "
-    "status 2 and one message; [bold]--debug[/] adds the traceback.",
+    "status 2 and one message; [bold]--debug[/] adds the traceback.\n\nA VAE of your own: recmix.wrap "
+    "in Python makes a model of it. [bold]recmix evaluate module:function --data DATA[/] scores the "
+    "model that your function returns. See docs/bring_your_own_vae.md.",
 )
 
 
@@ -93,11 +97,11 @@ HINTS = {
     "help": "`recmix --help` lists the commands, `recmix COMMAND --help` the options of one",
     "version": "`recmix --version` says it",
 }
-"""Words that people try as commands, and what does it instead; a command of that name comes first."""
+"""Words that people try as commands, and what to use instead. A command of that name has priority."""
 
 
 def check_command(words: list[str]) -> None:
-    """Refuse a command that does not exist, and say which one does what its name says.
+    """Raise a ConfigError if the command does not exist; the message suggests an existing command.
 
     Args:
         words: the words of the command line.
@@ -111,7 +115,7 @@ def check_command(words: list[str]) -> None:
 
 
 def add_commands(words: list[str]) -> None:
-    """Register all commands; the options of train only if it is called, since they load torch.
+    """Register all commands. The options of train are added only if it is called: they load torch.
 
     Args:
         words: the words of the command line.

@@ -13,18 +13,16 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
-from typer.core import TyperCommand
 
 from recmix._version import __version__
-from recmix.errors import nearest
 
 __all__ = [
-    "Command",
     "Json",
     "Root",
     "before_command",
     "err",
     "first_process",
+    "note_usual_rate",
     "out",
     "plain",
     "print_scores",
@@ -38,31 +36,6 @@ Root = Annotated[
     typer.Option("--data-root", help="Folder of the data sets (default: RECMIX_DATA, then a cache)."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
-
-
-class Command(TyperCommand):
-    """A command whose error message for an unknown option suggests the most similar options."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the words after the name of the command; return those that are not used.
-
-        Args:
-            ctx: the context of the command, from click.
-            args: the words.
-        """
-        try:
-            return super().parse_args(ctx, args)
-        except Exception as error:  # the class of the error depends on the version of typer
-            if hasattr(error, "possibilities") and hasattr(error, "option_name"):
-                names = {
-                    name.lstrip("-").replace("-", "_"): name
-                    for option in self.get_params(ctx)
-                    for name in option.opts
-                    if name.startswith("--")
-                }
-                given = error.option_name.lstrip("-").replace("-", "_")
-                error.possibilities = [names[name] for name in nearest(given, names)]
-            raise
 
 
 def _show_version(show: bool) -> None:
@@ -124,6 +97,26 @@ def plain(message: object) -> str:
     return str(message).replace("[", r"\[")
 
 
+LARGE = 20_000
+"""From this number of training examples on, the paper's learning rate after --init is enough."""
+
+
+def note_usual_rate(rate: float, examples: int) -> None:
+    """Print the default learning rate after --init, and what to change if it is too low.
+
+    Args:
+        rate: the learning rate.
+        examples: number of training examples.
+    """
+    text = f"learning rate {rate:g}: the default of a training that starts from a trained model"
+    if examples < LARGE:
+        text += (
+            f". It is the paper's, for larger data. With {examples:,} examples little changes: try "
+            f"--learning-rate {100 * rate:g}"
+        )
+    err.print(text, highlight=False)
+
+
 def print_scores(rows: list[tuple[str, dict[str, Any]]], title: str) -> None:
     """Print a table of scores with a row for each model.
 
@@ -133,15 +126,14 @@ def print_scores(rows: list[tuple[str, dict[str, Any]]], title: str) -> None:
         title: title of the table.
     """
     samples = rows[0][1]["samples"]
-    batch = rows[0][1]["batch"]
     table = Table("model", title=title)
-    for words in ("ELBO\n(nats)", f"IWAE-{samples}\n(nats)", f"posterior,\nms per\nbatch of {batch}"):
+    for words in ("ELBO\n(nats)", f"IWAE-{samples}\n(nats)", "posterior,\nms per\nexample"):
         table.add_column(words, no_wrap=True)
     for name, found in rows:
         cells = [
             f"{found['elbo']:.2f} ± {found['elbo_se']:.2f}",
             f"{found['iwae']:.2f} ± {found['iwae_se']:.2f}",
-            f"{found['milliseconds']:.2f}",
+            f"{found['milliseconds'] / found['batch']:.3g}",
         ]
         table.add_row(name, *cells)
     out.print(table)

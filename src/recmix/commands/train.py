@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from recmix.commands.own_parts import NETWORKS_HELP, make_own_parts
-from recmix.commands.terminal import err, first_process, out, plain
+from recmix.commands.terminal import err, first_process, note_usual_rate, out, plain
 from recmix.commands.train_flags import read_flags
 from recmix.commands.train_help import TrainCommand, complete, epilog
 from recmix.errors import ConfigError, RunError
@@ -30,7 +30,7 @@ __all__ = ["add_train"]
 
 EXAMPLES = {
     "recmix train --data my.npz --method vae --latent 20 --out runs/vae": "(your own arrays)",
-    "recmix train --data mnist --method vae --init runs/vae --out runs/vae+": "(VAE+)",
+    "recmix train --data mnist --method vae --init runs/vae --out runs/vae+": "(VAE+, the control)",
     "recmix train --data mnist --method rme --order 5 --init runs/vae --out runs/rme": "",
     "recmix train --data mnist --preset best --out runs/best": "(several stages)",
     "recmix train --resume --out runs/rme": "(continue an interrupted run)",
@@ -115,6 +115,7 @@ def _train(**given: Any) -> None:
         request |= _own_parts(request.pop("networks"), request)
     if prints and not (resume and Run(folder).exists):
         err.print(plain(_about_likelihood(request, data.kind)), highlight=False)
+        _note_rate(request, len(data.x_train))
     both: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "progress": True}
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *rest: err.print(f"note: {plain(message)}")
@@ -133,8 +134,10 @@ def _train(**given: Any) -> None:
         )
     if model.spec.auto:
         out.print(model.spec.auto["why"], highlight=False)
+    early = len(model.history) < (model.spec.training.epochs or 0) and not model.spec.auto
+    why = f" (stopped: {plain(status.get('reason'))}, see --patience)" if early else ""
     out.print(
-        f"{model.spec.label}: {len(model.history)} epochs, best validation bound "
+        f"{model.spec.label}: {len(model.history)} epochs{why}, best validation bound "
         f"{best:.2f} nats at epoch {epoch}. "
         f"Saved in {plain(folder)}",
         highlight=False,
@@ -183,6 +186,23 @@ def _load_data(request: dict[str, Any], *, resume: bool, new: bool) -> Data:
 def _vocabulary(run: Run) -> Vocabulary | None:
     """The vocabulary of a run; None if a kill came before it was written: it is then made again."""
     return run.vocabulary() if (run.folder / VOCABULARY).exists() else None
+
+
+def _note_rate(request: Mapping[str, Any], examples: int) -> None:
+    """Print the default learning rate if the training starts from a trained model.
+
+    Args:
+        request: the arguments of `recmix.fit`.
+        examples: number of training examples.
+    """
+    from recmix.methods.registry import METHODS
+    from recmix.runs.training_options import Training
+    from recmix.training.request import by_stage
+
+    cls = METHODS.get(request.get("method", ""))  # None for a preset or curvature: they have own rates
+    if cls is None or request.get("learning_rate") or not (request.get("init") or cls.starts_from):
+        return
+    note_usual_rate(by_stage(Training(), cls, continued=True).learning_rate or 0.0, examples)
 
 
 def _about_likelihood(request: Mapping[str, Any], kind: str) -> str:

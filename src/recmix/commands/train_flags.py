@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,7 @@ def read_flags(given: Mapping[str, Any]) -> tuple[dict[str, Any], bool, bool]:
     for name, value in (("resume", resume), ("overwrite", overwrite)):
         if not isinstance(value, bool):
             raise ConfigError(f"{name} must be true or false, got {value!r}")
-    if "out" not in request:
-        raise ConfigError("--out is missing: name the folder of the new run")
+    _check_complete(request, ("out",) if resume else ("data", "method", "out"))
     if not isinstance(request["out"], str | Path):
         raise ConfigError(f"out must be a folder, got {request['out']!r}")
     if resume:
@@ -50,10 +49,32 @@ def read_flags(given: Mapping[str, Any]) -> tuple[dict[str, Any], bool, bool]:
         check_can_load(request["init"], own="networks" in request)
     if {"preset", "method"} <= request.keys():
         raise ConfigError("a preset names its own methods: leave --method or --preset out")
-    for name, listed_by in (("data", "recmix data"), ("method", "recmix methods")):
-        if name not in request and not (name == "method" and "preset" in request):
-            raise ConfigError(f"--{name} is missing: `{listed_by}` lists the choices")
+    _check_complete(request, ("data", "method"))
+    _check_method(request.get("method"))
     return request, resume, overwrite
+
+
+def _check_complete(request: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Raise a ConfigError that names all missing options. A preset needs no method."""
+    missing = [n for n in names if n not in request and not (n == "method" and "preset" in request)]
+    if missing:
+        flags, verb = ", ".join(f"--{name}" for name in missing), "are" if missing[1:] else "is"
+        raise ConfigError(
+            f"{flags} {verb} missing. Example: recmix train --data digits --method vae --out runs/vae. "
+            "`recmix data` and `recmix methods` list the choices"
+        )
+
+
+def _check_method(name: Any) -> None:
+    """Raise a ConfigError if there is no method of this name, before the data are read."""
+    from recmix.methods.registry import METHODS, find_method
+    from recmix.training.curvature_request import CURVATURE
+
+    if not isinstance(name, str) or name == CURVATURE:
+        return
+    if name not in METHODS and name.lower() in METHODS:
+        raise ConfigError(f"unknown method {name!r}: did you mean {name.lower()!r}?")
+    find_method(name)
 
 
 def _stored(folder: Path, *, own: bool) -> dict[str, Any]:

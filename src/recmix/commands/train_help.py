@@ -8,7 +8,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from recmix.commands.terminal import Command, out
+from recmix.commands.parsing import Command
+from recmix.commands.terminal import out
 from recmix.errors import ConfigError, unknown
 
 __all__ = ["ALL", "FIRST", "TrainCommand", "complete", "epilog"]

@@ -1,0 +1,78 @@
+"""How the words of a command line are read: clearer errors, and no type for switches in the help."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.text import Text
+from typer.core import TyperCommand, TyperGroup
+
+from recmix.errors import nearest
+
+__all__ = ["Command", "Group"]
+
+
+class _PlainSwitches:
+    """The help of such a command shows a switch without a type, because a switch takes no value."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the arguments and options of the command.
+
+        Args:
+            ctx: the context of the command, from click.
+        """
+        found: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for option in found:
+            if getattr(option, "is_flag", False) and option.metavar is None:
+                option.metavar = ""
+        return found
+
+
+class Group(_PlainSwitches, TyperGroup):
+    """The whole program, with all its commands."""
+
+
+class Command(_PlainSwitches, TyperCommand):
+    """A command whose errors say what was given and what to do."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words after the name of the command; return those that are not used.
+
+        Args:
+            ctx: the context of the command, from click.
+            args: the words.
+        """
+        words = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:  # the class of the error depends on the version of typer
+            self._explain(error, ctx, words)
+            raise
+
+    def _explain(self, error: Any, ctx: Any, words: list[str]) -> None:
+        """Add to an error of click what was given, and what to do."""
+        message = getattr(error, "message", None)
+        if hasattr(error, "possibilities") and hasattr(error, "option_name"):
+            options = [name for option in self.get_params(ctx) for name in option.opts]
+            names = {name.lstrip("-").replace("-", "_"): name for name in options if name[:2] == "--"}
+            given = error.option_name.lstrip("-").replace("-", "_")
+            error.possibilities = [names[name] for name in nearest(given, names)]
+        elif type(error).__name__ == "MissingParameter":
+            error.message = Text.from_markup(self.epilog or "").plain
+        elif isinstance(message, str) and "extra argument" in message:
+            if any(option.name == "run" for option in self.params):
+                error.message += ": give one run. `recmix report FOLDER` shows all runs of a folder"
+        elif isinstance(message, str) and (param := getattr(error, "param", None)) is not None:
+            value = _value_of(param.opts, words)
+            if value is not None and repr(value) not in message:
+                error.message = f"{message.partition(', unable to')[0]}, got {value!r}"
+
+
+def _value_of(names: list[str], words: list[str]) -> str | None:
+    """The last value that the words give to an option with one of these names; None without one."""
+    found = None
+    for word, following in zip(words, [*words[1:], None], strict=True):
+        name, equals, value = word.partition("=")
+        if name in names:
+            found = value if equals else following
+    return found
