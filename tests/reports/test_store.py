@@ -199,6 +199,17 @@ def test_long_logs_and_curves_are_shortened(tmp_path):
     assert len(str(read_store(tmp_path).records[0].text)) < 10_000
 
 
+def test_folder_of_runs_in_a_store_is_named(tmp_path):
+    add_run(tmp_path, name="a")
+    add_run(tmp_path / "cmp", name="vae")
+    add_run(tmp_path / "cmp", name="rme")
+    found = read_store(tmp_path)
+    assert [record.folder for record in found.records] == ["a"]
+    assert found.problems == [
+        f"cmp: is a folder of runs (rme, vae), which are left out: give {tmp_path / 'cmp'} itself"
+    ]
+
+
 def test_wrong_folder_is_refused(tmp_path):
     assert not read_store(tmp_path).records
     with pytest.raises(RunError, match="does not exist"):

@@ -434,9 +434,61 @@ def test_command_says_what_is_missing(store, tmp_path, capsys):
     assert call("summary", tmp_path / "nowhere", "--out", tmp_path) == 2
     assert "does not exist" in capsys.readouterr().err
     assert call("summary", store, "--samples", "7", "--out", tmp_path / "x") == 2
-    assert "scored with 7 samples" in capsys.readouterr().err
+    error = " ".join(capsys.readouterr().err.split())
+    assert "scored runs have no test score with 7 samples" in error
+    assert "give --samples 100, or add scores with recmix evaluate RUN --samples 7" in error
     assert call("summary", store, "--samples", "0", "--out", tmp_path / "x") == 2
     assert not (tmp_path / "x").exists()
+
+
+def test_samples_of_the_scores_are_used_if_all_runs_have_the_same(tmp_path, capsys):
+    for label in ("VAE", "VAE+"):
+        add_run(tmp_path / "runs", label, None, samples=50, test=900.0)
+    assert call("summary", tmp_path / "runs", "--out", tmp_path / "small") == 0
+    assert "note:" not in capsys.readouterr().err
+    assert json.loads((tmp_path / "small" / "summary.json").read_text())["samples"] == 50
+    page = tmp_path / "report.md"
+    assert call("report", tmp_path / "runs", "--format", "markdown", "--out", page) == 0
+    assert "note:" not in capsys.readouterr().err
+    assert "900.0" in page.read_text()
+
+
+@pytest.mark.parametrize(("other", "chosen"), [(100, 100), (20, 50)])
+def test_commands_name_the_samples_that_some_runs_lack(tmp_path, capsys, other, chosen):
+    for i, samples in enumerate((50, 50, other)):
+        add_run(tmp_path / "runs", "VAE+", None, split=i, samples=samples, test=900.0)
+    for words in (("summary", "--out", tmp_path / "x"), ("report", "--format", "terminal")):
+        assert call(words[0], tmp_path / "runs", *words[1:]) == 0
+        shown = " ".join(capsys.readouterr().err.split())
+        lack = 2 if chosen == 100 else 1
+        assert f"{lack} of 3 scored runs have no test score with {chosen} samples" in shown
+        assert "50 samples (2 runs)" in shown
+        assert f"give --samples {150 - chosen if other == 100 else other}, or add scores" in shown
+        assert f"recmix evaluate RUN --samples {chosen}" in shown
+
+
+def test_runs_without_scores_name_the_command_that_scores(tmp_path, capsys):
+    folder = add_run(tmp_path / "runs", "VAE+", None)
+    (folder / "scores.json").unlink()
+    assert call("summary", tmp_path / "runs", "--out", tmp_path / "x") == 2
+    assert "no run is done and scored yet: recmix evaluate RUN" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({}, "no run of VAE+ is scored"),
+        ({"VAE+": 60}, "no inference was timed with a batch of 128"),
+    ],
+)
+def test_command_says_why_there_is_no_figure(tmp_path, capsys, more, why):
+    for label, batch in {"VAE": 60, **more}.items():
+        add_run(tmp_path / "runs", label, None, batch=batch)
+    assert call("summary", tmp_path / "runs", "--out", tmp_path / "x") == 0
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "note: frontier.png is not written: " in shown
+    assert why in shown
+    assert not (tmp_path / "x" / "frontier.png").exists()
 
 
 def test_summary_needs_no_torch():

@@ -49,7 +49,10 @@ def report_command(
         typer.Option("--out", help="File to write (default report.html; text goes to the terminal)."),
     ] = None,
     form: Annotated[str, typer.Option("--format", help="html, markdown, latex or terminal.")] = "html",
-    samples: Annotated[int, typer.Option(help="K of IWAE-K.")] = 100,
+    samples: Annotated[
+        int | None,
+        typer.Option(help="K of IWAE-K (default 100, or the K with which the runs are scored)."),
+    ] = None,
     holm: Annotated[
         bool, typer.Option(help="Correct p-values for their number within a column (Holm).")
     ] = False,

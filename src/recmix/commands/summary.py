@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from recmix.commands.terminal import err, out, plain
-from recmix.errors import ConfigError, RunError
+from recmix.errors import RunError
 
 __all__ = ["summary_command"]
 
@@ -20,28 +20,32 @@ def summary_command(
     folder: Annotated[
         Path, typer.Option("--out", help="Folder for frontier_runs.json, summary.json, frontier.png.")
     ] = Path("results"),
-    samples: Annotated[int, typer.Option(help="K of IWAE-K.")] = 100,
+    samples: Annotated[
+        int | None,
+        typer.Option(help="K of IWAE-K (default 100, or the K with which the runs are scored)."),
+    ] = None,
 ) -> None:
     """Write the results of a folder of runs as small files."""
     from recmix.reports.frontier import frontiers
     from recmix.reports.reach import gains
     from recmix.reports.read_store import read_store
     from recmix.reports.runs import read_runs, write_runs
-    from recmix.reports.summary import panels, summary, to_json
+    from recmix.reports.statistics import choose_samples
+    from recmix.reports.summary import panels, summary, to_json, why_no_panel
     from recmix.runs.files import write_bytes
 
-    if samples < 1:
-        raise ConfigError(f"samples must be positive, got {samples}")
     if source.is_dir():
         store = read_store(source)
         records = store.records
-        for problem in store.problems:
-            err.print(f"note: {problem}", style="yellow", markup=False)
+        notes = list(store.problems)
     else:
-        records = read_runs(source)
-    rows = summary(records, samples=samples)
+        records, notes = read_runs(source), []
+    chosen, missing = choose_samples(records, samples)
+    rows = summary(records, samples=chosen)
     if not rows:
-        raise RunError(f"{source} has no run that is done and scored with {samples} samples yet")
+        raise RunError(f"{source} has no results: {missing}")
+    for note in filter(None, [*notes, missing]):
+        err.print(f"note: {note}", style="yellow", markup=False)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -51,9 +55,13 @@ def summary_command(
         written.append(folder / "frontier_runs.json")
         write_runs(records, written[-1])
     written.append(folder / "summary.json")
-    write_bytes(written[-1], to_json(rows, samples=samples).encode())
+    write_bytes(written[-1], to_json(rows, samples=chosen).encode())
     if points := panels(rows):
-        written.append(frontiers(points, folder / "frontier.png", samples=samples))
+        written.append(frontiers(points, folder / "frontier.png", samples=chosen))
+    else:
+        err.print(
+            f"note: frontier.png is not written: {why_no_panel(rows)}", style="yellow", markup=False
+        )
     heads, lines = gains(rows)
     for column, some in groupby(lines, key=lambda line: line[0]):
         table = Table(*heads[1:6], "ms", title=plain(column))

@@ -69,6 +69,8 @@ def _draw(axes: Any, points: Sequence[Point], looks: Mapping[str, tuple[str, str
     """Draw the points of a panel, their standard deviations and the line of the best points."""
     axes.axhline(0, color="#bbbbbb", lw=0.8, zorder=0)
     axes.set_xscale("log")
+    times = [point.milliseconds for point in points]
+    axes.set_xlim(min(times) / 1.6, max(times) * 1.8)  # first: matplotlib warns if all times are equal
     front, best = [], -math.inf
     for point in sorted(points, key=lambda point: (point.milliseconds, -point.nats)):
         time, nats = point.milliseconds, point.nats
@@ -80,8 +82,6 @@ def _draw(axes: Any, points: Sequence[Point], looks: Mapping[str, tuple[str, str
             front.append((time, nats))
             best = nats
     axes.step(*zip(*front, strict=True), where="post", color="#777777", lw=1, ls="--", zorder=1)
-    times = [point.milliseconds for point in points]
-    axes.set_xlim(min(times) / 1.6, max(times) * 1.8)
     show_times(axes, (1, 2, 5), "g")
     axes.margins(y=0.15)
 

@@ -120,6 +120,9 @@ def _read_run(path: str, name: str, messages: list[str]) -> Record:
     job = read_optional(path, "job.json", dict, messages)
     content = read_json(path, "spec.json")
     if content is None and job is None:
+        if inside := sorted(entry.name for entry in os.scandir(path) if _holds_run(entry)):
+            names = printable(", ".join(inside[:3])) + ", ..." * (len(inside) > 3)
+            raise RunError(f"is a folder of runs ({names}), which are left out: give {path} itself")
         raise RunError("does not hold a run (no spec.json in it), or is only half written")
     spec = None if content is None else _spec(content)
     status = read_optional(path, "status.json", dict, messages) or {}
@@ -153,6 +156,10 @@ def _read_run(path: str, name: str, messages: list[str]) -> Record:
         log=log,
         text=text,
     )
+
+
+def _holds_run(entry: os.DirEntry[str]) -> bool:
+    return entry.is_dir(follow_symlinks=False) and os.path.isfile(os.path.join(entry, "spec.json"))
 
 
 def _spec(content: Any) -> Spec:

@@ -287,10 +287,18 @@ class Record:
         """
         return number(self.scores.get(key, {}).get(name))
 
+    @property
+    def tested(self) -> set[int]:
+        """Every K for which the run has an IWAE-K test score."""
+        return {
+            key.samples
+            for name in self.scores
+            if (key := parsed(name)) and key.part == "test" and self.score(name, "iwae") is not None
+        }
+
     def rows(self) -> set[Row]:
         """Return the table rows of the run's test scores, for every K of IWAE-K."""
-        tests = {key.samples for key in map(parsed, self.scores) if key and key.part == "test"}
-        return {row for samples in tests for row in self.keys(samples)}
+        return {row for samples in self.tested for row in self.keys(samples)}
 
     def keys(self, samples: int) -> dict[Row, str]:
         """Return the names of the run's IWAE-K test scores, by table row.

@@ -9,19 +9,23 @@ rows are compared by their differences on each split.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from recmix.errors import ConfigError
 from recmix.reports.paired import Comparison, compare, holm
 from recmix.reports.records import CONTROL, Record, Row, TableColumn, number
 from recmix.reports.variants import model_of
 
-__all__ = ["CONTROL", "TIMED_BATCH", "Cell", "Results", "control_of", "select", "summarise"]
+__all__ = ["CONTROL", "TIMED_BATCH", "Cell", "Results", "choose_samples", "control_of", "select"]
+__all__ += ["summarise"]
 
 TIMED_BATCH = 128
+PAPER_SAMPLES = 100
+"""K of the IWAE-K test bounds in the paper."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +112,36 @@ def select(records: Iterable[Record]) -> dict[int, Record]:
         if record.status == "done":
             chosen.setdefault(record.split, record)
     return dict(sorted(chosen.items()))
+
+
+def choose_samples(records: Iterable[Record], given: int | None = None) -> tuple[int, str]:
+    """Choose K of the IWAE-K test bound that the tables compare.
+
+    By default it is 100, as in the paper. If no run is scored with 100 samples, it is the K with which
+    the most runs are scored.
+
+    Args:
+        records: the runs.
+        given: K, if the user gave it.
+
+    Returns:
+        K, and a text for the user that is empty if every scored run has a score with this K.
+    """
+    if given is not None and given < 1:
+        raise ConfigError(f"samples must be positive, got {given}")
+    tests = [record.tested for record in records if record.status == "done" and record.tested]
+    runs = Counter(samples for found in tests for samples in found)
+    best = max(runs, key=lambda k: (k == PAPER_SAMPLES, runs[k], k), default=PAPER_SAMPLES)
+    chosen = best if given is None else given
+    if runs[chosen] == len(tests):
+        return chosen, "" if tests else "no run is done and scored yet: recmix evaluate RUN scores one"
+    shown = ", ".join(f"{k} samples ({runs[k]} run{'s' * (runs[k] != 1)})" for k in sorted(runs))
+    others = " or ".join(f"--samples {k}" for k in sorted(runs) if k != chosen)
+    missing = f"{len(tests) - runs[chosen]} of {len(tests)} scored runs"
+    return chosen, (
+        f"{missing} have no test score with {chosen} samples. Runs are scored with {shown}: "
+        f"give {others}, or add scores with recmix evaluate RUN --samples {chosen}"
+    )
 
 
 def summarise(records: Iterable[Record], *, samples: int = 100, correct: bool = False) -> Results:

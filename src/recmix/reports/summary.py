@@ -31,7 +31,7 @@ from recmix.reports.runs import one_per_line
 from recmix.reports.statistics import CONTROL, TIMED_BATCH, Cell, Results, control_of, summarise
 from recmix.runs.spec import FORMAT
 
-__all__ = ["Point", "other_device", "panels", "summary", "to_json"]
+__all__ = ["Point", "other_device", "panels", "summary", "to_json", "why_no_panel"]
 
 SIGNIFICANT = 0.05
 REFINEMENT = ("how", "refine", "reuse", "restarts")
@@ -88,8 +88,11 @@ def panels(rows: Iterable[dict[str, Any]]) -> dict[str, list[Point]]:
 
     There is one panel for each data set and latent dimension. If some rows of a panel were timed while
     no other run used the machine, only these are shown. If there are none, the title of the panel says
-    that the machine was shared. Rows that were timed on another device than VAE+ are left out. So are
-    rows with calibration or a changed noise: they take as long as without it, and have another control.
+    that the machine was shared.
+
+    Two kinds of rows are left out: rows that were timed on another device than VAE+, and rows with
+    calibration or a changed noise. Calibration does not change the time, and these rows have another
+    control.
 
     Args:
         rows: the rows that `summary` returns.
@@ -112,6 +115,15 @@ def panels(rows: Iterable[dict[str, Any]]) -> dict[str, list[Point]]:
             names = ("row", "label", "milliseconds", "difference", "difference_std")
             points.setdefault(title, []).append(Point(*(row[name] for name in names)))
     return points
+
+
+def why_no_panel(rows: Sequence[dict[str, Any]]) -> str:
+    """Return why `panels` finds no point in these rows of `summary`."""
+    if all(row["difference"] is None for row in rows):
+        return "it shows gains over VAE+, and no run of VAE+ is scored on the same data and splits"
+    if all(row["milliseconds"] is None for row in rows):
+        return f"no inference was timed with a batch of {TIMED_BATCH}; the test part may be smaller"
+    return "no row has both a gain over VAE+ and a time on the device of VAE+"
 
 
 def other_device(row: dict[str, Any], rows: Iterable[dict[str, Any]]) -> bool:

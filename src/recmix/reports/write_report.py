@@ -18,7 +18,7 @@ from recmix.reports.latex import latex_document
 from recmix.reports.page import page
 from recmix.reports.published import CITATION
 from recmix.reports.read_store import read_store
-from recmix.reports.statistics import summarise
+from recmix.reports.statistics import choose_samples, summarise
 from recmix.reports.tables import Table, all_tables
 from recmix.runs.files import write_bytes
 
@@ -34,7 +34,7 @@ def write_report(
     *,
     out: str | Path | None = None,
     form: str = "html",
-    samples: int = 100,
+    samples: int | None = None,
     holm: bool = False,
     console: Console | None = None,
     errors: Console | None = None,
@@ -45,7 +45,8 @@ def write_report(
         store: the folder that holds the run folders.
         out: the file to write. Default: ``report.html`` for html, the terminal for the other forms.
         form: one of `FORMS`.
-        samples: K of the IWAE-K test bound that is reported.
+        samples: K of the IWAE-K test bound that is reported. Default: see
+            `recmix.reports.statistics.choose_samples`.
         holm: whether p-values are corrected for the number of tests in a table column (Holm).
         console: where text is printed. Default: the standard output.
         errors: where messages about unreadable runs are printed. Default: the standard error.
@@ -55,13 +56,12 @@ def write_report(
     """
     if form not in FORMS:
         raise ConfigError(unknown("format", form, FORMS))
-    if samples < 1:
-        raise ConfigError(f"samples must be positive, got {samples}")
     console, errors = console or Console(), errors or Console(stderr=True)
     found = read_store(store)
     if not found.records and not found.problems:
         raise RunError(f"{store} holds no runs yet: train some, then write the report")
-    results = summarise(found.records, samples=samples, correct=holm)
+    chosen, note = choose_samples(found.records, samples)
+    results = summarise(found.records, samples=chosen, correct=holm)
     path = None
     if form == "html":
         path = Path(out or "report.html")
@@ -78,7 +78,8 @@ def write_report(
         runs = "1 run" if count == 1 else f"{count:,} runs"
         bytes_ = f"{size / 2**20:.1f} MB" if size >= 2**20 else f"{size:,} bytes"
         console.print(Text(f"{runs} reported in {path} ({bytes_})"))
-    _print_problems(found.problems, errors)
+    _print_notes([note] if note else [], errors)
+    _print_notes(found.problems, errors)
     return path
 
 
@@ -104,10 +105,10 @@ def _print_tables(tables: Sequence[Table], form: str, console: Console) -> None:
         console.print(Text(source, style="dim"))
 
 
-def _print_problems(problems: Sequence[str], errors: Console) -> None:
-    """Print the first messages about unreadable run folders, and the number of the others."""
-    for problem in problems[:SHOWN]:
-        errors.print(Text(f"note: {problem}", style="yellow"))
-    if more := len(problems[SHOWN:]):
+def _print_notes(notes: Sequence[str], errors: Console) -> None:
+    """Print the first notes, and the number of the others. Most are about folders without a run."""
+    for note in notes[:SHOWN]:
+        errors.print(Text(f"note: {note}", style="yellow"))
+    if more := len(notes[SHOWN:]):
         folders = "1 more such folder" if more == 1 else f"{more} more such folders"
         errors.print(Text(f"note: and {folders}", style="yellow"))
