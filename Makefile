@@ -50,10 +50,10 @@ types: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks $(ARGS)
 
-# The site of the documentation, in build/site. Look at it with: .venv/bin/mkdocs serve
+# The site of the documentation, in build/site.
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
-	@echo "wrote build/site/index.html"
+	@echo "wrote build/site; look at it (the search needs a server): $(BIN)/python -m http.server -d build/site"
 
 # Run the tutorials, and write their notebooks with all outputs.
 notebooks: $(VENV)/.docs
