@@ -168,7 +168,7 @@ def test_training_raises_the_bound_and_reports_finite_scalars():
 def test_metrics_agree_with_the_collapse_report():
     method = make(order=3)
     x = images(1).expand(4000, *SHAPE)
-    report = method.collapse(x)
+    report = collapse_report(method.posterior(x))
     metrics = method.step(x, method.optimizers(0.0), generator=noise())
     assert torch.allclose(metrics["weight_entropy"], report["weight_entropy"])
     scores = method._bound(x, noise(1))[2]
@@ -192,7 +192,7 @@ def test_first_component_starts_at_the_vae_and_others_at_random():
 
 
 def test_new_components_differ():
-    assert make(order=4).collapse(images())["min_pairwise_kl"] > 1e-4
+    assert collapse_report(make(order=4).posterior(images()))["min_pairwise_kl"] > 1e-4
 
 
 def test_start_depends_on_the_seed_only():
@@ -275,7 +275,7 @@ def test_collapse_report_of_a_recursive_mixture():
 
 
 def test_collapse_report_carries_no_gradient():
-    assert not any(value.requires_grad for value in make().collapse(images()).values())
+    assert not any(value.requires_grad for value in collapse_report(make().posterior(images())).values())
 
 
 @pytest.mark.parametrize(("rate", "fresh"), [(None, 500.0), (1e-5, 50.0), (1e-2, 1.0)])

@@ -31,11 +31,7 @@ class ChainLogJoint(LogJoint):
     """
 
     def log_joint(self, z: Tensor) -> Tensor:
-        """log p(x, z) of T latent points for each of B examples, (T, B).
-
-        Args:
-            z: latent points (T, B, D), for D latent dimensions.
-        """
+        """Like `LogJoint.log_joint`, layer by layer."""
         layers = layer_chain(self.model.decoder)
         if layers is None or not fast_on_cpu(z):
             return super().log_joint(z)

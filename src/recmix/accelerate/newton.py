@@ -71,10 +71,7 @@ class KernelLogJoint(LogJoint):
         return self.model.decoder_output(z)
 
     def linearise(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """The decoder's output (B, C, H, W) at z (B, D), and its Jacobian with respect to z, (B, P, D).
-
-        P = C · H · W is the number of output values.
-        """
+        """Like `LogJoint.linearise`, by Triton kernels."""
         if self.packed and _applies(z):
             pushed = tangent_kernels.push(self.packed, z, self.chunk or tangent_chunk(self.model, z))
             if pushed is not None:
@@ -82,11 +79,7 @@ class KernelLogJoint(LogJoint):
         return super().linearise(z)
 
     def log_joint(self, z: Tensor) -> Tensor:
-        """log p(x, z) of T latent points for each of B examples, (T, B).
-
-        Args:
-            z: latent points (T, B, D), for D latent dimensions.
-        """
+        """Like `LogJoint.log_joint`, by Triton kernels."""
         decoded = self._decoded(z)
         scored = newton_kernels.score(self.model.likelihood, self.observed, decoded, z, slopes=False)
         if scored is not None:
@@ -94,13 +87,7 @@ class KernelLogJoint(LogJoint):
         return self.model.log_density(self.observed, decoded) + standard_normal(z)
 
     def assemble(self, z: Tensor, decoded: Tensor, slope: Tensor) -> NormalEquations:
-        """The value, gradient and Gauss-Newton curvature of log p(x, z) at z.
-
-        Args:
-            z: latent points (B, D).
-            decoded: the decoder's output at z, (B, C, H, W), from `linearise`.
-            slope: the decoder's Jacobian at z, (B, C · H · W, D), from `linearise`.
-        """
+        """Like `LogJoint.assemble`, by Triton kernels."""
         if _applies(z):
             likelihood = self.model.likelihood
             scored = newton_kernels.score(likelihood, self.observed, decoded[None], z[None], slopes=True)
@@ -112,10 +99,10 @@ class KernelLogJoint(LogJoint):
         return super().assemble(z, decoded, slope)
 
     def gradient(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """log p(x, z) (B,) and its gradient with respect to z (B, D), at z (B, D).
+        """Like `LogJoint.gradient`, by Triton kernels if z has at most `JACOBIAN_UP_TO` dimensions.
 
-        If z has at most `JACOBIAN_UP_TO` dimensions, the kernels compute the decoder's whole Jacobian.
-        Otherwise autograd computes only the gradient.
+        The kernels compute the decoder's whole Jacobian. With more dimensions autograd is faster, which
+        computes only the gradient.
         """
         if not self.packed or z.shape[-1] > JACOBIAN_UP_TO:
             return super().gradient(z)
@@ -123,11 +110,7 @@ class KernelLogJoint(LogJoint):
         return here.log_joint, here.gradient
 
     def dampings(self, level: Tensor) -> Tensor:
-        """The T dampings that the next Gauss-Newton step of each example tries, (T, B).
-
-        Args:
-            level: the present damping λ of each example, (B,).
-        """
+        """Like `LogJoint.dampings`, by one kernel."""
         return newton_kernels.candidate_dampings(level, DAMPINGS)
 
     def choose(
@@ -140,19 +123,7 @@ class KernelLogJoint(LogJoint):
         level: Tensor,
         least: float,
     ) -> tuple[Tensor, Tensor]:
-        """Select the best candidate step of each example; return the next z (B, D) and damping λ (B,).
-
-        If no candidate raises the log p(x, z) of an example, its z stays.
-
-        Args:
-            reached: log p(x, z + step) of each of T candidates, (T, B).
-            here: value, gradient and curvature of log p(x, z) at z.
-            z: latent points (B, D).
-            step: candidate steps (T, B, D).
-            tried: the dampings of the candidate steps, (T, B).
-            level: the present damping λ, (B,).
-            least: lower limit of the next λ.
-        """
+        """Like `LogJoint.choose`, by one kernel."""
         limits = (least, LARGEST)
         given = (reached, here.log_joint, z, step, tried, level)
         chosen = newton_kernels.choose(*given, beyond=10 * DAMPINGS[-1], limits=limits)
@@ -182,15 +153,10 @@ def make_kernel_log_joint(
 
 @damped_step.register
 def damped_step_by_kernels(gradient: Tensor, precision: Tensor, damping: Tensor) -> Tensor:
-    """Compute the damped Gauss-Newton steps (H + λ I)⁻¹ g, (L, B, D), by one kernel.
+    """GPU version of `damped_step`, by one kernel.
 
-    Args:
-        gradient: g, the gradient of log p(x, z) with respect to z, (L, B, D).
-        precision: H, the Gauss-Newton approximation of the negative Hessian, (L, B, D, D).
-        damping: λ, (L, B), for L dampings and B examples.
-
-    Returns:
-        The steps, or NotImplemented if the kernel does not apply, for example to other shapes.
+    It returns NotImplemented if the kernel does not apply. The shapes must be (L, B, D) for the
+    gradient, (L, B, D, D) for the precision and (L, B) for the damping, with L dampings and B examples.
     """
     if not _applies(gradient):
         return NotImplemented

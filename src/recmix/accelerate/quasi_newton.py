@@ -220,16 +220,7 @@ def _warps(latent: int) -> int:
 
 @scaled_triangle.register_for_gpu
 def triangle_by_kernel(out: Tensor, typical: Tensor, places: Tensor) -> Tensor:
-    """GPU version of `scaled_triangle`; NotImplemented if `triangle_kernel` does not apply.
-
-    Args:
-        out: outputs of the curvature network, (B, D (D + 1) / 2).
-        typical: the matrix T, (D, D), lower triangular.
-        places: not used here; the plain version needs it.
-
-    Returns:
-        Matrices L, (B, D, D).
-    """
+    """GPU version of `scaled_triangle`; NotImplemented if `triangle_kernel` does not apply."""
     if not kernels_apply(out.device.type, out.dtype):
         return NotImplemented
     factor = triangle_kernel(out, typical)
@@ -240,17 +231,7 @@ def triangle_by_kernel(out: Tensor, typical: Tensor, places: Tensor) -> Tensor:
 def direction_by_kernel(
     q: FullGaussian | LowRankGaussian, gradient: Tensor, pairs: Sequence[Pair]
 ) -> Tensor:
-    """GPU version of `direction`; NotImplemented if `direction_kernel` does not apply.
-
-    Args:
-        q: the Gaussian whose covariance approximates the inverse curvature. The kernel supports only a
-            `FullGaussian`.
-        gradient: gradient of log p(x, z) with respect to z, (B, D).
-        pairs: earlier steps and their changes of the gradient.
-
-    Returns:
-        The direction of the next step, (B, D).
-    """
+    """GPU version of `direction`; NotImplemented if `direction_kernel` does not apply."""
     if not isinstance(q, FullGaussian) or not kernels_apply(gradient.device.type, gradient.dtype):
         return NotImplemented
     found = direction_kernel(q.scale_tril, gradient, pairs)
@@ -261,17 +242,7 @@ def direction_by_kernel(
 def advance_by_kernel(
     at: Iterate, step: Tensor, reached: Tensor, gradient: Tensor
 ) -> tuple[Iterate, Pair]:
-    """GPU version of `advance`; NotImplemented if `advance_kernel` does not apply.
-
-    Args:
-        at: the present point of each example.
-        step: the step of each example, (B, D).
-        reached: log p(x, z) after the step, (B,).
-        gradient: its gradient with respect to z after the step, (B, D).
-
-    Returns:
-        The next point, and the pair of step and gradient change for `direction`.
-    """
+    """GPU version of `advance`; NotImplemented if `advance_kernel` does not apply."""
     if not kernels_apply(step.device.type, step.dtype):
         return NotImplemented
     found = advance_kernel(at, step, reached, gradient)

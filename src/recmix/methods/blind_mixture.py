@@ -28,7 +28,7 @@ class BlindMixture(Method):
     start from random weights, because identical components would get identical gradients and stay equal.
 
     This method is the baseline for the recursive mixture. Components may become equal, or one may take
-    all weight; `collapse` measures both.
+    all weight; `collapse_report` measures both.
 
     Args:
         model: p(x, z).
@@ -132,14 +132,6 @@ class BlindMixture(Method):
         super().start_from(other)
         if not (type(other) is type(self) and same_shapes(self, other)):
             self._draw_others()
-
-    def collapse(self, x: Tensor) -> dict[str, Tensor]:
-        """Measure on examples x (B, *shape) whether components are equal or one takes all weight.
-
-        The result is the dictionary of `collapse_report`.
-        """
-        with torch.no_grad():
-            return collapse_report(self.posterior(x))
 
     def _bound(self, x: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Mixture, Tensor]:
         """Estimate the stratified ELBO of examples x with one sample z_i of each component i.

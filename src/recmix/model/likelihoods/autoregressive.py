@@ -124,8 +124,7 @@ class Autoregressive(Likelihood):
             decoded: the decoder's outputs: context vectors (S, B, F) of size F.
         """
         tokens, present = _tokens(x)
-        hidden = self.network(tokens, decoded)  # (S, B, T, F)
-        logits = self.network.logits(hidden) / self.noise
+        logits = self.logits(x, decoded)
         chosen = logits.gather(-1, tokens[..., None].expand(*logits.shape[:-1], 1)).squeeze(-1)
         return ((chosen - logits.logsumexp(-1)) * present).sum(-1)
 
@@ -207,15 +206,16 @@ class Autoregressive(Likelihood):
     def _gauss_newton(self, x: Tensor, decoded: Tensor, vectors: Tensor) -> Tensor:
         """The result of `fisher`. `decoded` must be contiguous: others cannot have a tangent."""
         tokens, present = _tokens(x)
-        hidden_of = self._hidden_of(x)
+        hidden_of = functools.partial(self.network, tokens)
+        words = self.network.tokens.weight[: self.classes]  # logits = hidden @ words.mT + bias, (K, F)
         hidden, pull = vjp(hidden_of, decoded)  # type: ignore[misc]
         p = (self.network.logits(hidden) / self.noise).softmax(-1) * present[..., None]
 
         def times(column: Tensor) -> Tensor:
             moved: Tensor = jvp(hidden_of, (decoded,), (column,))[1]  # (B, T, F)
-            change = self._change_of_logits(moved)
+            change = moved @ words.mT / self.noise
             weighted = p * (change - (p * change).sum(-1, keepdim=True))
-            (found,) = pull(self._pull_logits(weighted))
+            (found,) = pull(weighted @ words / self.noise)
             result: Tensor = found
             return result
 
@@ -224,18 +224,6 @@ class Autoregressive(Likelihood):
         chunk = max(1, most // max(1, each))
         columns = vectors.movedim(-1, 0)  # (D, B, F)
         return torch.cat([vmap(times)(some) for some in columns.split(chunk)]).movedim(0, -1)
-
-    def _hidden_of(self, x: Tensor) -> Callable[[Tensor], Tensor]:
-        """The function from contexts (B, F) to the network's hidden states at the tokens x."""
-        return functools.partial(self.network, _tokens(x)[0])
-
-    def _change_of_logits(self, moved: Tensor) -> Tensor:
-        """The change of the logits (..., K) for a change of the hidden states (..., F)."""
-        return moved @ self.network.tokens.weight[: self.classes].mT / self.noise
-
-    def _pull_logits(self, weighted: Tensor) -> Tensor:
-        """The transpose of `_change_of_logits`: (..., K) -> (..., F)."""
-        return weighted @ self.network.tokens.weight[: self.classes] / self.noise
 
     @torch.no_grad()
     def _generate(self, decoded: Tensor, choose: Callable[[Tensor], Tensor]) -> Tensor:
