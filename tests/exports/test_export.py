@@ -187,8 +187,19 @@ def test_export_command(tmp_path, capsys, monkeypatch):
     with pytest.raises(ConfigError, match="has no folder yet: give the folder of the export"):
         recmix.Model(made.method, made.spec).export(format="pt2")
     monkeypatch.setitem(sys.modules, "onnxscript", None)
-    assert call("export", tmp_path / "run") == 2
+    assert call("export", tmp_path / "run", "--format", "onnx") == 2
     assert "pip install 'recmix[export]'" in " ".join(capsys.readouterr().err.split())
+    assert call("export", tmp_path / "run") == 0  # the default format needs no more packages
+    assert (tmp_path / "run" / "pt2" / "posterior.pt2").exists()
+
+
+def test_tuned_run_is_refused_before_a_note_on_the_time(tmp_path, capsys):
+    made = model("sa", steps=1).refined(1)
+    made.save(tmp_path / "run")
+    assert call("export", tmp_path / "run", "--format", "torchscript") == 2
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "use --format onnx or --format pt2" in shown
+    assert "minutes" not in shown
 
 
 def test_elementary_qr():

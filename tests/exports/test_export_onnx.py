@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 )
 def test_onnx_agrees_with_python(method, network, tmp_path):
     made = model(method, network=network, **METHODS[method])
-    folder = made.export(tmp_path / "x")
+    folder = made.export(tmp_path / "x", format="onnx")
     check(made, folder, 1e-4)
     about = json.loads((folder / "export.json").read_text())
     graph = onnx.load(folder / "posterior.onnx").graph
@@ -69,14 +69,14 @@ def test_cholesky_factors_and_triangular_systems_in_onnx():
 def test_onnx_of_a_refined_posterior(tmp_path):
     """Cholesky factors and triangular solves, in operators that ONNX has."""
     made = model("vlae", steps=1, network="dense")
-    check(made, made.export(tmp_path / "vlae"), 1e-4)
+    check(made, made.export(tmp_path / "vlae", format="onnx"), 1e-4)
 
 
 def test_example_of_the_documentation(tmp_path, monkeypatch, capsys):
     made = model("rme", order=3)
     made.save(tmp_path / "runs" / "rme")
     monkeypatch.chdir(tmp_path)
-    check(made, export("runs/rme", "onnx"), 1e-4)
+    check(made, export("runs/rme", "onnx", format="onnx"), 1e-4)
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "export.md").read_text(), re.S)
     exec(compile(code, "docs/export.md", "exec"), {})
     assert "(100, 16, 2) (1600, 1, 8, 8)" in capsys.readouterr().out
@@ -87,7 +87,7 @@ def test_onnx_of_a_table(tmp_path):
     x = np.random.default_rng(0).poisson(3, (60, 5)).astype(np.float32)
     how = {"latent": 2, "widths": (8,), "epochs": 1, "device": "cpu", "progress": False}
     model = recmix.fit("vae", x, likelihood="poisson", **how)
-    folder = model.export(tmp_path / "x")
+    folder = model.export(tmp_path / "x", format="onnx")
     given = torch.from_numpy(x[:6])
     log_weights, means, _ = run(folder, "posterior", given)
     assert log_weights.shape == (6, 1)

@@ -15,7 +15,7 @@ __all__ = ["export_command"]
 
 def export_command(
     run: Annotated[str, typer.Argument(help="Folder of a run, or its address hf://user/name.")],
-    form: Annotated[str, typer.Option("--format", help="onnx, torchscript or pt2.")] = "onnx",
+    form: Annotated[str, typer.Option("--format", help="pt2, onnx or torchscript.")] = "pt2",
     folder: Annotated[
         Path | None,
         typer.Option(
@@ -29,8 +29,11 @@ def export_command(
     networks: Networks = None,
 ) -> None:
     """Write a run as files that need no recmix, such as ONNX."""
+    from recmix.exports.serialise import check_format
+
+    check_format(form)
     model = load_run(run, networks, device="cpu")
-    if model.inference.refine:
+    if model.inference.refine and form != "torchscript":  # a TorchScript file is written in seconds
         err.print("note: the steps of the refinement are written too, which can take minutes")
     made = model.export(folder, format=form, fuse=fuse, overwrite=overwrite)
     files = ", ".join(sorted(path.name for path in made.iterdir()))

@@ -27,7 +27,7 @@ from recmix.runs.files import remove_parts, write_bytes, write_json
 from recmix.runs.spec import Spec
 from recmix.training.build import Trained, load_trained
 
-__all__ = ["SUFFIX", "export"]
+__all__ = ["SUFFIX", "check_format", "export"]
 
 SUFFIX = {"onnx": ".onnx", "torchscript": ".pt", "pt2": ".pt2"}
 """The formats of an export, and the suffix of their files."""
@@ -47,7 +47,7 @@ def export(
     run: Trained | str | Path,
     out: str | Path | None = None,
     *,
-    format: str = "onnx",
+    format: str = "pt2",
     fuse: bool = True,
     overwrite: bool = False,
 ) -> Path:
@@ -58,7 +58,7 @@ def export(
     Args:
         run: a trained method, or the folder of a run.
         out: folder for the files; by default one named after the format, in the run's own folder.
-        format: ``onnx``, ``torchscript`` or ``pt2``.
+        format: ``onnx``, ``torchscript`` or ``pt2``. ONNX needs ``pip install 'recmix[export]'``.
         fuse: if possible, evaluate the networks of a mixture as one network with grouped
             convolutions.
         overwrite: replace an existing export.
@@ -66,10 +66,7 @@ def export(
     Returns:
         The folder with the three files.
     """
-    if format not in SUFFIX:
-        raise ConfigError(unknown("format", format, SUFFIX))
-    if format == "onnx":
-        _check_packages()
+    check_format(format)
     trained = run if isinstance(run, Trained) else load_trained(run, device="cpu")
     if out is None:
         if trained.folder is None:
@@ -133,7 +130,12 @@ def _range(values: str) -> list[float | None] | None:
     return [None, max(float(group.partition("*")[0]) for group in classes.split("+")) - 1]
 
 
-def _check_packages() -> None:
+def check_format(format: str) -> None:
+    """Refuse a format that does not exist, and ONNX if its packages are not installed."""
+    if format not in SUFFIX:
+        raise ConfigError(unknown("format", format, SUFFIX))
+    if format != "onnx":
+        return
     try:
         for name in ("onnx", "onnxscript"):
             importlib.import_module(name)
