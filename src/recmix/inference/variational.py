@@ -11,9 +11,10 @@ a natural-gradient step on the ELBO (Khan and Rue, The Bayesian Learning Rule, 2
 Gauss-Newton curvature in the place of the second derivative. The length ρ with the highest ELBO is
 taken for each example; all lengths are compared at the same noise, and ρ = 0 is one of them.
 
-Each step has its own noise, and step t has lengths of at most 1/t. So P becomes the average of the
-curvatures of all steps. With the same few noise vectors in all steps, the Gaussian would be fitted to
-these vectors, and more steps would lower the ELBO.
+Each step has its own noise. The first `FULL` steps may have length 1, so that the mean can move far.
+Later lengths are at most 1/2, 1/3, ..., so that P becomes an average of the curvatures of these steps.
+With the same few noise vectors in all steps, the Gaussian would be fitted to these vectors, and more
+steps would lower the ELBO.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ PAIRS = 2
 LARGEST = 512
 """Largest latent dimension; above, the matrices would not fit into memory for a usual batch."""
 LENGTHS = (1.0, 0.5, 0.2, 0.05)
-"""Candidate lengths ρ of the first step; those of step t are divided by t."""
+"""Candidate lengths ρ of the first steps."""
+FULL = 3
+"""Number of steps with these lengths. Those of the steps after them are divided by 2, 3, ..."""
 
 
 class _State(NamedTuple):
@@ -77,7 +80,7 @@ def variational(
         mean, precision = start.mean, _precision(start)
         for step in range(steps):
             problem = _Problem(joint, noise[:, step].flatten(0, 1))
-            lengths = [length / (step + 1) for length in LENGTHS]
+            lengths = [length / max(1, step + 2 - FULL) for length in LENGTHS]
             state = problem.state(mean, precision)
             points = problem.points(mean, precision)  # (S, B, D)
             at = wide.equations(points.flatten(0, 1))
