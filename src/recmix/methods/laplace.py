@@ -18,6 +18,7 @@ from recmix.methods.method import Method
 from recmix.methods.registry import register, register_component
 from recmix.methods.vae import GaussianComponent, elbo_gradient, encode
 from recmix.model.latent import LatentModel
+from recmix.objectives import elbo
 from recmix.posteriors import FullGaussian
 
 __all__ = ["VLAE", "LaplaceComponent"]
@@ -27,9 +28,9 @@ __all__ = ["VLAE", "LaplaceComponent"]
 class LaplaceComponent(GaussianComponent):
     """The Laplace approximation q(z | x) = N(z*, H⁻¹) at the mode z* of p(z | x).
 
-    Gauss-Newton steps lead from the encoder's mean to z*. H is the Gauss-Newton curvature of -log p(x,
-    z) at z*. The steps are damped and never lower log p(x, z), see `recmix.inference.gauss_newton`. The
-    decoder's parameters receive gradients, see `recmix.inference.refinement.laplace`.
+    Gauss-Newton steps lead from the encoder's mean to z*. H is the Gauss-Newton curvature of -log
+    p(x, z) at z*. The steps are damped and never lower log p(x, z), see `recmix.inference.gauss_newton`.
+    The decoder's parameters receive gradients, see `recmix.inference.refinement.laplace`.
 
     The encoder receives no gradient through the steps, because training with such a gradient makes the
     starting points worse. `VLAE` trains the encoder on the ELBO of the encoder's Gaussian instead. In a
@@ -140,9 +141,8 @@ class VLAE(Method):
         component: Any = self.components[0]
         parameters = component.parameters_at(x, self.model)
         q = component.refine(x, parameters.detach().chunk(2, dim=-1)[0], self.model)
-        z, log_q = q.rsample_and_log_prob(1, generator=generator)
-        elbo = (self.model.log_conditional(x, z) - q.kl(self.model.prior, z, log_q)).mean()
+        loss = -elbo(self.model, x, q, generator=generator).mean()
         if not parameters.requires_grad:
-            return -elbo
+            return loss
         own = (parameters * elbo_gradient(self.model, x, parameters[None], generator)[0]).sum()
-        return -elbo - (own - own.detach())
+        return loss - (own - own.detach())

@@ -47,8 +47,8 @@ class Method(CountsTraining, ABC):
     `step` never makes the CPU wait for the GPU (no ``.item()``, no branch on a tensor's value). So a
     training engine can capture the step of any method as a CUDA graph.
 
-    The constructor of a subclass takes (model, encoder, *, options). The encoder is a new network (B,
-    *shape) -> (B, 2 D), for the latent dimension D. A method with several encoders copies it.
+    The constructor of a subclass takes (model, encoder, *, options). The encoder is a new network
+    (B, *shape) -> (B, 2 D), for the latent dimension D. A method with several encoders copies it.
 
     Args:
         model: p(x, z).

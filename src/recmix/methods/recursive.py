@@ -61,8 +61,8 @@ class RecursiveMixture(Method):
     gate, computes the weight ε_m(x) of q_m.
 
     A training step on one batch makes several updates in order. Each uses the results of earlier
-    updates. First q_0 increases its ELBO. For m = 1 … M, q_m increases ELBO(q_m) + min(C, KL(q_m ||
-    Q_{m-1})), then ε_m increases ELBO(Q_m). Finally the decoder increases ELBO(Q_M).
+    updates. First q_0 increases its ELBO. For m = 1 … M, q_m increases ELBO(q_m) + min(C,
+    KL(q_m || Q_{m-1})), then ε_m increases ELBO(Q_m). Finally the decoder increases ELBO(Q_M).
 
     The decoder's outputs are used again in later updates of the batch, because the decoder changes only
     at the end. So the number of network evaluations is linear in the number of components.

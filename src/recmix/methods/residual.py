@@ -30,6 +30,7 @@ from recmix.methods.wide import WIDTH
 from recmix.model.latent import LatentModel
 from recmix.model.pair_features import PairFeatures, TokenPairFeatures
 from recmix.model.similar_encoder import token_classes, token_features
+from recmix.objectives import elbo
 from recmix.posteriors import Gaussian, Posterior
 from recmix.posteriors.gaussian import LOG_VARIANCE_RANGE
 
@@ -383,14 +384,12 @@ class ResidualVAE(Method):
         sum of the ELBOs after all corrections. The ELBO after correction t trains only corrector t.
         """
         *early, last = self._part.iterates(x, self.model, detach=True)
-        q = Gaussian.from_parameters(last)
-        z, log_q = q.rsample_and_log_prob(1, generator=generator)
-        elbo = (self.model.log_conditional(x, z) - q.kl(self.model.prior, z, log_q)).mean()
+        loss = -elbo(self.model, x, Gaussian.from_parameters(last), generator=generator).mean()
         if not last.requires_grad:
-            return -elbo
+            return loss
         parameters = torch.stack(early)  # (T, B, 2 D)
         own = (parameters * elbo_gradient(self.model, x, parameters, generator)).sum()
-        return -elbo - (own - own.detach())
+        return loss - (own - own.detach())
 
     def distillation(self, x: Tensor, teacher: Inference, generator: torch.Generator | None) -> Tensor:
         """The distillation loss, a scalar: Σ_t KL(q* || q_t) up to a constant, averaged over the batch.
