@@ -1,4 +1,4 @@
-"""One Triton kernel for one layer of K networks of the same shape: product, bias and activation.
+"""A Triton kernel that computes one layer of K networks of the same shape: product, bias, activation.
 
 A convolution is computed as a matrix product. Row m of the left factor belongs to one output position of
 one example. The inner dimension of the product, called depth here, runs over (kernel row, kernel column,

@@ -38,9 +38,10 @@ SLOPES: dict[type[nn.Module], Slope] = {
 BLOCK = 2**20
 """Most values of one layer's tangents that are computed at a time on a CPU."""
 KEPT = 2**25 - 2**14
-"""Size of an array that is made and freed at once. Then the C library of Linux keeps freed memory.
+"""Size of an array that is made and freed once. After this the C library of Linux keeps freed memory.
 
-Otherwise it returns large arrays to the system, and using new ones takes as long as the arithmetic.
+Otherwise it would return large arrays to the system, and getting memory again would take as long as the
+arithmetic.
 """
 SHAPES = (nn.Flatten, nn.Unflatten, nn.Identity)
 

@@ -29,7 +29,7 @@ CALIBRATION = ("scale", "slope", "reference")
 
 @dataclass(frozen=True, kw_only=True)
 class Inference(Options):
-    """How a posterior q(z | x) is refined and then calibrated, each time it is used.
+    """The settings that say how a posterior q(z | x) is refined and then calibrated.
 
     Refinement makes a few steps from the mean of each component of q, and replaces the component by a
     better Gaussian. An example keeps its q if its estimated ELBO would become lower. Calibration

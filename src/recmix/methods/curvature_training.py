@@ -78,7 +78,7 @@ class CurvatureTraining:
         Other keyword arguments, such as ``variance_rate``, are ignored.
 
         Args:
-            learning_rate: its learning rate.
+            learning_rate: the learning rate of the network.
             optimizer: ``adam`` or ``muon``.
         """
         groups = [{"params": list(self.network.parameters()), "lr": learning_rate}]

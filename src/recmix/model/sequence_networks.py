@@ -312,7 +312,7 @@ def transformer_decoder(
 
     Every position gets z, and all positions are computed at once. If `output` has only one axis, there
     are no positions, and the decoder is a network with one hidden layer. The likelihood
-    ``autoregressive`` needs such an output, a context vector.
+    ``autoregressive`` needs this: its decoder output is one context vector.
 
     Args:
         shape: Shape of one example, such as (T,).

@@ -121,7 +121,8 @@ class CategoricalGraph(Likelihood):
     def mean(self, decoded: Tensor) -> Tensor:
         """The probabilities of all classes, (..., P), for logits (..., P).
 
-        P is the number of logits of a graph. The order is that of the logits: all nodes, then all edges.
+        P is the number of logits of a graph. The order is the same as for the logits: all nodes, then
+        all edges.
         """
         return self._join(*(part.softmax(-1) for part in self.split(decoded / self.noise)))
 
