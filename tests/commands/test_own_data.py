@@ -285,14 +285,27 @@ def test_a_wrapped_model_is_a_row_of_reports(wrapped, capsys):
     for words in (("report", "runs", "--format", "terminal"), ("summary", "runs", "--out", "small")):
         assert call(*words, "--samples", 3) == 0
         shown = said(capsys)
-        assert "note:" not in shown
+        assert "note:" not in shown.replace("note: frontier.png is not written", "")
         assert "VAE" in shown
     assert read_store("runs").records[0].column.data == "x"
 
 
 def test_a_random_test_part_of_a_file_is_noted(wrapped, x, capsys):
     assert call(*wrapped, "--data", "x.npy") == 0
-    assert "x.npy has no test part: a random tenth, 4 of 40 examples, is scored" in said(capsys)
+    shown = said(capsys)
+    assert "x.npy has no test part: a random tenth, 4 of 40 examples, is scored" in shown
+    assert "The model may have been trained on some of these examples" in shown
     np.savez("parts.npz", x_train=x, x_test=x[:5])
     assert call(*wrapped, "--data", "parts.npz") == 0
     assert "random tenth" not in said(capsys)
+
+
+def test_several_arrays_without_networks_say_what_to_do(x, capsys):
+    np.savez("two.npz", images=x, ages=np.arange(40))
+    for command in (("train", "--method", "vae"), ("compare", "rme")):
+        assert call(*command, "--data", "two.npz", "--out", "run") == 2
+        assert "numpy.savez(path, x_train=images)" in said(capsys)
+    np.savez("two.npz", images=x, labels=np.arange(40))
+    words = ("train", "--method", "vae", "--latent", 2, "--epochs", 1, "--device", "cpu")
+    assert call(*words, "--data", "two.npz", "--out", "run") == 0
+    assert "the examples are the array images; not used: labels" in said(capsys)

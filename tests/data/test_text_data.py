@@ -394,3 +394,11 @@ def test_real_molecules_survive_the_round_trip(need):
     counts = [len(Smiles.split(text)) for text in texts]
     default = Smiles.from_texts(texts)
     assert 0.99 <= np.mean(np.array(counts) < default.length) < 1
+
+
+def test_a_file_of_numbers_may_be_a_table(tmp_path):
+    path = tmp_path / "table.txt"
+    np.savetxt(path, np.arange(60.0).reshape(20, 3))
+    assert "all words are numbers: is this a table? Then save it as .csv or .npy" in load(path).notes
+    path.write_text("\n".join(f"{number} cats" for number in range(20)))
+    assert not any("numbers" in note for note in load(path).notes)

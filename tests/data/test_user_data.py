@@ -459,3 +459,19 @@ def test_damaged_sparse_files_are_rejected(tmp_path):
         np.savez(tmp_path / "a.npz", **good | wrong)
         with pytest.raises(DataError, match=r"a\.npz"):
             load(tmp_path / "a.npz")
+
+
+def test_labels_next_to_images_are_not_used(tmp_path, rng):
+    x, y = rng.random((20, 4, 4), np.float32), rng.integers(0, 3, 20)
+    path = tmp_path / "mine.npz"
+    np.savez(path, images=x, labels=y)
+    data = load(path)
+    assert (data.shape, data.fields) == ((1, 4, 4), None)
+    assert data.notes[0].startswith("the examples are the array images; not used: labels.")
+    assert load(path, seed=1).notes == data.notes
+    np.savez(path, images=x, lengths=y)  # a number that is not a label is a field
+    assert load(path).fields == {"images": (4, 4), "lengths": ()}
+    np.savez(path, **{"x_train.images": x, "x_train.labels": y})  # fields that are named as such
+    assert load(path).fields == {"images": (4, 4), "labels": ()}
+    np.savez(path, images=x, labels=x)  # one value for each pixel
+    assert load(path).fields == {"images": (4, 4), "labels": (4, 4)}

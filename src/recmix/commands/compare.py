@@ -14,8 +14,8 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from recmix.commands.own_parts import Networks, check_can_load, load_run, make_own_parts
-from recmix.commands.terminal import Root, err, note_usual_rate, out, plain
+from recmix.commands.own_parts import Networks, check_can_load, check_fields, load_run, make_own_parts
+from recmix.commands.terminal import Device, Root, err, note_usual_rate, out, plain
 from recmix.errors import ConfigError, NonFiniteError
 from recmix.runs.data_options import DATA_OPTIONS
 from recmix.runs.files import write_bytes, write_json
@@ -51,7 +51,7 @@ def compare_command(
     ] = None,
     samples: Annotated[int, typer.Option(help="K of IWAE-K.")] = 100,
     seed: Annotated[int, typer.Option(help="Weights, data order, noise.")] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda ...")] = "auto",
+    device: Device = "auto",
     networks: Networks = None,
     data_root: Root = None,
     size: Annotated[int | None, typer.Option(help=DATA_OPTIONS["size"][1])] = None,
@@ -71,6 +71,7 @@ def compare_command(
         check_can_load(init, own=networks is not None)
     texts: dict[str, Any] = {"length": length, "vocabulary_size": vocabulary_size, "graphs": graphs}
     found = load_for_training(data, root=data_root, start=init, size=size, crop=crop, **texts)
+    check_fields(found, own=networks is not None)
     for note in found.notes:
         err.print(plain(note), highlight=False)
     if learning_rate is None:

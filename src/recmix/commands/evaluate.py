@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,27 +14,20 @@ from recmix.commands.extra_reports import (
     measure_reports,
     print_reports,
 )
-from recmix.commands.own_parts import Networks, load_run
-from recmix.commands.python_model import is_python_path, python_model
-from recmix.commands.stored_scores import folder_of_scores, scored_data
-from recmix.commands.terminal import Json, Root, err, out, print_scores
-from recmix.errors import ConfigError, DataError, unknown
+from recmix.commands.inference_words import calibration, changes, words
+from recmix.commands.inference_words import gain as gain_of
+from recmix.commands.model_and_data import check_data, data_of, load_model, part_of
+from recmix.commands.own_parts import Networks
+from recmix.commands.stored_scores import folder_of_scores, note_random_part, scored_data
+from recmix.commands.terminal import Device, Json, Memory, Root, Seed, err, out, print_scores
+from recmix.errors import ConfigError, unknown
 from recmix.inference.inference import REFINEMENT
 
 if TYPE_CHECKING:
     from recmix.api import Model
-    from recmix.data import Data
-    from recmix.inference import Inference
+    from recmix.runs.scores import ScoreKey
 
-__all__ = [
-    "check_data",
-    "data_of",
-    "evaluate_command",
-    "load_model",
-    "part_of",
-    "progress",
-    "words",
-]
+__all__ = ["check_data", "data_of", "evaluate_command"]
 
 USUAL_STEPS = 16
 """More refinement steps than this are worth a note."""
@@ -106,11 +96,9 @@ def evaluate_command(
         int | None,
         typer.Option(help="Examples for --gap, and as many training examples (default 200)."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the sampling noise.")] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda ...")] = "auto",
-    memory: Annotated[
-        int | None, typer.Option(help="MiB for the decoder's activations (default: by device).")
-    ] = None,
+    seed: Seed = 0,
+    device: Device = "auto",
+    memory: Memory = None,
     data: Annotated[
         str | None,
         typer.Option(help="Name or path of the data, if the run had arrays or other data are scored."),
@@ -126,6 +114,7 @@ def evaluate_command(
     from recmix.runs.files import finite
     from recmix.runs.folder import Run, check_finite
     from recmix.runs.scores import ScoreKey
+    from recmix.training.progress import count as progress
 
     calibrate = calibrate or calibrate_noise
     reports = _chosen_reports(report, gap=gap)
@@ -145,7 +134,7 @@ def evaluate_command(
     own = data is None or has_same_examples(source, model.spec.data)
     folder = model.folder
     if data is not None:
-        _note_random_part(source, split, data, own=own)
+        note_random_part(model, source, split, data, own=own)
         folder = folder_of_scores(model, source, scored, split, run, data, data_root, own=own)
     model = _refined(model, refine, how, restarts=restarts, reuse=reuse, checks=checks, x=held_out)
     if how == "auto" and not as_json:
@@ -174,7 +163,7 @@ def evaluate_command(
     key = ScoreKey(split, samples, used, calibrate, calibrate_noise)
     if calibrate:
         model = model.calibrated(held_out, samples, noise=calibrate_noise, memory=limit)
-    with progress(f"evaluating {split}", len(scored), as_json) as done:
+    with progress(f"evaluating {split}", len(scored), show=False if as_json else None) as done:
         found = score(
             model.method,
             scored,
@@ -195,88 +184,18 @@ def evaluate_command(
         shown = {"reports": extra} if extra else {}
         out.print_json(json.dumps(finite({"run": str(run), "split": split, **found, **shown})))
         return
-    _print_result(model, found, extra, split)
-    if calibrate:
-        out.print(_calibration(found["inference"], noise=calibrate_noise))
+    _print_result(model, found, extra, key)
 
 
-def _print_result(model: Model, found: dict[str, Any], extra: dict[str, Any], split: str) -> None:
+def _print_result(model: Model, found: dict[str, Any], extra: dict[str, Any], key: ScoreKey) -> None:
     """Print scores, the gain of refinement and calibration, and further reports."""
-    name = " ".join([model.spec.label, *_changes(model.inference)])
-    print_scores([(name, found)], title=f"{split}, {found['images']:,} examples")
+    name = " ".join([model.spec.label, *changes(model.inference)])
+    print_scores([(name, found)], title=f"{key.part}, {found['images']:,} examples")
     if "elbo_gain" in found:
-        out.print(_gain(found), highlight=False)
+        out.print(gain_of(found), highlight=False)
     print_reports(extra)
-
-
-def _note_random_part(data: Data, split: str, name: str, *, own: bool) -> None:
-    """Print a note if the user's file has no part of this name, and a random part is scored.
-
-    The run's `own` data are split as they were for its training, which needs no note.
-    """
-    if own or split not in data.held_out:
-        return
-    sizes = {part: size or 0 for part, size in data.counts.items()}
-    total = sizes["train"] + sum(sizes[part] for part in data.held_out)
-    err.print(
-        f"note: {name} has no {split} part: a random tenth, {sizes[split]:,} of {total:,} examples, is "
-        "scored, the same each time. To score others, give a file with x_train and "
-        f"x_{split}, made with numpy.savez",
-        highlight=False,
-        markup=False,
-    )
-
-
-def load_model(run: str, data: str | None, device: str, *, networks: str | None = None) -> Model:
-    """Load the model in a folder, or the one that a Python function returns.
-
-    Args:
-        run: the folder, or ``module:function``.
-        data: the data that the user named, or None; a Python function's model needs them.
-        device: the device for the model.
-        networks: the function that makes the networks that the user wrote for the run, as
-            ``module:function``; None if there are none.
-    """
-    from recmix.training.build import pick_device
-
-    if Path(run).exists() or not is_python_path(run):
-        return load_run(run, networks, device=device)
-    if networks is not None:
-        raise ConfigError("--networks is for the folder of a run, and a function returns a whole model")
-    if data is None:
-        raise ConfigError(f"--data is missing: name the data to score {run} on")
-    model = python_model(run)
-    return model if device == "auto" else model.to(pick_device(device))
-
-
-def check_data(model: Model, data: Data, parts: list[Any], run: str, name: str) -> None:
-    """Raise an error if a model cannot score the data.
-
-    They must have the shape and fields of the model's examples, and values that its likelihood accepts.
-
-    Args:
-        model: the trained model.
-        data: the data.
-        parts: the parts of `data` that are used, such as its test part.
-        run: name of the run, for the message.
-        name: name of the data, for the message.
-    """
-    from recmix.data import check_values
-
-    fields = model.method.model.fields
-    expected = model.spec.shape if fields is None else fields.shapes
-    given = data.shape if fields is None else data.fields
-    if given != expected:
-        raise ConfigError(
-            f"{run} was trained on examples of shape {expected}, those of {name} have shape {given}"
-        )
-    likelihood = model.latent_model.likelihood
-    for part in parts:
-        if not (data.dynamic and part is data.x_train):  # those are binarised
-            try:
-                check_values(part, likelihood.requirement, likelihood.name, what="the data")
-            except DataError as error:
-                raise DataError(f"{name}: {error}") from error
+    if key.calibrated:
+        out.print(calibration(found["inference"], noise=key.noise))
 
 
 def _check(
@@ -355,100 +274,3 @@ def _refined(
     kept = {name: value for name, value in given.items() if value is not None}
     found = model.using(**kept).refined(steps, how="auto", x=x)  # chosen with these options
     return found if found.inference.refine or model.method.can_restart else found.using(restarts=1)
-
-
-def words(inference: Inference) -> str:
-    """Return the kind of refinement and the number of steps of an inference, in words.
-
-    >>> from recmix import Inference
-    >>> words(Inference()), words(Inference(refine=4)), words(Inference(how="learned", refine=1))
-    ('none', 'gauss-newton, 4 steps', 'learned, 1 step')
-    """
-    if not inference.refine:
-        return "none"
-    return f"{inference.how}, {inference.refine} step{'s' * (inference.refine > 1)}"
-
-
-def _changes(inference: Inference) -> list[str]:
-    """What an inference does to the encoder's posterior, in brackets.
-
-    >>> from recmix import Inference
-    >>> _changes(Inference()), _changes(Inference(refine=2, restarts=3, scale=1.5))
-    ([], ['(gauss-newton, 2 steps, 3 restarts, calibrated)'])
-    """
-    found = [words(inference)] if inference.refine else []
-    if inference.restarts > 1:
-        found.append(f"{inference.restarts} restarts")
-    if inference.calibrated or inference.noise != 1:
-        found.append("calibrated")
-    return [f"({', '.join(found)})"] if found else []
-
-
-def _gain(found: Mapping[str, Any]) -> str:
-    """The gain over the encoder's posterior, in words.
-
-    >>> found = {"samples": 5, "elbo_gain": 1.0, "elbo_gain_se": 0.1}
-    >>> _gain({**found, "iwae_gain": -0.2, "iwae_gain_se": 0.3})
-    "gain over the encoder's own posterior, paired: ELBO +1.00 ± 0.10, IWAE-5 -0.20 ± 0.30 nats"
-    """
-    elbo, iwae = (f"{found[n]:+.2f} ± {found[n + '_se']:.2f}" for n in ("elbo_gain", "iwae_gain"))
-    start = "gain over the encoder's own posterior, paired"
-    return f"{start}: ELBO {elbo}, IWAE-{found['samples']} {iwae} nats"
-
-
-def _calibration(inference: dict[str, Any], *, noise: bool) -> str:
-    """The result of a calibration, in words.
-
-    >>> _calibration({"scale": 1.5, "slope": 0.007}, noise=False)
-    'calibrated on validation data: scale 1.50, doubled for every 99 nats that an example fits worse'
-    >>> _calibration({"scale": 1.5, "slope": 0.0, "noise": 0.8}, noise=True)
-    "calibrated on validation data: scale 1.50; the likelihood's noise times 0.80, which changes p(x)"
-    """
-    text = f"calibrated on validation data: scale {inference['scale']:.2f}"
-    if slope := inference["slope"]:
-        how = "doubled" if slope > 0 else "halved"
-        nats = math.log(2) / abs(slope)
-        text += f", {how} for every {nats:,.0f} nats that an example fits worse"
-    if not noise:
-        return text
-    return f"{text}; the likelihood's noise times {inference['noise']:.2f}, which changes p(x)"
-
-
-def part_of(data: Data, name: str) -> Any:
-    """Return the examples of one part of the data: train, val or test."""
-    parts = {"train": data.x_train, "val": data.x_val, "validation": data.x_val, "test": data.x_test}
-    if name not in parts:
-        raise ConfigError(unknown("split", name, parts))
-    if parts[name] is None:
-        raise ConfigError(
-            f"the data {data.name} have no {name} part: give a file that has one with --data, made with "
-            "numpy.savez('parts.npz', x_train=..., x_test=...); or score the validation part with "
-            "--split val, without --calibrate and --how auto"
-        )
-    return parts[name]
-
-
-def data_of(model: Model, data: str | None, root: Path | None) -> Data:
-    """Load the data that the user named, or else those that the model was trained on.
-
-    Args:
-        model: the trained model.
-        data: name or path of the data; None for those of the training.
-        root: folder of the named data sets.
-    """
-    from recmix.data import load_again, rebuild
-
-    if data is not None:
-        how: Any = {"root": root, "vocabulary": model.vocabulary, "shape": model.spec.shape}
-        return load_again(data, model.spec.data, **how)
-    return rebuild(model.spec.data, root=root, vocabulary=model.vocabulary)
-
-
-def progress(title: str, total: int, quiet: bool) -> Any:
-    """Return the context of a progress bar, which shows the time left unless `quiet`.
-
-    It is that of `recmix.training.progress.count`.
-    """
-    from recmix.training.progress import count
-
-    return count(title, total, show=False if quiet else None)

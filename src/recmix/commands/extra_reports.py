@@ -22,12 +22,12 @@ MOLECULES, SAMPLES = 1000, 10_000
 
 
 class Measured(NamedTuple):
-    """What a report of `recmix evaluate --report` gets to measure.
+    """The input of a report of `recmix evaluate --report`: the model and the examples to measure.
 
     Attributes:
         model: the trained model, with its refinement and calibration.
         data: the data set.
-        examples: the part of it that is scored.
+        examples: the part of the data that is scored.
         samples: number of samples of q(z | x) per example.
         seed: seed of all random noise.
         memory: bytes that the decoder's activations may use at a time; None for the default.
@@ -104,12 +104,12 @@ def _latent_rows(found: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
 def _molecules(on: Measured) -> dict[str, Any]:
     import numpy as np
 
-    from recmix.commands.evaluate import progress
     from recmix.evaluation.molecules import molecule_scores
+    from recmix.training.progress import count as progress
 
     test = on.examples[:MOLECULES]
     train = on.model.vocabulary.decode(np.asarray(on.data.x_train)) if on.model.vocabulary else None
-    with progress("scoring molecules", len(test) + SAMPLES, quiet=False) as report:
+    with progress("scoring molecules", len(test) + SAMPLES) as report:
         found = molecule_scores(
             on.model, test, train, samples=SAMPLES, seed=on.seed, memory=on.memory, report=report
         )

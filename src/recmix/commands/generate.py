@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from recmix.commands.own_parts import Networks, load_run
-from recmix.commands.terminal import err, out, plain
+from recmix.commands.terminal import Device, err, out, plain
 from recmix.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def generate_command(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the random noise.", min=0)] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda and so on.")] = "auto",
+    device: Device = "auto",
     networks: Networks = None,
 ) -> None:
     """Draw new examples from a run: texts, molecules, pictures or arrays."""

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from recmix.commands.terminal import Root
+from recmix.commands.terminal import Device, Root
 
 __all__ = ["grid_command"]
 
@@ -24,7 +24,7 @@ def grid_command(
     ] = None,
     limit_hours: Annotated[float | None, typer.Option(help="Save and stop after this time.")] = None,
     ray: Annotated[str | None, typer.Option(help="local, or the address of a Ray cluster.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda ...")] = "auto",
+    device: Device = "auto",
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Try failed runs again.")] = False,
     timing: Annotated[
         bool,

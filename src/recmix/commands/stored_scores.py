@@ -1,4 +1,4 @@
-"""Decide whether scores on data that the user named are stored in the folder of the run."""
+"""Decide whether scores on data that the user named are stored, and warn about training examples."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from recmix.api import Model
     from recmix.data import Data
 
-__all__ = ["GAP", "folder_of_one_data", "folder_of_scores", "scored_data"]
+__all__ = ["GAP", "folder_of_one_data", "folder_of_scores", "note_random_part", "scored_data"]
 
 GAP = "gap.json"
 """Name of the file in the run folder that holds the result of --gap."""
@@ -28,10 +28,12 @@ def folder_of_scores(
     *,
     own: bool,
 ) -> Path | None:
-    """The folder in which scores on data that the user named are stored; None, with a note, for none.
+    """Return the folder in which to store scores on the data that the user named.
 
-    Scores on data other than the run's own are not stored. A model that was trained elsewhere does
-    not name its data: its folder holds scores on one data set, the first that was scored.
+    The result is None if the scores are not stored. A printed note says why, if the model has a
+    folder. Scores on data other than the training data of the run are not stored. A model that was
+    trained elsewhere does not know its training data. Its folder holds scores on one data set, the
+    first one that was scored.
 
     Args:
         model: the model.
@@ -49,8 +51,39 @@ def folder_of_scores(
     return _folder_of_own_data(model.folder, run, data, trained, scored, own=own)
 
 
+def note_random_part(model: Model, data: Data, split: str, name: str, *, own: bool) -> None:
+    """Print a note if the user's file has no part of this name, so that a random part is scored.
+
+    Args:
+        model: the model.
+        data: the data that the user named.
+        split: name of the part that is scored.
+        name: name or path of the data, as the user gave it.
+        own: whether these are the data that the run was trained on. Then they are split as they were
+            for the training, and there is no note.
+    """
+    if own or split not in data.held_out:
+        return
+    sizes = {part: size or 0 for part, size in data.counts.items()}
+    total = sizes["train"] + sum(sizes[part] for part in data.held_out)
+    seen = (
+        ""
+        if model.spec.data
+        else (". The model may have been trained on some of these examples: then the score is too good")
+    )
+    err.print(
+        f"note: {name} has no {split} part: a random tenth, {sizes[split]:,} of {total:,} examples, is "
+        "scored, the same each time. To score others, give a file with x_train and "
+        f"x_{split}, made with numpy.savez{seen}",
+        highlight=False,
+        markup=False,
+    )
+
+
 def scored_data(model: Model, data: Data) -> dict[str, Any]:
-    """What a stored result says about its data: nothing, if the spec of the run names them.
+    """Return the entry that names the data in a stored result: {"data": {"name", "fingerprint"}}.
+
+    The result is empty if the spec of the run already names the data.
 
     Args:
         model: the model.
@@ -62,9 +95,10 @@ def scored_data(model: Model, data: Data) -> dict[str, Any]:
 
 
 def folder_of_one_data(model: Model, source: Data, run: str, data: str) -> Path | None:
-    """The folder of a model that was trained elsewhere; None, with a note, if it has other results.
+    """Return the folder of a model that was trained elsewhere, to store a result on these data in it.
 
-    Other results are scores on other data, or a refinement that ``recmix tune`` chose on other data.
+    The result is None, and a note is printed, if the folder has results on other data: scores, or a
+    refinement that ``recmix tune`` chose.
 
     Args:
         model: the model.
@@ -81,9 +115,7 @@ def folder_of_one_data(model: Model, source: Data, run: str, data: str) -> Path 
     for name in (GAP, TUNED):
         if (path := model.folder / name).exists():
             found = read_json(path)
-            if (
-                name == GAP or "data" in found
-            ):  # an earlier version did not say on which data it was tuned
+            if name == GAP or "data" in found:  # an earlier version did not name the data of TUNED
                 results.append(found)
     for result in results:
         stored = result.get("data") if isinstance(result, dict) else None

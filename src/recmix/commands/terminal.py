@@ -1,4 +1,4 @@
-"""Functions and flags that several commands share: terminal output, loading data, table of scores."""
+"""Functions and flags that several commands share: terminal output, notes, the table of scores."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from rich.table import Table
 from recmix._version import __version__
 
 __all__ = [
+    "Device",
     "Json",
+    "Memory",
     "Root",
+    "Seed",
     "before_command",
     "err",
     "first_process",
@@ -36,6 +39,11 @@ Root = Annotated[
     typer.Option("--data-root", help="Folder of the data sets (default: RECMIX_DATA, then a cache)."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda ...")]
+Seed = Annotated[int, typer.Option(help="Seed of the sampling noise.")]
+Memory = Annotated[
+    int | None, typer.Option(help="MiB for the decoder's activations (default: by device).")
+]
 
 
 def _show_version(show: bool) -> None:

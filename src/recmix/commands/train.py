@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from recmix.commands.own_parts import NETWORKS_HELP, make_own_parts
+from recmix.commands.own_parts import NETWORKS_HELP, check_fields, make_own_parts
 from recmix.commands.terminal import err, first_process, note_usual_rate, out, plain
 from recmix.commands.train_flags import read_flags
 from recmix.commands.train_help import TrainCommand, complete, epilog
@@ -105,6 +105,7 @@ def _train(**given: Any) -> None:
     request, resume, overwrite = read_flags(given)
     prints = first_process()
     data = _load_data(request, resume=resume, new=prints and not (resume or overwrite))
+    check_fields(data, own=bool(request.keys() & {"networks", "network"}))
     folder, flag = Path(request["out"]), ""  # the flag is what the next commands need to load the run
     if prints:
         err.print(f"{data.name}: " + ", ".join(f"{n} {part}" for part, n in data.counts.items() if n))

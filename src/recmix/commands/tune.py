@@ -12,10 +12,11 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from recmix.commands.evaluate import check_data, data_of, load_model, part_of, progress, words
+from recmix.commands.inference_words import words
+from recmix.commands.model_and_data import check_data, data_of, load_model, part_of
 from recmix.commands.own_parts import Networks
 from recmix.commands.stored_scores import folder_of_one_data, scored_data
-from recmix.commands.terminal import Json, Root, out
+from recmix.commands.terminal import Device, Json, Memory, Root, Seed, out
 from recmix.errors import ConfigError, RunError
 from recmix.runs.files import finite
 from recmix.runs.folder import TUNED, Run
@@ -55,11 +56,9 @@ def tune_command(
     reset: Annotated[
         bool, typer.Option("--reset", help="Delete the run's chosen refinement; measure nothing.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the sampling noise.")] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda ...")] = "auto",
-    memory: Annotated[
-        int | None, typer.Option(help="MiB for the decoder's activations (default: by device).")
-    ] = None,
+    seed: Seed = 0,
+    device: Device = "auto",
+    memory: Memory = None,
     data: Annotated[
         str | None,
         typer.Option(help="Name or path of the data, if the run had arrays or other data are used."),
@@ -76,6 +75,7 @@ def tune_command(
 
     from recmix.data import has_same_examples
     from recmix.evaluation.tune import candidates
+    from recmix.training.progress import count as progress
 
     model = load_model(run, data, device, networks=networks)
     source = data_of(model, data, data_root)
@@ -87,7 +87,7 @@ def tune_command(
     if folder is not None and data is not None and not model.spec.data and not dry_run:
         folder = folder_of_one_data(model, source, run, data)
     total = 2 * len(candidates(model.method, base=model.inference))
-    with progress("tuning", total, as_json) as show:
+    with progress("tuning", total, show=False if as_json else None) as show:
         found = model.frontier(
             held_out[:examples],
             **times,

@@ -51,6 +51,7 @@ __all__ = [
 
 _REPLACE = "replace it with an intact copy"
 _PARTS = ("x_train", "x_val", "x_test")
+_LABELS = ("y", "label", "labels", "target", "targets", "class", "classes")  # names of arrays of labels
 _SET_BYTES = 1 << 30  # limit for the formats of the named sets; their largest file has 182 MB
 _MAT_SECONDS = 600  # reading a MATLAB file may take this long; the largest published one takes seconds
 
@@ -253,7 +254,7 @@ def read_npy(path: Path) -> Array:
     return array
 
 
-def read_npz(path: Path) -> dict[str, Any]:
+def read_npz(path: Path, notes: list[str] | None = None) -> dict[str, Any]:
     """Read training, validation and test examples (x_train, x_val, x_test) from an .npz file.
 
     Each is an array, or a dict of arrays by field if the examples have several fields.
@@ -261,8 +262,13 @@ def read_npz(path: Path) -> dict[str, Any]:
     - `x_train` is an array; `x_val` and `x_test` are optional. Arrays of other names, such as
       labels, are not read.
     - `x_train.NAME` is the field NAME of `x_train`; the same for `x_val` and `x_test`.
-    - Without an `x_train`, a single array is x_train, and several arrays are its fields.
+    - Without an `x_train`, a single array is x_train, and several arrays are its fields. Labels next
+      to a single array are not used.
     - A file of `scipy.sparse.save_npz` holds one sparse matrix, which is x_train.
+
+    Args:
+        path: The file.
+        notes: A list to which a note for the user is added if labels are not used.
     """
     check_file(path)
     if not zipfile.is_zipfile(path):
@@ -290,8 +296,15 @@ def read_npz(path: Path) -> dict[str, Any]:
             return parts
         if {"format", "shape", "data"} <= set(keys):
             return {"x_train": _sparse_matrix(arrays)}
-    if len(arrays) == 1:
-        return {"x_train": arrays[keys[0]]}
+    labels = [key for key in keys if key.lower() in _LABELS and arrays[key].ndim == 1]
+    others = [key for key in keys if key not in labels]
+    if len(others) == 1:
+        if labels and notes is not None:
+            notes.append(
+                f"the examples are the array {others[0]}; not used: {', '.join(labels)}. To use labels "
+                f"as a field, name the arrays x_train.{others[0]} and x_train.{labels[0]}"
+            )
+        return {"x_train": arrays[others[0]]}
     if not arrays or any(key.lower() in ("train", *_PARTS) for key in keys):
         raise DataError(
             f"{path} holds {', '.join(keys) or 'nothing'}; expected x_train (x_val and x_test are "

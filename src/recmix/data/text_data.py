@@ -65,8 +65,8 @@ def from_texts(
     """Make a data set of texts in memory.
 
     The vocabulary is made of the training texts. Empty texts and texts that are too long are left
-    out, and tokens that are not in the vocabulary become unknown. `Data.notes` says how many, and so
-    does a warning if texts are left out.
+    out, and tokens that are not in the vocabulary become unknown. `Data.notes` has the numbers of
+    these texts and tokens. If texts are left out, a warning shows the notes, too.
 
     >>> data = from_texts(["a cat sat", "a dog ran", "a cow"], ["a dog sat"], ["a cow sat"])
     >>> data.kind, data.shape, data.classes
@@ -349,6 +349,14 @@ def _vocabulary(made: type[Vocabulary], texts: Sequence[str], options: Mapping[s
     return found
 
 
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
 def _notes(
     parts: Mapping[str, Sequence[str]],
     forms: Mapping[str, str],
@@ -367,6 +375,8 @@ def _notes(
         changed: How many texts were changed, by reason.
         options: Options that the user gave for the vocabulary.
     """
+    if all(_is_number(word) for texts in parts.values() for text in texts for word in text.split()):
+        yield "all words are numbers: is this a table? Then save it as .csv or .npy"
     if left_out:
         said = ", ".join(f"{count:,} {problem}" for problem, count in left_out.items())
         yield f"{sum(left_out.values()):,} of {total:,} texts are left out ({said})"

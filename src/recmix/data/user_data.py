@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -122,6 +123,7 @@ def load_path(
     suffix = ".csv.gz" if path.name.lower().endswith(".csv.gz") else path.suffix.lower()
     check_not_texts(options, str(path))
     kept: dict[str, Any] = {"size": size, "crop": crop}
+    notes: list[str] = []
     parts: Mapping[str, Any]
     if has_image_files(path):
         parts = _read_image_files(path, size, crop, options.get("stream", "auto"))
@@ -129,7 +131,7 @@ def load_path(
     elif suffix in _READERS:
         if size is not None or crop is not None:
             raise ConfigError(f"size and crop are for image files; {path} holds numbers: resize them")
-        parts = _READERS[suffix](path)
+        parts = read_npz(path, notes) if suffix == ".npz" else _READERS[suffix](path)
     elif suffix in SUFFIXES:
         raise DataError(f"{path} is one image; {_ACCEPTED_PATHS}: give the folder of the image")
     elif suffix in (".pkl", ".pickle", ".pt", ".pth"):
@@ -143,15 +145,16 @@ def load_path(
     name, need_test = _splitting(options, own, kept)
     source = {"kind": "path", "path": str(path), "options": kept}
     try:
-        return _make_data(parts, name=name, seed=seed, need_test=need_test, source=source, like=like)
+        data = _make_data(parts, name=name, seed=seed, need_test=need_test, source=source, like=like)
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
+    return dataclasses.replace(data, notes=tuple(notes))
 
 
 def has_image_files(path: Path) -> bool:
     """Whether a path is read as image files: a zip file, or a folder without text files.
 
-    Of a user's files, only these can have the options `size` and `crop`.
+    The options `size` and `crop` are allowed only for such paths.
     """
     return path.suffix.lower() == ".zip" or (path.is_dir() and not text_files(path))
 
