@@ -122,8 +122,7 @@ class Method(CountsTraining, ABC):
         return any(part.differentiates for part in self.components)
 
     def posterior(self, x: Tensor) -> Posterior:
-        """The posterior q(z | x) for examples x (B, *shape). The default uses only the first component.
-        """
+        """The posterior q(z | x) for examples x (B, *shape); by default of the first component alone."""
         return self.component(0, x)
 
     def restarted(self, x: Tensor, restarts: int) -> Posterior:
