@@ -55,7 +55,7 @@ Files = dict[str, bytes]
 class Mailbox:
     """A Ray actor that receives files from the tasks of a grid and can tell the tasks to stop.
 
-    There is one for each driver, the process that started the tasks.
+    There is one mailbox for each driver, the process that started the tasks.
     """
 
     def __init__(self) -> None:

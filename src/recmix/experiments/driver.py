@@ -50,7 +50,7 @@ def run_grid(
         status: only print the states of the runs, such as done or failed.
         data_root: folder of the data sets.
         device: ``auto``, ``cpu``, ``cuda`` and so on.
-        retry_failed: try runs again that failed before.
+        retry_failed: try the runs again that failed before.
         timing: only measure the inference times of finished runs, one after the other.
 
     Returns:

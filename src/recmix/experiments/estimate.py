@@ -1,6 +1,6 @@
 """Estimate how long the remaining runs of a grid will take.
 
-The estimate uses the times of finished runs, and those of a few updates where they were timed.
+The estimate uses the times of finished runs, and the times of a few updates if these were measured.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class TimeLeft(NamedTuple):
         timed: number of runs whose estimate comes from a few timed updates.
     """
 
-    seconds: float  # for the runs with an estimate, divided by the number of workers
-    known: int  # runs with an estimate
-    unknown: int  # runs without one
-    measured: int  # finished runs that the estimate uses
-    at_most: bool  # some runs count with all their epochs, because no run of their kind is finished
-    timed: int = 0  # runs whose estimate comes from a few timed updates
+    seconds: float
+    known: int
+    unknown: int
+    measured: int
+    at_most: bool
+    timed: int = 0
 
     def __str__(self) -> str:
         if not self.known and not self.unknown:

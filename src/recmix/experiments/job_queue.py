@@ -91,7 +91,7 @@ class JobQueue:
         """Change the state of waiting runs to ``blocked``, so that they are not started.
 
         Args:
-            jobs: the runs. Those that are not waiting keep their state.
+            jobs: the runs. Runs that are not waiting keep their state.
             reason: why they cannot start, in words.
         """
         for job in jobs:

@@ -123,7 +123,10 @@ class Store:
         return self.root / f"grid-{name}.json"
 
     def log(self, digest: str) -> Path:
-        """Return the path of the file for the printed output of the worker that does the run."""
+        """Return the path of the log file of the run with this digest.
+
+        The file holds what the worker process prints while it trains and scores the run.
+        """
         return self.folder(digest) / "log.txt"
 
     def check_format(self) -> None:

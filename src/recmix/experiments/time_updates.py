@@ -32,7 +32,7 @@ SCORED = {"cpu": 20, "cuda": 500}
 
 
 class Timed(NamedTuple):
-    """How long one kind of run takes. Such runs have the same row of the table, data and model.
+    """How long a run of one kind takes. Runs of one kind have the same table row, data and model.
 
     Attributes:
         name: row, data and latent dimension, in words.
@@ -41,10 +41,10 @@ class Timed(NamedTuple):
         run: seconds of one run with all its epochs and scores, without calibration.
     """
 
-    name: str  # row, data and latent dimension
-    runs: int  # runs of this kind that are not done
-    update: float  # seconds of one update of one run
-    run: float  # seconds of one run with all its epochs, with scores but without calibration
+    name: str
+    runs: int
+    update: float
+    run: float
 
 
 def kind_of(job: GridJob) -> str:

@@ -139,7 +139,7 @@ def print_plan(
 ) -> None:
     """Print what a grid would do.
 
-    That is its runs, which of them are done, the data sets that it needs, and the expected time.
+    It prints the runs, the number of finished runs, the data sets, and the expected time.
 
     Args:
         grid: the grid.

@@ -37,7 +37,7 @@ INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do the runs that the command line names, and return the exit status.
 
-    It is 0 if all runs are done, 3 if one failed, and 130 if the process was interrupted.
+    The status is 0 if all runs are done, 3 if one failed, and 130 if the process was interrupted.
     """
     parser = argparse.ArgumentParser(prog="python -m recmix.experiments.worker", description=__doc__)
     parser.add_argument("store", type=Path)
@@ -254,7 +254,7 @@ def _stop_when_closed(descriptor: int) -> None:
 def output_to(path: Path) -> Iterator[None]:
     """Context in which everything that this process prints, also from C libraries, goes to a file.
 
-    It is appended to the file `path`.
+    The output is appended to the file `path`.
     """
     before = {descriptor: os.dup(descriptor) for descriptor in (1, 2)}
     with path.open("a") as file:

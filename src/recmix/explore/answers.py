@@ -1,6 +1,6 @@
 """Compute the explorer's answers for a batch of examples, as numpy arrays.
 
-The numbers are the same as those of the methods of `recmix.Model`.
+The numbers are equal to the results of the methods of `recmix.Model`.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Moments(NamedTuple):
         exact: false if a covariance is estimated from samples.
     """
 
-    weights: Tensor  # (B, K)
-    means: Tensor  # (B, K, D)
-    variances: Tensor  # (B, K, D), the diagonals of the covariances
-    covariances: Tensor | None  # (B, K, D, D); None if all are diagonal
-    exact: bool  # False if a covariance is estimated from samples
+    weights: Tensor
+    means: Tensor
+    variances: Tensor
+    covariances: Tensor | None
+    exact: bool
 
     def full(self) -> Tensor:
         """Return the covariances as matrices (B, K, D, D), even if all of them are diagonal."""

@@ -63,8 +63,8 @@ def make_app(
 
     Args:
         catalogue: the models that the application serves.
-        access: which requests are answered. By default those whose host is a loopback name, such as
-            ``localhost``.
+        access: which requests are answered. By default requests whose host is a loopback name, such
+            as ``localhost``.
         limits: the largest requests that are accepted.
         batching: whether requests that wait at the same time go through the model as one batch.
     """

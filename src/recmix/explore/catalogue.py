@@ -72,7 +72,7 @@ class ServedRun:
         label: name that the web page shows.
         model: the model.
         data_root: folder of the named data sets; by default the folder that training used.
-        examples: test examples to show; by default those of the run's data.
+        examples: test examples to show; by default from the run's own data.
         shape: shape of the images on the web page, (H, W) or (C, H, W), for a run whose examples are
             images in another shape, such as flat vectors. It is ignored if the examples have another
             number of values.
@@ -312,7 +312,7 @@ class Catalogue:
     Args:
         models: the models by name.
         data_root: folder of the named data sets; by default the folder that training used.
-        examples: test examples to show, by name of the model; by default those of its own data.
+        examples: test examples to show, by name of the model; by default from its own data.
         shape: shape of the images on the page, (H, W) or (C, H, W), for runs whose examples are images
             in another shape, such as flat vectors.
     """

@@ -1,6 +1,6 @@
 """The posterior q(z | x) of one example in detail.
 
-The module computes its components, densities on a plane of the latent space, and each step of
+The module computes the components of q, densities on a plane of the latent space, and each step of
 refinement. A step of refinement is a Gauss-Newton step from the mean of q towards the maximum of
 log p(x, z).
 """
@@ -41,9 +41,9 @@ class Plane(NamedTuple):
         labels: names of the axes, for the figure.
     """
 
-    kind: str  # "latent": the whole latent space, of one or two dimensions; "slice": a plane in it
-    origin: Tensor  # (D,)
-    axes: Tensor  # (2, D), orthonormal; the second is zero in one dimension
+    kind: str
+    origin: Tensor
+    axes: Tensor
     labels: list[str]
 
     def project(self, z: Tensor) -> Tensor:
@@ -149,8 +149,8 @@ def explain(
 ) -> dict[str, Any]:
     """Describe the posterior q(z | x) of one example; `docs/explorer.md` lists the fields.
 
-    The arguments are those of `describe`, and the number of grid points along each side of the plane on
-    which densities are computed.
+    The function has the arguments of `describe`, and `grid`: the number of grid points along each side
+    of the plane on which densities are computed.
     """
     latent_model = model.latent_model
 

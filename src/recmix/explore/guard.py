@@ -48,15 +48,13 @@ class Access:
     """What the server requires of a request: a secret token, and a host name that is allowed.
 
     Attributes:
-        token: the secret, sent in ``Authorization: Bearer`` or in the page's cookie; None if none is
-            needed.
-        hosts: host names that requests may use for the server; None allows all.
+        token: the secret, sent in ``Authorization: Bearer`` or in the page's cookie; None if no
+            token is needed.
+        hosts: host names that requests may use for the server; None allows all. On a loopback address
+            this stops web sites that give this machine's address a name of their own (DNS rebinding).
     """
 
-    # a secret in ``Authorization: Bearer`` or in the page's cookie; None if none is needed
     token: str | None = None
-    # host names that requests may use for the server; None allows all. On a loopback address this stops
-    # web sites that give this machine's address a name of their own (DNS rebinding).
     hosts: tuple[str, ...] | None = LOOPBACK
 
 

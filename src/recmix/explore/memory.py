@@ -53,7 +53,7 @@ class Account:
     """
 
     memory: Memory
-    client: str  # address
+    client: str
     size: int = 0
 
     def add(self, size: int) -> None:

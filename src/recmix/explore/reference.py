@@ -124,7 +124,7 @@ def parameters(integers: Mapping[str, Integer], runs: Sequence[str] = ()) -> lis
     Args:
         integers: the integer parameters, by name.
         runs: names of the runs that the parameter ``run`` can have. If there are none, the route
-            has no such parameter.
+            has no parameter ``run``.
     """
     known = _schemas(integers, runs).items()
     return [{"name": n, "in": "query", "required": False, "schema": schema} for n, schema in known]

@@ -81,7 +81,7 @@ class Routes:
             integers: the integer fields of the request, with their defaults and limits.
             gives: the OpenAPI schema of each field of the answer.
             npy: the field of the answer that a client can also get as a ``.npy`` file, if any.
-            count: counts the numbers in the answer; None if these are few.
+            count: counts the numbers in the answer; None if the answer has few numbers.
             for_texts: the function that computes the answer for runs of texts.
         """
         runs = list(self.catalogue.runs)
@@ -138,7 +138,7 @@ class Routes:
         return add
 
     def reserve(self, request: Request, run: ServedRun, numbers: int) -> None:
-        """Count the memory of an answer before it is computed; refuse the request if that is too much.
+        """Count the memory of an answer before it is computed; refuse the request if it is too large.
 
         Args:
             request: the request.
@@ -160,7 +160,7 @@ class Routes:
         """Return the OpenAPI schema of the decoder's mean examples in an answer.
 
         Args:
-            lead: names of the axes before those of one example, one letter each.
+            lead: names of the axes before the axes of one example, one letter each.
         """
         axes = self.catalogue.axes if self.catalogue.decodes_examples else None
         return reference.any_array(lead) if axes is None else array((*lead, *axes))

@@ -61,7 +61,7 @@ def serve(
         batching: whether requests that wait at the same time go through the model as one batch.
         data_root: folder of the data sets, from which test examples are read; by default the folder
             that was used in training.
-        examples: test examples to show, by name of the model; by default those of its own data.
+        examples: test examples to show, by name of the model; by default from its own data.
         shape: shape of the images on the page, (H, W) or (C, H, W), for models whose examples are images
             in another shape, such as flat vectors.
     """
@@ -139,8 +139,8 @@ def _run(server: uvicorn.Server, listening: socket.socket) -> None:
 def model_threads() -> Iterator[None]:
     """Let torch use half of the cores in this context, unless OMP_NUM_THREADS is set.
 
-    The other half is for HTTP and for other programs. If these used the same cores as torch, the
-    threads of torch would wait for each other, and small networks would be many times slower.
+    The other half is for HTTP and for other programs. If torch shared its cores with them, the threads
+    of torch would wait for each other, and small networks would be many times slower.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""The answers of the explorer's routes for runs of texts, and the routes that only such runs have."""
+"""The answers of the explorer's routes for runs of texts, and the routes that only they have."""
 
 from __future__ import annotations
 
@@ -111,8 +111,8 @@ class TextAnswers:
     ) -> Answer:
         """Describe q(z | x) of one text; `docs/explorer.md` lists the fields.
 
-        They are texts of the components, bounds, and Gauss-Newton steps. Unlike for images, there are no
-        densities on a plane, so `grid` has no effect.
+        The fields are texts of the components, bounds, and Gauss-Newton steps. Unlike for images, there
+        are no densities on a plane, so `grid` has no effect.
         """
         read = await self._read(run, given)
         vocabulary = run.needed_vocabulary()
@@ -136,7 +136,7 @@ class TextAnswers:
         return {"z": found["z"], "texts": decoded, "problems": read.problems}
 
     async def neighbours(self, run: ServedRun, given: Texts, count: int) -> Answer:
-        """Find the test texts whose posterior means are nearest to that of a text.
+        """Find the test texts whose posterior means are nearest to the posterior mean of a text.
 
         Returns:
             At most `count` ``neighbours``, each with its index, text and distance; the number of test

@@ -1,6 +1,6 @@
 """Answers about texts, such as sentences and SMILES strings, for runs that have a vocabulary.
 
-A text is read as an example x of numbers. The answers have texts where those about images have images.
+A text is read as an example x of numbers. In the answers, texts replace the images of other runs.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class ReadTexts(NamedTuple):
         problems: for each text, messages for the user.
     """
 
-    x: Array  # (B, *shape)
-    read: list[str]  # the texts as the model sees them, for example with unknown words replaced
-    problems: list[list[str]]  # what a user should know about each text
+    x: Array
+    read: list[str]
+    problems: list[list[str]]
 
 
 def read_texts(vocabulary: Vocabulary, texts: Sequence[str], *, most: int, longest: int) -> ReadTexts:

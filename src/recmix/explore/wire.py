@@ -109,8 +109,7 @@ async def read_request(
 ) -> tuple[dict[str, Any], Any]:
     """Read the fields and the array, or the texts, of a request.
 
-    They are read from a JSON body. If the body is ``.npy``, it is the array, and the fields are
-    read from the URL.
+    A JSON body holds all of them. A ``.npy`` body is the array, and the fields are in the URL.
 
     Args:
         request: the request.
@@ -152,8 +151,8 @@ def read_fields(
     """Check the fields of a request and fill in the defaults.
 
     Args:
-        given: the fields of the request without its array. Fields other than ``run`` and those in
-            `known` are refused.
+        given: the fields of the request without its array. Only ``run`` and the fields in `known`
+            are accepted.
         known: the integer fields that the request can have, by name.
         array: name of the field that holds the array, for the list of valid fields in the error
             message.

@@ -1,8 +1,8 @@
 """QR decompositions, log Γ and derivatives of convolutions, in simple operations that ONNX also has.
 
-ONNX has no operators for them. Each function has the signature of the torch operator that it replaces;
-`ELEMENTARY` and `BACKWARD` list these operators. Cholesky factors and triangular systems, which every
-refinement step has, are in `recmix.exports.onnx_operators`.
+ONNX has no operators for these functions. Each function has the signature of the torch operator that it
+replaces; `ELEMENTARY` and `BACKWARD` list these operators. Cholesky factors and triangular systems,
+which every refinement step has, are in `recmix.exports.onnx_operators`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def qr(matrix: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
 def lgamma(x: Tensor) -> Tensor:
     """Compute log Γ(x) for x > 0, elementwise.
 
-    It is log Γ(x + 8), from Stirling's series, minus log x + log(x + 1) + ... + log(x + 7).
+    The result is log Γ(x + 8), from Stirling's series, minus log x + log(x + 1) + ... + log(x + 7).
 
     >>> lgamma(torch.tensor([1.0, 4.0, 0.5]))
     tensor([0.0000, 1.7918, 0.5724])
@@ -77,8 +77,8 @@ def convolution_backward(
     """Compute the gradient of a loss with respect to the input of a convolution.
 
     The gradient is a transposed convolution of `slope`, which is the gradient of the loss with
-    respect to the output. The arguments are those of torch's operator
-    ``aten.convolution_backward``. `output_mask` must exclude the gradients of kernel and bias.
+    respect to the output. The function has the arguments of torch's
+    operator ``aten.convolution_backward``. `output_mask` must exclude the gradients of kernel and bias.
 
     Returns:
         The gradient with respect to `x`, and None for kernel and bias.

@@ -1,6 +1,6 @@
 """The posterior and the decoder of a trained method as functions from tensors to tensors.
 
-Such a function is called a graph, because exporters trace it to a graph of operators.
+These functions are called graphs, because exporters trace them to graphs of operators.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class GaussianGraph(PosteriorGraph):
     def forward(self, examples: Tensor) -> tuple[Tensor, ...]:
         """Compute log-weights, means and covariances of q(z | x) for examples (B, ...).
 
-        They are in the order of `outputs`.
+        The results are in the order of `outputs`.
         """
         q = infer(self.method, examples, self.inference)
         found = q.describe() or {}

@@ -1,8 +1,9 @@
-"""Write Cholesky factors and triangular systems with simple ONNX operators; ONNX has none for them.
+"""Write Cholesky factors and triangular systems with simple ONNX operators.
 
-`torch.onnx` calls these functions once for each such operator of a graph. They add the operators of a
-loop over the latent dimension D. This is many times faster than to write the loop in torch and to trace
-it. Each function has the signature of the torch operator that it replaces.
+ONNX has no operators for them. `torch.onnx` calls a function of this module for each Cholesky factor and
+each triangular system of a graph. The function adds the operators of a loop over the latent dimension D.
+This is many times faster than to write the loop in torch and to trace it. Each function has the
+signature of the torch operator that it replaces.
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ def label_points(
     expand: tuple[float, float],
     **style: Any,
 ) -> list[Any]:
-    """Write labels near points, so that they overlap neither each other nor points.
+    """Write labels near points, so that labels do not cover other labels or points.
 
     A label far from its point gets a line to it.
 

@@ -1,6 +1,6 @@
 """Make the notes below the tables of a report, which say what limits a comparison of the numbers.
 
-Each function, except `coloured`, returns a list of notes. It is empty if there is nothing to say. A
+Each function, except `coloured`, returns a list of notes, which is empty if there is nothing to say. A
 split is one division of the data into training and validation data; results are means over splits.
 The control is VAE+: the plain VAE, trained further with the same schedule as the other methods.
 """
@@ -82,7 +82,7 @@ def control_missing(results: Results) -> list[str]:
 
 
 def other_noise(results: Results) -> list[str]:
-    """Make a note on rows with a calibrated noise of the likelihood, because it changes p(x)."""
+    """Make a note on rows with a calibrated noise of the likelihood, because this noise changes p(x)."""
     if not any(row.noise and cell.values for (row, _), cell in results.cells.items()):
         return []
     return [

@@ -82,17 +82,15 @@ class Comparison:
         reason: why there is no p-value; else empty.
         difference: mean of first minus second, in nats.
         interval: 95 % t interval of this mean, if there are at least two pairs.
-        effect: effect size from -1 to 1, the matched-pairs rank-biserial correlation.
+        effect: effect size from -1 to 1, the matched-pairs rank-biserial correlation
+            (W₊ - W₋) / (W₊ + W₋).
     """
 
-    pairs: int  # number of splits that both have
-    # one-sided exact p-value that the first row is higher; None if there are too few pairs
+    pairs: int
     p: float | None = None
-    reason: str = ""  # why there is no p-value
-    difference: float | None = None  # mean of first minus second, in nats
-    # 95 % t interval of that mean, if there are at least two pairs
+    reason: str = ""
+    difference: float | None = None
     interval: tuple[float, float] | None = None
-    # matched-pairs rank-biserial correlation, (W₊ - W₋)/(W₊ + W₋), from -1 to 1
     effect: float | None = None
 
 

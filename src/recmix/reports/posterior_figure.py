@@ -42,10 +42,10 @@ class FigureStage:
         weights: mixing weights, (K,). Components with less weight are drawn thinner.
     """
 
-    name: str  # its title, such as ``epoch 3``
-    means: Array  # (K, 2)
-    variances: Array  # (K, 2)
-    weights: Array  # (K,) of the mixture; components with less weight are drawn thinner
+    name: str
+    means: Array
+    variances: Array
+    weights: Array
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,16 +58,15 @@ class Instance:
         y: coordinates of the grid along the second dimension of z, (H,).
         density: the true posterior at (x[i], y[j]) in row j, column i, (H, G), up to a factor.
         recursive: the recursive mixture after more and more epochs.
-        blind: the same for the blind mixture, which learns both components at once.
+        blind: the blind mixture, which learns both components at once; it has as many stages.
     """
 
-    name: str  # such as ``instance 1``
-    x: Array  # (G,) coordinates of the grid along the first dimension of z
-    y: Array  # (H,) along the second
-    # (H, G) of the true posterior on that grid, up to a factor; row j, column i is at (x[i], y[j])
+    name: str
+    x: Array
+    y: Array
     density: Array
-    recursive: Sequence[FigureStage]  # stages of learning the second component
-    blind: Sequence[FigureStage]  # stages of learning both at once; as many as `recursive`
+    recursive: Sequence[FigureStage]
+    blind: Sequence[FigureStage]
 
 
 def posterior_stages(instances: Sequence[Instance], path: Path) -> Path:

@@ -39,14 +39,14 @@ class Published:
         network: network of the decoder, ``conv`` or ``dense``.
     """
 
-    table: str  # one of the tables of published.json
-    data: str  # name of the data set, as `recmix.data` has it
-    latent: int  # dimension of z
-    row: Row  # method and setting
-    mean: float  # the printed number (nats, or milliseconds)
-    std: float | None = None  # the printed standard deviation, if there is one
-    significance: str | None = None  # ``best``, ``p<=0.01`` and so on, if the table has colours
-    network: str = "conv"  # of the decoder, ``conv`` or ``dense``
+    table: str
+    data: str
+    latent: int
+    row: Row
+    mean: float
+    std: float | None = None
+    significance: str | None = None
+    network: str = "conv"
 
 
 @cache
@@ -103,7 +103,7 @@ def published(
 def likelihood_of(row: Row, column: TableColumn) -> Published | None:
     """Return the paper's log-likelihood for a row and column of our tables.
 
-    It is None if the paper has no number for the same data, model, method and inference.
+    The result is None if the paper has no number for the same data, model, method and inference.
     """
     networks = (column.network, column.decoder_network)
     table = None
@@ -131,7 +131,7 @@ def best_printed(column: TableColumn) -> Published | None:
 def time_of(row: Row, column: TableColumn) -> Published | None:
     """Return the paper's inference time for a row and column of our tables.
 
-    It is None if the paper has no number for the same data, model, method and inference.
+    The result is None if the paper has no number for the same data, model, method and inference.
     """
     if row.use or column.more or column.network != "conv" or column.likelihood != "gaussian":
         return None

@@ -40,8 +40,8 @@ def reach_table(rows: Iterable[Line]) -> str:
 
     - VAE+, the plain VAE that was trained further, and VAE+ calibrated;
     - "feed-forward": the best method whose inference has no optimisation steps, except VAE and VAE+;
-    - "refined": the best method whose inference has optimisation steps, after 2 and after 4 steps. It
-      is the best after 4 steps, or after 2 if no method was scored after 4.
+    - "refined": the best method whose inference has optimisation steps, after 2 and after 4 steps.
+      This is the best method after 4 steps, or after 2 if no method was scored after 4.
 
     The best method has the highest validation bound, averaged over the splits that all compared methods
     have. If a model has calibrated results, these are used. Results with a calibrated noise of the

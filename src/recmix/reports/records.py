@@ -219,7 +219,7 @@ class TableColumn:
 def more_options(model: ModelOptions, data: Mapping[str, Any], *, texts: bool = False) -> str:
     """Return, as text, the changed options that are not fields of `TableColumn`.
 
-    Changed options are those that differ from their defaults.
+    An option is changed if it differs from its default.
 
     Args:
         model: the options of the model.

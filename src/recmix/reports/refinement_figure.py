@@ -29,13 +29,13 @@ class RefinementPoint:
         chosen: whether this refinement was chosen.
     """
 
-    how: str  # kind of refinement; ``none`` for the encoder's own posterior
-    steps: int  # refinement steps
-    milliseconds: float  # per example
-    bound: float  # IWAE bound, in nats per example
-    error: float  # standard error of the difference to the encoder's own posterior
-    efficient: bool  # whether no faster refinement has a higher bound
-    chosen: bool  # whether this refinement was chosen
+    how: str
+    steps: int
+    milliseconds: float
+    bound: float
+    error: float
+    efficient: bool
+    chosen: bool
 
 
 def refinement_times(

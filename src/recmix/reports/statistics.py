@@ -63,12 +63,11 @@ class Results:
         holm: whether p-values were corrected for the number of tests in a column.
     """
 
-    rows: Sequence[Row]  # in the paper's order; VAE+ is always among them
-    columns: Sequence[TableColumn]  # in the paper's order
-    # by row and column; combinations without runs are missing
+    rows: Sequence[Row]
+    columns: Sequence[TableColumn]
     cells: Mapping[tuple[Row, TableColumn], Cell]
-    samples: int  # K of the IWAE-K that is compared
-    holm: bool  # whether p-values were corrected within each column
+    samples: int
+    holm: bool
 
     def best(self, column: TableColumn) -> Cell | None:
         """Return the best cell of a column, or None if the column has no score."""

@@ -1,7 +1,7 @@
 """Read files of a store, the folder of run folders, that may be damaged or harmful.
 
-Symbolic links are not followed, JSON files that are too large are refused, and of a large log only
-the beginning and the end are read.
+Symbolic links are not followed. JSON files that are too large are refused. Only the beginning and the
+end of a large log are read.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def read_json(folder: str, name: str) -> Any:
 def read_optional(folder: str, name: str, kind: type, messages: list[str]) -> Any:
     """Return the content of a JSON file that a run need not have.
 
-    It is None if the file does not exist. If the file is damaged, or its content is not of the type
-    `kind`, a message is added to `messages` and None is returned.
+    The result is None if the file does not exist. If the file is damaged, or its content is not of the
+    type `kind`, a message is added to `messages` and None is returned.
     """
     try:
         content = read_json(folder, name)

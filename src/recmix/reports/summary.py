@@ -13,7 +13,7 @@ In each split of the data the run with the best validation bound is selected, as
 Means are over the splits. A gain is the mean over splits of the difference from VAE+ on the same data
 set with the same dimension. VAE+ is the control: a plain VAE that was trained further. Some rows
 multiply the noise of the likelihood (its variance, or the temperature of its logits) by a factor that
-was chosen on validation data. This changes p(x). Such a row has the mean factor in ``noise``.
+was chosen on validation data. This changes p(x). The field ``noise`` of these rows is the mean factor.
 """
 
 from __future__ import annotations

@@ -36,10 +36,10 @@ class Level(NamedTuple):
         latex: the paper's name of the colour.
     """
 
-    name: str  # short, for style sheets
-    words: str  # what it means
-    colour: str = ""  # for the terminal; empty for the usual colour of text
-    latex: str = ""  # the paper's name of the colour
+    name: str
+    words: str
+    colour: str = ""
+    latex: str = ""
 
 
 LEVELS = {
@@ -81,17 +81,17 @@ class TableEntry:
         difference: our number minus the paper's.
     """
 
-    text: str = EMPTY  # the mean, or the gain
-    spread: str = ""  # the standard deviation, or an interval
-    value: float | None = None  # number by which it is sorted
-    level: Level | None = None  # its colour
-    bold: bool = False  # whether it is bold
-    p: str = ""  # the p-value as text, or the word ``best``
-    more: str = ""  # further text, such as the effect size
-    paper: str = ""  # the paper's number
-    paper_spread: str = ""  # the paper's standard deviation
-    paper_value: float | None = None  # the paper's number, for sorting
-    difference: str = ""  # ours minus the paper's
+    text: str = EMPTY
+    spread: str = ""
+    value: float | None = None
+    level: Level | None = None
+    bold: bool = False
+    p: str = ""
+    more: str = ""
+    paper: str = ""
+    paper_spread: str = ""
+    paper_value: float | None = None
+    difference: str = ""
 
     @property
     def signed_spread(self) -> str:
@@ -131,12 +131,12 @@ class Table:
         notes: notes below the table.
     """
 
-    key: str  # short name
-    title: str  # above it
-    caption: str  # what its numbers are
-    columns: Sequence[TableColumn]  # data sets by dimension
-    lines: Sequence[Line]  # the rows
-    notes: Sequence[str]  # below it
+    key: str
+    title: str
+    caption: str
+    columns: Sequence[TableColumn]
+    lines: Sequence[Line]
+    notes: Sequence[str]
 
     @cached_property
     def printed(self) -> list[bool]:
@@ -323,7 +323,7 @@ def signed(value: float, digits: int) -> str:
 def decimals(value: float) -> int:
     """Return how many decimals a score in nats is shown with.
 
-    It is one, as in the paper, but two if the absolute value is below 200, as on binary images.
+    This is one decimal, as in the paper, or two if the absolute value is below 200, as on binary images.
     """
     return 2 if abs(value) < 200 else 1
 
