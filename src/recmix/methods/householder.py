@@ -94,10 +94,10 @@ class HouseholderFlow(Method):
     reflections. Then q(z | x) = N(H S μ, H diag σ² Hᵀ). Its density needs no determinant. Its KL to the
     prior equals the KL of N(μ, diag σ²).
 
-    S is a fixed diagonal matrix of signs ±1. It is not in the original. No reflection is the identity,
-    so a trained decoder would see a mirrored z. Here each v_t starts at an axis of the latent space.
-    Then H only changes signs, and S changes them back, so the flow starts exactly at the VAE's encoder.
-    The family of densities is the same as without S, because an encoder could learn S.
+    S is a fixed diagonal matrix of signs ±1. It is not in the paper. No reflection is the identity, so a
+    trained decoder would see a mirrored z. Here each v_t starts at an axis of the latent space. Then H
+    only changes signs, and S changes them back, so an untrained flow gives exactly the Gaussian of the
+    VAE's encoder. The family of densities is the same as without S, because an encoder could learn S.
 
     Args:
         model: p(x, z).

@@ -200,16 +200,15 @@ class IAFComponent(Component):
 class InverseAutoregressiveFlow(Method):
     """An inverse autoregressive flow: a diagonal Gaussian followed by T gated autoregressive steps.
 
-    z starts as a sample of N(μ(x), diag σ²(x)). Step t computes
-    (m_t, s_t) = AutoregressiveNN_t(z, h_t(x)) and the gate σ_t = sigmoid(s_t + 2). Then
-    z <- (σ_t / σ_0) z + (1 - σ_t) m_t. The density is
+    z starts as a sample of N(μ(x), diag σ²(x)). Step t computes (m_t, s_t) = AutoregressiveNN_t(z,
+    h_t(x)) and the gate σ_t = sigmoid(s_t + 2). Then z <- (σ_t / σ_0) z + (1 - σ_t) m_t. The density is
     log q(z_T) = log N(z_0; μ, diag σ²) - Σ_t Σ_d log(σ_t / σ_0), with a sum over the dimensions d.
-    h_t(x) is a linear map of the encoder's features, which is added at the first hidden layer. The
-    order of the dimensions is reversed from one step to the next; z itself is not permuted.
+    h_t(x) is a linear map of the encoder's features, which is added at the first hidden layer. The order
+    of the dimensions is reversed from one step to the next; z itself is not permuted.
 
-    The constant σ_0 = sigmoid(2) is not in the original. There, a step with m = s = 0 multiplies z by
-    0.88. Divided by σ_0 it is the identity, so the flow starts exactly at the VAE's encoder. A step can
-    also make z wider, by a factor of up to 1 / σ_0 = 1.14.
+    The constant σ_0 = sigmoid(2) is not in the paper. There, a step with m = s = 0 multiplies z by 0.88.
+    Divided by σ_0, such a step is the identity, so an untrained flow gives exactly the Gaussian of the
+    VAE's encoder. A step can also make z wider, by a factor of up to 1 / σ_0 = 1.14.
 
     Args:
         model: p(x, z).
@@ -218,8 +217,8 @@ class InverseAutoregressiveFlow(Method):
         hidden: units in each of the two hidden layers of an AutoregressiveNN, at least the latent
             dimension.
 
-    Reference: Kingma et al., Improved Variational Inference with Inverse Autoregressive Flow,
-    NeurIPS 2016.
+    Reference: Kingma et al., Improved Variational Inference with Inverse Autoregressive Flow, NeurIPS
+    2016.
     """
 
     name = "iaf"

@@ -70,8 +70,8 @@ def elbo_gradient(
     """The gradient g of the ELBOs of T Gaussians per example with respect to their parameters λ.
 
     g = ∂/∂λ Σ_t mean_b ELBO(λ_tb) has the shape of λ, (T, B, 2 D). Each ELBO is estimated with one
-    sample of z. The loss -sum(g · λ) gives the networks that compute λ the same gradient as minus the
-    sum of these ELBOs. It gives no gradient to the decoder, because g is a constant.
+    sample of z. The loss -sum(g · λ) gives the networks that compute λ the same gradient as minus this
+    sum of ELBOs. It gives no gradient to the decoder, because g is a constant.
 
     Args:
         model: p(x, z).

@@ -110,7 +110,7 @@ class Choice(Posterior):
         return self.first.can_scale and self.second.can_scale
 
     def scaled(self, factor: float | Tensor) -> Choice:
-        """The same choice between both posteriors after scaling their standard deviations.
+        """Scale the standard deviations of both posteriors. The choice for each example stays the same.
 
         See `Posterior.scaled` for the meaning of `factor`.
         """

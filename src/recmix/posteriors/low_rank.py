@@ -114,7 +114,7 @@ class LowRankGaussian(AnyGaussian):
         narrower than the prior N(0, I) stays narrower. For f below 1 the new covariance is f² Σ. Both
         are exact.
 
-        If f is one number of at most 1, only the scales a change. Otherwise the new matrices `left` and
+        If f is one number of at most 1, only `log_scale` changes. Otherwise the new matrices `left` and
         `right` have up to 2 r columns. Then the gradient is not finite if the columns of the old `left`
         and `right`, taken together, are linearly dependent.
 
