@@ -1,7 +1,7 @@
 """Gauss-Newton steps that raise log p(x, z), without large matrices, for latents of any size.
 
-As in `recmix.inference.gauss_newton`, a step solves (H + λ I) δ = g, where g is the gradient of log
-p(x, z) and H = Jᵀ W J + C is its Gauss-Newton curvature. J is the Jacobian of the decoder, W the
+As in `recmix.inference.gauss_newton`, a step solves (H + λ I) δ = g, where g is the gradient of
+log p(x, z) and H = Jᵀ W J + C is its Gauss-Newton curvature. J is the Jacobian of the decoder, W the
 likelihood's Fisher information, and C the curvature of the prior. Here H, J and W are never formed. C is
 formed only for priors other than N(0, I) with up to 64 latent dimensions. The equations are solved by
 the conjugate gradient method, which needs only products H v of H and vectors v. Each product takes one

@@ -3,8 +3,8 @@
 Let m be the decoder's output at z and J its Jacobian. The decoder is linearised:
 decode(z + δ) ≈ m + J δ. Then log p(x, z + δ) is approximated by a quadratic function of δ with gradient
 g = Jᵀ r + ∇ log p(z) and curvature H = Jᵀ W J - ∇² log p(z). Here r is the derivative of log p(x | z)
-with respect to m (the likelihood's `residual`), and W is the likelihood's Fisher information with respect
-to m. For a standard normal prior, g = Jᵀ r - z and H = Jᵀ W J + I.
+with respect to m (the likelihood's `residual`), and W is the likelihood's Fisher information with
+respect to m. For a standard normal prior, g = Jᵀ r - z and H = Jᵀ W J + I.
 
 A step solves (H + λ I) δ = g for δ. The damping λ of each example is chosen from a few candidates: the
 one whose step reaches the highest log p(x, z) is used (Levenberg-Marquardt). If no candidate raises the

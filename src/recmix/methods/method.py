@@ -254,8 +254,8 @@ class Method(CountsTraining, ABC):
         """Make one optimiser step on `loss`, with the changes that `objective` asks for.
 
         If `objective.separate_decoder` is True, `decoder_loss` trains the decoder, and `loss` trains all
-        other parameters. With distillation the encoders minimise (1 - distil) · loss + distil ·
-        `distillation`.
+        other parameters. With distillation the encoders minimise
+        (1 - distil) · loss + distil · `distillation`.
 
         Args:
             loss: the method's own loss on this batch.
