@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 __all__ = [
     "ConfigError",
@@ -15,11 +17,15 @@ __all__ = [
     "OutOfMemory",
     "RecmixError",
     "RunError",
+    "check_arguments",
     "memory_advice",
     "nearest",
     "shown",
     "unknown",
 ]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class RecmixError(Exception):
@@ -82,6 +88,7 @@ OTHER_WORDS = {
     "latent": ("z_dim", "zdim", "dim", "latent_dim"),
     "out": ("output", "output_dir", "save", "folder"),
     "device": ("gpu", "cuda"),
+    "milliseconds": ("ms",),
     "patience": ("early_stopping",),
     "data": ("dataset", "input"),
     "method": ("model", "algorithm"),
@@ -148,3 +155,31 @@ def unknown(what: str, name: str, valid: Iterable[str]) -> str:
     return f"unknown {what} {name!r}:{hint}" + (
         "" if len(names) > MANY else f" Valid: {', '.join(names)}"
     )
+
+
+def check_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorator: a misspelt or missing argument raises a `ConfigError` that suggests valid names.
+
+    >>> @check_arguments
+    ... def refine(steps, *, how=None): ...
+    >>> refine(step=2)
+    Traceback (most recent call last):
+        ...
+    recmix.errors.ConfigError: unknown argument of refine 'step': did you mean 'steps'? Valid: how, steps
+    """
+    signature = inspect.signature(function)
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    names = [p.name for p in signature.parameters.values() if p.kind in kinds and p.name != "self"]
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **given: P.kwargs) -> R:
+        for name in given:
+            if name not in names:
+                raise ConfigError(unknown(f"argument of {function.__name__}", name, names))
+        try:
+            signature.bind(*args, **given)
+        except TypeError as error:
+            raise ConfigError(f"{function.__name__}(): {error}. Valid: {', '.join(names)}") from None
+        return function(*args, **given)
+
+    return checked

@@ -53,7 +53,6 @@ WRAPPED_WRONG = {
     "a number": ({"likelihood": 3}, "must be a name or an object"),
     "bce": ({"likelihood": "bce"}, "did you mean 'bernoulli'"),
     "mse": ({"likelihood": "mse"}, "did you mean 'gaussian'"),
-    "encoder.forward": ({"encoder": Encoder().forward}, "the module itself and not its method"),
     "decoder class": ({"decoder": nn.Linear}, r"give an object, such as Linear\("),
     "latent text": ({"latent": "4"}, "dimension of z, such as 4.*got '4'"),
 }

@@ -9,8 +9,9 @@ from torch import nn
 from torch.distributions import MultivariateNormal, Normal
 
 import recmix
+from recmix.data import DataWarning
 from recmix.errors import ConfigError
-from recmix.model.likelihoods import Bernoulli, Gaussian, Likelihood, sum_event
+from recmix.model.likelihoods import Gaussian, Likelihood, sum_event
 
 FEATURES, LATENT = 12, 3
 
@@ -177,7 +178,7 @@ def test_outputs_of_the_encoder_in_the_wrong_order_are_noted(form):
         decoder.bias.zero_()
     x = 3 * torch.randn(40, FEATURES, generator=torch.Generator().manual_seed(1))
     how = {"likelihood": Gaussian(0.1), "example": x}
-    with pytest.warns(UserWarning, match=r"ELBO on 16 examples is -\d.*, but -\d.* the other way round"):
+    with pytest.warns(UserWarning, match=r"on 16 examples is -\d.*, but -\d.* as log-variance and mean"):
         recmix.wrap(Posterior(form), decoder, **how)
     recmix.wrap(Posterior(lambda *parts: parts), decoder, **how)  # no warning
 
@@ -198,8 +199,6 @@ def test_mistakes_are_refused(x):
     encoder, decoder = networks()
     with pytest.raises(ConfigError, match=r"recmix\.likelihoods\.Gaussian\(variance\)"):
         recmix.wrap(encoder, decoder, likelihood="gaussian", example=x)
-    with pytest.raises(ConfigError, match="bernoulli-probabilities"):
-        recmix.wrap(encoder, nn.Sequential(decoder, nn.Sigmoid()), likelihood=Bernoulli(), example=x)
     with pytest.raises(ConfigError, match=r"needs probabilities.*use likelihood='bernoulli'"):
         recmix.wrap(encoder, decoder, likelihood="bernoulli-probabilities", example=x)
     with pytest.raises(ConfigError, match=r"decoder gives \(12,\).*\(24,\)"):
@@ -263,5 +262,88 @@ def test_halves_of_one_module_are_loaded_as_they_were_trained(x, tmp_path):
     assert torch.equal(loaded.posterior(x).mean, trained.posterior(x).mean)
     assert not torch.equal(loaded.posterior(x).mean, model.posterior(x).mean)
     assert torch.equal(loaded.decode(torch.ones(1, LATENT)), trained.decode(torch.ones(1, LATENT)))
-    with pytest.raises(ConfigError, match="put the method into a module of its own"):
-        recmix.wrap(encoder.named_part, decoder, likelihood=Gaussian(0.1), example=x)
+    third = recmix.wrap(encoder.named_part, decoder, likelihood=Gaussian(0.1), example=x)
+    assert torch.equal(third.posterior(x).mean, loaded.posterior(x).mean)
+
+
+class OneModule(nn.Module):
+    """A VAE with encode and decode, a parameter of its own, and a part that neither of them uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = networks()
+        self.shift = nn.Parameter(torch.full((LATENT,), 0.1))
+        self.unused = nn.Linear(2, 2)
+
+    def encode(self, x):
+        mean, log_variance = self.first(x)
+        return mean + self.shift, log_variance
+
+    def decode(self, z):
+        return self.second(z)
+
+
+GIVEN = {
+    "whole": lambda vae: (vae,),
+    "twice": lambda vae: (vae, vae),
+    "methods": lambda vae: (vae.encode, vae.decode),
+}
+
+
+@pytest.mark.parametrize("form", GIVEN)
+def test_a_vae_in_one_module(form, x, tmp_path):
+    vae = OneModule().eval()
+    how = {"likelihood": Gaussian(0.1, learned=False), "example": x[:3]}
+    model = recmix.wrap(*GIVEN[form](vae), **how)
+    torch.testing.assert_close(model.posterior(x).mean, vae.encode(x)[0].detach())
+    names = [name for name in model.state_dict() if "whole" in name]
+    assert len(names) == len(vae.state_dict()) - 2  # each weight once, without the unused part
+    model(x).mean.sum().backward()
+    assert vae.shift.grad.tolist() == pytest.approx([len(x)] * LATENT)
+    assert model.refined(2).elbo(x).mean() > model.elbo(x).mean()
+    assert model.to(torch.float64).posterior(x).mean.dtype == vae.shift.dtype == torch.float64
+    model.to(torch.float32)
+    folder = model.save(tmp_path / "run")
+    for again in GIVEN.values():
+        loaded = recmix.load(folder, *again(OneModule()), device="cpu")
+        assert torch.equal(loaded.elbo(x), model.elbo(x))
+    better = recmix.fit("vae", x, init=model, epochs=1, learning_rate=0.1, progress=False)
+    assert not torch.equal(better.elbo(x), model.elbo(x))
+    torch.testing.assert_close(vae.shift.detach(), torch.full((LATENT,), 0.1))  # a copy was trained
+    fresh = OneModule().eval()
+    given = {"encoder": fresh.encode, "decoder": fresh.decode, "epochs": 1, "progress": False}
+    recmix.fit("vae", x, init=folder, out=tmp_path / "on", **given)
+    assert recmix.load(tmp_path / "on", OneModule(), device="cpu").elbo(x).isfinite().all()
+
+
+def test_one_network_alone_is_refused():
+    with pytest.raises(ConfigError, match="or one module with the methods encode and decode"):
+        recmix.wrap(nn.Linear(4, 4), likelihood=Gaussian(1.0), latent=2)
+
+
+def test_values_on_another_scale_are_noted_once(x):
+    vae = OneModule().eval()
+    model = recmix.wrap(vae, likelihood=Gaussian(0.1), example=x[:2])
+    model.elbo(5 * x, 2)  # no warning
+    with pytest.warns(DataWarning, match=r"but the example of wrap had values from -\d.*same scale"):
+        model.refined(1).elbo(255 * x, 2)
+    model.elbo(255 * x, 2)
+    recmix.wrap(vae, likelihood=Gaussian(0.1), example=0 * x).elbo(255 * x, 2)  # a placeholder
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda model: model.refined(step=2), "argument of refined 'step': did you mean 'steps'"),
+        (lambda model: model.tuned(0, ms=1), "argument of tuned 'ms': did you mean 'milliseconds'"),
+        (lambda model: model.gap(0, sample=2), "argument of gap 'sample': did you mean 'samples'"),
+        (lambda model: model.elbo(0, sample=2), "argument of elbo 'sample': did you mean 'samples'"),
+        (lambda model: recmix.wrap(model, liklihood=1), "'liklihood': did you mean 'likelihood'"),
+        (lambda model: recmix.load("runs/a", devise="cpu"), "'devise': did you mean 'device'"),
+        (lambda model: model.refined(), "missing a required argument: 'steps'"),
+    ],
+)
+def test_misspelt_arguments_are_named(call, message):
+    model = recmix.wrap(*networks(), likelihood=Gaussian(1.0), latent=LATENT)
+    with pytest.raises(ConfigError, match=message):
+        call(model)

@@ -1,11 +1,13 @@
-"""Progress without a terminal and in a notebook."""
+"""Progress without a terminal and in a notebook, and what is printed before a training."""
 
 import sys
 import types
 
+import numpy as np
 import pytest
 
-from recmix.training import notebook, progress
+import recmix
+from recmix.training import fit, notebook, plan, progress
 
 
 @pytest.fixture
@@ -75,3 +77,44 @@ def test_a_notebook_shows_a_bar(monkeypatch, clock, capsys):
     assert "1/4 validation -9.00, 6 s left" in shown[2]
     assert shown[3].startswith("vae &lt;1&gt; <progress value='4' max='4'>")
     assert capsys.readouterr() == ("", "")
+
+
+def test_an_early_stop_is_the_last_line(clock, capsys):
+    with progress.watch("vae", 300, 0, show=True) as report:
+        report(7, "validation 1.00, stopped: no better validation bound for 5 epochs")
+    said = capsys.readouterr().err
+    assert said.endswith("7/300 validation 1.00, stopped: no better validation bound for 5 epochs\n")
+
+
+@pytest.fixture
+def x():
+    return np.random.default_rng(0).random((30, 1, 8, 8), np.float32)
+
+
+def test_the_choices_of_a_training_are_printed_in_a_terminal(x, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    model = recmix.fit("vae", x, epochs=1, latent=2, device="cpu")
+    said = capsys.readouterr().err
+    assert "likelihood: gaussian, because the values lie between 0 and 1" in said
+    assert "learning rate" not in said
+    recmix.fit("rme", x, init=model, epochs=1, order=2, device="cpu")
+    said = capsys.readouterr().err
+    assert "learning rate 1e-06: the default" in said
+    assert "With 24 examples little changes: try learning_rate=0.0001" in said
+    assert "likelihood:" not in said
+    recmix.fit("rme", x, init=model, epochs=1, order=2, device="cpu", learning_rate=1e-4)
+    recmix.fit("vae", x, epochs=1, latent=2, device="cpu", progress=False)
+    said = capsys.readouterr().err
+    assert "little changes" not in said
+    assert "likelihood:" not in said
+
+
+def test_each_process_chooses_its_gpu_before_it_makes_a_model(x, monkeypatch):
+    calls = []
+    for module, name in ((fit, "world"), (plan, "make_model")):
+        before = getattr(module, name)
+        monkeypatch.setattr(
+            module, name, lambda *a, name=name, f=before, **k: calls.append(name) or f(*a, **k)
+        )
+    recmix.fit("vae", x, epochs=1, latent=2, device="cpu", progress=False)
+    assert calls[:2] == ["world", "make_model"]

@@ -9,7 +9,8 @@ from typing import Any
 from torch import nn
 
 from recmix.api.model import Model
-from recmix.errors import ConfigError
+from recmix.api.trained_posterior import SeenValues
+from recmix.errors import ConfigError, check_arguments
 from recmix.methods.method import Method
 from recmix.methods.registry import METHODS
 from recmix.model.assembly import OWN, Own
@@ -18,6 +19,7 @@ from recmix.runs.hub import open_run
 from recmix.training.build import Trained, load_trained
 from recmix.training.curvature_request import CURVATURE
 from recmix.training.fit import train_models
+from recmix.training.one_module import as_networks
 from recmix.training.presets import Preset, train_preset
 from recmix.training.request import Callback
 from recmix.training.wrap import wrap_networks
@@ -117,9 +119,10 @@ def fit_preset(
     return _model(train_preset(preset, data, progress=progress, **arguments))
 
 
+@check_arguments
 def wrap(
-    encoder: nn.Module,
-    decoder: nn.Module,
+    encoder: Any,
+    decoder: Any = None,
     *,
     likelihood: str | Likelihood,
     latent: int | tuple[int, ...] | None = None,
@@ -127,7 +130,10 @@ def wrap(
     example: Any = None,
     label: str = "VAE",
 ) -> Model:
-    """Make a `Model` of an encoder and a decoder that were trained elsewhere.
+    """Make a `Model` of a VAE that was trained elsewhere: an encoder and a decoder, or one module.
+
+    If the VAE is one module with the methods `encode` and `decode`, write ``wrap(vae, ...)``. Methods
+    with other names are given as ``wrap(vae.infer, vae.generate, ...)``.
 
     Nothing is trained or copied. The result does all that a fitted model does: `log_likelihood`,
     `gap`, `refined`, `calibrated`, `export`, `save`, and it can be the `init` of `fit`. The
@@ -138,9 +144,9 @@ def wrap(
         encoder: module from x (B, ...) to q(z | x). It gives a tensor (B, 2 D) with means and
             log-variances; or a tuple of the two; or a dict or object with a mean and a
             log-variance, scale or variance; or a Normal or MultivariateNormal of
-            `torch.distributions`.
-        decoder: module from z (N, D), or z of the shape of the encoder's mean, to the parameters of
-            p(x | z).
+            `torch.distributions`. A method of a module can be given, too.
+        decoder: module or method from z (N, D), or z of the shape of the encoder's mean, to the
+            parameters of p(x | z).
         likelihood: p(x | z) as a function of the decoder's output: a name such as ``bernoulli``, or
             an object such as ``recmix.likelihoods.Gaussian(0.1)``.
         latent: the dimension or shape of z; needed only without an example.
@@ -163,15 +169,16 @@ def wrap(
         example=example,
         label=label,
     )
-    return _model(found)
+    return _model(found, None if example is None else SeenValues(example))
 
 
+@check_arguments
 def load(
     folder: str | Path,
+    encoder: Any = None,
+    decoder: Any = None,
     *,
     device: str = "auto",
-    encoder: nn.Module | None = None,
-    decoder: nn.Module | None = None,
     likelihood: str | Likelihood | None = None,
     prior: Any = None,
     method: type[Method] | None = None,
@@ -181,9 +188,10 @@ def load(
     Args:
         folder: a folder written by `fit`, `Model.save` or ``recmix train``; or the address of a run
             on the Hugging Face Hub, such as ``hf://user/name`` or ``hf://user/name@revision``.
-        device: the device on which to put the model.
-        encoder: if the model was trained with an encoder of your own: a module of the same class.
+        encoder: if the model has an encoder of your own: a module of the same class, or what was given
+            to `wrap`, such as a whole VAE. Its weights are replaced.
         decoder: the same for a decoder of your own.
+        device: the device on which to put the model.
         likelihood: the same for a likelihood of your own. The name of the stored likelihood is
             accepted and has no effect.
         prior: the same for a prior of your own.
@@ -192,6 +200,8 @@ def load(
     if likelihood is not None and not isinstance(likelihood, Likelihood):
         _check_name(likelihood, folder)
         likelihood = None
+    if encoder is not None and (decoder is not None or hasattr(encoder, "decode")):
+        encoder, decoder = as_networks(encoder, decoder)
     own = Own(encoder, decoder, likelihood, prior)
     return _model(load_trained(folder, device=device, own=own, method=method))
 
@@ -217,6 +227,6 @@ def _check_order(method: Any, data: Any) -> None:
         )
 
 
-def _model(trained: Trained) -> Model:
-    trained.method.eval()
-    return Model(trained.method, trained.spec, trained.history, trained.folder, trained.vocabulary)
+def _model(trained: Trained, seen: SeenValues | None = None) -> Model:
+    method, spec = trained.method.eval(), trained.spec
+    return Model(method, spec, trained.history, trained.folder, trained.vocabulary, seen)

@@ -10,7 +10,7 @@ from numbers import Integral
 from typing import Any, Self
 
 from recmix.api.trained_posterior import TrainedPosterior
-from recmix.errors import ConfigError, shown
+from recmix.errors import ConfigError, check_arguments, shown
 from recmix.evaluation.calibrate import calibrate
 from recmix.evaluation.tune import Frontier, best_refinement, tune
 
@@ -22,6 +22,7 @@ NO_CALIBRATION = {"scale": 1.0, "slope": 0.0, "reference": 0.0}
 class ImprovablePosterior(TrainedPosterior):
     """A trained method whose posterior can be refined, calibrated and tuned; see `recmix.Model`."""
 
+    @check_arguments
     def refined(
         self,
         steps: int,
@@ -70,10 +71,11 @@ class ImprovablePosterior(TrainedPosterior):
         warnings.warn(
             "the model was calibrated without this refinement, so its calibration is removed: call "
             "calibrated(x) after refined()",
-            stacklevel=2,
+            stacklevel=3,
         )
         return made.using(**NO_CALIBRATION)
 
+    @check_arguments
     def calibrated(
         self,
         x: Any,
@@ -110,6 +112,7 @@ class ImprovablePosterior(TrainedPosterior):
         )
         return self.using(**vars(found.inference))
 
+    @check_arguments
     def frontier(
         self,
         x: Any,
@@ -148,8 +151,17 @@ class ImprovablePosterior(TrainedPosterior):
             report=report,
         )
 
+    @check_arguments
     def tuned(
-        self, x: Any, *, budget: float | str | None = None, milliseconds: float | None = None, **how: Any
+        self,
+        x: Any,
+        *,
+        budget: float | str | None = None,
+        milliseconds: float | None = None,
+        samples: int = 100,
+        seed: int = 0,
+        memory: int | None = None,
+        report: Callable[[int, int], None] = lambda done, total: None,
     ) -> Self:
         """The same model with the refinement that has the best IWAE bound within a time limit.
 
@@ -158,8 +170,12 @@ class ImprovablePosterior(TrainedPosterior):
             budget: time limit as a multiple of the time of the encoder's own posterior, such as 30
                 or "30x". There is a warning if no refinement is fast enough.
             milliseconds: time limit in milliseconds per example; give this or `budget`.
-            **how: further arguments of `frontier`.
+            samples: as in `frontier`.
+            seed: as in `frontier`.
+            memory: as in `frontier`.
+            report: as in `frontier`.
         """
+        how: dict[str, Any] = {"samples": samples, "seed": seed, "memory": memory, "report": report}
         found = self.frontier(x, budget=budget, milliseconds=milliseconds, **how)
         fastest, own = found.smallest_budget, found.encoder.milliseconds
         if fastest is not None and fastest * own > found.limit:
@@ -167,7 +183,7 @@ class ImprovablePosterior(TrainedPosterior):
                 f"no refinement fits the limit of {found.limit:.3g} ms per example, so the posterior is "
                 "not refined: the smallest limit with a refinement is "
                 f"budget={math.ceil(1.1 * fastest)}, or milliseconds={1.1 * fastest * own:.3g}",
-                stacklevel=2,
+                stacklevel=3,
             )
         chosen = found.winner.inference
         return self.using(how=chosen.how, refine=chosen.refine)

@@ -16,7 +16,7 @@ from recmix.api import model_explore
 from recmix.api.improvable_posterior import ImprovablePosterior
 from recmix.api.model_texts import TextModel
 from recmix.data import Examples
-from recmix.errors import ConfigError, RunError
+from recmix.errors import ConfigError, RunError, check_arguments
 from recmix.evaluation.bounds import bounds
 from recmix.evaluation.decompose import decompose
 from recmix.evaluation.gap import Gap
@@ -63,6 +63,7 @@ class Model(ImprovablePosterior, TextModel):
             raise ConfigError(f"z must be (samples, {len(x)}, {latent}), got {tuple(z.shape)}")
         return self.latent_model.log_joint(x, z)
 
+    @check_arguments
     def log_likelihood(
         self, x: Any, samples: int = 100, *, seed: int = 0, memory: int | None = None
     ) -> Tensor:
@@ -79,6 +80,7 @@ class Model(ImprovablePosterior, TextModel):
         """
         return self.bounds(x, samples, seed=seed, memory=memory)[1]
 
+    @check_arguments
     def elbo(self, x: Any, samples: int = 100, *, seed: int = 0, memory: int | None = None) -> Tensor:
         """The ELBO of each example, estimated from `samples` samples of q(z | x), (B,) in nats.
 
@@ -91,6 +93,7 @@ class Model(ImprovablePosterior, TextModel):
         """
         return self.bounds(x, samples, seed=seed, memory=memory)[0]
 
+    @check_arguments
     def bounds(
         self, x: Any, samples: int = 100, *, seed: int = 0, memory: int | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -109,6 +112,7 @@ class Model(ImprovablePosterior, TextModel):
         elbo, iwae = (torch.cat(column) for column in zip(*parts, strict=True))
         return elbo, iwae
 
+    @check_arguments
     def gap(
         self,
         x: Any,
@@ -151,6 +155,7 @@ class Model(ImprovablePosterior, TextModel):
         )
         return replace(found, train=other)
 
+    @check_arguments
     def latent_report(
         self, x: Any, samples: int = 100, *, seed: int = 0, memory: int | None = None
     ) -> LatentReport:
@@ -178,6 +183,7 @@ class Model(ImprovablePosterior, TextModel):
         means = [infer_no_grad(self.method, part, self.inference).mean for part in self._chunks(x)]
         return torch.cat([self.latent_model.decode(mean) for mean in means])
 
+    @check_arguments
     @torch.no_grad()
     def sample(self, n: int = 64, *, seed: int | None = None) -> Tensor:
         """Draw n points z from the prior, and return E[x | z] of each, (n, ...).
@@ -200,6 +206,7 @@ class Model(ImprovablePosterior, TextModel):
         """E[x | z] for latent points z (..., D): (..., *shape), where `shape` is that of one example."""
         return self.latent_model.decode(self._latents(z))
 
+    @check_arguments
     def export(
         self,
         folder: str | Path | None = None,
@@ -221,6 +228,7 @@ class Model(ImprovablePosterior, TextModel):
         """
         return export(self._trained(), folder, format=format, fuse=fuse, overwrite=overwrite)
 
+    @check_arguments
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Write the spec, the weights and the history into a folder that `recmix.load` reads.
 

@@ -16,7 +16,7 @@ __all__ = ["TextModel"]
 
 
 class TextModel(TrainedPosterior):
-    """What a model that was trained on texts does with texts; see `recmix.Model`."""
+    """The methods of `recmix.Model` that return texts, for a model that was trained on texts."""
 
     def decode_texts(self, x: Any) -> list[str]:
         """The texts of examples (N, ...); "" for an example that is no valid text."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from recmix.data import Examples, check_examples, check_values
+from recmix.data import DataWarning, Examples, check_examples, check_values
 from recmix.data.text_data import is_texts
 from recmix.errors import ConfigError, DataError, memory_advice, unknown
 from recmix.evaluation.calibrate import EXAMPLES
@@ -22,10 +23,47 @@ from recmix.model.vocabulary import Vocabulary
 from recmix.posteriors import Posterior
 from recmix.runs.spec import Spec
 
-__all__ = ["CHUNK", "TrainedPosterior"]
+__all__ = ["CHUNK", "SeenValues", "TrainedPosterior"]
 
 CHUNK = 512
 """Examples that pass through a network at a time."""
+FAR = 2.0
+"""Values are on another scale if their distance from the middle of the usual range, as root mean square,
+is more than this many times the range."""
+USERS_LINE = 8
+"""Calls between the user's line, such as ``model.elbo(x)``, and the warning of its values."""
+
+
+class SeenValues:
+    """The values of the examples with which a model was wrapped; it warns once of other values.
+
+    Args:
+        examples: the examples (B, ...).
+    """
+
+    def __init__(self, examples: Any) -> None:
+        values = torch.as_tensor(examples)
+        values = values / 255 if values.dtype == torch.uint8 else values
+        self.low, self.high = float(values.min()), float(values.max())
+        self.warned = self.low == self.high  # nothing to compare with
+
+    def check(self, x: np.ndarray) -> None:
+        """Warn, if this was not done before, of examples x whose values are far outside the range.
+
+        Args:
+            x: examples (B, ...) in the memory of the host.
+        """
+        if self.warned:
+            return
+        distance = float(np.sqrt(np.square(x - 0.5 * (self.low + self.high), dtype=np.float64).mean()))
+        if distance > FAR * (self.high - self.low):
+            self.warned = True
+            warnings.warn(
+                f"x has values from {x.min():.4g} to {x.max():.4g}, but the example of wrap had values "
+                f"from {self.low:.4g} to {self.high:.4g}: bring x to the same scale",
+                DataWarning,
+                stacklevel=USERS_LINE,
+            )
 
 
 class TrainedPosterior(nn.Module):
@@ -37,6 +75,7 @@ class TrainedPosterior(nn.Module):
         history: the metrics of each epoch.
         folder: the folder in which the model is stored, or None.
         vocabulary: how texts are written as examples, if the model was trained on texts.
+        seen: the values of the examples that the model was wrapped with, if any.
     """
 
     def __init__(
@@ -46,6 +85,7 @@ class TrainedPosterior(nn.Module):
         history: Sequence[dict[str, float]] = (),
         folder: Path | None = None,
         vocabulary: Vocabulary | None = None,
+        seen: SeenValues | None = None,
     ) -> None:
         super().__init__()
         self.method = method
@@ -53,6 +93,7 @@ class TrainedPosterior(nn.Module):
         self.history = list(history)
         self.folder = folder
         self.vocabulary = vocabulary
+        self.seen = seen
         self.training = method.training
 
     @property
@@ -62,7 +103,7 @@ class TrainedPosterior(nn.Module):
 
     @property
     def latent_model(self) -> LatentModel:
-        """The model p(x, z). If calibration has chosen the likelihood's noise, it has that noise."""
+        """The model p(x, z). If the noise of the likelihood was calibrated, the model has this noise."""
         return self.inference.model(self.method.model)
 
     @property
@@ -88,7 +129,7 @@ class TrainedPosterior(nn.Module):
                 raise ConfigError(unknown("option of Inference", name, vars(self.inference)))
         inference = replace(self.inference, **options)
         spec = replace(self.spec, inference=inference)
-        return type(self)(self.method, spec, self.history, None, self.vocabulary)
+        return type(self)(self.method, spec, self.history, None, self.vocabulary, self.seen)
 
     def posterior(self, x: Any) -> Posterior:
         """q(z | x) of examples x (B, ...), without gradients."""
@@ -139,6 +180,8 @@ class TrainedPosterior(nn.Module):
         fields = None if model.fields is None else model.fields.shapes
         checked = check_examples(x, what="x", shape=model.shape, fields=fields)
         check_values(checked, model.likelihood.requirement, model.likelihood.name)
+        if self.seen is not None and checked.dtype != np.uint8:
+            self.seen.check(checked[:CHUNK])
         examples = torch.as_tensor(checked, device=like.device).to(like.dtype)
         return examples / 255 if checked.dtype == np.uint8 else examples
 

@@ -20,6 +20,7 @@ from recmix.model.vocabulary import Vocabulary
 from recmix.runs.hub import is_hub_address, open_run
 from recmix.runs.spec import Spec
 from recmix.training.checkpoint import load_weights
+from recmix.training.one_module import keep_used_parts
 
 __all__ = [
     "Trained",
@@ -99,6 +100,8 @@ def build(
     """
     device = pick_device(spec.training.device)
     fields = Fields.from_json(spec.data["fields"]) if spec.data.get("fields") else None
+    if own.encoder is not None:
+        keep_used_parts(own, spec.shape, spec.model.latent)
     latent_model, encoder = make_model(
         spec.model, spec.shape, fields=fields, own=own, statistics=statistics
     )

@@ -11,6 +11,7 @@ from typing import Any
 
 from recmix.errors import ConfigError, Interrupted, NonFiniteError, OutOfMemory, RecmixError
 from recmix.training.build import Trained
+from recmix.training.choices import print_choices
 from recmix.training.curvature_request import without_curvature_name
 from recmix.training.faults import deterministic
 from recmix.training.job import Job
@@ -19,6 +20,7 @@ from recmix.training.order import choose_order
 from recmix.training.plan import Plan, make_plan
 from recmix.training.request import FIRST_STAGE, REQUEST, SECOND_STAGE
 from recmix.training.resume import IGNORED_ON_RESUME
+from recmix.training.world import world
 
 __all__ = ["FIRST_STAGE", "IGNORED_ON_RESUME", "REQUEST", "SECOND_STAGE", "train_models"]
 
@@ -42,7 +44,10 @@ def train_models(requests: Sequence[dict[str, Any]], *, progress: bool | None = 
     """
     if any("progress" in request for request in requests):
         raise ConfigError("progress is for all trainings together: give it to fit_many, not to one")
+    group = world()  # sets the GPU of this process, before a model is made on it
     plans = [make_plan(**without_curvature_name(request)) for request in requests]
+    if group.writer:
+        print_choices(plans, progress)
     return _train_plans(plans, progress)
 
 

@@ -160,7 +160,8 @@ def _show(report: Report, jobs: list[Job]) -> None:
     state = max((job.state for job in jobs), key=lambda s: s.best_score)
     if state.history:
         bound = state.history[-1]["val_iwae"]
-        report(state.epoch, f"validation {bound:.2f}, best {state.best_score:.2f}")
+        why = f", stopped: {state.stopped} (patience)" if state.stopped else ""
+        report(state.epoch, f"validation {bound:.2f}, best {state.best_score:.2f}{why}")
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from recmix.model.replaceable import load_accelerated
 from recmix.runs.spec import Spec
 from recmix.training.build import Trained, TrainedModel, load_trained
 from recmix.training.job import Job
+from recmix.training.one_module import keep_used_parts
 from recmix.training.request import Request, read_request
 from recmix.training.resume import is_complete
 from recmix.training.start import check_architecture, check_data, check_options, origin
@@ -179,6 +180,8 @@ def _plan(asked: Request, source: Any, select_on: Examples | None = None) -> Pla
     with torch.random.fork_rng():
         torch.manual_seed(training.seed)  # the first weights depend on the seed alone
         if asked.instance is None:
+            if asked.own.encoder is not None:
+                keep_used_parts(asked.own, spec.shape, spec.model.latent)
             model, encoder = make_model(
                 spec.model, spec.shape, fields=fields, own=asked.own, statistics=statistics
             )

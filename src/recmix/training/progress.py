@@ -136,7 +136,8 @@ class _Lines:
     def __call__(self, done: float, note: str = "") -> None:
         now = time.monotonic()
         self.note = note or self.note
-        ended = done >= self.total and bool(note) and (self.short or self.last > self.start)
+        last = done >= self.total or "stopped" in note
+        ended = last and bool(note) and (self.short or self.last > self.start)
         if not ended and now - self.last <= QUIET_SECONDS:
             return
         self.last = now
@@ -144,4 +145,5 @@ class _Lines:
         left = rate * (self.total - done)
         number = f"{done:.1f}".removesuffix(".0")
         words = f"{self.title}: {self.unit}{number}/{self.total} {self.note}".rstrip()
-        print(f"{words}, {left:.0f} s left at most", file=sys.stderr, flush=True)
+        words += "" if "stopped" in self.note else f", {left:.0f} s left at most"
+        print(words, file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
 """`read_request` checks the arguments of `recmix.fit` before any data are read.
 
-It knows the method, its options, the model to start from and the run folder. `recmix.training.plan`
-then reads the data and makes the networks.
+The result, a `Request`, has the method, its options, the initial model and the run folder.
+`recmix.training.plan` then reads the data and makes the networks.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from recmix.training.arguments import Given, method_options, read_options, split
 from recmix.training.build import TrainedModel, load_trained, pick_device
 from recmix.training.curvature_request import VALIDATION
 from recmix.training.labels import row_label
+from recmix.training.one_module import as_networks
 
 __all__ = [
     "FIRST_STAGE",
@@ -138,6 +139,8 @@ def read_request(
         callbacks: functions of (epoch, metrics) that are called after each epoch.
         **options: options of the method, the model, training and inference.
     """
+    if encoder is not None and decoder is not None:
+        encoder, decoder = as_networks(encoder, decoder)
     _check_arguments(encoder, decoder, init, resume, overwrite, vae_epochs, callbacks)
     own, options = _own_parts(Own(encoder, decoder), options, likelihood=likelihood, prior=prior)
     run = None if out is None else Run(out)

@@ -1,4 +1,4 @@
-"""Warn of data, networks and learning rates with which one can train, but which are probably wrong."""
+"""Warn of data, networks and learning rates that are probably wrong, although training can use them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from torch import Tensor
 
 from recmix.data import Data, DataWarning
 from recmix.methods.method import Method
+from recmix.model.likelihoods import Bernoulli, Gaussian, ProbabilityBernoulli
 from recmix.model.network_checks import mistaken_output
 
-__all__ = ["fell", "warn_if_suspicious", "warn_if_swapped"]
+__all__ = ["fell", "warn_if_misread", "warn_if_suspicious"]
 
 FEWEST = 5
 """Fewer training examples than this are probably a mistake."""
@@ -21,8 +22,13 @@ LOOKED_AT = 1000
 """Training examples whose values are compared."""
 EXAMPLES, SAMPLES = 16, 8
 """Examples, and samples of z for each, with which the outputs of an encoder are tried."""
-CLEAR_NATS, CLEAR_SHARE = 5.0, 0.1
-"""The other order is clearly better by more nats, and a larger share of the bound, than this."""
+CLEAR_NATS, CLEAR_SHARE = 2.0, 0.05
+"""Another meaning of the outputs is clearly better if its ELBO is higher by this many nats, and by this
+share of the ELBO."""
+OTHER_WIDTHS = (2 * math.log(0.5), 2 * math.log(2))
+"""Changes of the log-variance for standard deviations that are half or twice as large."""
+OTHER_SCALE = 3.0
+"""Outputs of a decoder whose standard deviation is larger by this factor are on another scale than x."""
 WORSE, EXPLODED = 0.5, 10.0
 """Shares of a validation bound before training. A bound that is lower by more than that is reported:
 the first for the bound that is kept at the end, the second for any bound on the way."""
@@ -51,41 +57,95 @@ def warn_if_suspicious(data: Data, method: Method, *, own_decoder: bool) -> None
 
 
 @torch.no_grad()
-def warn_if_swapped(method: Method, x: Tensor) -> None:
-    """Warn if a trained encoder probably returns log-variances and means, in the wrong order.
-
-    The warning comes if the bound is clearly higher in the other order, on average and for each example.
+def warn_if_misread(method: Method, x: Tensor) -> None:
+    """Warn if an output of networks that were trained elsewhere probably has another meaning.
 
     Args:
-        method: a VAE whose encoder was trained elsewhere.
-        x: a few examples (B, ...).
+        method: a VAE whose networks were trained elsewhere.
+        x: a few examples (B, ...). If all values are 0, they are no examples, and the warnings that
+            need examples are left out.
     """
-    model, x = method.model, x[:EXAMPLES]
+    x = x[:EXAMPLES]
+    if text := _mistaken_decoder(method, x) or (_mistaken_encoder(method, x) if x.any() else ""):
+        warnings.warn(text, stacklevel=6)  # the line that calls recmix.wrap
+
+
+def _mistaken_decoder(method: Method, x: Tensor) -> str:
+    """A warning if the decoder gives probabilities instead of logits, or values on another scale.
+
+    The outputs are looked at for the examples, at the means of q(z | x), and for samples of N(0, I).
+    """
+    model, mean = method.model, method.posterior(x).mean
+    noise = torch.randn(EXAMPLES, model.latent, generator=torch.Generator().manual_seed(0)).to(mean)
+    own, drawn = (model.decoder_output(z[None])[0] for z in (mean, noise))
+    low, high = min(own.min(), drawn.min()), max(own.max(), drawn.max())
+    if type(model.likelihood) is Bernoulli and 0 <= low < high <= 1:
+        gain = ProbabilityBernoulli().log_prob(x, own[None]) - model.likelihood.log_prob(x, own[None])
+        error = gain.std() / gain.numel() ** 0.5 if gain.numel() > 1 else 0.0
+        if not x.any() or gain.mean() > 2 * error:
+            return (
+                "the bernoulli likelihood needs logits, but all outputs of the decoder lie between 0 "
+                "and 1: if it ends in a sigmoid, use likelihood='bernoulli-probabilities', or remove "
+                "the sigmoid"
+            )
+    if isinstance(model.likelihood, Gaussian) and x.numel() > 1:
+        spread = min(own.std(), drawn.std())
+        if x.std() > 0 and spread > OTHER_SCALE * x.std():
+            return (
+                f"the decoder gives values from {own.min():.3g} to {own.max():.3g} for the examples, "
+                f"whose values lie between {x.min():.3g} and {x.max():.3g}. The "
+                "gaussian likelihood needs the mean of x: if these are logits, end the decoder with a "
+                "sigmoid; if the VAE was trained on x of another scale, give x on that scale"
+            )
+    return ""
+
+
+def _mistaken_encoder(method: Method, x: Tensor) -> str:
+    """A warning if another meaning of the encoder's two outputs gives a clearly higher ELBO.
+
+    The ELBO must be higher for each example, and lower again for standard deviations that are half or
+    twice as large. An encoder whose outputs are only inaccurate does not meet the second condition.
+    """
+    model = method.model
     network = getattr(method.base_encoder, "network", method.base_encoder)
-    if not x.any() or not isinstance(network(x), Tensor | tuple | list):
-        return  # a placeholder instead of examples; or an output that names its parts
-    out = method.base_encoder(x)
-    first, second = out.chunk(2, 1)
+    if not isinstance(network(x), Tensor | tuple | list):
+        return ""  # an output that names its parts
+    first, second = method.base_encoder(x).chunk(2, 1)
     noise = torch.randn(SAMPLES, *first.shape, generator=torch.Generator().manual_seed(0)).to(first)
 
-    def bound(mean: Tensor, log_variance: Tensor) -> Tensor:  # (B,)
+    def elbo(mean: Tensor, log_variance: Tensor) -> Tensor:  # (B,)
         log_q = -0.5 * (noise.square() + log_variance + math.log(2 * math.pi)).sum(-1)
         found = [model.log_joint(x, mean + (log_variance / 2).exp() * one[None]) for one in noise]
         return (torch.cat(found) - log_q).mean(0)
 
-    given, swapped = bound(first, second), bound(second, first)
+    given = elbo(first, second)
     clear = max(CLEAR_NATS, CLEAR_SHARE * abs(float(given.mean())))
-    if bool((swapped > given).all()) and float(swapped.mean() - given.mean()) > clear:
-        warnings.warn(
-            f"the ELBO on {len(x)} examples is {float(given.mean()):.1f} nats with the encoder's "
-            f"outputs as mean and log-variance, but {float(swapped.mean()):.1f} the other way round. "
-            "If they are swapped, put the encoder into a module that returns (mean, log-variance)",
-            stacklevel=4,
+    readings = {
+        "log-variance and mean": ((second, first), "(mean, log_variance), in this order"),
+        "mean and log-std": ((first, 2 * second), "(mean, 2 * log_std)"),
+        "mean and std": ((first, 2 * second.log()), "(mean, 2 * std.log())"),
+        "mean and variance": ((first, second.log()), "(mean, variance.log())"),
+    }
+    best, text = given.mean() + clear, ""
+    for words, ((mean, log_variance), advice) in readings.items():
+        found = elbo(mean, log_variance)  # not a number for the log of negative outputs
+        if not (bool((found > given).all()) and found.mean() > best):
+            continue
+        if any(elbo(mean, log_variance + change).mean() > found.mean() for change in OTHER_WIDTHS):
+            continue
+        best = found.mean()
+        text = (
+            f"the ELBO on {len(x)} examples is {given.mean():.1f} nats with the encoder's outputs as "
+            f"mean and log-variance, but {best:.1f} as {words}. If that is what it returns, put the "
+            f"encoder into a module that returns {advice}"
         )
+    return text
 
 
 def fell(first: float, best: float, rows: Sequence[Mapping[str, float]], rate: float) -> str:
-    """A warning if validation bounds are far below the one before training, else "".
+    """Return a warning text if training made the validation bound much lower, else "".
+
+    The bound before training is compared with the final bound and with the lowest bound of all epochs.
 
     Args:
         first: the validation bound before training; not a number if it is not known.

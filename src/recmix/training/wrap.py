@@ -12,24 +12,25 @@ from torch import Tensor, nn
 from recmix.data.checks import same_axes
 from recmix.errors import ConfigError, shown
 from recmix.methods.vae import VAE
-from recmix.model.assembly import OWN
+from recmix.model.assembly import OWN, Own
 from recmix.model.foreign import as_decoder, as_encoder, check_module, latent_shape
 from recmix.model.latent import LatentModel
 from recmix.model.likelihoods import Gaussian, Likelihood, find_likelihood
-from recmix.model.network_checks import mistaken_output
+from recmix.model.network_checks import check_probabilities
 from recmix.model.options import ModelOptions
 from recmix.model.priors import as_prior
 from recmix.runs.spec import Spec
 from recmix.runs.training_options import Training
 from recmix.training.build import Trained
-from recmix.training.suspicious import warn_if_swapped
+from recmix.training.one_module import as_networks, keep_used_parts
+from recmix.training.suspicious import warn_if_misread
 
 __all__ = ["wrap_networks"]
 
 
 def wrap_networks(
-    encoder: nn.Module,
-    decoder: nn.Module,
+    encoder: Any,
+    decoder: Any = None,
     *,
     likelihood: str | Likelihood,
     latent: int | tuple[int, ...] | None = None,
@@ -38,6 +39,7 @@ def wrap_networks(
     label: str = "VAE",
 ) -> Trained:
     """Make a `Trained` VAE from a user's encoder and decoder; see `recmix.wrap` for the arguments."""
+    encoder, decoder = as_networks(encoder, decoder)
     check_module(encoder, "encoder")
     check_module(decoder, "decoder")
     like = next(
@@ -51,6 +53,7 @@ def wrap_networks(
         if seen is not None and (mistake := _likely_mistake(encoder, decoder, seen)):
             raise ConfigError(mistake) from error
         raise
+    halves = Own(encoder, decoder)
     decoder = as_decoder(decoder, dims, like)
     size = math.prod(dims)
     with torch.no_grad():
@@ -59,12 +62,14 @@ def wrap_networks(
     if seen is not None and same_axes(given, seen.shape[1:]) and given != tuple(seen.shape):
         seen = _accepted(encoder, seen.reshape(-1, *given), seen)
     shape = given if seen is None else tuple(seen.shape[1:])
-    encoder = as_encoder(encoder, torch.zeros(2, *shape).to(like) if seen is None else seen)
+    seen = torch.zeros(2, *shape).to(like) if seen is None else seen
+    keep_used_parts(halves, shape, size)
+    encoder = as_encoder(encoder, seen)
     density = _likelihood(likelihood, shape)
     expected = density.output_shape(shape)
     if given != expected:
         advice = "give another likelihood, or change the decoder"
-        if seen is None:
+        if example is None:
             advice = "give an example"
         elif given == tuple(seen.shape):
             advice = f"example is one example and not a batch: use example[None], of shape {(1, *given)}"
@@ -74,13 +79,11 @@ def wrap_networks(
             f"the decoder gives {given} for one latent point, but the {density.name} likelihood needs "
             f"{expected} for examples of shape {shape}: {advice}"
         )
-    if text := mistaken_output(decoder, density, size, like):
-        raise ConfigError(text)
+    check_probabilities(decoder, density, size, like)
     model = LatentModel(decoder, density, latent=size, shape=shape, prior=as_prior(prior, size))
     method = VAE(model.to(like.device, like.dtype), encoder)
     method.eval()
-    if seen is not None:
-        warn_if_swapped(method, seen)
+    warn_if_misread(method, seen)
     variance = None
     if isinstance(density, Gaussian) and not density.learned:
         # The shortest number with the same value: 0.02, not 0.019999999552965164.
@@ -129,7 +132,8 @@ def _batch(example: Any, like: Tensor, encoder: nn.Module) -> Tensor | None:
     """
     if example is None:
         return None
-    seen = torch.as_tensor(example).to(like.device, like.dtype)
+    given = torch.as_tensor(example)
+    seen = given.to(like.device, like.dtype) / (255 if given.dtype == torch.uint8 else 1)
     if seen.ndim < 2:
         raise ConfigError(
             f"example has shape {tuple(seen.shape)}; expected a batch (B, ...): use example[None]"

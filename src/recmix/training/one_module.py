@@ -1,0 +1,147 @@
+"""Use the methods `encode` and `decode` of one module as the two networks of a VAE."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from recmix.errors import ConfigError
+from recmix.model.assembly import Own
+from recmix.model.encoder_decoder import evaluation_mode
+from recmix.model.foreign import latent_shape
+
+__all__ = ["MethodModule", "as_networks", "keep_used_parts"]
+
+STORES = ("_modules", "_parameters", "_buffers")
+"""Where a torch module keeps its parts."""
+
+
+class MethodModule(nn.Module):
+    """A method of a user's module, such as ``vae.encode``, as a module of its own.
+
+    The weights are those of the user's module. After `keep_used` it contains only the parts that the
+    method uses. So the encoder's weights are not also weights of the decoder.
+
+    Args:
+        method: the bound method.
+
+    >>> class VAE(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.first, self.second = nn.Linear(3, 2), nn.Linear(2, 3)
+    ...     def encode(self, x):
+    ...         return self.first(x)
+    >>> half = MethodModule(VAE().encode)
+    >>> half.keep_used(torch.zeros(1, 3))
+    >>> list(half.state_dict())
+    ['whole.first.weight', 'whole.first.bias']
+    """
+
+    def __init__(self, method: Any) -> None:
+        super().__init__()
+        self.whole = copy.copy(method.__self__)
+        self.name: str = method.__name__
+        for store in STORES:
+            self.whole.__dict__[store] = dict(getattr(self.whole, store))
+
+    def forward(self, x: Any) -> Any:
+        """Call the method."""
+        return getattr(self.whole, self.name)(x)
+
+    def keep_used(self, x: Any) -> None:
+        """Call the method once, and leave out the module's parts that it does not use.
+
+        All parts stay if the method fails.
+
+        Args:
+            x: an input of the method.
+        """
+        parts = self.whole.__dict__
+        before = {store: parts[store] for store in STORES}
+        recorded = {store: _Recorded(before[store]) for store in STORES}
+        with evaluation_mode(self), torch.no_grad():
+            parts.update(recorded)
+            try:
+                self(x)
+            except Exception:  # whatever a user's code raises; the checks that follow report it
+                recorded = {}
+            finally:
+                parts.update(before)
+        for store, found in recorded.items():
+            parts[store] = {name: before[store][name] for name in before[store] if name in found.used}
+
+
+class _Recorded(dict[str, Any]):
+    """A dict that records which of its entries are read."""
+
+    def __init__(self, entries: dict[str, Any]) -> None:
+        super().__init__(entries)
+        self.used: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.used.add(name)
+        return super().__getitem__(name)
+
+    def __iter__(self) -> Iterator[str]:
+        self.used.update(self.keys())
+        return super().__iter__()
+
+    def items(self) -> Any:
+        self.used.update(self.keys())
+        return super().items()
+
+    def values(self) -> Any:
+        self.used.update(self.keys())
+        return super().values()
+
+
+def as_networks(encoder: Any, decoder: Any) -> tuple[Any, Any]:
+    """Return an encoder and a decoder, each a module, if a whole VAE or its methods were given.
+
+    Args:
+        encoder: a module; a method of a module, such as ``vae.encode``; or a whole VAE with the methods
+            `encode` and `decode`, if the decoder is None or the same object.
+        decoder: a module, a method of a module, or None.
+    """
+    if encoder is not None and (decoder is None or decoder is encoder):
+        if not (hasattr(encoder, "encode") and hasattr(encoder, "decode")):
+            raise ConfigError(
+                "the decoder is missing: give the encoder and the decoder, or one module with the "
+                "methods encode and decode"
+            )
+        encoder, decoder = encoder.encode, encoder.decode
+    made = [
+        MethodModule(part) if isinstance(getattr(part, "__self__", None), nn.Module) else part
+        for part in (encoder, decoder)
+    ]
+    return made[0], made[1]
+
+
+def keep_used_parts(own: Own, shape: tuple[int, ...], latent: int) -> None:
+    """Leave out the parts of a whole VAE that its method `encode` or `decode` does not use.
+
+    Args:
+        own: the user's encoder and decoder; they are changed if they are a `MethodModule`.
+        shape: shape of an example.
+        latent: dimension of z.
+    """
+    encoder, decoder = own.encoder, own.decoder
+    like = torch.zeros(())
+    for part in (encoder, decoder):
+        like = next((p for p in part.parameters() if p.is_floating_point()), like) if part else like
+    x = torch.zeros(2, *shape).to(like)
+    if isinstance(encoder, MethodModule):
+        encoder.keep_used(x)
+    if isinstance(decoder, MethodModule):
+        dims: tuple[int, ...] = (latent,)
+        if encoder is not None:
+            try:
+                with evaluation_mode(encoder):
+                    dims = latent_shape(encoder, x)
+            except ConfigError:
+                pass  # the encoder is checked later
+        decoder.keep_used(torch.zeros(2, *dims).to(like))
