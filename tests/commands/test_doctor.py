@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 from cases.commands import call
+from rich.console import Console
 
 from recmix._version import __version__
 from recmix.commands import doctor
@@ -48,11 +49,34 @@ def test_missing_data_sets_are_no_failure(quick, capsys, tmp_path, monkeypatch):
     assert call("doctor", "--json", "--data-root", tmp_path) == 0
     mnist = found(capsys)[1]["data", "mnist"]
     assert mnist["state"] == "missing"
-    assert str(tmp_path) in mnist["detail"]
     assert mnist["advice"] == "downloaded when first used"
     monkeypatch.setenv("RECMIX_OFFLINE", "1")
     assert call("doctor", "--json", "--data-root", tmp_path) == 0
-    assert "get it from http" in found(capsys)[1]["data", "mnist"]["advice"]
+    assert "not downloaded: `recmix data` lists" in found(capsys)[1]["data", "mnist"]["advice"]
+
+
+def test_missing_data_sets_are_named_in_one_row_for_each_remedy(quick, capsys, tmp_path, monkeypatch):
+    monkeypatch.delenv("RECMIX_OFFLINE", raising=False)
+    monkeypatch.setattr(doctor, "out", Console(width=300))
+    assert call("doctor", "--data-root", tmp_path) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line for line in lines if "missing" in line and "mnist" in line]
+    assert len(rows) == 1
+    assert "mnist, fashion-mnist, binary-mnist" in rows[0]
+    assert "wikitext2" not in rows[0]  # its files have no download address
+    assert call("doctor", "--json", "--data-root", tmp_path) == 0
+    assert "not downloaded" in found(capsys)[1]["data", "wikitext2"]["advice"]
+    assert call("data", "--data-root", tmp_path) == 0
+    assert "No download address: celeba, wikitext2, zinc250k." in capsys.readouterr().out
+
+
+def test_a_gpu_is_not_needed(monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    (check,) = doctor._gpu()
+    assert (check.state, check.advice) == ("note", "not needed: the CPU is used")
 
 
 def test_a_needed_package_that_is_missing_or_old_is_a_failure(quick, capsys, monkeypatch):

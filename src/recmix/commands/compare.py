@@ -95,7 +95,7 @@ def compare_command(
         if "iwae" not in row:
             table.add_row(row["model"], "[red]failed[/]")
         else:
-            table.add_row(row["model"], *_cells(row))
+            table.add_row(row["model"], *_cells(row, f"{row['milliseconds'] / row['batch']:.3g}"))
     out.print(table)
     for row in rows:
         if "iwae" not in row:
@@ -213,24 +213,33 @@ def compare(
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """Write the results that `compare` returns as a Markdown table, with a row for each model."""
-    samples = rows[0]["samples"]
+    """Write the results that `compare` returns as a Markdown table, with a row for each model.
+
+    Times are those of a batch, as in the tables of `recmix report`.
+    """
+    samples, batch = rows[0]["samples"], rows[0]["batch"]
     lines = [
-        f"| model | ELBO | IWAE-{samples} | over VAE+ | ms per example | best epoch |",
+        f"| model | ELBO | IWAE-{samples} | over VAE+ | ms per batch of {batch} | best epoch |",
         "|---|---:|---:|---:|---:|---:|",
     ]
     for row in rows:
-        cells = _cells(row) if "iwae" in row else [f"failed: {row['reason']}", "", "", "", ""]
+        if "iwae" in row:
+            cells = _cells(row, f"{row['milliseconds']:.2f}")
+        else:
+            cells = [f"failed: {row['reason']}", "", "", "", ""]
         lines.append(f"| {' | '.join([row['model'], *cells])} |")
     return "\n".join(lines) + "\n"
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: Row, time: str) -> list[str]:
+    gain = "" if row["gain"] is None else f"{row['gain']:+.2f}"
+    if row.get("gain_se") is not None:  # files of earlier versions do not have it
+        gain += f" ± {row['gain_se']:.2f}"
     return [
         f"{row['elbo']:.2f} ± {row['elbo_se']:.2f}",
         f"{row['iwae']:.2f} ± {row['iwae_se']:.2f}",
-        "" if row["gain"] is None else f"{row['gain']:+.2f} ± {row['gain_se']:.2f}",
-        f"{row['milliseconds'] / row['batch']:.3g}",
+        gain,
+        time,
         "" if row["best_epoch"] is None else str(row["best_epoch"]),  # a wrapped model has none
     ]
 

@@ -164,12 +164,12 @@ def _gpu() -> Iterator[Check]:
     import torch
 
     if not torch.cuda.is_available():
-        advice = ""
+        advice = "not needed: the CPU is used"
         if shutil.which("nvidia-smi"):
             advice = (
                 "torch cannot use the GPU: compare `nvidia-smi` with torch's CUDA, update the driver"
             )
-        yield Check("GPU", "device", "note" if advice else "missing", "no CUDA device", advice)
+        yield Check("GPU", "device", "note", "no CUDA device", advice)
         return
     about = torch.cuda.get_device_properties(0)
     found = f"{about.name}, {about.total_memory / 2**30:.0f} GiB, {about.major}.{about.minor}"
@@ -257,27 +257,30 @@ def _attempt(group: str, name: str, advice: str, work: Callable[[], str]) -> Che
 
 
 def _data(root: Path | None) -> Iterator[Check]:
-    from recmix.data import data_root, inventory
+    from recmix.data import inventory
     from recmix.data.fetch import offline
 
-    folder = data_root(root)
     for entry in inventory(root):
         if entry.usable:
             yield Check("data", entry.name, "ok", entry.state)
             continue
-        fix = f"get it from {entry.page} into {folder}" if offline() else "downloaded when first used"
-        found = f"{entry.state}: {len(entry.missing)} file(s) are not in {folder}"
-        yield Check("data", entry.name, "missing", found, fix)
-    yield Check(
-        "data", "your own files", "ok", "any path of a supported format: recmix train --data PATH"
-    )
+        fix = "downloaded when first used"
+        if offline() or not entry.downloadable:
+            fix = "not downloaded: `recmix data` lists the files and folders"
+        yield Check("data", entry.name, "missing", "not on this machine", fix)
+    yield Check("data", "your own files", "ok", "recmix train --data PATH")
 
 
 def _print(checks: list[Check]) -> None:
+    """Print a table for each group. Checks with the same result are one row."""
     for group in dict.fromkeys(check.group for check in checks):
         table = Table("", "state", "found", "what to do", title=group, title_justify="left")
+        rows: dict[tuple[str, str, str], list[str]] = {}
         for check in checks:
             if check.group == group:
-                state = f"[{COLOURS[check.state]}]{check.state}[/]"
-                table.add_row(plain(check.name), state, plain(check.detail), plain(check.advice))
+                rows.setdefault((check.state, check.detail, check.advice), []).append(check.name)
+        for (state, detail, advice), names in rows.items():
+            table.add_row(
+                plain(", ".join(names)), f"[{COLOURS[state]}]{state}[/]", plain(detail), plain(advice)
+            )
         out.print(table)

@@ -45,7 +45,10 @@ def data_command(
     looked = sorted({str(folder) for entry in entries for folder in entry.looked})
     if looked:
         out.print("looked in:", *[f"  {folder}" for folder in looked], sep="\n", highlight=False)
-    out.print("Missing files are downloaded when a set is first used, unless RECMIX_OFFLINE=1.")
+    text = "Missing files are downloaded when a set is first used, unless RECMIX_OFFLINE=1"
+    if by_hand := [entry.name for entry in entries if not entry.downloadable]:
+        text += f". No download address: {', '.join(by_hand)}. Put their files into the folders above"
+    out.print(text, highlight=False)
 
 
 def _show_file(name: str, *, as_json: bool) -> None:

@@ -44,12 +44,12 @@ class DataFile:
         other_names: Other accepted names, such as that of an unpacked folder.
     """
 
-    name: str  # published name, without ".gz"
+    name: str
     urls: tuple[str, ...] = ()
-    md5: str | None = None  # MD5 sum of the decompressed content, if known
-    file_sum: str | None = None  # checksum of the file at the URL, such as "sha256:..."
-    required: bool = True  # whether the set cannot be loaded without it
-    other_names: tuple[str, ...] = ()  # other accepted names, such as that of an unpacked folder
+    md5: str | None = None
+    file_sum: str | None = None
+    required: bool = True
+    other_names: tuple[str, ...] = ()
 
     @property
     def names(self) -> list[str]:
@@ -117,6 +117,7 @@ class Entry:
         name: Name of the set.
         state: "present" if all files were found, "partly" if some were, else "missing".
         usable: Whether the set can be loaded without a download.
+        downloadable: Whether all files that are still needed have a download address.
         files: Number of files found.
         bytes: Size of these files on disk.
         missing: Published names of the files that were not found.
@@ -127,6 +128,7 @@ class Entry:
     name: str
     state: str
     usable: bool
+    downloadable: bool
     files: int
     bytes: int
     missing: tuple[str, ...]
@@ -203,12 +205,14 @@ def entry_of(spec: NamedSet, root: Path) -> Entry:
     """Return which files of a set exist under `root`, the folder of the named data sets."""
     found = _find_files(spec, root)
     missing = tuple(file.name for file in spec.files if file.name not in found)
+    needed = _missing_required(spec, found)
     below = (path.rglob("*") if path.is_dir() else [path] for path in found.values())
     sizes = [path.stat().st_size for paths in below for path in paths if path.is_file()]
     return Entry(
         name=spec.name,
         state="present" if not missing else "partly" if found else "missing",
-        usable=not _missing_required(spec, found),
+        usable=not needed,
+        downloadable=spec.archive is not None or all(file.urls for file in needed),
         files=len(sizes),
         bytes=sum(sizes),
         missing=missing,
