@@ -213,8 +213,8 @@ class _Trained:
     def compare(self) -> str:
         """Refine posteriors on the device and on the CPU, and say how much log p(x, z) differs.
 
-        It is computed at the posterior means and averaged over the examples. The means of single
-        examples may differ: among steps of nearly equal value, rounding decides which one is taken.
+        log p(x, z) is computed at the posterior means and averaged over the examples. The means of
+        single examples may differ, because rounding decides between steps of nearly equal value.
         """
         import torch
 

@@ -58,9 +58,9 @@ def figure_one(
     """Draw the paper's Figure 1: how a mixture of two components is learned from a VAE.
 
     The figure compares a recursive mixture, which only trains the second component, with a mixture
-    that trains both components together. It shows two test images: among the first
-    300, those whose true posteriors p(z | x) are least like a Gaussian. They are chosen for the
-    picture; nothing is measured on them.
+    that trains both components together. It shows two of the first 300 test images: the two whose
+    true posterior p(z | x) is least like a Gaussian. These two only illustrate; nothing is measured
+    on them.
 
     Args:
         data: images with a test part.

@@ -39,7 +39,7 @@ def report_gap(
 ) -> None:
     """Measure the gap between log p(x) and the ELBO of a trained model, print it and store it.
 
-    The gap is measured on some examples and, for comparison, on as many training examples.
+    The gap is measured on some examples and, for comparison, on the same number of training examples.
 
     Args:
         model: the trained model.

@@ -53,11 +53,11 @@ def part_of(data: Data, name: str) -> Any:
 
 
 def data_of(model: Model, data: str | None, root: Path | None) -> Data:
-    """Load the data that the user named, or else those that the model was trained on.
+    """Load the data that the user named; without a name, the data that the model was trained on.
 
     Args:
         model: the trained model.
-        data: name or path of the data; None for those of the training.
+        data: name or path of the data; None for the data of the training.
         root: folder of the named data sets.
     """
     from recmix.data import load_again, rebuild

@@ -1,4 +1,4 @@
-"""Load runs that have networks, a likelihood or a prior that their user wrote.
+"""Load runs that have networks, a likelihood or a prior that the user wrote.
 
 Such parts are Python code. They are not stored in the folder of the run. The user names a Python
 function that makes them, with ``--networks module:function``.

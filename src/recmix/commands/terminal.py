@@ -82,8 +82,8 @@ def first_process() -> bool:
 def sigterm_ends() -> Iterator[None]:
     """Context in which SIGTERM ends the process with a message and status 143.
 
-    Trainings and grids have handlers of their own, which save first. The process ends without an
-    exception. If one were raised while a library is imported, the library could hide it.
+    Trainings and grids have other handlers, which save first. The process ends without an exception,
+    because a library that is being imported could hide an exception.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

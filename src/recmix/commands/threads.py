@@ -95,7 +95,7 @@ def available_cores() -> int:
 
 
 def free_cores(cores: int) -> float:
-    """Measure how many of this process's cores no program uses now.
+    """Measure how many of the cores that this process may use are idle now.
 
     Args:
         cores: the number of cores that this process may use.

@@ -16,7 +16,7 @@ __all__ = ["read_flags"]
 
 
 def read_flags(given: Mapping[str, Any]) -> tuple[dict[str, Any], bool, bool]:
-    """Check the flags of the command.
+    """Read and check the flags of `recmix train`.
 
     Args:
         given: the value of each flag, or None if it was not given.

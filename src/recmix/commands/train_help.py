@@ -36,8 +36,8 @@ WIDTH = 25
 class TrainCommand(Command):
     """A command whose help shows few options first, and the others by group if they are asked for.
 
-    The text of an option gets most of the width of the terminal. Unlike the usual help, there are no
-    columns for the opposite of switches, such as ``--no-resume``, and for the type.
+    The text of an option gets most of the width of the terminal. The usual help also has a column for
+    flags such as ``--no-resume``, and one for types; this help does not.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

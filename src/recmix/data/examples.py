@@ -272,9 +272,7 @@ def to_unit(values: Array) -> NDArray[np.float32]:
 
 
 def one_if_constant(deviation: Array, constant: Array) -> NDArray[np.float32]:
-    """Return standard deviations as float32, with 1 in place of 0.
-
-    It is called so that dividing by the result is always possible.
+    """Return standard deviations as float32, with 1 in place of 0, so that one can divide by them.
 
     Args:
         deviation: The standard deviations, of any shape.

@@ -244,7 +244,7 @@ def _run_mat_process(path: Path, content: bytes, folder: str, keys: tuple[str, .
 
 
 def read_npy(path: Path) -> Array:
-    """Read the array of a .npy file, with the shape and dtype that it has there."""
+    """Read the array of a .npy file, with its shape and dtype."""
     check_file(path)
     with as_data_error(path, ".npy file of numbers"):
         array = np.load(path, allow_pickle=False)

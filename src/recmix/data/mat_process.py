@@ -1,4 +1,4 @@
-"""Read arrays of a MATLAB file in a process of its own; `recmix.data.formats.read_mat` starts it.
+"""Read arrays of a MATLAB file in a separate process; `recmix.data.formats.read_mat` starts it.
 
 A damaged file can crash `scipy.io.loadmat`. Here the crash ends only this process. It is run as a
 script and imports nothing of recmix, so that it starts fast. Arguments: the folder for the results,

@@ -52,7 +52,7 @@ def count_training_examples(
     vocabulary: Vocabulary | None = None,
     train: Examples | None = None,
 ) -> int | None:
-    """Count the examples that a run was trained on; None if its training examples are not known.
+    """Count how many of the examples are training examples of a run; None if this is not known.
 
     Two examples are the same if their values are equal as float32, in the same order. Their shapes
     may differ, and grey values may be stored as integers or floats.
@@ -82,7 +82,7 @@ def count_training_examples(
 
 
 def count_repeated(examples: Examples) -> int:
-    """Count the examples that are equal to another one of them, by chance or because it was copied.
+    """Count the examples that occur more than once. All copies are counted: [a, b, a] gives 2.
 
     >>> from recmix.data.examples import ArrayExamples
     >>> count_repeated(ArrayExamples(np.array([[1, 2], [3, 4], [1, 2]], np.float32)))

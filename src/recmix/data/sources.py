@@ -47,20 +47,20 @@ def load(
     - a `.npy` file of shape (N, ...);
     - an `.npz` file. It holds `x_train` and optional `x_val` and `x_test`; or one array; or, for
       examples with several fields, arrays named `x_train.NAME` or `NAME`; or a matrix that
-      `scipy.sparse.save_npz` wrote;
+      `scipy.sparse.save_npz` wrote. Labels next to one array, such as `y` (N,), are not used;
     - a `.csv` or `.csv.gz` file of numbers separated by commas, with or without names of columns;
     - a `.parquet` file of numbers, if pyarrow is installed;
     - a folder of image files, or a zip file of it, with or without subfolders train, val and test;
     - a `.txt` or `.txt.gz` file of texts in UTF-8, one per line, whose words are separated by spaces;
-    - a `.smi` or `.smi.gz` file of molecules, one SMILES string per line; what follows white space
-      in a line is ignored;
+    - a `.smi` or `.smi.gz` file of molecules, one SMILES string per line; the rest of a line after
+      white space is ignored;
     - a folder of such files, named train, val (or valid) and test.
 
     The vocabulary of texts is made of the training texts, see `recmix.data.from_texts`.
 
-    See `recmix.data.from_arrays` for the meaning of the values. A file of more bytes than half of the
-    physical memory, also after decompression, is refused; the environment variable RECMIX_MAX_BYTES
-    sets another limit.
+    See `recmix.data.from_arrays` for the meaning of the values. A file is refused if it has more
+    bytes, also after decompression, than half of the physical memory. The environment variable
+    RECMIX_MAX_BYTES sets another limit.
 
     >>> load("digits")
     Data('digits', train=1350, val=150, test=297, shape=(1, 8, 8))
@@ -129,14 +129,15 @@ def _load(
 
 
 def load_for_training(name: str | Path, *, start: str | Path | None = None, **options: Any) -> Data:
-    """Load data as `load` does, in the form that the model to start from needs, without a warning.
+    """Load data as `load` does, in the form that the initial model needs, and without warnings.
 
-    Texts are read with the vocabulary of that model, and examples have the shape that it was made for,
-    if they can. The caller should show `Data.notes`, of which `load` warns.
+    Texts are read with the vocabulary of the initial model. Examples get the shape that this model
+    takes, if only axes of size 1 differ. `load` would issue a warning with `Data.notes`; here the
+    caller should show them.
 
     Args:
         name: A name or a path, as in `load`.
-        start: Folder or address of the run that the training starts from, or None.
+        start: Folder or address of the run with the initial model, or None.
         **options: Other arguments of `load`.
     """
     run = None if start is None else open_run(start)
@@ -258,9 +259,9 @@ def load_again(
 ) -> Data:
     """Load the data of a run from a place that the user names, and split them as the run did.
 
-    The run may have had arrays in memory that were saved in a file later. Then the file is split in
-    the same way as the arrays. If its examples are not those of the run, the file is split as
-    `load` does; see `has_same_examples`. Image files are resized as those of the run were.
+    The run may have used arrays in memory that were saved in a file later. Then the file is split
+    like the arrays. If the file has other examples than the run, it is split as `load` does; see
+    `has_same_examples`. Image files get the same `size` and `crop` as in the run.
 
     Args:
         source: A name or a path, as in `load`.
@@ -268,7 +269,7 @@ def load_again(
         root: Folder of the named sets, see `load`.
         vocabulary: Vocabulary of the run, if its examples are texts.
         shape: Shape of an example that the model of the run was made for, see `load`; by default
-            that in the description.
+            the shape in the description.
     """
     seed = description.get("seed", 0)
     shape = _shape(description) if shape is None else shape
@@ -286,9 +287,9 @@ def load_again(
 
 
 def has_same_examples(data: Data, description: Mapping[str, Any]) -> bool:
-    """Whether data have the examples that a run was trained on, wherever they came from.
+    """Whether data have the same examples as a run, also if they come from another file.
 
-    A run of arrays may have had no test examples. Then only training and validation examples count.
+    If the run had no test examples, only training and validation examples are compared.
 
     >>> x = load("digits")
     >>> has_same_examples(x, x.describe()), has_same_examples(x, load("digits", seed=1).describe())

@@ -279,9 +279,9 @@ class Data:
 
 
 def in_shape(data: Data, shape: tuple[int, ...] | None) -> Data:
-    """Return the data with examples of a shape that differs from theirs only in axes of size 1.
+    """Return the data with examples of another shape, if only axes of size 1 are added or removed.
 
-    If other axes differ, or the examples are not stored in arrays, the data are returned as they are.
+    If other axes differ, or the examples are not stored in arrays, the data are returned unchanged.
 
     >>> x = ArrayExamples(np.zeros((10, 1, 8, 8), np.uint8))
     >>> in_shape(Data("blank", x, x, None), (8, 8)).shape

@@ -244,7 +244,7 @@ def text_suffix(path: Path) -> str:
 def text_files(folder: Path) -> dict[str, Path]:
     """Return the paths of the text files in a folder, by part: train, val and test.
 
-    The name of a file is that of its part, such as ``train.txt``, or ends with it, as in
+    The name of a file, without its suffix, is the name of the part or ends with it: ``train.txt``,
     ``news.valid.txt.gz``. Other files are ignored. The result is empty if there are no such files.
     """
     found: dict[str, Path] = {}
