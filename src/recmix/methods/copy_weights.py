@@ -21,7 +21,7 @@ def same_shapes(a: nn.Module, b: nn.Module) -> bool:
 def copy_weights(to: nn.Module, source: nn.Module) -> None:
     """Copy all weights of the module `source` to the module `to`.
 
-    If the curvature networks of both have different shapes, this network is not copied.
+    If the curvature networks have different shapes, or only one module has one, `to` keeps its own.
     """
     mine, theirs = to.state_dict(), source.state_dict()
     if {k: v.shape for k, v in mine.items()} != {k: v.shape for k, v in theirs.items()}:

@@ -77,8 +77,8 @@ class Vocabulary(ABC):
     def normal_forms(cls, texts: Sequence[str]) -> list[str]:
         """Convert each text to a normal form. Texts with the same example have the same normal form.
 
-        When data are split, texts with the same normal form are kept in one part. By default the normal
-        form is the text itself.
+        When data are split, texts with the same normal form are all training texts or all held-out
+        texts. By default the normal form is the text itself.
         """
         return list(texts)
 
