@@ -188,9 +188,9 @@ def test_a_wrapped_model_is_tuned_for_one_data_set(run, best, monkeypatch, capsy
     [
         ((), "give a time limit"),
         (("--budget", "3x", "--milliseconds", 2), "give a time limit"),
-        (("--budget", "fast"), "such as 100x"),
-        (("--budget", "nan"), "such as 100x"),
-        (("--budget", "0.5x"), "at least 1x"),
+        (("--budget", "fast"), "such as 3, got 'fast'"),
+        (("--budget", "nan"), "such as 3, got 'nan'"),
+        (("--budget", "0.5x"), "at least 1,"),
         (("--milliseconds", 0), "positive"),
         (("--budget", "3x", "--samples", 0), "samples must be positive"),
         (("--budget", "3x", "--examples", 1), "2 to 1000"),

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from recmix.evaluation.tune import Frontier, Trial
 
-__all__ = ["parse_budget", "table_of", "tune_command"]
+__all__ = ["table_of", "tune_command"]
 
 MOST = 1000
 """Most validation examples."""
@@ -122,27 +122,6 @@ def tune_command(
         out.print(line, highlight=False, markup=False)
 
 
-def parse_budget(text: str) -> float:
-    """Read a time limit as a multiple of the encoder's time.
-
-    >>> parse_budget("3x"), parse_budget("2.5")
-    (3.0, 2.5)
-    """
-    try:
-        number = float(text.strip().lower().removesuffix("x"))
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise ConfigError(
-            f"--budget must be a multiple of the encoder's time, such as 100x or 2.5, got {text!r}"
-        )
-    if number < 1:
-        raise ConfigError(
-            f"--budget must be at least 1x, the time of the encoder itself, got {text!r}: try 100x"
-        )
-    return number
-
-
 def table_of(found: Frontier, samples: int, title: str) -> Table:
     """Make a table of all measured refinements, from the fastest to the slowest.
 
@@ -189,15 +168,11 @@ def _check(
     examples: int,
     memory: int | None,
     plot: Path | None,
-) -> dict[str, float]:
-    """Check the options; return the time limit as an argument of `recmix.Model.frontier`."""
-    if (budget is None) == (milliseconds is None):
-        raise ConfigError(
-            "give a time limit, either --budget (such as 100x, a multiple of the encoder's time) or "
-            "--milliseconds (per example)"
-        )
-    if milliseconds is not None and not (math.isfinite(milliseconds) and milliseconds > 0):
-        raise ConfigError(f"--milliseconds must be a positive number, got {milliseconds:g}")
+) -> dict[str, float | None]:
+    """Check the options; return the time limit as arguments of `recmix.Model.frontier`."""
+    from recmix.evaluation.tune import read_limit
+
+    times = dict(zip(("budget", "milliseconds"), read_limit(budget, milliseconds), strict=True))
     for name, value in (("samples", samples), ("memory", memory)):
         if value is not None and value < 1:
             raise ConfigError(f"{name} must be positive, got {value}")
@@ -205,10 +180,7 @@ def _check(
         raise ConfigError(f"--examples must be 2 to {MOST}, got {examples}")
     if plot is not None and plot.suffix not in (".png", ".svg"):
         raise ConfigError(f"--plot must name a PNG or SVG file, got {plot}")
-    if budget is not None:
-        return {"budget": parse_budget(budget)}
-    assert milliseconds is not None
-    return {"milliseconds": milliseconds}
+    return times
 
 
 def _reset(run: str, budget: str | None, milliseconds: float | None, *, as_json: bool) -> None:

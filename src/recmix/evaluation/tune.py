@@ -18,7 +18,7 @@ from recmix.inference import Inference
 from recmix.methods.method import Method, infer_no_grad
 from recmix.model.curvature_network import FULL_UP_TO
 
-__all__ = ["Frontier", "Trial", "best_refinement", "candidates", "tune"]
+__all__ = ["Frontier", "Trial", "best_refinement", "candidates", "read_limit", "tune"]
 
 STEPS = (1, 2, 4, 8)
 """Numbers of refinement steps that are tried."""
@@ -201,7 +201,7 @@ def tune(
         tried: the inferences to try; by default all `candidates`.
         report: called with the number of inferences done and their total number.
     """
-    budget, milliseconds = _limits(budget, milliseconds)
+    budget, milliseconds = read_limit(budget, milliseconds)
     if len(x) < 2:
         raise ConfigError(f"the choice needs at least 2 validation examples, got {len(x)}")
     plain = _without(base or Inference())
@@ -261,15 +261,23 @@ def best_refinement(
     return best
 
 
-def _limits(budget: float | str | None, milliseconds: float | None) -> tuple[float | None, float | None]:
-    """Check the time limit, of which one must be given. A budget may be text such as 3x."""
-    if budget is None and milliseconds is None:
+def read_limit(
+    budget: float | str | None, milliseconds: float | None
+) -> tuple[float | None, float | None]:
+    """Check that exactly one time limit is given, and return both limits as numbers or None.
+
+    >>> read_limit("3x", None)
+    (3.0, None)
+
+    Args:
+        budget: a multiple of the time of the encoder's own posterior, such as 3 or ``3x``.
+        milliseconds: milliseconds per example.
+    """
+    if (budget is None) == (milliseconds is None):
         raise ConfigError(
-            "give a time limit: a budget, such as 3 for three times the encoder's time, or milliseconds "
-            "per example"
+            "give a time limit: a budget, such as 100 for 100 times the encoder's time, or milliseconds "
+            "per example, but not both"
         )
-    if budget is not None and milliseconds is not None:
-        raise ConfigError("give a budget or milliseconds, not both")
     given = budget if milliseconds is None else milliseconds
     if isinstance(budget, str):
         try:
