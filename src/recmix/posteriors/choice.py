@@ -39,14 +39,7 @@ def choose(which: Tensor, first: Posterior, second: Posterior) -> Posterior:
             weights = torch.where(which[:, None], first.log_weights, second.log_weights)
             return Mixture(parts, weights)
     kinds = type(first), type(second)
-    if kinds == (Gaussian, Gaussian):
-        mean, log_variance = _chosen(
-            which,
-            [first.mean, first.log_variance],  # type: ignore[attr-defined]
-            [second.mean, second.log_variance],  # type: ignore[attr-defined]
-        )
-        return Gaussian.from_clamped(mean, log_variance)
-    for kind in (FullGaussian, LowRankGaussian):
+    for kind in (Gaussian, FullGaussian, LowRankGaussian):
         if kind in kinds and set(kinds) <= {kind, Gaussian}:
             like: Any = first if isinstance(first, kind) else second
             return like.from_parts(*_chosen(which, like.parts_of(first), like.parts_of(second)))

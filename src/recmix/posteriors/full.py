@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -55,7 +54,7 @@ class FullGaussian(AnyGaussian):
         return cls._from_factor(mean, upper.mT, inverted=True)
 
     @classmethod
-    def _from_factor(cls, mean: Tensor, factor: Tensor, *, inverted: bool) -> FullGaussian:
+    def _from_factor(cls, mean: Tensor, factor: Tensor, *, inverted: bool) -> Self:
         made = cls(mean, factor)
         made._inverted = inverted
         return made
@@ -80,12 +79,6 @@ class FullGaussian(AnyGaussian):
         made = FullGaussian.from_precision(self._mean, share * (root.mT @ root) + rest * identity)
         made._factor = made._factor.to(self._factor.dtype)
         return made
-
-    def split(self, count: int) -> list[FullGaussian]:
-        """Split the batch of B examples into `count` posteriors of B / count consecutive examples."""
-        means, factors = (t.unflatten(0, (count, -1)).unbind() for t in (self._mean, self._factor))
-        pairs = zip(means, factors, strict=True)
-        return [self._from_factor(mean, factor, inverted=self._inverted) for mean, factor in pairs]
 
     @property
     def scale_tril(self) -> Tensor:
@@ -166,7 +159,7 @@ class FullGaussian(AnyGaussian):
         found: Tensor = torch.linalg.solve_triangular(upper, vector[..., None], upper=True)
         return found.squeeze(-1)
 
-    def parts_of(self, other: FullGaussian | Gaussian) -> list[Tensor]:
+    def parts_of(self, other: Any) -> list[Tensor]:
         """The mean (B, D) and a triangular factor (B, D, D) of `other`, in the form of this object.
 
         If this object stores a factor of the precision, a factor of the precision of `other` is
@@ -178,15 +171,9 @@ class FullGaussian(AnyGaussian):
             return [other.mean, scale.diag_embed()]
         return [other._mean, other.precision_factor if self._inverted else other.scale_tril]
 
-    def from_parts(self, mean: Tensor, factor: Tensor) -> FullGaussian:
+    def from_parts(self, *parts: Tensor) -> Self:
         """Make a Gaussian from the mean (B, D) and the factor (B, D, D) that `parts_of` returns."""
-        return self._from_factor(mean, factor, inverted=self._inverted)
-
-    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> FullGaussian:
-        """The same density, expanded to a larger batch_shape; `_instance` is not used."""
-        shape = (*batch_shape, *self.event_shape)
-        factor = self._factor.expand(*shape, *self.event_shape)
-        return self._from_factor(self._mean.expand(shape), factor, inverted=self._inverted)
+        return self._from_factor(*parts, inverted=self._inverted)
 
     def _log_scale(self) -> Tensor:
         """½ log det Σ, (B,)."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -37,7 +36,7 @@ class Gaussian(AnyGaussian):
         self.log_variance = log_variance.clamp(*LOG_VARIANCE_RANGE)
 
     @classmethod
-    def from_clamped(cls, mean: Tensor, log_variance: Tensor) -> Gaussian:
+    def from_clamped(cls, mean: Tensor, log_variance: Tensor) -> Self:
         """Make a Gaussian without clamping: the log-variance is already within `LOG_VARIANCE_RANGE`.
 
         Args:
@@ -111,15 +110,13 @@ class Gaussian(AnyGaussian):
         """The same density with copies of its two tensors, which are made in one operation."""
         return Gaussian.from_clamped(*torch.stack([self._mean, self.log_variance]).unbind())
 
-    def split(self, count: int) -> list[Gaussian]:
-        """Split the batch of B examples into `count` posteriors of B / count consecutive examples."""
-        pairs = (t.unflatten(0, (count, -1)).unbind() for t in (self._mean, self.log_variance))
-        return [Gaussian.from_clamped(*pair) for pair in zip(*pairs, strict=True)]
+    def parts_of(self, other: Gaussian) -> list[Tensor]:
+        """The mean and the log-variance of `other`, (B, D) each."""
+        return [other.mean, other.log_variance]
 
-    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Gaussian:
-        """The same density, expanded to a larger batch_shape; `_instance` is not used."""
-        shape = (*batch_shape, *self.event_shape)
-        return Gaussian.from_clamped(self._mean.expand(shape), self.log_variance.expand(shape))
+    def from_parts(self, *parts: Tensor) -> Self:
+        """Make a Gaussian from a mean and a log-variance that is already clamped, (B, D) each."""
+        return self.from_clamped(*parts)
 
 
 @fusable

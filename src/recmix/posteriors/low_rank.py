@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -145,24 +144,14 @@ class LowRankGaussian(AnyGaussian):
         made = (b.log(), axes * (roots - 1)[..., None, :], axes)
         return LowRankGaussian(self._mean, *(t.to(self.log_scale.dtype) for t in made))
 
-    def split(self, count: int) -> list[LowRankGaussian]:
-        """Split the batch of B examples into `count` posteriors of B / count consecutive examples."""
-        tensors = (t.unflatten(0, (count, -1)).unbind() for t in self._tensors())
-        return [LowRankGaussian(*part) for part in zip(*tensors, strict=True)]
-
     def describe(self) -> dict[str, Tensor]:
         """The tensors that define the density, by name.
 
         ``means`` and ``log_scales`` are (B, D); ``left`` and ``right`` are (B, D, r).
         """
-        return dict(zip(("means", "log_scales", "left", "right"), self._tensors(), strict=True))
+        return dict(zip(("means", "log_scales", "left", "right"), self.parts_of(self), strict=True))
 
-    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> LowRankGaussian:
-        """The same density, expanded to a larger batch_shape; `_instance` is not used."""
-        old = len(self.batch_shape)
-        return LowRankGaussian(*(t.expand(*batch_shape, *t.shape[old:]) for t in self._tensors()))
-
-    def parts_of(self, other: LowRankGaussian | Gaussian) -> list[Tensor]:
+    def parts_of(self, other: Any) -> list[Tensor]:
         """The mean, log_scale, left and right matrices of `other`, in the form that `from_parts` takes.
 
         The matrices get at least as many columns as those of this object. Missing columns are filled
@@ -175,18 +164,14 @@ class LowRankGaussian(AnyGaussian):
         if isinstance(other, Gaussian):
             zero = torch.zeros_like(self.left)
             return [other.mean, 0.5 * other.log_variance, zero, zero]
-        missing = max(0, self.left.shape[-1] - other.left.shape[-1])
-        left, right = (torch.nn.functional.pad(t, (0, missing)) for t in (other.left, other.right))
+        left, right = other.left, other.right
+        if (missing := self.left.shape[-1] - left.shape[-1]) > 0:
+            left, right = (torch.nn.functional.pad(t, (0, missing)) for t in (left, right))
         return [other.mean, other.log_scale, left, right]
 
-    def from_parts(
-        self, mean: Tensor, log_scale: Tensor, left: Tensor, right: Tensor
-    ) -> LowRankGaussian:
+    def from_parts(self, *parts: Tensor) -> Self:
         """Make a Gaussian from the tensors that `parts_of` returns."""
-        return LowRankGaussian(mean, log_scale, left, right)
-
-    def _tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return self._mean, self.log_scale, self.left, self.right
+        return type(self)(*parts)
 
     def _core(self) -> Tensor:
         return _core(self.left, self.right)

@@ -6,7 +6,7 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Size, Tensor, nn
@@ -226,6 +226,31 @@ class AnyGaussian(Posterior):
     ) -> tuple[Tensor, Tensor]:
         """S = `samples` reparameterised samples z, (S, B, D), and their log densities, (S, B)."""
         return self.from_noise(randn((samples, *self.mean.shape), self.mean, generator))
+
+    @abstractmethod
+    def parts_of(self, other: Any) -> list[Tensor]:
+        """The tensors (B, ...) that define the Gaussian `other`, in the form of this object.
+
+        `from_parts` makes a Gaussian from them. So the tensors of two Gaussians can be combined.
+
+        Args:
+            other: this object, another Gaussian of the same class, or a diagonal Gaussian.
+        """
+
+    @abstractmethod
+    def from_parts(self, *parts: Tensor) -> Self:
+        """Make a Gaussian in the form of this object from the tensors that `parts_of` returns."""
+
+    def split(self, count: int) -> list[Self]:
+        """Split the batch of B examples into `count` posteriors of B / count consecutive examples."""
+        pieces = (part.unflatten(0, (count, -1)).unbind() for part in self.parts_of(self))
+        return [self.from_parts(*some) for some in zip(*pieces, strict=True)]
+
+    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Self:
+        """The same density, expanded to a larger batch_shape; `_instance` is not used."""
+        old = len(self.batch_shape)
+        parts = self.parts_of(self)
+        return self.from_parts(*(part.expand(*batch_shape, *part.shape[old:]) for part in parts))
 
 
 @register_kl(Posterior, Independent)
