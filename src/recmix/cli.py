@@ -6,7 +6,7 @@ import os
 import sys
 
 from recmix.commands.program import add_commands, app, check_command
-from recmix.commands.terminal import err, first_process, plain, sigterm_ends
+from recmix.commands.terminal import err, first_process, plain, sigterm_ends, warnings_as_notes
 from recmix.commands.threads import choose_threads, take_threads, use_threads
 from recmix.errors import Interrupted, RecmixError, memory_advice
 
@@ -25,7 +25,8 @@ def main(arguments: list[str] | None = None) -> None:
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     try:
-        with memory_advice("lower --batch-size, --samples, --memory or --restarts"), sigterm_ends():
+        advice = memory_advice("lower --batch-size, --samples, --memory or --restarts")
+        with advice, sigterm_ends(), warnings_as_notes():
             words, threads = take_threads(words)
             check_command(words)
             if threads is None and arguments is None:  # in a program of its own

@@ -9,6 +9,8 @@ from cases.commands import call
 import recmix
 from recmix.runs.folder import Run
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*held-out examples are few")
+
 SHORT = ["--epochs", "1", "--latent", "2", "--device", "cpu"]
 
 

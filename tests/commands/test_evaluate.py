@@ -13,6 +13,7 @@ import recmix
 from recmix.data import load
 from recmix.runs.folder import Run
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*held-out examples are few")
 FEATURES = 6
 MODULE = """
 import numpy as np

@@ -1,6 +1,7 @@
 """What the command line says to a newcomer: hints in errors, the next commands, and tables."""
 
 import textwrap
+import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -161,6 +162,17 @@ def test_the_table_of_scores_fits_80_columns(monkeypatch, capsys):
     assert "…" not in shown
     assert "9.64" in shown  # milliseconds per example
     assert "0.200 0.200 0.200 0.200 0.200" in shown
+
+
+def test_warnings_are_printed_as_notes(capsys):
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        with terminal.warnings_as_notes():
+            warnings.warn("few examples", stacklevel=1)
+        assert said(capsys).strip() == "note: few examples"
+        with pytest.warns(DeprecationWarning, match="old"), terminal.warnings_as_notes():
+            warnings.warn("old", DeprecationWarning, stacklevel=1)
+    assert said(capsys).strip() == ""
 
 
 def test_one_example_has_no_standard_error(capsys):

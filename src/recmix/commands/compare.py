@@ -180,8 +180,8 @@ def compare(
         spec = open_run(init).spec()
         if spec.method != VAE.name or spec.shape != data.shape:
             raise ConfigError(
-                f"init must be a VAE of examples of shape {data.shape}; "
-                f"{init} is {spec.method} of examples of shape {spec.shape}"
+                f"init must be a VAE of examples of shape {data.shape}; {init} is {spec.method} of "
+                f"examples of shape {spec.shape}: give another --init, or none to train a VAE here"
             )
     chosen = [parse_entry(text) for text in entries or sorted(set(METHODS) - {VAE.name})]
     both: dict[str, Any] = {"resume": True, "progress": progress}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +31,7 @@ __all__ = [
     "plain",
     "print_scores",
     "sigterm_ends",
+    "warnings_as_notes",
 ]
 
 out = Console(soft_wrap=True)
@@ -98,6 +100,22 @@ def sigterm_ends() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def warnings_as_notes() -> Iterator[None]:
+    """Context in which a UserWarning is printed as a note, without the line of code that issued it."""
+    with warnings.catch_warnings():
+        usual: Any = warnings.showwarning
+
+        def show(message: Any, category: Any, *where: Any, **more: Any) -> None:
+            if issubclass(category, UserWarning):
+                err.print(f"note: {plain(message)}", highlight=False)
+            else:
+                usual(message, category, *where, **more)
+
+        warnings.showwarning = show
+        yield
 
 
 def plain(message: object) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import typing
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -118,12 +117,10 @@ def _train(**given: Any) -> None:
         err.print(plain(_about_likelihood(request, data.kind)), highlight=False)
         _note_rate(request, len(data.x_train))
     both: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "progress": True}
-    with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *rest: err.print(f"note: {plain(message)}")
-        if "preset" in request:
-            model = fit_preset(request.pop("preset"), data, **both, **request)
-        else:
-            model = fit(request.pop("method"), data, **both, **request)
+    if "preset" in request:
+        model = fit_preset(request.pop("preset"), data, **both, **request)
+    else:
+        model = fit(request.pop("method"), data, **both, **request)
     if not prints:
         return
     status = Run(folder).status()
