@@ -105,6 +105,7 @@ def test_load_takes_the_name_of_the_likelihood(tmp_path):
     assert torch.equal(again.elbo(X, 2), model.elbo(X, 2))
 
 
+@pytest.mark.filterwarnings("ignore:.*held-out examples are few")
 def test_models_take_examples_with_other_axes_of_size_1(data):
     model = wrapped(example=data.x_val[:2])
     assert model.spec.shape == (SIDE, SIDE) != data.shape

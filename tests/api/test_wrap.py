@@ -347,3 +347,12 @@ def test_misspelt_arguments_are_named(call, message):
     model = recmix.wrap(*networks(), likelihood=Gaussian(1.0), latent=LATENT)
     with pytest.raises(ConfigError, match=message):
         call(model)
+
+
+def test_calibration_on_few_examples(x):
+    model = recmix.wrap(*networks(), likelihood=Gaussian(0.5), example=x)
+    with pytest.raises(ConfigError, match="needs at least 2 held-out examples, got 1"):
+        model.calibrated(x[:1])
+    with pytest.warns(UserWarning, match="29 held-out examples are few"):
+        model.calibrated(x[:29], 5)
+    model.calibrated(x[:30], 5)

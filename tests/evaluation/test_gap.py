@@ -327,6 +327,35 @@ def test_advice_does_not_name_what_is_used(used, says, silent):
     assert silent not in found.advice
 
 
+@pytest.mark.parametrize(
+    ("laplace", "variational", "says", "command"),
+    [
+        (96.0, 97.0, "refinement (model.refined(2), 17.0 nats)", "(--refine 2, 17.0 nats)"),
+        (
+            85.0,
+            97.0,
+            '(model.refined(2, how="variational"), 17.0 nats)',
+            "(--refine 2 --how variational",
+        ),
+        (81.0, 79.0, "two steps gain little here", "chosen on validation data"),
+    ],
+)
+def test_advice_names_the_refinement_that_pays(laplace, variational, says, command):
+    elbo = made(80.0, 98.0, 99.0).elbo
+    refined = {"gauss-newton": elbo + laplace - 80, "variational": elbo + variational - 80}
+    found = made(80.0, 98.0, 99.0, refined=refined)
+    assert says in found.advice
+    assert command in found.advice_for("--refine 2", "")
+
+
+def test_refinement_is_measured_for_the_advice(world, x, quick):
+    found = decompose(Known(world.model, wrong(world)), x, samples=20, check=0)
+    for values in found.refined.values():  # exact for a linear model
+        torch.testing.assert_close(values, world.log_evidence(x), rtol=0, atol=1e-6)
+    again = decompose(Known(world.model, wrong(world)), x, Inference(refine=1), samples=20, check=0)
+    assert not again.refined
+
+
 def test_failed_check_of_the_evidence_is_reported():
     good = made(80.0, 98.0, 99.0)
     noise = 0.1 * torch.linspace(-1, 1, 10)

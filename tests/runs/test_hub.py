@@ -240,6 +240,10 @@ def test_commands_and_fit_take_an_address(stored, fake, tmp_path, capsys):
     assert call("train", "--resume", "--epochs", 2, "--out", tmp_path / "run") == 0
     assert recmix.load(tmp_path / "run").spec.init["run"] == address
     assert not (fake.place / "me/vae/training_examples.json").exists()
+    words = ("train", "--method", "curvature", "--epochs", 1, "--data", data, "--init", address)
+    assert call(*words, "--out", tmp_path / "curvature") == 0
+    assert call("train", "--resume", "--epochs", 2, "--out", tmp_path / "curvature") == 0
+    assert len(recmix.load(tmp_path / "curvature").history) == 2
 
 
 def test_reports_are_shared(stored, tmp_path):

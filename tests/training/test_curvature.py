@@ -135,7 +135,7 @@ def test_many_dimensions_get_a_low_rank_network():
     assert model.latent_model.curvature.rank == 32
     better = model.refined(3, how="learned")
     assert better.elbo(x[:5], 20).mean() > model.elbo(x[:5], 20).mean()
-    assert better.calibrated(x[5:30], 5).log_likelihood(x[:5], 10).isfinite().all()
+    assert better.calibrated(x[5:35], 5).log_likelihood(x[:5], 10).isfinite().all()
 
 
 def test_mistakes_are_said_plainly(data, vae):

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 import recmix
 from recmix.errors import ConfigError
-from recmix.posteriors import gaussian
+from recmix.posteriors import posterior
 from recmix.runs.folder import Run
 from recmix.training.batches import mix
 from recmix.training.job import Job
@@ -87,8 +87,8 @@ class Joined:
 def test_two_processes_equal_one_process(name, by_two, tmp_path, monkeypatch):
     noise = Joined(seed=0, epoch=0)
     training = False
-    plain = gaussian.randn
-    monkeypatch.setattr(gaussian, "randn", lambda *a: noise(*a) if training else plain(*a))
+    plain = posterior.randn
+    monkeypatch.setattr(posterior, "randn", lambda *a: noise(*a) if training else plain(*a))
     begin, validation = Job.begin_epoch, Job.validation
 
     def begin_epoch(self):

@@ -95,9 +95,12 @@ def test_best_preset_trains_the_encoder_in_its_last_stage(data, tmp_path):
     assert all(torch.equal(was[name], now[name]) for name in decoder)
 
 
-def test_best_preset_leaves_out_what_counts_do_not_allow():
+def test_best_preset_leaves_out_what_counts_do_not_allow(capsys):
     counts = np.random.default_rng(0).poisson(2, (40, 6)).astype(np.float32)
-    model = recmix.fit_preset(short("best"), counts, **SHORT)
+    model = recmix.fit_preset(short("best"), counts, **SHORT | {"progress": True})
+    said = capsys.readouterr().err
+    assert "the option augment is left out, because it is for images" in said
+    assert "the option decoder_samples is left out, because the poisson likelihood" in said
     assert model.spec.model.likelihood != "gaussian"
     assert (model.spec.training.augment, model.spec.training.decoder_samples) == (0, 0)
     with pytest.raises(ConfigError, match="decoder_samples needs"):

@@ -207,7 +207,7 @@ def load(
 
 
 def _check_name(likelihood: str, folder: str | Path) -> None:
-    """Refuse a name that is not that of the run's likelihood."""
+    """Raise a ConfigError if the run has a likelihood of another name."""
     find_likelihood(likelihood)
     stored = open_run(folder).spec().model.likelihood
     if likelihood != stored:
@@ -218,7 +218,7 @@ def _check_name(likelihood: str, folder: str | Path) -> None:
 
 
 def _check_order(method: Any, data: Any) -> None:
-    """Refuse the name of a method in the place of the data."""
+    """Raise a ConfigError if the name of a method was given in the place of the data."""
     known = not isinstance(method, str) or method in METHODS or method == CURVATURE
     if isinstance(data, str) and data in METHODS and not known:
         raise ConfigError(

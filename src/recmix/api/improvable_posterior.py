@@ -16,6 +16,8 @@ from recmix.evaluation.tune import Frontier, best_refinement, tune
 
 __all__ = ["ImprovablePosterior"]
 
+FEW = 30
+"""Calibration on fewer held-out examples than this gives a warning."""
 NO_CALIBRATION = {"scale": 1.0, "slope": 0.0, "reference": 0.0}
 
 
@@ -93,7 +95,8 @@ class ImprovablePosterior(TrainedPosterior):
         log-likelihood improves. The ELBO, for which the encoder was trained, falls.
 
         Args:
-            x: held-out examples that no reported score uses; only the first thousand are used.
+            x: held-out examples that no reported score uses, at least 2, better 30 or more; only
+                the first thousand are used.
             samples: K of the IWAE-K bound that is maximised.
             noise: whether the likelihood's noise (its variance, or the temperature of its logits)
                 is chosen too. The result is another model of the data: it has another p(x).
@@ -101,9 +104,17 @@ class ImprovablePosterior(TrainedPosterior):
             memory: bytes for the decoder's activations at a time; by default a value that suits the
                 device.
         """
+        examples = self._first_examples(x)
+        if len(examples) < 2:
+            raise ConfigError(f"calibration needs at least 2 held-out examples, got {len(examples)}")
+        if len(examples) < FEW:
+            warnings.warn(
+                f"{len(examples)} held-out examples are few for a calibration: give at least {FEW}",
+                stacklevel=3,
+            )
         found = calibrate(
             self.method,
-            self._first_examples(x),
+            examples,
             self.inference,
             samples=samples,
             seed=seed,

@@ -1,9 +1,9 @@
 """Annealed importance sampling: log p(x) along a path from a Gaussian q(z) to the posterior.
 
 The path is q(z)^(1-β) p(x, z)^β, with β from 0 to 1. A chain starts with a sample of q. At every β
-it takes a Hamiltonian Monte Carlo step that leaves the density of this β invariant. Its log-weight
-Σ_t (β_t - β_{t-1}) (log p(x, z_t) - log q(z_t)) is that of an importance sample of p(x), for a path
-of any length. The chain corrects a poor q, which plain importance sampling from q cannot.
+it takes a Hamiltonian Monte Carlo step that leaves the density of this β invariant. The exponential of
+its log-weight Σ_t (β_t - β_{t-1}) (log p(x, z_t) - log q(z_t)) is an unbiased estimate of p(x), for a
+path of any length. Plain importance sampling from a poor q has a large error. The path makes it smaller.
 
 References: Neal, Annealed importance sampling, 2001; Wu et al., On the quantitative analysis of
 decoder-based generative models, 2017.

@@ -80,7 +80,7 @@ def bounds(
 def at_once(model: LatentModel, memory: int | None = None) -> int:
     """The number of latent vectors whose decoder activations fit into memory together.
 
-    With restarts, an example needs as many latent vectors at a time.
+    An example with R restarts needs R latent vectors at the same time.
 
     Args:
         model: the model whose decoder is used.

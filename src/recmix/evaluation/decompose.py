@@ -1,8 +1,14 @@
-"""Measure a `Gap`: the ELBO, the ELBO of the best Gaussians, and log p(x) of each example."""
+"""Measure a `Gap`, the difference between log p(x) and the ELBO, for each example.
+
+Three numbers are computed for each example: the ELBO of the method's posterior, the highest ELBO of a
+diagonal and of a full Gaussian (optimised for this example alone), and an estimate of log p(x). The
+ELBO after refinement is measured, too, so that the advice names a refinement that pays.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -14,6 +20,7 @@ from recmix.evaluation.evidence import importance
 from recmix.evaluation.gap import Gap
 from recmix.evaluation.optimum import as_full, maximise_elbo, modes, noise_pairs, starts_of
 from recmix.inference import Inference
+from recmix.inference.variational import LARGEST
 from recmix.methods.method import Method, infer
 from recmix.posteriors import FullGaussian, Gaussian, Mixture, Posterior
 
@@ -23,6 +30,8 @@ ELBO_SAMPLES = 100
 """Samples for every ELBO."""
 BEST_SHARE = 0.8
 """Share of the samples for log p(x) from the best Gaussian; the rest come from all modes."""
+TRIED_STEPS = 2
+"""Steps of the refinements that are tried for the advice."""
 
 
 def decompose(
@@ -69,6 +78,8 @@ def decompose(
     picked = torch.zeros(len(x), dtype=torch.bool, device=x.device)
     if check:
         picked[torch.linspace(0, len(x) - 1, min(check, len(x)), device=x.device).round().long()] = True
+    kinds = ["gauss-newton", *(["variational"] if model.latent <= LARGEST else [])]
+    tried = [replace(inference, how=how, refine=TRIED_STEPS) for how in kinds if not inference.refine]
     found: list[tuple[Tensor, ...]] = []
     family, exact = "diagonal", True
     for start in range(0, len(x), rows):
@@ -90,6 +101,11 @@ def decompose(
                 bounds_of(model, part, one, ELBO_SAMPLES, generator, count).elbo
                 for one in (q, diagonal, full)
             ]
+            fresh = torch.Generator(x.device).manual_seed(seed + 2)
+            elbos += [
+                bounds_of(model, part, infer(method, part, one), ELBO_SAMPLES, fresh, count).elbo
+                for one in tried
+            ]
         proposal = _proposal(full, every_mode)
         evidence = importance(model, part, proposal, samples=samples, generator=generator, at_once=count)
         checked = evidence.log[:0]
@@ -103,7 +119,7 @@ def decompose(
             ).log
         found.append((*elbos, evidence.log, checked))
         report(min(start + rows, len(x)))
-    elbo, diagonal_elbo, full_elbo, log_evidence, path = (
+    elbo, diagonal_elbo, full_elbo, *refined, log_evidence, path = (
         torch.cat(column).cpu() for column in zip(*found, strict=True)
     )
     for what, values in (("the ELBO", elbo), ("log p(x)", log_evidence)):
@@ -122,6 +138,7 @@ def decompose(
         log_evidence=log_evidence,
         checked=picked.nonzero().squeeze(-1).cpu(),
         annealed=path,
+        refined={one.how: values for one, values in zip(tried, refined, strict=True)},
         used=(
             *(["refinement"] if inference.refine else []),
             *(["residual corrections"] if getattr(method, "name", "") == "residual" else []),

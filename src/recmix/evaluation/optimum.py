@@ -45,7 +45,7 @@ def starts_of(q: Posterior) -> Tensor:
 
 
 def as_full(q: Posterior) -> FullGaussian | None:
-    """The posterior as a full Gaussian if it is one Gaussian, else None.
+    """Convert a posterior that is a single Gaussian to a `FullGaussian`; return None for all others.
 
     >>> as_full(Gaussian(torch.zeros(1, 2), torch.zeros(1, 2))).scale_tril
     tensor([[[1., 0.],

@@ -12,19 +12,21 @@ __all__ = ["ScoreKey"]
 
 
 class ScoreKey(NamedTuple):
-    """The name of a score (an evaluation result) of a run. Different inferences have different names.
+    """The name of a score (an evaluation result) of a run.
 
-    The name of a calibrated inference does not contain the numbers that the calibration found; the
-    score holds them. ``calibrated`` means that scale, slope and reference were chosen on validation
-    data for the bound IWAE-`samples`. ``calibrated+noise`` means that the likelihood's noise was
-    chosen there, too.
+    Two scores with different settings of the inference have different names. If the inference was
+    calibrated, the name says only this. The numbers that the calibration found are in the score itself.
+
+    - ``calibrated``: the numbers `scale`, `slope` and `reference` of `Inference` were chosen on
+      validation data. They maximise the bound IWAE-K, where K is `samples`.
+    - ``calibrated+noise``: the noise of the likelihood was also chosen on validation data.
 
     Attributes:
-        part: "val" or "test", the examples of the evaluation.
+        part: the part of the data that was scored, "val" or "test".
         samples: K of the bound IWAE-K.
-        inference: refinement of the posterior.
+        inference: the settings of the refinement of the posterior.
         calibrated: whether the posterior was calibrated.
-        noise: whether the likelihood's noise was calibrated, too.
+        noise: whether the noise of the likelihood was calibrated, too.
 
     >>> str(ScoreKey("test", 100, Inference(refine=2), calibrated=True))
     'test/100/gauss-newton,refine=2,reuse=2,restarts=1,checks=1/calibrated'

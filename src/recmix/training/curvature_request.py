@@ -29,10 +29,10 @@ VALIDATION = Inference(how="learned", refine=2, checks=0)
 
 
 def without_curvature_name(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate a call of `recmix.fit` with the method name ``curvature`` into one with a real method.
+    """Replace the method name ``curvature`` in the arguments of `recmix.fit` by the method of `init`.
 
-    The new arguments train a model of the same method as `init`. It starts from `init`, and gets a
-    curvature network. Only this network is trained. A request with another method is returned as it is.
+    With the new arguments `fit` copies the model `init`, adds a curvature network and trains only this
+    network. If the method is not ``curvature``, the arguments are returned unchanged.
 
     Args:
         request: keyword arguments of `recmix.fit`.
@@ -53,4 +53,4 @@ def without_curvature_name(request: Mapping[str, Any]) -> dict[str, Any]:
         start = load_trained(start, device=given.get("device", "auto"), own=own.copied())
     kind = "full" if start.spec.model.latent <= FULL_UP_TO else "low-rank"
     usual = {"curvature": kind, **USUAL, **start.spec.options}
-    return usual | given | {"method": type(start.method), "init": start, "train": CURVATURE}
+    return usual | given | {"method": type(start.method), "train": CURVATURE}

@@ -1,4 +1,4 @@
-"""Clear errors for what a device cannot do: too little memory, operations that are not deterministic."""
+"""Raise errors with advice if the device has too little memory or no deterministic operation."""
 
 from __future__ import annotations
 

@@ -210,10 +210,10 @@ class Job:
             self._not_finite(name, f"batch {step + 1} of epoch {self.state.epoch + 1}")
 
     def validation(self) -> Tensor:
-        """Compute the ELBO and the IWAE bound, mean over the validation examples, as a tensor (2,).
+        """Compute the means of the ELBO and the IWAE bound over the validation examples, (2,).
 
-        The noise is the same at each call. This does not wait for the device. Of several processes, the
-        first computes the bounds for all.
+        The noise is the same at each call. This does not wait for the device. If several processes
+        train the model, only the process of rank 0 computes the bounds and sends them to the others.
         """
         if self.world.size == 1:
             return self._bounds()

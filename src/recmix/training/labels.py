@@ -17,11 +17,12 @@ DETAILS = {"objective_samples": "objective", "distil_steps": "distil"}
 
 
 def row_label(method: type[Method], training: Training, inference: Inference, init: Any) -> str:
-    """Return the name of a run in the tables of results. Different trainings have different names.
+    """Return the name of a run in the tables of results.
 
-    A plain VAE that continues the training of a plain VAE is ``VAE+``. Options that change what is
-    learned are part of the name. So is the model that the run starts from, if it is not the usual
-    one.
+    A plain VAE that continues the training of a plain VAE is called ``VAE+``. The name contains the
+    options that change what is learned, such as `train` and `distil`. It contains the initial model if
+    this is not the model from which the method usually starts. Other options, such as the learning
+    rate, are not in the name.
 
     Args:
         method: the class of the trained method.

@@ -230,7 +230,7 @@ def _check_arguments(
 
 
 def check_start(init: Any) -> None:
-    """Refuse an `init` that is neither a trained model nor its folder."""
+    """Raise a ConfigError if `init` is neither a trained model nor its folder."""
     if init is not None and not isinstance(init, str | Path) and not hasattr(init, "spec"):
         advice = "make a model of networks that were trained elsewhere with recmix.wrap"
         raise ConfigError(f"init must be a trained model or its folder, got {shown(init)}: {advice}")

@@ -22,8 +22,8 @@ def how_to_resume(run: Run) -> str:
     """Return a text for the user that says how to continue the run in a folder.
 
     This is a ``recmix train`` command if possible. If the user wrote the networks, the command needs
-    ``--networks``. If the data were in memory, the text says both: the call in Python, or to save the
-    data in a file for the command.
+    ``--networks``. If the data were in memory, the text names two ways: repeat the call in Python with
+    ``resume=True``, or save the data in a file and use the command.
     """
     spec = run.spec()
     model = spec.model

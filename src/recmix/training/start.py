@@ -16,10 +16,12 @@ __all__ = ["check_architecture", "check_data", "check_options", "origin"]
 
 
 def check_data(start: TrainedModel, data: Data) -> None:
-    """Refuse a model with another vocabulary than the data have; warn if it was trained on test data.
+    """Raise a ConfigError if the initial model and the data have different vocabularies.
+
+    Also warn if the test examples of the data were probably training examples of the initial model.
 
     Args:
-        start: the model to start from.
+        start: the initial model.
         data: the data of the new run.
     """
     theirs, ours = start.vocabulary, data.vocabulary
@@ -42,17 +44,20 @@ def check_data(start: TrainedModel, data: Data) -> None:
 
 
 def check_options(start: Spec, spec: Spec, *, networks: bool) -> None:
-    """Refuse a model to start from whose options do not fit the new run.
+    """Raise a ConfigError if the initial model has options that do not fit the new run.
+
+    The new run starts its training from this initial model.
 
     Args:
-        start: the spec of the model to start from.
+        start: the spec of the initial model.
         spec: the spec of the new run.
-        networks: whether all model options must agree; if not, only latent dimension and
-            likelihood.
+        networks: if True, all model options must be equal. If False, only the latent dimension and the
+            likelihood must be equal. Options of the curvature network are never compared.
     """
     if start.shape != spec.shape:
         raise ConfigError(
-            f"init was trained on examples of shape {start.shape}, these have shape {spec.shape}"
+            f"init was trained on examples of shape {start.shape}, these have shape {spec.shape}: give "
+            "data of that shape, or leave init out"
         )
     for name, value in vars(start.model).items():
         ours = getattr(spec.model, name)
@@ -66,7 +71,7 @@ def check_options(start: Spec, spec: Spec, *, networks: bool) -> None:
 
 
 def check_architecture(start: TrainedModel, method: Method) -> None:
-    """Refuse a model to start from whose networks do not fit the new method."""
+    """Raise a ConfigError if the initial model has networks of other shapes than the new method."""
     pairs = {
         "encoder": (start.method.base_encoder, method.base_encoder),
         "decoder": (start.method.model.decoder, method.model.decoder),
@@ -77,7 +82,7 @@ def check_architecture(start: TrainedModel, method: Method) -> None:
 
 
 def origin(start: TrainedModel, address: str | None = None) -> dict[str, Any]:
-    """Describe the model that a run starts from: its method, label, place and a hash of its weights.
+    """Describe the initial model of a run: its method, label, place and a hash of its weights.
 
     Args:
         start: the model to start from.

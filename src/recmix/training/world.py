@@ -81,7 +81,7 @@ class World:
         return values
 
     def agree(self, values: Tensor) -> Tensor:
-        """Return the numbers of the process of rank 0, as float64, in every process.
+        """Send `values` of the process of rank 0 to all processes; each returns them, as float64.
 
         Args:
             values: a tensor, of the same shape in all processes.

@@ -175,7 +175,7 @@ def _stage(entry: Mapping[str, Any], before: list[str]) -> Stage:
 
 
 def check_options(method: str, options: Mapping[str, Any]) -> None:
-    """Refuse unknown options and invalid values.
+    """Raise a ConfigError if an option is unknown or a value is not valid.
 
     Args:
         method: name of the method.

@@ -84,8 +84,8 @@ def train_preset(
     start = None if init is None else _first_stage(init, plan, model, vae_epochs)
     described = stored_arguments(out).get("data") if out is not None and resume else None
     data = as_data(data, shape=None if start is None else start.spec.shape, description=described)
-    if len(data.shape) != 3 and "augment" not in arguments:  # it is for images
-        plan = _without_option(plan, "augment")
+    if len(data.shape) != 3 and "augment" not in arguments:
+        plan = _without_option(plan, "augment", "it is for images", progress)
     if start is not None:
         model = {k: v for k, v in vars(start.spec.model).items() if v != "own"}
     for stage in plan.stages:
@@ -94,7 +94,8 @@ def train_preset(
     if "decoder_samples" not in arguments and not takes_decoder_samples(
         made.model.likelihood, data.kind
     ):
-        plan = _without_option(plan, "decoder_samples")
+        why = f"the {made.model.likelihood.name} likelihood of these data does not allow it"
+        plan = _without_option(plan, "decoder_samples", why, progress)
     root = None if out is None else Path(out)
     # A first stage that trains its own VAE takes vae_epochs; otherwise the first stage is that VAE.
     own_vae = find_method(plan.stages[0].method).starts_from is not None
@@ -189,8 +190,10 @@ def _with_options(preset: Preset, vae_epochs: int | None, options: Mapping[str, 
     return changed
 
 
-def _without_option(preset: Preset, name: str) -> Preset:
-    """Return the preset without an option in all of its stages."""
+def _without_option(preset: Preset, name: str, why: str, progress: bool | None) -> Preset:
+    """Return the preset without an option in all of its stages; print a note if a stage has it."""
+    if any(stage.options.get(name) for stage in preset.stages):
+        _print(f"{preset.name}: the option {name} is left out, because {why}", progress)
     options = [{k: v for k, v in stage.options.items() if k != name} for stage in preset.stages]
     stages = zip(preset.stages, options, strict=True)
     changed = tuple(dataclasses.replace(stage, options=kept) for stage, kept in stages)
