@@ -100,7 +100,7 @@ def test_the_choices_of_a_training_are_printed_in_a_terminal(x, monkeypatch, cap
     recmix.fit("rme", x, init=model, epochs=1, order=2, device="cpu")
     said = capsys.readouterr().err
     assert "learning rate 1e-06: the default" in said
-    assert "With 24 examples little changes: try learning_rate=0.0001" in said
+    assert "With 24 examples little changes: try the option learning_rate = 0.0001" in said
     assert "likelihood:" not in said
     recmix.fit("rme", x, init=model, epochs=1, order=2, device="cpu", learning_rate=1e-4)
     recmix.fit("vae", x, epochs=1, latent=2, device="cpu", progress=False)

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from recmix.api import Model, wrap
-from recmix.errors import ConfigError
+from recmix.errors import ConfigError, check_arguments
 from recmix.model.likelihoods import Gaussian
 
 __all__ = ["diffusers"]
 
 
+@check_arguments
 def diffusers(
     autoencoder: Any, *, size: int | tuple[int, int] | None = None, variance: float = 0.01
 ) -> Model:

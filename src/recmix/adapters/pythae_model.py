@@ -9,13 +9,14 @@ from typing import Any
 import torch
 
 from recmix.api import Model, wrap
-from recmix.errors import ConfigError
+from recmix.errors import ConfigError, check_arguments
 from recmix.model.likelihoods import Gaussian, Likelihood, ProbabilityBernoulli
 from recmix.runs.files import read_json
 
 __all__ = ["pythae"]
 
 
+@check_arguments
 def pythae(model: Any) -> Model:
     """Make a `recmix.Model` of a VAE trained by pythae: VAE, BetaVAE, IWAE and similar ones.
 

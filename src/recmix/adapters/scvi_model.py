@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from recmix.api import Model, wrap
-from recmix.errors import ConfigError
+from recmix.errors import ConfigError, check_arguments
 from recmix.model.likelihoods import NegativeBinomial, ZeroInflatedNegativeBinomial
 
 __all__ = ["scvi"]
@@ -16,6 +16,7 @@ __all__ = ["scvi"]
 LIKELIHOODS = {"zinb": ZeroInflatedNegativeBinomial, "nb": NegativeBinomial}
 
 
+@check_arguments
 def scvi(model: Any, *, batch: int = 0) -> Model:
     """Make a `recmix.Model` of a trained ``scvi.model.SCVI``, for counts x (B, genes).
 

@@ -66,6 +66,8 @@ class Request:
         counts_classes: whether the model needs the number of classes in the data.
         own: encoder, decoder, likelihood and prior that the user gave as objects.
         training: training options, with epochs and learning rates filled in.
+        usual_rate: whether the learning rate is the default of a training that starts from a trained
+            model.
         inference: inference options.
         objective: what one training step maximises.
         device: the device of the method.
@@ -89,6 +91,7 @@ class Request:
     counts_classes: bool
     own: Own
     training: Training
+    usual_rate: bool
     inference: Inference
     objective: Objective
     device: torch.device
@@ -187,7 +190,8 @@ def read_request(
         changes_decoder = training.train == "all" and inference.how != "learned"
         if changes_decoder and "curvature" not in model:
             model = model | {"curvature": "none"}  # it would no longer fit the decoder
-    training = by_stage(training, cls, continued=init is not None or first is not None)
+    continued, rate = init is not None or first is not None, training.learning_rate
+    training = by_stage(training, cls, continued=continued)
     settings, auto = split_auto(given.method)
     return Request(
         cls=cls,
@@ -199,6 +203,7 @@ def read_request(
         counts_classes=counts_classes,
         own=own,
         training=training,
+        usual_rate=continued and rate is None and training.train != "curvature",
         inference=inference,
         objective=objective,
         device=pick_device(training.device),
