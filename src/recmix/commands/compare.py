@@ -15,7 +15,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from recmix.commands.own_parts import Networks, check_can_load, check_fields, load_run, make_own_parts
-from recmix.commands.terminal import Device, Root, err, note_usual_rate, out, plain
+from recmix.commands.terminal import Device, Root, err, out, plain
 from recmix.errors import ConfigError, NonFiniteError
 from recmix.runs.data_options import DATA_OPTIONS
 from recmix.runs.files import write_bytes, write_json
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from recmix.api import Model
     from recmix.data import Data
+    from recmix.evaluation.bounds import Bounds
 
 __all__ = ["compare", "compare_command", "markdown", "parse_entry"]
 
@@ -62,6 +63,7 @@ def compare_command(
 ) -> None:
     """Train methods from the same VAE, and print one table of scores."""
     from recmix.data import load_for_training
+    from recmix.training.choices import about_rate
     from recmix.training.request import SECOND_STAGE
 
     both = {"seed": seed, "device": device}
@@ -76,7 +78,7 @@ def compare_command(
         err.print(plain(note), highlight=False)
     if learning_rate is None:
         learning_rate = SECOND_STAGE["learning_rate"]
-        note_usual_rate(learning_rate, len(found.x_train))
+        err.print(about_rate(learning_rate, len(found.x_train)), highlight=False)
     rows = compare(
         found,
         folder,
@@ -190,8 +192,8 @@ def compare(
     else:
         own = {} if networks is None else make_own_parts(networks)
         first = fit(VAE, data, out=folder / "vae", **own, **(vae or {}), **both)
-    rows = [_row(VAE.name.upper(), first, data, samples)]
-    bounds: list[Tensor | None] = [_bounds(first, data, samples)]
+    row, bound = _row(VAE.name.upper(), first, data, samples)
+    rows, bounds = [row], [bound]
     plus: tuple[str, str, dict[str, Any]] = (f"{VAE.name.upper()}+", VAE.name, {})
     for label, name, options in [plus, *((_label(n, o), n, o) for n, o in chosen)]:
         request = (second or {}) | options
@@ -200,13 +202,13 @@ def compare(
         try:
             model = fit(name, data, init=first, out=folder / _folder(label), **request, **both)
             shown = label.replace("(auto)", f"(auto: {model.spec.options.get('order')})")
-            rows.append(_row(shown, model, data, samples))
-            bounds.append(_bounds(model, data, samples))
+            row, bound = _row(shown, model, data, samples)
         except NonFiniteError as error:
-            rows.append({"model": label, "reason": str(error)})
-            bounds.append(None)
-        for row, found in zip(rows, bounds, strict=True):
-            row.update(_gain(found, bounds[1]))
+            row, bound = {"model": label, "reason": str(error)}, None
+        rows.append(row)
+        bounds.append(bound)
+        for row, bound in zip(rows, bounds, strict=True):
+            row.update(_gain(bound, bounds[1]))
         write_json(folder / "compare.json", {"data": data.describe(), "rows": rows})
         write_bytes(folder / "compare.md", markdown(rows).encode())
     return rows
@@ -244,25 +246,28 @@ def _cells(row: Row, time: str) -> list[str]:
     ]
 
 
-def _row(label: str, model: Model, data: Data, samples: int) -> Row:
+def _row(label: str, model: Model, data: Data, samples: int) -> tuple[Row, Tensor | None]:
+    """The scores of a model, and the IWAE bound of each test example, (N,)."""
+    import torch
+
     from recmix.evaluation.score import score
     from recmix.runs.folder import Run
     from recmix.runs.scores import ScoreKey
 
     assert data.x_test is not None
-    found = score(model.method, data.x_test, model.inference, samples=samples)
+    parts: list[Tensor] = []
+
+    def take(found: Bounds) -> None:
+        parts.append(found.iwae.double().cpu())
+
+    found = score(model.method, data.x_test, model.inference, samples=samples, take=take)
     status: dict[str, Any] = {}
     if model.folder is not None:
         run = Run(model.folder)
         run.add_score(str(ScoreKey("test", samples, model.inference)), found)
         status = run.status()
     kept = {key: status.get(key) for key in ("best_epoch", "best_validation")}
-    return {"model": label, **kept, **found}
-
-
-def _bounds(model: Model, data: Data, samples: int) -> Tensor:
-    """The IWAE bound of each test example, (N,)."""
-    return model.log_likelihood(data.x_test, samples).double().cpu()
+    return {"model": label, **kept, **found}, torch.cat(parts)
 
 
 def _gain(bounds: Tensor | None, control: Tensor | None) -> Row:

@@ -26,7 +26,6 @@ __all__ = [
     "before_command",
     "err",
     "first_process",
-    "note_usual_rate",
     "out",
     "plain",
     "print_scores",
@@ -121,26 +120,6 @@ def warnings_as_notes() -> Iterator[None]:
 def plain(message: object) -> str:
     """Convert a message to text in which `rich` does not read brackets as markup."""
     return str(message).replace("[", r"\[")
-
-
-LARGE = 20_000
-"""From this number of training examples on, the paper's learning rate after --init is enough."""
-
-
-def note_usual_rate(rate: float, examples: int) -> None:
-    """Print the default learning rate after --init, and what to change if it is too low.
-
-    Args:
-        rate: the learning rate.
-        examples: number of training examples.
-    """
-    text = f"learning rate {rate:g}: the default of a training that starts from a trained model"
-    if examples < LARGE:
-        text += (
-            f". It is the paper's, for larger data. With {examples:,} examples little changes: try "
-            f"--learning-rate {100 * rate:g}"
-        )
-    err.print(text, highlight=False)
 
 
 def print_scores(rows: list[tuple[str, dict[str, Any]]], title: str) -> None:

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from recmix.commands.own_parts import NETWORKS_HELP, check_fields, make_own_parts
-from recmix.commands.terminal import err, first_process, note_usual_rate, out, plain
+from recmix.commands.terminal import err, first_process, out, plain
 from recmix.commands.train_flags import read_flags
 from recmix.commands.train_help import TrainCommand, complete, epilog
 from recmix.errors import ConfigError, RunError
 from recmix.runs.data_options import DATA_OPTIONS
 from recmix.runs.folder import VOCABULARY, Run
-from recmix.runs.hub import open_run
 
 if TYPE_CHECKING:
     from recmix.data import Data
@@ -34,15 +33,6 @@ EXAMPLES = {
     "recmix train --data mnist --preset best --out runs/best": "(several stages)",
     "recmix train --resume --out runs/rme": "(continue an interrupted run)",
 }
-WHY_LIKELIHOOD = {
-    "binary": "all values are 0 or 1",
-    "unit": "the values lie between 0 and 1",
-    "counts": "all values are whole numbers of 0 or more",
-    "tokens": "the examples are texts",
-    "graph": "the examples are graphs",
-    "real": "the values are real numbers",
-}
-"""What a kind of data says about the values, for the sentence on the likelihood."""
 RUN_OPTIONS: dict[str, tuple[Any, str]] = {
     "data": (
         str,
@@ -113,9 +103,6 @@ def _train(**given: Any) -> None:
     if "networks" in request:
         flag = f" --networks {request['networks']}"
         request |= _own_parts(request.pop("networks"), request)
-    if prints and not (resume and Run(folder).exists):
-        err.print(plain(_about_likelihood(request, data.kind)), highlight=False)
-        _note_rate(request, len(data.x_train))
     both: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "progress": True}
     if "preset" in request:
         model = fit_preset(request.pop("preset"), data, **both, **request)
@@ -184,46 +171,6 @@ def _load_data(request: dict[str, Any], *, resume: bool, new: bool) -> Data:
 def _vocabulary(run: Run) -> Vocabulary | None:
     """The vocabulary of a run; None if a kill came before it was written: it is then made again."""
     return run.vocabulary() if (run.folder / VOCABULARY).exists() else None
-
-
-def _note_rate(request: Mapping[str, Any], examples: int) -> None:
-    """Print the default learning rate if the training starts from a trained model.
-
-    Args:
-        request: the arguments of `recmix.fit`.
-        examples: number of training examples.
-    """
-    from recmix.methods.registry import METHODS
-    from recmix.runs.training_options import Training
-    from recmix.training.request import by_stage
-
-    cls = METHODS.get(request.get("method", ""))  # None for a preset or curvature: they have own rates
-    if cls is None or request.get("learning_rate") or not (request.get("init") or cls.starts_from):
-        return
-    note_usual_rate(by_stage(Training(), cls, continued=True).learning_rate or 0.0, examples)
-
-
-def _about_likelihood(request: Mapping[str, Any], kind: str) -> str:
-    """Which likelihood p(x | z) the model has, and why.
-
-    Args:
-        request: the arguments of `recmix.fit`.
-        kind: the kind of the training data.
-    """
-    from recmix.model.assembly import USUAL_LIKELIHOOD
-    from recmix.model.networks import TOKEN_NETWORKS
-
-    start = request.get("init")
-    if (given := request.get("likelihood")) is not None:
-        return f"likelihood: {given if isinstance(given, str) else type(given).__name__}, as given"
-    if isinstance(start, str | Path) and (before := open_run(start)).exists:
-        return f"likelihood: {before.spec().model.likelihood}, that of {start}"
-    tokens = request.get("network") in TOKEN_NETWORKS
-    kind = "tokens" if tokens else kind
-    name = USUAL_LIKELIHOOD.get(kind, "gaussian")
-    why = "the network is for tokens" if tokens else WHY_LIKELIHOOD.get(kind, "")
-    reason = f", because {why}" if why else ""
-    return f"likelihood: {name}{reason} (--likelihood chooses another)"
 
 
 def _own_parts(path: Any, request: dict[str, Any]) -> dict[str, Any]:

@@ -35,6 +35,7 @@ def score(
     memory: int | None = None,
     against: Inference | None = None,
     report: Callable[[int], None] = lambda done: None,
+    take: Callable[[Bounds], None] = lambda found: None,
 ) -> dict[str, Any]:
     """Score a method: ELBO and IWAE bound with standard errors, mixing weights and inference time.
 
@@ -48,6 +49,8 @@ def score(
             device.
         against: another inference, if the gain over it is measured too.
         report: function that is called with the number of examples done.
+        take: function that is called with the bounds of each part of the examples, one part after the
+            other.
 
     Returns:
         A dictionary with the means over examples: ``elbo`` and ``iwae`` in nats, their standard errors
@@ -67,6 +70,7 @@ def score(
             found = bounds_of(used.model(method.model), x, q, samples, generator, count)
             elbo.append(found.elbo)
             iwae.append(found.iwae)
+            take(found)
             weights.append(q.weights)
             if against is not None:
                 q, model = infer(method, x, against), against.model(method.model)
