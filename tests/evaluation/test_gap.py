@@ -337,7 +337,7 @@ def test_advice_does_not_name_what_is_used(used, says, silent):
             '(model.refined(2, how="variational"), 17.0 nats)',
             "(--refine 2 --how variational",
         ),
-        (81.0, 79.0, "two steps gain little here", "chosen on validation data"),
+        (81.0, 79.0, "(model.tuned(x_val, budget=30); two steps gain little here)", "(recmix tune; two"),
     ],
 )
 def test_advice_names_the_refinement_that_pays(laplace, variational, says, command):

@@ -171,9 +171,12 @@ class Gap:
     def advice(self) -> str:
         """Advice on how to reduce the gap, in one or two sentences; see `advice_for`."""
         refine, variational = "model.refined(2)", 'model.refined(2, how="variational")'
-        return self.advice_for(refine, "gap(x, train=...)", variational)
+        tune = "model.tuned(x_val, budget=30)"
+        return self.advice_for(refine, "gap(x, train=...)", variational, tune)
 
-    def advice_for(self, refine: str, train: str, variational: str = "") -> str:
+    def advice_for(
+        self, refine: str, train: str, variational: str = "", tune: str = "recmix tune"
+    ) -> str:
         """Advice on how to reduce the gap, in one or two sentences.
 
         The first rule that applies decides:
@@ -193,6 +196,7 @@ class Gap:
             train: the call or the command that measures training examples too.
             variational: the same as `refine` for variational refinement; by default it is `refine`
                 with the option ``--how variational``.
+            tune: the call or the command that chooses a refinement on validation data.
         """
         mine = {key: value["mean"] for key, value in self._means().items()}
         total, lost, left = mine["total"], mine["amortisation"], mine["approximation"]
@@ -214,7 +218,8 @@ class Gap:
             if not self.exact:
                 start = f"up to {left:.1f} of {total:.1f} nats are lost because the family is too small"
             return f"Use a richer posterior: {start}; {kind}."
-        refinement = self._refinement(refine, variational or f"{refine} --how variational", total)
+        variational = variational or f"{refine} --how variational"
+        refinement = self._refinement(refine, variational, tune, total)
         correction = ", residual corrections"
         if "residual corrections" in self.used:
             correction = ""
@@ -238,7 +243,7 @@ class Gap:
             f"and {theirs:.1f} on training examples."
         )
 
-    def _refinement(self, refine: str, variational: str, total: float) -> str:
+    def _refinement(self, refine: str, variational: str, tune: str, total: float) -> str:
         """The words for the refinement that pays; see `advice_for`."""
         if "refinement" in self.used:
             return "more refinement steps"
@@ -247,7 +252,7 @@ class Gap:
             return f"refinement ({refine})"
         best = max(gains.values())
         if best < WORTH_IT * total:
-            return "a refinement that is chosen on validation data (two steps gain little here)"
+            return f"another refinement ({tune}; two steps gain little here)"
         laplace = gains["gauss-newton"] >= SIMPLER * best
         return f"refinement ({refine if laplace else variational}, {best:.1f} nats)"
 
