@@ -127,9 +127,11 @@ def nearest(name: str, valid: Iterable[str]) -> list[str]:
 
     >>> nearest("lr", ["crop", "learning_rate"]), nearest("architecture", ["curvature", "network"])
     (['learning_rate'], ['network'])
+    >>> nearest("VAE", ["iwae", "vae"])
+    ['vae']
     """
     names = sorted(valid)
-    same = [one for one in names if name in OTHER_WORDS.get(one, ())]
+    same = [one for one in names if name.lower() == one.lower() or name in OTHER_WORDS.get(one, ())]
     same += [one for one in names if "_" in one and "".join(w[:1] for w in one.split("_")) == name]
     return same or difflib.get_close_matches(name, names, n=3, cutoff=0.6)
 

@@ -94,12 +94,12 @@ def _train(**given: Any) -> None:
     request, resume, overwrite = read_flags(given)
     prints = first_process()
     data = _load_data(request, resume=resume, new=prints and not (resume or overwrite))
-    check_fields(data, own=bool(request.keys() & {"networks", "network"}))
     folder, flag = Path(request["out"]), ""  # the flag is what the next commands need to load the run
     if prints:
         err.print(f"{data.name}: " + ", ".join(f"{n} {part}" for part, n in data.counts.items() if n))
         for note in data.notes:
             err.print(plain(note), highlight=False)
+    check_fields(data, own=bool(request.keys() & {"networks", "network"}))
     if "networks" in request:
         flag = f" --networks {request['networks']}"
         request |= _own_parts(request.pop("networks"), request)

@@ -70,11 +70,8 @@ def _check_method(name: Any) -> None:
     from recmix.methods.registry import METHODS, find_method
     from recmix.training.curvature_request import CURVATURE
 
-    if not isinstance(name, str) or name == CURVATURE:
-        return
-    if name not in METHODS and name.lower() in METHODS:
-        raise ConfigError(f"unknown method {name!r}: did you mean {name.lower()!r}?")
-    find_method(name)
+    if isinstance(name, str) and name not in (CURVATURE, *METHODS):
+        find_method(name)  # raises the error
 
 
 def _stored(folder: Path, *, own: bool) -> dict[str, Any]:
