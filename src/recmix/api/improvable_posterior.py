@@ -174,7 +174,10 @@ class ImprovablePosterior(TrainedPosterior):
         memory: int | None = None,
         report: Callable[[int, int], None] = lambda done, total: None,
     ) -> Self:
-        """The same model with the refinement that has the best IWAE bound within a time limit.
+        """The same model with a refinement that is chosen by its IWAE bound within a time limit.
+
+        The fastest refinement with a clear gain is found; of all that are not slower, the one with the
+        highest bound is taken.
 
         Args:
             x: validation examples (B, ...); only the first thousand are used.

@@ -211,7 +211,7 @@ class Model(ImprovablePosterior, TextModel):
         self,
         folder: str | Path | None = None,
         *,
-        format: str = "onnx",
+        format: str = "pt2",
         fuse: bool = True,
         overwrite: bool = False,
     ) -> Path:
@@ -219,7 +219,7 @@ class Model(ImprovablePosterior, TextModel):
 
         Args:
             folder: folder for the files; by default one named after the format, in the model's folder.
-            format: ``onnx``, ``torchscript`` or ``pt2``.
+            format: ``pt2``, ``onnx`` or ``torchscript``.
             fuse: if possible, evaluate the networks of a mixture as one network.
             overwrite: whether to replace an existing export.
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from recmix.api import Model
     from recmix.runs.scores import ScoreKey
 
-__all__ = ["check_data", "data_of", "evaluate_command"]
+__all__ = ["evaluate_command"]
 
 USUAL_STEPS = 16
 """More refinement steps than this are worth a note."""

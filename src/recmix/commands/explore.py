@@ -92,7 +92,7 @@ def examples_for(
         data: name or path of the data.
         root: folder of the named data sets.
     """
-    from recmix.commands.evaluate import check_data, data_of
+    from recmix.commands.model_and_data import check_data, data_of
 
     found = {}
     for name, model in models.items():
