@@ -1,4 +1,7 @@
-"""Keep the start of a refinement for each example whose ELBO the refinement does not raise."""
+"""Use a refined posterior only for the examples whose ELBO does not become lower.
+
+The other examples keep the posterior that they had before the refinement.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,12 @@ __all__ = ["common_noise", "elbo_at_noise", "never_worse"]
 def never_worse(
     model: LatentModel, x: Tensor, start: Posterior, refined: Posterior, pairs: int
 ) -> Posterior:
-    """For each example, the refined posterior if its ELBO is at least that of the start, else the start.
+    """Choose for each example: the refined posterior, or the one before it if its ELBO is higher.
 
     Both ELBOs are estimated from the same fixed noise. So the same example always gives the same result.
-    If both posteriors are Gaussians, a control variate reduces the error of the estimate for the start.
-    It is log r(z), where r is the refined posterior: this is close to log p(x, z) up to a constant, and
-    its mean under the start has a closed form.
+    If both posteriors are Gaussians, a control variate reduces the error of the ELBO before the
+    refinement. The control variate is log r(z), where r is the refined posterior. It is close to
+    log p(x, z) up to a constant, and its mean under the other posterior has a closed form.
 
     Args:
         model: the model p(x, z).
