@@ -23,6 +23,18 @@ NETWORKS = """
         return encoder, nn.Sequential(nn.Linear(2, 64), nn.Unflatten(1, (1, 8, 8)))
 
 
+    class VAE(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = networks()
+
+        def encode(self, x):
+            return self.a(x).chunk(2, -1)
+
+        def decode(self, z):
+            return self.b(z)
+
+
     def nothing():
         return 3
 
@@ -198,10 +210,19 @@ def test_own_networks_are_named_by_a_function(x, tmp_path, capsys):
     assert list(load_models(["run"], networks=mine[1])) == ["run"]
 
 
+def test_own_networks_may_be_one_module(x, tmp_path, capsys):
+    (tmp_path / "own_networks_of_one.py").write_text(textwrap.dedent(NETWORKS))
+    mine = ("--networks", "own_networks_of_one:VAE")
+    train = ("train", "--data", "x.npy", "--method", "vae", "--latent", 2, "--epochs", 1)
+    assert call(*train, *mine, "--out", "run") == 0
+    assert call("evaluate", "run", *mine, "--samples", 3) == 0
+    assert "IWAE-3" in said(capsys)
+
+
 @pytest.mark.parametrize(
     ("function", "expected"),
     [
-        ("nothing", "returned a int; expected a pair (encoder, decoder)"),
+        ("nothing", "returned a int; expected a module with encode and decode, a pair"),
         ("wrong", "unknown part 'encoders': did you mean 'encoder'"),
         ("missing", "unknown function of own_networks_2 'missing'"),
     ],

@@ -114,6 +114,7 @@ def test_no_refinement_lowers_the_bound(kind, how):
     assert after > before - 0.05
 
 
+@pytest.mark.filterwarnings("ignore:.*held-out examples are few")
 def test_calibration(kind):
     data, model = start(kind)
     calibrated = model.calibrated(data.x_val, noise=model.latent_model.likelihood.can_temper)

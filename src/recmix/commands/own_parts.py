@@ -34,8 +34,8 @@ __all__ = [
 
 PARTS = ("encoder", "decoder", "likelihood", "prior")
 NETWORKS_HELP = (
-    "module:function, a Python function without arguments that returns your own encoder and decoder, or "
-    "a dict with some of encoder, decoder, likelihood and prior."
+    "module:function, a Python function without arguments that returns your own encoder and decoder, "
+    "one module with encode and decode, or a dict with some of encoder, decoder, likelihood and prior."
 )
 NAME_THEM = "name a function that makes them: --networks module:function"
 Networks = Annotated[str | None, typer.Option("--networks", help=NETWORKS_HELP)]
@@ -45,18 +45,21 @@ def make_own_parts(path: str) -> dict[str, Any]:
     """Call a user's function, and return its encoder, decoder, likelihood and prior by name.
 
     Args:
-        path: the function, as ``module:function``. It returns a pair (encoder, decoder), or a dict
-            with some of the keys encoder, decoder, likelihood and prior.
+        path: the function, as ``module:function``. It returns a module with the methods `encode` and
+            `decode`, a pair (encoder, decoder), or a dict with some of the keys encoder, decoder,
+            likelihood and prior.
     """
     if not is_python_path(path):
         raise ConfigError(f"--networks must have the form module:function, got {path!r}")
     found = call_function(path)
+    if all(callable(getattr(found, name, None)) for name in ("encode", "decode")):
+        found = (found.encode, found.decode)
     if isinstance(found, tuple) and len(found) == 2:
         found = dict(zip(PARTS, found, strict=False))
     if not isinstance(found, Mapping):
         raise ConfigError(
-            f"{path} returned a {type(found).__name__}; expected a pair (encoder, decoder), or a dict "
-            f"with some of {', '.join(PARTS)}"
+            f"{path} returned a {type(found).__name__}; expected a module with encode and decode, "
+            f"a pair (encoder, decoder), or a dict with some of {', '.join(PARTS)}"
         )
     for name in found:
         if name not in PARTS:

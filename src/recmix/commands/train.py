@@ -128,8 +128,9 @@ def _train(**given: Any) -> None:
         highlight=False,
     )
     if epoch == len(model.history) == model.spec.training.epochs and not model.spec.auto:
+        faster = ", and a larger --learning-rate in a new run" if model.spec.init else ""
         out.print(
-            "The last epoch was the best, so that longer training may help: "
+            f"The last epoch was the best, so that longer training may help{faster}: "
             f"recmix train --resume --out {plain(folder)} --epochs {2 * epoch}{flag}",
             highlight=False,
         )

@@ -26,7 +26,7 @@ from recmix.data.text_data import (
     text_suffix,
 )
 from recmix.data.values import kind_of
-from recmix.errors import ConfigError, DataError
+from recmix.errors import ConfigError, DataError, check_arguments
 from recmix.model.vocabulary import Vocabulary
 
 __all__ = ["from_arrays", "has_image_files", "load_path"]
@@ -44,6 +44,7 @@ _ACCEPTED_PATHS = (
 _PARTS = {folder: f"x_{part}" for folder, part in PART_NAMES.items()}
 
 
+@check_arguments
 def from_arrays(
     x_train: Any,
     x_val: Any = None,
