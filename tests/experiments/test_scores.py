@@ -193,4 +193,4 @@ def test_labels_and_default_inferences_of_specs_match_the_grid(tmp_path, small):
         assert f"test/3/{spec.inference.key}".rstrip("/") == job.evaluate[0]
     results = summarise(read_store(store.root).records, samples=3)
     names = {str(row) for row, _ in results.cells}
-    assert {"VAE", "VAE+", "RME(2)", "RESIDUAL(3)"} < names
+    assert {"VAE", "VAE+", "RME(2)", "RESIDUAL(3) 2 restarts"} < names
