@@ -193,19 +193,6 @@ def resnet() -> str:
     return table(["row", "test images", "ELBO", "IWAE-100"], lines, numbers=3)
 
 
-def refined_molecules() -> str:
-    """Kinds of refinement of a decoder that gives all tokens of a molecule at once, one split."""
-    rows = json.loads((RESULTS / "refined_molecules.json").read_text())["rows"]
-    lines = []
-    for row in rows:
-        line = [row["row"]]
-        for bound in ("elbo", "iwae"):
-            gain = f"{row[bound] - rows[0][bound]:.2f}" if row is not rows[0] else ""
-            line += [f"{row[bound]:.2f}", gain]
-        lines.append([*line, f"{row['milliseconds']:.1f}"])
-    return table(["row", "ELBO", "over VAE", "IWAE-100", "over VAE", "ms"], lines, numbers=5)
-
-
 def refinements() -> str:
     """Kinds of refinement on MNIST: test IWAE-100 and share of the gain of four exact steps."""
     rows = json.loads((RESULTS / "refinement_mnist.json").read_text())["rows"]
@@ -291,11 +278,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "gap-parts": gap_parts,
     **{f"structured-{kind}": partial(structured_tables.rows, kind) for kind in structured_tables.KINDS},
     "structured-gaps": structured_tables.gaps,
-    "structured-longer": structured_tables.longer,
+    "structured-refined-parallel": partial(structured_tables.rows, "parallel", "refined_"),
+    "structured-refined-graphs": partial(structured_tables.rows, "graphs", "refined_"),
     "structured-molecules": structured_tables.molecules,
     "structured-published": structured_tables.published,
     "structured-training": structured_tables.training,
-    "refined-molecules": refined_molecules,
     "resnet": resnet,
     "pilot": pilot,
     "mnist20": lambda: markdown(compared("mnist20")),

@@ -12,7 +12,7 @@ from code_tables import table
 
 from recmix.evaluation.molecules import ROWS
 
-__all__ = ["gaps", "longer", "molecules", "published", "rows", "training"]
+__all__ = ["gaps", "molecules", "published", "rows", "training"]
 
 RESULTS = Path(__file__).resolve().parent / "results" / "structured"
 KINDS = {
@@ -22,7 +22,6 @@ KINDS = {
     "graphs": "molecules as graphs",
 }
 FEW = "VAE+, few examples"
-LONGER_CONTROL = "VAE+ longer"
 PUBLISHED = {
     "CVAE (characters)": ("", "0.7"),
     "GVAE (grammar)": ("", "7.2"),
@@ -32,9 +31,14 @@ PUBLISHED = {
 """Reconstruction and validity on ZINC250k in per cent, as published; docs/molecules.md says where."""
 
 
-def rows(kind: str) -> str:
-    """The bounds of all rows of one kind of data, and their differences from VAE+."""
-    found = _read(kind)
+def rows(kind: str, study: str = "") -> str:
+    """The bounds of all rows of one kind of data, and their differences from VAE+.
+
+    Args:
+        kind: the kind of data.
+        study: beginning of the file's name, if it is not the main study.
+    """
+    found = _read(f"{study}{kind}")
     times = {time["row"]: time["microseconds"] for time in found["times"]}
     by_name: dict[str, list[dict[str, Any]]] = {}
     for row in found["rows"]:
@@ -53,28 +57,6 @@ def rows(kind: str) -> str:
         lines.append([*line, f"{times[name]:,.0f}" if name in times else ""])
     heads = ["row", "examples", "ELBO", "over VAE+", "IWAE-100", "over VAE+", "µs"]
     return table(heads, lines, numbers=6)
-
-
-def longer() -> str:
-    """The methods that continued from VAE+, and their gains over a VAE+ that was continued too."""
-    lines = []
-    for kind, words in KINDS.items():
-        path = RESULTS / f"longer_{kind}.json"
-        if not path.exists():
-            continue
-        by_name: dict[str, list[dict[str, Any]]] = {}
-        for row in json.loads(path.read_text())["rows"]:
-            by_name.setdefault(row["row"], []).append(row)
-        control = by_name[LONGER_CONTROL]
-        for name, part in by_name.items():
-            if name != "VAE":
-                line = [words, name]
-                for bound in ("elbo", "iwae"):
-                    gain = "control" if part is control else _gain(part, control, bound, paired=False)
-                    line += [f"{statistics.mean(row[bound] for row in part):.2f}", gain]
-                lines.append(line)
-    heads = ["data", "row", "ELBO", f"over {LONGER_CONTROL}", "IWAE-100", f"over {LONGER_CONTROL}"]
-    return table(heads, lines, numbers=4) if lines else "Not measured.\n"
 
 
 def _gain(part: list[dict[str, Any]], control: list[dict[str, Any]], bound: str, *, paired: bool) -> str:

@@ -35,9 +35,9 @@ def paper_inference_times(context: Context) -> Measurement:
     known: dict[tuple[object, ...], tuple[list[float], float]] = {}
     cells: list[dict[str, Any]] = []
     ratios = []
-    for figure in figures():
-        if figure.table not in TABLES or figure.data not in shapes:
-            continue
+    wanted = [figure for figure in figures() if figure.table in TABLES and figure.data in shapes]
+    _times(context, wanted[0], shapes[wanted[0].data])  # the first one of a process is slower
+    for figure in wanted:
         shape = shapes[figure.data]
         key = (shape, figure.latent, figure.row, figure.network)
         if key not in known:  # data sets of the same shape have the same networks

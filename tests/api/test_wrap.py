@@ -307,12 +307,12 @@ def test_a_vae_in_one_module(form, x, tmp_path):
     for again in GIVEN.values():
         loaded = recmix.load(folder, *again(OneModule()), device="cpu")
         assert torch.equal(loaded.elbo(x), model.elbo(x))
-    better = recmix.fit("vae", x, init=model, epochs=1, learning_rate=0.1, progress=False)
+    better = recmix.fit("vae", x, init=model, epochs=1, learning_rate=0.1, device="cpu", progress=False)
     assert not torch.equal(better.elbo(x), model.elbo(x))
     torch.testing.assert_close(vae.shift.detach(), torch.full((LATENT,), 0.1))  # a copy was trained
     fresh = OneModule().eval()
-    given = {"encoder": fresh.encode, "decoder": fresh.decode, "epochs": 1, "progress": False}
-    recmix.fit("vae", x, init=folder, out=tmp_path / "on", **given)
+    given = {"encoder": fresh.encode, "decoder": fresh.decode, "epochs": 1, "device": "cpu"}
+    recmix.fit("vae", x, init=folder, out=tmp_path / "on", progress=False, **given)
     assert recmix.load(tmp_path / "on", OneModule(), device="cpu").elbo(x).isfinite().all()
 
 
