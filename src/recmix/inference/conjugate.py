@@ -348,7 +348,8 @@ def curvature_product(model: LatentModel, x: Tensor, z: Tensor, v: Tensor, push:
         x: examples (B, *shape).
         z: latent points (B, D).
         v: vectors (B, D).
-        push: function for Jacobian-vector products of the decoder, from `choose_push`.
+        push: the function (decoder, z, v) -> J v for Jacobian-vector products of the decoder, from
+            `choose_push`.
     """
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         with torch.enable_grad():

@@ -223,7 +223,9 @@ class LogJoint:
         return jacobian(self.model, z, chunk=self.chunk)
 
     def assemble(self, z: Tensor, decoded: Tensor, slope: Tensor) -> NormalEquations:
-        """The value, gradient and curvature of log p(x, z) at z, from the results of `linearise`.
+        """The value, gradient and curvature of log p(x, z) at z, from the decoder's output and Jacobian.
+
+        P is the number of output values for one example.
 
         Args:
             z: latent points (B, D).
@@ -328,7 +330,7 @@ def damped_step(gradient: Tensor, precision: Tensor, damping: Tensor) -> Tensor:
 
     Args:
         gradient: g, the gradient of log p(x, z), (..., D).
-        precision: H, its Gauss-Newton curvature, (..., D, D).
+        precision: H, the Gauss-Newton curvature of -log p(x, z), (..., D, D).
         damping: λ, (...).
     """
     shape = gradient.shape
@@ -421,7 +423,10 @@ def _pick(values: Tensor, which: Tensor) -> Tensor:
 
 
 def check_decoder_has_jacobian(model: LatentModel) -> None:
-    """Raise an error if the decoder's output for one example depends on the rest of its batch."""
+    """Raise a `ConfigError` if the decoder's output for one example depends on the rest of its batch.
+
+    Such a decoder has no Jacobian for each single example.
+    """
     for part in model.decoder.modules():
         if isinstance(part, _BatchNorm) and (part.training or part.running_mean is None):
             raise ConfigError(

@@ -42,8 +42,8 @@ def calibrate(inference: Inference, model: LatentModel, x: Tensor, q: Posterior)
     """The posterior q with its standard deviations multiplied by the calibrated factor.
 
     Args:
-        inference: the calibration. The factor is `inference.scale` for all examples if
-            `inference.slope` is 0; otherwise see `example_scales`.
+        inference: settings that contain the factor. It is `inference.scale` for all examples if
+            `inference.slope` is 0. Otherwise each example has its own factor, see `example_scales`.
         model: the model p(x, z).
         x: examples (B, *shape).
         q: the posterior for x.

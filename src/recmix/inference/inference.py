@@ -98,7 +98,7 @@ class Inference(Options):
     def model(self, model: LatentModel) -> LatentModel:
         """The model p(x, z), with the noise of its likelihood multiplied by the option `noise`.
 
-        Compute bounds of log p(x) with the returned model if you use this inference.
+        Bounds of log p(x) must be computed with the returned model if these settings are used.
         """
         return model if self.noise == 1 else model.with_noise(self.noise)
 
@@ -128,8 +128,9 @@ class Inference(Options):
 
     @property
     def key(self) -> str:
-        """These settings as one line of text, for the names of scores; empty if nothing is changed.
+        """These settings as one line of text, for the names of evaluation results.
 
+        The text is empty if the settings do not change the posterior.
         Options without effect are left out, so two objects with the same effect have the same key.
         """
         shown: list[str] = []

@@ -74,7 +74,7 @@ def learned(
 def gaussian_at(
     model: LatentModel, z: Tensor, mean: Tensor | None = None
 ) -> FullGaussian | LowRankGaussian:
-    """The Gaussian with the covariance L Lᵀ, where the curvature network gives the factor L at z.
+    """The Gaussian N(mean, L Lᵀ). The model's curvature network predicts the factor L at z.
 
     It is a `FullGaussian` if the network has rank 0, else a `LowRankGaussian`.
 
@@ -106,7 +106,7 @@ class Iterate(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """A step and the change of the gradient along it, which L-BFGS uses for the next directions.
+    """A step and the change of the gradient along this step. L-BFGS computes directions from pairs.
 
     Attributes:
         step: the step s from one point to the next, (B, D).
@@ -183,7 +183,7 @@ def advance(at: Iterate, step: Tensor, reached: Tensor, gradient: Tensor) -> tup
     """Accept the steps that raise log p(x, z). Halve the next step of the other examples.
 
     Args:
-        at: the present point.
+        at: the present point of each example, with log p(x, z) and its gradient.
         step: the step of each example, (B, D).
         reached: log p(x, z) after the step, (B,).
         gradient: the derivative of log p(x, z) with respect to z after the step, (B, D).

@@ -110,7 +110,7 @@ def refine(
         steps: number of steps.
         how: the kind of refinement: ``gauss-newton``, ``learned``, ``variational`` or ``conjugate``.
         reuse: number of further steps with the same curvature after each step.
-        restarts: number of starting points for each example and component, see `laplace`.
+        restarts: number of starting points for each example and component. The best end point is used.
 
     >>> from recmix.model.likelihoods import Gaussian as Noise
     >>> decoder = torch.nn.Sequential(torch.nn.Linear(2, 64), torch.nn.Unflatten(1, (1, 8, 8)))
@@ -127,7 +127,7 @@ def refine(
 
 
 class Settings(NamedTuple):
-    """The numerical settings of a refinement.
+    """The numerical settings of a refinement, which improves a posterior by a few steps.
 
     Attributes:
         steps: number of steps.

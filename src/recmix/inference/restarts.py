@@ -14,7 +14,7 @@ STRIDE = 0.2
 def repeated(x: Tensor, count: int) -> Tensor:
     """Repeat the batch x (B, ...) `count` times: (count · B, ...).
 
-    The copies of the whole batch follow each other.
+    The order is: the whole batch, then the whole batch again, and so on.
     """
     return x if count == 1 else x.repeat(count, *(1 for _ in x.shape[1:]))
 
@@ -42,9 +42,9 @@ def best_restart(score: Tensor, ends: Tensor, restarts: int) -> Tensor:
 
 
 def restart_scales(restarts: int) -> list[float]:
-    """The factors by which the posterior's mean is multiplied to get several starting points.
+    """The factors that make several starting points from the posterior's mean, by multiplication.
 
-    The first factor is 1. Then come smaller and larger factors in turn.
+    The first factor is 1. The next factors are smaller and larger than 1 in turn.
 
     Args:
         restarts: number of starting points.

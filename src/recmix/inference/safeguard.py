@@ -22,7 +22,7 @@ __all__ = ["common_noise", "elbo_at_noise", "never_worse"]
 def never_worse(
     model: LatentModel, x: Tensor, start: Posterior, refined: Posterior, pairs: int
 ) -> Posterior:
-    """Choose for each example: the refined posterior, or the one before it if its ELBO is higher.
+    """Choose for each example the posterior with the higher ELBO: `refined` or `start`.
 
     Both ELBOs are estimated from the same fixed noise. So the same example always gives the same result.
     If both posteriors are Gaussians, a control variate reduces the error of the ELBO before the

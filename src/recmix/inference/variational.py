@@ -56,9 +56,9 @@ class _State(NamedTuple):
 def variational(
     model: LatentModel, x: Tensor, start: FullGaussian | Gaussian, *, steps: int, reuse: int = 0
 ) -> FullGaussian:
-    """The Gaussian reached from `start` by natural-gradient steps on the ELBO.
+    """The Gaussian that natural-gradient steps on the ELBO reach from the Gaussian `start`.
 
-    No step lowers the ELBO of an example, as it is estimated from the noise of this step.
+    The ELBO of each example is estimated from fixed noise in each step. No step lowers this estimate.
 
     Args:
         model: the model p(x, z).

@@ -1,4 +1,4 @@
-"""The inference methods, one file each.
+"""The inference methods: each computes a posterior q(z | x) and trains its networks. One file each.
 
 Every module in this folder is imported automatically, so a new file can add a new method.
 """

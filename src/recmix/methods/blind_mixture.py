@@ -95,12 +95,12 @@ class BlindMixture(Method):
 
         Args:
             x: examples.
-            optimizers: from `optimizers`.
+            optimizers: {name: optimiser}, made by the method `optimizers`.
             objective: changes of the training objective; by default none.
             generator: source of the random noise.
 
         Returns:
-            Scalar tensors on the device: ``loss``, ``elbo``, and two that show a collapse.
+            {name: scalar tensor on the device}: ``loss``, ``elbo``, and two metrics of a collapse.
             ``weight_entropy`` is near 0 if one component takes all weight. ``min_pairwise_kl`` is near
             0 if two components are equal.
         """
@@ -118,9 +118,9 @@ class BlindMixture(Method):
             }
 
     def inherited(self) -> list[nn.Parameter]:
-        """The parameters that start from a trained model: the first component's encoder.
+        """The parameters of the first component's encoder, which start from a trained model.
 
-        The other encoders start from random weights.
+        The encoders of the other components start from random weights.
         """
         return list(self.base_encoder.parameters())
 
@@ -168,7 +168,7 @@ def blind_mixture(method: BlindMixture, x: Tensor) -> Mixture:
 def collapse_report(
     q: Mixture, *, samples: int = 64, generator: torch.Generator | None = None
 ) -> dict[str, Tensor]:
-    """Distances between the components of a mixture, and the spread of its weights α(x).
+    """Measure KL divergences between the components of a mixture, and the spread of its weights α(x).
 
     If components have become equal, `min_pairwise_kl` is near 0. If one component takes all weight,
     `max_weight` is near 1 and `weight_entropy` is near 0. The entropy is log K if all K components

@@ -82,7 +82,7 @@ class _Boosted(RecursiveMixture):
     def nu(self, m: int) -> Tensor:
         """The factor ν = 1 / √(t + 1) of the entropy reward of component m, a scalar on the device.
 
-        t is the number of training iterations so far, or m if `clock` is ``round``.
+        t is the number of training iterations so far, or m if the option `clock` is ``round``.
         """
         t = self.iteration
         if self.clock == "round":
@@ -112,19 +112,20 @@ class _Boosted(RecursiveMixture):
         objective: Objective = ELBO,
         generator: torch.Generator | None = None,
     ) -> dict[str, Tensor]:
-        """Make the updates of `RecursiveMixture.step` on one batch, then count one more iteration.
+        """Train on one batch x (B, *shape), and add 1 to the number of training iterations.
 
-        The arguments and the returned metrics are those of `RecursiveMixture.step`.
+        Each component is updated in turn, and its mixture weight after it; the decoder is updated last.
+        Arguments and returned metrics, {name: scalar tensor}, are those of `RecursiveMixture.step`.
         """
         metrics = super().step(x, optimizers, objective=objective, generator=generator)
         self.iteration += 1
         return metrics
 
     def start_from(self, other: Method) -> None:
-        """Copy trained weights as `RecursiveMixture.start_from` does.
+        """Copy the model p(x, z) and the encoder or the components of the trained method `other`.
 
-        The iteration count t is copied only from a method of the same class and shapes; otherwise
-        it starts at 0.
+        See `RecursiveMixture.start_from`. The number of training iterations is copied only if `other`
+        has the same class and shapes; otherwise it starts at 0.
         """
         super().start_from(other)
         if isinstance(other, _Boosted) and type(other) is type(self) and same_shapes(self, other):

@@ -28,7 +28,7 @@ class CountsTraining(nn.Module):
     trainings: int = 0
 
     def train(self, mode: bool = True) -> Self:
-        """Like `nn.Module.train`; also counts the calls with mode True, in `trainings`."""
+        """Set the mode as `nn.Module.train` does, and count the calls with mode True in `trainings`."""
         self.trainings += mode
         super().train(mode)
         return self
@@ -104,8 +104,9 @@ class Component(CountsTraining, ABC):
     def for_recursion(
         cls, encoder: nn.Module, model: LatentModel, count: int, setting: int | None = None
     ) -> list[Component]:
-        """Make the components of a recursive mixture: by default the same as `for_mixture`.
+        """Make the components of a recursive mixture, to which components are added one at a time.
 
-        The arguments are those of `for_mixture`.
+        By default the result and the arguments are those of `for_mixture`: `count` components, each
+        with its own copy of `encoder`.
         """
         return cls.for_mixture(encoder, model, count, setting)

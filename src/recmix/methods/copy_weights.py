@@ -12,7 +12,8 @@ __all__ = ["copy_weights", "same_shapes"]
 def same_shapes(a: nn.Module, b: nn.Module) -> bool:
     """Whether two modules have state dictionaries with the same names and shapes.
 
-    Curvature networks are not compared, because one can be added to a trained model or removed from it.
+    The curvature network, which predicts the posterior covariance near z, is not compared. It can be
+    added to a trained model or removed from it.
     """
     one, two = (_without_curvature(module.state_dict()) for module in (a, b))
     return one.keys() == two.keys() and all(one[k].shape == two[k].shape for k in one)
@@ -21,7 +22,8 @@ def same_shapes(a: nn.Module, b: nn.Module) -> bool:
 def copy_weights(to: nn.Module, source: nn.Module) -> None:
     """Copy all weights of the module `source` to the module `to`.
 
-    If the curvature networks have different shapes, or only one module has one, `to` keeps its own.
+    A curvature network, which predicts the posterior covariance near z, is copied only if both modules
+    have a curvature network of the same shape. Otherwise `to` keeps its own, if it has one.
     """
     mine, theirs = to.state_dict(), source.state_dict()
     if {k: v.shape for k, v in mine.items()} != {k: v.shape for k, v in theirs.items()}:

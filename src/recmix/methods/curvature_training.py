@@ -33,10 +33,11 @@ FURTHEST = 2.0
 
 
 class CurvatureTraining:
-    """Trains only the curvature network of a trained method's model.
+    """Trains the curvature network of a trained model, and no other parameters.
 
-    The class has the same methods as `Method`, as far as a training loop calls them. The network is
-    trained at latent points near the posterior means of the examples, because refinement uses it there.
+    The curvature network predicts the posterior covariance near a latent point z. It is trained at
+    points near the posterior means of the examples, because refinement uses it there. The class has
+    those methods of `Method` that a training loop calls.
 
     Args:
         method: a trained method whose model has a curvature network.
@@ -58,7 +59,8 @@ class CurvatureTraining:
     def prepare(self, x: Tensor) -> None:
         """Set the constants of the curvature network from validation examples x (B, *shape).
 
-        They are the mean and the spread of the posterior means, and a typical scale of the covariance.
+        The constants are the mean and the spread of the posterior means of the examples, and a typical
+        scale of the posterior covariance that the network predicts.
         Training calls this once, before the first step.
         """
         model, x = self.method.model, x[:EXAMPLES]
@@ -96,7 +98,7 @@ class CurvatureTraining:
 
         Args:
             x: examples (B, *shape).
-            optimizers: from `optimizers`.
+            optimizers: {"all": optimiser}, made by the method `optimizers`.
             objective: not used.
             generator: source of the random noise.
         """

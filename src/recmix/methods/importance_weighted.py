@@ -65,8 +65,15 @@ class ImportanceWeighted(Method):
     ) -> dict[str, Tensor]:
         """Train all parameters on one batch x (B, *shape).
 
-        The returned metrics are scalar tensors: ``loss``, ``iwae`` (the IWAE bound) and ``elbo``, both
-        from the same samples. The arguments are those of `Method.step`.
+        Args:
+            x: examples.
+            optimizers: {"all": optimiser}, made by the method `optimizers`.
+            objective: changes of the training objective; by default none.
+            generator: source of the random noise.
+
+        Returns:
+            {name: scalar tensor on the device}: ``loss``, ``iwae`` (the IWAE bound) and ``elbo``. Both
+            bounds are estimated from the same samples.
         """
         log_w = self._log_weights(x, generator)
         loss = -log_mean_exp(log_w).mean()

@@ -48,7 +48,7 @@ class _Layers(NamedTuple):
 
 
 class GatedStep(Transform):
-    """One step of the flow: z <- (σ / σ_0) z + (1 - σ) m, with a gate σ and a shift m.
+    """One step of an autoregressive flow: z <- (σ / σ_0) z + (1 - σ) m, with a gate σ and a shift m.
 
     The network `AutoregressiveNN` computes m and s from z and features of x. The gate is
     σ = sigmoid(s + 2), and σ_0 = sigmoid(2) is its value at s = 0.
@@ -64,7 +64,7 @@ class GatedStep(Transform):
         self.order = order
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Apply the step to z (S, B, D) in one pass.
+        """Apply the step to S samples z for each of B examples, z (S, B, D), in one pass.
 
         Returns:
             The new z, (S, B, D), and log |det| of the step's Jacobian, (S, B).
@@ -79,7 +79,7 @@ class GatedStep(Transform):
         error of log q was 4e-5.
 
         Args:
-            z: output of the step, (S, B, D).
+            z: output of the step, S samples for each of B examples, (S, B, D).
 
         Returns:
             The input of the step, (S, B, D), and log |det| of the forward step, (S, B).
@@ -110,7 +110,7 @@ class GatedStep(Transform):
 
 
 class AutoregressiveNN(nn.Module):
-    """A masked network (MADE) with two hidden layers that makes one step of the flow.
+    """A masked network (MADE) with two hidden layers for one step of an autoregressive flow.
 
     From z and features of x it computes the shift m and the gate input s of a `GatedStep`. m_d and s_d
     depend on x and on the dimensions of z that come before d. The features of x enter the first hidden
@@ -146,7 +146,7 @@ class AutoregressiveNN(nn.Module):
         nn.init.zeros_(last.bias)
 
     def forward(self, features: Tensor) -> GatedStep:
-        """The step of the flow for a batch of examples x, given their features (B, F)."""
+        """The `GatedStep` of the flow for a batch of examples x, given their features (B, F)."""
         latent = len(self.order)
         first, second, last = (part for part in self.layers if isinstance(part, MaskedLinear))
         weight = first.mask * first.weight  # (H, D + F)

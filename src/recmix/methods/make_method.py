@@ -16,13 +16,15 @@ __all__ = ["make_method", "place"]
 
 
 def make_method(kind: Any, model: LatentModel, encoder: nn.Module, options: Mapping[str, Any]) -> Method:
-    """Make a new, untrained method. Its initial weights come from torch's global random generator.
+    """Make a new, untrained inference method: an object of the class `kind`.
+
+    Its initial weights come from torch's global random generator.
 
     Args:
-        kind: the class of the method.
+        kind: a subclass of `Method`, such as `VAE`.
         model: p(x, z).
         encoder: a new encoder for the model.
-        options: the options of the method.
+        options: keyword arguments of the constructor of `kind`, {name: value}.
     """
     made: Method = kind(model, encoder, **options)
     if isinstance(model.prior, VampPrior):

@@ -112,7 +112,7 @@ class Method(CountsTraining, ABC):
 
     @property
     def steps_per_example(self) -> int:
-        """Number of optimisation steps for each example when the posterior is computed."""
+        """Number of optimisation steps per example to compute q(z | x); 0 if there are none."""
         parts: Any = self.components
         return max(part.steps_per_example for part in parts)
 
@@ -189,7 +189,7 @@ class Method(CountsTraining, ABC):
         fresh_rate: float = 1.0,
         optimizer: str = "adam",
     ) -> Optimizers:
-        """Make the optimisers that `step` uses; by default a single one for all parameters.
+        """Make the optimisers that `step` uses; by default a single optimiser for all parameters.
 
         Args:
             learning_rate: learning rate of the networks.
@@ -199,7 +199,7 @@ class Method(CountsTraining, ABC):
             optimizer: ``adam`` or ``muon``.
 
         Returns:
-            The optimisers by name; by default {"all": optimiser}.
+            {name: optimiser}; by default {"all": optimiser}.
         """
         shared = {id(p) for p in self.model.parameters()}
         own = [p for p in self.parameters() if id(p) not in shared]
@@ -219,13 +219,12 @@ class Method(CountsTraining, ABC):
 
         Args:
             x: examples (B, *shape).
-            optimizers: from `optimizers`.
+            optimizers: {name: optimiser}, made by the method `optimizers`.
             objective: changes of the method's own objective; by default none.
             generator: source of the random noise.
 
         Returns:
-            Metrics by name, as scalar tensors on the device. ``loss`` and ``elbo`` are always among
-            them.
+            Metrics, {name: scalar tensor on the device}. They always include ``loss`` and ``elbo``.
         """
         if objective.kl_weight is None:
             loss = self.loss(x, generator=generator)
@@ -254,8 +253,8 @@ class Method(CountsTraining, ABC):
         """Make one optimiser step on `loss`, with the changes that `objective` asks for.
 
         If `objective.separate_decoder` is True, `decoder_loss` trains the decoder, and `loss` trains all
-        other parameters. With distillation the encoders minimise
-        (1 - distil) · loss + distil · `distillation`.
+        other parameters. If d = `objective.distil` is above 0, the encoders minimise
+        (1 - d) · loss + d · distillation, where `distillation` computes the second loss.
 
         Args:
             loss: the method's own loss on this batch.
@@ -292,7 +291,7 @@ class Method(CountsTraining, ABC):
 
         Args:
             x: examples (B, *shape).
-            teacher: the refinement that gives q*.
+            teacher: settings of the refinement that turns q into q*.
             generator: source of the random noise.
         """
         q = self.posterior(x)
@@ -313,7 +312,7 @@ class Method(CountsTraining, ABC):
             x: examples (B, *shape).
             q: the posterior before refinement, without gradients. The posterior after refinement carries
                 gradients to the decoder.
-            objective: what the decoder maximises.
+            objective: gives the number of IWAE samples and the settings of the refinement.
             generator: source of the random noise.
         """
         q = objective.inference.for_training(self.model, x, q)
@@ -336,7 +335,7 @@ class Method(CountsTraining, ABC):
         """
 
     def start_from(self, other: Method) -> None:
-        """Copy trained weights of another method.
+        """Copy the weights of the trained method `other` to this method.
 
         If `other` has the same class and shapes, all its weights are copied. Otherwise only its model
         p(x, z) and its first encoder are copied.
@@ -354,7 +353,7 @@ def infer(method: Method, x: Tensor, inference: Inference) -> Posterior:
     Args:
         method: the method that computes the posterior.
         x: examples (B, *shape) on the method's device.
-        inference: the settings of refinement and calibration.
+        inference: settings: how the posterior is refined and calibrated.
 
     Returns:
         The posterior for the B examples.
@@ -366,7 +365,15 @@ def infer(method: Method, x: Tensor, inference: Inference) -> Posterior:
 
 @replaceable
 def infer_no_grad(method: Method, x: Tensor, inference: Inference) -> Posterior:
-    """Like `infer`, but without gradients. On a GPU, later batches of the same shape are faster."""
+    """Compute the posterior q(z | x) of a method, refined and calibrated, without gradients.
+
+    On a GPU, later batches of the same shape are faster.
+
+    Args:
+        method: the method that computes the posterior.
+        x: examples (B, *shape) on the method's device.
+        inference: settings: how the posterior is refined and calibrated.
+    """
     with torch.no_grad():
         return infer(method, x, inference)
 
@@ -375,8 +382,8 @@ def infer_no_grad(method: Method, x: Tensor, inference: Inference) -> Posterior:
 def fuse_networks(method: Method) -> None:
     """Prepare a trained method for tracing, such as by `torch.export`.
 
-    This version does nothing. The version in `recmix.accelerate` makes one network of all networks of a
-    mixture, where this is possible. The method must not be trained afterwards.
+    This version does nothing. The version in `recmix.accelerate` combines the networks of all components
+    of a mixture into one network, if this is possible. The method must not be trained afterwards.
     """
 
 

@@ -21,10 +21,11 @@ class Objective:
 
     Attributes:
         iwae_samples: if not 0, the decoder maximises the IWAE bound with this number of samples.
-        inference: if it has refinement steps, the decoder is trained on the refined posterior.
+        inference: settings of the refinement of the posterior. If there are refinement steps, the
+            decoder is trained on the refined posterior.
         distil: weight of the distillation loss in the encoders' loss, 0 to 1.
-        teacher: the refinement for distillation, which fits the encoders to samples of the posterior
-            after this refinement.
+        teacher: settings of the refinement for distillation. Distillation fits the encoders to samples
+            of the refined posterior.
         kl_weight: if not None, the weight of the KL in the ELBO, a scalar tensor on the device. It may
             change between steps.
         free_bits: the KL of a latent dimension is not reduced below this value, in nats. It has an
@@ -40,7 +41,10 @@ class Objective:
 
     @property
     def separate_decoder(self) -> bool:
-        """Whether the decoder and the encoders are trained on different objectives."""
+        """Whether decoder and encoders have different objectives.
+
+        This is true if `iwae_samples` is not 0 or if `inference` has refinement steps.
+        """
         return bool(self.iwae_samples or self.inference.refine)
 
 

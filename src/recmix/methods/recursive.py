@@ -131,8 +131,8 @@ class RecursiveMixture(Method):
         Args:
             m: index of the component.
             x: examples.
-            before: q_{m-1}(z | x). Only components that correct it need it. None means that it is
-                computed.
+            before: q_{m-1}(z | x), if it is already known. Only a component that corrects the posterior
+                of the component before it uses this. If None, it is computed.
         """
         part: Any = self.components[m]
         if not part.corrects:
@@ -172,15 +172,18 @@ class RecursiveMixture(Method):
         )
 
     def networks(self) -> list[nn.Module]:
-        """The networks that a training engine may compile: components, decoder and gates."""
+        """The networks that a training engine may compile: components, decoder and gates.
+
+        A gate is the network that computes the mixture weight of a component.
+        """
         gates: Any = self.gates
         return super().networks() + [gate.layers for gate in gates]
 
     def start_from(self, other: Method) -> None:
-        """Copy the model p(x, z) of `other`, and its first encoder to all components.
+        """Copy the model p(x, z) of the trained method `other`, and its first encoder to all components.
 
-        If `other` is a recursive mixture with components of the same shapes, its components and
-        gates are copied instead.
+        If `other` is a recursive mixture with components of the same shapes, its components and its
+        gates (the networks of the mixture weights) are copied instead.
         """
         copy_weights(self.model, other.model)
         parts: Any = self.components
@@ -212,8 +215,18 @@ class RecursiveMixture(Method):
     ) -> Optimizers:
         """Make one optimiser for each component, one for each gate, and one for the decoder.
 
-        The arguments are those of `Method.optimizers`. The names of the optimisers are ``component_0``,
-        ``component_1`` …, ``gate_1`` … and ``decoder``.
+        A gate is the network that computes the mixture weight of a component.
+
+        Args:
+            learning_rate: learning rate of the networks.
+            variance_rate: learning rate of the likelihood's variance, relative to `learning_rate`.
+            fresh_rate: learning rate of parameters that do not start from a trained model, relative to
+                `learning_rate`.
+            optimizer: ``adam`` or ``muon``.
+
+        Returns:
+            {name: optimiser}, with the names ``component_0``, ``component_1`` …, ``gate_1`` … and
+            ``decoder``.
         """
 
         def own(module: nn.Module) -> torch.optim.Optimizer:
@@ -236,18 +249,19 @@ class RecursiveMixture(Method):
     ) -> dict[str, Tensor]:
         """Train on one batch by Algorithm 1 of the paper.
 
-        Each component is updated in turn, and its gate after it; the decoder is updated last.
+        The components are updated one after the other. After each component, its gate is updated: the
+        network that computes its mixture weight. The decoder is updated last.
 
         Args:
             x: examples (B, *shape).
-            optimizers: from `optimizers`.
+            optimizers: {name: optimiser}, made by the method `optimizers`.
             objective: changes of the training objective; by default none.
             generator: source of the random noise.
 
         Returns:
-            Scalar tensors on the device: ``loss`` and ``elbo`` of the whole mixture. With two or more
-            components also ``kl``, the mean KL of a component to the mixture before it, and
-            ``first_weight``, the mean weight of the first component.
+            {name: scalar tensor on the device}: ``loss`` and ``elbo`` of the whole mixture. With two or
+            more components also ``kl``, the mean KL of a component to the mixture of the components
+            before it, and ``first_weight``, the mean mixture weight of the first component.
         """
         old = self.all_components(x)
         drawn = [q.rsample_and_log_prob(1, generator=generator) for q in old]

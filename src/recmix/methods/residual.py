@@ -57,7 +57,8 @@ class Corrector(nn.Module):
         model: gives the shapes of x and z.
         width: factor of the layer sizes. For tokens, 1 gives the sizes of `like`. For all other x, 1
             gives the sizes of the library's default network for this shape.
-        whitened: whether the linear layers also see the whitened gradient, see `whitened_gradient`.
+        whitened: whether the linear layers also see the gradient of log p(x, z), scaled by the local
+            covariance, see `whitened_gradient`.
         like: the encoder of the first posterior. For tokens, the corrector has the same kind of layers.
     """
 
@@ -211,9 +212,10 @@ class ResidualComponent(Component):
     def for_recursion(
         cls, encoder: nn.Module, model: LatentModel, count: int, setting: int | None = None
     ) -> list[Component]:
-        """Make the components of a recursive mixture: each corrects the one before it.
+        """Make the components of a recursive mixture.
 
-        The first is a Gaussian component.
+        The first component is a Gaussian from the encoder. Each later component corrects the Gaussian
+        of the component before it.
 
         Args:
             encoder: a network that is copied for the first component.
@@ -230,7 +232,7 @@ class ResidualComponent(Component):
         return [first, *(CorrectionComponent(model, like=encoder) for _ in range(count - 1))]
 
     def extra_networks(self) -> list[nn.Module]:
-        """The corrector networks, which a training step evaluates besides the encoder."""
+        """The networks that correct the posterior; a training step evaluates them after the encoder."""
         return list(self.correctors)
 
     def corrector(self, t: int) -> Corrector:
@@ -290,12 +292,15 @@ class ResidualComponent(Component):
 
 
 class CorrectionComponent(Component):
-    """A component of a mixture that corrects the Gaussian of the component before it.
+    """A mixture component whose Gaussian is a correction of the previous component's Gaussian.
+
+    A `Corrector` network reads x, the residual of the reconstruction, and the previous (μ, log σ²). It
+    gives a change of (μ, log σ²), which is added.
 
     Args:
         model: gives the shapes of x and z.
-        width: factor of the corrector's layer sizes, see `Corrector`.
-        like: the encoder of the first posterior, see `Corrector`.
+        width: factor of the layer sizes of the corrector, see `Corrector`.
+        like: the encoder of the first component. For tokens, the corrector has the same kind of layers.
     """
 
     kind = "correction"
@@ -308,7 +313,7 @@ class CorrectionComponent(Component):
         super().__init__(Corrector(model, width=width, like=like), model)
 
     def forward(self, x: Tensor, model: LatentModel, before: Posterior | None = None) -> Gaussian:
-        """The Gaussian `before` after one correction; no gradient flows to `before`.
+        """The Gaussian q(z | x) that one correction makes of `before`; no gradient flows to `before`.
 
         Args:
             x: examples (B, *shape).
@@ -371,9 +376,13 @@ class ResidualVAE(Method):
         return part
 
     def restarted(self, x: Tensor, restarts: int) -> Gaussian:
-        """The best Gaussian q(z | x) from several starting points, for examples x (B, *shape).
+        """The best Gaussian q(z | x) of each example x (B, *shape), found from several starting points.
 
-        `restarts` is the number of starting points; see `ResidualComponent.restarted`.
+        The Gaussians are compared by an estimate of log p(x), see `ResidualComponent.restarted`.
+
+        Args:
+            x: examples.
+            restarts: number of starting points for each example.
         """
         return self._part.restarted(x, self.model, restarts)
 
@@ -395,7 +404,12 @@ class ResidualVAE(Method):
         """The distillation loss, a scalar: Σ_t KL(q* || q_t) up to a constant, averaged over the batch.
 
         q_t is the posterior after t corrections. q* is the posterior after the last correction, refined
-        by `teacher`. The arguments are those of `Method.distillation`.
+        by `teacher`.
+
+        Args:
+            x: examples (B, *shape).
+            teacher: settings of the refinement that gives q*.
+            generator: source of the random noise.
         """
         iterates = torch.stack(self._part.iterates(x, self.model, detach=True))  # (T + 1, B, 2 D)
         with torch.no_grad():

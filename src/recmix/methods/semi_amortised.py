@@ -106,7 +106,7 @@ class SemiAmortisedComponent(Component):
         return torch.tensor(self.step_size, dtype=torch.float64)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Restore the step size from a value of `get_extra_state`."""
+        """Set the step size to `state`, a value that `get_extra_state` returned."""
         self.step_size = float(state)
 
     def forward(self, x: Tensor, model: LatentModel) -> Gaussian:
@@ -231,7 +231,9 @@ class SemiAmortised(Method):
 
 @torch.no_grad()
 def tune_step_size(method: Method, x_val: Tensor, grid: Iterable[float]) -> float:
-    """Find the step size with the highest mean ELBO, set it in all components, and return it.
+    """Find the step size with the highest ELBO, set it in all components, and return it.
+
+    The ELBO is averaged over the validation examples, after the gradient steps of each example.
 
     Every step size is scored with the same noise. A score that is not finite counts as the lowest.
 

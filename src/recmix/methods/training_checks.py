@@ -42,7 +42,7 @@ def check_kl_can_change(method: Method | type[Method], name: str, x: Tensor | No
 
 
 def check_can_be_distilled(method: Method) -> None:
-    """Raise an error if distillation cannot train the encoders of this method.
+    """Raise a `ConfigError` if distillation cannot train the encoders of this method.
 
     Distillation maximises log q(z | x) at samples z of the refined posterior. So log q of each component
     must carry gradients to its encoder. Refinement also needs a decoder whose output for one example
