@@ -1,1 +1,1 @@
-"""The training loop, and its batches, schedule and checkpoints."""
+"""Train models: options, batches, learning rates, training loop and checkpoints."""

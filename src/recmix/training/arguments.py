@@ -24,14 +24,14 @@ GROUPS: dict[str, type] = {"model": ModelOptions, "training": Training, "inferen
 
 
 class Given(NamedTuple):
-    """A method's class, and the options that a user gave, sorted into four groups.
+    """A method's class, and the options that a user gave, as four dicts {name: value}.
 
     Attributes:
         cls: the class of the method.
-        method: options of the method, complete with defaults.
-        model: options of the model; only those that were given.
-        training: options of training; only those that were given.
-        inference: options of inference; only those that were given.
+        method: options of the method. Options that were not given have their defaults.
+        model: the given options of the model p(x, z), such as `latent`.
+        training: the given options of training, such as `epochs`.
+        inference: the given inference options: how the posterior is refined and calibrated.
     """
 
     cls: type[Method]
@@ -42,7 +42,10 @@ class Given(NamedTuple):
 
 
 def method_options(method: type[Method]) -> dict[str, Option]:
-    """Return the options that belong to this method only: its constructor's keyword-only arguments."""
+    """Return the options that belong to this method only, as {name: option}.
+
+    They are the keyword-only arguments of the method's constructor.
+    """
     hints = typing.get_type_hints(method.__init__)
     help_texts = _arguments(method.__doc__ or "")
     return {
@@ -53,9 +56,10 @@ def method_options(method: type[Method]) -> dict[str, Option]:
 
 
 def growth_options(method: type[Method]) -> dict[str, Option]:
-    """Return the options for choosing the number of components automatically (``order = "auto"``).
+    """Return the options that belong to ``order = "auto"``, as {name: option}.
 
-    The result is empty if components cannot be added to this method.
+    With ``order = "auto"``, the number of mixture components is chosen automatically. The result is
+    empty if components cannot be added to this method.
     """
     if not method.can_grow:
         return {}
@@ -78,13 +82,15 @@ def growth_options(method: type[Method]) -> dict[str, Option]:
 def split_auto(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Separate the options for ``order = "auto"`` from the other options of a method.
 
+    The order is the number of mixture components; ``auto`` means that it is chosen automatically.
+
     >>> split_auto({"order": "auto", "jitter": 0.1, "max_order": 4, "significance": 0.05})
     ({'order': 1, 'jitter': 0.1}, {'order': 'auto', 'max_order': 4, 'significance': 0.05})
 
     Returns:
-        The options of the method, and the options for choosing the order. If the order is a number, the
-        second is None. If the order is ``auto``, the options of the method have the order 1, because
-        the choice starts with one component.
+        The options of the method, and the options for choosing the order. If the order is a number,
+        there is nothing to choose, and the second value is None. If the order is ``auto``, the options
+        of the method have the order 1, because the choice starts with one component.
     """
     if options.get("order") != AUTO:
         return dict(options), None
@@ -96,16 +102,16 @@ def split_auto(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, An
 def read_options(
     method: str | type[Method] | Method, given: Mapping[str, Any], also: Iterable[str] = ()
 ) -> Given:
-    """Check the options that a user gave, and sort them by what they belong to.
+    """Check the options that a user gave, and sort them: method, model, training, inference.
 
     Args:
         method: the method whose options are read: its name, its class or an instance.
-        given: the options, by name.
+        given: the user's options, {name: value}.
         also: names that are not options but are valid arguments; the error message lists them too.
 
     Returns:
         The method's class, and the options of the method, the model, the training and the inference.
-        Those of the method are complete, with defaults. The others are only those that were given.
+        Only the options of the method include defaults for options that were not given.
 
     Raises:
         ConfigError: a name is unknown, or a value is not valid.

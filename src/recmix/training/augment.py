@@ -1,4 +1,4 @@
-"""Additional images for training an encoder while the decoder is fixed.
+"""Make additional images to train an encoder while the decoder is fixed.
 
 An encoder is much better on its training images than on others. Its task is to approximate the
 posterior of the fixed decoder, which is defined for every image. So any image near the data can be
@@ -33,7 +33,7 @@ class Augment:
     likelihood at z instead.
 
     Args:
-        method: its first encoder and its decoder make the decoder samples.
+        method: the method that is trained. Its first encoder gives μ, and its decoder is `decode`.
         augment: share of the batch to rotate, scale, shear and shift.
         decoder_samples: share of the batch to replace by decoder samples.
         kind: kind of the data, see `recmix.data.Data.kind`: values of "binary" and "unit" data stay
@@ -64,9 +64,9 @@ class Augment:
 
     @torch.no_grad()
     def __call__(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Return the batch with its first images replaced.
+        """Return the batch (B, C, H, W) with its first images replaced by other images near the data.
 
-        The caller's batches are in random order, so the first images are a random choice.
+        The caller must give examples in random order. Then the first images are a random choice.
 
         Args:
             x: the batch (B, C, H, W).
@@ -113,7 +113,7 @@ class Augment:
 
 
 def takes_decoder_samples(likelihood: Likelihood, kind: str) -> bool:
-    """Whether decoder samples can replace examples of this likelihood and this kind of data.
+    """Whether images that the decoder makes can replace training examples.
 
     Args:
         likelihood: the likelihood p(x | z).

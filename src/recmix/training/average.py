@@ -1,4 +1,4 @@
-"""A moving average of the weights during training.
+"""Compute a moving average of the weights during training.
 
 The optimiser changes the weights themselves. Validation and the saved model use the averages.
 """
@@ -47,16 +47,16 @@ class Average:
         self.updates = torch.zeros((), dtype=torch.int64, device=self.parameters[0].device)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the averaged parameters and the number of updates, by name.
+        """Return {"weights.<parameter name>": averaged parameter, "updates": number of updates}.
 
-        These are the tensors that `update` changes, not copies.
+        The values are the tensors that `update` changes, not copies.
         """
         named = zip(self.names, self.values, strict=True)
         return {f"weights.{name}": value for name, value in named} | {"updates": self.updates}
 
     @torch.no_grad()
     def update(self) -> None:
-        """Add the present parameters to the average, without waiting for the device."""
+        """Move the averages towards the present parameters, without waiting for the device."""
         self.updates.add_(1)
         share = self.updates.to(self.values[0].dtype).reciprocal().clamp_min(1 - self.decay)
         moved = list(torch._foreach_sub(self.parameters, self.values))
@@ -65,7 +65,7 @@ class Average:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Give the module's parameters their averaged values while the context is open."""
+        """Context in which the module's parameters have their averaged values."""
         kept = [p.detach().clone() for p in self.parameters]
         _fill(self.parameters, self.values)
         try:

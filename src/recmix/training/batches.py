@@ -1,4 +1,4 @@
-"""Batches of examples on a device.
+"""Make batches of examples on a device.
 
 The examples are stored on the device if they fit there. Otherwise each batch is copied when needed.
 """
@@ -29,7 +29,7 @@ class Batches:
     advance.
 
     Args:
-        examples: the examples.
+        examples: the data set, N examples (N, ...).
         device: the device of the batches.
         dtype: the dtype of the batches.
         binarise: whether the caller samples each pixel from a Bernoulli with its grey value as the
@@ -63,7 +63,7 @@ class Batches:
         return self._stored is not None
 
     def steps(self, batch_size: int) -> int:
-        """Number of batches in an epoch."""
+        """Number of batches of `batch_size` examples in an epoch."""
         return len(self) // min(batch_size, len(self))
 
     def order(self, batch_size: int, *, seed: int, epoch: int) -> Tensor:
@@ -79,12 +79,15 @@ class Batches:
         )
 
     def take(self, rows: Tensor) -> Tensor:
-        """Return the examples with the indices `rows` (B,), as (B, ...). They must be on the device."""
+        """Return the examples with the indices `rows` (B,), as (B, ...).
+
+        All examples must be on the device; see `resident`.
+        """
         assert self._stored is not None
         return self._as_float(self._stored.index_select(0, rows))
 
     def stream(self, order: Iterable[Tensor]) -> Iterator[Tensor]:
-        """Give one batch (B, ...) after the other, read in advance by threads.
+        """Yield the batches of an epoch, (B, ...) each. Threads read them in advance.
 
         Args:
             order: the example indices of each batch, (B,) each.
@@ -103,7 +106,7 @@ class Batches:
                     future.cancel()
 
     def in_order(self, batch_size: int) -> Iterator[Tensor]:
-        """Give batches of all examples in their stored order; the last batch may be smaller."""
+        """Yield batches of all examples in their stored order; the last batch may be smaller."""
         rows = torch.arange(len(self)).split(batch_size)
         if self._stored is None:
             yield from self.stream(rows)

@@ -1,4 +1,4 @@
-"""Make a new method from the spec of a run, and load a trained method from its run folder."""
+"""Make a new method from the options of a run (its spec), and load a trained method from a folder."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained method and what belongs to it.
+    """A trained method, with the options, history, folder and vocabulary of its training run.
 
     Attributes:
         method: the trained method.
-        spec: everything that defines the run.
+        spec: everything that defines the run: its options and a description of its data.
         history: the metrics of each epoch.
         folder: the run folder, or None if nothing was written.
         vocabulary: how texts are written as examples, if the data were texts.
@@ -59,15 +59,15 @@ class TrainedModel(Protocol):
 
     @property
     def spec(self) -> Spec:
-        """Everything that defines the run in which the model was trained."""
+        """The options and the data description of the run in which the model was trained."""
 
     @property
     def folder(self) -> Path | None:
-        """The run folder in which the model is stored, or None."""
+        """The run folder in which the model is stored, or None if it is not stored."""
 
     @property
     def vocabulary(self) -> Vocabulary | None:
-        """How texts are written as examples, if the model was trained on texts."""
+        """How texts are written as examples; None if the model was not trained on texts."""
 
 
 def pick_device(name: str) -> torch.device:
@@ -93,7 +93,7 @@ def build(
     """Make a new, untrained method. Its initial weights come from torch's global random generator.
 
     Args:
-        spec: what defines the method and its networks.
+        spec: the options of the method and of its networks.
         own: encoder, decoder, likelihood and prior that the user gave as objects.
         statistics: statistics of the training data that a new model needs, such as the mean.
         method: the class of the method, if it is not registered.
@@ -119,7 +119,8 @@ def load_trained(
 ) -> Trained:
     """Load a trained method from its run folder. No code in the folder is executed.
 
-    If ``recmix tune`` has chosen an inference for the run, it replaces that of the spec.
+    The inference settings say how the posterior is refined and calibrated. If ``recmix tune`` has
+    chosen settings for the run, they replace the settings with which the run was trained.
 
     Args:
         folder: a folder written by `recmix.fit`, `recmix.Model.save` or ``recmix train``; or the

@@ -35,16 +35,16 @@ MAX_HEADER = 100_000_000
 
 @dataclass
 class State:
-    """How far a training is.
+    """How far a training is, and the metrics so far.
 
     Attributes:
         epoch: number of epochs that are done.
         step: number of batches of the next epoch that are done.
         best_epoch: the epoch whose weights are kept.
         best_score: validation score of these weights, the IWAE bound in nats.
-        stopped: why the training was stopped early; empty if it was not.
+        stopped: why the training was stopped early; "" if it was not stopped early.
         history: the metrics of each epoch, one dict per epoch.
-        sums: sums of the metrics over the first `step` batches of the next epoch, by name.
+        sums: {metric: sum over the first `step` batches of the next epoch}.
     """
 
     epoch: int = 0
@@ -114,7 +114,7 @@ def load_checkpoint(
     generator: torch.Generator,
     average: dict[str, Tensor],
 ) -> tuple[State, dict[str, Tensor]]:
-    """Read a checkpoint. Changes the method, its optimisers, the generator and the averages in place.
+    """Read a checkpoint into the method, its optimisers, the generator and the averages, in place.
 
     Args:
         path: the file.

@@ -1,4 +1,4 @@
-"""Sentences about options that a user did not give: the likelihood and the learning rate."""
+"""Tell the user which likelihood and learning rate were chosen, if the user did not give them."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def about_rate(rate: float, examples: int) -> str:
 
 
 def print_choices(plans: Iterable[Plan], progress: bool | None) -> None:
-    """Print which likelihood and learning rate were chosen, where progress is shown.
+    """Print which likelihood and learning rate were chosen, if progress is shown.
 
     Args:
         plans: the trainings that will be done.
-        progress: as in `recmix.fit`. By default it is shown in a terminal and in a notebook.
+        progress: whether progress is shown. None means: only in a terminal and in a notebook.
     """
     if progress or (progress is None and (in_notebook() or sys.stderr.isatty())):
         for line in dict.fromkeys(line for plan in plans for line in _choices(plan)):

@@ -1,4 +1,7 @@
-"""The method name ``curvature``: train a curvature network for a model of any method."""
+"""Translate the method name ``curvature``: train a curvature network for a trained model.
+
+A curvature network predicts the posterior covariance near a latent point z.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +32,19 @@ VALIDATION = Inference(how="learned", refine=2, checks=0)
 
 
 def without_curvature_name(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace the method name ``curvature`` in the arguments of `recmix.fit` by the method of `init`.
+    """Translate the method name ``curvature`` into arguments that `recmix.fit` can carry out.
 
-    With the new arguments `fit` copies the model `init`, adds a curvature network and trains only this
-    network. If the method is not ``curvature``, the arguments are returned unchanged.
+    `fit(method="curvature", init=run)` adds a curvature network to a copy of the trained model `init`
+    and trains only this network. A curvature network predicts the posterior covariance near z.
 
     Args:
-        request: keyword arguments of `recmix.fit`.
+        request: keyword arguments of `recmix.fit`. For ``curvature``, `init` is required: a trained
+            model or the folder of its run.
+
+    Returns:
+        New keyword arguments. For ``curvature``, `method` is the method class of `init`, `train` is
+        ``curvature``, and options that were not given come from `init` or have the defaults of this
+        training. For all other methods, the result is a copy of `request`.
     """
     if not isinstance(request["method"], str) or request["method"] != CURVATURE:
         return dict(request)

@@ -1,4 +1,4 @@
-"""Engines: different ways to run the training steps of one or several models on the device.
+"""Engines: classes that run the training steps of one or several models on the device.
 
 A `Job` is the training of one model. ``eager`` calls the step of each job in turn. The package
 `recmix.accelerate` adds ``graph`` (the steps of all jobs as one CUDA graph) and ``compile``. The
@@ -22,8 +22,10 @@ __all__ = ["ENGINES", "Eager", "Engine", "pick_engine"]
 class Engine(ABC):
     """Trains several models side by side: each call of `step` trains every model on its next batch.
 
+    Subclasses run the steps in different ways, for example as one CUDA graph.
+
     Args:
-        jobs: the trainings. `Job.begin_epoch` has been called for each.
+        jobs: the trainings, one for each model. `Job.begin_epoch` has been called for each.
     """
 
     name: ClassVar[str]
@@ -33,7 +35,7 @@ class Engine(ABC):
 
     @abstractmethod
     def step(self) -> None:
-        """Train every job on its next batch."""
+        """Train the model of every job on its next batch."""
 
 
 class Eager(Engine):
@@ -42,7 +44,7 @@ class Eager(Engine):
     name = "eager"
 
     def step(self) -> None:
-        """Train every job on its next batch, one job after the other."""
+        """Train the model of every job on its next batch, one model after the other."""
         for job in self.jobs:
             job.step()
 
@@ -53,7 +55,7 @@ FALLBACKS = {"auto": ("graph",), "graph": ("graph",), "compile": ("compile", "gr
 
 
 def pick_engine(name: str, jobs: Sequence[Job]) -> tuple[Engine, str]:
-    """Make an engine for these jobs, and explain the choice.
+    """Make an engine, which runs the training steps of these jobs, and explain the choice.
 
     Args:
         name: ``auto``, ``eager``, ``graph`` or ``compile``. Where the steps cannot be captured in a

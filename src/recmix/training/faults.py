@@ -1,4 +1,4 @@
-"""Raise errors with advice if the device has too little memory or no deterministic operation."""
+"""Raise errors with advice if memory is too small or an operation is not deterministic."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 def faults(jobs: Sequence[Job]) -> Iterator[None]:
     """Context in which trainings run. If the device cannot run them, the error says what to change.
 
-    There are two such errors: too little memory, and an operation that is not deterministic. Trainings
-    that are not done get the status "failed". Their last checkpoints stay.
+    There are two reasons: the memory is too small, or the training must be deterministic and an
+    operation is not. Trainings that are not done get the status "failed". Their last checkpoints stay.
 
     Args:
         jobs: the trainings. All or none of them are deterministic.
@@ -51,7 +51,7 @@ def faults(jobs: Sequence[Job]) -> Iterator[None]:
 def deterministic(wanted: bool) -> Iterator[None]:
     """Context in which repeating a computation gives exactly the same bits.
 
-    An operation for which torch cannot do this raises a ConfigError that names the operation.
+    If torch has no deterministic version of an operation, a ConfigError names the operation.
 
     Args:
         wanted: if False, nothing is changed.
@@ -101,11 +101,11 @@ def deterministic(wanted: bool) -> Iterator[None]:
 
 @contextmanager
 def same_noise(jobs: Sequence[Job]) -> Iterator[None]:
-    """Context for training steps that raises an error if they draw from torch's global generator.
+    """Context for training steps. It raises an error if they use torch's global random generator.
 
-    It applies to deterministic trainings only. A checkpoint stores the state of the job's own random
-    generator, not of the global one. So a resumed training would get other noise, for example in
-    dropout, which uses the global generator.
+    The check is made for deterministic trainings only. A checkpoint stores the state of the job's own
+    random generator, but not of the global generator. So a layer that uses the global generator, such
+    as dropout, would get other noise after a resume.
 
     Args:
         jobs: the trainings. All or none of them are deterministic.

@@ -1,7 +1,7 @@
-"""Train models in the order that they need.
+"""Train several models, each after the model that it starts from.
 
-Models that other models start from are trained first, then the others. Models that choose their
-number of components (``order = "auto"``) are trained last.
+A model whose number of mixture components is chosen automatically (``order = "auto"``) is trained
+last.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ __all__ = ["FIRST_STAGE", "IGNORED_ON_RESUME", "REQUEST", "SECOND_STAGE", "train
 def train_models(requests: Sequence[dict[str, Any]], *, progress: bool | None = None) -> list[Trained]:
     """Train many models: on a GPU all at once in one process, on a CPU one after the other.
 
-    Each model has its own data, order of the examples and random stream. So its result is the same
-    as if it were trained alone.
+    Each model has its own data, random order of the examples and random generator. So the result is
+    the same as if each model were trained alone.
 
     Args:
         requests: for each model, a dict of keyword arguments of `recmix.fit`, including ``method``
             and ``data``.
-        progress: as in `recmix.fit`.
+        progress: how progress is shown; False shows nothing, see `recmix.fit`.
 
     Returns:
         The trained models, in the order of `requests`.

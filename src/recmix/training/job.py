@@ -44,14 +44,14 @@ class Job:
         method: the method to train, in place.
         data: training and validation data.
         training: training options, with `epochs` and `learning_rate` filled in.
-        objective: what one training step maximises. Validation uses the posterior that its
-            `inference` gives.
+        objective: what one training step maximises, such as the ELBO. Its `inference` says how the
+            posterior is refined in validation.
         continued: whether the method has trained weights at the start. Then these weights are
             validated as epoch 0, and can be selected as the best.
         run: the run folder for checkpoints. Without it nothing is written.
         resume: whether to continue from the checkpoint in the run folder, if there is one.
         title: name of the training in the progress bar.
-        callbacks: functions that are called after each epoch.
+        callbacks: functions that are called with (epoch, metrics) after each epoch.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Job:
 
     @property
     def averages(self) -> dict[str, Tensor]:
-        """The moving averages of the weights by name; empty if weights are not averaged."""
+        """The moving averages of the weights, {name: tensor}; empty if weights are not averaged."""
         return self.average.tensors() if self.average else {}
 
     @property
@@ -203,7 +203,10 @@ class Job:
             self.average.update()
 
     def check(self) -> None:
-        """Raise NonFiniteError if a metric of this epoch was not finite. This waits for the device."""
+        """Raise NonFiniteError if a metric of this epoch, such as the loss, was NaN or infinite.
+
+        This waits for the device.
+        """
         self.world.smallest(self.meter.first_bad)
         if found := self.meter.not_finite():
             name, step = found
@@ -238,14 +241,15 @@ class Job:
             self.method.model.eval()
 
     def end_epoch(self, validation: Tensor) -> dict[str, float]:
-        """Finish an epoch: add a row to the history, keep the best weights, and stop early if due.
+        """Finish an epoch: store its metrics, keep the best weights, and decide whether to stop early.
 
         Args:
-            validation: the result of the method `validation` for the present weights.
+            validation: means of the ELBO and the IWAE bound over the validation examples, (2,), from
+                the method `validation`.
 
         Returns:
-            The new row of the history: the metrics of the epoch. It holds no times, so the same seed
-            gives the same row.
+            The metrics of the epoch, {name: value}, which are added to the history. They include no
+            computing times, so the same seed gives the same metrics.
         """
         state, training = self.state, self.training
         rate = (training.learning_rate or 0) * rate_factor(state.epoch, self.epochs, training)
@@ -386,7 +390,7 @@ class Job:
 
 
 def stop_all(jobs: list[Job], signal_name: str) -> NoReturn:
-    """Save every job after a signal, then raise Interrupted with a message for the user.
+    """Save every training after a signal such as SIGTERM, then raise Interrupted with a message.
 
     Args:
         jobs: the trainings.

@@ -21,14 +21,14 @@ def row_label(method: type[Method], training: Training, inference: Inference, in
 
     A plain VAE that continues the training of a plain VAE is called ``VAE+``. The name contains the
     options that change what is learned, such as `train` and `distil`. It contains the initial model if
-    this is not the model from which the method usually starts. Other options, such as the learning
-    rate, are not in the name.
+    the method usually starts from another model. Other options, such as the learning rate, are not in
+    the name.
 
     Args:
         method: the class of the trained method.
         training: the training options of the run.
-        inference: the inference options of the run.
-        init: the spec of the model that the run starts from, or the request for it, or None.
+        inference: the inference options of the run: how the posterior is refined and calibrated.
+        init: the initial model: its `Spec`, or its `Request` if it is not trained yet, or None.
 
     >>> from recmix.methods.vae import VAE
     >>> from recmix.runs.spec import Spec

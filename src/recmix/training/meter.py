@@ -1,4 +1,4 @@
-"""`Meter`: the sums of training metrics over an epoch, kept on the device."""
+"""`Meter`: sums training metrics over an epoch, on the device."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Meter:
         """Begin an epoch, or continue an epoch of which `step` batches are done.
 
         Args:
-            step: number of batches that are done.
-            sums: sums of the metrics over these batches, by name; empty for none.
+            step: number of batches of the epoch that are done.
+            sums: {metric: its sum over these batches}; empty if `step` is 0.
         """
         self.step.fill_(step)
         if sums:
@@ -48,7 +48,11 @@ class Meter:
             self.first_bad = torch.full_like(self.sums, math.inf)
 
     def add(self, metrics: dict[str, Tensor]) -> None:
-        """Add the metrics of one batch, a tensor with one number for each name."""
+        """Add the metrics of one batch to the sums.
+
+        Args:
+            metrics: {name of the metric: tensor with one number}.
+        """
         self._name(list(metrics))
         values = torch.stack(list(metrics.values())).to(torch.float64)
         self.sums.add_(values)
@@ -57,11 +61,13 @@ class Meter:
         self.step.add_(1)
 
     def totals(self) -> dict[str, float]:
-        """Return the sum of each metric over the batches so far in this epoch, by name."""
+        """Return {metric: its sum over the batches so far in this epoch}."""
         return dict(zip(self.names, self.sums.tolist(), strict=True))
 
     def not_finite(self) -> tuple[str, int] | None:
-        """Return the name of a metric that was NaN or infinite, and its first such batch (from 0).
+        """Return the name of a metric that was NaN or infinite, and the batch where this began.
+
+        Batches are numbered from 0.
 
         The result is None if all metrics were finite.
         """

@@ -25,7 +25,7 @@ def in_notebook() -> bool:
 
 
 class NotebookBar:
-    """A bar in the output of a notebook cell. It needs no widgets.
+    """A progress bar in the output of a Jupyter notebook cell. It needs no widgets.
 
     Args:
         title: text in front of the bar.

@@ -21,13 +21,13 @@ STORES = ("_modules", "_parameters", "_buffers")
 
 
 class MethodModule(nn.Module):
-    """A method of a user's module, such as ``vae.encode``, as a module of its own.
+    """A module that calls a method of a user's module, such as ``vae.encode``.
 
-    The weights are those of the user's module. After `keep_used` it contains only the parts that the
-    method uses. So the encoder's weights are not also weights of the decoder.
+    It shares the weights of the user's module. After `keep_used` it contains only the submodules and
+    parameters that the method uses. So the encoder's weights are not also weights of the decoder.
 
     Args:
-        method: the bound method.
+        method: the bound method, such as ``vae.encode``.
 
     >>> class VAE(nn.Module):
     ...     def __init__(self):
@@ -49,13 +49,13 @@ class MethodModule(nn.Module):
             self.whole.__dict__[store] = dict(getattr(self.whole, store))
 
     def forward(self, x: Any) -> Any:
-        """Call the method."""
+        """Return the result of the user's method for x."""
         return getattr(self.whole, self.name)(x)
 
     def keep_used(self, x: Any) -> None:
-        """Call the method once, and leave out the module's parts that it does not use.
+        """Call the user's method once, and remove the submodules and parameters that it does not use.
 
-        All parts stay if the method fails.
+        Nothing is removed if the call fails.
 
         Args:
             x: an input of the method.
@@ -100,7 +100,7 @@ class _Recorded(dict[str, Any]):
 
 
 def as_networks(encoder: Any, decoder: Any) -> tuple[Any, Any]:
-    """Return an encoder and a decoder, each a module, if a whole VAE or its methods were given.
+    """Return an encoder and a decoder as two modules, also if a whole VAE or its methods are given.
 
     Args:
         encoder: a module; a method of a module, such as ``vae.encode``; or a whole VAE with the methods
@@ -122,10 +122,13 @@ def as_networks(encoder: Any, decoder: Any) -> tuple[Any, Any]:
 
 
 def keep_used_parts(own: Own, shape: tuple[int, ...], latent: int) -> None:
-    """Leave out the parts of a whole VAE that its method `encode` or `decode` does not use.
+    """Remove from the encoder what `encode` of a whole VAE does not use, and likewise for `decode`.
+
+    The encoder and the decoder may both contain the whole VAE. Then each keeps only the submodules and
+    parameters that its own method uses.
 
     Args:
-        own: the user's encoder and decoder; they are changed if they are a `MethodModule`.
+        own: the user's encoder and decoder. Each is changed in place if it is a `MethodModule`.
         shape: shape of an example.
         latent: dimension of z.
     """

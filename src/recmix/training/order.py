@@ -120,7 +120,7 @@ def gains(
     *,
     samples: int,
 ) -> NDArray[np.float64]:
-    """Return the IWAE bound of `grown` minus that of `control` for each example, in nats, (N,).
+    """Return how much higher the IWAE bound of `grown` is than that of `control`, (N,), in nats.
 
     Both methods get the same noise, so that common errors cancel. The bound is IWAE-K, as in the
     selection of the best epoch. It is averaged over about `SAMPLES` / K repetitions, which reduces its
@@ -130,8 +130,8 @@ def gains(
         grown: the method with the new component.
         control: the method without the new component.
         examples: the examples to test on.
-        inference: the refinement of the posterior, as in the selection of the best epoch; None for
-            none.
+        inference: how the posterior is refined, as in the selection of the best epoch; None for no
+            refinement.
         samples: K of IWAE-K.
     """
     centre = grown.model.centre
@@ -152,16 +152,19 @@ def gains(
 def judge(
     order: int, gained: NDArray[np.float64], own: NDArray[np.float64], significance: float
 ) -> Step:
-    """Decide whether a new component is kept: both of its mean gains must be significantly above zero.
+    """Decide whether a new mixture component is kept: both mean gains must be significantly above 0.
+
+    A gain is an increase of the IWAE bound. The control is the mixture without the new component,
+    trained for the same number of epochs.
 
     If two tests must both be significant at one level, this is again a test at that level (an
     intersection-union test).
 
     Args:
         order: number of components, including the new one.
-        gained: gain over the control for each example, (N,).
-        own: gain over the same mixture without the new component for each example, (N,).
-        significance: the significance level.
+        gained: gain over the control for each of N examples, (N,), in nats.
+        own: gain over the same mixture without the new component for each example, (N,), in nats.
+        significance: the significance level of the tests.
 
     >>> clear = np.array([0.5, 0.7, 0.6, 0.8, 0.4])
     >>> judge(2, clear, clear, 0.05).kept, judge(2, clear, -clear, 0.05).kept
@@ -191,14 +194,15 @@ def choose_order(
     (two components, trained further) and ``order_3`` for the second step, and so on.
 
     Args:
-        spec: what defines the run; `spec.auto` holds the largest order and the significance level.
-        data: the data. Test examples are not used.
+        spec: the options of the run. `spec.auto` holds the largest number of components and the
+            significance level.
+        data: training and validation examples. Test examples are not used.
         init: the trained model to start from.
         method: the class of the mixture.
         run: the run folder, or None if nothing is written.
         resume: whether to continue the steps that are already in the folder.
         train_models: trains the two mixtures of a step, see `recmix.training.fit.train_models`.
-        progress: as in `recmix.fit`.
+        progress: how progress is shown; False shows nothing, see `recmix.fit`.
 
     Returns:
         The mixture with the chosen number of components.
@@ -262,7 +266,12 @@ def choose_order(
 
 
 def summary(steps: Sequence[Step]) -> str:
-    """Return a sentence that describes all steps and ends with the chosen number of components.
+    """Return a text for the user: the result of each step, and the chosen number of components.
+
+    Each step tests whether one more mixture component improves the model.
+
+    Args:
+        steps: the steps that were made, at least one. `kept` can be False only in the last step.
 
     >>> summary([Step(2, 0.0, 0.1, 0.0, 0.1, 0.5, False)])[-17:]
     'not kept: order 1'

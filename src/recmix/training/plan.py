@@ -1,4 +1,4 @@
-"""`make_plan` makes what one training needs from the arguments of `recmix.fit`.
+"""`make_plan` prepares one training from the arguments of `recmix.fit`.
 
 The steps are: read the options (`recmix.training.request`), read the data, make the model p(x, z),
 make the method. Then `Plan.claim_folder` makes the run folder, and `Plan.job` the training.
@@ -40,10 +40,10 @@ class Plan:
 
     Attributes:
         request: the arguments of the call, without the data.
-        spec: everything that defines the run.
+        spec: everything that defines the run: its options and a description of its data.
         data: training and validation data.
         method: the method to train, with its initial weights.
-        first: the plan of the model to start from, if this model must be trained first.
+        first: the plan of the initial model, if the initial model must be trained first; else None.
         init: the trained model to start from, or None.
         finished: the trained model, if the run in the folder is already complete.
     """
@@ -91,7 +91,7 @@ class Plan:
         group.wait()
 
     def job(self) -> Job:
-        """Make the training job. If there is an `init`, its weights are copied into the method."""
+        """Make the `Job` that trains the method. The weights of `init`, if given, are copied into it."""
         asked, spec, training = self.request, self.spec, self.spec.training
         if self.init:
             with torch.random.fork_rng():
@@ -119,8 +119,8 @@ def make_plan(method: Any, data: Any, *, select_on: Examples | None = None, **ar
     """Check the arguments of `recmix.fit`, read the data and make the networks. Writes no files.
 
     Args:
-        method: as in `recmix.fit`.
-        data: as in `recmix.fit`.
+        method: a method name, a `Method` class or an instance, as in `recmix.fit`.
+        data: the data set, in any form that `recmix.fit` takes.
         select_on: examples that select the best epoch, instead of all validation examples. They are
             given only while the number of components is chosen (``order = "auto"``).
         **arguments: the other arguments of `recmix.fit`; see `read_request`.

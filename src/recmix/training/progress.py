@@ -27,7 +27,7 @@ QUIET_SECONDS = 15.0
 
 
 class Report(Protocol):
-    """A function that the training loop calls to report its progress; `watch` gives one."""
+    """A function that the training loop calls to report its progress. The context `watch` gives it."""
 
     def __call__(self, epoch: float, /, note: str = "") -> None:
         """Report that `epoch` epochs are done.
@@ -45,11 +45,11 @@ def watch(title: str, epochs: int, done: int, show: bool | None = None) -> Itera
     The context gives a function, which the training calls to report its progress.
 
     Args:
-        title: what is trained.
+        title: name of the training, in front of the bar.
         epochs: the largest number of epochs.
-        done: epochs that are already done.
-        show: False for nothing. Otherwise a bar in a terminal or a notebook, and elsewhere a line
-            every 15 seconds; True also prints a line at the end of a shorter training.
+        done: number of epochs that are already done.
+        show: False shows nothing. Otherwise there is a bar in a terminal or a notebook, and elsewhere
+            a printed line every 15 seconds. True also prints a line at the end of a shorter training.
     """
     console = Console(stderr=True)
     if show is False:
@@ -83,14 +83,15 @@ def watch(title: str, epochs: int, done: int, show: bool | None = None) -> Itera
 
 @contextmanager
 def count(title: str, total: int, show: bool | None = None) -> Iterator[Callable[[int], None]]:
-    """Show a bar with the time left while the context is open, or a line every 15 seconds.
+    """Show how many items of a work are done, and the time left, while the context is open.
 
-    The context gives a function. Call it with the number of items that are done.
+    It shows a bar in a terminal or a notebook, and elsewhere prints a line every 15 seconds. The context
+    gives a function. Call it with the number of items that are done.
 
     Args:
         title: text in front of the bar.
         total: number of items.
-        show: False for nothing.
+        show: False shows nothing.
     """
     console = Console(stderr=True)
     if show is False:

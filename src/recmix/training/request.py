@@ -62,19 +62,20 @@ class Request:
         label: the name of the run in tables of results.
         options: options of the method, complete with defaults.
         auto: how the number of components is chosen (``order = "auto"``), or None.
-        model: options of the model that were given.
-        counts_classes: whether the model needs the number of classes in the data.
+        model: options of the model p(x, z) that were given.
+        counts_classes: whether the model needs the number of classes in the data, such as the number
+            of different tokens.
         own: encoder, decoder, likelihood and prior that the user gave as objects.
         training: training options, with epochs and learning rates filled in.
         usual_rate: whether the learning rate is the default of a training that starts from a trained
             model.
-        inference: inference options.
+        inference: inference options: how the posterior is refined and calibrated.
         objective: what one training step maximises.
         device: the device of the method.
         start: the trained model to start from, or None.
         address: the address of `start` on the Hugging Face Hub, if it came from there.
-        first: the request for the model to start from, if this model must be trained first.
-        vae_epochs: epochs of the model that is trained first, as the user gave them.
+        first: the request for the initial model, if the initial model must be trained first.
+        vae_epochs: number of epochs of the initial model, if the user gave it.
         run: the run folder, or None if nothing is written.
         found: whether the folder already held a run.
         resume: whether to continue the run in the folder.
@@ -235,7 +236,7 @@ def _check_arguments(
 
 
 def check_start(init: Any) -> None:
-    """Raise a ConfigError if `init` is neither a trained model nor its folder."""
+    """Raise a ConfigError unless `init` is a trained model, its folder, its address or None."""
     if init is not None and not isinstance(init, str | Path) and not hasattr(init, "spec"):
         advice = "make a model of networks that were trained elsewhere with recmix.wrap"
         raise ConfigError(f"init must be a trained model or its folder, got {shown(init)}: {advice}")
@@ -278,13 +279,13 @@ def _with_instance(method: Method, given: Given, options: Mapping[str, Any]) -> 
 
 
 def by_stage(training: Training, cls: type[Method], *, continued: bool) -> Training:
-    """Fill in epochs and learning rates that were not given.
+    """Return the training options with defaults for epochs and learning rates that were not given.
 
-    The defaults of a model that starts from a trained one (`continued`) differ from those of a new
-    one.
+    The defaults of a training that starts from a trained model (`continued`) differ from the defaults
+    of a new training.
 
     Args:
-        training: the options as they were given.
+        training: the training options as they were given.
         cls: the class of the method.
         continued: whether the method starts from a trained model.
     """

@@ -21,9 +21,9 @@ IGNORED_ON_RESUME = {"epochs", "device", "checkpoint_every", "tensorboard", "roo
 def how_to_resume(run: Run) -> str:
     """Return a text for the user that says how to continue the run in a folder.
 
-    This is a ``recmix train`` command if possible. If the user wrote the networks, the command needs
-    ``--networks``. If the data were in memory, the text names two ways: repeat the call in Python with
-    ``resume=True``, or save the data in a file and use the command.
+    The text names a ``recmix train`` command if possible. If the user wrote the networks, the command
+    needs ``--networks``. If the data were in memory, the text names two ways: repeat the call in Python
+    with ``resume=True``, or save the data in a file and use the command.
     """
     spec = run.spec()
     model = spec.model
@@ -39,15 +39,15 @@ def how_to_resume(run: Run) -> str:
 
 
 def is_complete(run: Run, spec: Spec, group: World) -> bool:
-    """Whether the run in the folder is complete. Raises an error if it is not the requested run.
+    """Whether the run in the folder is complete. Raises an error if its options differ from `spec`.
 
     If the run is not complete, this also prepares the folder for training: it reserves the folder, and
-    writes the new spec after all processes have read the old one.
+    writes the new spec after all processes have read the old spec.
 
     Args:
         run: the run folder.
-        spec: the spec of the requested run.
-        group: the processes of this training.
+        spec: the options and the data description of the requested run.
+        group: the processes that train the model together.
     """
     stored = run.spec()
     for name, theirs, ours in _differences(stored, spec):

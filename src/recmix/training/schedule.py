@@ -1,4 +1,4 @@
-"""The learning rate and the weight of the KL over the epochs, and the clipping of gradients."""
+"""Set the learning rate and the weight of the KL in each epoch, and clip gradients."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ def set_rate(optimizers: Iterable[Optimizer], factor: float) -> None:
 class KLWeight:
     """The weight of the KL in the loss: it rises linearly from 0 to 1 over the first epochs.
 
-    It is a tensor on the device that each training step computes from its own number. So a captured
-    CUDA graph reads it, and a resumed training continues with the same weight.
+    The weight is a tensor on the device. Each training step computes it from the number of the step. So
+    a CUDA graph can read it, and a resumed training continues with the same weight.
 
     Args:
-        epochs: number of epochs over which it rises; 0 means that it is always 1.
+        epochs: number of epochs over which the weight rises; 0 means that the weight is always 1.
         steps: number of training steps in an epoch.
         like: a tensor on the device and of the dtype of the weight.
 

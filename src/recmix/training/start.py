@@ -1,4 +1,4 @@
-"""Checks of the trained model that a new training starts from, and its description in the spec."""
+"""Check the trained model that a new training starts from, and describe it in the run's spec."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def check_data(start: TrainedModel, data: Data) -> None:
 def check_options(start: Spec, spec: Spec, *, networks: bool) -> None:
     """Raise a ConfigError if the initial model has options that do not fit the new run.
 
-    The new run starts its training from this initial model.
+    The initial model is the trained model whose weights the new run starts from.
 
     Args:
-        start: the spec of the initial model.
-        spec: the spec of the new run.
+        start: the options (spec) of the initial model.
+        spec: the options (spec) of the new run.
         networks: if True, all model options must be equal. If False, only the latent dimension and the
             likelihood must be equal. Options of the curvature network are never compared.
     """
@@ -71,7 +71,14 @@ def check_options(start: Spec, spec: Spec, *, networks: bool) -> None:
 
 
 def check_architecture(start: TrainedModel, method: Method) -> None:
-    """Raise a ConfigError if the initial model has networks of other shapes than the new method."""
+    """Raise a ConfigError if the encoder or decoder of the initial model does not fit the new method.
+
+    The parameters of both must have the same names and shapes.
+
+    Args:
+        start: the trained model whose weights the new training starts from.
+        method: the new method.
+    """
     pairs = {
         "encoder": (start.method.base_encoder, method.base_encoder),
         "decoder": (start.method.model.decoder, method.model.decoder),
@@ -82,11 +89,14 @@ def check_architecture(start: TrainedModel, method: Method) -> None:
 
 
 def origin(start: TrainedModel, address: str | None = None) -> dict[str, Any]:
-    """Describe the initial model of a run: its method, label, place and a hash of its weights.
+    """Describe the initial model of a run, as {"method", "label", "run", "weights"}.
+
+    ``run`` is the folder or the address of the initial model, ``weights`` is a hash of its weights.
 
     Args:
-        start: the model to start from.
-        address: its address on the Hugging Face Hub, if it came from there; it then has no folder.
+        start: the trained model that the run starts from.
+        address: the address of `start` on the Hugging Face Hub, if it came from there. Then `start`
+            has no folder.
     """
     digest = hashlib.sha256()
     for name, value in sorted(start.method.state_dict().items()):

@@ -1,4 +1,4 @@
-"""Warn of data, networks and learning rates that are probably wrong, although training can use them."""
+"""Warn of data, networks and learning rates that are probably wrong, although training runs."""
 
 from __future__ import annotations
 
@@ -60,11 +60,14 @@ def warn_if_suspicious(data: Data, method: Method, *, own_decoder: bool) -> None
 
 @torch.no_grad()
 def warn_if_misread(method: Method, x: Tensor) -> None:
-    """Warn if an output of networks that were trained elsewhere probably has another meaning.
+    """Warn if the encoder or decoder of a VAE probably returns other quantities than recmix expects.
+
+    Examples are an encoder that returns (mean, std) instead of (mean, log-variance), and a decoder that
+    returns probabilities instead of logits.
 
     Args:
         method: a VAE whose networks were trained elsewhere.
-        x: a few examples (B, ...). If all values are 0, they are no examples, and the warnings that
+        x: a few examples (B, ...). All values 0 means that no examples are known. Then the checks that
             need examples are left out.
     """
     x = x[:EXAMPLES]
@@ -154,9 +157,9 @@ def fell(first: float, best: float, rows: Sequence[Mapping[str, float]], rate: f
     The bound before training is compared with the final bound and with the lowest bound of all epochs.
 
     Args:
-        first: the validation bound before training; not a number if it is not known.
+        first: the validation bound before training, in nats; NaN if it is not known.
         best: the validation bound of the weights that are kept.
-        rows: the history of the training.
+        rows: the history of the training: the metrics of each epoch.
         rate: the learning rate.
     """
     if not math.isfinite(first) or not rows:

@@ -1,4 +1,6 @@
-"""The processes that train one model under ``torchrun``: rank, size, and sums over all processes.
+"""`World`: the processes that train one model together under ``torchrun``.
+
+It has the rank of this process and the number of processes, and computes sums and averages over all processes.
 
 Without ``torchrun`` there is one process, and nothing is exchanged.
 """
@@ -39,10 +41,10 @@ class World:
         return self.rank == 0
 
     def share(self, order: Tensor) -> Tensor:
-        """Return the columns of `order` that belong to this process, as (steps, batch / size).
+        """Return the example indices that this process trains on, (steps, batch / number of processes).
 
         Args:
-            order: example indices of each batch of an epoch, (steps, batch). Each row is one batch.
+            order: example indices of each batch of an epoch, for all processes, (steps, batch).
         """
         if order.shape[1] % self.size:
             raise ConfigError(
@@ -81,7 +83,7 @@ class World:
         return values
 
     def agree(self, values: Tensor) -> Tensor:
-        """Send `values` of the process of rank 0 to all processes; each returns them, as float64.
+        """Return the `values` of the process of rank 0, as float64, in every process.
 
         Args:
             values: a tensor, of the same shape in all processes.
@@ -108,7 +110,7 @@ class World:
 
 
 def world() -> World:
-    """Return the processes of this training. Under ``torchrun``, the first call joins the group."""
+    """Return the `World` of this process. Under ``torchrun``, the first call joins the process group."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1 or "TORCHELASTIC_RUN_ID" not in os.environ:
         return World(0, 1)

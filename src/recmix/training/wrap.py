@@ -1,4 +1,4 @@
-"""Make a `Trained` object from networks that were trained elsewhere. They are not trained here."""
+"""Make a `Trained` object from networks that were trained without recmix. Nothing is trained."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ def wrap_networks(
     example: Any = None,
     label: str = "VAE",
 ) -> Trained:
-    """Make a `Trained` VAE from a user's encoder and decoder; see `recmix.wrap` for the arguments."""
+    """Make a `Trained` VAE from an encoder and a decoder that were trained without recmix.
+
+    The networks are used as they are. `recmix.wrap` explains the arguments.
+    """
     encoder, decoder = as_networks(encoder, decoder)
     check_module(encoder, "encoder")
     check_module(decoder, "decoder")

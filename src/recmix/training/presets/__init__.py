@@ -1,4 +1,4 @@
-"""Presets, which are sequences of trainings (stages) in TOML files: read, list and train them."""
+"""Read, list and train presets. A preset is a sequence of trainings (stages) in a TOML file."""
 
 from recmix.training.presets.read import Preset, Stage, preset_file, presets, read_preset
 from recmix.training.presets.stages import stored_arguments, train_preset

@@ -38,12 +38,12 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9+-]*")
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One of the trainings in a preset.
+    """One training in a preset, which is a sequence of trainings (stages).
 
     Attributes:
         name: name of the stage and of its folder.
         method: name of the method that is trained.
-        after: name of the stage whose weights it starts from; empty for the first stage.
+        after: name of the stage whose trained weights this stage starts from; "" for the first stage.
         options: options of the method, of training and of inference, as in the TOML file.
     """
 
@@ -107,7 +107,7 @@ def preset_file(preset: str | Path) -> Path:
 
 
 def read_preset(preset: str | Path) -> Preset:
-    """Read a preset and check it as far as possible without data.
+    """Read a preset, a sequence of trainings in a TOML file, and check its options.
 
     Args:
         preset: the name of a preset of the library, or the path of a user's TOML file.
@@ -120,7 +120,7 @@ def read_preset(preset: str | Path) -> Preset:
 
 
 def parse(content: Any, name: str, where: str) -> Preset:
-    """Make a preset from the content of its file.
+    """Make a `Preset` (a sequence of trainings) from the content of its file.
 
     Args:
         content: the content of the TOML or JSON file, parsed.
@@ -179,7 +179,7 @@ def check_options(method: str, options: Mapping[str, Any]) -> None:
 
     Args:
         method: name of the method.
-        options: options of the method, of training and of inference, by name.
+        options: options of the method, of training and of inference, {name: value}.
     """
     given = read_options(method, options, OWN)
     split_auto(given.method)

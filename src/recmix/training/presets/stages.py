@@ -57,19 +57,21 @@ def train_preset(
 ) -> Trained:
     """Train the stages of a preset one after the other and return the model of the last stage.
 
+    A preset is a sequence of trainings (stages). Each starts from the weights of an earlier stage.
+
     Args:
         preset: the name of a preset, the path of a TOML file, or a `Preset`.
-        data: as in `recmix.fit`.
+        data: the data set, in any form that `recmix.fit` takes.
         out: folder of the run. It holds the last stage; each earlier stage has its own folder
             inside.
         resume: continue the run in `out`; finished stages are not repeated.
         overwrite: replace the run in `out`.
         vae_epochs: number of epochs of the first stage, a VAE. If the first stage is another
             method, this is the number of epochs of the VAE that it starts from.
-        progress: as in `recmix.fit`.
+        progress: how progress is shown; False shows nothing, see `recmix.fit`.
         **arguments: the other arguments of `recmix.fit`. Options of the model and the networks
-            apply to the first stage, from which the others start. The options in `ALL_STAGES` apply
-            to all stages. All other options apply to the last stage.
+            apply to the first stage; the other stages take them from there. The options in
+            `ALL_STAGES` apply to all stages. All other options apply to the last stage.
     """
     if resume and overwrite:
         raise ConfigError("resume and overwrite exclude each other: continue a run, or replace it")
