@@ -59,10 +59,11 @@ use recmix.data.ArrayExamples(x_train.astype('float32'))
         what: Name of `x` in error messages.
         shape: Required shape of one example; None for any.
         at_least: Smallest allowed number of examples.
-        fields: Shape of each field by name, for examples with several fields.
+        fields: {name: shape} of the fields, if an example consists of several named arrays.
 
     Raises:
-        DataError: If `x` does not hold such examples.
+        DataError: If `x` is not numeric, has values that are not finite, or does not have the required
+            shape, fields or number of examples.
     """
     if isinstance(x, Mapping):
         if fields is None:
@@ -96,18 +97,19 @@ use recmix.data.ArrayExamples(x_train.astype('float32'))
 
 
 def pack_fields(x: Mapping[str, Any], what: str, fields: Fields | None = None) -> tuple[Array, Fields]:
-    """Pack examples with several fields into one float32 array.
+    """Pack N examples that have several fields (named arrays) into one float32 array (N, P).
 
-    Values are used as they are; uint8 is not divided by 255.
+    P is the number of values of all fields of one example. Values are used as they are; uint8 is not
+    divided by 255.
 
     Args:
-        x: The array (N, *shape) of each field by name.
+        x: {field name: array (N, *shape)}.
         what: Name of `x` in error messages.
-        fields: Names and shapes of the fields; by default those of the arrays, in the order of the
-            dict.
+        fields: Names and shapes of the fields; by default the names and shapes in `x`, in the order of
+            the dict.
 
     Returns:
-        The array (N, P), where P is the number of values of all fields of one example, and the fields.
+        The packed array (N, P), and the names and shapes of the fields.
     """
     arrays = {}
     for name, value in x.items():

@@ -1,4 +1,4 @@
-"""Tables of numbers with named columns: pandas DataFrames, .csv and .parquet files."""
+"""Read tables of numbers from pandas DataFrames, .csv files and .parquet files."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def table_of_frame(frame: Any, what: str) -> ColumnTable:
 
 
 def read_csv(path: Path) -> ColumnTable:
-    """Read a file of numbers separated by commas, one example per line; it may be gzipped.
+    """Read a .csv file of numbers, one example per line. The file may be gzipped.
 
     If a cell of the first line is not a number, the first line is read as the names of the columns.
     """

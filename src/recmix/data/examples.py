@@ -1,6 +1,7 @@
-"""`Examples`, the interface to the examples of a data set, and `ArrayExamples`, stored in memory.
+"""Define `Examples`, the interface to the examples of a data set.
 
-All examples have one shape, called the event shape. They are read as float32 (N, *event).
+`ArrayExamples` is the class for examples that are stored in memory. All examples of a data set have the
+same shape, called the event shape. They are read as float32 (N, *event).
 """
 
 from __future__ import annotations
@@ -52,15 +53,16 @@ class Examples(ABC):
 
     @abstractmethod
     def take(self, index: Index) -> Array:
-        """Return the stored values of the selected examples, (B, *event).
+        """Return the stored values of the examples at `index`, (B, *event).
 
-        They are float32, or uint8, which means value / 255. Use this to move batches to a device
-        and to divide by 255 there. The result may share memory with this object.
+        `index` is a slice, an integer array or a mask, and event is the shape of one example. Stored
+        values are float32, or uint8 with the meaning value / 255. Use this method to move batches to a
+        device and to divide by 255 there. The result may share memory with this object.
         """
 
     @abstractmethod
     def subset(self, index: Index) -> Examples:
-        """Return the selected examples as a new object."""
+        """Return the examples at `index` (a slice, an integer array or a mask) as a new object."""
 
     @abstractmethod
     def fingerprint(self) -> str:
@@ -182,10 +184,10 @@ class ArrayExamples(Examples):
 
     @property
     def raw(self) -> Array:
-        """The stored values of all selected examples, (N, *event): uint8 or float32.
+        """The stored values of the N examples of this object, (N, *event): uint8 or float32.
 
-        uint8 means value / 255. The first access copies the selected examples. Then this object no
-        longer refers to the shared array.
+        event is the shape of one example, and uint8 means value / 255. If this object uses only some
+        examples of a shared array, the first access copies them. Then it no longer refers to that array.
         """
         array, selected = self._store
         if selected is not None:
@@ -194,9 +196,9 @@ class ArrayExamples(Examples):
         return array
 
     def take(self, index: Index) -> Array:
-        """Return the stored values of the selected examples, (B, *event): uint8 or float32.
+        """Return the stored values of the examples at `index`, (B, *event): uint8 or float32.
 
-        uint8 means value / 255.
+        event is the shape of one example, and uint8 means value / 255.
         """
         array, selected = self._store
         if selected is None and isinstance(index, slice):
@@ -205,7 +207,7 @@ class ArrayExamples(Examples):
         return array[chosen if selected is None else selected[chosen]]
 
     def subset(self, index: Index) -> ArrayExamples:
-        """Return the selected examples as a new object that shares the array."""
+        """Return the examples at `index` as a new object that shares the stored array."""
         array, selected = self._store
         chosen = rows(index, len(self))
         return ArrayExamples(array, chosen if selected is None else selected[chosen])
@@ -272,7 +274,7 @@ def to_unit(values: Array) -> NDArray[np.float32]:
 
 
 def one_if_constant(deviation: Array, constant: Array) -> NDArray[np.float32]:
-    """Return standard deviations as float32, with 1 in place of 0, so that one can divide by them.
+    """Return standard deviations as float32, with 1 in place of 0, so that division by them is safe.
 
     Args:
         deviation: The standard deviations, of any shape.

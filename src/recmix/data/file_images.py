@@ -1,4 +1,4 @@
-"""Examples that stay in image files, in a folder or a zip file, and are decoded when they are read."""
+"""Read examples from the image files of a folder or a zip file. Each image is decoded when it is used."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class ImageFolder:
         return names
 
     def location(self, name: str) -> str:
-        """Return text that names an image file in an error message."""
+        """Return the full path of an image file, or its path and the zip file, for error messages."""
         return str(self.root / name) if self.is_folder else f"{name} in {self.root}"
 
     def file_size(self, name: str) -> int:
@@ -122,7 +122,7 @@ class ImageFolder:
             channels: 1 for grey, 3 for colour.
             size: Height and width of the result.
             crop: Side of the square to cut from the centre and to resize to `size`; "square" for the
-                largest square. None means that the image must have that size already.
+                largest square. None means that the image must already have the size `size`.
         """
         from PIL import Image, ImageOps
 
@@ -209,11 +209,11 @@ class FileImages(Examples):
 
     Args:
         folder: The folder or zip file.
-        names: Names of the image files in it.
+        names: Paths of the image files, relative to `folder`.
         size: (H, W) of the images.
         channels: 1 for grey, 3 for colour. Images are converted; transparency is dropped.
         crop: Side of the square to cut from the centre of each image and to resize to `size`;
-            "square" for the largest square. None means that the images must have that size already.
+            "square" for the largest square. None means that the images must already have this size.
     """
 
     in_memory = False
@@ -242,7 +242,7 @@ class FileImages(Examples):
         return len(self._selected), self.channels, *self.size
 
     def take(self, index: Index) -> NDArray[np.uint8]:
-        """Decode the selected images; return their pixels, uint8 (B, C, H, W)."""
+        """Decode the images at `index` (a slice, integer array or mask) to uint8 (B, C, H, W)."""
         chosen = self._selected[rows(index, len(self))]
         out = np.empty((len(chosen), *self.shape[1:]), np.uint8)
         for row, number in enumerate(chosen):
@@ -310,7 +310,8 @@ def check_resize(size: int | None, crop: int | None) -> None:
 
     Args:
         size: Side of the square images after resizing; None if they are not resized.
-        crop: Side of the square that is cut from each image before; None for the largest.
+        crop: Side of the square that is cut from each image before resizing; None for the largest
+            square.
     """
     if size is not None and size < 1:
         raise ConfigError(f"size is {size}; expected 1 pixel or more")
@@ -333,10 +334,10 @@ def from_pillow(
 
     Args:
         image: The pillow image.
-        channels: 1 for grey, 3 for colour; by default that of the image.
-        size: (H, W) of the result; by default that of the image.
+        channels: 1 for grey, 3 for colour; by default 1 for a grey image, else 3.
+        size: (H, W) of the result; by default the size of the image after the crop.
         crop: Side of the square to cut from the centre and to resize to `size`; "square" for the
-            largest square. None means that the image must have that size already.
+            largest square. None means that the image must already have the size `size`.
         location: Name of the image in error messages.
     """
     from PIL import Image

@@ -1,7 +1,7 @@
-"""Readers of file formats. Each returns arrays or raises a DataError that names the file.
+"""Read arrays from files of several formats. Each reader raises a DataError that names a damaged file.
 
-No reader uses pickle, so reading a file runs no code. Only regular files are opened, and not more than
-`recmix.data.limits.max_bytes()` bytes are read from one.
+No reader uses pickle, so reading a file runs no code. Only regular files are opened, and at most
+`recmix.data.limits.max_bytes()` bytes are read from each file.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def as_data_error(path: Path, what: str) -> Iterator[None]:
 
     Args:
         path: The file.
-        what: What the file should be, for the message.
+        what: Kind of file that was expected, such as ".npz file", for the error message.
     """
     try:
         yield
@@ -255,20 +255,25 @@ def read_npy(path: Path) -> Array:
 
 
 def read_npz(path: Path, notes: list[str] | None = None) -> dict[str, Any]:
-    """Read training, validation and test examples (x_train, x_val, x_test) from an .npz file.
+    """Read training, validation and test examples from an .npz file.
 
-    Each is an array, or a dict of arrays by field if the examples have several fields.
+    The file has one of these forms:
 
-    - `x_train` is an array; `x_val` and `x_test` are optional. Arrays of other names, such as
+    - An array `x_train`, and optional arrays `x_val` and `x_test`. Arrays of other names, such as
       labels, are not read.
-    - `x_train.NAME` is the field NAME of `x_train`; the same for `x_val` and `x_test`.
-    - Without an `x_train`, a single array is x_train, and several arrays are its fields. Labels next
-      to a single array are not used.
-    - A file of `scipy.sparse.save_npz` holds one sparse matrix, which is x_train.
+    - Arrays `x_train.NAME`, if an example has several fields (named arrays): NAME is the name of the
+      field. `x_val.NAME` and `x_test.NAME` are optional.
+    - One array of any other name. It becomes `x_train`. Labels next to it are not used.
+    - Several arrays of other names. They become the fields of `x_train`.
+    - A sparse matrix that `scipy.sparse.save_npz` wrote. It becomes `x_train`.
 
     Args:
         path: The file.
         notes: A list to which a note for the user is added if labels are not used.
+
+    Returns:
+        {"x_train": examples}, also with "x_val" and "x_test" if the file has them. The examples are an
+        array (N, ...), a sparse matrix, or {field name: array (N, ...)}.
     """
     check_file(path)
     if not zipfile.is_zipfile(path):

@@ -29,7 +29,7 @@ class Form(NamedTuple):
 
     Attributes:
         shape: Shape of one example; None for any.
-        fields: Name and shape of each field, if the examples have several fields.
+        fields: Name and shape of each field, if an example consists of several named arrays (fields).
         columns: Names of the columns, if the examples are rows of a table with names.
     """
 
@@ -39,11 +39,11 @@ class Form(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Training, validation or test examples of a data set.
+    """One part of a data set: its training examples, its validation examples or its test examples.
 
     Attributes:
-        examples: The examples.
-        form: Their shape, fields and columns.
+        examples: All examples of this part.
+        form: Shape, fields (named arrays) and column names of the examples.
     """
 
     examples: Examples
@@ -82,7 +82,7 @@ def read_part(
     at_least: int = 1,
     like: tuple[int, ...] | None = None,
 ) -> Part:
-    """Convert training, validation or test examples (one part of a data set) and check them.
+    """Check the training, validation or test examples of a user, and convert them to a `Part`.
 
     Args:
         x: The examples, of any type that `from_arrays` accepts.

@@ -1,4 +1,4 @@
-"""Limits on what is read: only regular files, and not more bytes than the memory can hold.
+"""Limit what is read: only regular files, and not more bytes than the memory can hold.
 
 A small compressed file can hold very many bytes, and a named pipe has no end. So sizes are checked
 before a file is read, and compressed content is read in steps and counted.
@@ -63,7 +63,7 @@ def check_path(name: str | Path, expected: str) -> Path:
 
     Args:
         name: The path. It need not exist. It is rejected, for example, if it is too long.
-        expected: What it should be, for the message.
+        expected: What the path should name, for the error message.
     """
     try:
         path = Path(name).expanduser()
@@ -98,7 +98,7 @@ def check_size(what: str | Path, size: int, most: int | None = None, share: int 
 
 
 def check_regular(path: Path) -> int:
-    """Return the size of a file; raise a DataError if it is not a regular file."""
+    """Return the size of a file in bytes; raise a DataError if it is not a regular file."""
     try:
         found = path.stat()
     except OSError as error:
@@ -123,13 +123,13 @@ def check_file(path: Path, most: int | None = None) -> None:
 
 
 def check_members(path: Path, members: list[zipfile.ZipInfo]) -> None:
-    """Raise a DataError if members of a zip file are too large together.
+    """Raise a DataError if the files to read from a zip file have too many bytes together.
 
     An error is also raised for compression methods other than stored and deflated.
 
     Args:
         path: The zip file.
-        members: The members that are going to be read.
+        members: The files in the zip file that are going to be read.
     """
     for member in members:
         if member.compress_type not in _COMPRESSIONS:
@@ -144,7 +144,7 @@ def read_at_most(stream: _Readable, what: str | Path, most: int | None = None, s
     """Read a stream to its end, in steps; raise a DataError as soon as it has too many bytes.
 
     Args:
-        stream: The stream.
+        stream: A binary stream.
         what: Name of the file in the message.
         most: A fixed limit in bytes. The limit is the smaller of this and `max_bytes() // share`.
         share: Memory needed to process the content, as a multiple of its size.
@@ -157,21 +157,21 @@ def read_at_most(stream: _Readable, what: str | Path, most: int | None = None, s
 
 
 class StepReader:
-    """Reads a stream in small steps, however many bytes the caller asks for.
+    """Wraps a stream so that each call of `read` returns only a small number of bytes.
 
-    If a caller asks for very many bytes of a zip member, Python decompresses them all at once, even
-    if the member is declared to be smaller. Small steps prevent this.
+    If a caller asks for very many bytes of a file in a zip file, Python decompresses them all at once, even
+    if the zip file declares a smaller size. Small steps prevent this.
 
     >>> StepReader(io.BytesIO(b"abc")).read(2)
     b'ab'
 
     Args:
-        stream: The stream.
+        stream: A binary stream, such as a file in a zip file.
     """
 
     def __init__(self, stream: _Readable) -> None:
         self._stream = stream
 
     def read(self, size: int = -1) -> bytes:
-        """Return at most `size` bytes, possibly fewer. The result is empty only at the end."""
+        """Return at most `size` bytes, possibly fewer; b"" only at the end of the stream."""
         return self._stream.read(_STEP_BYTES if size < 0 else min(size, _STEP_BYTES))

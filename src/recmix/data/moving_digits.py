@@ -1,4 +1,4 @@
-"""Short clips of digits that move and bounce, made from images of digits. Nothing is downloaded."""
+"""Make short clips of digits that move and bounce, from images of digits. Nothing is downloaded."""
 
 from __future__ import annotations
 

@@ -52,13 +52,16 @@ def count_training_examples(
     vocabulary: Vocabulary | None = None,
     train: Examples | None = None,
 ) -> int | None:
-    """Count how many of the examples are training examples of a run; None if this is not known.
+    """Count how many of the examples are training examples of a run.
+
+    The result is None if the training examples of the run are not known. This is so if its data cannot
+    be loaded again and its folder has no hashes of the training examples.
 
     Two examples are the same if their values are equal as float32, in the same order. Their shapes
     may differ, and grey values may be stored as integers or floats.
 
     Args:
-        examples: The examples.
+        examples: The examples to look for among the training examples.
         description: The result of `Data.describe` of the run's data.
         folder: The run folder, if there is one. For data in memory it has hashes of the examples.
         root: Folder of the named data sets.

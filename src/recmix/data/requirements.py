@@ -41,9 +41,8 @@ x has the negative value -1.5 in example 1: choose a likelihood of real values, 
 or convert the values to counts
 
     Args:
-        data: A `Data`, of which training, validation and test examples are checked; an `Examples`;
-            or an array or tensor (N, ...), in which uint8 means value / 255, as in the result of
-            `check_examples`.
+        data: A `Data`, whose training, validation and test examples are checked; an `Examples`; or an
+            array or tensor (N, ...), where uint8 means value / 255.
         requirement: "real" (any finite number), "unit" ([0, 1]), "binary_or_unit" (also [0, 1]),
             "counts" (whole numbers of 0 or more), "classes:K" (whole numbers from 0 to K - 1),
             "padded_classes:K" (also negative whole numbers, which mark padding),

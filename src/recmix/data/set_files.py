@@ -1,4 +1,4 @@
-"""The files of a named data set: where they are under the data root, and how they are downloaded.
+"""Find the files of a named data set, such as "mnist", under the data root, and download missing files.
 
 The data root is the folder that holds all named data sets.
 """
@@ -41,7 +41,7 @@ class DataFile:
         md5: MD5 sum of the decompressed content, if known.
         file_sum: Checksum of the file at the URL, such as ``sha256:...``, if known.
         required: Whether the set cannot be loaded without it.
-        other_names: Other accepted names, such as that of an unpacked folder.
+        other_names: Other accepted names, such as the name of the unpacked folder.
     """
 
     name: str
@@ -53,7 +53,7 @@ class DataFile:
 
     @property
     def names(self) -> list[str]:
-        """Names that the file may have on disk: its own, with ".gz", and other accepted names."""
+        """Names that the file may have on disk: `name`, `name` with ".gz", and `other_names`."""
         gzipped = [] if self.name.endswith(".zip") else [f"{self.name}.gz"]
         return [self.name, *gzipped, *self.other_names]
 
@@ -68,8 +68,7 @@ class NamedSet:
         published_counts: Published numbers of training, validation and test examples. Where
             validation or test has None, these examples are held out of the training examples.
         read: Function that reads the training, validation and test examples: `Examples`, or lists
-            of texts if there is a `vocabulary`. Its argument is the path of each file by published
-            name.
+            of texts if there is a `vocabulary`. Its argument is {published name: path} of the files.
         files: Files of the set; none if an installed library contains the set.
         folders: Folders to search for the files, relative to the data root (the folder of all named
             sets). Downloads go into the first.
@@ -77,10 +76,10 @@ class NamedSet:
             the parent of the first folder and in the data root.
         dynamic: Whether training images are grey and are binarised again each time they are used.
         binary: Whether all values are 0 and 1.
-        vocabulary: Kind of vocabulary, if its examples are texts; else empty.
+        vocabulary: Kind of vocabulary if the examples are texts, such as "words" or "smiles"; else "".
         page: Web page of the set.
-        citation: What to cite.
-        note: What a user should know.
+        citation: Publication to cite.
+        note: What a user should know about the set.
     """
 
     name: str
@@ -99,7 +98,7 @@ class NamedSet:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Number of training, validation and test examples of the complete set, after the split."""
+        """Numbers of examples of the complete set after the split: {"train": N, "val": N, "test": N}."""
         train, val, test = self.published_counts
         size = holdout_size(train)
         return {
@@ -161,10 +160,10 @@ def _find_files(spec: NamedSet, root: Path) -> dict[str, Path]:
 
 
 def find_or_download(spec: NamedSet, root: Path, download: bool = True) -> dict[str, Path]:
-    """Return the paths of the files of a set, by published name. Missing files are downloaded.
+    """Return the files of a named data set as {published name: path}. Missing files are downloaded.
 
     Args:
-        spec: The set.
+        spec: The data set.
         root: The folder of the named data sets.
         download: Whether missing files are downloaded.
 

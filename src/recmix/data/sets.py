@@ -346,15 +346,16 @@ def load_named(
     vocabulary: Vocabulary | None,
     options: Mapping[str, Any],
 ) -> Data:
-    """Load a named set; see `recmix.data.load`.
+    """Load a named data set, split into training, validation and test examples.
 
     Args:
-        name: Name of the set.
-        root: Folder of the named sets.
+        name: Name of the set, a key of `SETS`.
+        root: Folder of the named sets; by default the environment variable RECMIX_DATA, else a cache
+            folder.
         seed: Seed of the split.
         download: Whether missing files are downloaded.
         vocabulary: Vocabulary for texts; None makes a new one.
-        options: Options of `recmix.data.load` for images and texts, by name.
+        options: {name: value} of options of `recmix.data.load`, such as `size` and `length`.
     """
     spec = SETS[name]
     size, crop = options.get("size"), options.get("crop")

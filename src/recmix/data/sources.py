@@ -54,7 +54,7 @@ def load(
     - a `.txt` or `.txt.gz` file of texts in UTF-8, one per line, whose words are separated by spaces;
     - a `.smi` or `.smi.gz` file of molecules, one SMILES string per line; the rest of a line after
       white space is ignored;
-    - a folder of such files, named train, val (or valid) and test.
+    - a folder of `.txt` or of `.smi` files, named train, val (or valid) and test.
 
     The vocabulary of texts is made of the training texts, see `recmix.data.from_texts`.
 
@@ -174,8 +174,8 @@ def as_data(
         root: Folder of the named sets, see `load`.
         download: Whether missing files are downloaded.
         shape: Shape of an example that a model was made for, see `load`.
-        description: Result of `Data.describe` of the data of a run that is continued. If it had no
-            test examples, none are held out of examples in memory.
+        description: Result of `Data.describe` for the data of a run that is continued; None for a new
+            run. If the run had no test examples, none are held out of examples in memory.
     """
     if isinstance(source, Data):
         return in_shape(source, shape)
@@ -208,11 +208,11 @@ def rebuild(
 
     Args:
         description: The result of `describe`; it may have been saved as JSON.
-        root: Folder of the named sets; by default the described one if it still holds the files of
-            the set, else the default of `load`. Nothing is downloaded into the described folder.
+        root: Folder of the named sets; by default the folder in `description` if it still holds the
+            files of the set, else the default of `load`. Nothing is downloaded into that first folder.
         download: Whether missing files are downloaded.
         vocabulary: The vocabulary of the model that was trained on the data, if it has one. It is
-            needed only if it was not made of these data.
+            needed only if it was made from the texts of other data.
 
     Raises:
         DataError: If the data were arrays in memory, or the examples have changed.
@@ -287,7 +287,7 @@ def load_again(
 
 
 def has_same_examples(data: Data, description: Mapping[str, Any]) -> bool:
-    """Whether data have the same examples as a run, also if they come from another file.
+    """Whether data have the same examples as the data of a run, even if they come from another file.
 
     If the run had no test examples, only training and validation examples are compared.
 
@@ -296,7 +296,7 @@ def has_same_examples(data: Data, description: Mapping[str, Any]) -> bool:
     (True, False)
 
     Args:
-        data: The data.
+        data: The data to compare with the data of the run.
         description: The result of `Data.describe` of the run's data.
     """
     expected = description.get("fingerprint")

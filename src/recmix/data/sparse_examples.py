@@ -1,4 +1,4 @@
-"""Examples in memory that are stored as a sparse matrix, such as word or gene counts."""
+"""Store examples in memory as a sparse matrix, for example word counts or gene counts."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class SparseExamples(Examples):
         return int(count), int(features)
 
     def take(self, index: Index) -> NDArray[np.float32]:
-        """Return the values of the selected examples as a dense array, float32 (B, F)."""
+        """Return the values of the examples at `index` as a dense array, float32 (B, F)."""
         part = self.raw[index] if isinstance(index, slice) else self.raw[rows(index, len(self))]
         dense: NDArray[np.float32] = part.toarray()
         return dense
 
     def subset(self, index: Index) -> SparseExamples:
-        """Return the selected examples as a new object with its own matrix."""
+        """Return the examples at `index` as a new object with its own matrix."""
         other = SparseExamples.__new__(SparseExamples)
         other.raw = self.raw[rows(index, len(self))]
         return other
@@ -84,10 +84,10 @@ class SparseExamples(Examples):
         return one_if_constant(np.sqrt(self._squares(mean) / len(self)), constant)
 
     def row_of(self, place: int) -> int:
-        """Return the index of the example that holds one of the stored values.
+        """Return the index of the example to which a stored value (a value that is not 0) belongs.
 
         Args:
-            place: Number of the stored value, from 0, in the order of the matrix.
+            place: Number of the stored value, counted from 0 through the rows of the sparse matrix.
         """
         return int(np.searchsorted(self.raw.indptr, place, side="right")) - 1
 

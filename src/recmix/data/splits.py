@@ -80,7 +80,7 @@ def complete_parts(
     seed: int,
     need_test: bool,
 ) -> tuple[Examples, Examples, Examples | None]:
-    """Return training, validation and test examples; missing ones are taken from the training examples.
+    """Return training, validation and test examples. Missing parts are held out of `train`.
 
     Args:
         train: Training examples.
@@ -118,12 +118,12 @@ class Data:
         binary: Whether values are 0 and 1 (if `dynamic`, after binarisation). A Bernoulli
             likelihood fits.
         source: Where the examples come from, for `describe`.
-        fields: Shape of each field by name, for examples with several fields, such as tokens and
-            their number. Each example is then one vector of the values of all fields;
-            `recmix.model.fields.Fields` unpacks it.
+        fields: {name: shape} of the fields, if an example consists of several named arrays, such as
+            tokens and their number; else None. Each example is then stored as one vector of the values
+            of all fields; `recmix.model.fields.Fields` unpacks it.
         columns: Names of the values of an example, if the data are a table whose columns have
             names.
-        vocabulary: How the examples are written as texts, if they were read from texts.
+        vocabulary: Converts examples to texts and back, if they were read from texts; else None.
         notes: What a user should know about the examples, such as how many texts were left out.
         held_out: Parts of a user's data ("val", "test") that were missing, and were taken at random
             from the training examples.
@@ -204,7 +204,8 @@ class Data:
     def statistics(self, *, spread: bool = False, examples: bool = False) -> Statistics:
         """Return the statistics of the training examples that a new model needs, such as their mean.
 
-        The result is empty if the examples have several fields. Tokens have no mean and no variance.
+        All statistics have their defaults if an example has several fields (named arrays). For tokens,
+        mean and variance have their defaults.
 
         Args:
             spread: Whether to compute the standard deviation of each value, too.
@@ -231,7 +232,7 @@ class Data:
 
     @property
     def counts(self) -> dict[str, int | None]:
-        """Number of training, validation and test examples; the last is None if there are none."""
+        """Numbers of examples: {"train": N, "val": N, "test": N}; "test" is None without a test part."""
         test = None if self.x_test is None else len(self.x_test)
         return {"train": len(self.x_train), "val": len(self.x_val), "test": test}
 
@@ -288,8 +289,8 @@ def in_shape(data: Data, shape: tuple[int, ...] | None) -> Data:
     (8, 8)
 
     Args:
-        data: The data.
-        shape: Shape of one example; None for any.
+        data: The data set to reshape.
+        shape: New shape of one example; None changes nothing.
     """
     named = data.fields is not None or data.columns is not None or data.vocabulary is not None
     if shape is None or shape == data.shape or named or not same_axes(shape, data.shape):

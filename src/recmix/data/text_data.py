@@ -108,7 +108,7 @@ def from_texts(
 
 
 def warn_of_notes(data: Data) -> None:
-    """Issue a `DataWarning` with the texts of `Data.notes`, if they say that texts were left out."""
+    """Issue a `DataWarning` that shows `Data.notes`, if a note says that examples were left out."""
     if any("left out" in note for note in data.notes):
         warnings.warn(f"{data.name}: {'; '.join(data.notes)}", DataWarning, stacklevel=3)
 
@@ -118,7 +118,7 @@ def check_no_options(vocabulary: Vocabulary | None, given: Mapping[str, Any]) ->
 
     Args:
         vocabulary: The given vocabulary, or None.
-        given: The options, such as `length`, by name. None means that an option is not given.
+        given: {name: value} of the options, such as `length`; the value None means "not given".
     """
     wrong = [name for name, value in given.items() if value]
     if vocabulary is not None and wrong:
@@ -150,7 +150,7 @@ def data_of_texts(
     """Make a data set of training, validation and test texts.
 
     Args:
-        parts: The texts of the parts "train", "val" and "test"; None for a part that is missing.
+        parts: {"train": texts, "val": texts, "test": texts}; None for a part that is missing.
         kind: Kind of vocabulary: "words", "smiles" or "molecule-graphs".
         options: `length` and `vocabulary_size` of the vocabulary, if given.
         vocabulary: The vocabulary to use; None makes a new one.
@@ -220,7 +220,7 @@ def lines_of(content: bytes, path: Path) -> list[str]:
 
     Args:
         content: The content, in UTF-8.
-        path: The file, for the message.
+        path: The file, for the error message.
     """
     try:
         text = content.decode("utf-8-sig")
@@ -242,10 +242,11 @@ def text_suffix(path: Path) -> str:
 
 
 def text_files(folder: Path) -> dict[str, Path]:
-    """Return the paths of the text files in a folder, by part: train, val and test.
+    """Find the text files of a folder: {"train": path}, also with "val" and "test" if they exist.
 
-    The name of a file, without its suffix, is the name of the part or ends with it: ``train.txt``,
-    ``news.valid.txt.gz``. Other files are ignored. The result is empty if there are no such files.
+    The name of a file, without its suffix, is train, val, valid, validation or test, or ends with one
+    of these words: ``train.txt``, ``news.valid.txt.gz``. Other files are ignored. The result is empty if
+    no file has such a name.
     """
     found: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):

@@ -105,14 +105,15 @@ def load_path(
     options: Mapping[str, Any],
     like: tuple[int, ...] | None = None,
 ) -> Data:
-    """Load a user's file or folder; see `recmix.data.load`.
+    """Load a user's file or folder, split into training, validation and test examples.
 
     Args:
-        path: The file or folder.
+        path: The file or folder, in one of the formats that `recmix.data.load` lists.
         seed: Seed of the split.
         vocabulary: Vocabulary for texts; None makes a new one.
-        options: Options of `recmix.data.load` for images and texts, by name.
-        like: Shape of an example that a model was made for, see `shape` in `recmix.data.load`.
+        options: {name: value} of options of `recmix.data.load`, such as `size` and `length`.
+        like: Shape of an example that a model was made for. Examples get it if only axes of size 1
+            must be added or removed; otherwise they keep their own shape.
     """
     path = path.expanduser().absolute()
     if not path.exists():

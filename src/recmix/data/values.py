@@ -1,4 +1,4 @@
-"""Find the kind of values that examples have. It decides which likelihood is the default."""
+"""Find the kind of values that examples have. The kind decides which likelihood is the default."""
 
 from __future__ import annotations
 
