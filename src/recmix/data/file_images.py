@@ -1,4 +1,4 @@
-"""Read examples from the image files of a folder or a zip file. Each image is decoded when it is used."""
+"""Read examples from the image files of a folder or zip file. Each image is decoded when it is used."""
 
 from __future__ import annotations
 

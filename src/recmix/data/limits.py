@@ -159,8 +159,8 @@ def read_at_most(stream: _Readable, what: str | Path, most: int | None = None, s
 class StepReader:
     """Wraps a stream so that each call of `read` returns only a small number of bytes.
 
-    If a caller asks for very many bytes of a file in a zip file, Python decompresses them all at once, even
-    if the zip file declares a smaller size. Small steps prevent this.
+    If a caller asks for very many bytes of a file in a zip file, Python decompresses them all at once,
+    even if the zip file declares a smaller size. Small steps prevent this.
 
     >>> StepReader(io.BytesIO(b"abc")).read(2)
     b'ab'
