@@ -51,11 +51,11 @@ def learning_curves(
     """Draw the validation bound against the epoch, with one line for each run.
 
     Args:
-        histories: for each run, by its name, one mapping per epoch. The keys ``epoch`` and
-            ``val_iwae`` (the validation bound in nats per image) are used.
+        histories: {name of the run: one mapping per epoch}. The keys ``epoch`` and ``val_iwae``
+            (the IWAE bound on validation data, in nats per image) of a mapping are used.
         path: the file to write. Its suffix selects PNG or SVG.
-        after: for a run that continued another run, the number of epochs of that other run. The
-            line of the run starts at this epoch.
+        after: {name of the run: number of epochs of the run that it continued}. The line of the run
+            starts at this epoch.
         title: title of the figure.
 
     Returns:
@@ -86,7 +86,7 @@ def reconstructions(
 
     Args:
         originals: images (N, C, H, W) with values from 0 to 1.
-        made: the reconstructions of these images, in the same shape, by the name of the model.
+        made: {name of the model: its reconstructions of these images, in the same shape}.
         path: the file to write. Its suffix selects PNG or SVG.
         title: title of the figure.
 
@@ -157,7 +157,8 @@ def show_times(axes: Any, steps: Sequence[float], digits: str) -> None:
 
     Args:
         axes: the matplotlib axes.
-        steps: the numbers between 1 and 10 that get a tick, in each power of ten.
+        steps: positions of the ticks in each power of ten, as factors from 1 to 10. The steps
+            1, 2 and 5 give ticks at 1, 2, 5, 10, 20, 50 and so on.
         digits: format of the numbers, such as ``g``.
     """
     axes.xaxis.set_major_locator(LogLocator(subs=steps))
@@ -180,9 +181,9 @@ def label_points(
 
     Args:
         axes: the matplotlib axes, in their final layout.
-        labels: for each label its point, its text and its colour.
+        labels: one tuple (point, text, colour) for each label.
         obstacles: points that no label may cover.
-        offset: from a point to its label before labels are moved, in pixels.
+        offset: (x, y) from a point to its label before labels are moved, in pixels.
         expand: size of the area kept free around a label, relative to the label.
         **style: options of matplotlib texts.
 

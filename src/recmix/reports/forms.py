@@ -37,7 +37,7 @@ def _cells(
 
 
 def to_terminal(table: Table, width: int = 120) -> Group:
-    """Return a table as an object that a rich console prints.
+    """Convert a table of a report to an object that a console of the package rich prints.
 
     Each data set gets a table of its own. A table that is wider than `width` characters is divided
     into several tables, each with some of the columns.
@@ -99,7 +99,10 @@ def _terminal_cell(entry: TableEntry) -> Text:
 
 
 def to_markdown(table: Table) -> str:
-    """Return a table as Markdown: one Markdown table per data set, with p-values in the cells."""
+    """Write a table of a report as Markdown, with p-values in the cells.
+
+    Each data set gets a Markdown table of its own.
+    """
     parts = [f"## {_escaped(table.title)}", "", _escaped(table.caption), ""]
     for title, places in table.groups:
         heads = ["method"]

@@ -1,4 +1,4 @@
-"""Write the tables of a report as LaTeX, in the paper's layout and colours."""
+"""Write the tables of a report as LaTeX, in the layout and colours of Kim and Pavlovic (2020)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ESCAPES = {
 
 
 def to_latex(table: Table) -> str:
-    """Return a table as one LaTeX ``table`` environment, in the paper's layout.
+    """Write a table of a report as one LaTeX ``table``, in the layout of Kim and Pavlovic (2020).
 
     The LaTeX document must contain `PREAMBLE`, which loads packages and defines colours.
     """
@@ -75,7 +75,7 @@ def to_latex(table: Table) -> str:
 
 
 def latex_document(tables: Sequence[Table]) -> str:
-    """Return a complete LaTeX document with these tables, one per page."""
+    """Write tables of a report as a complete LaTeX document, one table per page."""
     body = "\n\\clearpage\n".join(to_latex(table) for table in tables)
     return (
         "\\documentclass{article}\n\\usepackage[margin=2cm,landscape]{geometry}\n"

@@ -22,7 +22,10 @@ LISTED = 6
 
 
 def coloured(results: Results, column: TableColumn) -> bool:
-    """Whether a table column has enough splits for p-values. The other columns have no colours."""
+    """Whether a table column has scores on enough data splits for p-values.
+
+    The tables use colours, which show p-values, only in these columns.
+    """
     return results.splits(column) >= FEWEST_PAIRS
 
 
@@ -38,7 +41,10 @@ def _ordered(results: Results) -> list[tuple[tuple[Row, TableColumn], Cell]]:
 
 
 def few(results: Results) -> list[str]:
-    """Make a note that names the table columns with too few splits for a significance test."""
+    """Make a note that names the table columns with too few data splits for a significance test.
+
+    The list has this note, or is empty if there is no such column.
+    """
     counts = {column: results.splits(column) for column in results.columns}
     return _note(
         f"Columns with fewer than {FEWEST_PAIRS} splits have no colours and no p-values, because no "
@@ -48,9 +54,10 @@ def few(results: Results) -> list[str]:
 
 
 def smallest(results: Results) -> list[str]:
-    """Make a note that names the table columns in which p ≤ 0.01 is impossible with so few splits.
+    """Make a note that names the table columns with too few data splits for a p-value p ≤ 0.01.
 
-    Without this note a reader could think that the methods in these columns are equally good.
+    The list has this note, or is empty if there is no such column. Without this note a reader could
+    think that the methods in these columns are equally good.
     """
     found = []
     for column in filter(lambda column: coloured(results, column), results.columns):
@@ -68,7 +75,11 @@ def smallest(results: Results) -> list[str]:
 
 
 def control_missing(results: Results) -> list[str]:
-    """Make notes that name the columns without the control VAE+, or with several different VAE+."""
+    """Make notes that name the table columns without a clear control VAE+.
+
+    VAE+ is the plain VAE that was trained further. A column may have no score of VAE+, or several VAE+
+    with different training options. The list is empty if every column has one VAE+.
+    """
     problems = {str(column): results.control_problem(column) for column in results.columns}
     missing = [column for column, problem in problems.items() if problem.startswith("no ")]
     several = [column for column, problem in problems.items() if problem.startswith("several")]
@@ -82,7 +93,10 @@ def control_missing(results: Results) -> list[str]:
 
 
 def other_noise(results: Results) -> list[str]:
-    """Make a note on rows with a calibrated noise of the likelihood, because this noise changes p(x)."""
+    """Make a note on table rows in which the noise of the likelihood was calibrated.
+
+    The note says that these rows have another p(x). The list is empty if there are no such rows.
+    """
     if not any(row.noise and cell.values for (row, _), cell in results.cells.items()):
         return []
     return [
@@ -93,7 +107,10 @@ def other_noise(results: Results) -> list[str]:
 
 
 def incomplete(results: Results) -> list[str]:
-    """Make notes on rows with fewer splits than others, unscored runs, and unfinished runs."""
+    """Make notes on table rows with fewer data splits than others, and on missing results.
+
+    Missing results are runs without a test score and runs that are not finished.
+    """
     fewer, unscored, pending = [], 0, 0
     for (row, column), cell in _ordered(results):
         most = results.splits(column)
@@ -114,7 +131,11 @@ def incomplete(results: Results) -> list[str]:
 
 
 def kinds(results: Results) -> list[str]:
-    """Make a note on the names of rows, if rows have Gauss-Newton steps and steps of another kind."""
+    """Make a note on row names such as ``VAE +2 steps``, which do not name the kind of the steps.
+
+    The note says that these are Gauss-Newton steps of the refinement. It is made only if other rows
+    have steps of another kind.
+    """
     refined = [row.inference for row in results.rows if "step" in row.inference]
     named = [any(kind in words for kind in REFINEMENT) for words in refined]
     if all(named) or not any(named):
@@ -123,7 +144,10 @@ def kinds(results: Results) -> list[str]:
 
 
 def repeated(results: Results) -> list[str]:
-    """Make a note that names rows with repeated runs: same options, split and training seed."""
+    """Make a note that names the table rows with repeated runs.
+
+    Repeated runs have the same options, data split and training seed.
+    """
     return _note(
         "Some runs repeat another run of the same split and restart with the same options. The one with "
         "the best validation bound is used",
@@ -136,7 +160,7 @@ def repeated(results: Results) -> list[str]:
 
 
 def devices(results: Results) -> list[str]:
-    """Make notes on the devices of the inference times, and on times that cannot be compared."""
+    """Make notes on the devices on which inference was timed, and on times that cannot be compared."""
     cells = results.cells.values()
     found = sorted({device for cell in cells for device in cell.devices})
     others = sorted({batch for cell in cells for batch in cell.batches})

@@ -1,4 +1,4 @@
-"""The report as one HTML file that loads nothing else: no network, no fonts, no other files."""
+"""Write the report on a folder of runs as one HTML file, which loads no other files and no fonts."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ MEDIA_TYPES = {"jpg": "jpeg", "svg": "svg+xml"}
 
 
 def page(store: StoreContent, results: Results) -> str:
-    """Return the HTML text of a report.
+    """Return the HTML text of a report on runs: tables, figures and learning curves.
 
     Args:
-        store: what was read from the store, the folder of run folders.
+        store: the runs and figures that were read from the folder of run folders.
         results: the numbers of the tables, from `recmix.reports.statistics.summarise`.
     """
     records = sorted(store.records, key=lambda record: record.order)

@@ -73,17 +73,20 @@ def signed_rank_p(differences: Sequence[float] | Array) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The result of comparing two table rows by their scores on the splits that both have.
+    """The comparison of the test scores of two methods on the same splits of the data.
+
+    Each method is one row of a table.
 
     Attributes:
-        pairs: number of splits that both rows have.
+        pairs: number of splits on which both rows have a score.
         p: p-value of the one-sided test that the first row has the higher scores, see
             `signed_rank_p`; None if there are too few pairs.
-        reason: why there is no p-value; else empty.
-        difference: mean of first minus second, in nats.
-        interval: 95 % t interval of this mean, if there are at least two pairs.
+        reason: why `p` is None; else empty.
+        difference: mean over the splits of first minus second score, in nats; None without pairs.
+        interval: 95 % t interval of this mean; None with fewer than two pairs.
         effect: effect size from -1 to 1, the matched-pairs rank-biserial correlation
-            (W₊ - W₋) / (W₊ + W₋).
+            (W₊ - W₋) / (W₊ + W₋). W₊ and W₋ are the sums of the ranks of the positive and the
+            negative differences.
     """
 
     pairs: int
@@ -95,11 +98,11 @@ class Comparison:
 
 
 def compare(first: Mapping[int, float], second: Mapping[int, float]) -> Comparison:
-    """Compare two table rows on the splits that both have.
+    """Compare the test scores of two methods on the splits of the data that both have.
 
     Args:
-        first: the score of the first row in nats, by split.
-        second: the score of the second row in nats, by split.
+        first: scores of the first method, {number of the split: score in nats}.
+        second: scores of the second method, in the same form.
 
     >>> found = compare({s: 2.0 + s / 9 for s in range(8)}, {s: 1.0 for s in range(8)})
     >>> found.p == 1 / 256, found.effect

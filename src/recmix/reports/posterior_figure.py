@@ -1,5 +1,6 @@
-"""Draw the paper's Figure 1: how a mixture of two Gaussians learns the true posterior p(z | x).
+"""Draw how a mixture of two Gaussians learns the true posterior p(z | x).
 
+The figure is Figure 1 of Kim and Pavlovic, Recursive Inference for Variational Autoencoders, 2020.
 z has two dimensions, so that densities can be drawn. A recursive mixture learns its components one
 after the other, a blind mixture learns both at once.
 """
@@ -70,11 +71,12 @@ class Instance:
 
 
 def posterior_stages(instances: Sequence[Instance], path: Path) -> Path:
-    """Draw the paper's Figure 1: the recursive mixture in the upper row, the blind one below it.
+    """Draw how a recursive mixture (upper row) and a blind mixture (lower row) learn the posterior.
 
-    Contours show the true posterior. Ellipses show one and two standard deviations of the mixture's
-    components: red for the first, cyan for the second. From left to right the mixture is trained
-    for more epochs. The images are side by side.
+    A recursive mixture learns its two Gaussians one after the other, a blind mixture learns both at
+    once. Contours show the true posterior. Ellipses show one and two standard deviations of the
+    mixture's components: red for the first, cyan for the second. From left to right the mixture is
+    trained for more epochs. The images are side by side.
 
     Args:
         instances: the images, each with its true posterior and its mixtures.
@@ -101,9 +103,9 @@ def posterior_stages(instances: Sequence[Instance], path: Path) -> Path:
 
 
 def posterior_animation(instances: Sequence[Instance], path: Path) -> Path:
-    """Write the figure of `posterior_stages` as an animated GIF.
+    """Write an animated GIF that shows how mixtures of two Gaussians learn the true posterior.
 
-    Each frame shows the mixtures after some training epochs.
+    Each frame shows the mixtures of all images after the same number of training epochs.
 
     Args:
         instances: the images, each with its true posterior and its mixtures.

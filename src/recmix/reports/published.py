@@ -1,4 +1,4 @@
-"""The numbers in the paper's tables, for comparison with our results.
+"""Look up the numbers in the tables of the paper, to compare them with our results.
 
 The paper is Minyoung Kim and Vladimir Pavlovic, Recursive Inference for Variational Autoencoders,
 NeurIPS 2020.
@@ -26,16 +26,17 @@ CITATION = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """One number that the paper printed, for one method, data set and latent dimension.
+    """One number from a table of the paper by Kim and Pavlovic (NeurIPS 2020), see `CITATION`.
 
     Attributes:
         table: name of a table in ``published.json``, such as ``log_likelihood``.
         data: name of the data set, as in `recmix.data`.
         latent: dimension of z.
-        row: method and setting.
+        row: the method, and the value of the option that the table varies, such as RME(5).
         mean: the number, in nats or milliseconds.
-        std: its standard deviation, if it is printed.
-        significance: meaning of its colour, such as ``best`` or ``p<=0.01``, if it has one.
+        std: its standard deviation; None if the paper does not print one.
+        significance: meaning of its colour in the paper, such as ``best`` or ``p<=0.01``; None if it
+            has no colour.
         network: network of the decoder, ``conv`` or ``dense``.
     """
 
@@ -76,22 +77,22 @@ def _unfold(table: str, line: list[Any]) -> Iterator[Published]:
 
 
 def figures() -> Collection[Published]:
-    """Return all numbers that the paper printed."""
+    """Return all numbers in the tables of the paper by Kim and Pavlovic (NeurIPS 2020)."""
     return _all().values()
 
 
 def published(
     table: str, data: str, latent: int, method: str, setting: Setting = None, network: str = "conv"
 ) -> Published | None:
-    """Return one number that the paper printed, or None if the paper does not have it.
+    """Return one number from the tables of Kim and Pavlovic (NeurIPS 2020), or None if it is missing.
 
     Args:
         table: name of a table in ``published.json``, such as ``log_likelihood``.
         data: name of the data set.
         latent: dimension of z.
         method: label of the method in the paper, such as ``RME``.
-        setting: value of the option that the paper varies for this method, such as the order of
-            RME, or None if it varies none.
+        setting: value of the option that the paper varies for this method, such as the number of
+            components of RME; None if the paper varies no option.
         network: network of the decoder, ``conv`` or ``dense``.
 
     >>> published("log_likelihood", "mnist", 20, "RME", 4).mean
@@ -101,9 +102,13 @@ def published(
 
 
 def likelihood_of(row: Row, column: TableColumn) -> Published | None:
-    """Return the paper's log-likelihood for a row and column of our tables.
+    """Return the log-likelihood that Kim and Pavlovic (2020) report for a cell of our tables.
 
     The result is None if the paper has no number for the same data, model, method and inference.
+
+    Args:
+        row: the method, its setting and its inference.
+        column: the data set and the options of the model.
     """
     networks = (column.network, column.decoder_network)
     table = None
@@ -119,7 +124,10 @@ def likelihood_of(row: Row, column: TableColumn) -> Published | None:
 
 
 def best_printed(column: TableColumn) -> Published | None:
-    """Return the paper's highest log-likelihood for the data set and model of a table column.
+    """Return the highest log-likelihood that Kim and Pavlovic (2020) report for one table column.
+
+    A column is a data set with the options of a model. The result is None if the paper has no number
+    for it.
 
     >>> str(best_printed(TableColumn(data="mnist", latent=20)).row)
     'RME(4)'
@@ -129,9 +137,13 @@ def best_printed(column: TableColumn) -> Published | None:
 
 
 def time_of(row: Row, column: TableColumn) -> Published | None:
-    """Return the paper's inference time for a row and column of our tables.
+    """Return the inference time, in milliseconds, that Kim and Pavlovic (2020) report for a table cell.
 
     The result is None if the paper has no number for the same data, model, method and inference.
+
+    Args:
+        row: the method, its setting and its inference.
+        column: the data set and the options of the model.
     """
     if row.use or column.more or column.network != "conv" or column.likelihood != "gaussian":
         return None

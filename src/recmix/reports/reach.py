@@ -74,21 +74,28 @@ def reach_table(rows: Iterable[Line]) -> str:
 
 
 def frontier_table(rows: Iterable[Line]) -> str:
-    """Return all rows of a summary as a Markdown table with bounds, gains over VAE+ and times."""
+    """Return a Markdown table of all our results, with one line for each row of a summary.
+
+    The columns include the IWAE bound, its gain over VAE+ with the p-value, and the inference time.
+    VAE+ is the plain VAE that was trained further.
+
+    Args:
+        rows: the rows of a summary, from `recmix.reports.summary.summary`.
+    """
     return markdown_table(*gains(rows), left=3)
 
 
 def gains(rows: Iterable[Line]) -> tuple[list[str], list[list[str]]]:
-    """Return a table with all rows of a summary, as texts.
+    """Return the column heads and the cells of a table of all our results, as texts.
 
-    The table has the bound of each row, its gain over VAE+ with the p-value, its inference time, and
-    its gap between log p(x) and the ELBO.
+    The columns include the IWAE bound, its gain over VAE+ with the p-value, the inference time, and
+    the gap between log p(x) and the ELBO. VAE+ is the plain VAE that was trained further.
 
     Args:
         rows: the rows of a summary, from `recmix.reports.summary.summary`.
 
     Returns:
-        The column heads, and the cells of each row.
+        The list of column heads, and for each row the list of its cells.
     """
     found = list(rows)
     samples = found[0]["samples"] if found else 100

@@ -1,4 +1,4 @@
-"""Read all run folders of a store into records.
+"""Read all run folders of a store into objects of the class `Record`, one for each run.
 
 A store is a folder of run folders (see `recmix.runs.folder`). If a grid made the runs, each folder
 also has a ``job.json``, which says to which row of the tables the run belongs. A folder or file
@@ -54,9 +54,12 @@ JOB_COLUMN = ("data", *DATA_OPTIONS, *options_of(ModelOptions))
 
 
 def read_store(folder: str | Path) -> StoreContent:
-    """Read every run folder of a store, and list the images in its folder ``figures``.
+    """Read all runs in a folder, and list the images in its subfolder ``figures``.
 
     A run folder that cannot be read gives a message in the result, not an error.
+
+    Args:
+        folder: the store: a folder that holds one folder for each run.
     """
     folder = Path(folder)
     if not folder.is_dir():

@@ -1,6 +1,7 @@
-"""Runs as plain values, and the row and the column of the tables to which each run belongs.
+"""Classes that hold a run as plain values, with its row and its column in the tables of results.
 
-A row of the tables is a method with its options and its inference. A column is a data set with the
+A row of the tables is a method with its options and its inference settings, which say how the
+posterior is refined and calibrated. A column is a data set with the
 options of the model. A run is one training: one row, one column, one split of the data, one seed.
 """
 
@@ -48,11 +49,12 @@ SET_TITLES = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of the tables: a method, its setting, and the inference that computes its posterior.
+    """A row of the tables of results: a method, its setting, and how its posterior is computed.
 
     Attributes:
         label: Name of the method in the tables.
-        setting: Value of the one option that the tables vary for this method, such as the order of RME.
+        setting: Value of the option that the tables vary for this method, such as the number of
+            components of RME; None if they vary no option.
         options: The options by which the row differs from others with this label and setting.
         inference: How the posterior is refined, in words. It is empty for the posterior of the encoder.
         calibrated: Whether the posterior is calibrated on validation data.
@@ -75,12 +77,12 @@ class Row:
 
     @classmethod
     def of(cls, label: str, setting: Setting, inference: Inference) -> Row:
-        """Return the table row of a run that is used with its default inference.
+        """Return the table row of a run that is used with its default inference settings.
 
         Args:
             label: name of the method in the tables.
             setting: value of the option that the tables vary for this method, if there is one.
-            inference: the default inference of the run.
+            inference: how the posterior of the run is refined and calibrated by default.
         """
         noise, words = inference.noise != 1, inference_words(inference, inference)
         calibrated = inference.calibrated or noise
@@ -125,17 +127,16 @@ def _by_number(text: str) -> list[str | int]:
 
 
 def inference_words(used: Inference, default: Inference) -> str:
-    """Describe in words the inference with which a run is used.
+    """Describe in words how the posterior of a run is refined.
 
     Steps, kind and restarts of the refinement are always named, except for the usual values: no
-    refinement, Gauss-Newton steps, one start. Other options are named only if they differ from the
-    default inference of the run. So different inferences of one run give different words, with one
-    exception: an inference without calibration and one with the calibration of the default give the
-    same words.
+    refinement, Gauss-Newton steps, one restart. Other options are named only if they differ from the
+    run's default settings. So different settings of one run give different words, with one exception:
+    settings without calibration and settings with the default calibration give the same words.
 
     Args:
-        used: the inference.
-        default: the default inference of the run.
+        used: the settings with which the run is used.
+        default: the default settings of the run.
 
     >>> inference_words(Inference(refine=2, restarts=3), Inference())
     '+2 steps, 3 restarts'
@@ -177,7 +178,8 @@ class TableColumn:
         network: network of the encoder.
         decoder_network: network of the decoder.
         likelihood: name of the likelihood.
-        more: other options of data and model that are not the defaults, from `more_options`.
+        more: other options of data and model that differ from their defaults, as text from
+            `more_options`.
     """
 
     data: str
@@ -189,7 +191,7 @@ class TableColumn:
 
     @property
     def title(self) -> str:
-        """The name of the data set as in the paper, and the model options that are not usual.
+        """The title of the column: the name of the data set, and the unusual options of the model.
 
         >>> TableColumn(data="mnist", latent=20, decoder_network="dense").title
         'MNIST, dense decoder'
@@ -217,9 +219,9 @@ class TableColumn:
 
 
 def more_options(model: ModelOptions, data: Mapping[str, Any], *, texts: bool = False) -> str:
-    """Return, as text, the changed options that are not fields of `TableColumn`.
+    """Return the options of data and model that differ from their defaults, as one text.
 
-    An option is changed if it differs from its default.
+    Options that are fields of `TableColumn`, such as the latent dimension, are left out.
 
     Args:
         model: the options of the model.
@@ -246,7 +248,7 @@ parsed = cache(ScoreKey.parse)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One run as plain values: its row and column in the tables, its state, scores and curves."""
+    """One run as plain values: its row and column in the tables, state, scores and learning curves."""
 
     folder: str  # name of its folder in the store
     row: Row  # its row in the tables, for the run's default inference
@@ -279,7 +281,9 @@ class Record:
         return (self.column.order, self.row.order, self.split, self.restart, self.folder)
 
     def score(self, key: str, name: str) -> float | None:
-        """Return one number of a score, or None if it is missing or not finite.
+        """Return one number of a score of the run, or None if it is missing or not finite.
+
+        A score is the result of one evaluation, {name of the number: value}.
 
         Args:
             key: name of the score, see `recmix.runs.scores.ScoreKey`.
@@ -297,14 +301,17 @@ class Record:
         }
 
     def rows(self) -> set[Row]:
-        """Return the table rows of the run's test scores, for every K of IWAE-K."""
+        """Return the table rows in which the run has a test score, for every K of IWAE-K.
+
+        A run has one row for each way of refining and calibrating its posterior.
+        """
         return {row for samples in self.tested for row in self.keys(samples)}
 
     def keys(self, samples: int) -> dict[Row, str]:
-        """Return the names of the run's IWAE-K test scores, by table row.
+        """Return the names of the run's IWAE-K test scores, {table row: name of the score}.
 
-        A run has one row for each inference with which it was scored. The first is the row of its
-        default inference, even if that was not scored.
+        A run has one row for each way of refining and calibrating its posterior. The first is the row
+        of its default settings, even if these were not scored.
 
         Args:
             samples: K of IWAE-K.
@@ -334,7 +341,8 @@ class StoreContent:
     Attributes:
         folder: the store.
         records: the runs that could be read.
-        problems: a message for everything that could not be read. It begins with the folder's name.
+        problems: one message for each folder or file that could not be read. It begins with the
+            folder's name.
         figures: paths of the images in the store's folder ``figures``.
     """
 

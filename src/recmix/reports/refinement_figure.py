@@ -1,4 +1,7 @@
-"""Draw the bound of a model against the computing time of its posterior, for several refinements."""
+"""Draw the IWAE bound of a model against the time to compute its posterior q(z | x).
+
+Each point is one way to refine the posterior: a kind of refinement and a number of steps.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +20,16 @@ __all__ = ["RefinementPoint", "refinement_times"]
 
 @dataclass(frozen=True, kw_only=True)
 class RefinementPoint:
-    """One refinement in the figure of bound against time.
+    """One way to refine the posterior q(z | x), as a point in the figure of bound against time.
 
     Attributes:
         how: kind of refinement; ``none`` for the encoder's own posterior.
         steps: number of refinement steps.
-        milliseconds: time per example.
+        milliseconds: time to compute the posterior, per example.
         bound: IWAE bound, in nats per example.
-        error: standard error of the difference to the encoder's own posterior.
+        error: standard error of the bound minus the bound of the encoder's own posterior.
         efficient: whether no faster refinement has a higher bound.
-        chosen: whether this refinement was chosen.
+        chosen: whether this refinement was chosen from all points; it is marked in the figure.
     """
 
     how: str
@@ -46,10 +49,11 @@ def refinement_times(
     samples: int,
     title: str = "Refinement",
 ) -> Path:
-    """Draw the bound against the time per example, with a marker for each kind of refinement.
+    """Draw the IWAE bound against the time to compute the posterior of an example.
 
-    Labels are numbers of steps. A dashed line joins the efficient refinements: no faster one has a
-    higher bound. A vertical line shows the time limit.
+    Each point is one refinement of the posterior: its marker shows the kind, its label the number of
+    steps. A dashed line joins the refinements that no faster refinement exceeds in the bound. A
+    vertical line shows the time limit.
 
     Args:
         points: the refinements that have a bound.

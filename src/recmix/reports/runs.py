@@ -34,7 +34,12 @@ INFERENCE = Inference(checks=0).to_json()
 
 
 def write_runs(records: Iterable[Record], path: Path) -> None:
-    """Write the runs of a store into a JSON file, one run per line, in the order of the tables."""
+    """Write the options and scores of runs into a JSON file, one run per line, sorted as in the tables.
+
+    Args:
+        records: the runs.
+        path: the file to write.
+    """
     ordered = sorted(records, key=lambda record: record.order)
     head = {"format": FORMAT, "recmix": __version__}
     write_bytes(path, one_per_line(head, "runs", map(_line, ordered)).encode())
@@ -61,7 +66,7 @@ def one_per_line(head: Mapping[str, Any], name: str, items: Iterable[Mapping[str
 
 
 def read_runs(path: Path) -> list[Record]:
-    """Read the runs of a JSON file that `write_runs` wrote."""
+    """Read the options and scores of runs from a JSON file that `write_runs` wrote."""
     content = read_json(path)
     if not isinstance(content, dict) or not isinstance(content.get("runs"), list):
         raise RunError(f"{path} does not hold the runs of a store: `recmix summary STORE` writes them")

@@ -1,8 +1,8 @@
-"""Compute the numbers of the tables from the records of runs.
+"""Compute the means, standard deviations and p-values in the tables of results, from scores of runs.
 
-A cell of a table belongs to a row (a method and its inference) and a column (a data set and a
-model). For each cell and each split of the data, the run with the best *validation* bound is
-selected. Test scores never select a run. Means and standard deviations are over the splits. Two
+A cell of a table belongs to a row (a method, and how its posterior is refined) and a column (a data
+set and a model). For each cell and each split of the data, the run with the best *validation* bound
+is selected. Test scores never select a run. Means and standard deviations are over the splits. Two
 rows are compared by their differences on each split.
 """
 
@@ -30,7 +30,10 @@ PAPER_SAMPLES = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One table cell: the selected runs of one row in one column, their scores and the means."""
+    """One table cell: the results of one method (row) on one data set and model (column).
+
+    It has the run that was selected for each split of the data, their test scores, and the means.
+    """
 
     row: Row
     column: TableColumn
@@ -53,12 +56,13 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """The cells of the tables, for all runs of a store.
+    """The numbers in the tables of a report, for all runs of a folder.
 
     Attributes:
-        rows: the rows, in the paper's order; VAE+ is always among them.
-        columns: the columns, in the paper's order.
-        cells: the cells by row and column. Combinations without runs are missing.
+        rows: methods with their inference settings, in the order of the tables. VAE+, the plain VAE
+            that was trained further, is always one of them.
+        columns: data sets with the options of a model, in the order of the tables.
+        cells: {(row, column): cell}. Combinations without runs are missing.
         samples: K of the IWAE-K bound that is compared.
         holm: whether p-values were corrected for the number of tests in a column.
     """
@@ -70,22 +74,23 @@ class Results:
     holm: bool
 
     def best(self, column: TableColumn) -> Cell | None:
-        """Return the best cell of a column, or None if the column has no score."""
+        """Return the cell of the best method in a table column, or None if the column has no score."""
         return next((cell for cell in self.column(column) if cell.best), None)
 
     def column(self, column: TableColumn) -> list[Cell]:
-        """Return the cells of a column, in the order of the rows."""
+        """Return the cells of a table column, in the order of the rows. Empty cells are left out."""
         found = (self.cells.get((row, column)) for row in self.rows)
         return [cell for cell in found if cell is not None]
 
     def splits(self, column: TableColumn) -> int:
-        """Return the largest number of splits for which a row of this column has test scores."""
+        """Return the largest number of data splits on which a method has test scores in this column."""
         return max((len(cell.values) for cell in self.column(column)), default=0)
 
     def control_problem(self, column: TableColumn) -> str:
-        """Return why a column has no control VAE+, in words; empty if it has one.
+        """Return why a table column has no control VAE+, in words; empty if it has one.
 
-        If a column has VAE+ runs with different training options, none of them is the control.
+        VAE+ is the plain VAE that was trained further. If a column has VAE+ runs with different
+        training options, none of them is the control.
         """
         rows = [cell.row for cell in self.column(column) if cell.row.label == CONTROL.label]
         if len({row.options for row in rows if row.options}) > 1:
@@ -95,11 +100,11 @@ class Results:
 
 
 def select(records: Iterable[Record]) -> dict[int, Record]:
-    """Select the run with the best validation bound for each split; return the runs by split.
+    """Select the run with the best validation bound for each split of the data.
 
-    Test scores are not used. Only runs that are done are selected. A run without a validation bound
-    is selected only if no other has one. Among equal bounds, the run with the lower restart number
-    is selected, then the run whose folder name comes first.
+    The result is {number of the split: run}. Test scores are not used. Only runs that are done are
+    selected. A run without a validation bound is selected only if no other has one. Among equal bounds,
+    the run with the lower restart number is selected, then the run whose folder name comes first.
     """
 
     def preference(record: Record) -> tuple[float, int, str]:
@@ -124,7 +129,8 @@ def choose_samples(records: Iterable[Record], given: int | None = None) -> tuple
         given: K, if the user gave it.
 
     Returns:
-        K, and a text for the user that is empty if every scored run has a score with this K.
+        K, and a message for the user about runs without a score with this K. The message is empty if
+        every scored run has this score.
     """
     if given is not None and given < 1:
         raise ConfigError(f"samples must be positive, got {given}")
@@ -144,7 +150,7 @@ def choose_samples(records: Iterable[Record], given: int | None = None) -> tuple
 
 
 def summarise(records: Iterable[Record], *, samples: int = 100, correct: bool = False) -> Results:
-    """Compute the cells of all tables.
+    """Compute the numbers in the tables of a report: means over splits, p-values and times.
 
     Args:
         records: the runs.
@@ -244,9 +250,10 @@ def _tested(cells: Sequence[Cell], correct: bool) -> list[Cell]:
 
 
 def control_of(row: Row) -> Row:
-    """Return the control of a row: VAE+, calibrated in the same way as the row.
+    """Return the table row with which a row is compared: VAE+, calibrated in the same way as the row.
 
-    The control of a calibrated VAE+ itself is the uncalibrated VAE+.
+    VAE+ is the plain VAE that was trained further. A calibrated VAE+ is compared with the
+    uncalibrated VAE+.
 
     >>> print(control_of(Row("RME", 5)), control_of(Row("RME", calibrated=True)), sep=", ")
     VAE+, VAE+ calibrated

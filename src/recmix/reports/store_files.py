@@ -76,10 +76,14 @@ def read_optional(folder: str, name: str, kind: type, messages: list[str]) -> An
 
 
 def read_log(folder: str, name: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the start events of a log file, and the first and last lines of the file.
+    """Return the start events of a training log, and the first and last lines of the file.
 
-    Training writes a start event each time it begins or continues. The event has the machine and the
+    Training writes a start event each time it begins or continues. The event names the machine and the
     versions of software. Both lists are empty if the file does not exist.
+
+    Args:
+        folder: the run folder.
+        name: name of the log file in this folder.
     """
     try:
         with _opened(folder, name) as (file, size):

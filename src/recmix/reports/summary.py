@@ -57,22 +57,25 @@ def summary(records: Iterable[Record], *, samples: int = 100) -> list[dict[str, 
 
 
 def to_json(rows: Sequence[dict[str, Any]], *, samples: int = 100) -> str:
-    """Return the rows of `summary` as the text of a JSON file, one row per line.
+    """Return the text of a JSON file with the results of runs, one result per line.
 
-    `samples` is the K of their IWAE-K test bounds.
+    Args:
+        rows: the rows that `summary` returns.
+        samples: K of the IWAE-K test bounds in these rows.
     """
     head = {"format": FORMAT, "samples": samples, "unit": "nats per test image"}
     return one_per_line(head, "rows", rows)
 
 
 class Point(NamedTuple):
-    """A point of the figure of gain against time: a method with its inference.
+    """A method as a point in the figure of accuracy gain against inference time.
 
     Attributes:
-        name: full name of the table row, such as ``RME(2) +2 steps``.
+        name: name of the method with its settings, such as ``RME(2) +2 steps``.
         label: name of the method alone, which selects colour and marker.
         milliseconds: inference time for a batch of 128 examples.
-        nats: mean gain over VAE+.
+        nats: gain of the test bound over VAE+, the plain VAE that was trained further, as a mean over
+            splits of the data.
         std: standard deviation of the gain over splits, if there are several.
     """
 
@@ -84,9 +87,10 @@ class Point(NamedTuple):
 
 
 def panels(rows: Iterable[dict[str, Any]]) -> dict[str, list[Point]]:
-    """Return the points of the figure of gain over VAE+ against inference time, by panel title.
+    """Return the points of the figure of gain over VAE+ against inference time, {panel title: points}.
 
-    There is one panel for each data set and latent dimension. If some rows of a panel were timed while
+    VAE+ is the plain VAE that was trained further. There is one panel for each data set and latent
+    dimension. If some rows of a panel were timed while
     no other run used the machine, only these are shown. If there are none, the title of the panel says
     that the machine was shared.
 
@@ -118,7 +122,11 @@ def panels(rows: Iterable[dict[str, Any]]) -> dict[str, list[Point]]:
 
 
 def why_no_panel(rows: Sequence[dict[str, Any]]) -> str:
-    """Return why `panels` finds no point in these rows of `summary`."""
+    """Return why the figure of gain against inference time would have no point, in words.
+
+    Args:
+        rows: the rows that `summary` returns.
+    """
     if all(row["difference"] is None for row in rows):
         return "it shows gains over VAE+, and no run of VAE+ is scored on the same data and splits"
     if all(row["milliseconds"] is None for row in rows):
@@ -127,7 +135,14 @@ def why_no_panel(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def other_device(row: dict[str, Any], rows: Iterable[dict[str, Any]]) -> bool:
-    """Whether a row of `summary` was timed on another device than VAE+ in the same table column."""
+    """Whether the inference of a method was timed on another device than VAE+ on the same data.
+
+    VAE+ is the plain VAE that was trained further.
+
+    Args:
+        row: the row of the method, from `summary`.
+        rows: all rows of `summary`, among them VAE+.
+    """
     controls = (r for r in rows if (r["column"], r["row"]) == (row["column"], str(CONTROL)))
     control = next(controls, None)
     return control is not None and control["devices"] != row["devices"]

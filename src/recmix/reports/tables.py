@@ -1,4 +1,6 @@
-"""Make the paper's tables from our results; `recmix.reports.forms` and `.latex` write them as text.
+"""Make the tables of a report from our results, in the layout of Kim and Pavlovic (2020).
+
+`recmix.reports.forms` and `recmix.reports.latex` write these tables as text.
 
 Rows are methods in the paper's order. Columns are data sets, each with its latent dimensions. In
 each column the best row is red and bold. The colour of another row shows the p-value of its
@@ -27,13 +29,13 @@ EMPTY = "–"
 
 
 class Level(NamedTuple):
-    """A colour of the paper's tables, which marks the best row or a range of p-values.
+    """The meaning and colour of a mark in the tables: the best method, or a range of p-values.
 
     Attributes:
         name: short name, for style sheets.
-        words: what the colour means.
+        words: what the mark means, such as ``p ≤ 0.01``.
         colour: the colour in the terminal; empty for the usual colour of text.
-        latex: the paper's name of the colour.
+        latex: name of the colour in LaTeX.
     """
 
     name: str
@@ -52,7 +54,7 @@ LEVELS = {
 
 
 def level_of(p: float | None) -> Level | None:
-    """Return the colour that the paper's tables use for a p-value, or None without a p-value.
+    """Return the mark for a p-value, one of `LEVELS`, or None if `p` is None.
 
     >>> [level_of(p).name for p in (0.01, 0.05, 0.1, 0.2)]
     ['strong', 'weak', 'hint', 'little']
@@ -68,11 +70,11 @@ class TableEntry:
     """A table cell as text, with the numbers by which the HTML page sorts it.
 
     Attributes:
-        text: the mean, or the gain.
-        spread: the standard deviation, or an interval.
+        text: the number that the cell shows: a mean score, a gain or a time.
+        spread: its standard deviation or interval.
         value: number by which the cell is sorted.
-        level: its colour.
-        bold: whether it is bold.
+        level: the colour of the cell and its meaning; None for no colour.
+        bold: whether the number is bold.
         p: the p-value as text, or the word ``best``.
         more: further text, such as the effect size.
         paper: the paper's number.
@@ -105,12 +107,13 @@ class TableEntry:
 
 
 class Line(NamedTuple):
-    """A row of a table as text.
+    """One row of a `Table`, with its cells as text.
 
     Attributes:
-        row: the row.
-        entries: its cells.
-        first: whether it is the first row of its method, such as SA(1) of the rows SA(1) to SA(8).
+        row: the method, its setting and its inference.
+        entries: the cells, one for each column of the table.
+        first: whether the row above has another method, or there is no row above. Of the rows SA(1)
+            to SA(8), only SA(1) is the first.
     """
 
     row: Row
@@ -123,7 +126,7 @@ class Table:
     """A table as text cells, which can be written as HTML, Markdown, LaTeX or terminal text.
 
     Attributes:
-        key: short name.
+        key: short name of the table, such as ``gain``.
         title: title above the table.
         caption: what the numbers are.
         columns: the columns: data sets, each with a latent dimension.
@@ -140,7 +143,7 @@ class Table:
 
     @cached_property
     def printed(self) -> list[bool]:
-        """For each column, whether the paper has numbers for it."""
+        """For each column, whether the paper by Kim and Pavlovic (2020) has numbers for it."""
         return [any(line.entries[i].paper for line in self.lines) for i in range(len(self.columns))]
 
     @cached_property
@@ -156,12 +159,15 @@ class Table:
 
 
 def all_tables(results: Results) -> list[Table]:
-    """Return the three tables of a report: log-likelihood, gain over VAE+, inference time."""
+    """Return the three tables of a report: log-likelihood, gain over VAE+, and inference time.
+
+    VAE+ is the plain VAE that was trained further.
+    """
     return [likelihood_table(results), gain_table(results), time_table(results)]
 
 
 def likelihood_table(results: Results) -> Table:
-    """Return the paper's Table 1, test log-likelihoods, with our numbers and the paper's."""
+    """Return the table of test log-likelihoods: our numbers beside those of Kim and Pavlovic (2020)."""
 
     def entry(cell: Cell, digits: int) -> TableEntry:
         if cell.mean is None:
@@ -204,7 +210,7 @@ def likelihood_table(results: Results) -> Table:
 
 
 def gain_table(results: Results) -> Table:
-    """Return the table of gains over the control VAE+.
+    """Return the table of gains over VAE+: differences of the test log-likelihoods, in nats.
 
     VAE+ is the plain VAE, trained further with the same schedule as the other methods.
     """
@@ -243,7 +249,7 @@ def gain_table(results: Results) -> Table:
 
 
 def time_table(results: Results) -> Table:
-    """Return the paper's table of inference times, with our results.
+    """Return the table of inference times: our times beside those of Kim and Pavlovic (2020).
 
     A time is the milliseconds in which the posterior of a batch of 128 examples is computed.
     """
@@ -338,7 +344,7 @@ def with_spread(mean: float, std: float | None) -> str:
 
 
 def p_text(found: Comparison | None) -> str:
-    """Return the p-value of a comparison as text; empty if there is none."""
+    """Return the p-value of a comparison of two methods as text; empty if there is no p-value."""
     if found is None or found.p is None:
         return ""
     if found.p < 0.001:

@@ -20,16 +20,22 @@ DEFAULTS = Training().to_json()
 
 
 def distinguish(records: Iterable[Record]) -> list[Record]:
-    """Return the records, with options in their row names where runs were trained differently.
+    """Add options to the table row names of runs that would otherwise share a row by mistake.
 
     Two runs may have the same method label, setting, column, split and seed, but different training
     options. Then each gets a row of its own, with a name such as ``VAE+ [learning_rate=0.0001]``.
     Otherwise one of them would replace the other in the tables. The row ``VAE+`` without options is
     the control. It only has runs with equal training options.
 
-    Two runs may also have the same label and different default inferences. Their rows have different
-    names, such as ``VAE`` and ``VAE +4 steps``. If both runs were scored with the same inference,
-    the name of one has its default inference as an option: ``VAE [default=+4 steps]``.
+    Two runs may also have the same label but refine their posteriors differently by default. Their
+    rows have different names, such as ``VAE`` and ``VAE +4 steps``. If both runs were also scored with
+    the same refinement, the name of one shows its default: ``VAE [default=+4 steps]``.
+
+    Args:
+        records: the runs. They are not changed.
+
+    Returns:
+        The same runs, some with a new row.
     """
     records = list(records)
     groups: dict[tuple[Row, TableColumn], list[Record]] = defaultdict(list)
@@ -57,9 +63,10 @@ def _with_default(record: Record) -> Record:
 
 
 def model_of(record: Record) -> tuple[Row, TableColumn]:
-    """Return the column of a run, and its row without calibration, as (row, column).
+    """Return the place of a run in the tables, without its calibration, as (row, column).
 
-    The result is the same for all runs of one model, however its posterior is calibrated.
+    A row is a method with its settings, a column is a data set with a model. The result does not
+    depend on how the posterior of the model is calibrated.
     """
     return replace(record.row, calibrated=False, noise=False), record.column
 

@@ -1,4 +1,4 @@
-"""The command `recmix report`: read a store of run folders and write a report.
+"""The command `recmix report`: read a folder of run folders and write a report on the runs.
 
 The report is an HTML page, Markdown, LaTeX or text in the terminal.
 """
@@ -39,7 +39,7 @@ def write_report(
     console: Console | None = None,
     errors: Console | None = None,
 ) -> Path | None:
-    """Write the report of a store, and print what was written and what could not be read.
+    """Write the report on a folder of runs, and print what was written and what could not be read.
 
     Args:
         store: the folder that holds the run folders.
