@@ -1,8 +1,9 @@
-"""Optional faster versions of plain functions: CUDA graphs, Triton kernels, stacked networks.
+"""Optional faster versions of plain functions, by CUDA graphs, Triton kernels and stacked networks.
 
-Nothing imports this folder by name. `recmix.model.replaceable` loads it once, if it is installed.
-Its modules then register faster versions of plain functions. Without this folder everything works,
-only slower.
+Stacked networks are networks of the same shape that are evaluated together. No other module imports
+this folder by its name. `recmix.model.replaceable` loads the folder once, if it is installed. Its
+modules then register faster versions of plain functions. Without this folder everything works, but is
+slower.
 """
 
 from recmix.accelerate import (  # noqa: F401  (each registers what it replaces)

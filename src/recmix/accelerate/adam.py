@@ -84,9 +84,9 @@ def _pieces(*row: Tensor) -> Iterable[tuple[Tensor, ...]]:
 
 
 def capturable_adam(groups: list[dict[str, Any]], learning_rate: float) -> torch.optim.Optimizer:
-    """Make an Adam optimiser; on a GPU one whose steps a CUDA graph can capture.
+    """Make an Adam optimiser. On a GPU, a CUDA graph can capture its steps.
 
-    On a GPU this is a `ChunkedAdam`, on other devices torch's Adam.
+    The optimiser is a `ChunkedAdam` on a GPU, and torch's Adam on other devices.
 
     Args:
         groups: the parameter groups, as `torch.optim.Adam` takes them.
@@ -98,10 +98,10 @@ def capturable_adam(groups: list[dict[str, Any]], learning_rate: float) -> torch
 
 
 def with_tensor_rates(optimizer: torch.optim.Adam) -> torch.optim.Adam:
-    """Prepare an optimiser's learning rates for CUDA graphs and return the optimiser.
+    """Prepare an optimiser's learning rates for CUDA graphs and return the same optimiser.
 
-    Each parameter group stores its first learning rate as ``initial_lr``. On a GPU the learning
-    rate ``lr`` becomes a tensor, so that a captured graph reads its present value at each replay.
+    Each parameter group stores its first learning rate as ``initial_lr``. On a GPU the learning rate
+    ``lr`` becomes a tensor. A captured CUDA graph then reads the present value of ``lr`` at each replay.
     """
     device = device_of(optimizer.param_groups)
     for group in optimizer.param_groups:

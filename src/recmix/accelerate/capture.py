@@ -15,8 +15,8 @@ __all__ = ["no_host_sync", "recover_generators"]
 def no_host_sync() -> Iterator[None]:
     """Context in which an operation that makes the CPU wait for the GPU raises a `RuntimeError`.
 
-    Such an operation cannot be captured, and a capture that fails leaves torch's random generators
-    unusable. So the last warm-up run before a capture is made in this context.
+    A CUDA graph cannot capture such an operation. A failed capture makes torch's random generators
+    unusable. Use this context for the last warm-up run before a capture, to find the error early.
     """
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():  # torch warns that it does not detect every such operation
@@ -29,10 +29,10 @@ def no_host_sync() -> Iterator[None]:
 
 
 def recover_generators(device: torch.device, *generators: torch.Generator) -> None:
-    """Make random generators usable again after a capture that failed.
+    """Make random generators usable again after the capture of a CUDA graph failed.
 
     After a failed capture a generator can draw random numbers only inside a capture. A copy of its state
-    does not have this limit. So each generator gets a copy of its own state.
+    does not have this limit. So the state of each generator is replaced by a copy of this state.
 
     Args:
         device: the CUDA device of the capture; its default generator is recovered too.

@@ -45,7 +45,7 @@ class Captured:
 
     Args:
         method: the method whose posterior is captured.
-        inference: the refinement and calibration that are applied to the posterior.
+        inference: settings: how the posterior is refined and calibrated.
     """
 
     def __init__(self, method: Method, inference: Inference) -> None:
@@ -56,7 +56,7 @@ class Captured:
 
     @torch.no_grad()
     def __call__(self, method: Method, x: Tensor) -> Posterior:
-        """q(z | x) for x (B, C, H, W) on the method's device."""
+        """Compute q(z | x), refined and calibrated, for examples x (B, ...) on the method's device."""
         if not x.is_cuda or self.failed or method.training:
             return infer(method, x, self.inference)
         key = (*x.shape, x.dtype, x.device)
@@ -134,7 +134,7 @@ def replay(method: Method, x: Tensor, inference: Inference) -> Posterior:
     Args:
         method: the method whose posterior is computed.
         x: examples (B, ...).
-        inference: the refinement and calibration that are applied to the posterior.
+        inference: settings: how the posterior is refined and calibrated.
     """
     if not x.is_cuda:
         return NotImplemented

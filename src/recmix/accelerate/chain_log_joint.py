@@ -1,4 +1,4 @@
-"""A fast log p(x, z) on a CPU, for decoders that are chains of simple layers."""
+"""Compute log p(x, z) fast on a CPU, for decoders that are chains of simple layers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,11 @@ class ChainLogJoint(LogJoint):
     """
 
     def log_joint(self, z: Tensor) -> Tensor:
-        """Like `LogJoint.log_joint`, layer by layer."""
+        """log p(x, z), (T, B), of T latent points for each of the B examples: z (T, B, D).
+
+        The decoder is evaluated layer by layer if gradients are disabled and nothing is traced.
+        Otherwise the result comes from `LogJoint.log_joint`.
+        """
         layers = layer_chain(self.model.decoder)
         if layers is None or not fast_on_cpu(z):
             return super().log_joint(z)
@@ -46,8 +50,9 @@ def make_chain_log_joint(
 ) -> LogJoint:
     """Make a `ChainLogJoint` if x is on the CPU and the decoder is a chain of simple layers.
 
-    Otherwise return NotImplemented, so that `make_log_joint` tries its next version. It also returns
-    NotImplemented if Triton's interpreter runs the kernels on the CPU, as the tests of recmix do.
+    The object computes log p(x, z) of one batch x as a function of z. In all other cases the function
+    returns NotImplemented, and `make_log_joint` tries its next version. It also returns NotImplemented
+    if Triton's interpreter runs the GPU kernels on the CPU, as the tests of recmix do.
 
     Args:
         model: the model p(x, z).

@@ -1,4 +1,4 @@
-"""Fewer GPU kernels: elementwise functions are compiled, and work can run in parallel branches.
+"""Make training steps faster on a GPU: compile elementwise functions, and run work in parallel.
 
 On a GPU the time of a training step depends mainly on its number of kernels. Most of these kernels
 are a few additions and exponentials around the networks. Inside `fusing()` the functions marked
@@ -23,7 +23,10 @@ __all__ = ["branch", "fusing"]
 
 @contextmanager
 def fusing() -> Iterator[None]:
-    """Context in which the functions marked `fusable` are compiled by `torch.compile`."""
+    """Context in which `torch.compile` compiles the functions marked `fusable`.
+
+    These are elementwise functions. Compiled, each needs only one or two GPU kernels.
+    """
     import torch._dynamo
 
     fused = [(function, _fused(function)) for function in FUSABLE]
@@ -58,8 +61,8 @@ def branch(x: Tensor) -> Iterator[Callable[[], None]]:
 
     Kernels of the branch can read the results of all kernels before it. They run in parallel with
     the kernels that come after the context, until the yielded function is called. This function
-    joins the branch: later kernels wait for it. If no graph is being captured, the context changes
-    nothing.
+    joins the branch: later kernels wait for the kernels of the branch. If no graph is being captured,
+    the context changes nothing.
 
     Args:
         x: a tensor on the device of the capture.

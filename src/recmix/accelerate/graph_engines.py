@@ -1,4 +1,4 @@
-"""Engines that run training steps as captured CUDA graphs."""
+"""Classes that run training steps by replaying CUDA graphs: `GraphEngine` and `CompileEngine`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class GraphEngine(Engine):
     small network uses little of the device.
 
     Args:
-        jobs: all on one CUDA device, which also holds their data.
+        jobs: the jobs to train together. The models and the data of all jobs are on one CUDA device.
     """
 
     name = "graph"
@@ -78,12 +78,12 @@ class GraphEngine(Engine):
                 main.wait_stream(stream)
 
     def step(self) -> None:
-        """Replay the graph: one training step of each job."""
+        """Make one training step of each job, by replaying the CUDA graph."""
         self.graph.replay()
 
 
 class CompileEngine(GraphEngine):
-    """A `GraphEngine` whose networks and elementwise functions are compiled into fewer kernels.
+    """Runs training steps as a CUDA graph, with networks and functions compiled into fewer kernels.
 
     Compilation takes about a minute at the start. It is worth this time for many epochs, or for
     many models that are trained together.

@@ -47,7 +47,10 @@ PROGRAMS = 200
 
 
 def usable(x: Tensor) -> bool:
-    """Whether these kernels can run on the device and dtype of x."""
+    """Whether the Triton kernels of this module can run on the device and dtype of x.
+
+    They need float32, and an NVIDIA GPU of compute capability 8.0 or higher, or Triton's interpreter.
+    """
     if triton is None or x.dtype != torch.float32:
         return False
     if x.is_cuda:
@@ -262,7 +265,7 @@ def conv2d_stacked(
     slope: float = 1.0,
     centre: Tensor | None = None,
 ) -> Tensor:
-    """Compute one convolution layer of K networks, with biases and activations, by one kernel.
+    """Compute one convolution layer of K networks, with biases and activations, by one Triton kernel.
 
     Args:
         x: images that all networks read, (B, C, H, W); or activations of each network, (K, B, H, W,
@@ -302,12 +305,12 @@ def linear_stacked(
     limits: Limits | None = None,
     parts: bool = False,
 ) -> Tensor:
-    """Compute one linear layer of K networks, with biases and activations, by one kernel.
+    """Compute one linear layer of K networks, with biases and activations, by one Triton kernel.
 
     Args:
         x: vectors that all networks read, (B, I); or vectors of each network, (K, B, I). Must be
-            contiguous. Examples (B, C, H, W) and activations (K, B, H, W, C) are read as such
-            vectors.
+            contiguous. Examples (B, C, H, W) and activations (K, B, H, W, C) are also accepted; the
+            axes after B are flattened to I.
         weight: weights packed by `split`, (2, K, N, I), for N outputs; with `parts` (2, K, N, I /
             K).
         bias: (K, N).
@@ -338,7 +341,7 @@ def log_weights_of_parts(
     minimum: float,
     maximum: float,
 ) -> Tensor:
-    """Compute the mixing weights log α of a recursive mixture with M gates by one kernel.
+    """Compute the mixing weights log α of a recursive mixture with M gates by one Triton kernel.
 
     Gate m is a network with one hidden layer of F units. It gives ε_m(x), the share of component m
     in the mixture of the components 0 … m.

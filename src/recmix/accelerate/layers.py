@@ -21,7 +21,7 @@ PARTS = 16
 def sequence(
     networks: Sequence[Sequence[nn.Module]], shape: Sequence[int], limits: Limits | None = None
 ) -> Run | None:
-    """Turn K networks of the same shape into one function f(x, centre).
+    """Turn K networks of the same shape into one function f(x, centre) that uses Triton kernels.
 
     The function subtracts the centre from each example of the batch x, and evaluates all networks. The
     centre has the shape of one example; None subtracts nothing.
@@ -87,7 +87,7 @@ def sequence(
 def recursion(
     gates: Sequence[Sequence[nn.Module]], shape: Sequence[int], minimum: float, maximum: float
 ) -> Run | None:
-    """Turn the gates of a recursive mixture into one function f(x, centre).
+    """Turn the gates (networks of the weights) of a recursive mixture into one function f(x, centre).
 
     The function subtracts the centre from each example of the batch x, and evaluates all gates. The
     centre has the shape of one example; None subtracts nothing.

@@ -114,7 +114,7 @@ def orthogonal(matrices: Sequence[Tensor]) -> list[Tensor]:
 
 
 def orthogonal_batch(matrices: Sequence[Tensor]) -> list[Tensor]:
-    """Compute `orthogonal` for several matrices at once, as one batch.
+    """Change all singular values of each matrix to about 1, for all matrices in one batch.
 
     All matrices are padded with zeros to the same shape. The padding is removed from the results.
 

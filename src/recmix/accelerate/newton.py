@@ -1,4 +1,4 @@
-"""Gauss-Newton steps on log p(x, z) by Triton kernels, if no gradient through the steps is needed."""
+"""Make Gauss-Newton steps on log p(x, z) by Triton kernels, if the steps need no gradient."""
 
 from __future__ import annotations
 
@@ -71,7 +71,11 @@ class KernelLogJoint(LogJoint):
         return self.model.decoder_output(z)
 
     def linearise(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Like `LogJoint.linearise`, by Triton kernels."""
+        """The decoder's output (B, *output) and its Jacobian (B, P, D) at z (B, D), by Triton kernels.
+
+        P is the number of output values for one example. If the kernels do not apply, the result comes
+        from `LogJoint.linearise`.
+        """
         if self.packed and _applies(z):
             pushed = tangent_kernels.push(self.packed, z, self.chunk or tangent_chunk(self.model, z))
             if pushed is not None:
@@ -79,7 +83,10 @@ class KernelLogJoint(LogJoint):
         return super().linearise(z)
 
     def log_joint(self, z: Tensor) -> Tensor:
-        """Like `LogJoint.log_joint`, by Triton kernels."""
+        """log p(x, z), (T, B), of T latent points for each of B examples: z (T, B, D).
+
+        Triton kernels compute it. If the kernels do not apply, torch computes it.
+        """
         decoded = self._decoded(z)
         scored = newton_kernels.score(self.model.likelihood, self.observed, decoded, z, slopes=False)
         if scored is not None:
@@ -87,7 +94,15 @@ class KernelLogJoint(LogJoint):
         return self.model.log_density(self.observed, decoded) + standard_normal(z)
 
     def assemble(self, z: Tensor, decoded: Tensor, slope: Tensor) -> NormalEquations:
-        """Like `LogJoint.assemble`, by Triton kernels."""
+        """The value, gradient and Gauss-Newton curvature of log p(x, z) at z, by Triton kernels.
+
+        If the kernels do not apply, the result comes from `LogJoint.assemble`.
+
+        Args:
+            z: latent points (B, D).
+            decoded: the decoder's output at z, (B, *output).
+            slope: the decoder's Jacobian at z, (B, P, D), for P output values per example.
+        """
         if _applies(z):
             likelihood = self.model.likelihood
             scored = newton_kernels.score(likelihood, self.observed, decoded[None], z[None], slopes=True)
@@ -99,10 +114,11 @@ class KernelLogJoint(LogJoint):
         return super().assemble(z, decoded, slope)
 
     def gradient(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Like `LogJoint.gradient`, by Triton kernels if z has at most `JACOBIAN_UP_TO` dimensions.
+        """log p(x, z), (B,), and its derivative with respect to z, (B, D), at z (B, D).
 
-        The kernels compute the decoder's whole Jacobian. With more dimensions autograd is faster, which
-        computes only the gradient.
+        If z has at most `JACOBIAN_UP_TO` dimensions, Triton kernels compute both from the decoder's
+        whole Jacobian. With more dimensions autograd is used: it is faster, because it computes only the
+        gradient.
         """
         if not self.packed or z.shape[-1] > JACOBIAN_UP_TO:
             return super().gradient(z)
@@ -110,7 +126,11 @@ class KernelLogJoint(LogJoint):
         return here.log_joint, here.gradient
 
     def dampings(self, level: Tensor) -> Tensor:
-        """Like `LogJoint.dampings`, by one kernel."""
+        """The T candidates for the damping of one Gauss-Newton step, (T, B), by one operation.
+
+        Args:
+            level: the present damping λ of each example, (B,). The candidates are multiples of λ.
+        """
         return newton_kernels.candidate_dampings(level, DAMPINGS)
 
     def choose(
@@ -123,7 +143,11 @@ class KernelLogJoint(LogJoint):
         level: Tensor,
         least: float,
     ) -> tuple[Tensor, Tensor]:
-        """Like `LogJoint.choose`, by one kernel."""
+        """Select the best candidate step of each example; return the next z (B, D) and damping λ (B,).
+
+        One Triton kernel does this. If the kernel does not apply, `LogJoint.choose` is used. The
+        arguments are explained there.
+        """
         limits = (least, LARGEST)
         given = (reached, here.log_joint, z, step, tried, level)
         chosen = newton_kernels.choose(*given, beyond=10 * DAMPINGS[-1], limits=limits)
@@ -134,9 +158,10 @@ class KernelLogJoint(LogJoint):
 def make_kernel_log_joint(
     model: LatentModel, x: Tensor, dtype: torch.dtype, chunk: int | None = None
 ) -> LogJoint:
-    """Make a `KernelLogJoint`, or return NotImplemented if the Triton kernels do not apply.
+    """Make a `KernelLogJoint`, which computes log p(x, z) of one batch x by Triton kernels.
 
-    The kernels support Gaussian and Bernoulli likelihoods and the prior N(0, I).
+    The function returns NotImplemented if the kernels do not apply. The kernels support Gaussian and
+    Bernoulli likelihoods and the prior N(0, I).
 
     Args:
         model: the model p(x, z).
@@ -153,10 +178,15 @@ def make_kernel_log_joint(
 
 @damped_step.register
 def damped_step_by_kernels(gradient: Tensor, precision: Tensor, damping: Tensor) -> Tensor:
-    """GPU version of `damped_step`, by one kernel.
+    """The damped Gauss-Newton steps δ = (H + λ I)⁻¹ g, (L, B, D), by one Triton kernel.
 
-    It returns NotImplemented if the kernel does not apply. The shapes must be (L, B, D) for the
-    gradient, (L, B, D, D) for the precision and (L, B) for the damping, with L dampings and B examples.
+    L is the number of dampings λ that are tried for each of B examples. The function returns
+    NotImplemented if the kernel does not apply.
+
+    Args:
+        gradient: g, the gradient of log p(x, z), (L, B, D).
+        precision: H, the Gauss-Newton curvature of -log p(x, z), (L, B, D, D).
+        damping: λ, (L, B).
     """
     if not _applies(gradient):
         return NotImplemented

@@ -44,7 +44,10 @@ PIXELS, PARTS, PROGRAMS = 32, 8, 1024
 
 
 def usable(*tensors: Tensor) -> bool:
-    """Whether the kernels can run on these tensors. Gradients must be disabled."""
+    """Whether the Triton kernels of this module can run on these tensors.
+
+    Gradients must be disabled, and the tensors must be float32, on one GPU and not empty.
+    """
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
         return False
     device = tensors[0].device
@@ -55,7 +58,10 @@ _broken: set[str] = set()
 
 
 def unless_broken(function: Callable[P, R | None]) -> Callable[P, R | None]:
-    """Decorator: if the kernel of the function cannot compile or run, warn once and return None."""
+    """Decorator for a function that calls a Triton kernel.
+
+    If the kernel cannot compile or run, the decorated function warns once and returns None.
+    """
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R | None:
@@ -354,7 +360,9 @@ def score(
 def equations(
     slope: Tensor, weight: Tensor, residual: Tensor, z: Tensor
 ) -> tuple[Tensor, Tensor] | None:
-    """The gradient and the precision matrix of the normal equations of one Gauss-Newton step.
+    """The gradient and the curvature matrix of log p(x, z) for one Gauss-Newton step, by one kernel.
+
+    P is the number of decoder outputs for one example.
 
     Args:
         slope: J, the decoder's Jacobian with respect to z, (B, P, D).
@@ -392,7 +400,12 @@ def equations(
 
 
 def candidate_dampings(level: Tensor, multiples: tuple[float, ...]) -> Tensor:
-    """The candidate dampings (L, B): the present damping `level` (B,) times each of L multiples."""
+    """The L candidate dampings of a Gauss-Newton step, (L, B): `level` times each of L multiples.
+
+    Args:
+        level: the present damping of each example, (B,).
+        multiples: L factors.
+    """
     return _on_device(multiples, level.device) * level
 
 
@@ -414,8 +427,8 @@ def solve(gradient: Tensor, precision: Tensor, damping: Tensor) -> Tensor | None
     the solution directly.
 
     Args:
-        gradient: g, (L, B, D).
-        precision: H, (L, B, D, D).
+        gradient: g, the gradient of log p(x, z), (L, B, D), for L dampings and B examples.
+        precision: H, the Gauss-Newton curvature of -log p(x, z), (L, B, D, D).
         damping: λ, (L, B).
 
     Returns:
@@ -481,7 +494,7 @@ def choose(
     beyond: float,
     limits: tuple[float, float],
 ) -> tuple[Tensor, Tensor] | None:
-    """Select the best candidate step of each example by one kernel, as `LogJoint.choose` does.
+    """Select, for each example, the candidate step with the highest log p(x, z), by one Triton kernel.
 
     If no candidate raises the log p(x, z) of an example, its z stays.
 

@@ -1,7 +1,8 @@
 """Triton kernels for the quasi-Newton steps of the refinement ``learned`` (`recmix.inference.learned`).
 
-They compute everything between two gradients of log p(x, z). Plain torch starts about 70 small kernels
-for each step; here there are three.
+The refinement moves the posterior's mean by steps that increase log p(x, z). The kernels compute
+everything between two gradients of log p(x, z). Plain torch starts about 70 small kernels for each
+step; this module starts three.
 """
 
 from __future__ import annotations
@@ -136,13 +137,13 @@ def _advance(
 
 @unless_broken
 def triangle_kernel(out: Tensor, typical: Tensor) -> Tensor | None:
-    """Compute L = T diag(exp a) M for each example by one kernel, see `scaled_triangle`.
+    """Compute the covariance factor L = T diag(exp a) M of each example by one Triton kernel.
 
-    M is lower triangular, with ones on its diagonal.
+    M is lower triangular, with ones on its diagonal. The posterior covariance near z is about L Lᵀ.
 
     Args:
-        out: outputs of the curvature network, (B, D (D + 1) / 2): first the D numbers a, then the
-            entries of M below its diagonal, row by row.
+        out: outputs of the curvature network, which predicts L, (B, D (D + 1) / 2): first the D numbers
+            a, then the entries of M below its diagonal, row by row.
         typical: T, (D, D), lower triangular.
 
     Returns:
@@ -160,9 +161,10 @@ def triangle_kernel(out: Tensor, typical: Tensor) -> Tensor | None:
 
 @unless_broken
 def direction_kernel(factor: Tensor, gradient: Tensor, pairs: Sequence[Pair]) -> Tensor | None:
-    """Compute the quasi-Newton direction of each example by one kernel, see `direction`.
+    """Compute the quasi-Newton direction of each example by one Triton kernel.
 
-    The direction is the gradient times L Lᵀ, corrected by earlier steps.
+    The direction is the gradient times L Lᵀ, corrected by earlier steps (L-BFGS). The plain version is
+    `direction`.
 
     Args:
         factor: L, (B, D, D), lower triangular.
@@ -190,13 +192,13 @@ def direction_kernel(factor: Tensor, gradient: Tensor, pairs: Sequence[Pair]) ->
 def advance_kernel(
     at: Iterate, step: Tensor, reached: Tensor, gradient: Tensor
 ) -> tuple[Iterate, Pair] | None:
-    """Take the steps that raise log p(x, z) by one kernel, see `advance`.
+    """Accept the steps that raise log p(x, z), by one Triton kernel. The plain version is `advance`.
 
     Args:
         at: the present point of each example.
         step: the step of each example, (B, D).
         reached: log p(x, z) after the step, (B,).
-        gradient: its gradient with respect to z after the step, (B, D).
+        gradient: the gradient of log p(x, z) with respect to z after the step, (B, D).
 
     Returns:
         The next point, and the pair of step and gradient change for `direction_kernel`. None if the
@@ -220,7 +222,15 @@ def _warps(latent: int) -> int:
 
 @scaled_triangle.register_for_gpu
 def triangle_by_kernel(out: Tensor, typical: Tensor, places: Tensor) -> Tensor:
-    """GPU version of `scaled_triangle`; NotImplemented if `triangle_kernel` does not apply."""
+    """GPU version of `scaled_triangle`: the covariance factors L (B, D, D), by one Triton kernel.
+
+    The function returns NotImplemented if the kernel does not apply.
+
+    Args:
+        out: outputs of the curvature network, (B, D (D + 1) / 2), see `triangle_kernel`.
+        typical: a lower triangular matrix (D, D), a factor of L.
+        places: not used.
+    """
     if not kernels_apply(out.device.type, out.dtype):
         return NotImplemented
     factor = triangle_kernel(out, typical)
@@ -231,7 +241,15 @@ def triangle_by_kernel(out: Tensor, typical: Tensor, places: Tensor) -> Tensor:
 def direction_by_kernel(
     q: FullGaussian | LowRankGaussian, gradient: Tensor, pairs: Sequence[Pair]
 ) -> Tensor:
-    """GPU version of `direction`; NotImplemented if `direction_kernel` does not apply."""
+    """GPU version of `direction`: the directions (B, D) of the next steps, by one Triton kernel.
+
+    The function returns NotImplemented if the kernel does not apply.
+
+    Args:
+        q: a Gaussian with the covariance L Lᵀ at z.
+        gradient: the gradient of log p(x, z) at z, (B, D).
+        pairs: earlier steps, the oldest first.
+    """
     if not isinstance(q, FullGaussian) or not kernels_apply(gradient.device.type, gradient.dtype):
         return NotImplemented
     found = direction_kernel(q.scale_tril, gradient, pairs)
@@ -242,7 +260,11 @@ def direction_by_kernel(
 def advance_by_kernel(
     at: Iterate, step: Tensor, reached: Tensor, gradient: Tensor
 ) -> tuple[Iterate, Pair]:
-    """GPU version of `advance`; NotImplemented if `advance_kernel` does not apply."""
+    """GPU version of `advance`: accept the steps that raise log p(x, z), by one Triton kernel.
+
+    The function returns NotImplemented if the kernel does not apply. The arguments and results are
+    those of `advance_kernel`.
+    """
     if not kernels_apply(step.device.type, step.dtype):
         return NotImplemented
     found = advance_kernel(at, step, reached, gradient)

@@ -1,4 +1,4 @@
-"""Evaluate several networks of the same shape together: one kernel per layer for all of them.
+"""Evaluate several networks of the same shape together: one kernel computes a layer of all networks.
 
 The posterior of a mixture evaluates K encoders for the same images. On a GPU the time of small
 networks depends mainly on the number of kernels. So a stacked network, which computes each layer
@@ -31,7 +31,7 @@ class Stacked:
     """K networks of the same shape as one function: x (B, ...) -> (K, B, F), without gradients.
 
     F is the number of outputs of each network. The first call builds the function. A later call builds
-    it again if a parameter has changed. There are three ways to build it; the first possible one is
+    it again if a parameter has changed. There are three ways to build it; the first possible way is
     used:
 
     - Triton kernels (`recmix.accelerate.kernels`), for convolutions, linear layers and simple
@@ -79,7 +79,7 @@ class Stacked:
         self._held: list[Tensor] = []
 
     def drop(self) -> None:
-        """Discard the stacked function; the next use builds it again.
+        """Discard the function that evaluates all networks together; the next call builds it again.
 
         Call this where changes of the parameters cannot be detected: after replays of a CUDA graph,
         or when modules were replaced.
@@ -90,7 +90,7 @@ class Stacked:
                 self.how = ""
 
     def held(self) -> Any:
-        """Return an object that keeps the stacked weights in memory.
+        """Return an object that keeps the combined weights of the networks in memory.
 
         A captured CUDA graph reads these weights. Keep the returned object as long as the graph is used.
         """
@@ -110,7 +110,9 @@ class Stacked:
 
     @torch.no_grad()
     def __call__(self, x: Tensor, shift: Tensor | None = None) -> Tensor | None:
-        """Evaluate all networks together: x (B, ...) -> (K, B, F); None if they cannot be stacked.
+        """Evaluate all K networks together: x (B, ...) -> (K, B, F), with F outputs of each network.
+
+        The result is None if the networks cannot be combined into one function.
 
         Args:
             x: the input of all networks.
@@ -204,7 +206,7 @@ class Stacked:
 
 
 class StackedEncoders(Stacked):
-    """K encoders of the same shape as one function that gives their K Gaussians.
+    """K encoders of the same shape as one function that gives the K Gaussians q_k(z | x).
 
     >>> nets = [nn.Sequential(nn.Flatten(), nn.Linear(4, 6)) for _ in range(2)]
     >>> StackedEncoders(nets, devices=("cpu",)).gaussians(torch.zeros(5, 1, 2, 2)).mean.shape
@@ -219,7 +221,7 @@ class StackedEncoders(Stacked):
             shift: a tensor that is subtracted from x first.
 
         Returns:
-            The Gaussians, or None if the encoders cannot be stacked.
+            One object for all K · B Gaussians, or None if the encoders cannot be evaluated together.
         """
         parameters = self(x, shift)
         if parameters is None:
@@ -237,12 +239,13 @@ class StackedEncoders(Stacked):
 class StackedGates(Stacked):
     """The gates of a recursive mixture as one function that gives the mixture's log-weights.
 
-    Gate m gives ε_m(x), the share of component m in the mixture of the components 0 … m.
+    Gate m is a network that gives ε_m(x), the share of component m in the mixture of the components
+    0 … m.
 
     Args:
         gates: the M gates ε_1 … ε_M, all with the same smallest and largest value.
-        devices: kinds of device on which the gates are stacked. On other devices `log_weights` returns
-            None.
+        devices: kinds of device on which the gates are evaluated together. On other devices
+            `log_weights` returns None.
 
     >>> gates = StackedGates([Gate((1, 2, 2)) for _ in range(2)], devices=("cpu",))
     >>> gates.log_weights(torch.zeros(5, 1, 2, 2)).shape
@@ -261,7 +264,7 @@ class StackedGates(Stacked):
             shift: a tensor that is subtracted from x first.
 
         Returns:
-            The log-weights, or None if the gates cannot be stacked.
+            The log-weights, or None if the M gates cannot be evaluated together.
         """
         out = self(x, shift)
         if out is None or self.how == "triton":
@@ -278,7 +281,7 @@ def places(networks: Sequence[nn.Module]) -> list[tuple[dict[str, Any], str]]:
     """Return where each parameter and buffer of the networks is stored, as pairs (dictionary, key).
 
     The dictionary holds the parameters or the buffers of one module. ``dictionary[key]`` gives the
-    present tensor, also after the module's tensor was replaced by another one.
+    present tensor, also after the module's tensor was replaced by another tensor.
     """
     return [
         (kept, name)

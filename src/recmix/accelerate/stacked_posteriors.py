@@ -1,4 +1,4 @@
-"""Posteriors of several encoders of the same shape, evaluated together as stacked networks."""
+"""Compute the posteriors of several encoders of the same shape together, as one function."""
 
 from __future__ import annotations
 
@@ -28,9 +28,12 @@ _stacks: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()
 
 
 def stacks_of(owner: nn.Module) -> list[Stacked]:
-    """Return the `Stacked` networks that were made for `owner`, a method or a component.
+    """Return the `Stacked` objects (networks that are evaluated together) that were made for `owner`.
 
-    The list is empty until `owner` has computed a posterior with stacked networks.
+    The list is empty until `owner` has computed a posterior with networks that are evaluated together.
+
+    Args:
+        owner: a method or a component.
     """
     return [stack for stack, _ in _stacks.get(owner, [])]
 
@@ -114,8 +117,9 @@ def encode_by_kernels(component: Component, x: Tensor, model: LatentModel) -> Ga
 def stacked_recursive_mixture(method: RecursiveMixture, x: Tensor) -> Mixture:
     """Compute the posterior of a recursive mixture with one pass for all encoders.
 
-    The gates are evaluated in parallel to the encoders. This is the GPU version of
-    `recursive_mixture`. It returns NotImplemented if the encoders or gates cannot be stacked.
+    The gates, which compute the mixture weights, are evaluated in parallel to the encoders. This is the
+    GPU version of `recursive_mixture`. It returns NotImplemented if the encoders or the gates cannot be
+    evaluated together.
 
     Args:
         method: the recursive mixture.
@@ -137,8 +141,8 @@ def stacked_recursive_mixture(method: RecursiveMixture, x: Tensor) -> Mixture:
 def stacked_blind_mixture(method: BlindMixture, x: Tensor) -> Mixture:
     """Compute the posterior of a blind mixture with one pass for all encoders.
 
-    This is the GPU version of `blind_mixture`. It returns NotImplemented if the encoders cannot be
-    stacked.
+    A blind mixture is a mixture of encoders that are trained together. This is the GPU version of
+    `blind_mixture`. It returns NotImplemented if the encoders cannot be evaluated together.
 
     Args:
         method: the blind mixture.
@@ -161,10 +165,10 @@ STACKED: list[tuple[Replaceable[..., Any], Callable[..., Any]]] = [
 
 @fuse_networks.register
 def fuse_stacked_networks(method: Method) -> None:
-    """Prepare a trained method for export: its encoders and gates are evaluated as one network.
+    """Prepare a trained mixture for export: combine its encoders, and its gates, into one network each.
 
-    The method must be on the CPU and must not be trained afterwards. A method with one component, or
-    with components that are not Gaussian, stays as it is.
+    The gates compute the mixture weights. The method must be on the CPU and must not be trained
+    afterwards. A method with one component, or with components that are not Gaussian, is not changed.
     """
     for function, stacked in STACKED:
         if stacked not in function.alternatives:

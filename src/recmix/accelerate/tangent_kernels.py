@@ -1,4 +1,4 @@
-"""Values and tangents of a decoder on a GPU, one Triton kernel for each layer.
+"""Compute values and tangents of a decoder on a GPU, by one Triton kernel for each layer.
 
 A tangent is the derivative of a layer's output along one direction of z. Everything between layers is
 channels-last, (N, H, W, C). The T tangents of one example are stored next to each other.
@@ -268,7 +268,7 @@ class LayerStep(NamedTuple):
     Attributes:
         layer: a linear layer or a transposed convolution.
         shape: shape of the step's output for one example, (N,) or (C, H, W).
-        activation: the activation after the layer, or None.
+        activation: the activation after the layer; None if there is no activation.
     """
 
     layer: Any
@@ -323,7 +323,7 @@ class Packed:
     noticed, so make a new object for each sequence of Gauss-Newton steps.
 
     Args:
-        steps: the steps, from `plan`.
+        steps: the steps that `plan` returns: a layer with weights, and the activation after it.
     """
 
     def __init__(self, steps: list[LayerStep]) -> None:
@@ -450,10 +450,12 @@ def pack(layers: list[nn.Module], z: Tensor) -> Packed | None:
 
 @unless_broken
 def values(packed: Packed, z: Tensor) -> Tensor | None:
-    """The decoder's output (N, ...) at z (N, D), or None if the kernels do not apply.
+    """Compute the decoder's output (N, ...) at N latent points z (N, D) by Triton kernels.
+
+    The result is None if the kernels do not apply.
 
     Args:
-        packed: the decoder, from `pack`.
+        packed: the decoder, prepared by `pack`.
         z: latent points.
     """
     if not usable(z) or _too_many(packed, len(z)):
@@ -465,10 +467,10 @@ def values(packed: Packed, z: Tensor) -> Tensor | None:
 
 @unless_broken
 def push(packed: Packed, z: Tensor, chunk: int) -> tuple[Tensor, Tensor] | None:
-    """Compute the decoder's output at z and its Jacobian with respect to z.
+    """Compute the decoder's output at z and its Jacobian with respect to z, by Triton kernels.
 
     Args:
-        packed: the decoder, from `pack`.
+        packed: the decoder, prepared by `pack`.
         z: latent points (B, D).
         chunk: number of latent directions for which derivatives are computed at a time.
 

@@ -1,4 +1,4 @@
-"""Jacobians of chains of simple layers: like forward-mode differentiation, with fewer kernels.
+"""Compute Jacobians of chains of simple layers: forward-mode differentiation with fewer kernels.
 
 A tangent is the derivative of a layer's output along one direction of the input. A linear layer maps a
 tangent in the same way as its input, but without the bias. An activation multiplies a tangent by the
@@ -71,7 +71,7 @@ def layer_chain(network: nn.Module) -> list[nn.Module] | None:
 def values(layers: list[nn.Module], z: Tensor) -> Tensor:
     """The output (B, ...) of a chain of layers at z (B, D), without derivatives.
 
-    It is computed in the same way as the output of `chain_jacobian`.
+    `chain_jacobian` computes the same output together with its Jacobian.
 
     >>> layers = [nn.Linear(2, 3), nn.Tanh()]
     >>> values(layers, torch.zeros(5, 2)).shape
@@ -150,10 +150,10 @@ def _linear(layer: Any, rows: Tensor, *, bias: bool) -> Tensor:
 
 
 def fast_on_cpu(like: Tensor) -> bool:
-    """Whether the fast CPU code may be used. It has no gradient and cannot be traced.
+    """Whether the fast CPU code for chains of layers may be used for the tensor `like`.
 
-    It may be used if `like` is on the CPU, gradients are disabled, and torch neither compiles nor
-    traces.
+    This code has no gradient and cannot be traced. So the result is True if `like` is on the CPU,
+    gradients are disabled, and torch neither compiles nor traces.
     """
     traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() or is_traceable()
     return like.device.type == "cpu" and not torch.is_grad_enabled() and not traced

@@ -18,15 +18,15 @@ __all__ = ["pythae"]
 
 @check_arguments
 def pythae(model: Any) -> Model:
-    """Make a `recmix.Model` of a VAE trained by pythae: VAE, BetaVAE, IWAE and similar ones.
+    """Make a `recmix.Model` of a model trained by pythae, such as VAE, BetaVAE or IWAE.
 
     If the model has a flow after its encoder (VAE_IAF, VAE_LinNF), the Gaussian encoder is used
     without the flow.
 
     Args:
         model: a pythae model; or the folder in which pythae saved a model with its own networks.
-            pythae saves networks of your own as pickles, which are never read here: load such a
-            model with pythae's ``AutoModel.load_from_folder``, and give the result.
+            pythae saves networks that you wrote as pickles. This function never reads pickles: load
+            such a model with pythae's ``AutoModel.load_from_folder``, and give the result.
     """
     if isinstance(model, str | Path):
         model = _load(Path(model))

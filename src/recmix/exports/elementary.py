@@ -1,4 +1,4 @@
-"""QR decompositions, log Γ and derivatives of convolutions, in simple operations that ONNX also has.
+"""Compute QR decompositions, log Γ and derivatives of convolutions by operations that ONNX has.
 
 ONNX has no operators for these functions. Each function has the signature of the torch operator that it
 replaces; `ELEMENTARY` and `BACKWARD` list these operators. Cholesky factors and triangular systems,

@@ -36,8 +36,8 @@ class Graph(nn.Module, ABC):
     """A function from tensors to tensors that can be exported.
 
     Args:
-        inputs: names and shapes of its arguments, in order.
-        outputs: names and shapes of its results, in order.
+        inputs: {name: shape} of the arguments, in order. An axis of any length has a name in the shape.
+        outputs: {name: shape} of the results, in order.
     """
 
     kind: ClassVar[str]
@@ -55,9 +55,9 @@ class Graph(nn.Module, ABC):
         """The generative model p(x, z): prior, decoder and likelihood."""
 
     def example(self, **lengths: int) -> tuple[Tensor, ...]:
-        """Make random arguments for tracing or testing the function.
+        """Make random arguments of this function, one tensor for each input, for tracing or testing.
 
-        Examples have values that the likelihood accepts. Other inputs have numbers in [0, 1).
+        Examples x have values that the likelihood accepts. Other inputs have numbers in [0, 1).
 
         Args:
             **lengths: lengths of the named axes, such as ``batch=4``.
@@ -108,8 +108,8 @@ class PosteriorGraph(Graph):
 
     Args:
         method: a trained method, as `frozen` returns it.
-        inference: how the posterior is computed from the method, for example with refinement.
-        outputs: names and shapes of the tensors.
+        inference: settings: how the posterior is refined and calibrated.
+        outputs: {name: shape} of the tensors.
     """
 
     def __init__(self, method: Method, inference: Inference, outputs: dict[str, Shape]) -> None:
@@ -242,7 +242,7 @@ def posterior_graph(method: Method, inference: Inference) -> Graph:
 
     Args:
         method: a trained method, as `frozen` returns it.
-        inference: how the posterior is computed from the method, for example with refinement.
+        inference: settings: how the posterior is refined and calibrated.
 
     Returns:
         A `FlowGraph` for a flow, else a `GaussianGraph`, whose results are the tensors that

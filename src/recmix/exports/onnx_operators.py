@@ -1,8 +1,8 @@
 """Write Cholesky factors and triangular systems with simple ONNX operators.
 
-ONNX has no operators for them. `torch.onnx` calls a function of this module for each Cholesky factor and
-each triangular system of a graph. The function adds the operators of a loop over the latent dimension D.
-This is many times faster than to write the loop in torch and to trace it. Each function has the
+ONNX has no operators for Cholesky factors and triangular systems. `torch.onnx` calls a function of this
+module for each of them in a graph. The function adds the operators of a loop over the latent dimension
+D. This is many times faster than to write the loop in torch and to trace it. Each function has the
 signature of the torch operator that it replaces.
 """
 
@@ -19,10 +19,12 @@ END = 2**31 - 1
 
 
 def onnx_operators(opset: int) -> dict[Any, Callable[..., Any]]:
-    """Return the functions that write operators of torch into an ONNX graph, by torch operator.
+    """Return {torch operator: function that writes this operator into an ONNX graph}.
+
+    The operators are the Cholesky factor and the solution of triangular systems.
 
     Args:
-        opset: version of the operators of ONNX.
+        opset: version of the set of ONNX operators.
     """
     import onnxscript
 

@@ -57,7 +57,7 @@ def export(
 
     Args:
         run: a trained method, or the folder of a run.
-        out: folder for the files; by default one named after the format, in the run's own folder.
+        out: folder for the files; by default a folder named after the format, in the run's own folder.
         format: ``onnx``, ``torchscript`` or ``pt2``. ONNX needs ``pip install 'recmix[export]'``.
         fuse: if possible, evaluate the networks of a mixture as one network with grouped
             convolutions.
@@ -131,7 +131,10 @@ def _range(values: str) -> list[float | None] | None:
 
 
 def check_format(format: str) -> None:
-    """Refuse a format that does not exist, and ONNX if its packages are not installed."""
+    """Raise a `ConfigError` if an export cannot have this format.
+
+    The format must be ``onnx``, ``torchscript`` or ``pt2``. ``onnx`` needs installed packages.
+    """
     if format not in SUFFIX:
         raise ConfigError(unknown("format", format, SUFFIX))
     if format != "onnx":

@@ -1,4 +1,4 @@
-"""Style sheet and script that the report page and the explorer page share."""
+"""Read the style sheet and the script that the report page and the explorer page share."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ SHARED = ("base.css", "dom.js")
 
 
 def shared_text(name: str) -> str:
-    """Return the text of a shared file.
+    """Return the text of a file that the report page and the explorer page both use.
 
     Args:
-        name: one of `SHARED`.
+        name: name of the file, one of `SHARED`.
 
     >>> "color-scheme" in shared_text("base.css")
     True

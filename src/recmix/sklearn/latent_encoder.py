@@ -1,4 +1,4 @@
-"""The class `LatentEncoder`: a scikit-learn transformer."""
+"""The class `LatentEncoder`: a scikit-learn transformer that maps examples to posterior means."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class LatentEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         latent: dimension of z.
         method: name of the method, see ``recmix methods``.
         epochs: passes over the training data; None for the default of `recmix.fit`.
-        vae_epochs: epochs of the VAE that is trained first if the method starts from one; None for
-            the same number as `epochs`.
-        likelihood: p(x | z), a name or an object; None for one that suits the values of X.
-        network: the kind of networks; ``auto`` for one that suits the shape of an example.
+        vae_epochs: epochs of the VAE that is trained first if the method starts from a trained VAE;
+            None for the same number as `epochs`.
+        likelihood: p(x | z), a name or an object; None for a likelihood that suits the values of X.
+        network: the kind of networks; ``auto`` for a kind that suits the shape of an example.
         widths: sizes of the hidden layers; None for the default of the kind of networks.
         batch_size: examples per update.
         learning_rate: learning rate; None for the default of the method.
@@ -105,7 +105,7 @@ class LatentEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         self.verbose = verbose
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Train the model.
+        """Train the model p(x, z) and its encoder; return this object.
 
         Args:
             X: training examples (N, ...).
@@ -148,7 +148,10 @@ class LatentEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         return self._by_chunks(X, lambda part: self.model_.posterior(part).mean)
 
     def inverse_transform(self, X: Any) -> np.ndarray[Any, Any]:
-        """E[x | z] of latent points: (N, latent) to (N, ...), the shape of the training examples."""
+        """Compute E[x | z] of N latent points: X (N, latent) to (N, ...).
+
+        The result has the shape of training examples.
+        """
         check_is_fitted(self)
         X = check_array(X, dtype=(np.float64, np.float32))
         return self._by_chunks(X, self.model_.decode).reshape(-1, *self.shape_)
@@ -166,7 +169,7 @@ class LatentEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         return np.asarray(found.cpu().double().numpy())
 
     def score(self, X: Any, y: Any = None) -> float:
-        """The mean of `score_samples`: higher is better.
+        """The lower bound of log p(x) in nats, averaged over the examples: higher is better.
 
         Args:
             X: examples (N, ...).
@@ -175,7 +178,7 @@ class LatentEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         return float(self.score_samples(X).mean())
 
     def sample(self, n_samples: int = 1, random_state: Any = None) -> np.ndarray[Any, Any]:
-        """E[x | z] of new points z from the prior: (n_samples, ...).
+        """Sample points z from the prior p(z), and compute the mean examples E[x | z], (n_samples, ...).
 
         Args:
             n_samples: number of points.
