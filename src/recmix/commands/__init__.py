@@ -1,1 +1,1 @@
-"""The commands of the program ``recmix``; `program` registers them."""
+"""Define the commands of the program ``recmix``. The module `program` registers them."""

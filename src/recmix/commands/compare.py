@@ -154,17 +154,17 @@ def compare(
         folder: folder for the runs, ``compare.json`` and ``compare.md``.
         entries: the methods, as texts that `parse_entry` reads; by default every method with its
             default options.
-        init: folder of a trained VAE, which is used instead of training one here.
+        init: folder of a trained VAE, which is used instead of training a new VAE.
         networks: function that makes the user's own networks of the VAE, as ``module:function``.
         vae: options of `recmix.fit` for the VAE.
         second: options of `recmix.fit` for VAE+ and the methods.
-        samples: K of IWAE-K.
+        samples: number of samples K of the IWAE bound.
         progress: whether to show progress, as in `recmix.fit`.
 
     Returns:
-        A dictionary for each model. It has the scores of the model, and its ``gain`` in IWAE-K over
-        VAE+. ``gain_se`` is the standard error of the gain, from the differences of single examples.
-        If the training failed, the dictionary has the reason instead.
+        A dictionary {name: value} for each model. It has the scores of the model, and its ``gain`` in
+        the IWAE bound over VAE+. ``gain_se`` is the standard error of the gain, from the differences of
+        single examples. If the training failed, the dictionary has its ``reason`` instead.
     """
     from recmix.api import fit
     from recmix.methods.registry import METHODS, find_method
@@ -217,7 +217,8 @@ def compare(
 def markdown(rows: Sequence[Row]) -> str:
     """Write the results that `compare` returns as a Markdown table, with a row for each model.
 
-    Times are those of a batch, as in the tables of `recmix report`.
+    The columns are ELBO, IWAE bound, gain over VAE+ (the plain VAE that was trained further), inference
+    time in milliseconds per batch, and best epoch. For a failed training, the row has the reason.
     """
     samples, batch = rows[0]["samples"], rows[0]["batch"]
     lines = [

@@ -54,8 +54,8 @@ class Demo(NamedTuple):
     """The result of `recmix demo`.
 
     Attributes:
-        rows: the name and the scores of each model.
-        sentences: what the scores show.
+        rows: a pair (name, scores) for each model; scores is a dict {score name: value}.
+        sentences: explanations of the scores, as text.
         figures: the paths of the figures.
     """
 

@@ -41,7 +41,7 @@ class Check:
     """The result of one check of `recmix doctor`.
 
     Attributes:
-        group: heading of the table in which it is shown.
+        group: heading of the table in which the check is shown.
         name: what was checked.
         state: "ok"; "note", for something to know; "missing", for something optional that is not
             there; or "broken", for something needed that is missing or does not work.
@@ -81,12 +81,14 @@ def _requirements() -> list[str]:
 
 
 def check_packages(requirements: Iterable[str]) -> list[Check]:
-    """Compare requirements, as `importlib.metadata.requires` gives them, with what is installed.
+    """Check whether the required packages are installed, in the required versions.
 
-    A missing package of the base installation is broken. A missing package of an extra is not.
+    If a package of the base installation is missing, its check has the state "broken". If a package of
+    an extra, such as ``recmix[cluster]``, is missing, the state is "missing".
 
     Args:
-        requirements: texts such as ``numpy>=1.26`` or ``ray>=2.10; extra == "cluster"``.
+        requirements: texts such as ``numpy>=1.26`` or ``ray>=2.10; extra == "cluster"``, as
+            `importlib.metadata.requires` returns them.
 
     >>> [(check.name, check.state) for check in check_packages(["numpy>=1", "nothing-like-this>=2"])]
     [('numpy', 'ok'), ('nothing-like-this', 'broken')]

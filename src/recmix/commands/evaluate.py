@@ -1,4 +1,4 @@
-"""`recmix evaluate`: scores of a trained run, or of a model that a Python function returns."""
+"""`recmix evaluate`: score the model in a run folder, or a model that a Python function returns."""
 
 from __future__ import annotations
 

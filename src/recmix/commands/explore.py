@@ -85,10 +85,12 @@ def shape_of(text: str) -> tuple[int, ...]:
 def examples_for(
     models: dict[str, Model], data: str, *, root: Path | None = None
 ) -> dict[str, Examples]:
-    """Load the examples that the page shows for each model: test examples, or validation examples.
+    """Load the examples that the explorer page shows, as {model name: examples}.
+
+    They are the test examples of the data, or the validation examples if there are no test examples.
 
     Args:
-        models: the models by name.
+        models: {name: model}.
         data: name or path of the data.
         root: folder of the named data sets.
     """
@@ -116,8 +118,8 @@ def load_models(
             ``module:function``; None if there are none.
 
     Returns:
-        The models by name. A model is named after its folder or function. A number is added to the
-        name if an earlier model has the same name.
+        {name: model}. The name is the name of the folder or function. If an earlier model has the same
+        name, a number is added.
     """
     from recmix.runs.hub import open_run
 

@@ -45,10 +45,11 @@ class ExtraReport(NamedTuple):
     """A report of `recmix evaluate --report`.
 
     Attributes:
-        help: what it measures, a short phrase for the help text of the flag.
-        measure: gives the result, as values that JSON can store.
-        rows: gives the rows (name, value) of the printed table, from the result.
-        check: raises an error if the report has no meaning for a model; called before the work.
+        help: what the report measures, a short phrase for the help text of the flag.
+        measure: function that takes a `Measured` and returns the result {name: value}, for JSON.
+        rows: function that takes this result and returns the rows (name, value) of the printed table.
+        check: function that takes the model and raises an error if the report has no meaning for it.
+            It is called before `measure`.
     """
 
     help: str
@@ -58,7 +59,9 @@ class ExtraReport(NamedTuple):
 
 
 def check_reports(names: Sequence[str], model: Model | None = None) -> None:
-    """Raise an error if a report does not exist, or if it has no meaning for the model.
+    """Raise an error if a report of this name does not exist, or has no meaning for the model.
+
+    An example is the report of molecules for a model of images. Without a model, only names are checked.
 
     >>> check_reports(["latin"])
     Traceback (most recent call last):
@@ -73,12 +76,12 @@ def check_reports(names: Sequence[str], model: Model | None = None) -> None:
 
 
 def measure_reports(names: Sequence[str], on: Measured) -> dict[str, Any]:
-    """Measure the named reports; return their results by name."""
+    """Compute the named reports of `recmix evaluate --report`, as {report name: result}."""
     return {name: REPORTS[name].measure(on) for name in names}
 
 
 def print_reports(found: Mapping[str, Any]) -> None:
-    """Print a table for each report, from the results of `measure_reports`."""
+    """Print a table for each report; `found` is {report name: result} from `measure_reports`."""
     from rich.table import Table
 
     from recmix.commands.terminal import out

@@ -1,10 +1,10 @@
-"""`recmix figure1`: how a second component is learned in a two-dimensional latent space.
+"""`recmix figure1`: draw how a second component is learned in a two-dimensional latent space.
 
-This is the paper's Figure 1. It starts from a trained VAE with the posterior q_0(z | x), whose
-decoder is fixed. In the upper row q_0 is fixed too, and a recursive mixture trains a second
-component q_1, which starts from q_0. In the lower row a mixture trains both components together,
-and the second starts from random weights. The contours are the true posterior p(z | x), computed by
-quadrature on a grid.
+This is Figure 1 of the paper on recursive mixtures (Kim and Pavlovic, NeurIPS 2020). It starts from a
+trained VAE with the posterior q_0(z | x), whose decoder is fixed. In the upper row q_0 is fixed too, and
+a recursive mixture trains a second component q_1, which starts from q_0. In the lower row a mixture
+trains both components together, and the second starts from random weights. The contours are the true
+posterior p(z | x), computed by quadrature on a grid.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def figure_one(
         vae_epochs: epochs of the VAE, unless `init` is given.
         epochs: epochs in which the mixtures are trained.
         learning_rate: learning rate of the mixtures.
-        bound: C. The second component is rewarded for its KL to the first, up to this value. With the
-            paper's C = 500 the second component leaves the picture.
+        bound: C in the paper. Training rewards a large KL of the second component to the first, up to
+            this value. With the paper's C = 500 the second component leaves the picture.
         seed: seed of weights, data order and noise.
         init: a trained VAE with two latent dimensions.
         progress: whether to show progress, as in `recmix.fit`.

@@ -48,7 +48,7 @@ def report_gap(
         split: name of this part.
         own: whether the model was trained on `data`. Only then training examples are measured too.
         folder: folder of the model's run, where the result is stored; None does not store it.
-        count: largest number of examples.
+        count: largest number of examples to measure on.
         samples: number of importance samples for log p(x).
         seed: seed of the choice of examples and of all noise.
         memory: bytes that the decoder's activations may use.
@@ -94,10 +94,12 @@ def _how_to_measure_training(model: Model) -> str:
 
 
 def table_of(found: Gap, title: str) -> Table:
-    """Make a table of a measured gap and its parts: means over examples with standard errors.
+    """Make a table of the gap between log p(x) and the ELBO, and of the parts of this gap.
+
+    Each row has a mean over the examples and its standard error.
 
     Args:
-        found: the measured gap.
+        found: the measured gap of each example.
         title: title of the table.
     """
     parts = found.summary()

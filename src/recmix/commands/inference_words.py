@@ -1,4 +1,4 @@
-"""Describe in words how a posterior was computed, and what this gained."""
+"""Describe in words how a posterior was refined and calibrated, and how much the bounds gained."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["calibration", "changes", "gain", "words"]
 
 
 def words(inference: Inference) -> str:
-    """Return the kind of refinement and the number of steps of an inference, in words.
+    """Describe the refinement of a posterior in words: its kind and its number of steps.
 
     >>> from recmix import Inference
     >>> words(Inference()), words(Inference(refine=4)), words(Inference(how="learned", refine=1))
@@ -25,7 +25,9 @@ def words(inference: Inference) -> str:
 
 
 def changes(inference: Inference) -> list[str]:
-    """Return what an inference does to the encoder's posterior, in brackets; an empty list for nothing.
+    """Describe in brackets how the encoder's posterior is refined and calibrated.
+
+    The result is a list with one text. It is empty if the encoder's posterior is used unchanged.
 
     >>> from recmix import Inference
     >>> changes(Inference()), changes(Inference(refine=2, restarts=3, scale=1.5))
@@ -40,7 +42,9 @@ def changes(inference: Inference) -> list[str]:
 
 
 def gain(found: Mapping[str, Any]) -> str:
-    """Return the gain in both bounds over the encoder's posterior, in words.
+    """Describe in words how much refinement and calibration raise the ELBO and the IWAE bound.
+
+    `found` has the gains over the encoder's posterior and their standard errors (``_se``), in nats.
 
     >>> found = {"samples": 5, "elbo_gain": 1.0, "elbo_gain_se": 0.1}
     >>> gain({**found, "iwae_gain": -0.2, "iwae_gain_se": 0.3})
@@ -52,7 +56,11 @@ def gain(found: Mapping[str, Any]) -> str:
 
 
 def calibration(inference: dict[str, Any], *, noise: bool) -> str:
-    """Return the result of a calibration, in words.
+    """Describe in words the numbers that a calibration of the posterior found.
+
+    Args:
+        inference: the settings of the posterior after calibration, with scale, slope and noise.
+        noise: whether the noise of the likelihood was calibrated, too.
 
     >>> calibration({"scale": 1.5, "slope": 0.007}, noise=False)
     'calibrated on validation data: scale 1.50, doubled for every 99 nats that an example fits worse'

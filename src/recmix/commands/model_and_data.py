@@ -17,11 +17,11 @@ __all__ = ["check_data", "data_of", "load_model", "part_of"]
 
 
 def load_model(run: str, data: str | None, device: str, *, networks: str | None = None) -> Model:
-    """Load the model in a folder, or the one that a Python function returns.
+    """Load a trained model from the folder of a run, or call a Python function that returns a model.
 
     Args:
-        run: the folder, or ``module:function``.
-        data: the data that the user named, or None; a Python function's model needs them.
+        run: the folder, or the function as ``module:function``.
+        data: name or path of the data that the user gave, or None. It is required for a function.
         device: the device for the model.
         networks: the function that makes the networks that the user wrote for the run, as
             ``module:function``; None if there are none.
@@ -39,7 +39,10 @@ def load_model(run: str, data: str | None, device: str, *, networks: str | None 
 
 
 def part_of(data: Data, name: str) -> Any:
-    """Return the examples of one part of the data: train, val or test."""
+    """Return the examples of one part of the data, train, val or test.
+
+    A `ConfigError` is raised if the data do not have this part.
+    """
     parts = {"train": data.x_train, "val": data.x_val, "validation": data.x_val, "test": data.x_test}
     if name not in parts:
         raise ConfigError(unknown("split", name, parts))
@@ -53,7 +56,7 @@ def part_of(data: Data, name: str) -> Any:
 
 
 def data_of(model: Model, data: str | None, root: Path | None) -> Data:
-    """Load the data that the user named; without a name, the data that the model was trained on.
+    """Load the data for a model: the data that the user named, or the data of its training.
 
     Args:
         model: the trained model.
@@ -77,7 +80,7 @@ def check_data(model: Model, data: Data, parts: list[Any], run: str, name: str) 
 
     Args:
         model: the trained model.
-        data: the data.
+        data: the data to score.
         parts: the parts of `data` that are used, such as its test part.
         run: name of the run, for the message.
         name: name of the data, for the message.

@@ -42,12 +42,15 @@ Networks = Annotated[str | None, typer.Option("--networks", help=NETWORKS_HELP)]
 
 
 def make_own_parts(path: str) -> dict[str, Any]:
-    """Call a user's function, and return its encoder, decoder, likelihood and prior by name.
+    """Call a user's function that makes an encoder, a decoder, a likelihood or a prior.
 
     Args:
         path: the function, as ``module:function``. It returns a module with the methods `encode` and
             `decode`, a pair (encoder, decoder), or a dict with some of the keys encoder, decoder,
             likelihood and prior.
+
+    Returns:
+        A dict with some of these keys.
     """
     if not is_python_path(path):
         raise ConfigError(f"--networks must have the form module:function, got {path!r}")
@@ -72,7 +75,8 @@ def load_run(folder: str | Path, networks: str | None, *, device: str = "auto") 
 
     Args:
         folder: the folder of the run, or its address on the Hugging Face Hub.
-        networks: the function that makes these parts, as ``module:function``; None if there are none.
+        networks: the function that makes the parts that the user wrote, as ``module:function``; None
+            if there are no such parts.
         device: the device for the model.
     """
     from recmix.api import load
@@ -86,9 +90,12 @@ def load_run(folder: str | Path, networks: str | None, *, device: str = "auto") 
 def check_can_load(folder: str | Path, *, own: bool) -> None:
     """Raise an error if the model of a run cannot be loaded.
 
+    This is so if the folder is not a run, or if the user wrote parts of the model and does not name a
+    function that makes these parts.
+
     Args:
         folder: the folder of the run, or its address on the Hugging Face Hub.
-        own: whether the user names a function that makes the run's own networks.
+        own: whether the user names such a function, with ``--networks``.
     """
     if is_python_path(str(folder)) and not Path(folder).exists():
         raise RunError(
@@ -103,8 +110,8 @@ def check_can_load(folder: str | Path, *, own: bool) -> None:
 def check_no_own_parts(spec: Spec, folder: str | Path, advice: str) -> None:
     """Raise an error if a run cannot be loaded from its folder alone.
 
-    The folder does not have networks, a likelihood or a prior that the user wrote, because they are
-    Python code.
+    This is so if the user wrote networks, a likelihood or a prior of the model. They are Python code,
+    which is not stored in the folder.
 
     Args:
         spec: the description of the run.
@@ -116,11 +123,13 @@ def check_no_own_parts(spec: Spec, folder: str | Path, advice: str) -> None:
 
 
 def check_fields(data: Data, *, own: bool) -> None:
-    """Raise an error if examples have several fields, for which there are no built-in networks.
+    """Raise an error if an example has several fields (named arrays) and there are no networks for them.
+
+    There are no built-in networks for examples with several fields, except for texts and molecules.
 
     Args:
         data: the training data.
-        own: whether the user names a function that makes networks.
+        own: whether the user names a function that makes networks. Then there is no error.
     """
     if data.fields is None or data.vocabulary is not None or own:
         return

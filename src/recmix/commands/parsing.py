@@ -1,4 +1,4 @@
-"""How the words of a command line are read: clearer errors, and no type for switches in the help."""
+"""Extend Typer: clearer errors for a wrong command line, and help that shows switches without a type."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ class _PlainSwitches:
 
 
 class Group(_PlainSwitches, TyperGroup):
-    """The whole program, with all its commands."""
+    """The Typer group of all commands of recmix. Its help shows a switch without a type."""
 
 
 class Command(_PlainSwitches, TyperCommand):
-    """A command whose errors say what was given and what to do."""
+    """A Typer command. If the command line is wrong, the error says what was given and what to do."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the words after the name of the command; return those that are not used.
+        """Parse the words after the name of the command; return the words that were not parsed.
 
         Args:
-            ctx: the context of the command, from click.
-            args: the words.
+            ctx: the context of the command, from click. It gets the values of the options.
+            args: the words after the name of the command.
         """
         words = list(args)
         try:

@@ -1,4 +1,4 @@
-"""All commands of the program: their order, panels and examples in the help, and their registration.
+"""Register all commands of the program, with their order, headings and examples in the help.
 
 Commands import what they need when they run, so that help appears at once.
 """
@@ -115,7 +115,9 @@ def check_command(words: list[str]) -> None:
 
 
 def add_commands(words: list[str]) -> None:
-    """Register all commands. The options of train are added only if it is called: they load torch.
+    """Register all commands. The options of ``train`` are added only if this command is called.
+
+    The reason is that these options import torch, which is slow.
 
     Args:
         words: the words of the command line.

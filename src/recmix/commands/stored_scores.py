@@ -1,4 +1,4 @@
-"""Decide whether scores on data that the user named are stored, and warn about training examples."""
+"""Decide whether to store scores on data that the user named; warn if these have training examples."""
 
 from __future__ import annotations
 
@@ -28,22 +28,23 @@ def folder_of_scores(
     *,
     own: bool,
 ) -> Path | None:
-    """Return the folder in which to store scores on the data that the user named.
+    """Return the folder in which to store scores on data that the user named; None to store nothing.
 
-    The result is None if the scores are not stored. A printed note says why, if the model has a
-    folder. Scores on data other than the training data of the run are not stored. A model that was
-    trained elsewhere does not know its training data. Its folder holds scores on one data set, the
-    first one that was scored.
+    - If the model was trained by recmix, its scores are stored only for the data of its training.
+    - If it was trained elsewhere, the data of its training are not known. Then its folder holds scores
+      on one data set, the first that was scored.
+
+    If the model has a folder and the scores are not stored, a printed note says why.
 
     Args:
-        model: the model.
+        model: the trained model.
         source: the data that the user named.
-        scored: the part of them that is scored.
-        split: name of this part.
-        run: the run, as the user named it.
+        scored: the part of `source` that is scored.
+        split: name of this part: train, val or test.
+        run: folder or address of the run, as the user gave it.
         data: name or path of the data, as the user gave it.
-        root: folder of the data sets.
-        own: whether these are the data that the run was trained on.
+        root: folder of the named data sets.
+        own: whether `source` are the data that the model was trained on.
     """
     if not model.spec.data:
         return folder_of_one_data(model, source, run, data)
@@ -52,15 +53,15 @@ def folder_of_scores(
 
 
 def note_random_part(model: Model, data: Data, split: str, name: str, *, own: bool) -> None:
-    """Print a note if the user's file has no part of this name, so that a random part is scored.
+    """Print a note if the user's file has no part `split`, so that a random tenth of it is scored.
 
     Args:
-        model: the model.
+        model: the trained model.
         data: the data that the user named.
-        split: name of the part that is scored.
+        split: name of the part that is scored: train, val or test.
         name: name or path of the data, as the user gave it.
-        own: whether these are the data that the run was trained on. Then they are split as they were
-            for the training, and there is no note.
+        own: whether the model was trained on `data`. Then they are split as they were for the training,
+            and there is no note.
     """
     if own or split not in data.held_out:
         return
@@ -81,12 +82,12 @@ def note_random_part(model: Model, data: Data, split: str, name: str, *, own: bo
 
 
 def scored_data(model: Model, data: Data) -> dict[str, Any]:
-    """Return the entry that names the data in a stored result: {"data": {"name", "fingerprint"}}.
+    """Return an entry for a stored score that names the data: {"data": {"name": .., "fingerprint": ..}}.
 
-    The result is empty if the spec of the run already names the data.
+    The entry is empty, {}, if the model was trained by recmix: then its run folder names the data.
 
     Args:
-        model: the model.
+        model: the trained model.
         data: the data that are scored.
     """
     if model.spec.data:
@@ -95,15 +96,16 @@ def scored_data(model: Model, data: Data) -> dict[str, Any]:
 
 
 def folder_of_one_data(model: Model, source: Data, run: str, data: str) -> Path | None:
-    """Return the folder of a model that was trained elsewhere, to store a result on these data in it.
+    """Return the folder in which to store results of a model that was not trained by recmix.
 
-    The result is None, and a note is printed, if the folder has results on other data: scores, or a
-    refinement that ``recmix tune`` chose.
+    The folder of such a model holds results on one data set only. If it has results on other data
+    (scores, a gap, or a refinement that ``recmix tune`` chose), a note is printed and None is returned.
+    None is also returned if the model has no folder.
 
     Args:
         model: the model.
         source: the data that the user named.
-        run: the run, as the user named it.
+        run: folder or address of the run, as the user gave it.
         data: name or path of the data, as the user gave it.
     """
     from recmix.runs.files import read_json

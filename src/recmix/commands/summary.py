@@ -1,4 +1,4 @@
-"""`recmix summary`: write the results of a folder of runs as small files for version control."""
+"""`recmix summary`: write the scores of all runs in a folder as small files for version control."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions and flags that several commands share: terminal output, notes, the table of scores."""
+"""Define functions and flags that several commands use: terminal output, notes, the table of scores."""
 
 from __future__ import annotations
 
@@ -126,8 +126,7 @@ def print_scores(rows: list[tuple[str, dict[str, Any]]], title: str) -> None:
     """Print a table of scores with a row for each model.
 
     Args:
-        rows: the name and the scores of each model, as `recmix.evaluation.score.score` returns
-            them.
+        rows: a pair (name, scores) for each model, with scores from `recmix.evaluation.score.score`.
         title: title of the table.
     """
     samples = rows[0][1]["samples"]

@@ -27,10 +27,10 @@ MOST_THREADS = 1024
 
 
 def take_threads(words: list[str]) -> tuple[list[str], int | None]:
-    """Remove the flag ``--threads N`` from the words of a command.
+    """Remove the flag ``--threads N`` from the words of a command, and read N.
 
     Returns:
-        The other words, and N, or None without the flag.
+        The other words, and N. N is None if the words do not have the flag.
 
     >>> take_threads(["train", "--threads", "2", "--out", "runs/a"])
     (['train', '--out', 'runs/a'], 2)
@@ -50,17 +50,17 @@ def take_threads(words: list[str]) -> tuple[list[str], int | None]:
 
 
 def choose_threads(words: list[str]) -> tuple[int | None, str]:
-    """Choose the number of threads for a command, unless OMP_NUM_THREADS is set.
+    """Choose the number of CPU threads for a command.
 
     A run that is resumed gets as many threads as before, because another number changes rounding.
-    Other commands get the cores that are free.
+    Other commands that compute get as many threads as there are idle cores.
 
     Args:
         words: the words of the command.
 
     Returns:
-        The number, or None to leave the choice to torch; and a sentence for the user, which is empty
-        if all cores are used.
+        The number of threads, and a sentence for the user, or "". The number is None if torch should
+        choose: if OMP_NUM_THREADS is set, the command does not compute, or all cores are idle.
     """
     command = next((word for word in words if not word.startswith("-")), "")
     if VARIABLE in os.environ or command not in COMPUTING or {"-h", "--help", "--help-all"} & set(words):

@@ -1,4 +1,4 @@
-"""`recmix train`: its flags are the keyword arguments of `recmix.fit`."""
+"""`recmix train`: train a method on data. Its flags are the keyword arguments of `recmix.fit`."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ RUN_OPTIONS: dict[str, tuple[Any, str]] = {
 
 
 def add_train(app: typer.Typer, *, with_options: bool, panel: str = "", example: str = "") -> None:
-    """Add the command `train` to the command line; replace it if it exists.
+    """Add the command ``train`` to the program; replace it if it exists.
 
     Args:
-        app: the command line.
+        app: the program, to which commands are added.
         with_options: whether to add the flags of all methods, which loads torch.
         panel: heading of the command in the help of the program.
-        example: an example of the command for this help.
+        example: an example of the command for the help of the program.
     """
     app.registered_commands = [c for c in app.registered_commands if c.name != "train"]
 

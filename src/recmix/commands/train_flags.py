@@ -19,11 +19,11 @@ def read_flags(given: Mapping[str, Any]) -> tuple[dict[str, Any], bool, bool]:
     """Read and check the flags of `recmix train`.
 
     Args:
-        given: the value of each flag, or None if it was not given.
+        given: {flag name: value}; the value is None if the flag was not given.
 
     Returns:
-        The arguments of `recmix.fit` or `recmix.fit_preset`, together with the options of the data;
-        whether to resume; and whether to overwrite.
+        The arguments of `recmix.fit` or `recmix.fit_preset` together with the options of the data, as
+        {name: value}; whether to resume the run; and whether to overwrite it.
     """
     flags = {k: v for k, v in given.items() if v is not None}
     request = _read_config(flags["config"]) if "config" in flags else {}

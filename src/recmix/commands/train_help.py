@@ -1,4 +1,4 @@
-"""The help of `recmix train`: the options that people change first, and all others by group."""
+"""Print the help of `recmix train`: the options that people change first, or all options of a group."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class TrainCommand(Command):
         """Read the words after the name of the command, or print the help that they ask for.
 
         Args:
-            ctx: the context of the command.
-            args: the words.
+            ctx: the context of the command, from click.
+            args: the words after the name of the command.
         """
         if ALL in args:
             groups = args[args.index(ALL) + 1 :]
@@ -104,7 +104,7 @@ def epilog(examples: dict[str, str]) -> str:
     """Return the text at the end of the help: a list of example commands.
 
     Args:
-        examples: a short explanation of each command, which may be empty, by command.
+        examples: {command: short explanation}; the explanation may be "".
     """
     lines = [f"   {line}" + (f"   [dim]{about}[/]" if about else "") for line, about in examples.items()]
     return "\n".join([" Examples:", *lines, ""])

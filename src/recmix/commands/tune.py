@@ -1,4 +1,4 @@
-"""`recmix tune`: choose the fastest good refinement of a run within a limit on computing time."""
+"""`recmix tune`: choose how the posterior of a trained model is refined, within a time limit."""
 
 from __future__ import annotations
 
@@ -123,12 +123,13 @@ def tune_command(
 
 
 def table_of(found: Frontier, samples: int, title: str) -> Table:
-    """Make a table of all measured refinements, from the fastest to the slowest.
+    """Make a table of all measured refinements of the posterior, from the fastest to the slowest.
 
-    The bound is not measured for refinements that take much longer than the limit.
+    A row has the time of the refinement and its IWAE bound. The bound is not measured for refinements
+    that take much longer than the time limit.
 
     Args:
-        found: what was measured.
+        found: the measured refinements, and the chosen one.
         samples: K of the IWAE-K bound.
         title: title of the table.
     """
