@@ -1,4 +1,4 @@
-"""The explorer: trained models behind a local HTTP server, for a web page and for programs.
+"""The explorer: a local HTTP server that offers trained models to a web page and to programs.
 
 ``recmix explore RUN`` starts the server for a trained run. The modules of this package:
 

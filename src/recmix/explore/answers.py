@@ -1,6 +1,7 @@
-"""Compute the explorer's answers for a batch of examples, as numpy arrays.
+"""Compute what the explorer's HTTP server answers for a batch of examples, as numpy arrays.
 
-The numbers are equal to the results of the methods of `recmix.Model`.
+The answers are posteriors, reconstructions, decoded latent vectors and bounds. The numbers are equal
+to the results of the methods of `recmix.Model`.
 """
 
 from __future__ import annotations
@@ -46,7 +47,10 @@ class Moments(NamedTuple):
     exact: bool
 
     def full(self) -> Tensor:
-        """Return the covariances as matrices (B, K, D, D), even if all of them are diagonal."""
+        """Return the covariances of the K components of q(z | x) for B examples, (B, K, D, D).
+
+        The result has full matrices even if all covariances are diagonal.
+        """
         return torch.diag_embed(self.variances) if self.covariances is None else self.covariances
 
 
@@ -60,10 +64,10 @@ def has_matrices(q: Posterior) -> bool:
 
 @torch.no_grad()
 def moments(q: Posterior) -> Moments:
-    """Compute weights (B, K), means (B, K, D) and covariances of the components of q(z | x).
+    """Compute weights (B, K), means (B, K, D) and covariances of the K components of q(z | x).
 
-    A posterior that is not a mixture counts as one component. Covariances without a closed form are
-    estimated from samples.
+    B is the number of examples, D the latent dimension. A posterior that is not a mixture counts as one
+    component. Covariances without a closed form are estimated from samples.
     """
     means = torch.stack([part.mean for part in q.components], 1)
     described = [part.describe() or {} for part in q.components]
@@ -112,8 +116,9 @@ def reconstruct(model: ExplorableModel, x: Array) -> dict[str, Any]:
     """Reconstruct examples x (B, ...) through the posterior q(z | x).
 
     Returns:
-        The mixing ``weights`` (B, K), ``images`` (B, ...) decoded at the posterior mean, and
-        ``components`` (B, K, ...) decoded at the mean of each component.
+        A mapping with the mixing ``weights`` (B, K) of the K components of q, ``images`` (B, ...)
+        decoded at the posterior mean, and ``components`` (B, K, ...) decoded at the mean of each
+        component.
     """
     q = model.posterior(x)
     parts = q.components if len(q.components) > 1 else []

@@ -63,8 +63,8 @@ def make_app(
 
     Args:
         catalogue: the models that the application serves.
-        access: which requests are answered. By default requests whose host is a loopback name, such
-            as ``localhost``.
+        access: the token and the host names that requests need. By default no token is needed, and
+            the host must be a loopback name, such as ``localhost``.
         limits: the largest requests that are accepted.
         batching: whether requests that wait at the same time go through the model as one batch.
     """

@@ -1,4 +1,4 @@
-"""Compute the requests that wait at the same time as one batch of the model."""
+"""Compute the answers to HTTP requests that wait at the same time, in one batch of the model."""
 
 from __future__ import annotations
 
@@ -74,12 +74,13 @@ class Batcher:
         """Return ``work(rows)``, possibly computed in one call with other requests of this kind.
 
         Args:
-            kind: requests of equal kind may be joined, so they must have the same `work`. A request
-                whose kind is None is computed alone.
-            work: computes an answer in the model's thread. Its arrays have one row for each row
-                given; its other values hold for all rows.
-            rows: the array of this request.
-            cost: the work for this request, in rows; by default its number of rows.
+            kind: requests of equal kind may be joined in one call, so they must have the same `work`.
+                A request whose kind is None is computed alone.
+            work: function that computes an answer {name: value} in the model's thread. Arrays in the
+                answer have one row for each row of `rows`; other values hold for all rows.
+            rows: examples or latent vectors of this request, one per row.
+            cost: expected computing time of this request, in units of one row; by default its number
+                of rows.
         """
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         turn = self._turn + (len(rows) if cost is None else cost)
@@ -95,7 +96,7 @@ class Batcher:
 
         Args:
             work: computes the answer.
-            cost: the work for this request, in rows of other requests.
+            cost: expected computing time, in units of one row (example) of other requests.
         """
         return await self.rows(None, lambda _: work(), np.empty(0), cost=cost)
 
@@ -104,7 +105,10 @@ class Batcher:
         self._thread.shutdown(wait=True)
 
     def state(self) -> dict[str, int]:
-        """Return the numbers of waiting requests, of answered requests and of forward passes."""
+        """Return {"waiting": ..., "answered": ..., "passes": ...}.
+
+        These are the numbers of waiting requests, of answered requests and of forward passes.
+        """
         return {"waiting": len(self._waiting), "answered": self.answered, "passes": self.passes}
 
     def _start(self) -> None:

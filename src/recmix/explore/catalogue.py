@@ -41,7 +41,7 @@ class ExplorableModel(Protocol):
         method: the trained method.
         spec: the description of the run: shapes, options and data.
         history: the training log, one mapping per epoch.
-        vocabulary: how texts become examples; None if the examples are not texts.
+        vocabulary: converts texts to examples; None if the examples are not texts.
     """
 
     method: Method
@@ -95,7 +95,7 @@ class ServedRun:
 
     @property
     def vocabulary(self) -> Vocabulary | None:
-        """How texts become examples of the run; None if its examples are not texts."""
+        """The vocabulary that converts texts to examples; None if the run's examples are not texts."""
         return self.model.vocabulary
 
     @cached_property
@@ -109,7 +109,10 @@ class ServedRun:
 
     @property
     def not_shown(self) -> str:
-        """Why the web page cannot show the run; empty if its examples are texts or images."""
+        """Text that says why the web page cannot show the run; empty if it can show the run.
+
+        The page can show runs whose examples are texts or images.
+        """
         shape = self.model.spec.shape
         if self.vocabulary is not None or self.image is not None:
             return ""
@@ -171,7 +174,8 @@ class ServedRun:
         The first call reads the data from this machine. They are never downloaded.
 
         Returns:
-            ``images`` (B, ...), the given ``start``, and the number of test examples, ``total``.
+            {"images": the B examples (B, ...), "start": the given start, "total": number of all test
+            examples}.
         """
         images = self._test_examples()
         part = images[start : start + count] if start < len(images) else np.zeros((0, *images.shape[1:]))
@@ -181,7 +185,7 @@ class ServedRun:
         """Return `count` test texts from index `start`, or fewer at the end of the data.
 
         Returns:
-            A list ``texts``, the given ``start``, and the number of test texts, ``total``.
+            {"texts": list of texts, "start": the given start, "total": number of all test texts}.
         """
         examples, vocabulary = self._test_examples(), self.needed_vocabulary()
         texts = vocabulary.decode(examples[start : start + count]) if start < len(examples) else []
@@ -192,7 +196,7 @@ class ServedRun:
         return self._test_examples()[:most]
 
     def needed_vocabulary(self) -> Vocabulary:
-        """Return the run's vocabulary; refuse the request if its examples are not texts."""
+        """Return the run's vocabulary; raise `Refused` if the run's examples are not texts."""
         if self.vocabulary is None:
             shape = tuple(self.model.spec.shape)
             raise Refused(
@@ -203,7 +207,7 @@ class ServedRun:
         return self.vocabulary
 
     def refuse_arrays(self) -> None:
-        """Refuse an array of examples if the run's examples are texts."""
+        """Raise `Refused` if the run's examples are texts. Call this for a request with an array."""
         if self.vocabulary is not None:
             raise Refused(
                 422,
@@ -221,13 +225,13 @@ class ServedRun:
     def check(self, name: str, rows: Array, most: int) -> Array:
         """Check the array of a request and return it as an array (B, ...) for the model.
 
-        Examples must have the run's shape, or the shape of the images on the page, and values that the
-        run's likelihood accepts.
+        Examples must have the run's shape, or the shape of the images on the web page, and values that
+        the run's likelihood accepts. Otherwise `Refused` is raised.
 
         Args:
             name: ``image`` for one example (...), ``images`` for examples (B, ...), or ``z`` for
                 latent vectors (B, D).
-            rows: the array.
+            rows: the array of the request.
             most: the largest B that is accepted.
         """
         spec, latent = self.model.spec, self.model.spec.model.latent
@@ -305,12 +309,12 @@ def _check_shape(shape: tuple[int, ...] | None, models: Mapping[str, ExplorableM
 
 
 class Catalogue:
-    """The runs that a server offers, by name; the first is the default.
+    """The trained models (runs) that the explorer's server offers, by name; the first is the default.
 
-    A run is shown by its label. If several runs have the same label, the name is added to it.
+    The web page shows a run by its label. If several runs have the same label, the name is added to it.
 
     Args:
-        models: the models by name.
+        models: {name: model}.
         data_root: folder of the named data sets; by default the folder that training used.
         examples: test examples to show, by name of the model; by default from its own data.
         shape: shape of the images on the page, (H, W) or (C, H, W), for runs whose examples are images
@@ -339,19 +343,19 @@ class Catalogue:
 
     @cached_property
     def array_runs(self) -> list[ServedRun]:
-        """The runs whose examples are arrays, not texts."""
+        """The served models whose examples are arrays, not texts."""
         return [run for run in self.runs.values() if run.vocabulary is None]
 
     @property
     def has_texts(self) -> bool:
-        """Whether there is a run whose examples are texts."""
+        """Whether the examples of at least one served model are texts."""
         return len(self.array_runs) < len(self.runs)
 
     @cached_property
     def axes(self) -> tuple[str, ...] | None:
-        """Names of the axes of an example, such as C, H and W.
+        """Names of the axes of an example, such as C, H and W, for the reference of the HTTP interface.
 
-        It is None if the runs have examples with different numbers of axes.
+        It is None if the served models have examples with different numbers of axes.
         """
         counts = {len(run.model.spec.shape) for run in self.array_runs}
         if len(counts) != 1:
@@ -360,9 +364,9 @@ class Catalogue:
         return IMAGE_AXES if count == len(IMAGE_AXES) else tuple(f"N{i + 1}" for i in range(count))
 
     def sizes(self) -> dict[str, int]:
-        """Return the length of each axis of an example, and the latent dimension as ``D``.
+        """Return {axis: size} for the axes of an example, and the latent dimension as ``D``.
 
-        Lengths in which the runs differ are left out.
+        A size is left out if the served models have different sizes of this axis.
         """
         shapes = [run.model.spec.shape for run in self.array_runs]
         sizes = {axis: {shape[i] for shape in shapes} for i, axis in enumerate(self.axes or ())}
@@ -371,9 +375,9 @@ class Catalogue:
 
     @property
     def limits(self) -> tuple[float, float] | None:
-        """The smallest and the largest value that examples may have.
+        """The smallest and the largest value that examples of all served models may have.
 
-        It is None if the likelihoods of the runs accept different ranges, or only counts or classes.
+        It is None if the likelihoods of the models accept different ranges, or only counts or classes.
         """
         needs = {run.model.latent_model.likelihood.requirement for run in self.array_runs}
         if needs <= {"unit", "binary_or_unit", "eight_bit"}:
@@ -383,11 +387,14 @@ class Catalogue:
 
     @property
     def decodes_examples(self) -> bool:
-        """Whether, in all runs, a decoded mean E[x | z] has the shape of an example x."""
+        """Whether the decoded mean E[x | z] has the shape of an example x, for all served models."""
         return all(run.decoded == run.model.spec.shape for run in self.array_runs)
 
     def find(self, name: str | None) -> ServedRun:
-        """Return the run of this name, or the default run for None."""
+        """Return the served model of this name, or the default model for None.
+
+        An unknown name raises `Refused`.
+        """
         found = self.runs.get(self.default if name is None else name)
         if found is None:
             raise Refused(404, unknown("run", str(name)[:80], self.runs))

@@ -1,4 +1,4 @@
-"""TCP connections of the explorer's server: slow, silent and too many connections are closed."""
+"""Limit the TCP connections of the explorer's server: close slow and silent ones, and the excess."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ class Connection(HttpToolsProtocol):
     """One connection, as uvicorn serves it, with limits that uvicorn does not have.
 
     A connection is closed if the header of its next request is too slow or too large, or if its
-    client does not read. If there are too many connections, the oldest idle one is closed. If none is
-    idle, the new one gets the answer 503. A connection is idle if no request is being answered on it.
+    client does not read the answer. If there are too many connections, the oldest idle connection is
+    closed. If no connection is idle, the new connection gets the HTTP status 503. A connection is idle
+    if no request is being answered on it.
     """
 
     HEADER_SECONDS = 10.0  # time in which the header of a request must arrive
@@ -29,7 +30,7 @@ class Connection(HttpToolsProtocol):
     _began = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Accept the connection, and close another one if there are too many."""
+        """Accept the connection, and close an idle connection if there are too many."""
         super().connection_made(transport)
         self._began = self.loop.time()
         self._header_timer = self.loop.call_later(self.HEADER_SECONDS, transport.abort)
@@ -48,7 +49,7 @@ class Connection(HttpToolsProtocol):
         self._stop_unread_timer()
 
     def data_received(self, data: bytes) -> None:
-        """Parse bytes from the client, and limit the time and size of a header."""
+        """Parse bytes from the client; close the connection if a header is too slow or too large."""
         super().data_received(data)
         if self._idle and not self.transport.is_closing():
             self._header_bytes += len(data)
@@ -69,13 +70,20 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_response_complete(self) -> None:
-        """Continue with the next request, and limit the time for reading the end of this answer."""
+        """Continue with the next request on this connection.
+
+        The client has a limited time to read the rest of the answer. uvicorn calls this when an answer
+        is complete.
+        """
         super().on_response_complete()
         if self.transport.get_write_buffer_size():
             self._start_unread_timer()
 
     def pause_writing(self) -> None:
-        """Stop sending until the client reads, for a limited time. asyncio calls this."""
+        """Stop sending until the client reads; close the connection if this takes too long.
+
+        asyncio calls this.
+        """
         super().pause_writing()
         self._start_unread_timer()
 

@@ -50,7 +50,11 @@ def is_molecule(smiles: str) -> bool:
 
 
 def draw(smiles: str) -> str | None:
-    """Draw a molecule as SVG; None if RDKit is missing, or the text is no molecule or too large."""
+    """Return a drawing of a molecule as SVG text.
+
+    The result is None if RDKit is not installed, if `smiles` is not a valid SMILES string, or if the
+    molecule is too large.
+    """
     molecule = _molecule(smiles)
     if molecule is None or molecule.GetNumAtoms() > MOST_ATOMS:
         return None

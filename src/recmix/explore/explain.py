@@ -1,4 +1,4 @@
-"""The posterior q(z | x) of one example in detail.
+"""Describe the posterior q(z | x) of one example in detail, for the explorer.
 
 The module computes the components of q, densities on a plane of the latent space, and each step of
 refinement. A step of refinement is a Gauss-Newton step from the mean of q towards the maximum of
@@ -70,11 +70,12 @@ class Described(NamedTuple):
     """The posterior q(z | x) of one example x, as numbers for an answer and as tensors.
 
     Attributes:
-        answer: the fields that answers about images and about texts share.
+        answer: the fields {name: value} that the explorer sends for images and for texts alike.
         x: the example, (1, ...).
         q: its posterior.
         found: weights, means and covariances of q's components.
-        path: for each number of Gauss-Newton steps, the Laplace approximation of q.
+        path: for 0, 1, 2, … Gauss-Newton steps, the Gaussian (Laplace) approximation of p(z | x) at
+            the point z after these steps.
     """
 
     answer: dict[str, Any]
@@ -99,10 +100,10 @@ def describe(
     Args:
         model: the model.
         example: the example x, (1, ...).
-        decode: maps latent vectors (N, D) to what an answer shows for each of them.
+        decode: maps N latent vectors (N, D) to N items that the explorer shows, such as images.
         steps: number of Gauss-Newton steps on log p(x, z), which start at the mean of q.
-        samples: number of samples for ELBO and IWAE.
-        seed: seed of the samples; ELBO and IWAE after each step use the same seed.
+        samples: number of samples of z for ELBO and IWAE.
+        seed: seed of these samples; ELBO and IWAE after each step use the same seed.
     """
     latent_model, reuse = model.latent_model, model.spec.inference.reuse
     x = torch.from_numpy(example).to(latent_model.centre)
@@ -147,10 +148,18 @@ def describe(
 def explain(
     model: ExplorableModel, image: Array, *, steps: int, samples: int, grid: int, seed: int
 ) -> dict[str, Any]:
-    """Describe the posterior q(z | x) of one example; `docs/explorer.md` lists the fields.
+    """Describe the posterior q(z | x) of one image: components, bounds, refinement and densities.
 
-    The function has the arguments of `describe`, and `grid`: the number of grid points along each side
-    of the plane on which densities are computed.
+    The densities are computed on a grid in a plane of the latent space. The result is {field: value};
+    `docs/explorer.md` lists the fields.
+
+    Args:
+        model: the model.
+        image: the image x, (1, ...).
+        steps: number of Gauss-Newton steps on log p(x, z), which start at the mean of q.
+        samples: number of samples of z for ELBO and IWAE.
+        grid: number of grid points along each side of the plane.
+        seed: seed of these samples.
     """
     latent_model = model.latent_model
 

@@ -50,8 +50,8 @@ class Access:
     Attributes:
         token: the secret, sent in ``Authorization: Bearer`` or in the page's cookie; None if no
             token is needed.
-        hosts: host names that requests may use for the server; None allows all. On a loopback address
-            this stops web sites that give this machine's address a name of their own (DNS rebinding).
+        hosts: host names that requests may use for the server; None allows all. A list of hosts stops
+            web sites whose own host name points to this machine (DNS rebinding).
     """
 
     token: str | None = None

@@ -1,4 +1,7 @@
-"""Limit the memory of answers: estimate their size, and count the bytes that are held."""
+"""Limit the memory that requests to the explorer and their answers use.
+
+The module estimates the size of an answer before it is computed, and counts the bytes in memory.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,10 @@ JSON_BYTES = {4: 16, 8: 25}
 
 
 class Memory:
-    """Counts the bytes of requests and answers, over all clients and for each client address.
+    """Counts the bytes of requests and answers in memory, over all clients and for each client address.
 
     Args:
-        limits: the largest numbers of bytes that may be held at a time.
+        limits: the largest numbers of bytes: `held` for all clients, `held_by_client` for each client.
 
     >>> memory = Memory(Limits(held=100, held_by_client=60))
     >>> first = Account(memory, "10.0.0.1")
@@ -57,7 +60,7 @@ class Account:
     size: int = 0
 
     def add(self, size: int) -> None:
-        """Count `size` more bytes for this request; refuse the request if that is too many."""
+        """Count `size` more bytes for this request; raise `Refused` if the total is above a limit."""
         memory, limits = self.memory, self.memory.limits
         own = memory.by_client[self.client]
         checks = (
@@ -85,7 +88,7 @@ class Account:
 
 
 def check_answer(numbers: int, *, itemsize: int, npy: bool, most: int) -> int:
-    """Return an upper limit for the size of an answer in bytes; refuse an answer that is too large.
+    """Return an upper limit for the size of an answer in bytes; raise `Refused` if it is above `most`.
 
     Args:
         numbers: how many numbers the answer has.
@@ -107,31 +110,33 @@ def check_answer(numbers: int, *, itemsize: int, npy: bool, most: int) -> int:
 
 
 def of_posterior(run: ServedRun, rows: int) -> int:
-    """Return how many numbers an answer of ``/posterior`` has, for `rows` examples."""
+    """Return how many numbers the explorer's answer at ``/posterior`` has, for `rows` examples."""
     k, d = run.components, run.latent
     return rows * (k + d + 2 * k * d + (k * d * d if run.full else 0))
 
 
 def of_reconstruct(run: ServedRun, rows: int) -> int:
-    """Return how many numbers an answer of ``/reconstruct`` has, for `rows` examples."""
+    """Return how many numbers the explorer's answer at ``/reconstruct`` has, for `rows` examples."""
     return rows * (run.components + (1 + run.components) * math.prod(run.decoded))
 
 
 def of_decode(run: ServedRun, rows: int) -> int:
-    """Return how many numbers an answer of ``/decode`` has, for `rows` latent vectors."""
+    """Return how many numbers the explorer's answer at ``/decode`` has, for `rows` latent vectors."""
     return rows * math.prod(run.decoded)
 
 
 def of_sample(run: ServedRun, _rows: int, *, count: int, **_others: int) -> int:
-    """Return how many numbers an answer of ``/sample`` has, for `count` samples."""
+    """Return how many numbers the explorer's answer at ``/sample`` has, for `count` samples."""
     return count * (math.prod(run.decoded) + run.latent)
 
 
 def of_explain(run: ServedRun, _rows: int, *, steps: int, grid: int, **_others: int) -> int:
-    """Return about how many numbers an answer of ``/explain`` has. A few small matrices are not counted.
+    """Estimate how many numbers the explorer's answer at ``/explain`` has.
+
+    The answer describes the posterior of one example. A few small matrices in it are not counted.
 
     Args:
-        run: the run.
+        run: the model that computes the answer.
         steps: number of Gauss-Newton steps.
         grid: number of grid points along each side of the plane.
     """
@@ -140,21 +145,21 @@ def of_explain(run: ServedRun, _rows: int, *, steps: int, grid: int, **_others: 
 
 
 def of_interpolate(run: ServedRun, _rows: int, *, steps: int) -> int:
-    """Return how many numbers an answer of ``/interpolate`` has, for `steps` points."""
+    """Return how many numbers the explorer's answer at ``/interpolate`` has, for `steps` points."""
     return steps * (math.prod(run.decoded) + run.latent)
 
 
 def of_texts(run: ServedRun, texts: int) -> int:
-    """Return the size of an answer with this many texts, measured in numbers, for `check_answer`.
+    """Estimate the size of an answer with `texts` texts, as a count of numbers for `check_answer`.
 
-    A token of a text counts as two numbers.
+    Each token of a text counts as two numbers.
     """
     return texts * (2 * math.prod(run.model.spec.shape) + 2 * run.latent + 32)
 
 
 def of_drawings(drawings: int) -> int:
-    """Return the size of an answer with this many drawings, measured in numbers, for `check_answer`.
+    """Estimate the size of an answer with `drawings` SVG drawings, as a count for `check_answer`.
 
-    A drawing has at most 64 KiB, which counts as 4096 numbers.
+    A drawing has at most 64 KiB, as much as 4096 numbers in JSON.
     """
     return drawings * 4096

@@ -1,7 +1,6 @@
-"""The reference of the explorer's HTTP interface.
+"""Make the reference of the explorer's HTTP interface.
 
-The module has functions that make parts of its OpenAPI document, and one that writes this document
-as an HTML page.
+`page` writes an OpenAPI document as an HTML page. The other functions make parts of this document.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ def array(
 
     Args:
         axes: names of the axes.
-        sizes: lengths of axes, by name, as far as they are known. None means that the array is part
-            of an answer, in which numbers that are not finite are null.
-        limits: smallest and largest value, if there are any.
+        sizes: {axis: its size}, for the axes of known size. None means that the array is part of an
+            answer, in which numbers that are not finite are null.
+        limits: smallest and largest value of the numbers; None for no limits.
 
     >>> array("BD")["description"]
     '(B, D)'
@@ -59,10 +58,10 @@ def array(
 
 
 def any_array(lead: str) -> dict[str, Any]:
-    """Make the OpenAPI schema of an array of which only the first axes are known.
+    """Make the OpenAPI schema of an array whose first axes are known and whose other axes are not.
 
     Args:
-        lead: names of these axes, one letter each.
+        lead: names of the first axes, one letter each.
 
     >>> any_array("B")["description"]
     '(B, ...), see the shape of the run in /runs'
@@ -75,7 +74,7 @@ def any_array(lead: str) -> dict[str, Any]:
 
 
 def text_fields(names: Sequence[str], most: int, longest: int) -> dict[str, Any]:
-    """Make the OpenAPI schemas of the fields ``text`` and ``texts`` of a request, by name.
+    """Make the OpenAPI schemas of the fields ``text`` and ``texts`` of a request, {field: schema}.
 
     Args:
         names: which of the two fields the request can have.
@@ -104,7 +103,7 @@ def request_body(
     The body is a JSON object with all fields, or the array alone as ``.npy``.
 
     Args:
-        arrays: the schema of the request's array, by name; empty if the request has none.
+        arrays: {name of the request's array: its schema}; empty if the request has no array.
         integers: the integer fields of the request, by name.
         runs: names of the runs that the field ``run`` can have.
         texts: the schemas of the fields ``text`` and ``texts``, by name. A request may have one of
@@ -136,10 +135,10 @@ def responses(
     """Make the OpenAPI description of the responses of a route, with all possible errors.
 
     Args:
-        about: what the successful response is.
-        fields: the schema of each of its fields.
-        npy: whether a client can also get a ``.npy`` file.
-        required: whether every answer has all these fields.
+        about: description of the successful response.
+        fields: {field of the successful response: its schema}.
+        npy: whether a client can also get the response as a ``.npy`` file.
+        required: whether every successful response has all these fields.
     """
     content = _content(_object(fields, required=fields if required else ["run"]), npy=npy)
     error = _content(_object({"error": {"type": "string"}}, required=["error"]))
@@ -172,7 +171,7 @@ def _content(schema: Mapping[str, Any], *, npy: bool = False) -> dict[str, Any]:
 def page(document: Mapping[str, Any]) -> str:
     """Write an OpenAPI document as an HTML page.
 
-    The page loads one style sheet from this server and nothing else.
+    The page loads one style sheet from the explorer's server and nothing else.
     """
     parts = [
         "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>recmix: HTTP</title>"

@@ -1,4 +1,4 @@
-"""The class `Routes`: adds a POST route that checks its request, computes its answer and responds."""
+"""The class `Routes`, which adds POST routes to the explorer's web application."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ Its arguments are the run, the number of rows of the request's array, and the in
 
 @dataclass(frozen=True)
 class Routes:
-    """Adds POST routes for the models of a catalogue to an application.
+    """Adds POST routes to the explorer's web application. They compute answers with trained models.
 
     Attributes:
-        app: the application.
-        catalogue: the models.
+        app: the FastAPI application.
+        catalogue: the models, by name.
         batcher: runs the models in one thread.
         limits: the largest requests that are accepted.
         texts: computes the answers for runs whose examples are texts.
@@ -81,8 +81,8 @@ class Routes:
             integers: the integer fields of the request, with their defaults and limits.
             gives: the OpenAPI schema of each field of the answer.
             npy: the field of the answer that a client can also get as a ``.npy`` file, if any.
-            count: counts the numbers in the answer; None if the answer has few numbers.
-            for_texts: the function that computes the answer for runs of texts.
+            count: function that returns how many numbers the answer has; None if it has few numbers.
+            for_texts: the function that computes the answer if the examples of the model are texts.
         """
         runs = list(self.catalogue.runs)
         arrays: dict[str, Any] = {}
@@ -138,11 +138,11 @@ class Routes:
         return add
 
     def reserve(self, request: Request, run: ServedRun, numbers: int) -> None:
-        """Count the memory of an answer before it is computed; refuse the request if it is too large.
+        """Reserve memory for an answer before it is computed; raise `Refused` if it is too large.
 
         Args:
-            request: the request.
-            run: the run that computes the answer.
+            request: the HTTP request.
+            run: the model that computes the answer.
             numbers: how many numbers the answer has.
         """
         itemsize, npy = np.dtype(run.model.spec.training.dtype).itemsize, wire.wants_npy(request)
@@ -168,8 +168,8 @@ class Routes:
     async def batched(
         self, compute: Callable[[ExplorableModel, Array], Answer], run: ServedRun, rows: Array
     ) -> Answer:
-        """Return ``compute(run.model, rows)``.
+        """Return ``compute(run.model, rows)``, the answer to a request, as {name: value}.
 
-        It may be computed in one pass with other requests for the same run and function.
+        Waiting requests for the same model and function may be computed together in one batch.
         """
         return await self.batcher.rows((run.name, compute), partial(compute, run.model), rows)

@@ -52,7 +52,7 @@ def serve(
     When the server stops, it still answers the requests that it has begun, for at most 30 seconds.
 
     Args:
-        models: one model, or several by name. The first answers requests that name no model.
+        models: one model, or {name: model}. The first answers requests that name no model.
         port: the port to listen on; 0 takes a free one.
         host: the address to listen on. If other machines can reach it, a token is always needed.
         token: a secret that requests must contain. If a token is needed and None is given, a new one
@@ -61,7 +61,7 @@ def serve(
         batching: whether requests that wait at the same time go through the model as one batch.
         data_root: folder of the data sets, from which test examples are read; by default the folder
             that was used in training.
-        examples: test examples to show, by name of the model; by default from its own data.
+        examples: {name of the model: test examples to show}; by default from the model's own data.
         shape: shape of the images on the page, (H, W) or (C, H, W), for models whose examples are images
             in another shape, such as flat vectors.
     """

@@ -1,4 +1,4 @@
-"""The answers of the explorer's routes for runs of texts, and the routes that only they have."""
+"""Compute the answers of the explorer's HTTP routes for models that were trained on texts."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ PIECE = 128
 
 
 class TextAnswers:
-    """Computes answers for runs of texts; each method has the name of its route.
+    """Computes the explorer's answers for models of texts. Most methods have the name of their route.
 
-    Arguments of a method are the run, the texts or the array of the request, if it has any, and the
-    integer fields by name. The result is the answer for the client, a mapping of its fields by name.
+    Arguments of such a method are the model, the texts or the array of the request, if it has any, and
+    the integer fields by name. The result is the answer for the client, {field: value}.
     The field ``problems`` says what is wrong with each text, such as unknown words.
 
     Args:
@@ -41,13 +41,13 @@ class TextAnswers:
         self._drawing = asyncio.Semaphore(1)
 
     def count(self, run: ServedRun, path: str, rows: int, fields: dict[str, int]) -> int:
-        """Estimate the size of an answer before it is computed, measured in numbers.
+        """Estimate how many numbers an answer will have. A text counts as two numbers per token.
 
-        `check_answer` refuses an answer that is too large.
+        `check_answer` uses this to refuse an answer that is too large.
 
         Args:
-            run: the run.
-            path: the path of the route.
+            run: the model that computes the answer.
+            path: the path of the route, such as ``/decode``.
             rows: number of texts or latent vectors of the request.
             fields: the integer fields of the request.
         """
@@ -59,7 +59,12 @@ class TextAnswers:
         return memory.of_texts(run, rows * (2 + run.components) + several)
 
     async def posterior(self, run: ServedRun, given: Texts) -> Answer:
-        """Describe q(z | x) of B texts by the fields of `Moments`, the mean (B, D) and ``problems``."""
+        """Describe the posterior q(z | x) of B texts.
+
+        Returns:
+            The fields of `Moments` (weights, means and covariances of the components of q), ``mean``
+            (B, D), and ``problems``, the messages about each text.
+        """
         read = await self._read(run, given)
         work = partial(answers.posterior, run.model)
         found = await self.batcher.rows((run.name, answers.posterior), work, read.x)
@@ -69,8 +74,9 @@ class TextAnswers:
         """Reconstruct B texts through q(z | x), which has K components.
 
         Returns:
-            The mixing ``weights`` (B, K), the most likely ``texts`` at the mean of q, and for each text
-            the most likely texts at the mean of each component, ``components``; and ``problems``.
+            {"weights": mixing weights (B, K), "texts": most likely texts at the mean of q,
+            "components": for each text, a list of the most likely texts at the means of the K
+            components, "problems": messages about each text}.
         """
         read = await self._read(run, given)
         work = partial(texts.reconstruct_texts, run.model)
@@ -88,7 +94,10 @@ class TextAnswers:
         }
 
     async def score(self, run: ServedRun, given: Texts, samples: int, seed: int) -> Answer:
-        """Compute ``elbo`` and ``iwae`` of B texts, (B,) each, in nats; K of IWAE-K is `samples`."""
+        """Compute the ELBO and the IWAE-K bound of B texts, where K is `samples`.
+
+        The answer has the fields ``elbo`` and ``iwae``, in nats, (B,) each.
+        """
         if len(given) * samples > self.limits.decodings:
             asked, most = f"{len(given)} texts with {samples} samples each", self.limits.decodings
             raise Refused(422, f"{asked} were asked for; together at most {most:,} samples are drawn")
@@ -109,10 +118,10 @@ class TextAnswers:
     async def explain(
         self, run: ServedRun, given: Texts, steps: int, samples: int, grid: int, seed: int
     ) -> Answer:
-        """Describe q(z | x) of one text; `docs/explorer.md` lists the fields.
+        """Describe the posterior q(z | x) of one text; `docs/explorer.md` lists the fields of the answer.
 
-        The fields are texts of the components, bounds, and Gauss-Newton steps. Unlike for images, there
-        are no densities on a plane, so `grid` has no effect.
+        The fields have decoded texts, ELBO and IWAE bounds, and the steps of the refinement. There are
+        no densities on a plane, as for images, so `grid` has no effect.
         """
         read = await self._read(run, given)
         vocabulary = run.needed_vocabulary()
@@ -139,8 +148,8 @@ class TextAnswers:
         """Find the test texts whose posterior means are nearest to the posterior mean of a text.
 
         Returns:
-            At most `count` ``neighbours``, each with its index, text and distance; the number of test
-            texts that were compared, ``searched``; and ``problems``.
+            {"neighbours": at most `count` mappings with ``index``, ``text`` and ``distance``,
+            "searched": number of test texts that were compared, "problems": messages about the text}.
         """
         read = await self._read(run, given)
         known = await self._test_means(run)
@@ -156,7 +165,11 @@ class TextAnswers:
         }
 
     async def draw(self, run: ServedRun, given: Texts) -> Answer:
-        """Draw molecules, given as SMILES strings, as SVG; null for a text that is no molecule."""
+        """Draw molecules, given as SMILES strings, as SVG.
+
+        The answer has a list ``drawings``, with None for a text that cannot be drawn, and a ``hint``
+        if RDKit is not installed.
+        """
         if not run.needed_vocabulary().molecules:
             raise Refused(422, f"{run.name} is no run of molecules: its texts cannot be drawn")
         texts.check_texts(given, most=self.limits.texts, longest=self.limits.characters)

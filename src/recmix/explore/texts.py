@@ -1,6 +1,6 @@
-"""Answers about texts, such as sentences and SMILES strings, for runs that have a vocabulary.
+"""Compute the explorer's answers about texts, such as sentences and SMILES strings.
 
-A text is read as an example x of numbers. In the answers, texts replace the images of other runs.
+A vocabulary converts a text to an example x of numbers. The answers have texts instead of images.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ReadTexts(NamedTuple):
     Attributes:
         x: the examples, (B, *shape).
         read: the texts as the model sees them, for example with unknown words replaced.
-        problems: for each text, messages for the user.
+        problems: for each text, messages for the user, such as about unknown words.
     """
 
     x: Array
@@ -50,11 +50,11 @@ class ReadTexts(NamedTuple):
 
 
 def read_texts(vocabulary: Vocabulary, texts: Sequence[str], *, most: int, longest: int) -> ReadTexts:
-    """Read the texts of a request as examples; a text that cannot be read is refused.
+    """Convert the texts of a request to examples; raise `Refused` if a text cannot be read.
 
     Args:
-        vocabulary: the vocabulary of the run.
-        texts: the texts.
+        vocabulary: the vocabulary of the model.
+        texts: the B texts of the request.
         most: the largest number of texts that is accepted.
         longest: the largest number of characters of a text that is accepted.
     """
@@ -75,10 +75,10 @@ def read_texts(vocabulary: Vocabulary, texts: Sequence[str], *, most: int, longe
 
 
 def check_texts(texts: Sequence[str], *, most: int, longest: int) -> None:
-    """Refuse a request with too many texts, or with a text that is too long.
+    """Raise `Refused` if a request has too many texts or a text that is too long.
 
     Args:
-        texts: the texts.
+        texts: the texts of the request.
         most: the largest number of texts that is accepted.
         longest: the largest number of characters of a text that is accepted.
     """
@@ -137,8 +137,8 @@ def reconstruct_texts(model: ExplorableModel, x: Array) -> dict[str, Any]:
 
     Returns:
         The mixing ``weights`` (B, K), and the decoded examples: ``texts`` (B, *shape) at the mean of q
-        and ``components`` (B, K, *shape) at the means of the components. The vocabulary turns them
-        into texts.
+        and ``components`` (B, K, *shape) at the means of the components. The vocabulary converts
+        decoded examples to texts.
     """
     q = model.posterior(x)
     means = torch.stack([q.mean, *(part.mean for part in q.components)], 1)  # (B, 1 + K, D)
@@ -150,7 +150,9 @@ def reconstruct_texts(model: ExplorableModel, x: Array) -> dict[str, Any]:
 def explain_text(
     model: ExplorableModel, vocabulary: Vocabulary, x: Array, *, steps: int, samples: int, seed: int
 ) -> dict[str, Any]:
-    """Describe the posterior q(z | x) of one text; `docs/explorer.md` lists the fields.
+    """Describe the posterior q(z | x) of one text: its components, bounds and refinement steps.
+
+    The result is {field: value}; `docs/explorer.md` lists the fields.
 
     Args:
         model: the model.

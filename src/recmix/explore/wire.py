@@ -1,4 +1,4 @@
-"""Read requests and write responses of the explorer, as JSON or ``.npy``.
+"""Read the HTTP requests of the explorer and write its responses, as JSON or ``.npy``.
 
 No content of a request is unpickled or evaluated as Python.
 """
@@ -47,7 +47,7 @@ class Refused(RecmixError):
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits for the requests that the server accepts. A request beyond a limit is refused."""
+    """Limits of the explorer's server: sizes, numbers and times. A request beyond a limit is refused."""
 
     body: int = 16 * 2**20  # bytes of one request
     answer: int = 128 * 2**20  # estimated bytes of one answer
@@ -68,7 +68,7 @@ class Limits:
 
 
 class Texts(tuple[str, ...]):
-    """The texts of a request. Requests for runs of texts have them instead of an array.
+    """The texts in a request to the explorer, for a model whose examples are texts and not arrays.
 
     >>> Texts(["the cat"])
     ('the cat',)
@@ -107,9 +107,9 @@ class Integer:
 async def read_request(
     request: Request, array: str | None, known: Mapping[str, Integer]
 ) -> tuple[dict[str, Any], Any]:
-    """Read the fields and the array, or the texts, of a request.
+    """Read the fields of a request, and its array or its texts.
 
-    A JSON body holds all of them. A ``.npy`` body is the array, and the fields are in the URL.
+    A JSON body holds all of them. A ``.npy`` body is only the array; then the fields are in the URL.
 
     Args:
         request: the request.
@@ -118,7 +118,8 @@ async def read_request(
         known: the integer fields that the request can have, by name.
 
     Returns:
-        The field ``run`` and the integer fields by name, and the array, the `Texts` or None.
+        The fields (``run`` and the integer fields) as {name: value}, and the array, the `Texts`, or
+        None if the request has neither.
     """
     kind = request.headers.get("content-type", JSON).split(";")[0].strip().lower()
     content = await request.body()
@@ -158,7 +159,7 @@ def read_fields(
             message.
 
     Returns:
-        The field ``run``, None if it is not given, and the integer fields by name.
+        The fields as {name: value}: ``run``, which is None if it is not given, and all integer fields.
     """
     for name in given:
         if name != "run" and name not in known:
@@ -269,7 +270,7 @@ def respond(
 
     Args:
         request: the request. If its header Accept names ``.npy``, the response is ``.npy``.
-        found: the fields of the answer.
+        found: the fields of the answer, {name: value}.
         run: name of the run that computed the answer; it is added to the JSON.
         array: the field of `found` that is sent as ``.npy``. None refuses requests for ``.npy``.
     """
