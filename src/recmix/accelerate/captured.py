@@ -44,8 +44,8 @@ class Captured:
     when a shape occurs for the first time, and for methods that cannot be captured.
 
     Args:
-        method: the method whose posterior is captured.
-        inference: settings: how the posterior is refined and calibrated.
+        method: the method whose posterior is computed.
+        inference: settings that say how the posterior is refined and calibrated.
     """
 
     def __init__(self, method: Method, inference: Inference) -> None:
@@ -134,7 +134,7 @@ def replay(method: Method, x: Tensor, inference: Inference) -> Posterior:
     Args:
         method: the method whose posterior is computed.
         x: examples (B, ...).
-        inference: settings: how the posterior is refined and calibrated.
+        inference: settings that say how the posterior is refined and calibrated.
     """
     if not x.is_cuda:
         return NotImplemented

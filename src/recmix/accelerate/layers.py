@@ -87,7 +87,7 @@ def sequence(
 def recursion(
     gates: Sequence[Sequence[nn.Module]], shape: Sequence[int], minimum: float, maximum: float
 ) -> Run | None:
-    """Turn the gates (networks of the weights) of a recursive mixture into one function f(x, centre).
+    """Turn the gates of a recursive mixture, which give its weights, into one function f(x, centre).
 
     The function subtracts the centre from each example of the batch x, and evaluates all gates. The
     centre has the shape of one example; None subtracts nothing.

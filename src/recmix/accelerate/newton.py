@@ -145,8 +145,16 @@ class KernelLogJoint(LogJoint):
     ) -> tuple[Tensor, Tensor]:
         """Select the best candidate step of each example; return the next z (B, D) and damping λ (B,).
 
-        One Triton kernel does this. If the kernel does not apply, `LogJoint.choose` is used. The
-        arguments are explained there.
+        One Triton kernel does this. If the kernel does not apply, `LogJoint.choose` is used.
+
+        Args:
+            reached: log p(x, z + step) for each of the T candidate steps, (T, B).
+            here: value, gradient and curvature of log p(x, z) at z.
+            z: latent points (B, D).
+            step: candidate steps (T, B, D).
+            tried: the dampings of the candidate steps, (T, B).
+            level: the present damping λ (B,).
+            least: lower limit of the next λ.
         """
         limits = (least, LARGEST)
         given = (reached, here.log_joint, z, step, tried, level)

@@ -228,7 +228,7 @@ def triangle_by_kernel(out: Tensor, typical: Tensor, places: Tensor) -> Tensor:
 
     Args:
         out: outputs of the curvature network, (B, D (D + 1) / 2), see `triangle_kernel`.
-        typical: a lower triangular matrix (D, D), a factor of L.
+        typical: T in L = T diag(exp a) M, a constant lower triangular matrix (D, D).
         places: not used.
     """
     if not kernels_apply(out.device.type, out.dtype):
@@ -262,8 +262,14 @@ def advance_by_kernel(
 ) -> tuple[Iterate, Pair]:
     """GPU version of `advance`: accept the steps that raise log p(x, z), by one Triton kernel.
 
-    The function returns NotImplemented if the kernel does not apply. The arguments and results are
-    those of `advance_kernel`.
+    The function returns the next point and the pair (step, change of the gradient) of each example, or
+    NotImplemented if the kernel does not apply.
+
+    Args:
+        at: the present point of each example.
+        step: the step of each example, (B, D).
+        reached: log p(x, z) after the step, (B,).
+        gradient: the gradient of log p(x, z) with respect to z after the step, (B, D).
     """
     if not kernels_apply(step.device.type, step.dtype):
         return NotImplemented

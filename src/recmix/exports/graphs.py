@@ -108,7 +108,7 @@ class PosteriorGraph(Graph):
 
     Args:
         method: a trained method, as `frozen` returns it.
-        inference: settings: how the posterior is refined and calibrated.
+        inference: settings that say how the posterior is refined and calibrated.
         outputs: {name: shape} of the tensors.
     """
 
@@ -242,7 +242,7 @@ def posterior_graph(method: Method, inference: Inference) -> Graph:
 
     Args:
         method: a trained method, as `frozen` returns it.
-        inference: settings: how the posterior is refined and calibrated.
+        inference: settings that say how the posterior is refined and calibrated.
 
     Returns:
         A `FlowGraph` for a flow, else a `GaussianGraph`, whose results are the tensors that

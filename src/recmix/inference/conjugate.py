@@ -348,8 +348,7 @@ def curvature_product(model: LatentModel, x: Tensor, z: Tensor, v: Tensor, push:
         x: examples (B, *shape).
         z: latent points (B, D).
         v: vectors (B, D).
-        push: the function (decoder, z, v) -> J v for Jacobian-vector products of the decoder, from
-            `choose_push`.
+        push: the function (decoder, z, v) -> J v from `choose_push`, where J is the decoder's Jacobian.
     """
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         with torch.enable_grad():
@@ -372,7 +371,8 @@ def choose_push(decoder: nn.Module, z: Tensor) -> Push:
         z: a latent point (1, D) at which forward mode is tried.
 
     Returns:
-        A function of the decoder, z and v, both (B, D), that returns J v, (B, *output).
+        A function of the decoder, z (B, D) and v (B, D). It returns the product J v, (B, *output), where
+        J is the decoder's Jacobian at z.
     """
     return _by_forward_mode if _has_forward_mode(decoder, z) else _by_reverse_mode
 

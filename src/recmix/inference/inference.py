@@ -109,7 +109,11 @@ class Inference(Options):
 
     @property
     def for_training(self) -> Inference:
-        """A copy of these settings without calibration and without comparing ELBOs (`checks` is 0)."""
+        """A copy of these settings for training: without calibration, and with `checks` = 0.
+
+        With `checks` = 0 the refined posterior is always used. Its ELBO is not compared with the ELBO
+        before the refinement.
+        """
         return replace(self.uncalibrated, checks=0)
 
     @property

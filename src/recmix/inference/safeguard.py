@@ -79,9 +79,9 @@ def elbo_at_noise(joint: LogJoint, q: Posterior, noise: Tensor) -> Tensor:
 
 
 def common_noise(pairs: int, like: Tensor) -> Tensor:
-    """Fixed noise vectors in pairs ε, -ε, each of length √D: (2 · pairs, 1, D).
+    """Fixed noise vectors in pairs ε, -ε, each with the norm √D: (2 · pairs, 1, D).
 
-    They are the same in every call. At this length, log q of a Gaussian sample is minus the entropy of
+    They are the same in every call. With this norm, log q of a Gaussian sample is minus the entropy of
     q, so log q adds no error to an estimate of the ELBO.
 
     Args:

@@ -57,6 +57,8 @@ class HouseholderVectors(nn.Module):
 class HouseholderComponent(Component):
     """A Gaussian encoder followed by Householder reflections; see `HouseholderFlow`.
 
+    The result is a Gaussian with a full covariance.
+
     Args:
         encoder: network (B, *shape) -> (B, 2 D), which gives μ and log σ². The reflections are computed
             from its features.

@@ -353,7 +353,7 @@ def infer(method: Method, x: Tensor, inference: Inference) -> Posterior:
     Args:
         method: the method that computes the posterior.
         x: examples (B, *shape) on the method's device.
-        inference: settings: how the posterior is refined and calibrated.
+        inference: settings that say how the posterior is refined and calibrated.
 
     Returns:
         The posterior for the B examples.
@@ -372,7 +372,7 @@ def infer_no_grad(method: Method, x: Tensor, inference: Inference) -> Posterior:
     Args:
         method: the method that computes the posterior.
         x: examples (B, *shape) on the method's device.
-        inference: settings: how the posterior is refined and calibrated.
+        inference: settings that say how the posterior is refined and calibrated.
     """
     with torch.no_grad():
         return infer(method, x, inference)
