@@ -71,8 +71,8 @@ def elbo_parts(
 ) -> tuple[Tensor, Tensor]:
     """The two parts of the ELBO for each example: E_q[log p(x | z)] and KL(q || p(z)), (B,) each.
 
-    Their difference is the ELBO. As in `elbo`, the KL is exact where it has a closed form, and each
-    component of a mixture is sampled `samples` times.
+    The first minus the second is the ELBO. The KL is exact where it has a closed form. Each component of
+    a mixture is sampled `samples` times.
 
     Args:
         model: the model p(x, z).
@@ -110,7 +110,7 @@ def weighted_elbo(
     free_bits: float = 0.0,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The ELBO with a weight of the KL, a training objective against posterior collapse.
+    """The ELBO with a weighted KL: a training objective that helps against posterior collapse.
 
     The objective is E_q[log p(x | z)] - β KL(q || p(z)), with the weight β (KL annealing). With
     `free_bits` λ the KL is replaced by Σ_d max(λ, KL_d), where KL_d is the KL of latent dimension d,

@@ -52,7 +52,9 @@ USUAL_LIKELIHOOD = {
 
 @dataclass(frozen=True)
 class Own:
-    """A user's own parts of a model. A part that is None is made from the options.
+    """The parts of a model that the user wrote: encoder, decoder, likelihood and prior.
+
+    A part that is None is made from the model options.
 
     Attributes:
         encoder: the user's encoder.
@@ -71,10 +73,11 @@ class Own:
         return copy.deepcopy(self)
 
     def or_those_of(self, model: LatentModel, encoder: nn.Module, named: ModelOptions) -> Own:
-        """Fill in missing parts with copies of the user's own parts of a trained model.
+        """Replace parts that are None by copies of the parts of a trained model that the user wrote.
 
-        If a part of this object is None, and the user wrote that part of the trained model, the trained
-        part is copied. Other parts that are None stay None.
+        The parts are the encoder, decoder, likelihood and prior. If a part of this object is None, and
+        the user wrote that part of the trained model, the trained part is copied. Other parts that are
+        None stay None.
 
         Args:
             model: the trained model.
@@ -114,7 +117,8 @@ def complete_options(
 ) -> ModelOptions:
     """Make complete model options from given values, a trained model's options and the defaults.
 
-    A given value is used first, then the value of the trained model, then the default.
+    For each option, the given value is used. If there is none, the value of the trained model is used,
+    and else the default.
 
     Args:
         given: option values by name; None means not given.
@@ -191,18 +195,18 @@ def make_model(
     own: Own = NOTHING,
     statistics: Statistics = NO_STATISTICS,
 ) -> tuple[LatentModel, nn.Module]:
-    """Make the model p(x, z) and its encoder from options and from a user's own parts.
+    """Make the model p(x, z) and its encoder from options and from parts that the user wrote.
 
     If the user's encoder and decoder share parameters, for example because both contain one whole VAE,
-    the decoder is copied. Otherwise, loading the stored weights of the decoder would overwrite those of
-    the encoder.
+    the decoder is copied. Otherwise, loading the stored weights of the decoder would overwrite the
+    weights of the encoder.
 
     Args:
         model: the options of the model.
         shape: shape of an example.
         fields: names and shapes of the fields of an example, if it has several.
-        own: the user's own encoder, decoder, likelihood and prior. Missing parts are made new.
-        statistics: statistics of the training data.
+        own: the user's own encoder, decoder, likelihood and prior. Parts that are None are made new.
+        statistics: mean and variance of the training data, and a few training examples.
 
     Returns:
         The model and the encoder of q(z | x).

@@ -90,10 +90,12 @@ class CausalNetwork(nn.Module, ABC):
 
     @abstractmethod
     def start(self, context: Tensor) -> Tensor:
-        """Make the initial state that `advance` takes at the first position.
+        """Make the network's state before the first position, for N sequences.
+
+        `advance` takes this state at the first position. Its shape depends on the kind of network.
 
         Args:
-            context: context vectors (N, U) of N sequences.
+            context: context vectors (N, U), where U is the size of a hidden state.
         """
 
     @abstractmethod
@@ -139,7 +141,9 @@ class CausalNetwork(nn.Module, ABC):
 
 
 class CausalTransformer(CausalNetwork):
-    """A causal network whose layers attend to earlier positions. `CausalNetwork` lists the arguments.
+    """A transformer that predicts each token from the tokens before it and a context vector.
+
+    `forward` returns the hidden states of all positions. `CausalNetwork` lists the arguments.
 
     >>> network = CausalTransformer(5, 10, units=8)
     >>> network(torch.zeros(3, 5, dtype=torch.int64), torch.zeros(4, 3, 8)).shape
@@ -158,9 +162,10 @@ class CausalTransformer(CausalNetwork):
         self.register_buffer("future", later, persistent=False)
 
     def start(self, context: Tensor) -> Tensor:
-        """Make an empty cache of keys and values, (layers, 2, N, heads, T, U / heads).
+        """Make the state before the first position: an empty cache of attention keys and values.
 
-        N is the number of sequences, T the number of positions and U the size of a hidden state.
+        Its shape is (layers, 2, N, heads, T, U / heads). N is the number of sequences, T the
+        number of positions and U the size of a hidden state.
         """
         size = (len(self.layers), 2, context.shape[0], self.heads, self.length, self.units // self.heads)
         return context.new_zeros(size)
@@ -181,8 +186,9 @@ class CausalTransformer(CausalNetwork):
 
 
 class CausalGRU(CausalNetwork):
-    """A causal network of recurrent layers with residual connections.
+    """Recurrent layers that predict each token from the tokens before it and a context vector.
 
+    The layers have residual connections. `forward` returns the hidden states of all positions.
     `CausalNetwork` lists the arguments.
 
     >>> network = CausalGRU(5, 10, units=8)

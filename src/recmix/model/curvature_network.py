@@ -100,14 +100,16 @@ class CurvatureNetwork(nn.Module):
 def scaled_triangle(out: Tensor, typical: Tensor, places: Tensor) -> Tensor:
     """Compute L = T diag(exp a) M, (B, D, D), from the outputs of a `CurvatureNetwork` with rank 0.
 
-    M is lower triangular with ones on the diagonal. T is a constant matrix.
+    L Lᵀ is the predicted covariance of z. M is lower triangular with ones on the diagonal. T is a
+    constant matrix.
 
     Args:
         out: the network's outputs (B, D(D + 1)/2). The first D numbers are a. The others are the entries
             of M below its diagonal, row by row.
         typical: T, (D, D), lower triangular.
-        places: what each of the D² entries of M is, row by row, (D²,). 0 means that the entry is 0, and
-            1 that it is 1. 2 + i means that it is number i of the numbers below the diagonal.
+        places: a code for each of the D² entries of M, row by row, (D²,). Code 0 means that the entry
+            is 0. Code 1 means that it is 1. Code 2 + i means that it is number i of the outputs for the
+            entries below the diagonal.
     """
     scale, below = out.tensor_split([len(typical)], dim=-1)
     padded = torch.cat([torch.zeros_like(scale[:, :1]), torch.ones_like(scale[:, :1]), below], -1)

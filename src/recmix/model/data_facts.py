@@ -15,8 +15,8 @@ class Statistics:
 
     Attributes:
         centre: the mean example, with the shape of an example.
-        spread: the standard deviation of each value, with the shape of an example, if the model
-            divides by it; otherwise None.
+        spread: the standard deviation of each value, with the shape of an example; None if the model
+            does not divide examples by it.
         variance: the variance around `centre`, averaged over all values.
         examples: a few training examples. They are the initial pseudo-examples of a VampPrior.
     """

@@ -1,4 +1,4 @@
-"""Measure the memory that a decoder needs."""
+"""Measure the memory that a decoder needs for one latent vector."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ __all__ = ["decode_bytes"]
 
 
 def decode_bytes(model: LatentModel) -> int:
-    """Measure how many bytes of memory it takes to decode one latent vector.
+    """Return the bytes of memory that are needed to decode one latent vector z and score it.
 
-    The activations of the decoder and of the likelihood's networks are included.
+    The layers are run once, and the sizes of their outputs are added. Layers of the likelihood are
+    included.
     """
     total = largest = 0
 

@@ -37,7 +37,7 @@ Shape = tuple[int, ...]
 
 
 class Encoder(nn.Module):
-    """An encoder in two parts: features of the example, and a linear head on them.
+    """An encoder in two parts: a network for features of the example, and a linear head.
 
     Normalising flows use the features as their context.
 
@@ -102,7 +102,7 @@ class Decoder(nn.Module):
 def feature_size(encoder: nn.Module, latent: int) -> int:
     """The number of features F that `encode_with_features` returns for this encoder.
 
-    For a module that is not an `Encoder` it is 2·latent, the size of its output.
+    For a module that is not an `Encoder`, F is 2·latent, the size of the module's output.
 
     Args:
         encoder: An `Encoder`, or any module that maps examples to (B, 2·latent).

@@ -63,7 +63,7 @@ class Fields:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of each field of one example, by field name."""
+        """The shape of each field of one example, {field name: shape}."""
         return dict(self.entries)
 
     @property
@@ -192,8 +192,8 @@ def check_exact(
     Args:
         low: the smallest integer.
         high: the largest integer.
-        what: words for the data that hold these integers, for the message.
-        advice: what the user can do, for the message.
+        what: a description of the data with these integers, for the error message.
+        advice: what the user can do about it, for the error message.
     """
     largest = max(low, high, key=abs)
     if abs(largest) > LARGEST_INTEGER:

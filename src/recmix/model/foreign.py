@@ -35,7 +35,7 @@ ACCEPTED = (
 
 
 class ForeignEncoder(nn.Module):
-    """Adapter for an encoder from another project, whose output can have one of several forms.
+    """Adapter for an encoder from another project. It converts the encoder's output to one tensor.
 
     The adapter returns the mean and log-variance of q(z | x) in one tensor (B, 2 D), where D is the
     dimension of z. If the network returns a `MultivariateNormal`, the adapter returns it unchanged.
@@ -90,7 +90,7 @@ def as_encoder(network: nn.Module, example: Any) -> nn.Module:
 
     Args:
         network: a user's encoder.
-        example: a batch of examples to try the network on, as the encoder gets them.
+        example: a batch of examples, in the form that the encoder takes.
     """
     check_module(network, "encoder")
     if isinstance(network, ForeignEncoder):

@@ -19,7 +19,7 @@ Classes = int | tuple[tuple[int, int], ...]
 
 
 class Gate(nn.Module):
-    """A small network for the mixing weight ε(x) of a new mixture component.
+    """A small network that computes the mixing weight ε(x) of a new mixture component.
 
     ε(x) = ε_min + (ε_max - ε_min)·sigmoid(s(x)), where s is a network with one hidden layer. So ε(x)
     lies between two bounds. The upper bound ε_max keeps a new component from getting nearly all of the
@@ -164,10 +164,10 @@ class TokenCounts(nn.Module):
 
 
 class ClassShares(nn.Module):
-    """The share of each class among the values of each group: (B, values) -> (B, classes).
+    """Computes the share of each class among the values of each group: (B, values) -> (B, classes).
 
     The groups are, for example, the nodes and the edges of a graph. An example holds the class numbers
-    of all values, group by group.
+    of all values: first the values of the first group, and so on.
 
     Values below 0 are padding. They belong to no class, but they count in the number of values by which
     the shares are divided.

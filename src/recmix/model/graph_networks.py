@@ -86,7 +86,8 @@ def graph_decoder(
 ) -> Decoder:
     """Make a decoder of graphs: a transformer over the nodes, then logits of nodes and node pairs.
 
-    It maps z (N, latent) to logits (N, P): first the logits of all nodes, then those of all edges.
+    It maps z (N, latent) to logits (N, P): first the logits of all nodes, then the logits of all
+    edges.
 
     Args:
         shape: Shape of a packed example, (n(n+1)/2,) for up to n nodes.
@@ -300,8 +301,8 @@ class GraphLogits(nn.Module):
     def forward(self, z: Tensor) -> Tensor:
         """The logits (N, P) for N latent points z (N, latent).
 
-        P counts the logits of one graph. Those of all nodes come first (node by node, one logit for each
-        node class), then those of all edges.
+        P is the number of logits of one graph. The logits of all nodes come first (node by node, one
+        logit for each node class), then the logits of all edges.
         """
         h = self.start(z)[..., None, :] + self.own.weight  # (N, n, units)
         for layer in self.layers:

@@ -94,7 +94,7 @@ class MoleculeGraphs(Vocabulary):
                 with more atoms are left out.
 
         Raises:
-            DataError: No text is a molecule of at most this length, or the largest molecule is too
+            DataError: No text is a molecule of at most `length` atoms, or the largest molecule is too
                 large.
         """
         found: Counter[AtomType] = Counter()
@@ -136,7 +136,7 @@ class MoleculeGraphs(Vocabulary):
         return len(BONDS)
 
     def model_options(self) -> dict[str, Any]:
-        """The values of the model options `node_classes` and `edge_classes`, by name."""
+        """The numbers of classes as model options: ``{"node_classes": A, "edge_classes": E}``."""
         return {"node_classes": self.node_classes, "edge_classes": self.edge_classes}
 
     def encode(self, texts: Sequence[str]) -> Encoded:
@@ -182,12 +182,16 @@ class MoleculeGraphs(Vocabulary):
             return [self._text(row, atoms) for row in x]
 
     def to_json(self) -> dict[str, Any]:
-        """The atom types and the largest number of atoms, as values that JSON can store."""
+        """Return the vocabulary as values that JSON can store: ``{"types": [...], "length": n}``.
+
+        Each type is a list [symbol, charge, hydrogens] for one type of atom. n is the largest number of
+        atoms.
+        """
         return {"types": [list(kind) for kind in self.types], "length": self.length}
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> MoleculeGraphs:
-        """Make the vocabulary again from the result of `to_json`. Wrong content raises a `DataError`."""
+        """Make the vocabulary again from the result of `to_json`. Other content raises a `DataError`."""
         types, length = stored.get("types"), stored.get("length")
         if not isinstance(length, int) or not isinstance(types, list) or not all(map(_is_type, types)):
             raise DataError(
@@ -249,7 +253,7 @@ def require_rdkit() -> Any:
 
 
 def canonical_smiles(texts: Sequence[str], *, stereo: bool = False) -> list[str]:
-    """Convert SMILES strings to canonical ones. The result for a text that RDKit refuses is "".
+    """Convert SMILES strings to canonical SMILES strings. A text that RDKit refuses gives "".
 
     Args:
         texts: SMILES strings.
@@ -297,7 +301,7 @@ def _is_type(kind: Any) -> bool:
 
 
 def read_molecule(text: str) -> Any:
-    """Convert the first word of a text to an RDKit molecule. None if it is not a valid SMILES string."""
+    """Convert the first word of a text to an RDKit molecule; None if it is not valid SMILES."""
     words = text.split(None, 1)
     mol = require_rdkit().MolFromSmiles(words[0]) if words else None
     return mol if mol is not None and mol.GetNumAtoms() else None

@@ -40,7 +40,7 @@ def checked_image(shape: Sequence[int], sides: tuple[int, int], kind: str) -> Im
 
 
 def halvings(shape: ImageShape) -> list[tuple[int, int]]:
-    """The (height, width) of the image and of all feature maps of a convolutional network.
+    """List the (height, width) of an image and of all feature maps of a convolutional network.
 
     Each map has half the height and width of the map before it, rounded down. The first map whose
     shorter side is at most 4 is the last one.

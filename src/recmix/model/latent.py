@@ -77,14 +77,18 @@ class LatentModel(nn.Module):
 
     @property
     def shift(self) -> Tensor | None:
-        """The training mean that is subtracted from x, in the shape of an example, or None."""
+        """The training mean that is subtracted from x, in the shape of an example.
+
+        It is None if the likelihood is not centred. Then nothing is subtracted.
+        """
         return self.centre if self.likelihood.centred else None
 
     def observed(self, x: Tensor) -> Any:
         """Convert examples x (B, *shape) to the form that the networks and the likelihood take.
 
-        x is standardised, see `standardised`. If the model has `fields`, the result is a dict with one
-        tensor for each field. Otherwise it is one tensor (B, *shape).
+        The training mean is subtracted from x if the likelihood is centred. Then x is divided by
+        `spread`, if there is one. If the model has `fields`, the result is a dict with one tensor for
+        each field. Otherwise it is one tensor (B, *shape).
         """
         seen = self.standardised(x)
         return seen if self.fields is None else self.fields.unpack(seen)
@@ -149,8 +153,8 @@ class LatentModel(nn.Module):
     def with_noise(self, noise: float) -> LatentModel:
         """Make a model like this one, with the noise of the likelihood multiplied by `noise`.
 
-        See `Likelihood.tempered` for the meaning of the noise. Networks and parameters are shared with
-        this model. The result is a different model of the data: it has another p(x).
+        The noise is, for example, the variance of a Gaussian likelihood; see `Likelihood.tempered`.
+        Networks and parameters are shared with this model. The new model has another p(x).
         """
         if noise == 1:
             return self

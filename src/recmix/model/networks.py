@@ -153,7 +153,7 @@ def make_encoder(kind: str, shape: Sequence[int], latent: int, **options: Any) -
     """Make an encoder by the name of its kind of network.
 
     Args:
-        kind: A name in `NETWORKS`, or "auto" for the default of the shape.
+        kind: A name in `NETWORKS`, or "auto" for the default kind for this shape.
         shape: Shape of one example.
         latent: Dimension of z.
         **options: Options of this kind: the keyword-only arguments of its function, such as
@@ -179,7 +179,7 @@ def make_decoder(
     """Make a decoder by the name of its kind of network.
 
     Args:
-        kind: A name in `NETWORKS`, or "auto" for the default of the shape.
+        kind: A name in `NETWORKS`, or "auto" for the default kind for this shape.
         shape: Shape of one example.
         latent: Dimension of z.
         output: Shape of the decoder's output for one example; by default the shape of the example.
@@ -212,7 +212,7 @@ def network_options(kind: str, options: ModelOptions, role: str = "decoder") -> 
     Args:
         kind: A name in `NETWORKS`.
         options: The model's options.
-        role: "encoder" or "decoder": the network whose arguments are selected.
+        role: "encoder" or "decoder": which of the two networks the result is for.
 
     >>> network_options("mlp", ModelOptions(widths=(64, 64), blocks=3))
     {'widths': (64, 64)}
@@ -232,7 +232,8 @@ def check_network_options(
         options: The model's options.
         kinds: Names of the kinds of the encoder and the decoder, such as "conv". A user's own module is
             left out, because it has no options.
-        others: Names of options that other parts of the model use, such as those of the likelihood.
+        others: Names of options that other parts of the model use, such as options of the
+            likelihood.
 
     >>> check_network_options(ModelOptions(blocks=3), ["conv", "resnet"])
     """

@@ -69,7 +69,8 @@ class Option(NamedTuple):
         default: the value if none is given.
         help: the help text.
         choices: all valid values of a text option; empty if there is no such list.
-        limits: limits of a number by "at least", "above", "at most" and "below"; None means no limit.
+        limits: limits of a number, {name: limit}. The names are "at least", "above", "at most" and
+            "below". The limit None means that there is no limit.
     """
 
     name: str
@@ -112,8 +113,8 @@ class Option(NamedTuple):
 class Options:
     """Base class of a group of options.
 
-    A subclass is a frozen dataclass whose fields are made by `option`. Values are converted and checked
-    when an object is made.
+    A subclass is a frozen dataclass whose fields are made by `option`. The option values are converted
+    and checked when an object is made.
     """
 
     def __post_init__(self) -> None:
@@ -126,21 +127,21 @@ class Options:
         """Raise an error if option values contradict each other. Subclasses may override this method."""
 
     def to_json(self) -> dict[str, Any]:
-        """The values of all options by name, as a dict that JSON can store."""
+        """The values of all options as a dict {name: value}, which JSON can store."""
         return dataclasses.asdict(self)
 
     def changed(self) -> dict[str, Any]:
-        """The values, by name, of the options that differ from their defaults.
+        """The options that differ from their defaults, {name: value}.
 
-        Digests and summaries of settings use only these values. So they stay the same when a later
-        version of the library has a new option whose default changes nothing.
+        The hashes that identify settings use only these options. So a hash stays the same when a later
+        version of the library adds an option whose default changes nothing.
         """
         known = options_of(type(self))
         return {k: v for k, v in vars(self).items() if v != known[k].default}
 
 
 def options_of(group: type) -> dict[str, Option]:
-    """The options of a group (a subclass of `Options`), by name.
+    """The options of a group, {name: option}. A group is a subclass of `Options`.
 
     >>> options_of(ModelOptions)["latent"].default
     20

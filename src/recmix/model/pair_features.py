@@ -19,7 +19,7 @@ __all__ = ["PairFeatures", "TokenPairFeatures"]
 class PairFeatures(nn.Sequential):
     """A network that computes features (B, hidden) of an example (B, *shape) and another tensor.
 
-    For images the network has the convolutions and the hidden layer of the paper's encoder. The other
+    For images the network has the convolutions and the hidden layer of `conv_encoder`. The other
     tensor (B, *other) is added as further channels: C' channels for the shape (C', H, W), or C'·K
     channels for (C', H, W, K). Clips (T, C, H, W) are treated in the same way. In all other cases the
     values of both tensors are concatenated to one vector, and the network is fully connected. This
@@ -105,7 +105,7 @@ class TokenPairFeatures(nn.Module):
     padding are ignored.
 
     Args:
-        features: The network that computes features of the tokens alone. Its layers are used.
+        features: A network that computes features of the tokens alone. The new network uses its layers.
         other: Shape of the other tensor for one example.
 
     Attributes:

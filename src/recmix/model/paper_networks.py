@@ -1,4 +1,4 @@
-"""The paper's convolutional networks, and fully connected networks of the same size.
+"""Convolutional encoders and decoders of the paper, and fully connected networks of the same size.
 
 Reference: Kim and Pavlovic, Recursive Inference for Variational Autoencoders, NeurIPS 2020, supplement,
 tables of network architectures.
@@ -37,7 +37,7 @@ TWIN_TOLERANCE = 0.03
 def conv_encoder(
     shape: Sequence[int], latent: int, *, hidden: int | None = None, width: float = 1.0
 ) -> Encoder:
-    """Make the paper's convolutional encoder, for images with sides from 8 to 128.
+    """Make the convolutional encoder of Kim and Pavlovic (2020), for images with sides from 8 to 128.
 
     It maps images (B, C, H, W) to the mean and log-variance of q(z|x), (B, 2·latent).
 
@@ -77,9 +77,10 @@ def conv_decoder(
     *,
     hidden: int | None = None,
 ) -> Decoder:
-    """Make the paper's convolutional decoder: the layers of `conv_encoder` in reverse, with ReLU.
+    """Make the convolutional decoder of Kim and Pavlovic (2020), for images with sides from 8 to 128.
 
-    It maps z (N, latent) to (N, *output).
+    It has the layers of `conv_encoder` in reverse order, with ReLU. It maps z (N, latent) to (N,
+    *output).
 
     It has two linear layers, then 4x4 transposed convolutions (stride 2, padding 1). Each
     convolution doubles the height and width. Where the encoder rounded down, an output padding of 1
@@ -171,7 +172,7 @@ def dense_decoder(
 
     It maps z (N, latent) to (N, *output).
 
-    It has two hidden layers with ReLU. Their widths are found as in `dense_encoder`.
+    It has two hidden layers with ReLU. Their widths are chosen so that the numbers of parameters match.
 
     Args:
         shape: Channels, height and width of the images.

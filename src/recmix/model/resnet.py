@@ -1,4 +1,4 @@
-"""Residual convolutional encoders and decoders for images, larger than the paper's networks.
+"""Residual convolutional encoders and decoders for images, larger than the `conv` networks.
 
 At each resolution there are a few residual blocks x + c(x). The last convolution of c starts at zero, so
 that a new network is nearly linear and trains stably at large learning rates. With group normalisation,

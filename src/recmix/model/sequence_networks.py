@@ -96,7 +96,7 @@ class TokenFeatures(nn.Module, ABC):
         """The features (B, U) of tokens x (B, T). U is the size of hidden states.
 
         Args:
-            x: token numbers; values below 0 are padding.
+            x: token numbers (B, T) of T positions; values below 0 are padding.
             more: numbers that are added to the embedded tokens, (B, T, U) or (B, 1, U); None adds
                 nothing.
         """
@@ -126,7 +126,8 @@ class TokenFeatures(nn.Module, ABC):
 class TransformerFeatures(TokenFeatures):
     """A transformer that computes features (B, units) of sequences of tokens (B, T).
 
-    `TokenFeatures` lists the arguments.
+    The features are the mean of the last hidden states over all tokens. `TokenFeatures` lists the
+    arguments.
 
     >>> TransformerFeatures(5, 10, units=8)(torch.tensor([[1.0, 9.0, 0.0, -1.0, -1.0]])).shape
     torch.Size([1, 8])
@@ -235,7 +236,7 @@ def gru_encoder(
         latent: Dimension of z.
         classes: K, the number of different tokens.
         units: Size of the hidden states.
-        blocks: Number of layers. Every second one reads the tokens backwards.
+        blocks: Number of layers. Every second layer reads the tokens backwards.
         dropout: Share of a layer's outputs that are set to zero in training mode.
         width: Multiplies `units`.
 
@@ -249,12 +250,15 @@ def gru_encoder(
 
 
 def token_encoder(features: TokenFeatures | GraphFeatures, latent: int, width: float = 1.0) -> Encoder:
-    """Make an encoder from a network for features of tokens or graphs, and a linear head.
+    """Make an encoder of tokens or graphs from a feature network and a new linear head.
+
+    The encoder maps examples to the mean and log-variance of q(z|x), (B, 2·latent).
 
     Args:
-        features: the network for the features. If `width` is not 1, a new one of the same kind is made.
+        features: the network that computes features of examples. If `width` is not 1, a new network of
+            the same kind is made instead.
         latent: Dimension of z.
-        width: Multiplies the number of units.
+        width: Multiplies the number of units of the feature network.
     """
     made = features if width == 1 else features.wider(width)
     return Encoder(made, nn.Linear(made.units, 2 * checked_latent(latent)))
@@ -352,7 +356,7 @@ def gru_decoder(
         latent: Dimension of z.
         output: Shape of the decoder's output for one example; by default the shape of the example.
         units: Size of the hidden states.
-        blocks: Number of layers. Every second one reads the positions backwards.
+        blocks: Number of layers. Every second layer reads the positions backwards.
         dropout: Share of hidden values that are set to zero in training mode.
 
     >>> gru_decoder((5,), 2, (5, 10), units=8)(torch.zeros(3, 2)).shape

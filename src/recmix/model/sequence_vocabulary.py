@@ -1,4 +1,4 @@
-"""`Words` and `Smiles`: vocabularies that write a text as a sequence of token numbers.
+"""The vocabularies `Words` and `Smiles`, which convert a text to a sequence of token numbers.
 
 Class 0 is ``<end>``, class 1 is ``<unknown>``. The end token is part of an example, and all values
 after it are padding (-1). So an array (N, T) of N examples holds texts of up to T - 1 tokens.
@@ -38,7 +38,9 @@ _SMILES_TOKEN = re.compile(r"\[[^\[\]\s]*\]|Br|Cl|%\d\d|\S", re.ASCII)
 
 
 class TokenVocabulary(Vocabulary):
-    """Base class of vocabularies that cut a text into tokens and number them.
+    """Base class of vocabularies that cut a text into tokens and give each token a number.
+
+    This number is the class of the token. Class 0 is ``<end>`` and class 1 is ``<unknown>``.
 
     Args:
         tokens: the tokens of classes 2, 3, ..., all different.
@@ -80,7 +82,7 @@ class TokenVocabulary(Vocabulary):
         Args:
             texts: the training texts.
             length: T, the largest number of tokens of an example, the end token included. By default the
-                smallest length that suffices for 99 % of the texts.
+                smallest T that suffices for 99 % of the texts.
             size: the largest number of tokens to take. By default 10,000 for words, and no limit for
                 SMILES strings.
 
@@ -109,9 +111,14 @@ class TokenVocabulary(Vocabulary):
     def encode(self, texts: Sequence[str]) -> Encoded:
         """Convert texts to token numbers, float32 (N, T), with an end token (0) and padding (-1).
 
-        Empty texts and texts of more than T - 1 tokens are left out; N is the number of the others.
-        Tokens that are not in the vocabulary become ``<unknown>``. The result's `problems` counts the
-        texts of all three cases.
+        T is the number of positions of an example. Empty texts and texts of more than T - 1 tokens are
+        left out; N is the number of the other texts. Tokens that are not in the vocabulary become
+        ``<unknown>``.
+
+        Returns:
+            The token numbers, the indices of the N texts, and `problems`: the numbers of empty texts, of
+                too
+            long texts and of texts with unknown tokens.
         """
         rows: list[int] = []
         kept: list[int] = []
@@ -141,8 +148,8 @@ class TokenVocabulary(Vocabulary):
     def decode(self, x: np.ndarray) -> list[str]:
         """Convert N examples of token numbers, (N, T), to texts.
 
-        A text stops before the end token or the first padding. The text of an example with a value that
-        is no token number is "".
+        T is the number of positions. A text stops before the end token or the first padding. An example
+        with a value that is not a token number gives "".
         """
         rows = np.asarray(x)
         if rows.ndim != 2 or rows.shape[1] != self.length or rows.dtype.kind not in "biuf":
@@ -153,12 +160,15 @@ class TokenVocabulary(Vocabulary):
         return [self._text(row) for row in rows]
 
     def to_json(self) -> dict[str, Any]:
-        """The length and all tokens (also the special ones), as values that JSON can store."""
+        """Return the vocabulary as values that JSON can store: ``{"length": T, "tokens": [...]}``.
+
+        T is the largest number of tokens of an example. The tokens include ``<end>`` and ``<unknown>``.
+        """
         return {"length": self.length, "tokens": list(self.tokens)}
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Self:
-        """Make the vocabulary again from the result of `to_json`. Wrong content raises a `DataError`."""
+        """Make the vocabulary again from the result of `to_json`. Other content raises a `DataError`."""
         for name in stored:
             if name not in ("kind", "length", "tokens"):
                 raise DataError(
@@ -278,7 +288,7 @@ class Smiles(TokenVocabulary):
 
     @classmethod
     def join(cls, tokens: Sequence[str]) -> str:
-        """Join tokens to a SMILES string. The result is "" if one of them is ``<unknown>``."""
+        """Join tokens to a SMILES string. The result is "" if a token is ``<unknown>``."""
         return "" if SPECIAL[UNKNOWN] in tokens else "".join(tokens)
 
 

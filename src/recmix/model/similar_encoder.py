@@ -46,17 +46,17 @@ def _classes(model: LatentModel) -> int:
 
 
 def token_features(encoder: nn.Module | None, model: LatentModel, width: float) -> TokenFeatures | None:
-    """Make a network for features of tokens, of the same kind as in a given encoder.
+    """Make a new network that computes features of tokens, like the network inside an encoder.
 
-    For a user's own encoder of tokens, it is the default transformer.
+    If the encoder is None or the user's own module, the new network is the default transformer.
 
     Args:
-        encoder: the given encoder, if there is one.
+        encoder: the encoder whose kind of network is used, or None.
         model: the model, which gives the shape of an example and the number of classes.
-        width: factor of the size of hidden states.
+        width: factor by which the size of hidden states is multiplied.
 
     Returns:
-        The new network, or None if the encoder does not read tokens.
+        The new network, or None if the examples or the encoder have no tokens.
     """
     if isinstance(encoder, Encoder):
         given = encoder.features
@@ -66,16 +66,16 @@ def token_features(encoder: nn.Module | None, model: LatentModel, width: float) 
 
 
 def similar_encoder(encoder: nn.Module, model: LatentModel, width: float) -> Encoder:
-    """Make a new encoder that is similar to a given one but has other layer sizes.
+    """Make a new encoder that is similar to a given encoder but has other layer sizes.
 
-    For tokens and graphs it has the same kind of network. Otherwise it has the default network for the
-    shape of an example.
+    For tokens and graphs the new encoder has the same kind of network as the given encoder. Otherwise it
+    has the default network for the shape of an example.
 
     Args:
         encoder: the given encoder.
         model: the model, which gives the shapes of x and z.
         width: factor of the layer sizes. For tokens and graphs it multiplies the sizes of the given
-            encoder, else those of the default encoder.
+            encoder, otherwise the sizes of the default encoder.
     """
     if (tokens := token_features(encoder, model, width)) is not None:
         return token_encoder(tokens, model.latent)

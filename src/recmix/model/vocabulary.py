@@ -27,10 +27,10 @@ class Encoded(NamedTuple):
     """The result of `Vocabulary.encode`: texts as numbers, and the problems that were found.
 
     Attributes:
-        x: the examples, (N, *shape), for the N texts that could be encoded, in their order.
+        x: the examples (N, *shape) of the N texts that could be encoded, in the order of the texts.
         kept: the indices of these texts, (N,).
-        problems: how many texts had each problem, by a description such as "longer than 50 tokens". A
-            text with a problem is not always left out: unknown words are counted, but the text is kept.
+        problems: {description: number of texts}, such as {"longer than 50 tokens": 3}. A text with a
+            problem is not always left out: a text with unknown words is counted, but kept.
     """
 
     x: np.ndarray
@@ -47,11 +47,11 @@ class Vocabulary(ABC):
     is registered with `register_vocabulary`.
 
     Attributes:
-        kind: the registered name.
+        kind: the name under which the class is registered, such as "smiles".
         molecules: whether the texts are SMILES strings of molecules.
         shape: shape of an example.
-        fields: shapes of the fields of an example, by name; None if it is one array.
-        classes: the number of different values (tokens) of an example; 0 if it has several fields.
+        fields: shapes of the fields of an example, {field name: shape}; None if an example is one array.
+        classes: the number of different tokens; 0 if an example has several fields.
     """
 
     kind: ClassVar[str]
@@ -61,7 +61,7 @@ class Vocabulary(ABC):
     classes: int = 0
 
     def model_options(self) -> dict[str, Any]:
-        """The values of model options that follow from the vocabulary, by name."""
+        """The model options that follow from the vocabulary, {name: value}, such as {"classes": 40}."""
         return {"classes": self.classes, "end_token": True}
 
     @abstractmethod
@@ -70,7 +70,7 @@ class Vocabulary(ABC):
 
         Returns:
             The examples (N, *shape), the indices of their N texts, and the number of texts with each
-            problem.
+            problem, such as "empty".
         """
 
     @classmethod
@@ -84,21 +84,24 @@ class Vocabulary(ABC):
 
     @abstractmethod
     def decode(self, x: np.ndarray) -> list[str]:
-        """Convert N examples (N, *shape) to N texts. An example that is no valid text gives ""."""
+        """Convert N examples (N, *shape) to N texts. An invalid example gives ""."""
 
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
-        """The vocabulary, without its kind, as values that JSON can store. `from_json` reads them."""
+        """Return the vocabulary, without its `kind`, as a dict that JSON can store.
+
+        `from_json` makes the vocabulary again from this dict.
+        """
 
     @classmethod
     @abstractmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Vocabulary:
-        """Make the vocabulary again from the result of `to_json`. Wrong content raises a `DataError`."""
+        """Make the vocabulary again from the result of `to_json`. Other content raises a `DataError`."""
 
     def describe(self) -> dict[str, Any]:
-        """Describe the vocabulary and its kind as values that JSON can store.
+        """Return the vocabulary as a dict that JSON can store: its `kind` and the items of `to_json`.
 
-        `vocabulary_from_json` reads them.
+        `vocabulary_from_json` makes the vocabulary again from this dict.
         """
         return {"kind": self.kind, **self.to_json()}
 
@@ -113,13 +116,19 @@ VOCABULARIES: dict[str, type[Vocabulary]] = {}
 
 
 def register_vocabulary(kind: type[Vocabulary]) -> type[Vocabulary]:
-    """Class decorator that registers a vocabulary class under its `kind`, so that files can be read."""
+    """Class decorator that registers a vocabulary class under its `kind`.
+
+    `vocabulary_from_json` can then make vocabularies of this kind from stored files.
+    """
     VOCABULARIES[kind.kind] = kind
     return kind
 
 
 def vocabulary_from_json(stored: Any) -> Vocabulary:
     """Make a vocabulary again from the result of `Vocabulary.describe`.
+
+    Args:
+        stored: a dict with the kind and the content of the vocabulary.
 
     Raises:
         DataError: The content does not describe a vocabulary.

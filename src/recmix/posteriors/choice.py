@@ -1,4 +1,4 @@
-"""Combine two posteriors: each example of the batch gets one of them."""
+"""Combine two posteriors: for each example of a batch, take the first or the second."""
 
 from __future__ import annotations
 
@@ -73,16 +73,16 @@ class Choice(Posterior):
 
     @property
     def mean(self) -> Tensor:
-        """The mean of the chosen posterior, (B, D)."""
+        """The mean of the posterior that is chosen for each example, (B, D)."""
         return self._pick(self.first.mean, self.second.mean, 1)
 
     @property
     def variance(self) -> Tensor:
-        """The variance of the chosen posterior, (B, D)."""
+        """The variance of each latent dimension, under the posterior chosen for each example, (B, D)."""
         return self._pick(self.first.variance, self.second.variance, 1)
 
     def entropy(self) -> Tensor:
-        """The entropy of the chosen posterior, (B,)."""
+        """The entropy of the posterior that is chosen for each example, (B,)."""
         return self._pick(self.first.entropy(), self.second.entropy())
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -99,12 +99,16 @@ class Choice(Posterior):
 
     @property
     def can_scale(self) -> bool:
-        """Whether both posteriors can be scaled."""
+        """Whether `scaled` can multiply the standard deviations of both posteriors by a factor."""
         return self.first.can_scale and self.second.can_scale
 
     def scaled(self, factor: float | Tensor) -> Choice:
-        """Scale the standard deviations of both posteriors. The choice for each example stays the same.
+        """Multiply the standard deviations of both posteriors by about f = `factor`; the means stay.
 
-        See `Posterior.scaled` for the meaning of `factor`.
+        If f is above 1, a standard deviation below 1 stays below 1, see `Posterior.scaled`. The choice
+        for each example stays the same.
+
+        Args:
+            factor: f, one number, or one for each example (B,).
         """
         return Choice(self.which, self.first.scaled(factor), self.second.scaled(factor))

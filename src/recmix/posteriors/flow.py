@@ -16,7 +16,10 @@ __all__ = ["Flow", "Reflected", "Reflections", "Transform", "check_flows", "unit
 
 
 class Transform(ABC):
-    """Base class of an invertible function f of z for one batch. Its parameters may depend on x."""
+    """Base class of an invertible function f of latent points z, for one batch of examples x.
+
+    The parameters of f may be different for each example x.
+    """
 
     @abstractmethod
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,12 +89,12 @@ class Flow(Posterior):
 
     @property
     def mean(self) -> Tensor:
-        """The mean of the base Gaussian, transformed by the flow, (B, D)."""
+        """The mean of the base Gaussian, transformed by all functions of the flow, (B, D)."""
         return self.forward(self.base.mean[None])[0].squeeze(0)
 
     @property
     def weights(self) -> Tensor:
-        """The mixing weights of a posterior with one component: ones, (B, 1)."""
+        """The mixing weights, (B, 1). They are 1, because a flow is not a mixture."""
         return self.base.weights
 
     def rsample_and_log_prob(
@@ -118,7 +121,7 @@ class Flow(Posterior):
         return z, log_q - log_det
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """log q(z | x), (..., B), for any latent points z (..., B, D), with the inverse functions."""
+        """log q(z | x), (..., B), for any latent points z (..., B, D), by the inverse of the flow."""
         start, log_det = self.inverse(value)
         return self.base.log_prob(start) - log_det
 
@@ -127,8 +130,8 @@ class Reflections(Transform):
     """Householder reflections, one after another: z <- (I - 2 u uᵀ) z for each unit vector u.
 
     Args:
-        units: the vectors u_1 … u_T, each (B, D), or (D,) if it is the same for all examples. Each
-            has length 1 (see `unit`).
+        units: the vectors u_1 … u_T, each (B, D), or (D,) if it is the same for all examples. The
+            norm of each vector is 1 (see `unit`).
     """
 
     def __init__(self, units: Sequence[Tensor]) -> None:
@@ -201,9 +204,9 @@ class Reflected(Flow):
         return self.base.entropy()
 
     def describe(self) -> dict[str, Tensor]:
-        """The tensors that define the density: the mean (B, D) and the factor L (B, D, D).
+        """The tensors that define the density: ``{"means": μ, "scale_tril": L}``.
 
-        The covariance is L Lᵀ with L lower triangular.
+        μ, (B, D), is the mean. L, (B, D, D), is the lower triangular factor of the covariance L Lᵀ.
         """
         return {"means": self.mean, "scale_tril": self.scale_tril}
 
@@ -222,11 +225,11 @@ def unit(v: Tensor) -> Tensor:
 
 
 def check_flows(name: str, flows: int, latent: int) -> None:
-    """Raise an error for fewer than one flow step or fewer than two latent dimensions.
+    """Raise an error if `flows` is below 1 or `latent` is below 2.
 
     Args:
         name: name of the method, for the error message.
-        flows: number of flow steps.
+        flows: number of steps (invertible functions) of a normalising flow.
         latent: dimension of z.
     """
     if flows < 1:

@@ -89,7 +89,10 @@ class FullGaussian(AnyGaussian):
 
     @property
     def precision_factor(self) -> Tensor:
-        """The inverse R of `scale_tril`, lower triangular, (B, D, D). The precision matrix is Rᵀ R."""
+        """The inverse R = L⁻¹ of the factor L of the covariance L Lᵀ, (B, D, D).
+
+        R is lower triangular. The precision matrix is Rᵀ R.
+        """
         return self._factor if self._inverted else _inverse(self._factor)
 
     @property
@@ -141,9 +144,9 @@ class FullGaussian(AnyGaussian):
         return (0.5 * (second_moment - self.mean.shape[-1]) - self._log_scale())[None]
 
     def describe(self) -> dict[str, Tensor]:
-        """The tensors that define the density: the mean (B, D) and the factor L (B, D, D).
+        """The tensors that define the density: ``{"means": μ, "scale_tril": L}``.
 
-        The covariance is L Lᵀ with L lower triangular.
+        μ, (B, D), is the mean. L, (B, D, D), is the lower triangular factor of the covariance L Lᵀ.
         """
         return {"means": self.mean, "scale_tril": self.scale_tril}
 
@@ -162,9 +165,11 @@ class FullGaussian(AnyGaussian):
     def parts_of(self, other: Any) -> list[Tensor]:
         """The mean (B, D) and a triangular factor (B, D, D) of `other`, in the form of this object.
 
-        If this object stores a factor of the precision, a factor of the precision of `other` is
-        returned. Otherwise it is a factor of the covariance. `choose` uses this to combine two Gaussians
-        example by example.
+        If this object stores a factor of the precision, the result has a factor of the precision of
+        `other`, else of its covariance. `choose` combines two Gaussians in this way, example by example.
+
+        Args:
+            other: a `FullGaussian` or a diagonal Gaussian, for the same number of examples.
         """
         if isinstance(other, Gaussian):
             scale = other.stddev.reciprocal() if self._inverted else other.stddev
@@ -202,7 +207,7 @@ def in_double(factor: Tensor) -> Tensor:
 
 @replaceable
 def cholesky(matrix: Tensor) -> Tensor:
-    """Lower Cholesky factors of symmetric matrices (B, D, D); the result is always finite.
+    """Compute lower Cholesky factors of symmetric matrices (B, D, D). The result is always finite.
 
     A matrix with a condition number of 1e7 is no longer positive definite after rounding to float32. So
     a small multiple of the identity is added: 4 times the machine precision times the trace. If the

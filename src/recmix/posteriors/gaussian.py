@@ -37,11 +37,13 @@ class Gaussian(AnyGaussian):
 
     @classmethod
     def from_clamped(cls, mean: Tensor, log_variance: Tensor) -> Self:
-        """Make a Gaussian without clamping: the log-variance is already within `LOG_VARIANCE_RANGE`.
+        """Make a Gaussian whose log-variance is not clamped, because it is clamped already.
+
+        The usual constructor clamps it to `LOG_VARIANCE_RANGE`, which is [-20, 20].
 
         Args:
             mean: μ, (B, D).
-            log_variance: log σ², (B, D).
+            log_variance: log σ², (B, D), within this range.
         """
         made = cls.__new__(cls)
         AnyGaussian.__init__(made, mean)
@@ -103,19 +105,22 @@ class Gaussian(AnyGaussian):
         return Gaussian(self._mean, -((-self.log_variance).exp() * share + rest).log())
 
     def describe(self) -> dict[str, Tensor]:
-        """The tensors that define the density: mean and log-variance, (B, D) each."""
+        """The tensors that define the density, (B, D): ``{"means": μ, "log_variances": log σ²}``."""
         return {"means": self.mean, "log_variances": self.log_variance}
 
     def copy(self) -> Posterior:
-        """The same density with copies of its two tensors, which are made in one operation."""
+        """The same density with copies of the mean and the log-variance."""
         return Gaussian.from_clamped(*torch.stack([self._mean, self.log_variance]).unbind())
 
     def parts_of(self, other: Gaussian) -> list[Tensor]:
-        """The mean and the log-variance of `other`, (B, D) each."""
+        """The mean and the log-variance of the Gaussian `other`, (B, D) each.
+
+        `from_parts` makes a Gaussian from these tensors.
+        """
         return [other.mean, other.log_variance]
 
     def from_parts(self, *parts: Tensor) -> Self:
-        """Make a Gaussian from a mean and a log-variance that is already clamped, (B, D) each."""
+        """Make a Gaussian from a mean and a log-variance, (B, D) each, without clamping."""
         return self.from_clamped(*parts)
 
 
@@ -146,11 +151,11 @@ def _kl_to_prior(mean: Tensor, log_variance: Tensor) -> Tensor:
 def precision_shares(factor: float | Tensor, axes: int) -> tuple[float | Tensor, float | Tensor]:
     """The numbers a and b such that `Posterior.scaled` replaces a precision P by a·P + b·I.
 
-    Scaling multiplies the standard deviations of a Gaussian by about `factor`. If `factor` is a tensor,
-    a and b are tensors that broadcast with P.
+    For f = `factor`, a is 1/f², and b is 1 - 1/f², or 0 if this is negative. The standard deviations are
+    then multiplied by about f. If `factor` is a tensor, a and b are tensors that broadcast with P.
 
     Args:
-        factor: one number, or one for each example (B,).
+        factor: f, one number, or one for each example (B,).
         axes: number of axes of P after the batch axis: 1 for a diagonal, 2 for a matrix.
 
     >>> precision_shares(2.0, 1), precision_shares(0.5, 1)

@@ -145,21 +145,22 @@ class LowRankGaussian(AnyGaussian):
         return LowRankGaussian(self._mean, *(t.to(self.log_scale.dtype) for t in made))
 
     def describe(self) -> dict[str, Tensor]:
-        """The tensors that define the density, by name.
+        """The tensors that define the density, {name: tensor}, for L = diag(a) (I + left rightᵀ).
 
-        ``means`` and ``log_scales`` are (B, D); ``left`` and ``right`` are (B, D, r).
+        The covariance is L Lᵀ. ``means`` and ``log_scales`` (log a) are (B, D). ``left`` and ``right``
+        are (B, D, r).
         """
         return dict(zip(("means", "log_scales", "left", "right"), self.parts_of(self), strict=True))
 
     def parts_of(self, other: Any) -> list[Tensor]:
-        """The mean, log_scale, left and right matrices of `other`, in the form that `from_parts` takes.
+        """The tensors that define the Gaussian `other`: mean, log_scale, left and right.
 
-        The matrices get at least as many columns as those of this object. Missing columns are filled
-        with zeros, which do not change the density. `choose` uses this to combine two Gaussians example
-        by example.
+        The mean and log_scale are (B, D). The matrices left and right are (B, D, r), where r is at least
+        as large as in this object. Missing columns are filled with zeros, which do not change the
+        density. `choose` combines two Gaussians in this way, example by example.
 
         Args:
-            other: a Gaussian for the same number of examples.
+            other: a `LowRankGaussian` or a diagonal Gaussian, for the same number of examples.
         """
         if isinstance(other, Gaussian):
             zero = torch.zeros_like(self.left)
@@ -170,7 +171,7 @@ class LowRankGaussian(AnyGaussian):
         return [other.mean, other.log_scale, left, right]
 
     def from_parts(self, *parts: Tensor) -> Self:
-        """Make a Gaussian from the tensors that `parts_of` returns."""
+        """Make a Gaussian from the tensors mean, log_scale, left and right, which `parts_of` returns."""
         return type(self)(*parts)
 
     def _core(self) -> Tensor:

@@ -112,20 +112,24 @@ class Mixture(Posterior):
         return all(q.can_scale for q in self.components)
 
     def scaled(self, factor: float | Tensor) -> Mixture:
-        """Scale the standard deviations of each component around its own mean; the weights stay.
+        """Multiply the standard deviations of each component by about f = `factor`.
+
+        The means of the components and the weights stay the same. If f is above 1, a standard deviation
+        below 1 stays below 1, see `Posterior.scaled`.
 
         Args:
-            factor: one number, or one for each example (B,), see `Posterior.scaled`.
+            factor: f, one number, or one for each example (B,).
         """
         if self._stack is not None:
             return self.from_stack(Gaussian.from_clamped(*self._stack).scaled(factor), self.log_weights)
         return Mixture([q.scaled(factor) for q in self.components], self.log_weights)
 
     def describe(self) -> dict[str, Tensor] | None:
-        """The tensors that define the density, by name.
+        """The tensors that define the density, {name: tensor}.
 
-        They are the log-weights (B, K) and the tensors of the components, stacked on axis 1: (B, K,
-        ...). The result is None if the components do not all have tensors of the same names.
+        ``log_weights`` is (B, K) for K components. The other tensors hold the means, variances and so on
+        of all components: (B, K, ...). The result is None if the components have tensors of different
+        names.
         """
         parts = [q.describe() for q in self.components]
         if any(part is None or part.keys() != (parts[0] or {}).keys() for part in parts):
@@ -172,8 +176,8 @@ class Mixture(Posterior):
             samples: S, the number of samples for each example.
             generator: the random number generator.
             stratified: whether the S picks of a component are spread evenly over the weights,
-                instead of being drawn independently. Expectations stay the same, and the variance
-                is smaller.
+                instead of being drawn independently. Averages over the samples keep their
+                expectation and have a smaller variance.
         """
         choice = self._choose(samples, generator, stratified)  # (S, B)
         z = self._draw(choice, generator)

@@ -1,4 +1,4 @@
-"""The base classes of posteriors q(z | x), which are torch distributions for one batch."""
+"""The base classes of posteriors q(z | x), which are torch distributions for a batch of examples."""
 
 from __future__ import annotations
 
@@ -132,7 +132,10 @@ class Posterior(Distribution, ABC):
 
     @property
     def can_scale(self) -> bool:
-        """Whether the method `scaled` works for this posterior; calibration needs it."""
+        """Whether `scaled` can make this posterior wider or narrower.
+
+        Calibration needs this: it chooses a factor of the standard deviations on validation examples.
+        """
         return False
 
     def scaled(self, factor: float | Tensor) -> Posterior:
@@ -153,7 +156,7 @@ class Posterior(Distribution, ABC):
         )
 
     def describe(self) -> dict[str, Tensor] | None:
-        """The tensors (B, ...) that define the density, by name, for export.
+        """The tensors (B, ...) that define the density, {name: tensor}, for export to files.
 
         The result is None if the density cannot be described by tensors.
         """
@@ -229,9 +232,11 @@ class AnyGaussian(Posterior):
 
     @abstractmethod
     def parts_of(self, other: Any) -> list[Tensor]:
-        """The tensors (B, ...) that define the Gaussian `other`, in the form of this object.
+        """The tensors (B, ...) that define the Gaussian `other`, as the class of this object needs them.
 
-        `from_parts` makes a Gaussian from them. So the tensors of two Gaussians can be combined.
+        For example, a `FullGaussian` gives a diagonal Gaussian as a mean and a triangular matrix.
+        `from_parts` makes a Gaussian from these tensors. So the tensors of two Gaussians can be
+        combined.
 
         Args:
             other: this object, another Gaussian of the same class, or a diagonal Gaussian.
@@ -239,7 +244,7 @@ class AnyGaussian(Posterior):
 
     @abstractmethod
     def from_parts(self, *parts: Tensor) -> Self:
-        """Make a Gaussian in the form of this object from the tensors that `parts_of` returns."""
+        """Make a Gaussian of the class of this object from the tensors that `parts_of` returns."""
 
     def split(self, count: int) -> list[Self]:
         """Split the batch of B examples into `count` posteriors of B / count consecutive examples."""

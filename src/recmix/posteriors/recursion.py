@@ -1,4 +1,7 @@
-"""Weights and bounds of a recursive mixture, built by Q_m = (1 - ε_m) Q_{m-1} + ε_m q_m."""
+"""Compute the mixing weights and the ELBO of a mixture that grows by one component at a time.
+
+Step m adds the component q_m with the weight ε_m to the mixture: Q_m = (1 - ε_m) Q_{m-1} + ε_m q_m.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ def extend_mixture(
     Q_{m-1} is a mixture of m components, q_m the new component, and ε its weight.
 
     Args:
-        score: output of the gate before it is mapped to ε, (B,).
+        score: real numbers s, (B,). The weight is ε = minimum + (maximum - minimum)·sigmoid(s).
         minimum: the smallest ε.
         maximum: the largest ε.
         log_alpha: log-weights of Q_{m-1}, (m, B).
@@ -68,11 +71,12 @@ def extended_elbo(
 ) -> Tensor:
     """The ELBO of the mixture Q_m = (1 - ε) Q_{m-1} + ε q_m, averaged over the batch, a scalar.
 
-    The ELBO is estimated from one sample z of each component. The gate, which computes ε, is trained to
-    maximise it.
+    The ELBO is estimated from one sample z of each of the m + 1 components. The network that computes
+    the score is trained to maximise it. Q_{m-1} is a mixture of m components, and q_m is the new
+    component.
 
     Args:
-        score: output of the gate before it is mapped to ε, (B,).
+        score: real numbers s, (B,). The weight is ε = minimum + (maximum - minimum)·sigmoid(s).
         minimum: the smallest ε.
         maximum: the largest ε.
         log_alpha: log-weights of Q_{m-1}, (m, B).

@@ -94,7 +94,7 @@ class Autoregressive(Likelihood):
         )
 
     def model_options(self) -> dict[str, Any]:
-        """The model options, {name: value}. With them `for_data` makes a likelihood like this one."""
+        """The settings of this likelihood as model options, {name: value}. `for_data` takes them."""
         network = self.network
         found = {"classes": self.classes, "causal": self.causal, "end_token": self.end_token}
         sizes = {"units": network.units, "heads": network.heads, "blocks": network.blocks}
@@ -103,9 +103,9 @@ class Autoregressive(Likelihood):
 
     @property
     def requirement(self) -> str:
-        """A text that says which values examples may have, for `recmix.data.check_values`.
+        """The values that examples may have, as a text for `recmix.data.check_values`.
 
-        They are whole numbers below K, the number of different tokens. Values below 0 are padding.
+        It is "padded_classes:K" for K different tokens: whole numbers below K, and padding below 0.
         """
         return f"padded_classes:{self.classes}"
 
@@ -119,8 +119,8 @@ class Autoregressive(Likelihood):
         All positions are computed at once, each from the true tokens before it.
 
         Args:
-            x: token numbers 0 to K - 1, (B, *event), where `event` is the shape of one example. Negative
-                values are padding.
+            x: token numbers (B, *event), where `event` is the shape of one example. Negative values are
+                padding.
             decoded: the decoder's outputs: context vectors (S, B, F) of size F.
         """
         tokens, present = _tokens(x)
@@ -157,28 +157,40 @@ class Autoregressive(Likelihood):
         return self._generate(decoded, lambda logits: logits.argmax(-1))
 
     def mean(self, decoded: Tensor) -> Tensor:
-        """The tokens of `most_likely` as one-hot vectors of the K classes, (..., *event, K).
+        """The most likely tokens as one-hot vectors, (..., *event, K), for context vectors (..., F).
 
-        They replace the true mean, which has no closed form. Padding has only zeros.
+        `event` is the shape of one example, K the number of different tokens, and F the size of a
+        context vector. The one-hot vectors replace the true mean, which has no closed form. Padding has
+        only zeros.
         """
         tokens = self.most_likely(decoded)
         classes = torch.arange(self.classes, device=decoded.device, dtype=decoded.dtype)
         return (tokens[..., None] == classes).to(decoded.dtype)
 
     def precision(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The diagonal of the Gauss-Newton matrix G of `fisher`, (B, F), for context vectors (B, F).
+        """The diagonal of the Gauss-Newton matrix of -log p(x | z), (B, F), for B examples.
 
-        It needs F derivatives of the causal network.
+        The matrix contains second derivatives with respect to the context vector, which has F values;
+        see `fisher`. The computation needs F derivatives of the causal network.
+
+        Args:
+            x: examples (B, *event), where `event` is the shape of one example.
+            decoded: the decoder's outputs: context vectors (B, F).
         """
         count = decoded.shape[-1]
         units = torch.eye(count, dtype=decoded.dtype, device=decoded.device)
         return self.fisher(x, decoded, units.expand(len(decoded), -1, -1)).diagonal(dim1=1, dim2=2)
 
     def mean_precision(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """Estimate the mean of `precision` over the F context values of each example, (B,).
+        """Estimate the mean of the diagonal of the Gauss-Newton matrix G for each example, (B,).
 
-        It is the average of vᵀ G v / F over a few fixed vectors v with entries ±1, where G is the matrix
-        of `fisher`. So it needs fewer derivatives than `precision`.
+        G, (F, F), approximates the second derivative of -log p(x | z) with respect to the context vector
+        of F values. The estimate is the average of vᵀ G v / F over a few fixed vectors v with entries
+        ±1. So it needs fewer derivatives than `precision`.
+
+        Args:
+            x: examples (B, *event), where `event` is the shape of one example.
+            decoded: the decoder's outputs: context vectors (B, F).
         """
         signs = _signs(decoded.shape[-1], decoded.dtype, decoded.device)  # (F, PROBES)
         columns = signs.expand(len(decoded), -1, -1)
@@ -196,8 +208,8 @@ class Autoregressive(Likelihood):
         Dropout is off, also in training mode, because J and Jᵀ must belong to the same function.
 
         Args:
-            x: examples (B, *event).
-            decoded: context vectors (B, F).
+            x: examples (B, *event), where `event` is the shape of one example.
+            decoded: the decoder's outputs: context vectors (B, F) of size F.
             vectors: V, column vectors (B, F, D).
         """
         with evaluation_mode(self.network):

@@ -68,14 +68,14 @@ class Categorical(Likelihood):
         self.classes, self.end_token = classes, end_token
 
     def model_options(self) -> dict[str, Any]:
-        """The model options, {name: value}. With them `for_data` makes a likelihood like this one."""
+        """The settings of this likelihood as model options, {name: value}. `for_data` takes them."""
         return {"classes": self.classes, "end_token": self.end_token}
 
     @property
     def requirement(self) -> str:
-        """A text that says which values examples may have, for `recmix.data.check_values`.
+        """The values that examples may have, as a text for `recmix.data.check_values`.
 
-        They are whole numbers below K, the number of classes. Values below 0 are padding.
+        It is "padded_classes:K" for K classes: whole numbers below K, and padding below 0.
         """
         return f"padded_classes:{self.classes}"
 
@@ -87,16 +87,19 @@ class Categorical(Likelihood):
         """log p(x | z) in nats, (S, B), for B examples and S samples of z for each.
 
         Args:
-            x: class numbers 0 to K - 1, (B, *event), where `event` is the shape of one example. Negative
-                values are padding.
-            decoded: logits (S, B, *event, K).
+            x: class numbers (B, *event), where `event` is the shape of one example. Negative values are
+                padding.
+            decoded: logits (S, B, *event, K) of the K classes.
         """
         log_p = (decoded / self.noise).log_softmax(-1)
         chosen = x.clamp(min=0).long().expand(log_p.shape[:-1])[..., None]
         return sum_event(log_p.gather(-1, chosen).squeeze(-1) * (x >= 0), x)
 
     def mean(self, decoded: Tensor) -> Tensor:
-        """The probabilities of the K classes, (..., *event, K), for logits of the same shape."""
+        """The probabilities of the K classes, (..., *event, K), for logits of the same shape.
+
+        `event` is the shape of one example.
+        """
         return (decoded / self.noise).softmax(-1)
 
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -123,7 +126,8 @@ class Categorical(Likelihood):
         """The derivative of log p(x | z) with respect to the logits, (B, *event, K).
 
         It is 1 - p_k for the class k = x and -p_k for all other classes k, where p_k is the
-        probability of class k. It is 0 where x is padding.
+        probability of class k. It is 0 where x is padding. `event` is the shape of one
+        example and K the number of classes.
         """
         classes = torch.arange(self.classes, device=x.device, dtype=x.dtype)
         hot = (x[..., None] == classes).to(decoded.dtype)
@@ -133,6 +137,7 @@ class Categorical(Likelihood):
         """The diagonal of the Fisher information with respect to the logits, (B, *event, K).
 
         It is p_k·(1 - p_k), where p_k is the probability of class k. It is 0 where x is padding.
+        `event` is the shape of one example and K the number of classes.
         """
         p = self.mean(decoded)
         return p * (1 - p) * (x >= 0)[..., None] / self.noise**2
@@ -140,11 +145,12 @@ class Categorical(Likelihood):
     def fisher(self, x: Tensor, decoded: Tensor, vectors: Tensor) -> Tensor:
         """The Fisher information of p(x | z) with respect to the logits, times `vectors`: (B, P, D).
 
-        For each value of x it is the K by K matrix diag(p) - p pᵀ, where p are the class
-        probabilities. It is 0 where x is padding.
+        For each value of x the Fisher information is the K by K matrix diag(p) - p pᵀ, where p are the
+        probabilities of the K classes. It is 0 where x is padding.
 
         Args:
-            x: examples (B, *event); only the positions of padding are read.
+            x: examples (B, *event), where `event` is the shape of one example. Only the positions of
+                padding are read.
             decoded: logits (B, *event, K).
             vectors: D column vectors for each example, (B, P, D). P is the number of logits of an
                 example.

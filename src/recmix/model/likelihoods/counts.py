@@ -203,27 +203,38 @@ class ZeroInflatedNegativeBinomial(NegativeBinomial):
     def mean(self, decoded: Tensor) -> Tensor:
         """E[x | z], (..., *event), for decoder outputs (..., *output).
 
-        It is the mean μ of the negative binomial times the probability of no additional zero.
+        The mean is μ, the mean of the negative binomial, times the probability of no additional zero.
+        `event` is the shape of one example and `output` the shape of the decoder's output for it.
         """
         level, logit = decoded.chunk(2, dim=self.axis)
         return level.exp() * torch.sigmoid(-logit)
 
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Draw counts (..., *event) for decoder outputs (..., *output), without gradient."""
+        """Draw counts (..., *event) for decoder outputs (..., *output), without gradient.
+
+        `event` is the shape of one example and `output` the shape of the decoder's output for it.
+        """
         with torch.no_grad():
             level, logit = decoded.chunk(2, dim=self.axis)
             kept = torch.bernoulli(torch.sigmoid(-logit), generator=generator)
             return kept * super().sample(level, generator)
 
     def residual(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The derivative of log p(x | z) with respect to `decoded`, (B, *output), by autograd."""
+        """The derivative of log p(x | z) with respect to the decoder's output, (B, *output).
+
+        It is computed by automatic differentiation.
+
+        Args:
+            x: counts (B, *event), where `event` is the shape of one example.
+            decoded: decoder outputs (B, *output): log μ, then the logits of an additional zero.
+        """
         return Likelihood.residual(self, x, decoded)
 
     def precision(self, x: Tensor, decoded: Tensor) -> Tensor:
         """The diagonal of the Fisher information with respect to the decoder's output.
 
-        The result has the shape of `decoded`, (B, *output): first the entries of log μ, then those of
-        the logits of an additional zero.
+        The result has the shape of `decoded`, (B, *output). First come the entries for log μ, where μ is
+        the mean of the negative binomial. Then come the entries for the logits of an additional zero.
         """
         of_mean, _, of_logit = self._information(x, decoded)
         return torch.cat([of_mean, of_logit], dim=self.axis)
@@ -231,12 +242,13 @@ class ZeroInflatedNegativeBinomial(NegativeBinomial):
     def fisher(self, x: Tensor, decoded: Tensor, vectors: Tensor) -> Tensor:
         """The Fisher information with respect to the decoder's output, times `vectors`: (B, P, D).
 
-        For each count the Fisher information is a 2 by 2 matrix. Its rows belong to log μ and to the
-        logit of an additional zero.
+        For each count the Fisher information is a 2 by 2 matrix. Its rows belong to log μ, where μ
+        is the mean of the negative binomial, and to the logit of an additional zero.
 
         Args:
-            x: counts (B, *event); only their total is read, if `library` is on.
-            decoded: decoder outputs (B, *output).
+            x: counts (B, *event). Only the total count of each example is read, and only if `library` is
+                on.
+            decoded: decoder outputs (B, *output): log μ, then the logits of an additional zero.
             vectors: D column vectors for each example, (B, P, D). P is the number of outputs of an
                 example.
         """
@@ -318,8 +330,8 @@ class Multinomial(Likelihood):
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Draw one word for each vector of logits: (..., F) -> one-hot vectors (..., F), no gradient.
 
-        F is the number of words. The total count of an example is not modelled, so only one word is
-        drawn.
+        F is the number of different words. The total count of an example is not modelled, so only one
+        word is drawn.
         """
         with torch.no_grad():
             flat = self.mean(decoded).flatten(0, -2)
@@ -329,7 +341,7 @@ class Multinomial(Likelihood):
     def residual(self, x: Tensor, decoded: Tensor) -> Tensor:
         """The derivative of log p(x | z) with respect to the logits l: x - N·softmax(l), (B, F).
 
-        N is the total count of each example.
+        N is the total count of each example and F the number of different words.
         """
         return (x - total(x) * self.mean(decoded)) / self.noise
 
@@ -337,7 +349,7 @@ class Multinomial(Likelihood):
         """The diagonal of the Fisher information with respect to the logits l, (B, F).
 
         It is N·p·(1 - p) with p = softmax(l) and the total count N of each example. F is the number of
-        words.
+        different words.
         """
         p = self.mean(decoded)
         return total(x) * p * (1 - p) / self.noise**2
@@ -345,11 +357,12 @@ class Multinomial(Likelihood):
     def fisher(self, x: Tensor, decoded: Tensor, vectors: Tensor) -> Tensor:
         """The Fisher information with respect to the logits l, times `vectors`: (B, F, D).
 
-        It is N·(diag(p) - p pᵀ), where p = softmax(l) and N is the total count of the example.
+        The Fisher information is N·(diag(p) - p pᵀ), where p = softmax(l) and N is the total count of
+        the example.
 
         Args:
             x: word counts (B, F); only the total count N of each example is read.
-            decoded: logits l, (B, F), for F words.
+            decoded: logits l, (B, F), for F different words.
             vectors: D column vectors for each example, (B, F, D).
         """
         p = self.mean(decoded)[..., None]

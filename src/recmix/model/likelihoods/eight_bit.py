@@ -150,13 +150,21 @@ class LogisticMixture(Likelihood):
     def blocks(self, values: Tensor) -> Tensor:
         """Group the n outputs of each pixel: (S, B, n, H, W) -> (S, B, H·W, n).
 
-        `fisher` treats the outputs of one pixel as correlated, and those of different pixels as
-        uncorrelated.
+        B is the number of images, and S the number of samples or vectors for each image. `fisher` treats
+        the outputs of one pixel as correlated, and the outputs of different pixels as uncorrelated.
         """
         return values.flatten(3).mT
 
     def unblock(self, values: Tensor, output: Shape) -> Tensor:
-        """The inverse of `blocks`: (S, B, H·W, n) -> (S, B, n, H, W)."""
+        """Undo `blocks`: rearrange values from (S, B, H·W, n) to (S, B, n, H, W).
+
+        B is the number of images, and S the number of samples or vectors for each image. n is the number
+        of decoder outputs of a pixel.
+
+        Args:
+            values: one number for each output of each pixel, (S, B, H·W, n).
+            output: shape of the decoder's output for one image, (n, H, W).
+        """
         return values.mT.reshape(*values.shape[:2], *output)
 
     def _parts(self, decoded: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -66,20 +66,26 @@ class CategoricalGraph(Likelihood):
         self.register_buffer("_columns", columns, persistent=False)
 
     def model_options(self) -> dict[str, Any]:
-        """The model options, {name: value}. With them `for_data` makes a likelihood like this one."""
+        """The settings of this likelihood as model options, {name: value}. `for_data` takes them."""
         return {"node_classes": self.node_classes, "edge_classes": self.edge_classes}
 
     @classmethod
     def for_data(cls, shape: Shape, **options: Any) -> Likelihood:
-        """Make a new likelihood for packed graphs of this shape, (n(n+1)/2,) for up to n nodes."""
+        """Make a new likelihood for graphs of up to n nodes, packed as vectors of n(n+1)/2 numbers.
+
+        Args:
+            shape: shape of a packed graph, (n(n+1)/2,).
+            **options: model options, of which `node_classes` and `edge_classes` are used.
+        """
         sizes = {"nodes": graph_nodes(shape), "node_classes": 0, "edge_classes": 0}
         return super().for_data(shape, **sizes | options)
 
     @property
     def requirement(self) -> str:
-        """A text that says which values examples may have, for `recmix.data.check_values`.
+        """The values that examples may have, as a text for `recmix.data.check_values`.
 
-        They are the classes of the nodes, then the classes of the edges. Values below 0 are padding.
+        The values are class numbers of nodes, then class numbers of edges. Values below 0 are padding.
+        For n nodes, m edges, A node classes and E edge classes the text is "padded_classes:A*n+E*m".
         """
         nodes, edges = f"{self.node_classes}*{self.nodes}", f"{self.edge_classes}*{self.edges}"
         return f"padded_classes:{nodes}+{edges}"
@@ -149,8 +155,8 @@ class CategoricalGraph(Likelihood):
     def residual(self, x: Any, decoded: Tensor) -> Tensor:
         """The derivative of log p(x | z) with respect to the P logits of each graph, (B, P).
 
-        It is 1 - p_k for the class k of a node or edge and -p_k for the other classes, where p_k
-        are the probabilities. It is 0 where x is padding.
+        It is 1 - p_k for the class k that a node or edge has, and -p_k for all other classes k. p_k is
+        the probability of class k. It is 0 where x is padding.
         """
         parts = []
         pairs = zip(self._fields(x), self.split(decoded / self.noise), strict=True)

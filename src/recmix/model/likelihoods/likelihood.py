@@ -86,7 +86,7 @@ class Likelihood(nn.Module, ABC):
     def requirement(self) -> str:
         """A text that says which values examples may have, such as "real" or "counts".
 
-        `recmix.data.check_values` lists and checks these texts.
+        `recmix.data.check_values` lists these texts, and checks whether data have such values.
         """
         return self.values
 
@@ -96,12 +96,15 @@ class Likelihood(nn.Module, ABC):
 
         Args:
             x: B examples (B, *event), where `event` is the shape of one example.
-            decoded: decoder outputs (S, B, *output), for S samples of z for each example.
+            decoded: decoder outputs (S, B, *output), for S samples of z for each example. `output` is
+                the shape of the decoder's output for one z.
         """
 
     @abstractmethod
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Draw one example x ~ p(x | z) for each decoder output: (..., *event), without gradient.
+
+        `event` is the shape of one example, and `output` the shape of the decoder's output for one z.
 
         Args:
             decoded: decoder outputs (..., *output).
@@ -111,20 +114,20 @@ class Likelihood(nn.Module, ABC):
     def mean(self, decoded: Tensor) -> Tensor:
         """E[x | z], (..., *event), for decoder outputs (..., *output). This default averages samples.
 
-        `event` is the shape of one example.
+        `event` is the shape of one example, and `output` the shape of the decoder's output for one z.
         """
         generator = torch.Generator(decoded.device).manual_seed(0)
         drawn: Tensor = sum(self.sample(decoded, generator) for _ in range(MEAN_SAMPLES))  # type: ignore[assignment]
         return drawn / MEAN_SAMPLES
 
     def most_likely(self, decoded: Tensor) -> Tensor:
-        """One example of high probability for each decoder output, (..., *event), without gradient.
+        """Choose one example of high probability for each decoder output: (..., *event), no gradient.
 
-        For numbers it is E[x | z]. For classes it holds class numbers. `event` is the shape of one
-        example.
+        For real numbers and counts the example is E[x | z]. For classes it holds class numbers. `event`
+        is the shape of one example.
 
         Args:
-            decoded: decoder outputs (..., *output).
+            decoded: decoder outputs (..., *output), where `output` is the shape for one z.
         """
         with torch.no_grad():
             return self.mean(decoded)
@@ -159,11 +162,13 @@ class Likelihood(nn.Module, ABC):
         return self._scores(decoded).square().mean(0)
 
     def mean_precision(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The mean of `precision` over the decoder's outputs of each example, (B,).
+        """The diagonal of the Fisher information, averaged over all decoder outputs of an example: (B,).
+
+        The diagonal is the result of `precision`.
 
         Args:
-            x: examples (B, *event). `precision` says what is read from them.
-            decoded: decoder outputs (B, *output).
+            x: examples (B, *event), where `event` is the shape of one example.
+            decoded: decoder outputs (B, *output), where `output` is the shape for one example.
         """
         return self.precision(x, decoded).flatten(1).mean(1)
 
@@ -175,7 +180,8 @@ class Likelihood(nn.Module, ABC):
         x. It treats outputs in different blocks (see `blocks`) as uncorrelated.
 
         Args:
-            x: examples (B, *event). `precision` says what is read from them.
+            x: examples (B, *event), where `event` is the shape of one example. Only quantities that are
+                not modelled are read from them, as in `precision`.
             decoded: decoder outputs (B, *output).
             vectors: D column vectors for each example, (B, P, D), such as the decoder's Jacobian.
         """
@@ -191,16 +197,19 @@ class Likelihood(nn.Module, ABC):
     def blocks(self, values: Tensor) -> Tensor:
         """Group decoder outputs that may be correlated: (S, B, *output) -> (S, B, blocks, n).
 
-        `fisher` treats the n outputs of one block, such as those of one pixel, as correlated. In this
-        default each output is a separate block, so n is 1.
+        `fisher` treats the n outputs of one block, such as the outputs of one pixel, as correlated. In
+        this default each output is a separate block, so n is 1.
+
+        Args:
+            values: one number for each decoder output of B examples, for S samples of each.
         """
         return values.flatten(2)[..., None]
 
     def unblock(self, values: Tensor, output: Shape) -> Tensor:
-        """The inverse of `blocks`: (S, B, blocks, n) -> (S, B, *output).
+        """Undo `blocks`: rearrange values from (S, B, blocks, n) to (S, B, *output).
 
         Args:
-            values: numbers in the order of `blocks`.
+            values: one number for each decoder output, in `blocks` groups of n outputs.
             output: shape of the decoder's output for one example.
         """
         return values.reshape(*values.shape[:2], *output)
@@ -208,7 +217,7 @@ class Likelihood(nn.Module, ABC):
     def output_shape(self, shape: Shape) -> Shape:
         """The shape of the decoder's output for one example, given the shape of an example.
 
-        In this default both are the same.
+        In this default both shapes are the same.
         """
         return shape
 
@@ -216,7 +225,7 @@ class Likelihood(nn.Module, ABC):
         """Make a likelihood like this one with more or less noise. Both share their parameters.
 
         Args:
-            noise: the factor. It multiplies the variance (Gaussian), the scale (logistic), the
+            noise: a factor. It multiplies the variance (Gaussian), the scale (logistic), the
                 dispersion (negative binomial) or the temperature of the logits (Bernoulli, categorical,
                 multinomial). 1 gives the trained likelihood.
         """
@@ -229,7 +238,7 @@ class Likelihood(nn.Module, ABC):
         return made
 
     def model_options(self) -> dict[str, Any]:
-        """The model options, {name: value}. With them `for_data` makes a likelihood like this one."""
+        """The settings of this likelihood as model options, {name: value}. `for_data` takes them."""
         return {}
 
     @classmethod

@@ -240,13 +240,17 @@ class DecodedGaussian(Likelihood):
         return -0.5 * sum_event(terms, x)
 
     def mean(self, decoded: Tensor) -> Tensor:
-        """E[x | z], (..., *event), which is the first half of the decoder's output (..., *output)."""
+        """E[x | z], (..., *event), which is the first half of the decoder's output (..., *output).
+
+        `event` is the shape of one example and `output` the shape of the decoder's output for it.
+        """
         return decoded.chunk(2, dim=self.axis)[0]
 
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Draw x = m + σ·noise, (..., *event), for decoder outputs (..., *output), without gradient.
 
-        m is the mean and σ the standard deviation that the decoder gives for each value.
+        m is the mean and σ the standard deviation that the decoder gives for each value. `event` is the
+        shape of one example and `output` the shape of the decoder's output for it.
         """
         with torch.no_grad():
             mean, variance, _ = self._parts(decoded)
