@@ -1,4 +1,4 @@
-"""The entry of the program ``recmix``. Its commands are in `recmix.commands`."""
+"""Run the program ``recmix``: `main` reads the command line and calls a command."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["app", "main"]
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command that the arguments name.
+    """Run the program ``recmix`` with these command-line arguments.
 
-    An error that the user can fix ends the process with status 2 and one message.
+    If the user can correct an error, the process prints one message and ends with status 2.
 
     Args:
-        arguments: the words of the command line; by default those of this process.
+        arguments: the words of the command line after ``recmix``; by default those of this process.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words

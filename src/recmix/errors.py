@@ -33,19 +33,19 @@ class RecmixError(Exception):
 
 
 class DataError(RecmixError, ValueError):
-    """Data that is missing, corrupt, or of a form that is not supported."""
+    """Data are missing, corrupt, or of a form that is not supported."""
 
 
 class ConfigError(RecmixError, ValueError):
-    """An option that does not exist or has a value out of range."""
+    """An option does not exist or has a value that is not valid."""
 
 
 class RunError(RecmixError):
-    """A run folder that cannot be read, written or continued."""
+    """A run folder cannot be read or written, or its training cannot be continued."""
 
 
 class NonFiniteError(RecmixError, ArithmeticError):
-    """Training met a loss that is not a finite number."""
+    """A loss in training, or a bound in evaluation, is not a finite number."""
 
 
 class Interrupted(RecmixError):
@@ -121,9 +121,9 @@ def shown(value: Any) -> str:
 
 
 def nearest(name: str, valid: Iterable[str]) -> list[str]:
-    """Return at most three valid names that are similar to a name or mean the same.
+    """Return at most three names of `valid` that are similar to `name` or mean the same.
 
-    A name may also be made of the initials of a valid name, such as lr for learning_rate.
+    A valid name with the initials `name` is similar, too, such as learning_rate for lr.
 
     >>> nearest("lr", ["crop", "learning_rate"]), nearest("architecture", ["curvature", "network"])
     (['learning_rate'], ['network'])

@@ -53,8 +53,8 @@ def fit(
             of it, a tenth each. If `data` are training examples only, give
             ``recmix.data.from_arrays(x, hold_out_test=False)``.
         init: a trained model to start from, or its folder, or its address ``hf://user/name``. If the
-            method needs one and none is given, a VAE is trained first, in the folder ``vae`` of
-            `out`.
+            method needs a trained model and `init` is None, a VAE is trained first, in the folder
+            ``vae`` of `out`.
         out: folder in which the run is stored; without it nothing is written.
         resume: continue the run stored in `out`, if there is one.
         overwrite: replace the run stored in `out`.
@@ -80,9 +80,8 @@ def fit(
 def fit_many(requests: Sequence[dict[str, Any]], *, progress: bool | None = None) -> list[Model]:
     """Train many models: on a GPU all at once in one process, elsewhere one after the other.
 
-    Each model has its own data, order of the data and random numbers, and becomes the same as if it
-    was trained alone. The models may have different data splits, seeds, learning rates, options and
-    methods.
+    Each model has its own data, order of the data and random numbers. So the result is the same as if
+    each model were trained alone. The models may have different data, seeds, options and methods.
 
     Args:
         requests: for each model the keyword arguments of `fit`, ``method`` and ``data`` included.
@@ -113,8 +112,8 @@ def fit_preset(
         data: the data set, in any form that `fit` takes.
         progress: as in `fit`.
         **arguments: further arguments of `fit`. Options of the method, of training and of inference
-            apply to the last stage; seed, device, dtype, engine, checkpoint_every and tensorboard
-            to all stages.
+            apply to the last stage. The options seed, device, dtype, engine, checkpoint_every and
+            tensorboard apply to all stages.
     """
     return _model(train_preset(preset, data, progress=progress, **arguments))
 
@@ -190,11 +189,11 @@ def load(
             on the Hugging Face Hub, such as ``hf://user/name`` or ``hf://user/name@revision``.
         encoder: if the model has an encoder of your own: a module of the same class, or what was given
             to `wrap`, such as a whole VAE. Its weights are replaced.
-        decoder: the same for a decoder of your own.
+        decoder: your own decoder, if the model has one; given like `encoder`.
         device: the device on which to put the model.
-        likelihood: the same for a likelihood of your own. The name of the stored likelihood is
-            accepted and has no effect.
-        prior: the same for a prior of your own.
+        likelihood: your own likelihood, if the model has one; given like `encoder`. The name of the
+            stored likelihood is accepted and has no effect.
+        prior: your own prior, if the model has one; given like `encoder`.
         method: the class of the method, if it is not registered.
     """
     if likelihood is not None and not isinstance(likelihood, Likelihood):

@@ -49,9 +49,9 @@ class ImprovablePosterior(TrainedPosterior):
             restarts: number of starting points for each example, 1 to 9. The result with the
                 highest estimate of log p(x) is used. A method with residual corrections uses
                 restarts even if `steps` is 0.
-            reuse: extra steps after each step that use the same curvature.
-            checks: pairs of points at which the ELBO of each example is compared with that before
-                the refinement; 0 does not compare.
+            reuse: number of cheap extra steps after each step; they use the same curvature matrix.
+            checks: number of pairs of points z at which the ELBO of each example is estimated, to
+                compare it with the ELBO before the refinement; 0 does not compare.
             x: validation examples, only for ``auto``. Only the first thousand are used.
         """
         if isinstance(steps, bool) or not isinstance(steps, Integral) or steps < 0:
@@ -135,7 +135,7 @@ class ImprovablePosterior(TrainedPosterior):
         memory: int | None = None,
         report: Callable[[int, int], None] = lambda done, total: None,
     ) -> Frontier:
-        """Measure the time and the IWAE-K bound of all possible refinements on this machine.
+        """Measure the time and the IWAE-K bound of many refinements of the posterior on this machine.
 
         Args:
             x: validation examples (B, ...); only the first thousand are used.
@@ -145,7 +145,7 @@ class ImprovablePosterior(TrainedPosterior):
             seed: seed of the sampling noise.
             memory: bytes for the decoder's activations at a time; by default a value that suits the
                 device.
-            report: function that is called with the work done and the whole work.
+            report: function that is called with the number of refinements done and their total.
 
         Returns:
             All measured refinements, and the best one within the time limit.
@@ -176,18 +176,19 @@ class ImprovablePosterior(TrainedPosterior):
     ) -> Self:
         """The same model with a refinement that is chosen by its IWAE bound within a time limit.
 
-        The fastest refinement with a clear gain is found; of all that are not slower, the one with the
-        highest bound is taken.
+        First, the fastest refinement with a clear gain is found. Then the refinement with the highest
+        bound is taken among all refinements that are not slower.
 
         Args:
             x: validation examples (B, ...); only the first thousand are used.
             budget: time limit as a multiple of the time of the encoder's own posterior, such as 30
                 or "30x". There is a warning if no refinement is fast enough.
             milliseconds: time limit in milliseconds per example; give this or `budget`.
-            samples: as in `frontier`.
-            seed: as in `frontier`.
-            memory: as in `frontier`.
-            report: as in `frontier`.
+            samples: K of the IWAE-K bound.
+            seed: seed of the sampling noise.
+            memory: bytes for the decoder's activations at a time; by default a value that suits the
+                device.
+            report: function that is called with the number of refinements done and their total.
         """
         how: dict[str, Any] = {"samples": samples, "seed": seed, "memory": memory, "report": report}
         found = self.frontier(x, budget=budget, milliseconds=milliseconds, **how)

@@ -1,4 +1,4 @@
-"""The class `Model`: a trained method, and the inference with which its posterior is used."""
+"""The class `Model`: a trained method, with settings that refine and calibrate its posterior."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = ["Model"]
 
 
 class Model(ImprovablePosterior, TextModel):
-    """A trained model: a method, and the inference with which its posterior is used.
+    """A trained model: a method, with settings that refine and calibrate its posterior.
 
     It is an `nn.Module`: ``model(x)`` is the posterior of a batch, with gradients, and
     `state_dict`, `to`, `eval`, hooks and `torch.compile` work. The other methods take numpy arrays
@@ -159,7 +159,7 @@ class Model(ImprovablePosterior, TextModel):
     def latent_report(
         self, x: Any, samples: int = 100, *, seed: int = 0, memory: int | None = None
     ) -> LatentReport:
-        """Measure how well the model predicts examples x, and how much of x its z holds.
+        """Measure how well the model predicts examples x, and how much its z says about x.
 
         The result has the negative log-likelihood, the parts of the ELBO, the mutual information of x
         and z, the active units and, for tokens, the perplexity; see `LatentReport`.
@@ -203,7 +203,7 @@ class Model(ImprovablePosterior, TextModel):
 
     @torch.no_grad()
     def decode(self, z: Any) -> Tensor:
-        """E[x | z] for latent points z (..., D): (..., *shape), where `shape` is that of one example."""
+        """Return E[x | z], (..., *shape of an example), for latent points z (..., D)."""
         return self.latent_model.decode(self._latents(z))
 
     @check_arguments
@@ -230,7 +230,7 @@ class Model(ImprovablePosterior, TextModel):
 
     @check_arguments
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
-        """Write the spec, the weights and the history into a folder that `recmix.load` reads.
+        """Write the options (spec), the weights and the history into a folder that `recmix.load` reads.
 
         Args:
             folder: the folder to write.

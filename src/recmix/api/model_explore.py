@@ -15,10 +15,10 @@ __all__ = ["explore"]
 
 
 def explore(model: Model, data: Any = None, **how: Any) -> None:
-    """Serve a model and its page until Ctrl-C; see `recmix.Model.explore`.
+    """Show a model on a page in the browser, with a local web server that runs until Ctrl-C.
 
     Args:
-        model: the model.
+        model: the model to show.
         data: examples to show, as in `recmix.Model.explore`.
         **how: further arguments of `recmix.explore.serve.serve`.
     """

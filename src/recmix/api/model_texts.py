@@ -1,4 +1,4 @@
-"""The class `TextModel`: the part of `Model` that writes examples as texts."""
+"""The class `TextModel`: the methods of `Model` that return texts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TextModel(TrainedPosterior):
     """The methods of `recmix.Model` that return texts, for a model that was trained on texts."""
 
     def decode_texts(self, x: Any) -> list[str]:
-        """The texts of examples (N, ...); "" for an example that is no valid text."""
+        """Convert examples x (N, ...) to N texts; "" for an example that is no valid text."""
         rows = x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
         return self._known_vocabulary().decode(rows)
 

@@ -35,10 +35,10 @@ USERS_LINE = 8
 
 
 class SeenValues:
-    """The values of the examples with which a model was wrapped; it warns once of other values.
+    """Remembers the range of values of the examples given to `recmix.wrap`; warns of other values.
 
     Args:
-        examples: the examples (B, ...).
+        examples: the examples given to `recmix.wrap`, (B, ...).
     """
 
     def __init__(self, examples: Any) -> None:
@@ -48,7 +48,7 @@ class SeenValues:
         self.warned = self.low == self.high  # nothing to compare with
 
     def check(self, x: np.ndarray) -> None:
-        """Warn, if this was not done before, of examples x whose values are far outside the range.
+        """Warn if values of x are far outside the range that was seen. The warning comes only once.
 
         Args:
             x: examples (B, ...) in the memory of the host.
@@ -67,7 +67,7 @@ class SeenValues:
 
 
 class TrainedPosterior(nn.Module):
-    """A trained method, and the inference with which its posterior is used; see `recmix.Model`.
+    """A trained method that gives q(z | x), refined and calibrated; base class of `recmix.Model`.
 
     Args:
         method: the trained method.
@@ -75,7 +75,7 @@ class TrainedPosterior(nn.Module):
         history: the metrics of each epoch.
         folder: the folder in which the model is stored, or None.
         vocabulary: how texts are written as examples, if the model was trained on texts.
-        seen: the values of the examples that the model was wrapped with, if any.
+        seen: the range of values of the examples that were given to `recmix.wrap`, if any.
     """
 
     def __init__(
@@ -116,7 +116,9 @@ class TrainedPosterior(nn.Module):
         return infer(self.method, x, self.inference)
 
     def using(self, **options: Any) -> Self:
-        """The same model with some options of its `Inference` changed; the weights are shared.
+        """The same model with some inference options changed; the weights are shared.
+
+        Inference options say how the posterior is refined and calibrated, see `recmix.Inference`.
 
         >>> import numpy as np
         >>> from recmix.api import fit
@@ -137,7 +139,7 @@ class TrainedPosterior(nn.Module):
             return infer_no_grad(self.method, self._examples(x), self.inference)
 
     def encode_texts(self, texts: Sequence[str]) -> Tensor:
-        """The texts as examples (N, ...), for a model that was trained on texts.
+        """Convert N texts to examples (N, ...), for a model that was trained on texts.
 
         Unknown words become ``<unknown>``. A text that is empty or too long is an error.
         """

@@ -1,6 +1,6 @@
-"""Bounds of log p(x), scores and timing of trained methods.
+"""Evaluate trained methods: bounds and estimates of log p(x), gaps, calibration and timing.
 
-They use only a method's `posterior` and its model's `log_joint`, so any method can be scored.
+The functions use only `posterior` of a method and `log_joint` of its model. So they work for any method.
 """
 
 from recmix.evaluation.bounds import Bounds, bounds

@@ -1,9 +1,10 @@
-"""Annealed importance sampling: log p(x) along a path from a Gaussian q(z) to the posterior.
+"""Estimate log p(x) by annealed importance sampling, from a Gaussian q(z) to the posterior.
 
 The path is q(z)^(1-β) p(x, z)^β, with β from 0 to 1. A chain starts with a sample of q. At every β
-it takes a Hamiltonian Monte Carlo step that leaves the density of this β invariant. The exponential of
-its log-weight Σ_t (β_t - β_{t-1}) (log p(x, z_t) - log q(z_t)) is an unbiased estimate of p(x), for a
-path of any length. Plain importance sampling from a poor q has a large error. The path makes it smaller.
+it takes a Hamiltonian Monte Carlo step that leaves the density of this β invariant. The log-weight of
+the chain is w = Σ_t (β_t - β_{t-1}) (log p(x, z_t) - log q(z_t)). exp(w) is an unbiased estimate of
+p(x), for a path of any length. Plain importance sampling from a poor q has a large error. The path makes
+the error smaller.
 
 References: Neal, Annealed importance sampling, 2001; Wu et al., On the quantitative analysis of
 decoder-based generative models, 2017.
@@ -64,7 +65,7 @@ def annealed(
     Args:
         model: p(x, z).
         x: examples (B, *shape).
-        q: the Gaussian at the start of the path, for each example.
+        q: the Gaussian q(z) at the start of the path, one for each example.
         chains: number of chains per example; each gives one importance sample.
         temperatures: number of values of β.
         generator: source of the random noise, on the model's device.

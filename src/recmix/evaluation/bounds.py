@@ -1,4 +1,4 @@
-"""Lower bounds of log p(x), with memory that does not grow with the number of samples.
+"""Compute lower bounds of log p(x). The memory does not grow with the number of samples.
 
 ELBO = E_q[log p(x, z) - log q(z)] and IWAE-K = E log 1/K Σ_k p(x, z_k) / q(z_k), both from the same
 samples (Burda et al., Importance Weighted Autoencoders, 2016).
@@ -59,7 +59,7 @@ def bounds(
     Args:
         method: gives the posterior q(z | x) and the model p(x, z).
         x: examples (B, *shape).
-        inference: refinement and calibration of the posterior; by default none.
+        inference: refinement and calibration of the posterior; None for neither.
         samples: number of samples of z per example, for both bounds.
         generator: source of the random noise.
         memory: bytes for the decoder's activations at a time; by default a value that suits the
@@ -78,9 +78,9 @@ def bounds(
 
 
 def at_once(model: LatentModel, memory: int | None = None) -> int:
-    """The number of latent vectors whose decoder activations fit into memory together.
+    """The largest number of latent vectors z to decode at a time, at least 1.
 
-    An example with R restarts needs R latent vectors at the same time.
+    The decoder's activations for so many vectors fit into `memory`.
 
     Args:
         model: the model whose decoder is used.

@@ -40,10 +40,10 @@ LARGEST_SLOPE = 1.0
 
 
 class Calibration(NamedTuple):
-    """The result of `calibrate`.
+    """The result of `calibrate`: the chosen scale of the posterior, and what it gains.
 
     Attributes:
-        inference: the given inference with the chosen scale, slope, reference and noise.
+        inference: the given inference settings, with the chosen scale, slope, reference and noise.
         before: mean IWAE bound of the held-out examples without calibration, in nats.
         after: mean IWAE bound of the held-out examples with calibration, in nats.
     """
@@ -78,7 +78,8 @@ def calibrate(
     Args:
         method: a trained method; its posterior must be a Gaussian or a mixture of Gaussians.
         x: held-out examples (B, *shape).
-        inference: the refinement that comes before the calibration; its own calibration is ignored.
+        inference: how the posterior is refined before the calibration; None for no refinement. A
+            calibration that it contains is ignored.
         samples: K of the IWAE-K bound.
         seed: seed of the sampling noise.
         memory: bytes for the decoder's activations at a time; by default a value that suits the

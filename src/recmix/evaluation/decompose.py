@@ -1,8 +1,8 @@
 """Measure a `Gap`, the difference between log p(x) and the ELBO, for each example.
 
-Three numbers are computed for each example: the ELBO of the method's posterior, the highest ELBO of a
-diagonal and of a full Gaussian (optimised for this example alone), and an estimate of log p(x). The
-ELBO after refinement is measured, too, so that the advice names a refinement that pays.
+Four numbers are computed for each example: the ELBO of the method's posterior, the highest ELBO of a
+diagonal Gaussian and of a full Gaussian (both optimised for this example alone), and an estimate of
+log p(x). The ELBO after refinement is measured, too, to recommend a refinement only if it helps.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ def decompose(
     memory: int | None = None,
     report: Callable[[int], None] = lambda done: None,
 ) -> Gap:
-    """Measure the gap between the ELBO and log p(x) on examples x, and its two parts.
+    """Measure the gap between the ELBO and log p(x) on examples x, and divide it into two parts.
+
+    The parts are the approximation gap (the posterior family is too small) and the amortisation gap
+    (the encoder does not give the best posterior of the family).
 
     log p(x) is estimated by importance sampling. The proposal is a mixture of the best full
     Gaussian and the Laplace approximations at all modes found. Some examples, evenly spread, are
@@ -55,8 +58,8 @@ def decompose(
     Args:
         method: a trained method, in evaluation mode.
         x: examples (B, *shape), on the model's device.
-        inference: refinement and calibration of the posterior; by default none.
-        name: name of the examples in the result.
+        inference: refinement and calibration of the posterior; None for neither.
+        name: name of the examples in the result, such as ``test``.
         samples: importance samples per example for the estimate of log p(x).
         check: largest number of examples whose log p(x) is checked.
         seed: seed of all random noise.
@@ -147,11 +150,11 @@ def decompose(
 
 
 def family_of(q: Posterior) -> tuple[str, bool]:
-    """The family of Gaussians with which a posterior q is compared.
+    """Choose the family of Gaussians, diagonal or full, with which a posterior q is compared.
 
     Returns:
-        ``full`` if all components of q have a full covariance, else ``diagonal``; and whether q is
-        itself one Gaussian of this family.
+        Two values: ``full`` if all components of q have a full covariance, else ``diagonal``; and
+        whether q is a single Gaussian of this family, not a mixture or a flow.
     """
     parts = q.components
     family = "full" if all(isinstance(part, FullGaussian) for part in parts) else "diagonal"

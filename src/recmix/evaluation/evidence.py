@@ -1,4 +1,4 @@
-"""Estimates of log p(x) with standard errors."""
+"""Estimate log p(x) by importance sampling, with standard errors."""
 
 from __future__ import annotations
 

@@ -54,9 +54,9 @@ class Gap:
     Args:
         name: name of the examples: test, train …
         family: the Gaussians that L* is optimised over, ``diagonal`` or ``full``.
-        exact: whether the posterior is a Gaussian of that family. If not (mixtures, flows), its own
-            family is larger. Then the approximation gap given here is an upper limit of the true one.
-            The amortisation gap is a lower limit and can be negative.
+        exact: whether the posterior is a Gaussian of `family`. If not (mixtures, flows), the family of
+            the posterior is larger. Then the approximation gap given here is at least the true gap. The
+            amortisation gap given here is at most the true gap and can be negative.
         elbo: L_q, (N,).
         diagonal: the ELBO of the best diagonal Gaussian, (N,).
         full: the ELBO of the best full Gaussian, (N,).
@@ -64,10 +64,10 @@ class Gap:
         checked: indices of the n examples whose log p(x) was checked, (n,).
         annealed: log p(x) of the checked examples by annealed importance sampling, (n,).
         train: the gap on training examples, to compare with; None if it was not measured.
-        refined: the ELBO after two steps of refinement, (N,), by the kind of refinement. Empty if the
+        refined: {kind of refinement: ELBO after two steps of this refinement, (N,)}. Empty if the
             posterior is refined already.
         used: what the posterior already uses, such as ``refinement`` or ``residual corrections``. The
-            advice then does not recommend it.
+            advice does not recommend these again.
 
     >>> import torch
     >>> one = torch.ones(3)
@@ -107,9 +107,9 @@ class Gap:
 
     @property
     def approximation_full(self) -> Tensor:
-        """The approximation gap of full Gaussians, (N,): log p(x) minus the ELBO of the best one.
+        """log p(x) minus the ELBO of the best full Gaussian, for each example, (N,).
 
-        It does not depend on `family`.
+        This is the approximation gap of the family of full Gaussians, for any `family`.
         """
         return self.log_evidence - self.full
 
@@ -127,11 +127,12 @@ class Gap:
         return self.log_evidence - self.elbo
 
     def summary(self) -> dict[str, Any]:
-        """Means over examples and their standard errors: {name: {quantity: {"mean", "se"}}}.
+        """Return means over examples and their standard errors.
 
-        The name is that of the examples, such as ``test``; the quantities are those in `QUANTITIES`. If
-        training examples were measured, their means are added under their own name. Then ``difference``
-        is the mean of the examples minus that of the training examples.
+        The result is {name: {quantity: {"mean": ..., "se": ...}}}. The name is the name of the examples,
+        such as ``test``. The quantities are the keys of `QUANTITIES`, such as ``elbo``. If training
+        examples were measured, there are two more names: ``train``, and ``difference``, the means of
+        the examples minus the means of the training examples.
         """
         found: dict[str, Any] = {self.name: self._means()}
         if self.train is not None:
@@ -150,9 +151,10 @@ class Gap:
         """Compare the estimates of log p(x) with those of annealed importance sampling.
 
         Returns:
-            The number of examples (``images``), both means, their ``difference`` and whether they agree
-            (``agrees``). They disagree if the difference is larger than 3 of its standard errors and
-            larger than 0.05 nats. None if no example was checked.
+            {"images": number of checked examples, "log_evidence": mean of the estimates, "annealed":
+            mean by annealed importance sampling, "difference": mean difference, "agrees": bool}. Each
+            mean is {"mean": ..., "se": standard error}. ``agrees`` is False if the difference is larger
+            than 3 standard errors and larger than 0.05 nats. None if no example was checked.
         """
         if not len(self.checked):
             return None
@@ -169,7 +171,7 @@ class Gap:
 
     @property
     def advice(self) -> str:
-        """Advice on how to reduce the gap, in one or two sentences; see `advice_for`."""
+        """Advice on how to reduce the gap between the ELBO and log p(x), with Python calls."""
         refine, variational = "model.refined(2)", 'model.refined(2, how="variational")'
         tune = "model.tuned(x_val, budget=30)"
         return self.advice_for(refine, "gap(x, train=...)", variational, tune)
@@ -177,25 +179,26 @@ class Gap:
     def advice_for(
         self, refine: str, train: str, variational: str = "", tune: str = "recmix tune"
     ) -> str:
-        """Advice on how to reduce the gap, in one or two sentences.
+        """Advice on how to reduce the gap between the ELBO and log p(x), in one or two sentences.
 
         The first rule that applies decides:
 
         1. The total gap is below 1 nat: nothing is worth doing.
         2. The approximation gap is the larger part: use a richer posterior. This is a full Gaussian
            if it closes at least half of the approximation gap, else a mixture or a flow.
-        3. The amortisation gap is the larger part, at least 1.5 times that of training examples,
-           and larger than it by more than 3 standard errors: the encoder does not generalise.
+        3. The amortisation gap is the larger part. It is also at least 1.5 times the amortisation gap
+           of the training examples, and the difference is more than 3 standard errors: the encoder does
+           not generalise.
         4. Otherwise the encoder is too weak on all examples.
 
-        Refinement is named only if two steps gain at least a tenth of the total gap. Variational
-        refinement is named if the other kind gains less than 0.8 times as much.
+        Refinement is recommended only if two steps gain at least a tenth of the total gap. Variational
+        refinement is recommended if Gauss-Newton refinement gains less than 0.8 times as much.
 
         Args:
             refine: the call or the command that refines the posterior.
             train: the call or the command that measures training examples too.
-            variational: the same as `refine` for variational refinement; by default it is `refine`
-                with the option ``--how variational``.
+            variational: the call or the command for variational refinement; by default `refine` with
+                the option ``--how variational``.
             tune: the call or the command that chooses a refinement on validation data.
         """
         mine = {key: value["mean"] for key, value in self._means().items()}
@@ -257,7 +260,7 @@ class Gap:
         return f"refinement ({refine if laplace else variational}, {best:.1f} nats)"
 
     def to_json(self) -> dict[str, Any]:
-        """The gap as plain JSON values: summary, checks, advice and the values of every example."""
+        """Return means over examples, checks of log p(x), advice and all values, as a dict for JSON."""
         return {
             "family": self.family,
             "exact": self.exact,
@@ -268,7 +271,7 @@ class Gap:
         }
 
     def __str__(self) -> str:
-        """The gap as text: a table of the means, notes, and the advice."""
+        """The gap as text: a table of the means over examples, notes, and advice to reduce the gap."""
         parts = self.summary()
         lines = [["nats per example", *parts]]
         for key, words in QUANTITIES.items():

@@ -1,4 +1,4 @@
-"""`latent_report`: how well a model predicts, and how much of x its latent variable z holds."""
+"""`latent_report`: measures how well a model predicts x, and how much its z says about x."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PAIRS_AT_ONCE = 2**22
 
 @dataclass(frozen=True, kw_only=True)
 class LatentReport:
-    """How well a model predicts examples, and how much of x its latent variable z holds.
+    """How well a model predicts examples x, and how much its latent variable z says about x.
 
     Values are means over examples in nats, unless something else is said.
 
@@ -82,11 +82,11 @@ class LatentReport:
     perplexity: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The attributes as a dictionary of JSON values."""
+        """The attributes as {name: value}, for JSON."""
         return dataclasses.asdict(self)
 
     def rows(self) -> list[tuple[str, str]]:
-        """The rows of a table: pairs of a name and a value, both as text."""
+        """The report as a table: pairs (name of a quantity, its value), both as text."""
         found = [
             (f"NLL, by IWAE-{self.samples}", f"{self.nll:.2f} ± {self.nll_se:.2f} nats"),
             ("ELBO", f"{self.elbo:.2f} ± {self.elbo_se:.2f} nats"),
@@ -115,7 +115,7 @@ def latent_report(
     memory: int | None = None,
     report: Callable[[int], None] = lambda done: None,
 ) -> LatentReport:
-    """Measure how well a model predicts examples, and how much of x its latent variable z holds.
+    """Measure how well a model predicts examples x, and how much its latent variable z says about x.
 
     The result is a `LatentReport` with bounds of log p(x), the parts of the ELBO, the mutual
     information of x and z, and more.
@@ -123,7 +123,7 @@ def latent_report(
     Args:
         method: a trained method.
         examples: the examples (N, *shape), at least two.
-        inference: refinement and calibration of the posterior; by default none.
+        inference: refinement and calibration of the posterior; None for neither.
         samples: K of the IWAE-K bound; the reconstruction is averaged over the same samples.
         seed: seed of the sampling noise and of the choice of examples for the aggregated posterior.
         memory: bytes for the decoder's activations at a time; by default a value that suits the device.
@@ -179,8 +179,8 @@ def aggregated_log_prob(posteriors: list[Posterior], z: Tensor) -> Tensor:
     """log q(z) of the aggregated posterior q(z) = 1/M Σ_m q(z | x_m), (N,), at points z (N, D).
 
     Args:
-        posteriors: posteriors of batches of examples, together of M examples.
-        z: latent points.
+        posteriors: the posteriors q(z | x_m) of M examples, one object for each batch of examples.
+        z: latent points (N, D).
 
     >>> from recmix.posteriors import Gaussian
     >>> q = Gaussian(torch.zeros(3, 2), torch.zeros(3, 2))  # three times the prior

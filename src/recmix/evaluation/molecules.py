@@ -1,4 +1,4 @@
-"""Scores of models of molecules: reconstruction of test molecules, and molecules from the prior.
+"""Score models of molecules: reconstruct test molecules, and sample molecules from the prior.
 
 RDKit decides whether a molecule is valid. Two texts are the same molecule if RDKit writes the same
 canonical SMILES string for them.
@@ -40,7 +40,9 @@ ROWS = {
 
 @dataclass(frozen=True, kw_only=True)
 class MoleculeScores:
-    """Scores of a model of molecules. Shares are from 0 to 1, or NaN if there is nothing to count.
+    """Scores of a model of molecules.
+
+    Shares are between 0 and 1. A share is NaN if there are no molecules to count.
 
     Args:
         greedy: share of test molecules that are reconstructed from one encoding without noise: z is
@@ -51,8 +53,8 @@ class MoleculeScores:
         reconstruction_se: its standard error over test molecules.
         validity: share of valid molecules among draws from p(z) and p(x | z).
         connected: share of draws that are valid and have one connected piece.
-        uniqueness: number of different molecules among the valid ones, divided by their number.
-        novelty: share of these different molecules that are not in the training data; NaN if no
+        uniqueness: number of different valid molecules, divided by the number of valid molecules.
+        novelty: share of the different valid molecules that are not in the training data; NaN if no
             training molecules were given.
         molecules: number of test molecules.
         encodings: draws of z for each test molecule.
@@ -77,11 +79,11 @@ class MoleculeScores:
     examples: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The scores as a dictionary of JSON values."""
+        """The scores as {name: value}, for JSON."""
         return {**asdict(self), "examples": list(self.examples)}
 
     def rows(self) -> list[tuple[str, str]]:
-        """The rows of a table: pairs of a score's name and its value in per cent, both as text."""
+        """The scores as a table: pairs (name of a score, its value in per cent), both as text."""
         found = {key: _percent(getattr(self, key)) for key in ROWS}
         if not math.isnan(self.reconstruction_se):
             found["reconstruction"] += f" ± {100 * self.reconstruction_se:.1f}"

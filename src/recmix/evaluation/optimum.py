@@ -1,4 +1,4 @@
-"""The best Gaussian posterior of each example, optimised for that example without an encoder.
+"""Find the best Gaussian posterior of each example by optimisation, without an encoder.
 
 First, damped Gauss-Newton steps from several starting points lead to modes of p(z | x), where the
 curvature gives Laplace approximations. Then Adam maximises the ELBO of a Gaussian, diagonal or
@@ -36,9 +36,12 @@ CHECK_EVERY = 10
 
 
 def starts_of(q: Posterior) -> Tensor:
-    """Starting points for the search of modes, (K, B, D), from a posterior q for B examples.
+    """Return K points from which modes of p(z | x) are searched, (K, B, D), for B examples.
 
-    They are the mean of q, the means of its components if it has several, and the prior's mean 0.
+    They are the mean of q, the means of its components if q is a mixture, and 0, the prior's mean.
+
+    Args:
+        q: the posterior q(z | x) of the examples.
     """
     parts = q.components if len(q.components) > 1 else []
     return torch.stack([q.mean, *(part.mean for part in parts), torch.zeros_like(q.mean)])
@@ -75,8 +78,8 @@ def modes(model: LatentModel, x: Tensor, starts: Tensor) -> tuple[FullGaussian, 
         starts: K starting points for each example, (K, B, D).
 
     Returns:
-        The approximations at the best mode of each example, and a list of those reached from each
-        of the K starting points.
+        The Laplace approximation at the best mode of each example; and a list of K Laplace
+        approximations, one for each starting point.
     """
     found = [_by_factor(laplace(model, x, start, steps=FIRST_STEPS)) for start in starts]
     places = torch.stack([q.mean for q in found])
@@ -157,9 +160,12 @@ def maximise_elbo(
 
 
 def noise_pairs(latent: int) -> int:
-    """The number of noise pairs (ε, -ε) that each step of Adam in `maximise_elbo` uses.
+    """The number of noise pairs (ε, -ε) that `maximise_elbo` uses in each step of Adam.
 
-    It is at least `latent`, the latent dimension, because `balanced_noise` needs so many.
+    It is at least D, the latent dimension, because `balanced_noise` needs at least D pairs.
+
+    Args:
+        latent: the latent dimension D.
     """
     return max(latent, 16)
 

@@ -1,4 +1,4 @@
-"""Scores of a trained method on a set of examples."""
+"""Score a trained method on a set of examples: ELBO, IWAE bound and inference time."""
 
 from __future__ import annotations
 
@@ -42,22 +42,21 @@ def score(
     Args:
         method: a trained method.
         examples: the examples to score the method on.
-        inference: refinement and calibration of the posterior; by default none.
+        inference: refinement and calibration of the posterior; None for neither.
         samples: K of the IWAE-K bound; the ELBO is averaged over the same samples.
         seed: seed of the sampling noise.
         memory: bytes for the decoder's activations at a time; by default a value that suits the
             device.
-        against: another inference, if the gain over it is measured too.
+        against: other inference settings; the gains of `inference` over them are measured too.
         report: function that is called with the number of examples done.
-        take: function that is called with the bounds of each part of the examples, one part after the
-            other.
+        take: function that is called with the bounds of each batch of examples.
 
     Returns:
         A dictionary with the means over examples: ``elbo`` and ``iwae`` in nats, their standard errors
         ``elbo_se`` and ``iwae_se``, and the mixing ``weights``. ``milliseconds`` is the time to compute
-        the posterior of one batch. With `against` it also has the mean gains over the other inference,
-        ``elbo_gain`` and ``iwae_gain``, with the standard errors of the differences of single examples.
-        The other entries say how this was measured.
+        the posterior of one batch. With `against` it also has the mean gains ``elbo_gain`` and
+        ``iwae_gain`` over the settings `against`, and their standard errors ``elbo_gain_se`` and
+        ``iwae_gain_se``. The other entries say how this was measured.
     """
     used, centre = inference or Inference(), method.model.centre
     generator, other = (torch.Generator(centre.device).manual_seed(seed) for _ in range(2))

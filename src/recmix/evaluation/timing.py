@@ -29,7 +29,7 @@ def posterior_milliseconds(
     Args:
         method: a trained method.
         x: the batch (B, *shape).
-        inference: refinement and calibration of the posterior; by default none.
+        inference: refinement and calibration of the posterior; None for neither.
         repeats: number of repetitions; a posterior that takes more than a second is timed once.
     """
     used = inference or Inference()
@@ -46,14 +46,14 @@ def pass_milliseconds(
     *,
     passes: int = PASSES,
 ) -> list[float]:
-    """Time several passes over all batches.
+    """Compute the posteriors of all batches several times, and measure the time of each pass.
 
-    Returns the mean milliseconds per batch of each pass, a list of `passes` numbers.
+    The result is a list of `passes` numbers: the mean milliseconds per batch of each pass.
 
     Args:
         method: a trained method.
         batches: batches of the same size, (B, *shape) each.
-        inference: refinement and calibration of the posterior; by default none.
+        inference: refinement and calibration of the posterior; None for neither.
         passes: number of passes.
     """
     used = inference or Inference()

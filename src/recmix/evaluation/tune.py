@@ -41,15 +41,15 @@ SETTLED = 2.0
 
 @dataclass(frozen=True)
 class Trial:
-    """One inference with its time and its bound on validation examples.
+    """One way to refine the posterior, with its time and its IWAE bound on validation examples.
 
     Attributes:
-        inference: the refinement.
+        inference: how the posterior is refined and calibrated.
         milliseconds: time to compute the posterior of a batch, divided by its number of examples.
-        bound: the mean IWAE bound in nats, or None if the inference was too slow.
+        bound: the mean IWAE bound over the examples in nats, or None if the refinement was too slow.
         standard_error: the standard error of the gain in `bound` over the encoder's own posterior; 0 for
-            that posterior.
-        examples: the bound of each example, (B,), for paired comparisons.
+            the encoder's own posterior.
+        examples: the IWAE bound of each example, (B,), for paired comparisons.
     """
 
     inference: Inference
@@ -60,11 +60,14 @@ class Trial:
 
     @property
     def mean(self) -> float:
-        """The mean bound in nats, or minus infinity if it was not computed or is NaN."""
+        """The IWAE bound in nats, averaged over the validation examples.
+
+        It is minus infinity if `bound` is None or NaN.
+        """
         return -math.inf if self.bound is None or math.isnan(self.bound) else self.bound
 
     def to_json(self) -> dict[str, Any]:
-        """The trial as JSON data, without the bounds of single examples."""
+        """The attributes as {name: value}, for JSON, without the bounds of single examples."""
         return {
             "inference": self.inference.to_json(),
             "milliseconds": self.milliseconds,
@@ -75,12 +78,12 @@ class Trial:
 
 @dataclass(frozen=True)
 class Frontier:
-    """All inferences that were tried, and the one that is best within the time limit.
+    """All refinements of a posterior that were tried, and the best refinement within a time limit.
 
     Attributes:
-        trials: all trials, from the fastest to the slowest. The encoder's own posterior is one of them.
+        trials: all trials, from the fastest to the slowest. `encoder` is one of them.
         limit: the time limit in milliseconds per example.
-        winner: the chosen trial.
+        winner: the trial of the chosen refinement.
         encoder: the trial of the encoder's own posterior, without refinement.
     """
 
@@ -90,7 +93,7 @@ class Frontier:
     encoder: Trial
 
     def __str__(self) -> str:
-        """One line for each trial: milliseconds per example, bound, and what was done."""
+        """One line for each trial: milliseconds per example, IWAE bound, and kind of refinement."""
         lines = ["ms per example  bound (nats)  inference"]
         for trial in self.trials:
             bound = "too slow" if trial.bound is None else f"{trial.bound:.2f}"
@@ -100,7 +103,7 @@ class Frontier:
 
     @property
     def reason(self) -> str:
-        """Why the winner was chosen, in words."""
+        """Why the winner, the chosen refinement, is the winner: a text for the user."""
         clear = f"clear means more than {SETTLED:g} standard errors"
         first = _fastest_clear(self.encoder, self.within_limit)
         if first is None:
@@ -117,13 +120,13 @@ class Frontier:
 
     @property
     def within_limit(self) -> list[Trial]:
-        """The trials with refinement that have a bound and take no longer than the limit."""
+        """The trials with refinement that have an IWAE bound and whose time is within the limit."""
         others = [t for t in self.trials if t is not self.encoder and t.bound is not None]
         return [t for t in others if t.milliseconds <= self.limit]
 
     @property
     def smallest_budget(self) -> float | None:
-        """The time of the fastest trial with refinement, divided by that of the encoder's own posterior.
+        """Time of the fastest trial with refinement, divided by the time without refinement.
 
         None if no trial has refinement.
         """
@@ -132,7 +135,7 @@ class Frontier:
 
     @property
     def efficient(self) -> list[Trial]:
-        """The trials that have a higher bound than every faster trial, from fast to slow."""
+        """The trials that have a higher IWAE bound than every faster trial, from fast to slow."""
         found: list[Trial] = []
         for trial in self.trials:
             if trial.mean > (found[-1].mean if found else -math.inf):
@@ -143,16 +146,16 @@ class Frontier:
 def candidates(
     method: Method, steps: Iterable[int] = STEPS, base: Inference | None = None
 ) -> list[Inference]:
-    """The inferences to try for a method: none, and each kind of refinement with each number of steps.
+    """Return the inference settings to try: no refinement, and each kind with each number of steps.
 
     Kinds of refinement that the model does not allow, or that its latent dimension makes too expensive,
     are left out.
 
     Args:
         method: a trained method.
-        steps: numbers of refinement steps.
-        base: gives the other options of all inferences, such as the calibration; by default their
-            defaults. If it has refinement steps, it is tried too.
+        steps: numbers of refinement steps to try.
+        base: inference settings whose other options, such as the calibration, are used in all results;
+            None for the default options. If `base` has refinement steps, it is tried too.
     """
     base = base or Inference()
     model = method.model
@@ -181,13 +184,13 @@ def tune(
     tried: Iterable[Inference] | None = None,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> Frontier:
-    """Measure time and IWAE bound of several inferences, and choose the best within a time limit.
+    """Measure time and IWAE bound of several refinements, and choose the best within a time limit.
 
-    Only inferences within the limit are compared. First the fastest one is found that is clearly above
-    the encoder's own posterior and not clearly below the best. A difference is clear if it is larger
-    than two standard errors. The winner has the highest bound of all that are not slower. If no
-    inference is clearly above the encoder's own posterior, this posterior is the winner, even if it
-    takes longer than the limit.
+    Only refinements within the limit are compared. First, find the fastest refinement whose bound is
+    clearly above the encoder's own posterior and not clearly below the best refinement. A difference is
+    clear if it is larger than two standard errors. Then the winner is the refinement with the highest
+    bound among those that are not slower. If no refinement is clearly above the encoder's own
+    posterior, this posterior is the winner, even if it takes longer than the limit.
 
     Args:
         method: a trained method in evaluation mode.
@@ -197,9 +200,9 @@ def tune(
         samples: K of the IWAE-K bound.
         seed: seed of the sampling noise.
         memory: bytes for the decoder's activations at a time.
-        base: the other options of all inferences, as in `candidates`.
-        tried: the inferences to try; by default all `candidates`.
-        report: called with the number of inferences done and their total number.
+        base: inference settings whose other options, such as the calibration, all refinements use.
+        tried: the inference settings to try; by default all `candidates`.
+        report: function that is called with the number of refinements done and their total number.
     """
     budget, milliseconds = read_limit(budget, milliseconds)
     if len(x) < 2:
@@ -236,10 +239,10 @@ def best_refinement(
     memory: int | None = None,
     base: Inference | None = None,
 ) -> Inference:
-    """Choose the kind of refinement with the highest IWAE bound on validation examples.
+    """Return inference settings with the kind of refinement that has the highest IWAE bound.
 
     A kind is chosen only if it raises the bound by more than twice the standard error of the gain. If no
-    kind does, the result has no refinement.
+    kind does this, the result has no refinement.
 
     Args:
         method: a trained method in evaluation mode.
@@ -248,7 +251,7 @@ def best_refinement(
         samples: K of the IWAE-K bound.
         seed: seed of the sampling noise.
         memory: bytes for the decoder's activations at a time.
-        base: the other options of all inferences, as in `candidates`.
+        base: inference settings whose other options, such as the calibration, all refinements use.
     """
     best = _without(base or Inference())
     bound = _iwae(method, x, best, samples, seed, memory)
@@ -264,14 +267,16 @@ def best_refinement(
 def read_limit(
     budget: float | str | None, milliseconds: float | None
 ) -> tuple[float | None, float | None]:
-    """Check that exactly one time limit is given, and return both limits as numbers or None.
+    """Check that exactly one of two time limits is given; return (budget, milliseconds) as numbers.
+
+    The limit that is not given is None.
 
     >>> read_limit("3x", None)
     (3.0, None)
 
     Args:
         budget: a multiple of the time of the encoder's own posterior, such as 3 or ``3x``.
-        milliseconds: milliseconds per example.
+        milliseconds: limit in milliseconds per example.
     """
     if (budget is None) == (milliseconds is None):
         raise ConfigError(

@@ -1,1 +1,1 @@
-"""The folder of a run, which holds its options, progress and scores. Reading needs no torch."""
+"""Read and write run folders. A run is one training of a model. Reading needs no torch."""

@@ -1,4 +1,4 @@
-"""The options with which data are read, for the command line, grids, run folders and reports."""
+"""Define the options for reading data, such as the size of images, with types and help texts."""
 
 from __future__ import annotations
 

@@ -47,18 +47,18 @@ LARGEST_JSON = 64 << 20
 def write_bytes(path: Path, content: bytes) -> None:
     """Write `content` to `path`. A crash leaves the complete old file or the complete new one.
 
-    This also removes unfinished versions of the file that killed processes left.
+    This also removes temporary files that killed processes left when they wrote to `path`.
     """
     with _writing(path):
         _replace(path, content)
 
 
 def update_json(path: Path, change: Callable[[], Any]) -> None:
-    """Change a JSON file. No other process can write the file in between.
+    """Read and write a JSON file while no other process can write it.
 
     Args:
-        path: the file.
-        change: function that reads the old content itself, and returns the new content.
+        path: the file to write.
+        change: function without arguments. It reads the old content and returns the new content.
 
     Raises:
         RunError: another process has been writing in the folder for too long.
@@ -115,10 +115,10 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def remove_parts(*paths: Path) -> None:
-    """Remove unfinished versions of files, which killed processes left.
+    """Remove the temporary files that killed processes left while they wrote the files `paths`.
 
-    Nothing is removed while another process writes in the folder, because it may still need its
-    unfinished file.
+    Nothing is removed while another process writes in the folder, because that process may still need
+    its temporary file.
 
     Args:
         *paths: the final names of the files, all in one folder.
@@ -199,9 +199,9 @@ def finite(content: Any) -> Any:
 
 
 def check_regular(path: Path) -> int:
-    """Return the size of a regular file in bytes. Anything else, such as a device or pipe, is an error.
+    """Return the size of a regular file in bytes.
 
-    Reading a device or a pipe might never end.
+    A device or a pipe is an error, because reading it might never end.
     """
     about = path.stat()
     if not stat.S_ISREG(about.st_mode):

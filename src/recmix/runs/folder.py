@@ -1,19 +1,19 @@
 """`Run`: the folder of one run. Reading it needs no torch.
 
 ==========================  ====================================================================
-``spec.json``               method, options, model, training, inference and data of the run
+``spec.json``               method and its options; options of model, training, inference and data
 ``history.json``            one row per epoch
 ``status.json``             running, interrupted, failed or done, with the reason
 ``scores.json``             results of `recmix evaluate`, by name, see `recmix.runs.scores`
-``reports.json``            results of `recmix evaluate --report`, by the name of the score and report
+``reports.json``            results of `recmix evaluate --report`, {score name: {report name: result}}
 ``gap.json``                results of `recmix evaluate --gap`
 ``vocabulary.json``         how texts are written as numbers, if the data are texts
 ``training_examples.json``  hashes of the training examples, if they were in memory
-``tuned.json``              the inference that `recmix tune` chose, and what it measured
+``tuned.json``              the refinement that `recmix tune` chose, with its time and bound
 ``weights.safetensors``     the weights of the best validation epoch
 ``checkpoint.safetensors``  everything needed to continue training
 ``log.jsonl``               times and events; not part of what must be reproducible
-``order.json``              how the order was chosen (``order = "auto"``)
+``order.json``              how the number of components was chosen (``order = "auto"``)
 ``preset.json``             all stages of a preset, in the folder of its last stage
 ``.lock``                   the process that trains now; it holds a lock on this file
 ==========================  ====================================================================
@@ -97,9 +97,9 @@ class Run:
         """Make the folder of a new run and write the spec of the run into it.
 
         Args:
-            spec: what defines the run.
-            overwrite: whether to replace a run that the folder already holds; otherwise this is an
-                error.
+            spec: everything that defines the run: its options and a description of its data.
+            overwrite: whether to replace a run that the folder already holds. If False, a run in the
+                folder is an error.
             vocabulary: the vocabulary of the data, if they are texts.
         """
         if self.folder.exists() and not self.folder.is_dir():
@@ -121,10 +121,10 @@ class Run:
             raise
 
     def check_free(self, *, overwrite: bool = False) -> None:
-        """Raise an error if the folder holds a run, or a part of one, that a new run would replace.
+        """Raise an error if the folder holds files of a run that a new run would replace.
 
         Args:
-            overwrite: whether a run may be replaced.
+            overwrite: whether an old run may be replaced.
         """
         if self.exists:
             if not overwrite:
@@ -157,20 +157,21 @@ class Run:
                 unlock(self.folder)
 
     def lock(self) -> None:
-        """Reserve the folder for this process. If another process has reserved it, an error names it.
+        """Reserve the folder for this process, so that no other process trains in it.
 
-        The reservation ends with the process, also if it is killed. It also ends when `set_status`
-        writes a status other than "running". Unfinished files that killed processes left are removed.
+        If another process has reserved the folder, a RunError names this process. The reservation ends
+        with the process, also if it is killed, and when `set_status` writes a status other than
+        "running". Unfinished files that killed processes left are removed.
         """
         lock(self.folder)
         remove_parts(*(self.folder / name for name in (*self.FILES, PRESET)))
 
     def unlock(self) -> None:
-        """End the reservation of `lock`, if this process has one."""
+        """End the reservation that `lock` made, if this process has reserved the folder."""
         unlock(self.folder)
 
     def spec(self) -> Spec:
-        """Read everything that defines the run."""
+        """Read ``spec.json``: the options of the run and a description of its data."""
         if not self.exists:
             raise RunError(f"{self.folder} does not hold a run: {self._why_not()}")
         path = self.folder / "spec.json"
@@ -199,9 +200,10 @@ class Run:
         return rows
 
     def status(self) -> dict[str, Any]:
-        """Read the status of the run: new, running, interrupted, failed or done, and further values.
+        """Read the status of the run, as {"status": ..., further values}.
 
-        Further values are, for example, the epoch and the reason why the run stopped.
+        The status is new, running, interrupted, failed or done. Further values are, for example, the
+        epoch and the reason why the run stopped.
         """
         path = self.folder / "status.json"
         state: dict[str, Any] = read_json(path) if path.exists() else {"status": "new"}
@@ -215,14 +217,17 @@ class Run:
     def set_status(self, status: str, **more: Any) -> None:
         """Write the status of the run, such as "running", with further values such as the epoch.
 
-        A status other than "running" also ends the reservation of `lock`.
+        A status other than "running" also ends the reservation of the folder that `lock` made.
         """
         write_json(self.folder / "status.json", {"status": status, **more})
         if status != "running":
             self.unlock()
 
     def scores(self) -> dict[str, Any]:
-        """Read all evaluation results by name, see `recmix.runs.scores.ScoreKey`."""
+        """Read all results of ``recmix evaluate``, as {score name: result}.
+
+        The result is empty if there are no scores. For score names see `recmix.runs.scores.ScoreKey`.
+        """
         return self._by_score("scores.json")
 
     def add_score(self, key: str, score: dict[str, Any]) -> None:
@@ -230,13 +235,17 @@ class Run:
 
         Args:
             key: name of the result, see `recmix.runs.scores.ScoreKey`.
-            score: the result. It is refused if its ``elbo`` or ``iwae`` is not finite.
+            score: the result, with the bounds ``elbo`` and ``iwae``. It is an error if one of them is
+                not finite.
         """
         check_finite(score, str(self.folder))
         update_json(self.folder / "scores.json", lambda: {**self.scores(), key: score})
 
     def reports(self) -> dict[str, Any]:
-        """Read the results of ``recmix evaluate --report``, by names of the score and the report."""
+        """Read the results of ``recmix evaluate --report``, as {score name: {report name: result}}.
+
+        The result is empty if there are no reports. For score names see `recmix.runs.scores.ScoreKey`.
+        """
         return self._by_score("reports.json")
 
     def _by_score(self, name: str) -> dict[str, Any]:
@@ -254,8 +263,8 @@ class Run:
         """Add results of ``recmix evaluate --report`` to the folder, or replace them.
 
         Args:
-            key: name of the score that they belong to, see `recmix.runs.scores.ScoreKey`.
-            reports: the result of each report, by the name of the report.
+            key: name of the score that the reports belong to, see `recmix.runs.scores.ScoreKey`.
+            reports: {report name: result}.
         """
 
         def change() -> dict[str, Any]:
@@ -265,7 +274,7 @@ class Run:
         update_json(self.folder / "reports.json", change)
 
     def tuned(self) -> Inference | None:
-        """Read the inference that ``recmix tune`` chose for this run; None if there is none."""
+        """Read how ``recmix tune`` chose to refine the posterior; None if it was not used."""
         path = self.folder / TUNED
         if not path.exists():
             return None
@@ -281,16 +290,16 @@ class Run:
             ) from error
 
     def set_tuned(self, inference: Inference, **more: Any) -> None:
-        """Write the inference with which the run is used from now on.
+        """Write the inference settings to ``tuned.json``. Later uses of the run apply these settings.
 
         Args:
-            inference: the inference.
-            **more: further values, such as what was measured.
+            inference: how the posterior q(z | x) is refined and calibrated.
+            **more: further values for the file, such as measured times and bounds.
         """
         write_json(self.folder / TUNED, {"inference": inference.to_json(), **more})
 
     def vocabulary(self) -> Vocabulary | None:
-        """Read the vocabulary of the run; None if its data are not texts.
+        """Read how the run writes texts as examples; None if its data are not texts.
 
         It is an error if the file holds another vocabulary than the run was trained with.
         """
@@ -310,12 +319,12 @@ class Run:
         return found
 
     def set_vocabulary(self, vocabulary: Vocabulary | None) -> None:
-        """Write the vocabulary of the run, if there is one."""
+        """Write the vocabulary of the run to a file. Do nothing if it is None."""
         if vocabulary is not None:
             write_json(self.folder / VOCABULARY, vocabulary.describe())
 
     def reset_tuned(self) -> bool:
-        """Delete the tuned inference; return whether there was one."""
+        """Delete ``tuned.json``, the choice of ``recmix tune``; return whether the file existed."""
         path = self.folder / TUNED
         there = path.exists()
         try:
@@ -325,9 +334,9 @@ class Run:
         return there
 
     def log(self, event: str, **more: Any) -> None:
-        """Append one line to the log: the event, the time and further values.
+        """Append one line to ``log.jsonl``: the event, the date and time, and further values.
 
-        The event "start" also records the Python version and the kind of machine.
+        For the event "start", the line also has the Python version and the kind of machine.
         """
         line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "event": event, **more}
         if event == "start":

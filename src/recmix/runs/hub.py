@@ -59,7 +59,7 @@ def open_run(place: str | Path) -> Run:
 
 
 def download_run(address: str) -> Path:
-    """Download a run into the cache of huggingface_hub, and return its folder there.
+    """Download a run from the Hugging Face Hub, and return its folder in the cache of huggingface_hub.
 
     Files that are in the cache already are not downloaded again. RECMIX_OFFLINE=1 forbids all
     downloads; then only the cache is used. Do not write into the folder.
@@ -101,7 +101,7 @@ def upload_run(
     message: str = "Upload a recmix run",
     token: str | None = None,
 ) -> str:
-    """Upload a run to the Hub as one commit, and return the address for `recmix.load`.
+    """Upload a run to the Hugging Face Hub as one commit; return its address for `recmix.load`.
 
     The repository is made if it does not exist. Files of an earlier run in it are replaced.
 

@@ -31,15 +31,15 @@ _held: dict[Path, int] = {}  # the descriptors of the files that this process ha
 
 
 def has_lock(folder: Path) -> bool:
-    """Whether this process has reserved the folder."""
+    """Whether this process has reserved the folder with `lock`."""
     return folder.resolve() in _held
 
 
 def lock(folder: Path) -> None:
-    """Reserve the folder for this process. Does nothing if this process has reserved it already.
+    """Reserve the folder for this process. Do nothing if this process has reserved it already.
 
     Raises:
-        RunError: another process has reserved the folder; the message names it.
+        RunError: another process has reserved the folder. The message names this process.
     """
     path = folder / LOCK
     if has_lock(folder) and not _same_file(_held[folder.resolve()], path):
@@ -73,7 +73,7 @@ def lock(folder: Path) -> None:
 
 
 def unlock(folder: Path) -> None:
-    """End the reservation of the folder, if this process has one, and remove the file."""
+    """End the reservation that `lock` made, if this process has reserved the folder."""
     descriptor = _held.pop(folder.resolve(), None)
     if descriptor is None:
         return

@@ -19,10 +19,10 @@ def model_card(
     """Return the model card of a run as Markdown with a YAML header.
 
     Args:
-        spec: everything that defines the run.
-        scores: the evaluation results of the run, by name.
+        spec: the options of the run and a description of its data.
+        scores: the evaluation results of the run, {score name: result}.
         repo: the repository on the Hub, for the example of how to load the model.
-        licence: the licence of the weights, such as ``apache-2.0``; None for none stated.
+        licence: the licence of the weights, such as ``apache-2.0``; None to name no licence.
 
     >>> card = model_card(Spec(method="vae", label="VAE", shape=(1, 8, 8)), {}, repo="me/vae")
     >>> 'recmix.load("hf://me/vae")' in card

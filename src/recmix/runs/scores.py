@@ -1,4 +1,4 @@
-"""Names of scores (evaluation results): on which data, with how many samples, with which inference."""
+"""Make and parse the names of scores (evaluation results), such as ``test/100``."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["ScoreKey"]
 
 
 class ScoreKey(NamedTuple):
-    """The name of a score (an evaluation result) of a run.
+    """The name of a score (an evaluation result) of a run, such as ``test/100/calibrated``.
 
-    Two scores with different settings of the inference have different names. If the inference was
+    Two scores with different refinements of the posterior have different names. If the posterior was
     calibrated, the name says only this. The numbers that the calibration found are in the score itself.
 
     - ``calibrated``: the numbers `scale`, `slope` and `reference` of `Inference` were chosen on
@@ -24,7 +24,7 @@ class ScoreKey(NamedTuple):
     Attributes:
         part: the part of the data that was scored, "val" or "test".
         samples: K of the bound IWAE-K.
-        inference: the settings of the refinement of the posterior.
+        inference: how the posterior was refined.
         calibrated: whether the posterior was calibrated.
         noise: whether the noise of the likelihood was calibrated, too.
 
@@ -47,7 +47,7 @@ class ScoreKey(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> ScoreKey | None:
-        """Make a `ScoreKey` from the text that `str` gives; None if it is not such a text."""
+        """Make a `ScoreKey` from its text, such as ``val/5``; None if the text is not valid."""
         found = re.fullmatch(
             r"(\w+)/(\d{1,9})(?:/([\w.,=+-]*=[\w.,=+-]*))?(/calibrated(?:\+noise)?)?", text, re.ASCII
         )

@@ -71,12 +71,13 @@ class Spec:
         options: options that belong to this method only.
         model: latent dimension, likelihood and networks. A user's own module has the name ``own``.
         training: options of training.
-        inference: how the posterior is improved in training, and by default when the model is used.
+        inference: how the posterior is refined and calibrated in training, and by default when the
+            model is used.
         data: description of the data, and where they were read from.
         init: description of the model that the run started from, or None.
-        setting: name of the option that tables compare (order, steps or flows), if any.
-        auto: for ``order = "auto"``: how the order is chosen, and the result in words. Then
-            `options` holds the order that was chosen.
+        setting: name of the option whose values tables compare (order, steps or flows), or None.
+        auto: for ``order = "auto"``: how the number of mixture components is chosen, and the result in
+            words. Then `options` holds the number that was chosen. None otherwise.
     """
 
     method: str
@@ -129,12 +130,12 @@ class Spec:
 
 
 def check_description(data: Mapping[str, Any]) -> None:
-    """Raise an error if a field of a data description has a wrong type.
+    """Raise a ConfigError if a field of a data description has a wrong type or an unknown option.
 
-    The right types are those that `Data.describe` gives.
+    The function `Data.describe` makes correct descriptions.
 
     Args:
-        data: the description, from a file. Missing fields are allowed.
+        data: the description {field: value}, read from a file. Missing fields are allowed.
     """
     _check_kinds(data, DATA_KINDS)
     _check_kinds(data.get("options", {}), LOAD_KINDS)
@@ -165,7 +166,7 @@ def _check_shape(shape: Any) -> None:
 
 
 def check_format(found: Any, where: str) -> None:
-    """Refuse a file with another format version than this version of recmix writes.
+    """Raise a RunError if a file has another format version than this version of recmix writes.
 
     Args:
         found: the format number in the file.

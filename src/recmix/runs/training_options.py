@@ -1,4 +1,4 @@
-"""The options of training."""
+"""`Training`: the options of training, such as epochs and learning rate, with their help texts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`World`: the processes that train one model together under ``torchrun``.
 
-It has the rank of this process and the number of processes, and computes sums and averages over all processes.
+It has the rank of this process and the number of processes, and computes sums over all processes.
 
 Without ``torchrun`` there is one process, and nothing is exchanged.
 """
