@@ -41,7 +41,8 @@ def graph_encoder(
 ) -> Encoder:
     """Make an encoder of graphs: message passing, then a gated sum over the nodes.
 
-    It maps packed graphs (B, n(n+1)/2) to the mean and log-variance of q(z|x), (B, 2·latent).
+    It maps packed graphs (B, n(n+1)/2) to the mean and log-variance of q(z|x), (B, 2·latent). A packed
+    graph is one vector: the classes of all nodes, then the classes of all edges.
 
     Args:
         shape: Shape of a packed example, (n(n+1)/2,) for up to n nodes.
@@ -90,7 +91,7 @@ def graph_decoder(
     edges.
 
     Args:
-        shape: Shape of a packed example, (n(n+1)/2,) for up to n nodes.
+        shape: Shape of a graph as one vector of node and edge classes, (n(n+1)/2,) for up to n nodes.
         latent: Dimension of z.
         output: Shape (P,) of the decoder's output that the graph likelihood needs. Another shape raises
             an error.

@@ -142,6 +142,8 @@ class MoleculeGraphs(Vocabulary):
     def encode(self, texts: Sequence[str]) -> Encoded:
         """Convert SMILES strings to packed graphs, float32 (N, n(n+1)/2), of at most n atoms.
 
+        A packed graph is one vector: the classes of all atoms, then the classes of all bonds.
+
         A text is left out if it is not a valid SMILES string, or if its molecule has more than n atoms,
         an atom of an unknown type, or a bond that is not single, double or triple.
 

@@ -94,7 +94,8 @@ FUSABLE: list[Replaceable[..., Any]] = []
 def fusable(function: Callable[P, R]) -> Replaceable[P, R]:
     """Decorator that marks a function which a compiler may fuse into one GPU kernel.
 
-    The function must be a pure function of tensors and numbers. It is added to `FUSABLE`.
+    The function must be a pure function of tensors and numbers. It is added to `FUSABLE`,
+    the list of all functions with this decorator.
     """
     made = Replaceable(function)
     FUSABLE.append(made)

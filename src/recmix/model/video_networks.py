@@ -33,7 +33,9 @@ UNITS = 128
 
 
 def is_clip(shape: Sequence[int]) -> bool:
-    """Whether examples of this shape are clips (T, C, H, W) that the video networks take.
+    """Whether examples of this shape are clips that the video networks take.
+
+    A clip is (T, C, H, W): T frames of C channels. H and W must be from 8 to 64.
 
     >>> is_clip((10, 1, 16, 16)), is_clip((1, 28, 28)), is_clip((10, 1, 128, 128))
     (True, False, False)

@@ -72,7 +72,7 @@ class Mixture(Posterior):
 
     @property
     def components(self) -> list[Posterior]:
-        """The list of components q_0 … q_{K-1}."""
+        """The list of the K components q_0 … q_{K-1} of the mixture."""
         if not self._components and self._stack is not None:
             pairs = zip(*(part.unbind() for part in self._stack), strict=True)
             self._components = [Gaussian.from_clamped(*pair) for pair in pairs]

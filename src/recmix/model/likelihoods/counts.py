@@ -90,7 +90,7 @@ class NegativeBinomial(Likelihood):
 
     @property
     def named(self) -> bool:
-        """Whether a run folder can store this likelihood by its name and weights alone.
+        """Whether a saved model can store this likelihood by its name and weights alone.
 
         This is true if `library` is False.
         """
@@ -299,7 +299,7 @@ class Multinomial(Likelihood):
 
     @property
     def named(self) -> bool:
-        """Whether a run folder can store this likelihood by its name alone.
+        """Whether a saved model can store this likelihood by its name alone.
 
         This is true if `coefficient` is True.
         """

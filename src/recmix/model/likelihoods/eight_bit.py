@@ -65,7 +65,7 @@ class LogisticMixture(Likelihood):
 
     @property
     def named(self) -> bool:
-        """Whether a run folder can store this likelihood by its name alone.
+        """Whether a saved model can store this likelihood by its name alone.
 
         This is true if the number of mixture components has its default value.
         """

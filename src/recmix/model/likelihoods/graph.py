@@ -220,7 +220,7 @@ class CategoricalGraph(Likelihood):
 
 
 def graph_nodes(shape: Shape) -> int:
-    """The largest number of nodes n of graphs whose packed examples have the shape (n(n+1)/2,).
+    """The largest number of nodes n of a graph, from the shape (n(n+1)/2,) of its vector of classes.
 
     >>> graph_nodes((741,))
     38

@@ -75,10 +75,10 @@ class Likelihood(nn.Module, ABC):
 
     @property
     def named(self) -> bool:
-        """Whether a run folder can store this likelihood by its name and weights alone.
+        """Whether a saved model can store this likelihood by its name and weights alone.
 
         If not, for example with unusual constructor arguments, the likelihood is treated as a user's own
-        object. The user must pass it again when the run is loaded.
+        object. The user must pass it again when the model is loaded.
         """
         return self.name in LIKELIHOODS
 
@@ -139,7 +139,7 @@ class Likelihood(nn.Module, ABC):
 
         Args:
             x: examples (B, *event), where `event` is the shape of one example.
-            decoded: decoder outputs (B, *output).
+            decoded: decoder outputs (B, *output), where `output` is the shape for one example.
         """
         keep = torch.is_grad_enabled() and decoded.requires_grad
         with torch.enable_grad():
@@ -157,7 +157,7 @@ class Likelihood(nn.Module, ABC):
             x: examples (B, *event), where `event` is the shape of one example. Only quantities that are
                 not modelled are read from them: the total count of an example, or which values are
                 padding. This default reads nothing.
-            decoded: decoder outputs (B, *output).
+            decoded: decoder outputs (B, *output), where `output` is the shape for one example.
         """
         return self._scores(decoded).square().mean(0)
 
@@ -284,7 +284,8 @@ def sum_event(values: Tensor, x: Tensor) -> Tensor:
 def bits_per_dimension(log_prob: Tensor, shape: Shape) -> Tensor:
     """Convert log p(x) in nats to bits per value of x: -log_prob / (number of values · log 2).
 
-    The result has the shape of `log_prob`. For discrete x it is the length of an optimal code.
+    The result has the shape of `log_prob`. For discrete x it is the length of an
+    optimal code for x, in bits per value.
 
     Args:
         log_prob: log p(x) in nats, of any shape.
@@ -305,7 +306,7 @@ Kind = TypeVar("Kind", bound=type[Likelihood])
 def register_likelihood(name: str) -> Callable[[Kind], Kind]:
     """Class decorator that registers a likelihood under a name.
 
-    The model option `likelihood` and run folders then accept this name.
+    The model option `likelihood` and saved models can then use this name.
     """
 
     def add(kind: Kind) -> Kind:

@@ -71,7 +71,7 @@ class Gaussian(Likelihood):
 
     @property
     def named(self) -> bool:
-        """Whether a run folder can store this likelihood by its name and weights alone.
+        """Whether a saved model can store this likelihood by its name and weights alone.
 
         This is true if `floor`, the smallest variance, has its default value.
         """
@@ -215,7 +215,7 @@ class DecodedGaussian(Likelihood):
 
     @property
     def named(self) -> bool:
-        """Whether a run folder can store this likelihood by its name alone.
+        """Whether a saved model can store this likelihood by its name alone.
 
         This is true if `floor`, the smallest variance, has its default value.
         """
