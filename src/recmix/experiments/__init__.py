@@ -1,4 +1,4 @@
-"""Grids of runs: a TOML file describes many trainings, which are done and kept in a folder.
+"""Train and score many models, a grid of runs, as a TOML file describes them.
 
 A run trains and scores one model. A worker is a process that does runs. The driver is the process
 of `recmix grid`, which starts workers. The store is the folder with one folder for each run. The

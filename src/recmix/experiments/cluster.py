@@ -63,17 +63,25 @@ class Mailbox:
         self.files: dict[str, Files] = {}
 
     def post(self, digest: str, files: Files) -> bool:
-        """Receive files of the run with this digest, and return whether the run must stop."""
+        """Receive files of a run, and return whether the run must stop.
+
+        Args:
+            digest: name of the run, a hash of its definition.
+            files: {name of the file: content}.
+        """
         self.files.setdefault(digest, {}).update(files)
         return self.stopped
 
     def collect(self) -> dict[str, Files]:
-        """Return the files received since the last call, by digest of the run, and forget them."""
+        """Return the files received since the last call, and remove them from the mailbox.
+
+        The result is {digest of the run: {name of the file: content}}.
+        """
         found, self.files = self.files, {}
         return found
 
     def stop(self) -> None:
-        """Tell each run to save and stop, the next time it sends files."""
+        """Tell each run to save its state and stop. A run is told when it next sends files."""
         self.stopped = True
 
 
@@ -91,8 +99,8 @@ def run_on_ray(
     """Do the runs of a queue on a Ray cluster, until no run is left or `stop` is true.
 
     Args:
-        grid: the grid that the runs belong to, for the display.
-        queue: the runs with their states.
+        grid: the grid that the runs belong to; its name and title are shown.
+        queue: the runs of the grid, each with its state, such as waiting or done.
         address: address of the Ray cluster, or ``local`` for a new one on this machine.
         workers: largest number of runs at a time; by default one per GPU, or one per core without a GPU.
         device: ``auto``, ``cpu``, ``cuda`` and so on.
@@ -199,16 +207,16 @@ def do(
     """Train and score one run in a temporary folder. This is the Ray task.
 
     Args:
-        digest: name of the run.
-        depends: name of the run from which it starts, if there is one.
-        files: earlier files of the run, such as its checkpoint.
-        start: files of the run from which it starts.
+        digest: name of the run, a hash of its definition.
+        depends: name of the run whose trained model is the initial model; None for random weights.
+        files: earlier files of the run, such as its checkpoint, {name: content}.
+        start: files of the run `depends`, {name: content}.
         device: ``auto``, ``cpu``, ``cuda`` and so on.
         data_root: folder of the data sets on this machine.
         mailbox: the Ray actor `Mailbox`, which receives files while the run is in progress.
 
     Returns:
-        The files of the run, by name.
+        The files of the run, {name: content}.
     """
     if _ray().get(mailbox.post.remote(digest, {})):
         return {}  # stopped before it started

@@ -1,4 +1,4 @@
-"""`run_grid`: do the runs that a TOML file describes, and keep them in a folder, the store."""
+"""The function `run_grid`: train and score all models that a TOML file describes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run_grid(
     retry_failed: bool = False,
     timing: bool = False,
 ) -> int:
-    """Do the runs of a grid that are not done yet: train and score each of them.
+    """Train and score all models of a grid that are not done yet. A grid is a list of runs.
 
     Args:
         file: the TOML file that describes the grid, see `recmix.experiments.grid`.

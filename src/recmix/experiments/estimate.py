@@ -24,10 +24,11 @@ class TimeLeft(NamedTuple):
     """An estimate of the time that the remaining runs of a grid will take.
 
     Attributes:
-        seconds: estimated time of the runs with an estimate, divided by the number of workers.
+        seconds: sum of the estimated times of the remaining runs, divided by the number of workers.
+            Runs without an estimate are not in the sum.
         known: number of remaining runs with an estimate.
         unknown: number of remaining runs without an estimate.
-        measured: number of finished runs that the estimate uses.
+        measured: number of finished runs whose times the estimate uses.
         at_most: whether some runs are counted with all their epochs, because no similar run is
             finished. They may stop earlier.
         timed: number of runs whose estimate comes from a few timed updates.
@@ -58,17 +59,17 @@ class Clock:
     The time of a run is taken from the first of these sources that exists:
 
     - the mean time of finished runs with the same method, setting, data and model;
-    - a few timed updates;
+    - a few training updates of such a run, which were timed before;
     - finished runs of the same method with another setting;
     - finished runs of other methods of the same stage (trained from random weights, or from a trained
       model);
     - the time of an epoch of running runs.
 
     Args:
-        queue: the runs with their states.
+        queue: the runs of the grid, each with its state, such as waiting or done.
         workers: number of runs that are done at a time.
-        timed: seconds of a run of each kind, from a few timed updates. The keys are results of
-            `recmix.experiments.time_updates.kind_of`.
+        timed: {kind of run: seconds of one run}, computed from a few timed updates. Keys are results
+            of `recmix.experiments.time_updates.kind_of`.
     """
 
     def __init__(
@@ -125,7 +126,7 @@ def _first(times: Mapping[tuple[str, ...], float], kinds: Iterable[tuple[str, ..
 
 
 def in_words(seconds: float) -> str:
-    """Return a length of time in words.
+    """Return a duration in seconds as text for people.
 
     >>> in_words(42), in_words(5000), in_words(200_000)
     ('42 s', '1 h 23 min', '2 d 7 h')

@@ -1,4 +1,4 @@
-"""A grid: all runs (trainings of a model) that a TOML file describes.
+"""Read a TOML file that describes a grid: a list of runs, each of which trains and scores one model.
 
 The results of a grid form a table. Its rows are methods, its columns are data sets with a model.
 
@@ -76,7 +76,10 @@ SHOWN = ("latent", "network", "decoder_network", "likelihood")
 
 @dataclass(frozen=True, kw_only=True)
 class GridJob:
-    """One run of a grid: its definition, its row and column in the table, and the scores to compute."""
+    """One run of a grid: one model to train, and the scores to compute for it.
+
+    It also has the row (method) and the column (data set and model) of its result in the table.
+    """
 
     digest: str = ""  # name of the run, from `definition`
     definition: dict[str, Any]  # everything that defines the result, as plain JSON values
@@ -99,8 +102,8 @@ class GridJob:
     def title(self) -> str:
         """A description of the run in words, for messages.
 
-        It has the row, the data, the latent dimension, unusual options of the model, the split and the
-        restart.
+        It has the method, the data, the latent dimension, unusual options of the model, the seed of the
+        data split and the seed of the initial weights.
         """
         of = self.column
         words = [Path(of["data"]).name, str(of["latent"])]
@@ -111,7 +114,10 @@ class GridJob:
         return f"{self.row} {' '.join(words)} split {self.split} restart {self.restart}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the run as plain JSON values, for the files ``grid-NAME.json`` and ``job.json``."""
+        """Return the attributes of the run as JSON values, {name: value}, without its definition.
+
+        The files ``grid-NAME.json`` and ``job.json`` hold these values.
+        """
         names = ("digest", "label", "setting", "option", "split", "restart")
         return {
             **{name: getattr(self, name) for name in names},
@@ -128,10 +134,11 @@ class Grid:
 
     Attributes:
         name: name of the grid, from the name of the file.
-        title: title of the results.
+        title: title of the table of results.
         jobs: the runs, in the order in which they are done.
-        protocol: the part ``[protocol]`` of the file: seeds of splits and restarts, K of IWAE-K.
-        notes: what the user should know about the grid.
+        protocol: the part ``[protocol]`` of the file: seeds of the data splits and of the initial
+            weights, and K of the IWAE-K scores.
+        notes: messages for the user about the grid.
     """
 
     name: str
@@ -141,7 +148,10 @@ class Grid:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the grid as plain JSON values, for the file ``grid-NAME.json`` in the store."""
+        """Return the grid as JSON values, {name: value}: its name, title, protocol and list of runs.
+
+        The file ``grid-NAME.json`` holds these values.
+        """
         about = {"name": self.name, "title": self.title, "protocol": self.protocol}
         jobs = [job.to_json() for job in self.jobs]
         return {"format": FORMAT, "recmix": __version__, **about, "jobs": jobs}
@@ -150,7 +160,8 @@ class Grid:
 def digest_of(definition: Mapping[str, Any]) -> str:
     """Return the name of a run: the first 16 hexadecimal digits of the SHA-256 of its definition.
 
-    The order of the keys has no effect.
+    The definition has all options that determine the result of the run. The order of its keys has no
+    effect.
 
     >>> digest_of({"a": 1, "b": 2}) == digest_of({"b": 2, "a": 1})
     True
@@ -160,7 +171,7 @@ def digest_of(definition: Mapping[str, Any]) -> str:
 
 
 def read_grid(file: Path) -> Grid:
-    """Read the grid that a TOML file describes."""
+    """Read a TOML file, and return the grid, the list of runs, that it describes."""
     content = read_toml(file)
     try:
         return expand(content, file.stem)
@@ -169,10 +180,10 @@ def read_grid(file: Path) -> Grid:
 
 
 def expand(content: Mapping[str, Any], name: str) -> Grid:
-    """Make the grid that the content of a TOML file describes.
+    """Make the grid, the list of runs, that the content of a TOML file describes.
 
     Args:
-        content: the content of the file.
+        content: the content of the TOML file.
         name: name of the grid; it is also the title if the content has none.
 
     >>> grid = expand({"columns": [{"data": "digits", "latent": 2}],
@@ -333,7 +344,7 @@ def _label(row: GridRow, training: Training, inference: Inference, start: GridJo
 
 
 def check(jobs: Iterable[GridJob]) -> None:
-    """Build a model for each different kind of run, to find invalid options before training.
+    """Build the model of each different kind of run in a grid, to find invalid options before training.
 
     An invalid option raises a `ConfigError`.
     """

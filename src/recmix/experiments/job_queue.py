@@ -1,7 +1,7 @@
-"""Decide which run of a grid is done next.
+"""Decide which run of a grid is done next. A run trains and scores one model.
 
-A run waits for the run from which it starts. It is tried again if its worker was killed. Another
-driver (another process of `recmix grid` on the same store) keeps the runs that it works on.
+A run that starts from the trained model of another run waits for that run. A run is tried again if its
+worker was killed. Runs that another driver (another process of `recmix grid`) works on are left to it.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ class QueuedJob:
     """A run of a grid with its state, as this driver (the process of `recmix grid`) sees it.
 
     Attributes:
-        job: the run.
-        kind: its state. ``elsewhere`` means that another driver works on it, ``blocked`` that it
-            cannot start, for instance because the run from which it starts failed.
+        job: what to train and score.
+        kind: the state of the run. ``elsewhere`` means that another driver works on it, ``blocked``
+            that it cannot start, for instance because the run of its initial model failed.
         reason: why it has this state, in words.
         attempts: how often its worker ended without a result.
         since: when this driver started it, in seconds of `time.monotonic`.
-        look_again: when to try again to claim a run of another driver, in the same seconds.
-        retry: whether it failed earlier and is to be tried again.
-        claim: the lock that gives this driver the right to work on it.
+        look_again: if another driver has the run, when to try again to claim it, in the same seconds.
+        retry: whether the run failed earlier and must be tried again.
+        claim: the lock that gives this driver the right to work on the run.
     """
 
     job: GridJob
@@ -55,11 +55,11 @@ class QueuedJob:
 class JobQueue:
     """The runs of a grid with their states, as this driver (the process of `recmix grid`) sees them.
 
-    A run is listed after the run from which it starts.
+    A run that starts from the trained model of another run is listed after that run.
 
     Args:
-        store: the folder of run folders, which says what is already done.
-        jobs: the runs.
+        store: the folder of run folders. Its files say which runs are already done.
+        jobs: the runs of the grid.
         retry_failed: whether runs that failed earlier are tried again.
     """
 
@@ -75,23 +75,26 @@ class JobQueue:
 
     @property
     def counts(self) -> Counter[str]:
-        """Number of runs in each state."""
+        """The number of runs in each state, {state: number}, such as {"done": 3}."""
         return Counter(entry.kind for entry in self.entries.values())
 
     def of_kind(self, *kinds: Kind) -> Iterator[QueuedJob]:
-        """Return the runs that are in one of these states."""
+        """Return the runs that are in one of the states `kinds`, such as ``waiting`` or ``done``."""
         return (entry for entry in self.entries.values() if entry.kind in kinds)
 
     @property
     def open(self) -> bool:
-        """Whether there are runs left that this driver can start now or perhaps later."""
+        """Whether there are runs left that this driver can start now or perhaps later.
+
+        The driver is the process of `recmix grid` that has this queue.
+        """
         return any(self.of_kind("waiting", "elsewhere"))
 
     def block(self, jobs: Iterable[GridJob], reason: str) -> None:
         """Change the state of waiting runs to ``blocked``, so that they are not started.
 
         Args:
-            jobs: the runs. Runs that are not waiting keep their state.
+            jobs: the runs to block. Runs that are not waiting keep their state.
             reason: why they cannot start, in words.
         """
         for job in jobs:
@@ -101,7 +104,7 @@ class JobQueue:
         self._block_dependent()
 
     def take(self, threads: int, like: GridJob | None = None) -> QueuedJob | None:
-        """Claim the next run that can start, and write its ``job.json`` for the worker.
+        """Lock the next run that can start, and write the file ``job.json`` for its worker process.
 
         Args:
             threads: number of CPU threads that the run may use.
@@ -109,7 +112,7 @@ class JobQueue:
                 has the same method label and data.
 
         Returns:
-            The run, or None if none can start now.
+            The run, or None if no run can start now.
         """
         now = time.monotonic()
         for entry in list(self.of_kind("waiting", "elsewhere")):
@@ -135,7 +138,10 @@ class JobQueue:
         return None
 
     def look(self) -> None:
-        """Update the states of runs that another driver works on, at most once per second."""
+        """Update the states of runs that another process of `recmix grid` works on.
+
+        A call within a second after the last update does nothing.
+        """
         if time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + LOOK_AGAIN
@@ -144,13 +150,16 @@ class JobQueue:
         self._block_dependent()
 
     def find_others(self) -> None:
-        """Set the state of waiting runs that another driver works on to ``elsewhere``."""
+        """Find waiting runs that another process of `recmix grid` works on.
+
+        Their state becomes ``elsewhere``.
+        """
         for entry in list(self.of_kind("waiting")):
             if holder := self.store.holder(entry.job.digest):
                 entry.kind, entry.reason = "elsewhere", holder
 
     def ended(self, entry: QueuedJob, how: str, *, stopping: bool = False) -> QueuedJob:
-        """Update the state of a run whose worker has ended, and release the claim to the run.
+        """Update the state of a run whose worker process has ended, and release the lock of the run.
 
         Args:
             entry: the run.
@@ -159,7 +168,7 @@ class JobQueue:
                 counts as a failed attempt.
 
         Returns:
-            The same entry.
+            The same object `entry`.
         """
         entry.kind, entry.reason = "waiting", ""
         self._read(entry)

@@ -80,7 +80,7 @@ def run_here(
     are saved.
 
     Args:
-        queue: the runs with their states.
+        queue: the runs of a grid, each with its state, such as waiting or done.
         slots: one slot (threads and GPU) for each worker.
         device: device of workers whose slot has no GPU: ``auto``, ``cpu`` and so on.
         data_root: folder of the data sets.

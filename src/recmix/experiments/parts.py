@@ -50,7 +50,7 @@ class GridColumn:
     budget: Mapping[str, Mapping[str, Any]]  # training options by stage
 
     def to_json(self) -> dict[str, Any]:
-        """Return the data set and the options of the model as plain values."""
+        """Return the data set and the options of the model as JSON values, {name: value}."""
         return {"data": self.data["name"], **self.model.to_json()} | {
             key: self.data[key] for key in DATA_OPTIONS if key in self.data
         }
@@ -58,7 +58,9 @@ class GridColumn:
 
 @dataclass(frozen=True, kw_only=True)
 class GridRow:
-    """One row of the grid's table: a method with its options of training and inference.
+    """One row of the grid's table: a method with its options.
+
+    The options say how its model is trained and how its posterior is refined and calibrated.
 
     Training has two stages. The first stage trains a model from random weights. The second
     stage starts from that model.
@@ -89,11 +91,14 @@ class GridRow:
 def read_parts(
     content: Mapping[str, Any], name: str
 ) -> tuple[str, dict[str, Any], list[GridColumn], list[GridRow]]:
-    """Read the title, the protocol, the columns and the rows from the content of a grid's file.
+    """Read the TOML file of a grid: its title, protocol, columns (data sets) and rows (methods).
 
     Args:
         content: the content of the TOML file.
-        name: name of the grid; it is also the title if the content has none.
+        name: name of the grid; it is also the title if the content has no title.
+
+    Returns:
+        The title, the part ``[protocol]`` as {name: value}, the columns and the rows.
     """
     _check_keys(content, ("title", "protocol", "budget", "columns", "methods"), "table")
     title = content.get("title", name)

@@ -16,14 +16,14 @@ __all__ = ["Stop", "stopping"]
 class Stop:
     """Says whether the runs of a grid must stop, and why.
 
-    ``bool(stop)`` becomes true on a request or when the time limit is reached.
+    ``bool(stop)`` becomes true if `ask` is called or the time limit is reached.
 
     Args:
-        hours: the time limit from now on, if there is one.
+        hours: the time limit from now on; None for no limit.
 
     Attributes:
-        why: the reason; empty until there is one.
-        at_once: whether a second request came, which means to stop without saving.
+        why: the reason to stop, in words; empty while the runs need not stop.
+        at_once: whether `ask` was called twice, which means to stop without saving.
     """
 
     def __init__(self, hours: float | None = None) -> None:

@@ -5,7 +5,7 @@ is the digest (hash) of the run's definition.
 
 =====================  =============================================================================
 ``grid-NAME.json``     the runs of a grid, with their rows and columns
-``DIGEST/``            a run folder (see `recmix.runs.folder`), and in it
+``DIGEST/``            a run folder (see `recmix.runs.folder`), which also has the following files
 ``DIGEST/job.json``    row, setting, column, split and restart of the run, and its definition
 ``DIGEST/log.txt``     output of the worker
 ``DIGEST/failed.json`` why the run failed, with the traceback, if it failed
@@ -59,9 +59,10 @@ class StoredState(NamedTuple):
 
 
 class Claim:
-    """The right to work on a run: a lock on a file that this process or a child process has open.
+    """The right of this process to work on a run: a lock on a file in the run's folder.
 
-    The kernel releases the lock when the last process that holds it ends, also if it is killed.
+    Child processes can inherit the lock. The kernel releases the lock when the last process that holds
+    it ends, also if this process is killed.
 
     Args:
         descriptor: file descriptor of the open lock file, or -1 for no lock.
@@ -104,17 +105,17 @@ class Store:
         self.root = Path(root)
 
     def folder(self, digest: str) -> Path:
-        """Return the folder of the run with this digest."""
+        """Return the path of a run's folder. `digest` is the name of the run, 16 hexadecimal digits."""
         if not DIGEST.fullmatch(digest):
             raise RunError(f"{digest!r} is not the name of a run: expected 16 hexadecimal digits")
         return self.root / digest
 
     def run(self, digest: str) -> Run:
-        """Return the run with this digest, as an object that reads and writes its files."""
+        """Return an object that reads and writes the files of the run with this digest (name)."""
         return Run(self.folder(digest))
 
     def grid_file(self, name: str) -> Path:
-        """Return the path of the file that lists the runs of the grid with this name."""
+        """Return the path of ``grid-NAME.json``, which lists the runs of the grid with this name."""
         if not GRID_NAME.fullmatch(name):
             raise RunError(
                 f"{name!r} is not the name of a grid: expected letters, digits, dots, + and -, "
@@ -130,19 +131,19 @@ class Store:
         return self.folder(digest) / "log.txt"
 
     def check_format(self) -> None:
-        """Raise an error if a version of recmix with another file format wrote this store."""
+        """Raise an error if another version of recmix wrote this folder in another file format."""
         for path in sorted(self.root.glob("grid-*.json")):
             if found := _mapping_or_empty(path):  # a damaged list of runs is replaced
                 check_format(found.get("format", 0), f"the store {self.root} ({path.name})")
 
     def keep(self, grid: Grid) -> Path:
-        """Write the list of a grid's runs into the store, and return the path of the file."""
+        """Write the list of a grid's runs into ``grid-NAME.json``, and return the path of this file."""
         path = self.grid_file(grid.name)
         self._write(path, grid.to_json())
         return path
 
     def state(self, job: GridJob) -> StoredState:
-        """Return the state of a run, from the files in its folder.
+        """Find the state of a run, such as done or failed, from the files in its folder.
 
         A run is done if it is trained and has all scores that `job` asks for.
         """
@@ -164,12 +165,12 @@ class Store:
         return StoredState("done")
 
     def prepare(self, job: GridJob, threads: int) -> None:
-        """Write the ``job.json`` of a run, which tells the worker what to do.
+        """Write the file ``job.json`` of a run, which tells the worker process what to train and score.
 
-        The caller must have claimed the run.
+        The caller must have locked the run with `claim`.
 
         Args:
-            job: the run.
+            job: what to train and score.
             threads: number of CPU threads. A run that was begun earlier keeps its number of threads,
                 because another number changes rounding.
         """
@@ -187,7 +188,10 @@ class Store:
         self._write(self.folder(job.digest) / "job.json", content)
 
     def job_file(self, digest: str) -> dict[str, Any]:
-        """Return a run's ``job.json``; empty if it is missing, damaged or of another run."""
+        """Return the content of a run's file ``job.json``, which says what to train and score.
+
+        The result is empty if the file is missing, damaged or of another run.
+        """
         found = _mapping_or_empty(self.folder(digest) / "job.json")
         return found if digest_of(found.get("definition") or {}) == digest else {}
 
@@ -218,7 +222,10 @@ class Store:
         return 0, 0.0
 
     def failure(self, digest: str) -> dict[str, Any]:
-        """Return the reason and traceback of a run's failure; empty if it did not fail."""
+        """Return the content of a run's ``failed.json``: the reason and the traceback of its failure.
+
+        The result is empty if the run did not fail.
+        """
         return _mapping_or_empty(self.folder(digest) / "failed.json")
 
     def fail(self, digest: str, reason: str, trace: str = "") -> None:
@@ -239,7 +246,7 @@ class Store:
     def repair(self, digest: str) -> list[str]:
         """Remove damaged files of a run, so that the run can continue or start again.
 
-        The caller must have claimed the run.
+        The caller must have locked the run with `claim`.
 
         Returns:
             A message for each problem that was found.
@@ -274,7 +281,7 @@ class Store:
         """Lock a run, so that no other process works on it.
 
         Returns:
-            The lock, or None if another process has it.
+            The lock, or None if another process has locked the run.
         """
         path = self.folder(digest) / "lock"
         self._make(path.parent)
@@ -291,7 +298,7 @@ class Store:
         return Claim(descriptor)
 
     def holder(self, digest: str) -> str:
-        """Return the host and process that work on a run now, as text; empty if there is none."""
+        """Return the host and process that work on a run now, as text; empty if no process does."""
         path = self.folder(digest) / "lock"
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -309,10 +316,10 @@ class Store:
         return ""
 
     def pack(self, digest: str, names: tuple[str, ...] = RUN_FILES) -> dict[str, bytes]:
-        """Return files of a run by name, to be sent to another machine. Missing files are left out.
+        """Read files of a run, to send them to another machine; return {name: content}.
 
-        ``status.json`` is read first, because the run may be in progress: so the status is never
-        newer than the other files.
+        Missing files are left out. ``status.json`` is read first, because the run may be in progress:
+        so the status is never newer than the other files.
         """
         found = {}
         for name in sorted(names, key=lambda name: name != STATUS):
@@ -321,7 +328,7 @@ class Store:
         return found
 
     def unpack(self, digest: str, files: Mapping[str, bytes]) -> None:
-        """Write files of a run that another machine sent into the run's folder.
+        """Write files {name: content}, which another machine sent, into the folder of a run.
 
         ``status.json`` is written last. Otherwise, if this process were killed in between, old
         weights could remain together with the status of a trained run.

@@ -1,8 +1,8 @@
 """Measure the inference times of the finished runs of a grid, one run after the other.
 
-While a grid is trained, its runs share the machine, so the times in their scores are too long. Here
-one run has the machine for itself. As in the paper's table, a time is measured in five passes over
-all full batches of 128 test examples.
+The inference time is the time to compute posteriors. While a grid is trained, its runs share the
+machine, so the times in their scores are too long. Here only one run uses the machine at a time. As in
+Kim and Pavlovic (2020), a time is measured in five passes over all full batches of 128 test examples.
 """
 
 from __future__ import annotations

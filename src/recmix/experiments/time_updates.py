@@ -1,6 +1,6 @@
-"""Time a few updates of each kind of run of a grid, before anything is started.
+"""Time a few training updates of each kind of run of a grid, before any run is started.
 
-Runs are of one kind if they have the same row of the table, data and model. For each kind, one model
+Runs are of one kind if they have the same method and setting, data and model. For each kind, one model
 with random weights is made on the device of the workers. Nothing is written.
 """
 
@@ -32,12 +32,12 @@ SCORED = {"cpu": 20, "cuda": 500}
 
 
 class Timed(NamedTuple):
-    """How long a run of one kind takes. Runs of one kind have the same table row, data and model.
+    """How long a run of one kind takes. Runs of one kind have the same method, setting, data and model.
 
     Attributes:
-        name: row, data and latent dimension, in words.
+        name: method, data and latent dimension, in words.
         runs: number of runs of this kind that are not done.
-        update: seconds of one update of one run.
+        update: seconds of one training update of one run.
         run: seconds of one run with all its epochs and scores, without calibration.
     """
 
@@ -48,7 +48,7 @@ class Timed(NamedTuple):
 
 
 def kind_of(job: GridJob) -> str:
-    """Return a text that is equal for runs with the same row of the table, data and model."""
+    """Return a text that is equal for runs with the same method, setting, data and model."""
     return json.dumps([job.row, job.column], sort_keys=True, default=str)
 
 
@@ -62,9 +62,9 @@ def time_updates(
     replicas: int = 1,
     report: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Timed]:
-    """Measure how long a few updates of each kind of run take.
+    """Measure how long a few training updates of each kind of run take.
 
-    Runs are of one kind if they have the same row of the table, data and model.
+    Runs are of one kind if they have the same method, setting, data and model.
 
     Args:
         waiting: the runs that are not done.
@@ -76,8 +76,7 @@ def time_updates(
         report: function that is called with a line of text for each kind.
 
     Returns:
-        The times of each kind, by the text that `kind_of` gives. Kinds whose data are missing are
-        left out.
+        {kind of run, from `kind_of`: its times}. Kinds whose data are missing are left out.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Show a grid in the terminal.
+"""Show the progress of a grid, a list of runs, in the terminal.
 
 The module shows a live table or lines while runs are done, the plan for ``--dry-run``, the states of
 all runs for ``--status``, and a summary at the end.
@@ -41,13 +41,13 @@ COLOURS = {"done": "green", "running": "cyan", "waiting": "white", "failed": "re
 
 @contextmanager
 def watching(grid: Grid, queue: JobQueue, workers: int, console: Console) -> Iterator[Watcher]:
-    """Yield an object that shows the progress of a grid while its runs are done.
+    """Context that yields an object that shows the progress of a grid while its runs are done.
 
-    It draws a live table if the console is a terminal, and prints lines otherwise.
+    The object draws a live table if the console is a terminal, and prints lines otherwise.
 
     Args:
-        grid: the grid.
-        queue: its runs with their states.
+        grid: the grid, which has the title to show.
+        queue: the runs of the grid, each with its state, such as waiting or done.
         workers: number of runs that are done at a time, for the estimate of the remaining time.
         console: where progress is shown.
     """
@@ -65,7 +65,7 @@ class Watcher:
     """Prints a line when a run of a grid begins or ends, and from time to time a summary.
 
     Args:
-        queue: the runs with their states.
+        queue: the runs of the grid, each with its state, such as waiting or done.
         clock: estimates the remaining time.
         console: where to print.
     """
@@ -75,11 +75,11 @@ class Watcher:
         self.last = time.monotonic()
 
     def began(self, entry: QueuedJob) -> None:
-        """Report that a run has begun."""
+        """Print or draw that a run has begun."""
         self._print(f"begun: {entry.job.title} ({entry.job.digest})")
 
     def ended(self, entry: QueuedJob) -> None:
-        """Report that the worker of a run has ended, with or without a result."""
+        """Print or draw that the worker process of a run has ended, with or without a result."""
         if entry.kind == "done":
             self._print(f"done: {entry.job.title}, {_scores(self.queue.store, entry)}")
         elif entry.kind == "failed":
@@ -93,7 +93,7 @@ class Watcher:
             self.summary()
 
     def summary(self) -> None:
-        """Print the number of runs in each state, the time left, and how far running runs are."""
+        """Print the number of runs in each state, the time left, and the progress of running runs."""
         self.last = time.monotonic()
         self._print(f"{_counted(self.queue)}; time left: {self.clock.left()}")
         for entry in list(self.queue.of_kind("running"))[:SHOWN]:
@@ -137,17 +137,17 @@ def print_plan(
     data_root: Path | None = None,
     timed: Mapping[str, Timed] = MappingProxyType({}),
 ) -> None:
-    """Print what a grid would do.
+    """Print what `recmix grid` would do, for the option ``--dry-run``.
 
     It prints the runs, the number of finished runs, the data sets, and the expected time.
 
     Args:
-        grid: the grid.
-        queue: its runs with their states.
+        grid: the list of runs that a TOML file describes.
+        queue: the same runs, each with its state, such as waiting or done.
         workers: number of runs that are done at a time.
         console: where to print.
         data_root: folder of the data sets.
-        timed: the times of a few updates, from `time_updates`.
+        timed: {kind of run: times of a few training updates}, from `time_updates`.
     """
     console.print(_rows(queue, grid.title))
     protocol = grid.protocol
@@ -192,10 +192,10 @@ def print_status(grid: Grid, queue: JobQueue, console: Console) -> None:
 def print_summary(
     queue: JobQueue, console: Console, *, stopped: str, seconds: float, command: str
 ) -> None:
-    """Print at the end of a grid what is done, what failed, and how to continue.
+    """Print, when `recmix grid` ends, which runs are done, which failed, and how to continue.
 
     Args:
-        queue: the runs with their states.
+        queue: the runs of the grid, each with its state.
         console: where to print.
         stopped: why the grid was stopped early; empty if it was not.
         seconds: how long the grid has worked.
@@ -210,7 +210,7 @@ def print_summary(
 
 
 def progress(store: Store, entry: QueuedJob) -> str:
-    """Return how far a run is, in words, from the files in its folder.
+    """Return the progress of a run, in words, from the files in its folder.
 
     During training this is the epoch and the validation bound, afterwards the number of scores.
     """

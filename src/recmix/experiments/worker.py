@@ -1,7 +1,8 @@
 """A process that does a list of runs: ``python -m recmix.experiments.worker STORE DIGEST …``.
 
-A driver, the process of `recmix grid`, starts it with ``--driven``. Then it has inherited the locks
-on its runs from the driver. When its standard input is closed, because the driver wants it to stop
+STORE is the folder of run folders, a DIGEST is the name of a run. A run trains and scores one model.
+A driver, the process of `recmix grid`, starts the process with ``--driven``. Then it has inherited the
+locks on its runs from the driver. When its standard input is closed, because the driver wants it to stop
 or has ended, it saves its state and stops.
 """
 

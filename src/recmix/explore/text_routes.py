@@ -118,7 +118,7 @@ class TextAnswers:
     async def explain(
         self, run: ServedRun, given: Texts, steps: int, samples: int, grid: int, seed: int
     ) -> Answer:
-        """Describe the posterior q(z | x) of one text; `docs/explorer.md` lists the fields of the answer.
+        """Describe the posterior q(z | x) of one text; `docs/explorer.md` lists the fields.
 
         The fields have decoded texts, ELBO and IWAE bounds, and the steps of the refinement. There are
         no densities on a plane, as for images, so `grid` has no effect.
