@@ -36,7 +36,7 @@ INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do the runs that the command line names, and return the exit status.
+    """Train and score the runs that the command line names, and return the exit status.
 
     The status is 0 if all runs are done, 3 if one failed, and 130 if the process was interrupted.
     """

@@ -94,7 +94,10 @@ class Row:
 
     @property
     def use(self) -> str:
-        """The end of the row's name, after label and setting: options, inference and calibration."""
+        """The end of the row's name, after method and setting, such as ``+2 steps, calibrated``.
+
+        It has the options, and how the posterior is refined and calibrated.
+        """
         options = f"[{self.options}] " if self.options else ""
         how = ("calibrated" + " with noise" * self.noise) * self.calibrated
         words = ", ".join(filter(None, [self.inference, how]))
@@ -102,7 +105,10 @@ class Row:
 
     @property
     def order(self) -> tuple[Any, ...]:
-        """Sort key of rows: the paper's order of methods, then label, setting, options, inference."""
+        """Key by which table rows are sorted: method, setting, options, refinement, calibration.
+
+        The methods of Kim and Pavlovic (2020) have the order of their tables.
+        """
         place = _place(self.label, PAPER_ORDER)
         if isinstance(self.setting, int | float):
             setting: tuple[int, float, str] = (1, self.setting, "")
@@ -211,7 +217,10 @@ class TableColumn:
 
     @property
     def order(self) -> tuple[Any, ...]:
-        """Sort key of columns: the paper's order of data sets, then title and latent dimension."""
+        """Key by which table columns are sorted: data set, title, latent dimension.
+
+        The data sets of Kim and Pavlovic (2020) have the order of their tables.
+        """
         return (_place(self.data, list(SET_TITLES)), self.title, self.latent)
 
     def __str__(self) -> str:

@@ -121,8 +121,8 @@ def select(records: Iterable[Record]) -> dict[int, Record]:
 def choose_samples(records: Iterable[Record], given: int | None = None) -> tuple[int, str]:
     """Choose K of the IWAE-K test bound that the tables compare.
 
-    By default it is 100, as in the paper. If no run is scored with 100 samples, it is the K with which
-    the most runs are scored.
+    By default K is 100, as in Kim and Pavlovic (2020). If no run is scored with K = 100, it is the K
+    with which the most runs are scored.
 
     Args:
         records: the runs.

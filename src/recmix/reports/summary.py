@@ -40,12 +40,13 @@ Score = tuple[Record, str]
 
 
 def summary(records: Iterable[Record], *, samples: int = 100) -> list[dict[str, Any]]:
-    """Return the results of runs as one mapping for each data set, dimension, method and inference.
+    """Return the results of runs, one mapping for each data set, latent dimension, method and inference.
 
-    Each mapping has the test bound (mean over splits, standard deviation, and value on each split),
-    the validation bounds, the gain over the control VAE+ with its p-value, and the inference time.
-    They are sorted as in the tables: by data set, latent dimension and method. Results without a
-    test bound are left out.
+    Inference means how the posterior is refined and calibrated. Each mapping has the test bound (mean
+    over splits, standard deviation, and value on each split), the validation bounds, the gain over VAE+
+    (the plain VAE that was trained further) with its p-value, and the inference time. The mappings are
+    sorted as in the tables: by data set, latent dimension and method. Results without a test bound are
+    left out.
 
     Args:
         records: the runs of a store.

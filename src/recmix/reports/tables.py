@@ -77,10 +77,10 @@ class TableEntry:
         bold: whether the number is bold.
         p: the p-value as text, or the word ``best``.
         more: further text, such as the effect size.
-        paper: the paper's number.
-        paper_spread: the paper's standard deviation.
-        paper_value: the paper's number, for sorting.
-        difference: our number minus the paper's.
+        paper: the number of Kim and Pavlovic (2020) for the same cell; empty if there is none.
+        paper_spread: the standard deviation of this number.
+        paper_value: this number as a float, for sorting.
+        difference: our number minus this number.
     """
 
     text: str = EMPTY

@@ -44,7 +44,7 @@ def write_report(
     Args:
         store: the folder that holds the run folders.
         out: the file to write. Default: ``report.html`` for html, the terminal for the other forms.
-        form: one of `FORMS`.
+        form: ``html``, ``markdown``, ``latex`` or ``terminal``.
         samples: K of the IWAE-K test bound that is reported. Default: see
             `recmix.reports.statistics.choose_samples`.
         holm: whether p-values are corrected for the number of tests in a table column (Holm).
