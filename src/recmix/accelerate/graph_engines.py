@@ -22,7 +22,7 @@ WARMUP = 3
 
 
 class GraphEngine(Engine):
-    """Runs one training step of each job by replaying a single CUDA graph.
+    """Runs one training step of each model by replaying a single CUDA graph.
 
     A job is the training of one model. Each job's step is captured on its own CUDA stream, so the
     graph has one branch per job. The device can run the branches in parallel, because a single
@@ -78,7 +78,7 @@ class GraphEngine(Engine):
                 main.wait_stream(stream)
 
     def step(self) -> None:
-        """Make one training step of each job, by replaying the CUDA graph."""
+        """Do one training step for every model, by replaying the CUDA graph."""
         self.graph.replay()
 
 

@@ -126,10 +126,12 @@ class KernelLogJoint(LogJoint):
         return here.log_joint, here.gradient
 
     def dampings(self, level: Tensor) -> Tensor:
-        """The T candidates for the damping of one Gauss-Newton step, (T, B), by one operation.
+        """The T candidates for the damping of one Gauss-Newton step, (T, B).
+
+        They are multiples of λ. One multiplication computes all of them.
 
         Args:
-            level: the present damping λ of each example, (B,). The candidates are multiples of λ.
+            level: the present damping λ of each example, (B,).
         """
         return newton_kernels.candidate_dampings(level, DAMPINGS)
 

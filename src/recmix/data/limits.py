@@ -82,7 +82,7 @@ def check_size(what: str | Path, size: int, most: int | None = None, share: int 
     Args:
         what: Name of the file in the message.
         size: Number of bytes.
-        most: A fixed limit in bytes. The limit is the smaller of this and `max_bytes() // share`.
+        most: A fixed limit in bytes; None for no fixed limit. `max_bytes() // share` is always a limit.
         share: Memory needed to process the content, as a multiple of its size.
     """
     limit = max(1, max_bytes() // share)
@@ -146,7 +146,7 @@ def read_at_most(stream: _Readable, what: str | Path, most: int | None = None, s
     Args:
         stream: A binary stream.
         what: Name of the file in the message.
-        most: A fixed limit in bytes. The limit is the smaller of this and `max_bytes() // share`.
+        most: A fixed limit in bytes; None for no fixed limit. `max_bytes() // share` is always a limit.
         share: Memory needed to process the content, as a multiple of its size.
     """
     held = io.BytesIO()

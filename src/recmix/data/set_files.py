@@ -72,8 +72,8 @@ class NamedSet:
         files: Files of the set; none if an installed library contains the set.
         folders: Folders to search for the files, relative to the data root (the folder of all named
             sets). Downloads go into the first.
-        archive: A tar archive of all files, if they are not published one by one. It is searched in
-            the parent of the first folder and in the data root.
+        archive: A tar archive of all files, if they are not published one by one. The
+            archive is looked for in the parent of the first folder and in the data root.
         dynamic: Whether training images are grey and are binarised again each time they are used.
         binary: Whether all values are 0 and 1.
         vocabulary: Kind of vocabulary if the examples are texts, such as "words" or "smiles"; else "".

@@ -58,9 +58,9 @@ def load(
 
     The vocabulary of texts is made of the training texts, see `recmix.data.from_texts`.
 
-    See `recmix.data.from_arrays` for the meaning of the values. A file is refused if it has more
-    bytes, also after decompression, than half of the physical memory. The environment variable
-    RECMIX_MAX_BYTES sets another limit.
+    See `recmix.data.from_arrays` for the meaning of the values. A file raises a `DataError` if
+    it has more bytes, also after decompression, than half of the physical memory. The environment
+    variable RECMIX_MAX_BYTES sets another limit.
 
     >>> load("digits")
     Data('digits', train=1350, val=150, test=297, shape=(1, 8, 8))

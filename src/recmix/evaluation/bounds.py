@@ -80,7 +80,7 @@ def bounds(
 def at_once(model: LatentModel, memory: int | None = None) -> int:
     """The largest number of latent vectors z to decode at a time, at least 1.
 
-    The decoder's activations for so many vectors fit into `memory`.
+    The decoder's activations for this number of vectors fit into `memory`.
 
     Args:
         model: the model whose decoder is used.

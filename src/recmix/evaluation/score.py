@@ -105,7 +105,7 @@ def kind_of_inference(method: Method, inference: Inference) -> dict[str, Any]:
 
     The kind is ``encoder`` for one pass through the encoders, ``feed-forward`` for several passes
     through encoder and decoder, and ``refined`` for optimisation steps on each example. ``steps`` is
-    the number of these optimisation steps.
+    the number of these optimisation steps, 0 for the other kinds.
     """
     steps = method.steps_per_example + inference.refine
     usual = "feed-forward" if method.feed_forward else "encoder"

@@ -6,7 +6,7 @@ results of a grid form a table: its rows are methods, its columns are data sets 
 
 =================  ==========================================================================
 `parts`            reads the parts of a TOML file: protocol, budget, columns, methods
-`grid`             from a file to its runs; the name of a run is a digest of its definition
+`grid`             from a file to its runs; the name of a run is a hash of its definition
 `store`            the folder of runs: claims, states, failures
 `job_queue`        which run is next: dependencies, retries, other drivers
 `worker`           a process that does a list of runs

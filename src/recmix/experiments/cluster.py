@@ -75,7 +75,7 @@ class Mailbox:
     def collect(self) -> dict[str, Files]:
         """Return the files received since the last call, and remove them from the mailbox.
 
-        The result is {digest of the run: {name of the file: content}}.
+        The result is {name (digest) of the run: {name of the file: content}}.
         """
         found, self.files = self.files, {}
         return found

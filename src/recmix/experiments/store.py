@@ -111,7 +111,7 @@ class Store:
         return self.root / digest
 
     def run(self, digest: str) -> Run:
-        """Return an object that reads and writes the files of the run with this digest (name)."""
+        """Return an object that reads and writes the files of the run with this name (digest)."""
         return Run(self.folder(digest))
 
     def grid_file(self, name: str) -> Path:
@@ -124,7 +124,7 @@ class Store:
         return self.root / f"grid-{name}.json"
 
     def log(self, digest: str) -> Path:
-        """Return the path of the log file of the run with this digest.
+        """Return the path of the log file of the run with this name (digest).
 
         The file holds what the worker process prints while it trains and scores the run.
         """
@@ -191,19 +191,30 @@ class Store:
         """Return the content of a run's file ``job.json``, which says what to train and score.
 
         The result is empty if the file is missing, damaged or of another run.
+
+        Args:
+            digest: name of the run.
         """
         found = _mapping_or_empty(self.folder(digest) / "job.json")
         return found if digest_of(found.get("definition") or {}) == digest else {}
 
     def complete(self, digest: str) -> None:
-        """Write into ``job.json`` how long a finished run took, and remove its checkpoint."""
+        """Write into ``job.json`` how long a finished run took, and remove its checkpoint.
+
+        Args:
+            digest: name of the run.
+        """
         seconds = sum(event.get("seconds", 0.0) for event in self.events(digest))
         content = {**self.job_file(digest), "seconds": round(seconds, 3)}
         self._write(self.folder(digest) / "job.json", content)
         self.run(digest).checkpoint.unlink(missing_ok=True)
 
     def events(self, digest: str) -> list[dict[str, Any]]:
-        """Return the events in a run's ``log.jsonl``; damaged lines are left out."""
+        """Return the events in a run's ``log.jsonl``; damaged lines are left out.
+
+        Args:
+            digest: name of the run.
+        """
         found = []
         with contextlib.suppress(OSError):
             for line in (self.folder(digest) / "log.jsonl").read_bytes().splitlines():
@@ -212,9 +223,12 @@ class Store:
         return [event for event in found if isinstance(event, dict)]
 
     def last_epoch(self, digest: str) -> tuple[int, float]:
-        """Return how many epochs a run has finished, and how many seconds the last of them took.
+        """Return how many epochs a run has finished, and how many seconds its last epoch took.
 
         Both are 0 if no epoch is finished.
+
+        Args:
+            digest: name of the run.
         """
         for event in reversed(self.events(digest)):
             with contextlib.suppress(ValueError, KeyError, TypeError):
@@ -225,6 +239,9 @@ class Store:
         """Return the content of a run's ``failed.json``: the reason and the traceback of its failure.
 
         The result is empty if the run did not fail.
+
+        Args:
+            digest: name of the run.
         """
         return _mapping_or_empty(self.folder(digest) / "failed.json")
 
@@ -240,13 +257,20 @@ class Store:
         self._write(self.folder(digest) / "failed.json", content)
 
     def forget_failure(self, digest: str) -> None:
-        """Remove ``failed.json``, so that a failed run can be tried again."""
+        """Remove ``failed.json``, so that a failed run can be tried again.
+
+        Args:
+            digest: name of the run.
+        """
         (self.folder(digest) / "failed.json").unlink(missing_ok=True)
 
     def repair(self, digest: str) -> list[str]:
         """Remove damaged files of a run, so that the run can continue or start again.
 
         The caller must have locked the run with `claim`.
+
+        Args:
+            digest: name of the run.
 
         Returns:
             A message for each problem that was found.
@@ -280,6 +304,9 @@ class Store:
     def claim(self, digest: str) -> Claim | None:
         """Lock a run, so that no other process works on it.
 
+        Args:
+            digest: name of the run.
+
         Returns:
             The lock, or None if another process has locked the run.
         """
@@ -298,7 +325,11 @@ class Store:
         return Claim(descriptor)
 
     def holder(self, digest: str) -> str:
-        """Return the host and process that work on a run now, as text; empty if no process does."""
+        """Return the host and process that work on a run now, as text; empty if no process does.
+
+        Args:
+            digest: name of the run.
+        """
         path = self.folder(digest) / "lock"
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -320,6 +351,10 @@ class Store:
 
         Missing files are left out. ``status.json`` is read first, because the run may be in progress:
         so the status is never newer than the other files.
+
+        Args:
+            digest: name of the run.
+            names: names of the files to read.
         """
         found = {}
         for name in sorted(names, key=lambda name: name != STATUS):
@@ -332,6 +367,10 @@ class Store:
 
         ``status.json`` is written last. Otherwise, if this process were killed in between, old
         weights could remain together with the status of a trained run.
+
+        Args:
+            digest: name of the run.
+            files: the files, {name: content}.
         """
         folder = self.folder(digest)
         self._make(folder)
@@ -375,7 +414,7 @@ def _problem(path: Path, *, whole: bool = False) -> str:
 
     Args:
         path: the file.
-        whole: whether to compare tensors with their digest, too. This reads all of them, and needs
+        whole: whether to compare tensors with their stored hash, too. This reads all of them, and needs
             torch.
     """
     if not path.exists():

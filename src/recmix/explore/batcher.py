@@ -27,22 +27,22 @@ class _Waiting:
 
 
 class Batcher:
-    """One thread for the model, and the queue of requests that wait for it.
+    """Computes requests in one thread, and joins waiting requests into batches.
 
-    A request has rows, which are examples or latent vectors, and a kind, which is its run and its
-    operation. If the thread is free, a request starts at once. While the thread is busy, requests
-    wait. When the thread is free again, the request with the smallest turn starts. Other waiting
-    requests of its kind are computed with it in one forward pass of at most `most` rows. So no
-    request waits for others to come, and batches grow with the load.
+    A request has rows (examples or latent vectors) and a kind (its run and its operation). If the
+    thread is free, a request starts at once. Otherwise it waits in a queue. When the thread is free
+    again, it takes the request with the smallest priority number, its `turn`. It computes other
+    waiting requests of the same kind in the same forward pass, up to `most` rows in all.
 
-    The turn of a request is its cost plus the turn of the request that was started last. So a cheap
-    request overtakes expensive ones. Turns grow with the work that is done, so an expensive request
-    is also computed under a steady load of cheap ones (self-clocked fair queueing).
+    The turn of a new request is its cost plus the turn of the request that was started last. The cost
+    is the expected computing time in units of one row. So a cheap request can start before an
+    expensive one. New turns grow with the work that is done, so an expensive request also starts at
+    some time, even if cheap requests keep coming (self-clocked fair queueing).
 
     Args:
         most: largest number of rows in one pass of several requests; 0 computes each request alone.
         queue: number of requests that may wait. If there is one more, the request with the largest
-            turn is refused with status 429.
+            turn gets an error response with HTTP status 429.
         begin: function that is called once in the thread, before all requests.
 
     >>> def double(rows):

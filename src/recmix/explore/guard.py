@@ -77,7 +77,7 @@ class Guard:
         self.memory = Memory(limits)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass one request to the application, or refuse it with an error response."""
+        """Pass one request to the application, or answer it with an error response."""
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return

@@ -150,16 +150,16 @@ def of_interpolate(run: ServedRun, _rows: int, *, steps: int) -> int:
 
 
 def of_texts(run: ServedRun, texts: int) -> int:
-    """Estimate the size of an answer with `texts` texts, as a count of numbers for `check_answer`.
+    """Estimate the size of an answer with `texts` texts, as a count of numbers.
 
-    Each token of a text counts as two numbers.
+    `check_answer` takes this count. Each token of a text counts as two numbers.
     """
     return texts * (2 * math.prod(run.model.spec.shape) + 2 * run.latent + 32)
 
 
 def of_drawings(drawings: int) -> int:
-    """Estimate the size of an answer with `drawings` SVG drawings, as a count for `check_answer`.
+    """Estimate the size of an answer with `drawings` SVG drawings, as a count of numbers.
 
-    A drawing has at most 64 KiB, as much as 4096 numbers in JSON.
+    `check_answer` takes this count. A drawing has at most 64 KiB, so it counts as 4096 numbers in JSON.
     """
     return drawings * 4096

@@ -43,7 +43,7 @@ class TextAnswers:
     def count(self, run: ServedRun, path: str, rows: int, fields: dict[str, int]) -> int:
         """Estimate how many numbers an answer will have. A text counts as two numbers per token.
 
-        `check_answer` uses this to refuse an answer that is too large.
+        `check_answer` uses this number: it raises an error if the answer would be too large.
 
         Args:
             run: the model that computes the answer.

@@ -34,7 +34,7 @@ TEXT_FIELDS["text"] = ("text",)
 
 
 class Refused(RecmixError):
-    """Raised when a request is refused; the client gets the HTTP `status` and the message.
+    """Raised when a request is not answered; the client gets the HTTP `status` and the message.
 
     >>> Refused(413, "too large").status
     413
@@ -47,7 +47,10 @@ class Refused(RecmixError):
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits of the explorer's server: sizes, numbers and times. A request beyond a limit is refused."""
+    """Limits of the explorer's server: sizes, numbers and times.
+
+    A request beyond a limit gets an error response.
+    """
 
     body: int = 16 * 2**20  # bytes of one request
     answer: int = 128 * 2**20  # estimated bytes of one answer
@@ -272,7 +275,8 @@ def respond(
         request: the request. If its header Accept names ``.npy``, the response is ``.npy``.
         found: the fields of the answer, {name: value}.
         run: name of the run that computed the answer; it is added to the JSON.
-        array: the field of `found` that is sent as ``.npy``. None refuses requests for ``.npy``.
+        array: the field of `found` that is sent as ``.npy``. If it is None, a
+            request for ``.npy`` raises `Refused`.
     """
     if wants_npy(request):
         if array is None:

@@ -131,9 +131,10 @@ def _range(values: str) -> list[float | None] | None:
 
 
 def check_format(format: str) -> None:
-    """Raise a `ConfigError` if an export cannot have this format.
+    """Raise a `ConfigError` if a model cannot be exported in this format.
 
-    The format must be ``onnx``, ``torchscript`` or ``pt2``. ``onnx`` needs installed packages.
+    The format must be ``onnx``, ``torchscript`` or ``pt2``. For ``onnx``, the packages onnx and
+    onnxscript must be installed.
     """
     if format not in SUFFIX:
         raise ConfigError(unknown("format", format, SUFFIX))

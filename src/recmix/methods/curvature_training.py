@@ -75,9 +75,10 @@ class CurvatureTraining:
             self.network.start_at(mean.mean(0), spread, typical)
 
     def optimizers(self, learning_rate: float, *, optimizer: str = "adam", **_: Any) -> Optimizers:
-        """Make the optimiser of the curvature network, as {"all": optimiser}.
+        """Make the optimiser of the curvature network, and return {"all": optimiser}.
 
-        Other keyword arguments, such as ``variance_rate``, are ignored.
+        The curvature network predicts the posterior covariance near a latent point z. Other keyword
+        arguments, such as ``variance_rate``, are ignored.
 
         Args:
             learning_rate: the learning rate of the network.

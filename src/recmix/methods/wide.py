@@ -50,7 +50,10 @@ class WideComponent(Component):
         return [self.second]
 
     def forward(self, x: Tensor, model: LatentModel) -> Gaussian:
-        """The Gaussian q(z | x) for x (B, *shape), in one pass through both encoders."""
+        """Compute the Gaussian q(z | x) for x (B, *shape): (μ, log σ²) = e(x) + w(x).
+
+        e is the given encoder, w is the added encoder. Each of them runs once.
+        """
         return Gaussian.from_parameters(
             self.encoder(model.observed(x)) + self.second(self._input(x, model))
         )
@@ -70,7 +73,8 @@ class WideComponent(Component):
 class WideVAE(Method):
     """A VAE with a second encoder, as a control for methods that add parameters.
 
-    The outputs of both encoders are added. The second one starts at zero.
+    The outputs of the given encoder and the second encoder are added. Before training the output of the
+    second encoder is 0.
 
     Args:
         model: p(x, z).

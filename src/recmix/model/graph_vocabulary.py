@@ -255,7 +255,7 @@ def require_rdkit() -> Any:
 
 
 def canonical_smiles(texts: Sequence[str], *, stereo: bool = False) -> list[str]:
-    """Convert SMILES strings to canonical SMILES strings. A text that RDKit refuses gives "".
+    """Convert SMILES strings to canonical SMILES strings. A text that RDKit cannot read gives "".
 
     Args:
         texts: SMILES strings.

@@ -95,7 +95,8 @@ def control_missing(results: Results) -> list[str]:
 def other_noise(results: Results) -> list[str]:
     """Make a note on table rows in which the noise of the likelihood was calibrated.
 
-    The note says that these rows have another p(x). The list is empty if there are no such rows.
+    The note says that p(x) in these rows differs from p(x) in the other rows. The list is empty if there
+    are no such rows.
     """
     if not any(row.noise and cell.values for (row, _), cell in results.cells.items()):
         return []

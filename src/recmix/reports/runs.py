@@ -34,7 +34,9 @@ INFERENCE = Inference(checks=0).to_json()
 
 
 def write_runs(records: Iterable[Record], path: Path) -> None:
-    """Write the options and scores of runs into a JSON file, one run per line, sorted as in the tables.
+    """Write the options and scores of runs into a JSON file, one run per line.
+
+    The runs are sorted by column and row of the result tables, then by split, restart and folder.
 
     Args:
         records: the runs.

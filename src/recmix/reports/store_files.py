@@ -1,7 +1,7 @@
-"""Read files of a store, the folder of run folders, that may be damaged or harmful.
+"""Read files of a store safely. A store is a folder of run folders.
 
-Symbolic links are not followed. JSON files that are too large are refused. Only the beginning and the
-end of a large log are read.
+The files may be damaged or harmful. Symbolic links are not followed. `read_json` raises a `RunError` for
+a JSON file that is too large. Only the beginning and the end of a large log are read.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Read and write files. A file is written under a temporary name and then renamed.
 
-So a file with its final name is always complete. A JSON file ends with a digest of its content,
-which is checked when the file is read.
+So a file with its final name is always complete. A JSON file ends with a SHA-256 hash (digest) of
+its content, which is checked when the file is read.
 """
 
 from __future__ import annotations
@@ -142,7 +142,9 @@ def _umask() -> int:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write `content` to `path` as a JSON object, with a digest of the content as its last field.
+    """Write `content` to `path` as a JSON object, with a SHA-256 hash as its last field.
+
+    `parse_json` compares this hash with the content, so it finds damaged files.
 
     A number that is not finite becomes null, because JSON has no such numbers. (An example is the
     standard error of a mean over a single example.) A list is stored in the field ``rows``.
@@ -158,15 +160,15 @@ def _json(content: Any) -> bytes:
 
 
 def _digest(fields: dict[str, Any]) -> str:
-    """Return the digest of JSON values. It does not depend on the order of names and on spaces."""
+    """Return the SHA-256 hash of JSON values. It does not depend on the order of names and on spaces."""
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
 def parse_json(text: bytes, name: str) -> Any:
-    """Return the content of a JSON file that `write_json` wrote, after a check of its digest.
+    """Return the content of a JSON file that `write_json` wrote, after a check of its SHA-256 hash.
 
     Args:
-        text: the bytes of the file. They need not have a digest: older files have none.
+        text: the bytes of the file. They need not have a hash: older files have none.
         name: name of the file, for error messages.
     """
     try:
@@ -210,7 +212,7 @@ def check_regular(path: Path) -> int:
 
 
 def read_json(path: Path, largest: int = LARGEST_JSON) -> Any:
-    """Return the content of a JSON file. A file of more than `largest` bytes is refused."""
+    """Return the content of a JSON file. A file of more than `largest` bytes is an error."""
     try:
         size = check_regular(path)
         if size > largest:

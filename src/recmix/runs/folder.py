@@ -138,8 +138,8 @@ class Run:
     def clear(self) -> None:
         """Remove the files of the run from the folder. Other files in it are kept.
 
-        The status is removed first and the spec last. If the process is killed in between, the rest is
-        still a run that can be resumed or overwritten.
+        ``status.json`` is removed first and ``spec.json`` last. If the process is killed in between, the
+        rest is still a run that can be resumed or overwritten.
         """
         if not self.folder.is_dir():
             return

@@ -140,7 +140,7 @@ def prepare_upload(
 ) -> list[str]:
     """Write the files that `upload_run` uploads into a folder on this machine; return their names.
 
-    The spec is written without the paths of this machine. The model card (README.md) is added.
+    ``spec.json`` is written without the paths of this machine. The model card (README.md) is added.
 
     Args:
         folder: the run folder.

@@ -17,9 +17,9 @@ from recmix.runs.training_options import Training
 __all__ = ["FORMAT", "Spec", "check_description", "check_format"]
 
 FORMAT = 2
-"""Version of the folder's layout. A folder of another version is refused."""
+"""Version of the folder's layout. A folder of another version is an error."""
 MAX_VALUES = 10**7
-"""Largest number of values of one example. A file that names more is refused before memory is used."""
+"""Largest number of values of one example. A file that names more is an error, before memory is used."""
 GROUPS = {"model": ModelOptions, "training": Training, "inference": Inference}
 KIND_NAMES = {
     str: "text",
@@ -93,7 +93,7 @@ class Spec:
     auto: dict[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the spec as JSON values."""
+        """Return the options of the run and the description of its data as JSON values."""
         return {"format": FORMAT, "recmix": __version__, **asdict(self), "shape": list(self.shape)}
 
     @classmethod

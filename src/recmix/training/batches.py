@@ -63,7 +63,7 @@ class Batches:
         return self._stored is not None
 
     def steps(self, batch_size: int) -> int:
-        """Number of batches of `batch_size` examples in an epoch."""
+        """Number of full batches of `batch_size` examples in an epoch; 1 if there are fewer examples."""
         return len(self) // min(batch_size, len(self))
 
     def order(self, batch_size: int, *, seed: int, epoch: int) -> Tensor:

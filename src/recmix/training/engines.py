@@ -35,16 +35,22 @@ class Engine(ABC):
 
     @abstractmethod
     def step(self) -> None:
-        """Train the model of every job on its next batch."""
+        """Do one training step for every model. Each model takes the next batch of its own job.
+
+        A `Job` is the training of one model.
+        """
 
 
 class Eager(Engine):
-    """Calls the step of each job directly, without a CUDA graph or compilation."""
+    """Calls the training step of each model directly, without a CUDA graph or compilation."""
 
     name = "eager"
 
     def step(self) -> None:
-        """Train the model of every job on its next batch, one model after the other."""
+        """Do one training step for every model, one model after the other.
+
+        Each model takes the next batch of its own job. A `Job` is the training of one model.
+        """
         for job in self.jobs:
             job.step()
 
@@ -55,12 +61,13 @@ FALLBACKS = {"auto": ("graph",), "graph": ("graph",), "compile": ("compile", "gr
 
 
 def pick_engine(name: str, jobs: Sequence[Job]) -> tuple[Engine, str]:
-    """Make an engine, which runs the training steps of these jobs, and explain the choice.
+    """Make an engine, which runs the training steps of several models, and explain the choice.
 
     Args:
         name: ``auto``, ``eager``, ``graph`` or ``compile``. Where the steps cannot be captured in a
             CUDA graph, the eager engine is used instead.
-        jobs: the trainings that run together. `Job.begin_epoch` has been called for each.
+        jobs: the trainings that run together, one for each model. `Job.begin_epoch` has been
+            called for each.
 
     Returns:
         The engine, and a short text that says which engine it is and why.

@@ -103,9 +103,9 @@ def deterministic(wanted: bool) -> Iterator[None]:
 def same_noise(jobs: Sequence[Job]) -> Iterator[None]:
     """Context for training steps. It raises an error if they use torch's global random generator.
 
-    The check is made for deterministic trainings only. A checkpoint stores the state of the job's own
-    random generator, but not of the global generator. So a layer that uses the global generator, such
-    as dropout, would get other noise after a resume.
+    The check is made for deterministic trainings only. A checkpoint stores the state of the training's
+    own random generator, but not of the global generator. So a layer that uses the global generator,
+    such as dropout, would get other noise after a resume.
 
     Args:
         jobs: the trainings. All or none of them are deterministic.

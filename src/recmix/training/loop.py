@@ -30,8 +30,8 @@ def train(
 ) -> list[NonFiniteError | None]:
     """Train several models together until each is done. Then load the best weights into each model.
 
-    Jobs with the same number of batches per epoch are trained side by side, batch by batch. If one
-    job ends or fails, the others continue.
+    A job is the training of one model. Jobs with the same number of batches per epoch are trained side
+    by side, batch by batch. If one job ends or fails, the others continue.
 
     Args:
         jobs: the trainings. More than one is useful only on a GPU.

@@ -42,7 +42,7 @@ def is_complete(run: Run, spec: Spec, group: World) -> bool:
     """Whether the run in the folder is complete. Raises an error if its options differ from `spec`.
 
     If the run is not complete, this also prepares the folder for training: it reserves the folder, and
-    writes the new spec after all processes have read the old spec.
+    writes the new ``spec.json`` after all processes have read the old one.
 
     Args:
         run: the run folder.

@@ -1,4 +1,7 @@
-"""Check the trained model that a new training starts from, and describe it in the run's spec."""
+"""Check the initial model: the trained model whose weights a new run starts from.
+
+The function `origin` describes the initial model. The new run stores this description with its options.
+"""
 
 from __future__ import annotations
 

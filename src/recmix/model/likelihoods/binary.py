@@ -42,7 +42,10 @@ class Bernoulli(Likelihood):
         return -sum_event(torch.addcmul(normaliser, x, logits, value=-1), x)
 
     def mean(self, decoded: Tensor) -> Tensor:
-        """E[x | z], the probability of the value 1: sigmoid(l) of each logit l in `decoded`."""
+        """E[x | z], the probability of the value 1: sigmoid(l / τ) for each logit l in `decoded`.
+
+        τ is `noise`, the temperature of the logits.
+        """
         return self._logits(decoded).sigmoid()
 
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -51,9 +54,10 @@ class Bernoulli(Likelihood):
             return torch.bernoulli(self.mean(decoded), generator=generator)
 
     def residual(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The derivative of log p(x | z) with respect to the logits l: x - sigmoid(l).
+        """The derivative of log p(x | z) with respect to the logits l: (x - p) / τ.
 
-        The result has the shape of `decoded`, which holds the logits l.
+        p = sigmoid(l / τ) is the probability of the value 1, and τ is `noise`, the temperature of the
+        logits. The result has the shape of `decoded`, which holds the logits l.
         """
         found = x - self.mean(decoded)
         return found if self.noise == 1 else found / self.noise
@@ -61,8 +65,9 @@ class Bernoulli(Likelihood):
     def precision(self, x: Tensor, decoded: Tensor) -> Tensor:
         """The diagonal of the Fisher information of p(x | z) with respect to the logits l.
 
-        It is p·(1 - p) for each value, with p = sigmoid(l). The result has the shape of `decoded`, which
-        holds the logits l. The computation is accurate for very large positive and negative l.
+        It is p·(1 - p) / τ² for each value. p = sigmoid(l / τ) is the probability of the value 1, and τ
+        is `noise`, the temperature of the logits. The result has the shape of `decoded`, which holds the
+        logits l. The computation is accurate for very large positive and negative l.
         """
         logits = self._logits(decoded)
         found = logits.sigmoid() * (-logits).sigmoid()

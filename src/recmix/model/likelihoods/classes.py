@@ -123,21 +123,22 @@ class Categorical(Likelihood):
         return pad_after_end(drawn) if self.end_token else drawn
 
     def residual(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The derivative of log p(x | z) with respect to the logits, (B, *event, K).
+        """The derivative of log p(x | z) with respect to the logits `decoded`, (B, *event, K).
 
-        It is 1 - p_k for the class k = x and -p_k for all other classes k, where p_k is the
-        probability of class k. It is 0 where x is padding. `event` is the shape of one
-        example and K the number of classes.
+        `event` is the shape of one example, K the number of classes, and p_k the probability of class k.
+        The derivative is (1 - p_k) / τ for the class k = x, and -p_k / τ for all other classes k. τ is
+        `noise`, the temperature of the logits. The derivative is 0 where x is padding.
         """
         classes = torch.arange(self.classes, device=x.device, dtype=x.dtype)
         hot = (x[..., None] == classes).to(decoded.dtype)
         return (hot - self.mean(decoded)) * (x >= 0)[..., None] / self.noise
 
     def precision(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The diagonal of the Fisher information with respect to the logits, (B, *event, K).
+        """The diagonal of the Fisher information with respect to the logits `decoded`, (B, *event, K).
 
-        It is p_k·(1 - p_k), where p_k is the probability of class k. It is 0 where x is padding.
-        `event` is the shape of one example and K the number of classes.
+        `event` is the shape of one example, K the number of classes, and p_k the probability of class k.
+        The diagonal is p_k·(1 - p_k) / τ², where τ is `noise`, the temperature of the logits. It is 0
+        where x is padding.
         """
         p = self.mean(decoded)
         return p * (1 - p) * (x >= 0)[..., None] / self.noise**2
@@ -145,8 +146,9 @@ class Categorical(Likelihood):
     def fisher(self, x: Tensor, decoded: Tensor, vectors: Tensor) -> Tensor:
         """The Fisher information of p(x | z) with respect to the logits, times `vectors`: (B, P, D).
 
-        For each value of x the Fisher information is the K by K matrix diag(p) - p pᵀ, where p are the
-        probabilities of the K classes. It is 0 where x is padding.
+        For each value of x the Fisher information is the K by K matrix (diag(p) - p pᵀ) / τ². p are the
+        probabilities of the K classes, and τ is `noise`, the temperature of the logits. The matrix is 0
+        where x is padding.
 
         Args:
             x: examples (B, *event), where `event` is the shape of one example. Only the positions of

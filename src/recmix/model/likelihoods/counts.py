@@ -126,7 +126,8 @@ class NegativeBinomial(Likelihood):
     def residual(self, x: Tensor, decoded: Tensor) -> Tensor:
         """The derivative of log p(x | z) with respect to log μ: (x - μ)·θ / (θ + μ), (B, *event).
 
-        μ is the mean and θ the inverse dispersion of each value. `event` is the shape of an example.
+        μ is the mean of each value, and θ its learned inverse dispersion divided by `noise`. `event` is
+        the shape of an example.
         """
         mean = self._log_mean(x, decoded).exp()
         theta = self._log_theta().exp()
@@ -135,7 +136,8 @@ class NegativeBinomial(Likelihood):
     def precision(self, x: Tensor, decoded: Tensor) -> Tensor:
         """The diagonal of the Fisher information with respect to log μ: μ·θ / (θ + μ), (B, *event).
 
-        μ is the mean and θ the inverse dispersion of each value. `event` is the shape of an example.
+        μ is the mean of each value, and θ its learned inverse dispersion divided by `noise`. `event` is
+        the shape of an example.
         """
         mean = self._log_mean(x, decoded).exp()
         theta = self._log_theta().exp()
@@ -324,7 +326,10 @@ class Multinomial(Likelihood):
         return found
 
     def mean(self, decoded: Tensor) -> Tensor:
-        """The probabilities of the F words, softmax(l), (..., F), for logits l (..., F)."""
+        """The probabilities of the F words, softmax(l / τ), (..., F), for logits l (..., F).
+
+        τ is `noise`, the temperature of the logits.
+        """
         return (decoded / self.noise).softmax(-1)
 
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -339,17 +344,19 @@ class Multinomial(Likelihood):
             return torch.zeros_like(flat).scatter_(-1, drawn, 1.0).view_as(decoded)
 
     def residual(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The derivative of log p(x | z) with respect to the logits l: x - N·softmax(l), (B, F).
+        """The derivative of log p(x | z) with respect to the logits l: (x - N·p) / τ, (B, F).
 
-        N is the total count of each example and F the number of different words.
+        p = softmax(l / τ) are the probabilities of the words, and τ is `noise`, the temperature of the
+        logits. N is the total count of each example and F the number of different words.
         """
         return (x - total(x) * self.mean(decoded)) / self.noise
 
     def precision(self, x: Tensor, decoded: Tensor) -> Tensor:
         """The diagonal of the Fisher information with respect to the logits l, (B, F).
 
-        It is N·p·(1 - p) with p = softmax(l) and the total count N of each example. F is the number of
-        different words.
+        It is N·p·(1 - p) / τ². p = softmax(l / τ) are the probabilities of the words, and τ is `noise`,
+        the temperature of the logits. N is the total count of each example and F the number of different
+        words.
         """
         p = self.mean(decoded)
         return total(x) * p * (1 - p) / self.noise**2
@@ -357,8 +364,8 @@ class Multinomial(Likelihood):
     def fisher(self, x: Tensor, decoded: Tensor, vectors: Tensor) -> Tensor:
         """The Fisher information with respect to the logits l, times `vectors`: (B, F, D).
 
-        The Fisher information is N·(diag(p) - p pᵀ), where p = softmax(l) and N is the total count of
-        the example.
+        The Fisher information is N·(diag(p) - p pᵀ) / τ². p = softmax(l / τ) are the probabilities of
+        the words, τ is `noise`, the temperature of the logits, and N is the total count of the example.
 
         Args:
             x: word counts (B, F); only the total count N of each example is read.

@@ -153,10 +153,11 @@ class CategoricalGraph(Likelihood):
             return self._consistent(nodes, edges).to(decoded.dtype)
 
     def residual(self, x: Any, decoded: Tensor) -> Tensor:
-        """The derivative of log p(x | z) with respect to the P logits of each graph, (B, P).
+        """The derivative of log p(x | z) with respect to the logits `decoded`, (B, P).
 
-        It is 1 - p_k for the class k that a node or edge has, and -p_k for all other classes k. p_k is
-        the probability of class k. It is 0 where x is padding.
+        P is the number of logits of a graph. p_k is the probability of class k of a node or edge. The
+        derivative is (1 - p_k) / τ for the class k that the node or edge has, and -p_k / τ for all other
+        classes k. τ is `noise`, the temperature of the logits. The derivative is 0 where x is padding.
         """
         parts = []
         pairs = zip(self._fields(x), self.split(decoded / self.noise), strict=True)
@@ -167,9 +168,11 @@ class CategoricalGraph(Likelihood):
         return self._join(*parts) / self.noise
 
     def precision(self, x: Any, decoded: Tensor) -> Tensor:
-        """The diagonal of the Fisher information with respect to the P logits of a graph, (B, P).
+        """The diagonal of the Fisher information with respect to the logits `decoded`, (B, P).
 
-        It is p_k·(1 - p_k), where p_k is the probability of class k. It is 0 where x is padding.
+        P is the number of logits of a graph. p_k is the probability of class k of a node or edge. The
+        diagonal is p_k·(1 - p_k) / τ², where τ is `noise`, the temperature of the logits. It is 0 where
+        x is padding.
         """
         parts = []
         for values, p in zip(self._fields(x), self.split(self.mean(decoded)), strict=True):
@@ -179,8 +182,8 @@ class CategoricalGraph(Likelihood):
     def fisher(self, x: Any, decoded: Tensor, vectors: Tensor) -> Tensor:
         """The Fisher information of p(x | z) with respect to the logits, times `vectors`: (B, P, D).
 
-        For each node and edge the Fisher information is diag(p) - p pᵀ, where p are its class
-        probabilities. It is 0 where x is padding.
+        For each node and edge the Fisher information is (diag(p) - p pᵀ) / τ², where p are its class
+        probabilities and τ is `noise`, the temperature of the logits. It is 0 where x is padding.
 
         Args:
             x: graphs, in the form that `log_prob` takes; only the positions of padding are read.

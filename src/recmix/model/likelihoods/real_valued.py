@@ -261,7 +261,7 @@ class DecodedGaussian(Likelihood):
         """The diagonal of the Fisher information with respect to the decoder's output (m, l).
 
         The result has the shape of `decoded`. It is 1/σ² for the means m and ½ (d log σ² / dl)² for the
-        values l, where σ² = floor + eˡ. All other entries of the Fisher information are 0.
+        values l, where σ² = `noise`·(floor + eˡ). All other entries of the Fisher information are 0.
         """
         _, variance, share = self._parts(decoded)
         return torch.cat([1 / variance, 0.5 * share.square()], dim=self.axis)
