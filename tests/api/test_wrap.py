@@ -208,7 +208,9 @@ def test_mistakes_are_refused(x):
     encoder.eval()
     with pytest.raises(ConfigError, match=r"but the decoder does: are they swapped\?"):
         recmix.wrap(decoder, encoder, likelihood=Gaussian(1.0), example=x)
-    model = recmix.wrap(encoder, decoder, likelihood="poisson", example=x)
+    with pytest.raises(recmix.RecmixError, match="needs counts.*but example has the negative value"):
+        recmix.wrap(encoder, decoder, likelihood="poisson", example=x)
+    model = recmix.wrap(encoder, decoder, likelihood="poisson", example=x.abs().round())
     with pytest.raises(recmix.RecmixError, match="needs counts"):
         model.log_likelihood(x)
     assert model.log_likelihood(np.ones((2, FEATURES), int)).shape == (2,)
@@ -314,6 +316,13 @@ def test_a_vae_in_one_module(form, x, tmp_path):
     given = {"encoder": fresh.encode, "decoder": fresh.decode, "epochs": 1, "device": "cpu"}
     recmix.fit("vae", x, init=folder, out=tmp_path / "on", progress=False, **given)
     assert recmix.load(tmp_path / "on", OneModule(), device="cpu").elbo(x).isfinite().all()
+
+
+def test_a_class_is_not_an_object(tmp_path):
+    with pytest.raises(ConfigError, match=r"got a class: give an object, such as OneModule\(\.\.\.\)"):
+        recmix.wrap(OneModule, likelihood=Gaussian(1.0), latent=2)
+    with pytest.raises(ConfigError, match="got a class"):
+        recmix.load(tmp_path, OneModule)
 
 
 def test_one_network_alone_is_refused():

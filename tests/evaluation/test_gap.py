@@ -330,14 +330,19 @@ def test_advice_does_not_name_what_is_used(used, says, silent):
 @pytest.mark.parametrize(
     ("laplace", "variational", "says", "command"),
     [
-        (96.0, 97.0, "refinement (model.refined(2), 17.0 nats)", "(--refine 2, 17.0 nats)"),
+        (96.0, 97.0, "refinement (model.refined(2), 16.0 nats)", "(--refine 2, 16.0 nats)"),
         (
             85.0,
             97.0,
             '(model.refined(2, how="variational"), 17.0 nats)',
             "(--refine 2 --how variational",
         ),
-        (81.0, 79.0, "(model.tuned(x_val, budget=30); two steps gain little here)", "(recmix tune; two"),
+        (
+            81.0,
+            79.0,
+            "(model.tuned(x_val, milliseconds=2); two steps gain little here)",
+            "(recmix tune; two",
+        ),
     ],
 )
 def test_advice_names_the_refinement_that_pays(laplace, variational, says, command):

@@ -7,7 +7,7 @@ from torch import nn
 
 import recmix
 from recmix.data import DataWarning
-from recmix.errors import ConfigError
+from recmix.errors import ConfigError, DataError
 
 SHORT = {"epochs": 1, "latent": 2, "device": "cpu", "progress": False}
 
@@ -171,3 +171,13 @@ def test_logits_before_a_gaussian_likelihood_are_noted(trained):
     gaussian = recmix.likelihoods.Gaussian(0.05)
     with pytest.warns(UserWarning, match=r"the decoder gives values from -\d.*if these are logits"):
         recmix.wrap(encoder, decoder, likelihood=gaussian, example=x)
+
+
+def test_examples_on_another_scale_are_noted(trained):
+    encoder, decoder, likelihood, x = trained
+    if isinstance(likelihood, str):
+        with pytest.raises(DataError, match="example has the value"):
+            recmix.wrap(encoder, decoder, likelihood=likelihood, example=255 * x)
+        return
+    with pytest.warns(UserWarning, match="if the VAE was trained on x of another scale"):
+        recmix.wrap(encoder, decoder, likelihood=likelihood, example=255 * x)

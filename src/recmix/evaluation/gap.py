@@ -173,7 +173,7 @@ class Gap:
     def advice(self) -> str:
         """Advice on how to reduce the gap between the ELBO and log p(x), with Python calls."""
         refine, variational = "model.refined(2)", 'model.refined(2, how="variational")'
-        tune = "model.tuned(x_val, budget=30)"
+        tune = "model.tuned(x_val, milliseconds=2)"
         return self.advice_for(refine, "gap(x, train=...)", variational, tune)
 
     def advice_for(
@@ -256,8 +256,9 @@ class Gap:
         best = max(gains.values())
         if best < WORTH_IT * total:
             return f"another refinement ({tune}; two steps gain little here)"
-        laplace = gains["gauss-newton"] >= SIMPLER * best
-        return f"refinement ({refine if laplace else variational}, {best:.1f} nats)"
+        if gains["gauss-newton"] >= SIMPLER * best:
+            return f"refinement ({refine}, {gains['gauss-newton']:.1f} nats)"
+        return f"refinement ({variational}, {best:.1f} nats)"
 
     def to_json(self) -> dict[str, Any]:
         """Return means over examples, checks of log p(x), advice and all values, as a dict for JSON."""

@@ -268,4 +268,5 @@ def check_module(network: Any, what: str) -> None:
             "put the method into a module of its own, whose forward method calls it (docs: "
             "bring_your_own_vae, 'One class with encode and decode')"
         )
-    raise ConfigError(f"{what} must be a torch.nn.Module, got {type(network).__name__}: {advice}")
+    given = "a class" if isinstance(network, type) else type(network).__name__
+    raise ConfigError(f"{what} must be a torch.nn.Module, got {given}: {advice}")

@@ -12,7 +12,7 @@ from torch import nn
 from recmix.errors import ConfigError
 from recmix.model.assembly import Own
 from recmix.model.encoder_decoder import evaluation_mode
-from recmix.model.foreign import latent_shape
+from recmix.model.foreign import check_module, latent_shape
 
 __all__ = ["MethodModule", "as_networks", "keep_used_parts"]
 
@@ -107,6 +107,9 @@ def as_networks(encoder: Any, decoder: Any) -> tuple[Any, Any]:
             `encode` and `decode`, if the decoder is None or the same object.
         decoder: a module, a method of a module, or None.
     """
+    for part, what in ((encoder, "encoder"), (decoder, "decoder")):
+        if isinstance(part, type):
+            check_module(part, what)  # raises the error: a class, not an object
     if encoder is not None and (decoder is None or decoder is encoder):
         if not (hasattr(encoder, "encode") and hasattr(encoder, "decode")):
             raise ConfigError(

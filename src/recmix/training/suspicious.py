@@ -31,6 +31,8 @@ OTHER_WIDTHS = (2 * math.log(0.5), 2 * math.log(2))
 """Changes of the log-variance for standard deviations that are half or twice as large."""
 OTHER_SCALE = 3.0
 """Outputs of a decoder whose standard deviation is larger by this factor are on another scale than x."""
+FAR_SCALE = 20.0
+"""The same for examples whose standard deviation is larger by this factor than that of the outputs."""
 WORSE, EXPLODED = 0.5, 10.0
 """Shares of a validation bound before training. A bound that is lower by more than that is reported:
 the first for the bound that is kept at the end, the second for any bound on the way."""
@@ -98,10 +100,11 @@ def _mistaken_decoder(method: Method, x: Tensor) -> str:
             )
     if gaussian and x.numel() > 1:
         spread = min(own.std(), drawn.std())
-        if x.std() > 0 and spread > OTHER_SCALE * x.std():
+        narrow = FAR_SCALE * drawn.std() < x.std() and FAR_SCALE * drawn.max() < x.max()
+        if x.std() > 0 and (spread > OTHER_SCALE * x.std() or narrow):
             return (
-                f"the decoder gives values from {own.min():.3g} to {own.max():.3g} for the examples, "
-                f"whose values lie between {x.min():.3g} and {x.max():.3g}. The "
+                f"the decoder gives values from {low:.3g} to {high:.3g} for the examples and samples "
+                f"of z. The values of the examples lie between {x.min():.3g} and {x.max():.3g}. The "
                 "gaussian likelihood needs the mean of x: if these are logits, end the decoder with a "
                 "sigmoid; if the VAE was trained on x of another scale, give x on that scale"
             )
@@ -146,7 +149,8 @@ def _mistaken_encoder(method: Method, x: Tensor) -> str:
         text = (
             f"the ELBO on {len(x)} examples is {given.mean():.1f} nats with the encoder's outputs as "
             f"mean and log-variance, but {best:.1f} as {words}. If that is what it returns, put the "
-            f"encoder into a module that returns {advice}"
+            f"encoder into a module that returns {advice}. Otherwise check that the likelihood and its "
+            "variance are those of the training"
         )
     return text
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from recmix.data.checks import same_axes
+from recmix.data.requirements import check_values
 from recmix.errors import ConfigError, shown
 from recmix.methods.vae import VAE
 from recmix.model.assembly import OWN, Own
@@ -83,6 +84,7 @@ def wrap_networks(
             f"{expected} for examples of shape {shape}: {advice}"
         )
     check_probabilities(decoder, density, size, like)
+    check_values(seen.numpy(force=True), density.requirement, density.name, what="example")
     model = LatentModel(decoder, density, latent=size, shape=shape, prior=as_prior(prior, size))
     method = VAE(model.to(like.device, like.dtype), encoder)
     method.eval()
