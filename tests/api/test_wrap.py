@@ -318,6 +318,11 @@ def test_a_vae_in_one_module(form, x, tmp_path):
     assert recmix.load(tmp_path / "on", OneModule(), device="cpu").elbo(x).isfinite().all()
 
 
+def test_an_encoder_of_means_only_is_refused(x):
+    with pytest.raises(ConfigError, match="read as 2 means and 2 log-variances.*means only"):
+        recmix.wrap(nn.Linear(FEATURES, 4), nn.Linear(4, FEATURES), likelihood=Gaussian(1.0), example=x)
+
+
 def test_a_class_is_not_an_object(tmp_path):
     with pytest.raises(ConfigError, match=r"got a class: give an object, such as OneModule\(\.\.\.\)"):
         recmix.wrap(OneModule, likelihood=Gaussian(1.0), latent=2)

@@ -58,7 +58,7 @@ def wrap_networks(
             raise ConfigError(mistake) from error
         raise
     halves = Own(encoder, decoder)
-    decoder = as_decoder(decoder, dims, like)
+    decoder = _decoder(decoder, dims, like)
     size = math.prod(dims)
     with torch.no_grad():
         decoded: Tensor = decoder(torch.zeros(2, size, device=like.device, dtype=like.dtype))
@@ -105,6 +105,29 @@ def wrap_networks(
     training = Training(dtype=str(like.dtype).removeprefix("torch."), device=str(like.device))
     spec = Spec(method="vae", label=label, shape=shape, model=options, training=training)
     return Trained(method, spec)
+
+
+def _decoder(decoder: nn.Module, dims: tuple[int, ...], like: Tensor) -> nn.Module:
+    """Return the decoder as `as_decoder` does; explain the error if the encoder returns means only.
+
+    Args:
+        decoder: the user's decoder.
+        dims: the shape of z that was read from the encoder's output.
+        like: a tensor with the device and dtype of the networks.
+    """
+    try:
+        return as_decoder(decoder, dims, like)
+    except ConfigError as error:
+        both = 2 * dims[0]
+        try:
+            as_decoder(decoder, (both, *dims[1:]), like)
+        except ConfigError:
+            raise error from None
+        raise ConfigError(
+            f"the {both} outputs of the encoder are read as {dims[0]} means and {dims[0]} log-variances, "
+            f"but the decoder takes z with {both} dimensions: does the encoder return means only? It must "
+            "return the means and the log-variances"
+        ) from error
 
 
 def _likely_mistake(encoder: nn.Module, decoder: nn.Module, seen: Tensor) -> str:
