@@ -124,9 +124,9 @@ def _decoder(decoder: nn.Module, dims: tuple[int, ...], like: Tensor) -> nn.Modu
         except ConfigError:
             raise error from None
         raise ConfigError(
-            f"the {both} outputs of the encoder are read as {dims[0]} means and {dims[0]} log-variances, "
-            f"but the decoder takes z with {both} dimensions: does the encoder return means only? It must "
-            "return the means and the log-variances"
+            f"the {both} outputs of the encoder are read as {dims[0]} means and {dims[0]} "
+            f"log-variances, but the decoder takes z with {both} dimensions: does the encoder return "
+            "means only? It must return the means and the log-variances"
         ) from error
 
 
