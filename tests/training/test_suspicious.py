@@ -181,3 +181,10 @@ def test_examples_on_another_scale_are_noted(trained):
         return
     with pytest.warns(UserWarning, match="if the VAE was trained on x of another scale"):
         recmix.wrap(encoder, decoder, likelihood=likelihood, example=255 * x)
+
+
+def test_an_encoder_that_is_random_is_noted(trained):
+    encoder, decoder, likelihood, x = trained
+    noisy = OtherForm(encoder, lambda out: nn.functional.dropout(out, 0.5, training=True))
+    with pytest.warns(UserWarning, match="gives other means when it is called again"):
+        recmix.wrap(noisy, decoder, likelihood=likelihood, example=x[:1] * 0)

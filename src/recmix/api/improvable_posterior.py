@@ -200,5 +200,10 @@ class ImprovablePosterior(TrainedPosterior):
                 f"budget={math.ceil(1.1 * fastest)}, or milliseconds={1.1 * fastest * own:.3g}",
                 stacklevel=3,
             )
+        elif not found.winner.inference.refine:
+            warnings.warn(
+                f"the posterior is not refined: {found.reason}. More examples may decide otherwise",
+                stacklevel=3,
+            )
         chosen = found.winner.inference
         return self.using(how=chosen.how, refine=chosen.refine)

@@ -128,10 +128,10 @@ def _train(**given: Any) -> None:
         highlight=False,
     )
     if epoch == len(model.history) == model.spec.training.epochs and not model.spec.auto:
-        faster = ", and a larger --learning-rate in a new run" if model.spec.init else ""
+        faster = ". A new run with a larger --learning-rate may help, too" if model.spec.init else ""
         out.print(
-            f"The last epoch was the best, so that longer training may help{faster}: "
-            f"recmix train --resume --out {plain(folder)} --epochs {2 * epoch}{flag}",
+            "The last epoch was the best, so that longer training may help: "
+            f"recmix train --resume --out {plain(folder)} --epochs {2 * epoch}{flag}{faster}",
             highlight=False,
         )
     out.print(f"Next: recmix evaluate {plain(folder)}{flag}", highlight=False)

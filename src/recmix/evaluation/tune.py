@@ -107,7 +107,10 @@ class Frontier:
         clear = f"clear means more than {SETTLED:g} standard errors"
         first = _fastest_clear(self.encoder, self.within_limit)
         if first is None:
-            return f"no refinement within the limit has a clear gain over the encoder; {clear}"
+            return (
+                "no refinement within the limit has a clear gain in the IWAE bound over the encoder; "
+                f"{clear}"
+            )
         if first is self.winner:
             return (
                 "the fastest refinement that is clearly above the encoder and not clearly below the "
@@ -291,7 +294,10 @@ def read_limit(
             given = math.nan
     if not (isinstance(given, int | float) and math.isfinite(given) and given > 0):
         found = shown(budget if milliseconds is None else milliseconds)
-        raise ConfigError(f"the time limit must be a positive number such as 3, got {found}")
+        raise ConfigError(
+            f"the time limit must be a positive number such as 3, got {found}: budget is a multiple of "
+            "the encoder's time, and milliseconds is the time for one example"
+        )
     if milliseconds is not None:
         return None, given
     if given < 1:

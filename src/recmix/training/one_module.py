@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from recmix.errors import ConfigError
+from recmix.errors import ConfigError, shown
 from recmix.model.assembly import Own
 from recmix.model.encoder_decoder import evaluation_mode
 from recmix.model.foreign import check_module, latent_shape
@@ -114,7 +114,7 @@ def as_networks(encoder: Any, decoder: Any) -> tuple[Any, Any]:
         if not (hasattr(encoder, "encode") and hasattr(encoder, "decode")):
             raise ConfigError(
                 "the decoder is missing: give the encoder and the decoder, or one module with the "
-                "methods encode and decode"
+                f"methods encode and decode; got {shown(encoder)}"
             )
         encoder, decoder = encoder.encode, encoder.decode
     made = [

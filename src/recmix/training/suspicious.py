@@ -73,6 +73,13 @@ def warn_if_misread(method: Method, x: Tensor) -> None:
             need examples are left out.
     """
     x = x[:EXAMPLES]
+    first, second = (method.posterior(x).mean for _ in range(2))
+    if not torch.allclose(first, second, rtol=1e-3, atol=1e-4, equal_nan=True):
+        warnings.warn(
+            "the encoder gives other means when it is called again with the same examples: is dropout "
+            "on in evaluation mode, or does it return a sample instead of the mean?",
+            stacklevel=6,
+        )
     if text := _mistaken_decoder(method, x) or (_mistaken_encoder(method, x) if x.any() else ""):
         warnings.warn(text, stacklevel=6)  # the line that calls recmix.wrap
 
