@@ -7,7 +7,8 @@ The first command trains all methods, all splits of a method at once; give it ag
 everything is trained. It reads no test images. The second one scores the test images once and writes
 ``rows.json``; ``--merge docs/results/columns.json`` also puts the rows there. ``--time`` measures the
 times of posteriors, while nothing else uses the GPU. ``--pack FOLDER`` writes the weights with half
-precision, as parts of a tar file. It needs a GPU.
+precision, as parts of a tar file. ``--decoder dense`` runs the rows of the paper's table of fully
+connected decoders. A column needs a GPU; one with a fully connected decoder takes two hours on a CPU.
 """
 
 from __future__ import annotations
@@ -99,12 +100,23 @@ GROUPS: list[dict[str, Options]] = [
 A group has several rows, because eight or more models in one CUDA graph use the GPU best.
 """
 ROWS: dict[str, Options] = {row: options for group in GROUPS for row, options in group.items()}
+DENSE: dict[str, Options] = {
+    "VAE+": ROWS["VAE+"],
+    **{f"SA({steps})": ROWS["SA(4)"] | {"steps": steps} for steps in (1, 2, 4, 8)},
+    **{f"RME({order})": ROWS["RME(5)"] | {"order": order} for order in (2, 3, 4, 5)},
+    **{f"VLAE({steps})": ROWS["VLAE(2)"] | {"steps": steps} for steps in (1, 2, 4, 8)},
+}
+"""The second stage with a fully connected decoder: the rows of the paper's table 5, and VAE+."""
 
 
 def rows_with_rates(path: Path = RATES) -> dict[str, Options]:
-    """The options of each row, with the rates that the pilot chose."""
+    """The options of each row, with the rates that the pilot chose for its method."""
     chosen = read_json(path).get("rates", {})
-    return {row: options | chosen.get(row, {}) for row, options in ROWS.items()}
+    options = {row: options | chosen.get(row, {}) for row, options in ROWS.items()}
+    for row, of_row in DENSE.items():
+        same = next(name for name in ROWS if alike(ROWS[name], of_row))
+        options.setdefault(row, of_row | chosen.get(same, {}))
+    return options
 
 
 SCORED: dict[str, tuple[str, Options]] = {
@@ -117,6 +129,11 @@ SCORED: dict[str, tuple[str, Options]] = {
     "CURVATURE(4)": ("CURVATURE", {"refine": 4, "how": "learned"}),
 }
 """The rows of the table: the trained row, and the inference with which it is scored."""
+DENSE_SCORED: dict[str, tuple[str, Options]] = {
+    **{row: scored for row, scored in SCORED.items() if scored[0] in ("VAE", "VAE+")},
+    **{row: (row, {}) for row in DENSE if row != "VAE+"},
+}
+"""The rows of the table of a fully connected decoder."""
 
 START: Options = {"method": "vae", "learning_rate": 1e-12}
 """A trial that changes nothing: its bound is that of the start."""
@@ -207,18 +224,23 @@ class Column:
     def __init__(self, given: argparse.Namespace) -> None:
         self.given = given
         self.clock = Clock(given.seconds)
-        self.place = given.out / f"{given.dataset}_{given.dim}"
+        dense = given.decoder == "dense"
+        self.place = given.out / f"{given.dataset}_{given.dim}{'_dense' if dense else ''}"
         self.folder = Folder(self.place, self.clock)
-        self.splits = range(given.splits)
+        self.splits = given.only or range(given.splits)
         self.epochs = given.epochs or FIRST_EPOCHS.get(given.dataset, 100)
         self.options = rows_with_rates()
-        self.rows = [row for row in ROWS if row in (given.rows or ROWS)]
+        self.groups = [DENSE] if dense else GROUPS
+        self.scored = DENSE_SCORED if dense else SCORED
+        self.rows = given.rows or [row for group in self.groups for row in group]
 
     def train(self) -> bool:
         """Train what is not trained yet; whether everything is."""
         given = self.given
         sets = self._sets(test=False)
         first = {"method": "vae", "latent": given.dim, "epochs": self.epochs, **FIRST}
+        if given.decoder != "conv":
+            first["decoder_network"] = given.decoder
         requests = {
             ("VAE", s): {"data": sets[s], "seed": s, "checkpoint_every": 20, **first}
             for s in self.splits
@@ -226,7 +248,7 @@ class Column:
         if not self.folder.train(requests):
             return False
         starts = {s: self.folder.load("VAE", s) for s in self.splits if self.folder.done("VAE", s)}
-        for group in GROUPS:
+        for group in self.groups:
             rows = {row: dict(self.options[row]) for row in group if row in self.rows}
             if "WIDE" in rows and starts:
                 large = [ROWS[row] for row in ("RME(5)", "RESIDUAL", "RME RESIDUAL(4)")]
@@ -242,12 +264,12 @@ class Column:
                 return False
         return True
 
-    def _sets(self, *, test: bool) -> list[Any]:
+    def _sets(self, *, test: bool) -> dict[int, Any]:
         given = self.given
-        found = [
-            read(given.dataset, s, given.data_root, test=test, most=given.images) for s in self.splits
-        ]
-        say(found[0])
+        found = {
+            s: read(given.dataset, s, given.data_root, test=test, most=given.images) for s in self.splits
+        }
+        say(next(iter(found.values())))
         return found
 
     def score(self) -> bool:
@@ -259,14 +281,14 @@ class Column:
         scores = read_json(path)
         keys = [
             (row, s)
-            for row, (trained, _) in SCORED.items()
+            for row, (trained, _) in self.scored.items()
             for s in self.splits
             if self.folder.done(trained, s)
         ]
         todo = [(row, s, False) for row, s in keys if f"{row}/{s}" not in scores]
         if self.given.many:
             todo += [(row, s, True) for row, s in keys if "many" not in scores.get(f"{row}/{s}", {})]
-        sets = self._sets(test=True) if todo else []
+        sets = self._sets(test=True) if todo else {}
         longest = 3.0
         for row, s, many in todo:
             if self.clock.left() < 2 * longest:
@@ -297,7 +319,7 @@ class Column:
             many: whether to add the bound with many samples of fewer images.
         """
         given = self.given
-        trained, options = SCORED[row]
+        trained, options = self.scored[row]
         model = self.folder.load(trained, s)
         if before:
             used = Inference(**before["inference"])
@@ -333,7 +355,7 @@ class Column:
         times, scores = read_json(path), read_json(self.place / "scores.json")
         data = read(self.given.dataset, 0, self.given.data_root, test=False, most=self.given.images)
         x = torch.as_tensor(data.x_val[:TIMED_BATCH])
-        for row, (trained, _) in SCORED.items():
+        for row, (trained, _) in self.scored.items():
             if row in times or f"{row}/0" not in scores:
                 continue
             if self.clock.left() < 5:
@@ -349,7 +371,7 @@ class Column:
 
     def _write_rows(self, scores: Options) -> None:
         """Write the rows of the column, each over its splits, and merge them where asked."""
-        rows = [row for name in SCORED if (row := self._row(name, scores))]
+        rows = [row for name in self.scored if (row := self._row(name, scores))]
         write(self.place / "rows.json", {"rows": rows})
         if self.given.merge:
             merge(rows, self.given.merge)
@@ -359,7 +381,7 @@ class Column:
         if not splits:
             return None
         found = [scores[f"{name}/{s}"] for s in splits]
-        trained = SCORED[name][0]
+        trained = self.scored[name][0]
         runs = [self.folder.run(trained, s) for s in splits]
         histories = [run.history() for run in runs]
         label, setting = named(name)
@@ -369,6 +391,7 @@ class Column:
         return {
             "dataset": self.given.dataset,
             "dim": self.given.dim,
+            "decoder": self.given.decoder,
             "row": name,
             "method": label,
             "setting": setting,
@@ -407,19 +430,20 @@ class Column:
         given = self.given
         words = ["python", "docs/columns.py", given.dataset, given.dim, "--splits", given.splits]
         words += ["--epochs", self.epochs, "--second", given.second]
+        words += ["--decoder", given.decoder] if given.decoder != "conv" else []
         return shlex.join(str(word) for word in words)
 
     def pack(self, out: Path) -> None:
         """Write the weights of all trained rows, or of those that were named, in parts."""
         given = self.given
-        rows = given.rows or ["VAE", *ROWS]
+        rows = given.rows or ["VAE", *(row for group in self.groups for row in group)]
         runs = [
             self.folder.run(row, s)
             for row in rows
             for s in (given.packed_splits or self.splits)
             if self.folder.done(row, s)
         ]
-        paths = pack(runs, out, f"{given.dataset}_{given.dim}")
+        paths = pack(runs, out, self.place.name)
         first, last = given.parts
         for path in paths[:first] + paths[last:]:
             path.unlink()
@@ -537,9 +561,14 @@ def named(row: str) -> tuple[str, int | None]:
 def merge(rows: list[Options], path: Path) -> None:
     """Put the rows of one column into a file of rows, in place of the column's old ones."""
     content = read_json(path) or {"rows": []}
-    here = {(row["dataset"], row["dim"], row["row"]) for row in rows}
-    kept = [r for r in content["rows"] if (r["dataset"], r["dim"], r["row"]) not in here]
+    here = {_place(row) for row in rows}
+    kept = [row for row in content["rows"] if _place(row) not in here]
     write(path, {"rows": kept + rows})
+
+
+def _place(row: Options) -> tuple[Any, ...]:
+    """What tells a row from all others."""
+    return row["dataset"], row["dim"], row.get("decoder", "conv"), row["row"]
 
 
 def commit() -> str | None:
@@ -568,11 +597,15 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--data-root", type=Path, default=None, help="folder of the data sets")
     parser.add_argument("--seconds", type=float, default=math.inf, help="stop before this time")
     parser.add_argument("--splits", type=int, default=5)
+    parser.add_argument("--only", type=int, nargs="+", default=None, help="only these splits")
+    parser.add_argument(
+        "--decoder", default="conv", choices=["conv", "dense"], help="dense: fully connected"
+    )
     parser.add_argument(
         "--epochs", type=int, default=None, help=f"of the VAE; by default {FIRST_EPOCHS}"
     )
     parser.add_argument("--second", type=int, default=8, help="epochs of the second stage")
-    parser.add_argument("--rows", nargs="+", default=None, choices=["VAE", *ROWS], metavar="ROW")
+    parser.add_argument("--rows", nargs="+", default=None, choices=["VAE", *ROWS, *DENSE], metavar="ROW")
     parser.add_argument(
         "--images", type=int, default=None, help="only so many of each part, for a trial"
     )

@@ -71,7 +71,8 @@ def test_wrong_words_get_a_hint(words, hint, capsys):
     assert call(*words) == 2
     said = " ".join(capsys.readouterr().err.replace("│", "").split())
     said = re.sub(r"Did you mean (\S+)\?", r"(Possible options: \1)", said)  # click before 8.2
-    said = re.sub(r"('\w+') is not a valid integer", r"valid integer, got \1", said)  # typer 0.15
+    # older typer and click:
+    said = re.sub(r"('\w+') is not a valid int(?:eger)?", r"valid integer, got \1", said)
     assert hint in said
 
 
