@@ -52,6 +52,12 @@ FIRST_EPOCHS = {
     "celeba": 100,
 }
 """Epochs of the VAE; the rate decays over all of them, and the best on validation images is kept."""
+WARMUP = 4
+"""Epochs in which the weight of the KL divergence rises to 1, for a fully connected decoder.
+
+Without it the posterior stays at the prior: on OMNIGLOT 10 the bound of the validation images is 96
+after 8 epochs, with it 255.
+"""
 SECOND: Options = {"schedule": "cosine", "patience": 0, "batch_size": 128}
 RATE: Options = {"learning_rate": 1e-4}
 ENCODER: Options = {
@@ -240,7 +246,7 @@ class Column:
         sets = self._sets(test=False)
         first = {"method": "vae", "latent": given.dim, "epochs": self.epochs, **FIRST}
         if given.decoder != "conv":
-            first["decoder_network"] = given.decoder
+            first |= {"decoder_network": given.decoder, "kl_warmup": WARMUP}
         requests = {
             ("VAE", s): {"data": sets[s], "seed": s, "checkpoint_every": 20, **first}
             for s in self.splits
