@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from code_tables import table
-from columns import SCORED, START, alike, rows_with_rates
+from columns import FIXED, ROWS, SCORED, START, alike, rows_with_rates
 
 from recmix.reports.paired import FEWEST_PAIRS, compare
 from recmix.reports.published import Published, figures
@@ -286,7 +286,9 @@ def rates() -> str:
     tried = [row for file in files for row in json.loads((RESULTS / file).read_text())["rows"]]
     vae = next(row["best_val_iwae"] for row in tried if not row["options"])
     lines = []
-    for name, options in rows_with_rates().items():
+    used_options = rows_with_rates()
+    for name in (row for row in ROWS if row not in FIXED):
+        options = used_options[name]
         found = {
             _words(row["options"]): _above_start(row, vae)
             for row in tried

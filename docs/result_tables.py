@@ -280,6 +280,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "structured-gaps": structured_tables.gaps,
     "structured-refined-parallel": partial(structured_tables.rows, "parallel", "refined_"),
     "structured-refined-graphs": partial(structured_tables.rows, "graphs", "refined_"),
+    "structured-longer": structured_tables.longer,
     "structured-molecules": structured_tables.molecules,
     "structured-published": structured_tables.published,
     "structured-training": structured_tables.training,

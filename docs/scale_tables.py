@@ -76,7 +76,8 @@ def _cost(cost: Mapping[str, float] | str | None) -> str:
     if cost is None:
         return NONE
     if isinstance(cost, str):
-        return cost.removeprefix("skipped: ")
+        why = cost.removeprefix("skipped: ")
+        return "refused" if why.startswith("ConfigError") else why
     return f"{_number(cost['ms'])} ms, {_number(cost['mib'])} MiB"
 
 

@@ -12,7 +12,7 @@ from code_tables import table
 
 from recmix.evaluation.molecules import ROWS
 
-__all__ = ["gaps", "molecules", "published", "rows", "training"]
+__all__ = ["gaps", "longer", "molecules", "published", "rows", "training"]
 
 RESULTS = Path(__file__).resolve().parent / "results" / "structured"
 KINDS = {
@@ -77,6 +77,24 @@ def _gain(part: list[dict[str, Any]], control: list[dict[str, Any]], bound: str,
     else:
         return f"{gains[0]:.2f}"
     return f"{statistics.mean(gains):.2f} ± {error:.2f}"
+
+
+def longer() -> str:
+    """The methods that continue from VAE+, and their differences from VAE+ that continues as long."""
+    lines = []
+    for kind in ("parallel", "graphs"):
+        by_name: dict[str, list[dict[str, Any]]] = {}
+        for row in _read(f"longer_{kind}")["rows"]:
+            by_name.setdefault(row["row"], []).append(row)
+        control = "VAE+ longer"
+        for name in (name for name in by_name if name.endswith(" longer")):
+            line = [KINDS[kind], name]
+            for bound in ("elbo", "iwae"):
+                gain = _gain(by_name[name], by_name[control], bound, paired=False)
+                line.append(f"{statistics.mean(row[bound] for row in by_name[name]):.2f}")
+                line.append(gain if name != control else "")
+            lines.append(line)
+    return table(["data", "row", "ELBO", "gain", "IWAE-100", "gain"], lines, numbers=4)
 
 
 def gaps() -> str:

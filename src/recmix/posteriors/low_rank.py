@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from recmix.posteriors.full import in_double
+from recmix.posteriors.full import cholesky, in_double
 from recmix.posteriors.gaussian import Gaussian, precision_shares
 from recmix.posteriors.posterior import AnyGaussian
 
@@ -178,8 +178,16 @@ class LowRankGaussian(AnyGaussian):
         return _core(self.left, self.right)
 
     def _log_det(self) -> Tensor:
-        """log |det L| = Σ log a + log |det(I + rightᵀ left)|, (B,)."""
-        return self.log_scale.sum(-1) + torch.linalg.slogdet(self._core()).logabsdet
+        """log |det L| = Σ log a + log |det M| with M = I + rightᵀ left, (B,).
+
+        log |det M| is half of log det(M Mᵀ), which has a Cholesky factorisation, as in `FullGaussian`.
+        With `torch.linalg.slogdet` no CUDA graph could be captured. M Mᵀ has the squared condition number
+        of M, so it is computed in float64.
+        """
+        core = in_double(self._core())
+        factor = cholesky(core @ core.mT)
+        log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        return self.log_scale.sum(-1) + log_det.to(self.log_scale.dtype)
 
     def _log_normaliser(self) -> Tensor:
         return self._log_det() + 0.5 * self.mean.shape[-1] * math.log(2 * math.pi)
