@@ -11,7 +11,9 @@ from torch.distributions import MultivariateNormal, Normal
 import recmix
 from recmix.data import DataWarning
 from recmix.errors import ConfigError
+from recmix.model.assembly import Own
 from recmix.model.likelihoods import Gaussian, Likelihood, sum_event
+from recmix.training.one_module import as_networks, keep_used_parts
 
 FEATURES, LATENT = 12, 3
 
@@ -316,6 +318,38 @@ def test_a_vae_in_one_module(form, x, tmp_path):
     given = {"encoder": fresh.encode, "decoder": fresh.decode, "epochs": 1, "device": "cpu"}
     recmix.fit("vae", x, init=folder, out=tmp_path / "on", progress=False, **given)
     assert recmix.load(tmp_path / "on", OneModule(), device="cpu").elbo(x).isfinite().all()
+
+
+class Noisy(OneModule):
+    """Its encoder has a layer that is used only in training mode, and normalises batches."""
+
+    def __init__(self):
+        super().__init__()
+        self.normal = nn.BatchNorm1d(FEATURES)
+        self.blur = nn.Linear(FEATURES, FEATURES)
+
+    def encode(self, x):
+        x = self.normal(x.flatten(1)).reshape(x.shape)
+        if self.training:
+            x = x + 0.01 * torch.randn_like(x) * self.blur(x.flatten(1)).reshape(x.shape)
+        return super().encode(x)
+
+
+def test_a_part_that_only_training_uses_is_kept_and_looking_for_it_changes_nothing(x):
+    vae = Noisy()
+    before = {name: value.clone() for name, value in vae.state_dict().items()}
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    halves = as_networks(vae, None)
+    keep_used_parts(Own(*halves), tuple(x.shape[1:]), LATENT)
+    assert torch.equal(torch.rand(1), expected)
+    assert vae.training
+    assert all(torch.equal(value, before[name]) for name, value in vae.state_dict().items())
+    names = {name.split(".")[1] for name in halves[0].state_dict()}
+    assert names == {"first", "shift", "normal", "blur"}
+    assert {name.split(".")[1] for name in halves[1].state_dict()} == {"second"}
+    halves[0].train()(x)
 
 
 def test_an_encoder_of_means_only_is_refused(x):

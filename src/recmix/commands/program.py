@@ -139,7 +139,7 @@ def add_commands(words: list[str]) -> None:
 
 
 def _names_train(words: list[str]) -> bool:
-    """Whether the command is train, or the shell asks how to complete it."""
+    """Whether the command is `train`, also while the shell asks how to complete its words."""
     if "_RECMIX_COMPLETE" in os.environ:
         written = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
         words = written.split()[1:]

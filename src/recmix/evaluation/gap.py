@@ -286,7 +286,11 @@ class Gap:
         return "\n".join([*rows, *self.notes(), self.advice])
 
     def notes(self) -> list[str]:
-        """Lines of text below the table of gaps: the family of Gaussians, and the checks of log p(x)."""
+        """Lines of text below the table of gaps.
+
+        They say among which Gaussians, diagonal or full, the best posterior was searched, and whether
+        two estimates of log p(x) agree.
+        """
         lines = [f"Approximation and amortisation gap refer to {self.family} Gaussians."]
         if not self.exact:
             lines[0] += (

@@ -181,8 +181,8 @@ class LowRankGaussian(AnyGaussian):
         """log |det L| = Σ log a + log |det M| with M = I + rightᵀ left, (B,).
 
         log |det M| is half of log det(M Mᵀ), which has a Cholesky factorisation, as in `FullGaussian`.
-        With `torch.linalg.slogdet` no CUDA graph could be captured. M Mᵀ has the squared condition number
-        of M, so it is computed in float64.
+        With `torch.linalg.slogdet` no CUDA graph could be captured. M Mᵀ has the squared condition
+        number of M, so it is computed in float64.
         """
         core = in_double(self._core())
         factor = cholesky(core @ core.mT)

@@ -127,7 +127,7 @@ def _global_state(device: torch.device) -> Tensor:
 
 
 def _what_to_lower(jobs: Sequence[Job]) -> str:
-    """Name the options of the first training that decide how much memory a step needs."""
+    """Text that names the options of the first job that decide how much memory a step needs."""
     training, inference = jobs[0].training, jobs[0].objective.inference
     words = [f"batch_size (now {training.batch_size})"]
     if training.objective == "iwae":

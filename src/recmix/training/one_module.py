@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -53,26 +54,41 @@ class MethodModule(nn.Module):
         return getattr(self.whole, self.name)(x)
 
     def keep_used(self, x: Any) -> None:
-        """Call the user's method once, and remove the submodules and parameters that it does not use.
+        """Call the user's method, and remove the submodules and parameters that it does not use.
 
-        Nothing is removed if the call fails.
+        It is called once in evaluation mode, and a copy of it once in training mode. Nothing is removed
+        if the call in evaluation mode fails.
 
         Args:
             x: an input of the method.
         """
+        with evaluation_mode(self):
+            used = self._used(x)
+        if used is None:
+            return  # the checks that follow report the error
+        with suppress(Exception):  # a user's module need not be copyable
+            used |= copy.deepcopy(self).train()._used(x) or set()
+        parts = self.whole.__dict__
+        for store in STORES:
+            parts[store] = {name: part for name, part in parts[store].items() if name in used}
+
+    def _used(self, x: Any) -> set[str] | None:
+        """The names of the parts that one call of the user's method reads; None if the call fails.
+
+        The state of random generators does not change.
+        """
         parts = self.whole.__dict__
         before = {store: parts[store] for store in STORES}
         recorded = {store: _Recorded(before[store]) for store in STORES}
-        with evaluation_mode(self), torch.no_grad():
-            parts.update(recorded)
-            try:
+        parts.update(recorded)
+        try:
+            with torch.random.fork_rng(), torch.no_grad():
                 self(x)
-            except Exception:  # whatever a user's code raises; the checks that follow report it
-                recorded = {}
-            finally:
-                parts.update(before)
-        for store, found in recorded.items():
-            parts[store] = {name: before[store][name] for name in before[store] if name in found.used}
+        except Exception:  # whatever a user's code raises
+            return None
+        finally:
+            parts.update(before)
+        return set().union(*(found.used for found in recorded.values()))
 
 
 class _Recorded(dict[str, Any]):

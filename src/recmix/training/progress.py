@@ -83,15 +83,15 @@ def watch(title: str, epochs: int, done: int, show: bool | None = None) -> Itera
 
 @contextmanager
 def count(title: str, total: int, show: bool | None = None) -> Iterator[Callable[[int], None]]:
-    """Show how many items of a work are done, and the time left, while the context is open.
+    """Show how many items of a task are done, and the time left, while the context is open.
 
     It shows a bar in a terminal or a notebook, and elsewhere prints a line every 15 seconds. The context
-    gives a function. Call it with the number of items that are done.
+    gives a function. Call it with the total number of items done so far.
 
     Args:
         title: text in front of the bar.
         total: number of items.
-        show: False shows nothing.
+        show: False shows nothing; True and None are the same.
     """
     console = Console(stderr=True)
     if show is False:

@@ -206,10 +206,10 @@ class Likelihood(nn.Module, ABC):
         return values.flatten(2)[..., None]
 
     def unblock(self, values: Tensor, output: Shape) -> Tensor:
-        """Undo `blocks`: rearrange values from (S, B, blocks, n) to (S, B, *output).
+        """Undo `blocks`: rearrange values from (S, B, G, n) to (S, B, *output).
 
         Args:
-            values: one number for each decoder output, in `blocks` groups of n outputs.
+            values: one number for each decoder output, in G groups of n outputs.
             output: shape of the decoder's output for one example.
         """
         return values.reshape(*values.shape[:2], *output)
