@@ -17,7 +17,7 @@ from recmix.reports.summary import Point
 __all__ = ["frontiers"]
 
 ACROSS = 3
-"""Panels in a row."""
+"""Most panels in a row."""
 OFFSET = (10, 6)
 """From a point to its label before labels are moved, in pixels: half a marker."""
 
@@ -38,8 +38,8 @@ def frontiers(panels: Mapping[str, Sequence[Point]], path: Path, *, samples: int
     Returns:
         The path.
     """
-    across = min(ACROSS, max(1, len(panels)))
-    down = max(1, math.ceil(len(panels) / across))
+    down = max(1, math.ceil(len(panels) / ACROSS))
+    across = max(1, math.ceil(len(panels) / down))
     looks = _looks(point.label for points in panels.values() for point in points)
     with plt.rc_context(STYLE):
         size = (7.5, 5) if len(panels) == 1 else (5 * across, 3.7 * down + 0.3)
