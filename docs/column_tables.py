@@ -32,17 +32,18 @@ CONTROL = "VAE+"
 NONE = "–"
 
 
-def columns() -> list[Line]:
-    """The rows of docs/results/columns.json; none before a column was run."""
-    path = RESULTS / "columns.json"
+def columns(name: str = "columns.json") -> list[Line]:
+    """The rows of a file of docs/results; none before a column was run."""
+    path = RESULTS / name
     rows: list[Line] = json.loads(path.read_text())["rows"] if path.exists() else []
     return rows
 
 
-def _paper() -> dict[tuple[str, int, str], Published]:
-    """The paper's log-likelihoods with convolutional decoders, by data set, dimension and row."""
-    tables = ("log_likelihood", "binary_mnist")
-    found = (f for f in figures() if f.table in tables and f.network == "conv")
+def _paper(
+    tables: Sequence[str] = ("log_likelihood", "binary_mnist"), network: str = "conv"
+) -> dict[tuple[str, int, str], Published]:
+    """The paper's log-likelihoods with one kind of decoder, by data set, dimension and row."""
+    found = (f for f in figures() if f.table in tables and f.network == network)
     return {(f.data, f.latent, str(f.row)): f for f in found}
 
 
@@ -222,6 +223,45 @@ def not_run(rows: Sequence[Line]) -> str:
     return table(heads, lines, numbers=4)
 
 
+def decoders(rows: Sequence[Line]) -> str:
+    """Rows with fully connected decoders, beside the paper's for both kinds of decoder."""
+    dense, conv = (_paper(("fc_vs_conv_decoder",), network) for network in ("dense", "conv"))
+    ours = {(row["dataset"], row["dim"], row["row"]) for row in rows}
+    run = sum(key in ours for key in dense)
+    text = [f"{run} of the paper's {len(dense)} figures with a fully connected decoder have ours.\n"]
+    for (data, dim), found in _by_column(rows).items():
+        first, control = next(iter(found.values())), found.get(CONTROL)
+        lines = []
+        for name in sorted(found, key=_order):
+            row, key = found[name], (data, dim, name)
+            own, theirs = _pair(row, dense.get(key))
+            other = f"{conv[key].mean:.1f}" if key in conv else ""
+            gains = [_gain(row, control, values) for values in ("values", "elbos")]
+            lines.append([name, own, *gains, _epochs(row), theirs, other])
+        heads = ["row", "IWAE-100", "over VAE+", "ELBO over VAE+", "best epoch", "paper (difference)"]
+        heads.append("paper, convolutional")
+        about = f"Splits: {first['splits']}. {first['device']}. `{first['command']}`"
+        text.append(f"\n#### {TITLES[data]}, dim {dim}\n\n{about}\n\n{table(heads, lines, numbers=6)}")
+    return "".join(text)
+
+
+MIXTURES = ("ME(2)", "ME(5)", "RME(2)", "RME(5)")
+
+
+def same_rate(rows: Sequence[Line]) -> str:
+    """The gains of mixtures over VAE+ that was trained at the same rate as they."""
+    control = "VAE+ at rate 1e-4"
+    by_column = {key: found for key, found in _by_column(rows).items() if control in found}
+    if not by_column:
+        return "Not run yet.\n"
+    heads, lines = ["gain over VAE+ at rate 1e-4"], [[name] for name in MIXTURES]
+    for (data, dim), found in by_column.items():
+        heads += [f"{_title(data)}, dim {dim}: IWAE-100", "ELBO"]
+        for line in lines:
+            line += [_gain(found[line[0]], found[control], values) for values in ("values", "elbos")]
+    return table(heads, lines, numbers=len(heads) - 1)
+
+
 def _milliseconds(row: Line) -> str:
     """The time of a posterior; in brackets if other programs used the GPU."""
     if row["milliseconds"] is None:
@@ -387,6 +427,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "paper-cells": lambda: comparison(columns()),
     "columns": lambda: column_table(columns()),
     "column-gains": lambda: column_gains(columns()),
+    "same-rate": lambda: same_rate(columns()),
+    "decoders": lambda: decoders(columns("decoders.json")),
     "not-run": lambda: not_run(columns()),
 }
 """Functions that make each table, by its name in the pages."""
