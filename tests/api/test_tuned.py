@@ -7,7 +7,7 @@ import pytest
 
 import recmix
 from recmix import Inference
-from recmix.errors import RunError
+from recmix.errors import ConfigError, RunError
 from recmix.evaluation import tune as module
 from recmix.runs.folder import TUNED, Run
 
@@ -106,3 +106,10 @@ def test_auto_is_chosen_without_the_calibration_of_the_model(x, monkeypatch):
     assert found.inference == Inference(refine=1, reuse=0)
     assert model.refined(0, how="auto", x=x).inference == model.inference
     assert bases == [Inference(reuse=0)] * 2
+
+
+def test_learned_steps_need_a_curvature_network_at_once(run):
+    model = recmix.load(run.folder)
+    with pytest.raises(ConfigError, match="no curvature network.*--method curvature"):
+        model.refined(2, how="learned")
+    assert model.using(how="learned").inference.refine == 0  # nothing is refined

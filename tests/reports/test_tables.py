@@ -140,7 +140,8 @@ def test_notes_list_incomplete_rows(tmp_path):
     (add_run(tmp_path, "RME", 5, split=1) / "scores.json").unlink()
     notes = " ".join(likelihood_table(summarise(read_store(tmp_path).records)).notes)
     assert "VAE on MNIST, dim 20 (5 of 6)" in notes
-    assert "1 selected runs have no finite test score" in notes
+    assert "without a finite test score" in notes
+    assert "RME(5) on MNIST, dim 20 (split 1)" in notes
     assert "not done are left out: 1." in notes
 
 

@@ -17,6 +17,7 @@ from recmix.data.text_data import is_texts
 from recmix.errors import ConfigError, DataError, memory_advice, unknown
 from recmix.evaluation.calibrate import EXAMPLES
 from recmix.inference import Inference
+from recmix.inference.learned import check_curvature
 from recmix.methods.method import Method, infer, infer_no_grad
 from recmix.model.latent import LatentModel
 from recmix.model.vocabulary import Vocabulary
@@ -130,6 +131,8 @@ class TrainedPosterior(nn.Module):
             if name not in vars(self.inference):
                 raise ConfigError(unknown("option of Inference", name, vars(self.inference)))
         inference = replace(self.inference, **options)
+        if inference.refine and inference.how == "learned":
+            check_curvature(self.method.model)
         spec = replace(self.spec, inference=inference)
         return type(self)(self.method, spec, self.history, None, self.vocabulary, self.seen)
 

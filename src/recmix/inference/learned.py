@@ -22,7 +22,7 @@ from recmix.model.latent import LatentModel
 from recmix.model.replaceable import replaceable
 from recmix.posteriors import FullGaussian, LowRankGaussian
 
-__all__ = ["Iterate", "Pair", "advance", "direction", "gaussian_at", "learned"]
+__all__ = ["Iterate", "Pair", "advance", "check_curvature", "direction", "gaussian_at", "learned"]
 
 FIRST_LENGTHS = (0.4, 1.0)
 """Lengths that are tried for the first step."""
@@ -49,11 +49,7 @@ def learned(
         restarts: number of starting points for each example, see `restart_scales`. The end point with
             the highest estimate of log p(x), log p(x, z*) + log |det L|, is used.
     """
-    if model.curvature is None:
-        raise ConfigError(
-            "this model has no curvature network, which the refinement 'learned' needs: train one by "
-            "recmix.fit('curvature', data, init=model) or recmix train --method curvature --init RUN"
-        )
+    check_curvature(model)
     with torch.no_grad():
         many = torch.cat([scale * start for scale in restart_scales(restarts)])
         joint = make_log_joint(model, repeated(x, restarts), start.dtype)
@@ -69,6 +65,15 @@ def learned(
     moved = _precondition(q, gradient)
     mean = mode + (moved - moved.detach())  # the value of z*, the derivative L Lᵀ dg
     return gaussian_at(model, mode, mean)
+
+
+def check_curvature(model: LatentModel) -> None:
+    """Raise an error if the model has no curvature network, which the refinement ``learned`` needs."""
+    if model.curvature is None:
+        raise ConfigError(
+            "this model has no curvature network, which the refinement 'learned' needs: train one by "
+            "recmix.fit('curvature', data, init=model) or recmix train --method curvature --init RUN"
+        )
 
 
 def gaussian_at(

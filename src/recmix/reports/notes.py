@@ -112,20 +112,20 @@ def incomplete(results: Results) -> list[str]:
 
     Missing results are runs without a test score and runs that are not finished.
     """
-    fewer, unscored, pending = [], 0, 0
+    fewer, unscored, pending = [], [], 0
     for (row, column), cell in _ordered(results):
         most = results.splits(column)
         if 0 < len(cell.values) < most:
             fewer.append(f"{row} on {column} ({len(cell.values)} of {most})")
         by_default = [split for split, run in cell.chosen.items() if run.row == row]
-        unscored += sum(split not in cell.values for split in by_default)
+        missing = [str(split) for split in by_default if split not in cell.values]
+        if missing:
+            unscored.append(f"{row} on {column} (split {', '.join(missing)})")
         pending += cell.pending
     notes = _note("Rows with fewer splits than others are never the best", fewer)
     if unscored:
-        notes.append(
-            f"{unscored} selected runs have no finite test score with {results.samples} samples: "
-            f"recmix evaluate --samples {results.samples} adds it."
-        )
+        said = f"Runs without a finite test score with {results.samples} samples"
+        notes += _note(f"{said} (recmix evaluate --samples {results.samples} adds it)", unscored)
     if pending:
         notes.append(f"Runs that are not done are left out: {pending}.")
     return notes

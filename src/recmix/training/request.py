@@ -228,7 +228,9 @@ def _check_arguments(
     check_start(init)
     for name, module in (("encoder", encoder), ("decoder", decoder)):
         if module is not None and not isinstance(module, nn.Module):
-            raise ConfigError(f"{name} must be a torch.nn.Module, got {shown(module)}")
+            built_in = {"encoder": "network", "decoder": "decoder_network"}[name]
+            hint = f": built-in networks have the option {built_in}" if isinstance(module, str) else ""
+            raise ConfigError(f"{name} must be a torch.nn.Module, got {shown(module)}{hint}")
     if resume and overwrite:
         raise ConfigError("resume and overwrite exclude each other: continue a run, or replace it")
     if not all(callable(callback) for callback in callbacks):
