@@ -86,6 +86,47 @@ def test_new_rows_replace_those_of_the_same_column(tmp_path):
     assert means == {(20, "VAE"): 5.5, (10, "VAE"): 3.5}
 
 
+def test_rows_with_another_decoder_are_rows_of_their_own(tmp_path):
+    path = tmp_path / "decoders.json"
+    columns.merge([row("VAE", [1.0, 2.0])], path)
+    columns.merge([row("VAE", [3.0, 4.0], decoder="dense")], path)
+    assert [r["mean"] for r in study.read_json(path)["rows"]] == [1.5, 3.5]
+
+
+def test_fully_connected_decoders_stand_beside_the_papers_two_figures():
+    place = {"dataset": "omniglot", "dim": 10, "decoder": "dense"}
+    rows = [row("VAE+", [296.0, 298.0], **place), row("VLAE(4)", [319.0, 320.0], **place)]
+    text = column_tables.decoders(rows)
+    assert text.startswith("1 of the paper's 52 figures")
+    cells = {line[0]: line for line in lines_of(text) if line}
+    assert cells["VLAE(4)"][1:3] == ["319.5 ± 0.7", "+22.5 ± 0.5"]
+    assert cells["VLAE(4)"][5:] == ["318.0 (+1.5)", ""]
+    assert column_tables.decoders([]).startswith("0 of the paper's 52 figures")
+
+
+def test_mixtures_are_compared_with_the_control_at_their_rate():
+    names = {"VAE+": 0.0, "VAE+ at rate 1e-4": 3.0, "ME(2)": 4.0, "ME(5)": 5.0, "RME(2)": 3.5}
+    rows = [row(name, [930.0 + gain, 932.0 + gain]) for name, gain in names.items()]
+    rows.append(row("RME(5)", [935.0, 938.0]))
+    assert "Not run" in column_tables.same_rate([row("VAE+", [930.0, 932.0])])
+    cells = {line[0]: line for line in lines_of(column_tables.same_rate(rows)) if line}
+    assert cells["ME(5)"][1:] == ["+2.0 ± 0.0", "+2.0 ± 0.0"]
+    assert cells["RME(5)"][1] == "+2.5 ± 0.5"
+
+
+def test_rows_of_one_method_have_its_rates_and_the_pilot_leaves_fixed_rows_alone(tmp_path):
+    path = tmp_path / "rates.json"
+    trial = {"options": {"method": "vlae", "steps": 2, "learning_rate": 7e-4}, "best_val_iwae": 1.0}
+    plain = {"options": {"method": "vae", "learning_rate": 9e-4}, "best_val_iwae": 1.0}
+    chosen = columns.choose([trial, plain])
+    study.write(path, {"rates": chosen})
+    found = columns.rows_with_rates(path)
+    assert {found[f"VLAE({steps})"]["learning_rate"] for steps in (1, 2, 4, 8)} == {7e-4}
+    assert found["VLAE(8)"]["steps"] == 8
+    assert found["VAE+"]["learning_rate"] == 9e-4
+    assert found["VAE+ at rate 1e-4"]["learning_rate"] == 1e-4
+
+
 def test_the_fifth_batch_of_cifar10_is_the_test_set_and_training_does_not_see_it(tmp_path):
     folder = tmp_path / "cifar10" / "cifar-10-batches-bin"
     folder.mkdir(parents=True)
