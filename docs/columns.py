@@ -247,7 +247,10 @@ class Column:
         self.options = rows_with_rates()
         self.groups = [DENSE] if dense else GROUPS
         self.scored = DENSE_SCORED if dense else SCORED
-        self.rows = given.rows or [row for group in self.groups for row in group]
+        here = [row for group in self.groups for row in group]
+        if wrong := [row for row in given.rows or [] if row not in ["VAE", *here]]:
+            raise SystemExit(f"no such row with a {given.decoder} decoder: {', '.join(wrong)}")
+        self.rows = given.rows or here
 
     def train(self) -> bool:
         """Train what is not trained yet; whether everything is."""
@@ -392,7 +395,7 @@ class Column:
             merge(rows, self.given.merge)
 
     def _row(self, name: str, scores: Options) -> Options | None:
-        splits = [s for s in self.splits if f"{name}/{s}" in scores]
+        splits = sorted(int(key.rpartition("/")[2]) for key in scores if key.rpartition("/")[0] == name)
         if not splits:
             return None
         found = [scores[f"{name}/{s}"] for s in splits]
@@ -574,8 +577,14 @@ def named(row: str) -> tuple[str, int | None]:
 
 
 def merge(rows: list[Options], path: Path) -> None:
-    """Put the rows of one column into a file of rows, in place of the column's old ones."""
+    """Put the rows of one column into a file of rows, in place of the column's old ones.
+
+    A row is not replaced by one with fewer splits.
+    """
     content = read_json(path) or {"rows": []}
+    known = {_place(row): row["splits"] for row in content["rows"]}
+    if fewer := [row["row"] for row in rows if row["splits"] < known.get(_place(row), 0)]:
+        raise SystemExit(f"{path} has more splits of {', '.join(fewer)}: nothing is changed")
     here = {_place(row) for row in rows}
     kept = [row for row in content["rows"] if _place(row) not in here]
     write(path, {"rows": kept + rows})

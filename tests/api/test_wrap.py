@@ -352,6 +352,18 @@ def test_a_part_that_only_training_uses_is_kept_and_looking_for_it_changes_nothi
     halves[0].train()(x)
 
 
+def test_all_parts_are_kept_if_training_cannot_be_looked_at(x):
+    class Strange(Noisy):
+        def __init__(self):
+            super().__init__()
+            self.cached = self.shift * 2  # not a leaf: such a module cannot be copied
+
+    halves = as_networks(Strange(), None)
+    keep_used_parts(Own(*halves), tuple(x.shape[1:]), LATENT)
+    assert len(halves[0].state_dict()) == len(Strange().state_dict())
+    halves[0].train()(x)
+
+
 def test_an_encoder_of_means_only_is_refused(x):
     with pytest.raises(ConfigError, match="read as 2 means and 2 log-variances.*means only"):
         recmix.wrap(nn.Linear(FEATURES, 4), nn.Linear(4, FEATURES), likelihood=Gaussian(1.0), example=x)

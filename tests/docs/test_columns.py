@@ -86,6 +86,20 @@ def test_new_rows_replace_those_of_the_same_column(tmp_path):
     assert means == {(20, "VAE"): 5.5, (10, "VAE"): 3.5}
 
 
+def test_a_row_is_not_replaced_by_one_with_fewer_splits(tmp_path):
+    path = tmp_path / "columns.json"
+    columns.merge([row("VAE", [1.0, 2.0])], path)
+    with pytest.raises(SystemExit, match="more splits of VAE"):
+        columns.merge([row("VAE", [3.0, 4.0]) | {"splits": 1}], path)
+    assert study.read_json(path)["rows"][0]["mean"] == 1.5
+
+
+def test_rows_of_the_other_decoder_are_refused(given):
+    given.rows = ["SA(1)"]
+    with pytest.raises(SystemExit, match="no such row with a conv decoder: SA"):
+        columns.Column(given)
+
+
 def test_rows_with_another_decoder_are_rows_of_their_own(tmp_path):
     path = tmp_path / "decoders.json"
     columns.merge([row("VAE", [1.0, 2.0])], path)

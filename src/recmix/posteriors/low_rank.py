@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from recmix.posteriors.full import cholesky, in_double
+from recmix.posteriors.full import in_double
 from recmix.posteriors.gaussian import Gaussian, precision_shares
 from recmix.posteriors.posterior import AnyGaussian
 
@@ -182,10 +182,10 @@ class LowRankGaussian(AnyGaussian):
 
         log |det M| is half of log det(M Mᵀ), which has a Cholesky factorisation, as in `FullGaussian`.
         With `torch.linalg.slogdet` no CUDA graph could be captured. M Mᵀ has the squared condition
-        number of M, so it is computed in float64.
+        number of M, so it is computed in float64; M must have a condition number below 1e7.
         """
         core = in_double(self._core())
-        factor = cholesky(core @ core.mT)
+        factor = torch.linalg.cholesky_ex(core @ core.mT).L
         log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         return self.log_scale.sum(-1) + log_det.to(self.log_scale.dtype)
 

@@ -120,7 +120,8 @@ def incomplete(results: Results) -> list[str]:
         by_default = [split for split, run in cell.chosen.items() if run.row == row]
         missing = [str(split) for split in by_default if split not in cell.values]
         if missing:
-            unscored.append(f"{row} on {column} (split {', '.join(missing)})")
+            word = "split" if len(missing) == 1 else "splits"
+            unscored.append(f"{row} on {column} ({word} {', '.join(missing)})")
         pending += cell.pending
     notes = _note("Rows with fewer splits than others are never the best", fewer)
     if unscored:

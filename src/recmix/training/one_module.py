@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -57,35 +56,34 @@ class MethodModule(nn.Module):
         """Call the user's method, and remove the submodules and parameters that it does not use.
 
         It is called once in evaluation mode, and a copy of it once in training mode. Nothing is removed
-        if the call in evaluation mode fails.
+        if a call fails, or if the module cannot be copied.
 
         Args:
             x: an input of the method.
         """
-        with evaluation_mode(self):
-            used = self._used(x)
-        if used is None:
-            return  # the checks that follow report the error
-        with suppress(Exception):  # a user's module need not be copyable
-            used |= copy.deepcopy(self).train()._used(x) or set()
+        try:
+            with evaluation_mode(self):
+                used = self._used(x)
+            used |= copy.deepcopy(self).train()._used(x)
+        except Exception:  # whatever a user's code raises; the checks that follow report it
+            return
         parts = self.whole.__dict__
         for store in STORES:
             parts[store] = {name: part for name, part in parts[store].items() if name in used}
 
-    def _used(self, x: Any) -> set[str] | None:
-        """The names of the parts that one call of the user's method reads; None if the call fails.
+    def _used(self, x: Any) -> set[str]:
+        """The names of the parts that one call of the user's method reads.
 
         The state of random generators does not change.
         """
         parts = self.whole.__dict__
         before = {store: parts[store] for store in STORES}
         recorded = {store: _Recorded(before[store]) for store in STORES}
+        devices = {p.device for p in self.parameters() if p.device.type == "cuda"}
         parts.update(recorded)
         try:
-            with torch.random.fork_rng(), torch.no_grad():
+            with torch.random.fork_rng(devices), torch.no_grad():
                 self(x)
-        except Exception:  # whatever a user's code raises
-            return None
         finally:
             parts.update(before)
         return set().union(*(found.used for found in recorded.values()))
