@@ -181,8 +181,9 @@ class LowRankGaussian(AnyGaussian):
         """log |det L| = Σ log a + log |det M| with M = I + rightᵀ left, (B,).
 
         log |det M| is half of log det(M Mᵀ), which has a Cholesky factorisation, as in `FullGaussian`.
-        With `torch.linalg.slogdet` no CUDA graph could be captured. M Mᵀ has the squared condition
-        number of M, so it is computed in float64; M must have a condition number below 1e7.
+        With `torch.linalg.slogdet` instead, the posterior could not be captured as a CUDA graph. M Mᵀ
+        has the squared condition number of M, so it is computed in float64, and M must have a condition
+        number below 1e7.
         """
         core = in_double(self._core())
         factor = torch.linalg.cholesky_ex(core @ core.mT).L
