@@ -72,6 +72,7 @@ def test_csv_file_is_loaded_split_and_rebuilt(tmp_path):
         ("a,b\n1,2\n3,\n", "line 3: column 'b' is empty"),
         ("a,b\n\n1,2\n3,x y\n", "line 4: column 'b' is 'x y', not a number"),
         ("1,2\n3,x\n", "line 2: column 2 is 'x'"),
+        ("smiles,logp\nCCO,1\n", r"column 'smiles' is 'CCO'.*SMILES strings from \.smi files"),
         ("a;b\n1;2\n", "semicolons or tabs"),
         ("a\tb\n1\t2\n", "semicolons or tabs"),
         (",a\n0,1\n", r"first column has no name.*index=False"),

@@ -154,6 +154,16 @@ def test_what_is_left_out_is_counted_and_said_once(tmp_path):
         rebuild(data.describe())  # not said again
 
 
+def test_invalid_smiles_strings_are_counted_and_kept(tmp_path):
+    path = write(tmp_path / "a.smi", [*MOLECULES, "C(C", "C1CC", "not a molecule"])
+    with pytest.warns(DataWarning, match="3 texts that are not valid SMILES strings"):
+        data = load(path)
+    assert sum(data.counts.values()) == len(MOLECULES) + 3
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not load(write(tmp_path / "b.smi", MOLECULES)).notes
+
+
 def test_default_length_is_said():
     texts = [f"a{i} b" for i in range(300)] + ["a b c d e"]
     with pytest.warns(DataWarning, match="the length suffices for 99 %.*give length="):
@@ -207,6 +217,8 @@ def test_nothing_left_is_an_error_with_counts(tmp_path):
         from_texts(["a b", "a"], ["a b c"], length=3)
     with pytest.raises(DataError, match="cannot be split"):
         load(write(tmp_path / "c.txt", ["a", "b"]))
+    with pytest.raises(DataError, match=r"40 text\(s\), 1 of them different, cannot be split into 3"):
+        load(write(tmp_path / "d.txt", ["a b"] * 40))
 
 
 def test_invalid_utf8_names_the_line(tmp_path):

@@ -347,7 +347,9 @@ def test_without_rdkit_there_are_no_drawings_but_a_hint(runs, monkeypatch):
         (run,) = ask(app, "GET", "/runs").json()["runs"]
         assert not run["texts"]["drawn"]
         assert "RDKit" in run["texts"]["hint"]
-        assert answer(app, "/reconstruct", texts=["CCO("])["problems"] == [[]]
+        (problem,) = answer(app, "/reconstruct", texts=["CCO("])["problems"][0]  # by its syntax
+        assert "not a valid SMILES string" in problem
+        assert answer(app, "/reconstruct", texts=["CCO"])["problems"] == [[]]
     finally:
         drawing.can_draw.cache_clear()
 

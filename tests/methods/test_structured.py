@@ -13,6 +13,7 @@ import torch
 from cases.molecules import SMALL_MOLECULES
 
 import recmix
+from recmix.errors import ConfigError
 from recmix.inference.refinement import HOW
 from recmix.methods.registry import METHODS
 
@@ -159,3 +160,20 @@ def test_samples_are_examples(kind):
     for x in (drawn, likely):
         assert x.shape == (7, *data.shape)
         assert model.log_likelihood(x, 5).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("graph", {"network": "transformer"}, "network='transformer' is not for graphs"),
+        ("graph", {"likelihood": "categorical"}, "likelihood='categorical' is not for graphs"),
+        ("autoregressive", {"network": "graph"}, "network='graph' is not for texts"),
+        ("autoregressive", {"likelihood": "gaussian"}, "likelihood='gaussian' is not for texts"),
+        ("categorical", {"token_dropout": 0.2}, "option of the likelihood autoregressive, got categ"),
+        ("categorical", {"causal": "gru"}, "option of the likelihood autoregressive, got categorical"),
+    ],
+)
+def test_options_for_another_kind_of_data_are_refused(name, options, message):
+    kind = KINDS[name]
+    with pytest.raises(ConfigError, match=message):
+        recmix.fit("vae", kind.data(), **FAST, **{**kind.options, **options})

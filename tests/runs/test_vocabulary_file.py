@@ -52,11 +52,17 @@ def test_texts_in_and_out(trained):
     assert all(word in trained.vocabulary.tokens for text in drawn + made for word in text.split())
 
 
+def test_one_text_without_a_list_is_refused_with_advice(trained):
+    with pytest.raises(DataError, match="expected a list of texts.*write .'one text'."):
+        trained.elbo("a d here")
+
+
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
         (["a d here", "", "a"], "1 of 3 texts cannot be encoded .1 empty.*the first is text 1, ''"),
         (["a b c d e f"], "1 of 1 texts cannot be encoded .1 longer than 3 tokens"),
+        (["a d here", 3], "text 1 is a int; expected a list of str"),
         ("a d here", "expected a list of texts.*write .'one text'."),
         ([], "expected a list of texts, at least one"),
     ],

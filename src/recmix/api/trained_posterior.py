@@ -149,6 +149,11 @@ class TrainedPosterior(nn.Module):
         if not is_texts(texts):
             shown = f"{texts!r:.80}"
             raise DataError(f"expected a list of texts, at least one, got {shown}: write ['one text']")
+        wrong = [i for i, text in enumerate(texts) if not isinstance(text, str)]
+        if wrong:
+            raise DataError(
+                f"text {wrong[0]} is a {type(texts[wrong[0]]).__name__}; expected a list of str"
+            )
         encoded = self._known_vocabulary().encode([str(text) for text in texts])
         if len(encoded.kept) < len(texts):
             first = int(np.setdiff1d(np.arange(len(texts)), encoded.kept)[0])
@@ -175,7 +180,7 @@ class TrainedPosterior(nn.Module):
         return z
 
     def _examples(self, x: Any) -> Tensor:
-        if is_texts(x):
+        if is_texts(x) or (isinstance(x, str) and self.vocabulary is not None):
             return self.encode_texts(x)
         model = self.method.model
         like = model.centre

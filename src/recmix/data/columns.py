@@ -97,7 +97,10 @@ def read_csv(path: Path) -> ColumnTable:
         values = np.loadtxt(io.StringIO(rest), delimiter=",", quotechar='"', comments=None, ndmin=2)
     except ValueError as error:
         wrong = _wrong_cell(text, names, len(first)) or str(error)
-        raise DataError(f"{path}, {wrong}: give numbers only, with equally many in each line") from None
+        raise DataError(
+            f"{path}, {wrong}: give numbers only, with equally many in each line. (Texts, one per line, "
+            "are read from .txt files, SMILES strings from .smi files)"
+        ) from None
     if values.shape[1] != len(first):
         raise DataError(
             f"{path} has {len(first)} names of columns, but {values.shape[1]} columns: name every column"

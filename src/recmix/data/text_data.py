@@ -13,7 +13,7 @@ from recmix.data.formats import read_bytes
 from recmix.data.limits import check_size
 from recmix.data.splits import Data, split
 from recmix.errors import ConfigError, DataError
-from recmix.model.sequence_vocabulary import UNKNOWN_TOKENS, TokenVocabulary
+from recmix.model.sequence_vocabulary import KEPT, NOT_SMILES, TokenVocabulary
 from recmix.model.vocabulary import Vocabulary, find_vocabulary
 
 __all__ = [
@@ -65,8 +65,9 @@ def from_texts(
     """Make a data set of texts in memory.
 
     The vocabulary is made of the training texts. Empty texts and texts that are too long are left
-    out, and tokens that are not in the vocabulary become unknown. `Data.notes` has the numbers of
-    these texts and tokens. If texts are left out, a warning shows the notes, too.
+    out, and tokens that are not in the vocabulary become unknown. For the kind "smiles" the syntax
+    of each string is checked; a wrong one is counted, but kept. `Data.notes` has these numbers. If
+    texts are left out or are no SMILES strings, a warning shows the notes, too.
 
     >>> data = from_texts(["a cat sat", "a dog ran", "a cow"], ["a dog sat"], ["a cow sat"])
     >>> data.kind, data.shape, data.classes
@@ -108,8 +109,8 @@ def from_texts(
 
 
 def warn_of_notes(data: Data) -> None:
-    """Issue a `DataWarning` that shows `Data.notes`, if a note says that examples were left out."""
-    if any("left out" in note for note in data.notes):
+    """Issue a `DataWarning` that shows `Data.notes`, if texts were left out or are not valid."""
+    if any("left out" in note or NOT_SMILES in note for note in data.notes):
         warnings.warn(f"{data.name}: {'; '.join(data.notes)}", DataWarning, stacklevel=3)
 
 
@@ -189,7 +190,7 @@ def data_of_texts(
                 "a larger length"
             )
         for problem, count in found.problems.items():
-            into = changed if problem == UNKNOWN_TOKENS else left_out
+            into = changed if problem in KEPT else left_out
             into[problem] = into.get(problem, 0) + count
         examples[key] = ArrayExamples(found.x)
     return Data(
@@ -332,6 +333,12 @@ def _complete(
     if not missing:
         return parts
     different = list(dict.fromkeys(forms[text] for text in parts["train"]))
+    if len(different) <= len(missing):
+        raise DataError(
+            f"{name}: {len(parts['train']):,} text(s), {len(different)} of them different, cannot be "
+            f"split into {len(missing) + 1} parts; give at least {len(missing) + 1} different texts, or "
+            "give each part"
+        )
     _, *held_out = split(len(different), name=name, seed=seed, parts=len(missing))
     part_of = {different[row]: key for key, rows in zip(missing, held_out, strict=True) for row in rows}
     sorted_texts: dict[str, list[str]] = {"train": [], **{key: [] for key in missing}}

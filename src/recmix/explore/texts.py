@@ -18,7 +18,7 @@ from recmix.explore.explain import describe, points_between
 from recmix.explore.wire import Array, Refused
 from recmix.inference import Inference
 from recmix.methods.method import infer_no_grad
-from recmix.model.sequence_vocabulary import TokenVocabulary
+from recmix.model.sequence_vocabulary import NOT_SMILES, TokenVocabulary
 from recmix.model.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def _problems(vocabulary: Vocabulary, text: str, counted: dict[str, int]) -> lis
             more = f" and {len(unknown) - NAMED} more" if len(unknown) > NAMED else ""
             named = ", ".join(word[:40] for word in unknown[:NAMED])
             problems = [f"not in the vocabulary, read as unknown: {named}{more}"]
-    if vocabulary.molecules and can_draw() and not is_molecule(text):
+    if NOT_SMILES in counted or (vocabulary.molecules and can_draw() and not is_molecule(text)):
         problems.append("not a valid SMILES string of a molecule")
     return problems
 

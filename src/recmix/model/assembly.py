@@ -48,6 +48,8 @@ USUAL_LIKELIHOOD = {
     "graph": "graph",
 }
 """The default likelihood for each kind of data; ``gaussian`` for all other kinds."""
+TOKEN_OPTIONS = ("causal", "token_dropout")
+"""Options that only the autoregressive likelihood has."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,7 @@ def complete_options(
     if before:
         found = vars(before) | found
     network = OWN if own.encoder is not None else found.get("network", AUTO_NETWORK)
+    _check_kind(kind, network, found.get("likelihood"))
     if network in TOKEN_NETWORKS or found.get("likelihood") == "autoregressive":
         kind = "tokens"
     decoder_network = found.get("decoder_network") or network
@@ -169,7 +172,35 @@ def complete_options(
     kinds = [name for name in (network, decoder_network) if name != OWN]
     used = [] if found["likelihood"] == OWN else _options_of(find_likelihood(found["likelihood"]))
     check_network_options(options, kinds, used)
+    for name, value in given.items():
+        if name in TOKEN_OPTIONS and value and name not in used:
+            raise ConfigError(
+                f"{name}={value!r} is an option of the likelihood autoregressive, got "
+                f"{found['likelihood']}: leave {name} out, or choose another likelihood"
+            )
     return options
+
+
+def _check_kind(kind: str, network: str, likelihood: str | None) -> None:
+    """Raise an error if texts or graphs are given to a network or a likelihood of the other kind.
+
+    Args:
+        kind: kind of the data.
+        network: the encoder's network.
+        likelihood: the name of the likelihood, if it is given.
+    """
+    reads = {"tokens": "texts", "graph": "graphs"}
+    measured = ("gaussian", "gaussian-features", "gaussian-decoded")  # class numbers are no measurements
+    wrong = {
+        "tokens": ("graph", *measured),
+        "graph": (*TOKEN_NETWORKS, "autoregressive", "categorical", *measured),
+    }
+    for option, value in (("network", network), ("likelihood", likelihood)):
+        if value in wrong.get(kind, ()):
+            raise ConfigError(
+                f"{option}={value!r} is not for {reads[kind]}: leave it out, or read the data in "
+                "another form (molecules can be read as strings or, with graphs=True, as graphs)"
+            )
 
 
 def needs_classes(given: Mapping[str, Any]) -> bool:

@@ -16,14 +16,20 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from recmix.errors import ConfigError, DataError, unknown
+from recmix.model.smiles_syntax import has_smiles_syntax
 from recmix.model.vocabulary import Encoded, Vocabulary, register_vocabulary
 
-__all__ = ["END", "PADDING", "UNKNOWN", "UNKNOWN_TOKENS", "Smiles", "TokenVocabulary", "Words"]
+__all__ = ["END", "KEPT", "NOT_SMILES", "PADDING", "UNKNOWN", "UNKNOWN_TOKENS"]
+__all__ += ["Smiles", "TokenVocabulary", "Words"]
 
 END, UNKNOWN, PADDING = 0, 1, -1
 """The class of the end token, the class of an unknown token, and the value of padding."""
 UNKNOWN_TOKENS = "with tokens that are not in the vocabulary"
 """A name in `Encoded.problems`. Texts with this problem are kept; the tokens become unknown."""
+NOT_SMILES = "that are not valid SMILES strings"
+"""A name in `Encoded.problems`. Texts with this problem are kept."""
+KEPT = (UNKNOWN_TOKENS, NOT_SMILES)
+"""Problems of texts that are kept. Texts with other problems are left out."""
 SPECIAL = ("<end>", "<unknown>")
 MAX_LENGTH = 100_000
 """Largest number of tokens of an example."""
@@ -72,6 +78,11 @@ class TokenVocabulary(Vocabulary):
         """Join tokens to a text. This is the inverse of `split`."""
 
     @classmethod
+    def is_valid(cls, tokens: Sequence[str]) -> bool:
+        """Whether the tokens of a text have the syntax of this kind of texts."""
+        return True
+
+    @classmethod
     def from_texts(
         cls, texts: Iterable[str], length: int | None = None, size: int | None = None
     ) -> Self:
@@ -117,8 +128,7 @@ class TokenVocabulary(Vocabulary):
 
         Returns:
             The token numbers, the indices of the N texts, and `problems`: the numbers of empty texts, of
-                too
-            long texts and of texts with unknown tokens.
+            too long texts, of texts with unknown tokens and of texts with a wrong syntax.
         """
         rows: list[int] = []
         kept: list[int] = []
@@ -135,6 +145,8 @@ class TokenVocabulary(Vocabulary):
                 classes = [number(token, UNKNOWN) for token in found]
                 if UNKNOWN in classes:
                     problems[UNKNOWN_TOKENS] += 1
+                if not self.is_valid(found):
+                    problems[NOT_SMILES] += 1
                 rows += classes
                 kept.append(place)
                 lengths.append(len(found))
@@ -267,6 +279,11 @@ class Smiles(TokenVocabulary):
     >>> smiles.decode(smiles.encode(["ClCO"]).x)
     ['ClCO']
 
+    A string with a wrong syntax is counted, but kept.
+
+    >>> smiles.encode(["C(C"]).problems["that are not valid SMILES strings"]
+    1
+
     An example with an unknown token is no molecule, so its text is "".
 
     >>> smiles.decode(smiles.encode(["CN"]).x)
@@ -285,6 +302,11 @@ class Smiles(TokenVocabulary):
         """Cut a SMILES string into chemical tokens, such as ``C``, ``Cl`` and ``[C@@H]``."""
         first = text.split(None, 1)
         return _SMILES_TOKEN.findall(first[0]) if first else []
+
+    @classmethod
+    def is_valid(cls, tokens: Sequence[str]) -> bool:
+        """Whether tokens have the syntax of a SMILES string; see `has_smiles_syntax`."""
+        return has_smiles_syntax(tokens)
 
     @classmethod
     def join(cls, tokens: Sequence[str]) -> str:
