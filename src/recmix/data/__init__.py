@@ -1,6 +1,4 @@
-"""Load data, check them, and split them into training, validation and test examples.
-
-Data are a named data set, a user's files, or a user's arrays.
+"""Load examples, check them, and split them into training, validation and test examples.
 
 >>> import recmix.data
 >>> data = recmix.data.load("digits")

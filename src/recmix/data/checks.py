@@ -1,4 +1,4 @@
-"""Check that an array holds examples. Errors say what was given, what was expected and what to do."""
+"""Check that an array holds examples."""
 
 from __future__ import annotations
 
@@ -30,17 +30,15 @@ def check_examples(
     at_least: int = 1,
     fields: Mapping[str, Sequence[int]] | None = None,
 ) -> Array:
-    """Check examples and return them as one array (N, *event); event is the shape of one example.
+    """Check examples and return them as one array (N, *event), where event is the shape of one example.
 
-    The result is float32, or uint8 for grey values.
+    - uint8 with three axes or more holds grey values: value / 255. The result is uint8.
+    - Booleans mean 0 and 1. The result is uint8, with 255 in place of 1.
+    - All other integers are counts or tokens. The result is float32 with the same values.
+    - Floats may have any finite value. The result is float32.
 
-    - uint8 with three axes or more holds grey values, which mean value / 255. All other integers,
-      also uint8 with two axes, are counts or tokens: their values are used as they are.
-    - Booleans mean 0 and 1. Floats become float32 and may have any finite value.
-    - Without `shape`, images (N, H, W) become (N, 1, H, W). With `shape`, examples that differ from it
-      only in axes of size 1 get this shape.
-
-    If nothing has to change, the given array itself is returned.
+    Without `shape`, images (N, H, W) become (N, 1, H, W). If nothing has to change, the given array
+    itself is returned.
 
     >>> check_examples(np.zeros((5, 28, 28))).shape
     (5, 1, 28, 28)
@@ -57,13 +55,9 @@ use recmix.data.ArrayExamples(x_train.astype('float32'))
         x: A numpy array, a torch tensor, nested lists of numbers, a `scipy.sparse` matrix, a pandas
             DataFrame, or with `fields` a dict of arrays.
         what: Name of `x` in error messages.
-        shape: Required shape of one example; None for any.
+        shape: Required shape of one example; None for any. Axes of size 1 are added or removed.
         at_least: Smallest allowed number of examples.
-        fields: {name: shape} of the fields, if an example consists of several named arrays.
-
-    Raises:
-        DataError: If `x` is not numeric, has values that are not finite, or does not have the required
-            shape, fields or number of examples.
+        fields: {name: shape} of the arrays of a dict.
     """
     if isinstance(x, Mapping):
         if fields is None:
@@ -97,19 +91,15 @@ use recmix.data.ArrayExamples(x_train.astype('float32'))
 
 
 def pack_fields(x: Mapping[str, Any], what: str, fields: Fields | None = None) -> tuple[Array, Fields]:
-    """Pack N examples that have several fields (named arrays) into one float32 array (N, P).
+    """Pack a dict of arrays (N, *shape) into one float32 array (N, P), and return it with the shapes.
 
-    P is the number of values of all fields of one example. Values are used as they are; uint8 is not
-    divided by 255.
+    P is the number of values of one example in all arrays together. Values are used as they are; uint8
+    is not divided by 255.
 
     Args:
         x: {field name: array (N, *shape)}.
         what: Name of `x` in error messages.
-        fields: Names and shapes of the fields; by default the names and shapes in `x`, in the order of
-            the dict.
-
-    Returns:
-        The packed array (N, P), and the names and shapes of the fields.
+        fields: Required names and shapes; None accepts any.
     """
     arrays = {}
     for name, value in x.items():
@@ -152,12 +142,7 @@ def is_tensor(x: Any) -> bool:
 
 
 def to_numpy(x: Any, what: str = "x") -> Array:
-    """Convert a torch tensor (on any device), nested lists or an array to a numpy array.
-
-    Args:
-        x: The tensor, lists or array. The shape is kept.
-        what: Name of `x` in error messages.
-    """
+    """Convert a torch tensor (on any device), nested lists or an array to a numpy array."""
     if isinstance(x, np.ndarray):
         return x
     try:
@@ -203,7 +188,7 @@ def _check_type(array: Array, given: str, what: str) -> None:
 
 
 def _with_event_axes(array: Array, shape: tuple[int, ...] | None, given: str, what: str) -> Array:
-    """Refuse fewer than two axes and channels-last images; make (N, H, W) to (N, 1, H, W)."""
+    """Reject fewer than two axes and channels-last images; turn (N, H, W) into (N, 1, H, W)."""
     if array.ndim < 2:
         advice = f"{what}.reshape(-1, 1) for examples of one value"
         if array.shape == shape:
@@ -235,7 +220,7 @@ def _with_event_axes(array: Array, shape: tuple[int, ...] | None, given: str, wh
 
 
 def _wrong_shape(array: Array, shape: tuple[int, ...], what: str) -> str:
-    """Say why examples do not have the required `shape`, and what the user can do."""
+    """Say how examples differ from the required shape, and what the user can do."""
     text = f"each example is {shape_text(array.shape[1:])}, expected {shape_text(shape)}"
     if array.ndim == 2:
         text = f"its examples are flat vectors of {array.shape[1]} values, expected {shape_text(shape)}"

@@ -25,12 +25,7 @@ _OLDEST_PYARROW = (14, 0, 1)  # older versions unpickle what a file contains
 
 
 class ColumnTable(NamedTuple):
-    """A table of numbers with N rows and F columns. Each row is one example.
-
-    Attributes:
-        values: The numbers, (N, F).
-        columns: Names of the F columns, or None if they have no names.
-    """
+    """A table of numbers. Each row is one example."""
 
     values: NDArray[np.float32]  # (N, F)
     columns: tuple[str, ...] | None  # names of the columns, if there are any
@@ -43,15 +38,7 @@ def is_frame(x: Any) -> bool:
 
 
 def table_of_frame(frame: Any, what: str) -> ColumnTable:
-    """Return the numbers of a pandas DataFrame and the names of its columns; the index is not used.
-
-    Args:
-        frame: The DataFrame.
-        what: Name of the DataFrame in error messages.
-
-    Raises:
-        DataError: If a column does not hold numbers, or a value is missing.
-    """
+    """Return the numbers and the column names of a pandas DataFrame. The index is not used."""
     names = tuple(map(str, frame.columns))
     _refuse_columns(
         what,
@@ -68,7 +55,7 @@ def table_of_frame(frame: Any, what: str) -> ColumnTable:
 def read_csv(path: Path) -> ColumnTable:
     """Read a .csv file of numbers, one example per line. The file may be gzipped.
 
-    If a cell of the first line is not a number, the first line is read as the names of the columns.
+    If a cell of the first line is not a number, this line holds the names of the columns.
     """
     with as_data_error(path, ".csv file of numbers in UTF-8"):
         text = read_bytes(path, share=_TEXT_SHARE).decode("utf-8-sig")
@@ -109,7 +96,7 @@ def read_csv(path: Path) -> ColumnTable:
 
 
 def read_parquet(path: Path) -> ColumnTable:
-    """Read a table of numbers from a .parquet file; needs the package pyarrow."""
+    """Read a table of numbers from a .parquet file, with the package pyarrow."""
     try:
         parquet: Any = importlib.import_module("pyarrow.parquet")
     except ImportError:
@@ -142,10 +129,7 @@ def read_parquet(path: Path) -> ColumnTable:
 
 
 def _table(what: str, names: tuple[str, ...] | None, count: int, columns: Iterable[Any]) -> ColumnTable:
-    """Join columns to one float32 array (N, F).
-
-    Refuses missing or infinite values, and whole numbers that float32 does not hold exactly.
-    """
+    """Join columns to one float32 array (N, F). Raise an error if float32 cannot hold a value."""
     columns = list(columns)
     out = np.empty((count, len(columns)), np.float32)
     for number, column in enumerate(columns):
@@ -182,7 +166,7 @@ def _plain(kind: Any) -> bool:
 
 
 def _column_values(column: Any) -> Any:
-    """Return the values of a pandas column as a numpy array; missing values become NaN."""
+    """Return a pandas column as a numpy array. Missing values become NaN."""
     if isinstance(column.dtype, np.dtype):
         return column.to_numpy()
     if column.isna().any():
@@ -199,10 +183,7 @@ def _is_number(cell: str) -> bool:
 
 
 def _wrong_cell(text: str, names: tuple[str, ...] | None, width: int) -> str | None:
-    """Describe the first error in a csv file: a cell that is not a number, or a line of wrong length.
-
-    The result is None if there is no such error.
-    """
+    """Describe the first wrong cell or line of a csv file; None if there is none."""
     reader = csv.reader(io.StringIO(text, newline=""))
     waiting_for_names = names is not None
     for row in reader:

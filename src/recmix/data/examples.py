@@ -1,8 +1,4 @@
-"""Define `Examples`, the interface to the examples of a data set.
-
-`ArrayExamples` is the class for examples that are stored in memory. All examples of a data set have the
-same shape, called the event shape. They are read as float32 (N, *event).
-"""
+"""Define `Examples`, the interface to the examples of a data set, and `ArrayExamples` for arrays."""
 
 from __future__ import annotations
 
@@ -35,13 +31,13 @@ _CHUNK_VALUES = 1 << 22  # number of values processed at once: 16 MiB of float32
 
 
 class Examples(ABC):
-    """A sequence of examples of one shape, read by index.
+    """A sequence of examples, read by index. All have the same shape, called the event shape.
 
-    ``examples[i]`` is float32 of the shape of one example, the event shape. ``examples[index]`` is
-    float32 (B, *event), where the index is a slice, an integer array or a mask.
-    ``numpy.asarray(examples)`` reads all examples.
+    ``examples[i]`` is one example, float32. ``examples[index]`` is float32 (B, *event), where the index
+    is a slice, an integer array or a mask. ``numpy.asarray(examples)`` reads all examples.
 
-    `in_memory` is false if the examples stay in files and are read each time they are used.
+    Attributes:
+        in_memory: False if the examples stay in files and are read each time they are used.
     """
 
     in_memory: ClassVar[bool]
@@ -55,9 +51,11 @@ class Examples(ABC):
     def take(self, index: Index) -> Array:
         """Return the stored values of the examples at `index`, (B, *event).
 
-        `index` is a slice, an integer array or a mask, and event is the shape of one example. Stored
-        values are float32, or uint8 with the meaning value / 255. Use this method to move batches to a
-        device and to divide by 255 there. The result may share memory with this object.
+        Stored values are float32, or uint8 with the meaning value / 255. Use `take` to move batches to a
+        device, and divide by 255 there. The result may share memory with this object.
+
+        Args:
+            index: A slice, an integer array or a mask.
         """
 
     @abstractmethod
@@ -96,8 +94,7 @@ class Examples(ABC):
         """Return the mean over the examples, an array of the shape of one example.
 
         Args:
-            sample: If the examples are not in memory, the mean is taken over this many random
-                examples. Otherwise it is taken over all.
+            sample: Number of random examples to use if the examples are not in memory.
             seed: Seed of the random choice.
         """
         return self._mean(self._sample(sample, seed)).astype(np.float32)
@@ -107,8 +104,7 @@ class Examples(ABC):
 
         Args:
             mean: An array of the shape of one example.
-            sample: If the examples are not in memory, this many random examples are used.
-                Otherwise all are used.
+            sample: Number of random examples to use if the examples are not in memory.
             seed: Seed of the random choice.
         """
         chosen = self._sample(sample, seed)
@@ -118,11 +114,10 @@ class Examples(ABC):
     def deviation(self, sample: int = 10_000, seed: int = 0) -> NDArray[np.float32]:
         """Return the standard deviation over the examples, an array of the shape of one example.
 
-        It is 1 where all examples have the same value.
+        The result is 1 where all examples have the same value.
 
         Args:
-            sample: If the examples are not in memory, this many random examples are used.
-                Otherwise all are used.
+            sample: Number of random examples to use if the examples are not in memory.
             seed: Seed of the random choice.
         """
         chosen = self._sample(sample, seed)
@@ -154,7 +149,7 @@ class Examples(ABC):
 class ArrayExamples(Examples):
     """Examples in memory, stored as uint8 (divided by 255 when read) or float32.
 
-    Several objects can share one array, each with its own index.
+    Several objects can share one array.
 
     >>> examples = ArrayExamples(np.full((4, 1, 8, 8), 255, np.uint8), index=[0, 3])
     >>> examples.shape, examples[0].dtype.name, float(examples[0].max())
@@ -162,7 +157,7 @@ class ArrayExamples(Examples):
 
     Args:
         array: (M, *event), uint8 or float32, where event is the shape of one example.
-        index: Selects and orders the examples of the array; by default all of them.
+        index: Selects and orders the examples of the array; None for all of them.
     """
 
     in_memory = True
@@ -184,10 +179,9 @@ class ArrayExamples(Examples):
 
     @property
     def raw(self) -> Array:
-        """The stored values of the N examples of this object, (N, *event): uint8 or float32.
+        """The stored values of all selected examples, (N, *event): float32, or uint8 (value / 255).
 
-        event is the shape of one example, and uint8 means value / 255. If this object uses only some
-        examples of a shared array, the first access copies them. Then it no longer refers to that array.
+        If only some examples of a shared array are selected, the first access copies them.
         """
         array, selected = self._store
         if selected is not None:
@@ -196,10 +190,7 @@ class ArrayExamples(Examples):
         return array
 
     def take(self, index: Index) -> Array:
-        """Return the stored values of the examples at `index`, (B, *event): uint8 or float32.
-
-        event is the shape of one example, and uint8 means value / 255.
-        """
+        """Return the stored values of the examples at `index`, (B, *event): uint8 or float32."""
         array, selected = self._store
         if selected is None and isinstance(index, slice):
             return array[index]
@@ -224,10 +215,7 @@ class ArrayExamples(Examples):
 
 
 def chunk_slices(shape: tuple[int, ...]) -> Iterator[slice]:
-    """Yield slices along the first axis that together cover an array of this shape.
-
-    Each slice selects a limited number of values, so that a large array can be read in pieces.
-    """
+    """Yield slices along the first axis of an array, to read a large array in pieces."""
     step = max(1, _CHUNK_VALUES // max(1, math.prod(shape[1:])))
     for start in range(0, shape[0], step):
         yield slice(start, start + step)
@@ -240,7 +228,7 @@ def rows(index: Index, count: int) -> NDArray[np.int64]:
     (array([0, 2, 4]), array([4]))
 
     Args:
-        index: The slice, integer array or mask. Negative integers count from the end.
+        index: The slice, integer array or mask.
         count: Number of examples to select from.
     """
     if isinstance(index, slice):
@@ -263,7 +251,7 @@ def rows(index: Index, count: int) -> NDArray[np.int64]:
 
 
 def to_unit(values: Array) -> NDArray[np.float32]:
-    """Convert stored values to a new float32 array of the same shape; uint8 is divided by 255.
+    """Convert stored values to a new float32 array of the same shape. uint8 is divided by 255.
 
     >>> to_unit(np.array([0, 51, 255], np.uint8))
     array([0. , 0.2, 1. ], dtype=float32)
@@ -274,12 +262,11 @@ def to_unit(values: Array) -> NDArray[np.float32]:
 
 
 def one_if_constant(deviation: Array, constant: Array) -> NDArray[np.float32]:
-    """Return standard deviations as float32, with 1 in place of 0, so that division by them is safe.
+    """Return standard deviations as float32, with 1 where dividing by them is not possible.
 
     Args:
-        deviation: The standard deviations, of any shape.
-        constant: Mask of the same shape, true where all examples have the same value. The result is
-            1 there. It is also 1 where the deviation is too small for float32.
+        deviation: Standard deviations, of any shape.
+        constant: Mask of the same shape, true where all examples have the same value.
     """
     small = deviation < np.finfo(np.float32).tiny
     return np.where(constant | small, 1, deviation).astype(np.float32)

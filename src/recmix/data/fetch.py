@@ -1,7 +1,4 @@
-"""Download files and unpack archives.
-
-Files are checked before they get their final names, and error messages say what went wrong.
-"""
+"""Download files, check them, and unpack archives."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ _MAX_MEMBER_BYTES = 1 << 28  # limit for one file of an archive; published ones 
 
 
 class DownloadError(Exception):
-    """A file could not be downloaded; the message has one line with the reason for each URL."""
+    """A file could not be downloaded. The message has one line with the reason for each URL."""
 
 
 def offline() -> bool:
@@ -51,8 +48,7 @@ def download(
 ) -> Path:
     """Download a file from the first URL that gives it intact, and return its path.
 
-    The file is written under a temporary name, checked and then renamed. So a file with its final
-    name is always complete.
+    The file gets its name after it was checked. So a file with this name is always complete.
 
     Args:
         urls: URLs to try in this order.
@@ -90,7 +86,7 @@ def checksum(path: Path, like: str) -> str:
 
     Args:
         path: The file.
-        like: A checksum whose prefix selects the algorithm: ``md5:``, ``sha256:``, or ``git:``, which
+        like: A checksum whose prefix selects the algorithm: ``md5:``, ``sha256:`` or ``git:``. ``git:``
             is the hash that git gives to the content of a file.
     """
     name = like.partition(":")[0]
@@ -104,7 +100,7 @@ def checksum(path: Path, like: str) -> str:
 
 
 def md5_of(path: Path) -> str | None:
-    """Return the MD5 sum of the decompressed content of a file, or None if a gzip file is damaged."""
+    """Return the MD5 sum of the decompressed content of a file; None if a gzip file is damaged."""
     digest = hashlib.md5(usedforsecurity=False)
     try:
         with open_decompressed(path) as stream:
@@ -116,15 +112,9 @@ def md5_of(path: Path) -> str | None:
 
 
 def unpack(archive: Path, folder: Path, names: Collection[str]) -> None:
-    """Unpack some files of a tar archive into a folder.
+    """Unpack the regular files with these names from a tar archive, without their folders.
 
-    Only regular files are unpacked, without their folders in the archive. If any path in the
-    archive is absolute or contains "..", nothing is unpacked and a DataError is raised.
-
-    Args:
-        archive: The tar archive.
-        folder: Where the files are written.
-        names: Names of the files to unpack, without folders.
+    If a path in the archive is absolute or contains "..", nothing is unpacked and a DataError is raised.
     """
     check_regular(archive)
     try:
@@ -156,10 +146,7 @@ def unpack(archive: Path, folder: Path, names: Collection[str]) -> None:
 
 @contextlib.contextmanager
 def _atomic_file(path: Path) -> Iterator[IO[bytes]]:
-    """Open a temporary file. It replaces `path` if the context ends without an error.
-
-    Otherwise it is deleted.
-    """
+    """Open a temporary file that replaces `path` if the context ends without an error."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
@@ -217,6 +204,7 @@ def _receive(url: str, stream: IO[bytes], path: Path, timeout: float) -> None:
 
 @contextlib.contextmanager
 def _progress(name: str) -> Iterator[Callable[[int, int | None], None]]:
+    """Show a progress bar, and yield the function that updates it."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,

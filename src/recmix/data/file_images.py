@@ -42,13 +42,10 @@ _ORIENTATION = 0x0112  # EXIF tag for the orientation of the camera
 
 
 class ImageFolder:
-    """Reads the image files of a folder or a zip file.
+    """The image files of a folder or a zip file.
 
-    Methods name an image file by its path relative to the folder. Several threads and several
-    processes (forked or spawned) can read at the same time.
-
-    Args:
-        root: The folder or zip file.
+    Methods name an image file by its path relative to the folder. Several threads and processes can
+    read at the same time.
     """
 
     def __init__(self, root: str | Path) -> None:
@@ -71,7 +68,7 @@ class ImageFolder:
         return names
 
     def location(self, name: str) -> str:
-        """Return the full path of an image file, or its path and the zip file, for error messages."""
+        """Return the full name of an image file for error messages."""
         return str(self.root / name) if self.is_folder else f"{name} in {self.root}"
 
     def file_size(self, name: str) -> int:
@@ -96,12 +93,10 @@ class ImageFolder:
             return (1 if image.mode in _GREY_MODES else 3), height, width
 
     def common_shape(self, names: Sequence[str], *, any_size: bool) -> tuple[int, int, int]:
-        """Return one (channels, height, width) for all images; 3 channels if any image is in colour.
+        """Return one (channels, height, width) for all images: 3 channels if any image is in colour.
 
-        Args:
-            names: Relative paths of the image files.
-            any_size: Whether images may differ in size. Then the height and width are those of the
-                first image. Otherwise a different size is an error.
+        Images of different sizes are an error, unless `any_size` is true. Then the height and width are
+        those of the first image.
         """
         channels, height, width = self.header(names[0])
         for name in names[1:]:
@@ -115,15 +110,7 @@ class ImageFolder:
         return channels, height, width
 
     def pixels(self, name: str, channels: int, size: tuple[int, int], crop: Crop) -> Array:
-        """Decode an image to uint8 (C, H, W), where C is `channels` and (H, W) is `size`.
-
-        Args:
-            name: Relative path of the image file.
-            channels: 1 for grey, 3 for colour.
-            size: Height and width of the result.
-            crop: Side of the square to cut from the centre and to resize to `size`; "square" for the
-                largest square. None means that the image must already have the size `size`.
-        """
+        """Decode an image to uint8 (C, H, W). The arguments are those of `from_pillow`."""
         from PIL import Image, ImageOps
 
         with self._as_data_error(name):
@@ -196,7 +183,7 @@ class ImageFolder:
 
 
 class FileImages(Examples):
-    """Examples that are decoded from their files each time they are read; none stays in memory.
+    """Images that are decoded from their files each time they are read. None stays in memory.
 
     >>> import tempfile
     >>> from PIL import Image
@@ -212,7 +199,7 @@ class FileImages(Examples):
         names: Paths of the image files, relative to `folder`.
         size: (H, W) of the images.
         channels: 1 for grey, 3 for colour. Images are converted; transparency is dropped.
-        crop: Side of the square to cut from the centre of each image and to resize to `size`;
+        crop: Side of the square that is cut from the centre of each image and resized to `size`;
             "square" for the largest square. None means that the images must already have this size.
     """
 
@@ -260,8 +247,7 @@ class FileImages(Examples):
 
         Args:
             size: Side of the square images; None keeps the present size.
-            crop: Side of the square to cut from the centre before resizing, or "square" for the
-                largest square; None keeps the present crop.
+            crop: See `FileImages`; None keeps the present crop.
         """
         other = copy.copy(self)
         other.size = self.size if size is None else (size, size)
@@ -272,8 +258,8 @@ class FileImages(Examples):
         """Return the same images, either decoded into memory as uint8 or left in their files.
 
         Args:
-            stream: False decodes the images now. True leaves them in their files. "auto" leaves
-                them there if they need more than `MEMORY_LIMIT` bytes as float32.
+            stream: False decodes the images now. True leaves them in their files. "auto" leaves them
+                there if they need more than `MEMORY_LIMIT` bytes as float32.
         """
         if stream not in (True, False, "auto"):
             raise ConfigError(f"stream is {stream!r}; expected True, False or 'auto'")
@@ -294,7 +280,7 @@ class FileImages(Examples):
     def fingerprint(self) -> str:
         """Return a SHA-256 hash of the files' names and sizes, the image shape and the crop.
 
-        The pixels are not read, so two files of the same name and size are not distinguished.
+        The pixels are not read: files with the same names and sizes have the same hash.
         """
         digest = hashlib.sha256(f"{self.shape} {self.crop}".encode())
         for name in (self.names[int(number)] for number in self._selected):
@@ -306,13 +292,7 @@ class FileImages(Examples):
 
 
 def check_resize(size: int | None, crop: int | None) -> None:
-    """Raise a ConfigError if an option for resizing images is out of range.
-
-    Args:
-        size: Side of the square images after resizing; None if they are not resized.
-        crop: Side of the square that is cut from each image before resizing; None for the largest
-            square.
-    """
+    """Raise a ConfigError if the options `size` or `crop` are not positive."""
     if size is not None and size < 1:
         raise ConfigError(f"size is {size}; expected 1 pixel or more")
     if crop is not None and crop < 1:
@@ -336,7 +316,7 @@ def from_pillow(
         image: The pillow image.
         channels: 1 for grey, 3 for colour; by default 1 for a grey image, else 3.
         size: (H, W) of the result; by default the size of the image after the crop.
-        crop: Side of the square to cut from the centre and to resize to `size`; "square" for the
+        crop: Side of the square that is cut from the centre and resized to `size`; "square" for the
             largest square. None means that the image must already have the size `size`.
         location: Name of the image in error messages.
     """

@@ -1,7 +1,6 @@
-"""Read arrays from files of several formats. Each reader raises a DataError that names a damaged file.
+"""Read arrays from files of several formats. A damaged file raises a DataError that names the file.
 
-No reader uses pickle, so reading a file runs no code. Only regular files are opened, and at most
-`recmix.data.limits.max_bytes()` bytes are read from each file.
+No reader uses pickle, so reading a file runs no code.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ def as_data_error(path: Path, what: str) -> Iterator[None]:
 
     Args:
         path: The file.
-        what: Kind of file that was expected, such as ".npz file", for the error message.
+        what: Kind of file that was expected, such as ".npz file".
     """
     try:
         yield
@@ -80,7 +79,7 @@ def as_data_error(path: Path, what: str) -> Iterator[None]:
 
 
 def open_decompressed(path: Path) -> io.BufferedIOBase:
-    """Open a regular file for reading; a gzip file is decompressed."""
+    """Open a regular file for reading. A gzip file is decompressed."""
     check_file(path)
     with path.open("rb") as stream:
         zipped = stream.read(2) == b"\x1f\x8b"
@@ -88,12 +87,12 @@ def open_decompressed(path: Path) -> io.BufferedIOBase:
 
 
 def read_bytes(path: Path, md5: str | None = None, most: int | None = None, share: int = 1) -> bytes:
-    """Read the bytes of a file, decompressed if it is a gzip file, and check their MD5 sum if given.
+    """Read the bytes of a file, decompressed if it is a gzip file.
 
     Args:
         path: The file.
-        md5: Expected MD5 sum; None for no check.
-        most: Largest accepted number of bytes; by default `recmix.data.limits.max_bytes() // share`.
+        md5: Expected MD5 sum of the result; None for no check.
+        most: Largest accepted number of bytes; by default `max_bytes() // share`.
         share: Memory needed to process the content, as a multiple of its size.
     """
     with as_data_error(path, "file"):
@@ -115,8 +114,8 @@ def read_bytes(path: Path, md5: str | None = None, most: int | None = None, shar
 def read_idx(path: Path, md5: str | None = None) -> NDArray[np.uint8]:
     """Read an IDX file of bytes, the format of MNIST, as an array with the axes of the file.
 
-    The file holds two zero bytes, the type of the values (8 for bytes), the number of axes, the
-    size of each axis as a big-endian integer, and then the values.
+    The file holds two zero bytes, the type of the values (8 for bytes), the number of axes, the size of
+    each axis as a big-endian integer, and then the values.
     """
     content = read_bytes(path, md5, _SET_BYTES)
     if len(content) < 4 or content[:3] != b"\0\0\x08":
@@ -136,9 +135,9 @@ def read_idx(path: Path, md5: str | None = None) -> NDArray[np.uint8]:
 
 
 def read_amat(path: Path, columns: int = 784) -> NDArray[np.uint8]:
-    """Read a text file of zeros and ones with `columns` values per line, one line per example.
+    """Read a text file of zeros and ones, one example per line, as an array (N, columns).
 
-    This is the format of the static binary MNIST. The result is (N, columns).
+    This is the format of the static binary MNIST.
     """
     text = np.frombuffer(read_bytes(path, most=_SET_BYTES), np.uint8)
     digit = (text == ord("0")) | (text == ord("1"))
@@ -183,15 +182,7 @@ def read_cifar(path: Path) -> NDArray[np.uint8]:
 
 
 def read_mat(path: Path, *keys: str) -> list[Array]:
-    """Read arrays from a MATLAB file of version 5.
-
-    Args:
-        path: The file.
-        *keys: Names of the arrays.
-
-    Returns:
-        The arrays, in the order of `keys`.
-    """
+    """Read the arrays with the names `keys` from a MATLAB file of version 5, in this order."""
     content = read_bytes(path, most=_SET_BYTES)
     if content[:8] == b"\x89HDF\r\n\x1a\n" or content[:10] == b"MATLAB 7.3":
         raise DataError(
@@ -244,7 +235,7 @@ def _run_mat_process(path: Path, content: bytes, folder: str, keys: tuple[str, .
 
 
 def read_npy(path: Path) -> Array:
-    """Read the array of a .npy file, with its shape and dtype."""
+    """Read the array of a .npy file."""
     check_file(path)
     with as_data_error(path, ".npy file of numbers"):
         array = np.load(path, allow_pickle=False)
@@ -261,8 +252,8 @@ def read_npz(path: Path, notes: list[str] | None = None) -> dict[str, Any]:
 
     - An array `x_train`, and optional arrays `x_val` and `x_test`. Arrays of other names, such as
       labels, are not read.
-    - Arrays `x_train.NAME`, if an example has several fields (named arrays): NAME is the name of the
-      field. `x_val.NAME` and `x_test.NAME` are optional.
+    - Arrays `x_train.NAME`, and optional arrays `x_val.NAME` and `x_test.NAME`, if an example has
+      several named arrays (fields).
     - One array of any other name. It becomes `x_train`. Labels next to it are not used.
     - Several arrays of other names. They become the fields of `x_train`.
     - A sparse matrix that `scipy.sparse.save_npz` wrote. It becomes `x_train`.
@@ -319,7 +310,6 @@ def read_npz(path: Path, notes: list[str] | None = None) -> dict[str, Any]:
 
 
 def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
-    """Read one .npy file in a zip file."""
     with archive.open(member) as stream:
         reader: Any = StepReader(stream)  # numpy's type annotations want more than `read`
         array: Array = np.lib.format.read_array(reader, allow_pickle=False)

@@ -1,7 +1,4 @@
-"""Convert examples in memory to `Examples`.
-
-They can be arrays, tensors, lists, torch data sets, dicts, DataFrames or sparse matrices.
-"""
+"""Convert examples in memory to `Examples`, such as arrays, lists, torch data sets and DataFrames."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ class Form(NamedTuple):
 
     Attributes:
         shape: Shape of one example; None for any.
-        fields: Name and shape of each field, if an example consists of several named arrays (fields).
+        fields: Names and shapes of the arrays of an example, if there are several.
         columns: Names of the columns, if the examples are rows of a table with names.
     """
 
@@ -39,12 +36,7 @@ class Form(NamedTuple):
 
 
 class Part(NamedTuple):
-    """One part of a data set: its training examples, its validation examples or its test examples.
-
-    Attributes:
-        examples: All examples of this part.
-        form: Shape, fields (named arrays) and column names of the examples.
-    """
+    """The training, the validation or the test examples of a data set, with their shapes and names."""
 
     examples: Examples
     form: Form
@@ -67,7 +59,7 @@ def as_examples(
         x: Any type that `from_arrays` accepts as `x_train`.
         what: Name of `x` in error messages.
         shape: Required shape of one example; None for any.
-        fields: Required shape of each field by name, if the examples have several fields.
+        fields: Required {name: shape} of the arrays of an example, if there are several.
         columns: Required names of the columns of a DataFrame.
     """
     names = None if columns is None else tuple(columns)
@@ -89,8 +81,7 @@ def read_part(
         what: Name of `x` in error messages.
         form: Required shape, fields and columns; None allows any.
         at_least: Smallest allowed number of examples.
-        like: If the examples have exactly this shape, they keep it: (H, W) does not become
-            (1, H, W). Otherwise it has no effect.
+        like: Examples of exactly this shape keep it: for example (H, W) does not become (1, H, W).
     """
     shape = None if form is None else form.shape
     if isinstance(x, Examples):
@@ -177,7 +168,7 @@ def _is_sequence_of_examples(x: Any) -> bool:
 
 
 def _stack(items: Any, what: str) -> Array | dict[str, Array]:
-    """Collect all examples of a sequence in one array, or in a dict with one array for each field."""
+    """Collect all examples of a sequence in one array, or in one array for each field."""
     try:
         count = len(items)
     except (TypeError, NotImplementedError):
@@ -210,7 +201,7 @@ def _stack(items: Any, what: str) -> Array | dict[str, Array]:
 
 
 def _item_fields(item: Any, what: str) -> dict[str, Array]:
-    """Return the arrays of one item of a sequence by field; the name is "" without fields."""
+    """Return the arrays of one item of a sequence by field. Without fields, the name is ""."""
     if isinstance(item, tuple | list) and item:
         item = item[0]
     if not isinstance(item, Mapping):

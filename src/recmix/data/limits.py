@@ -39,10 +39,7 @@ class _Readable(Protocol):
 def max_bytes() -> int:
     """Return how many bytes one file may have, also after decompression.
 
-    It is the environment variable RECMIX_MAX_BYTES, by default half of the physical memory.
-
-    Raises:
-        ConfigError: If RECMIX_MAX_BYTES is not a whole number above zero.
+    The environment variable RECMIX_MAX_BYTES sets this limit. The default is half of the memory.
     """
     given = os.environ.get(_VARIABLE, "")
     if not given:
@@ -82,7 +79,7 @@ def check_size(what: str | Path, size: int, most: int | None = None, share: int 
     Args:
         what: Name of the file in the message.
         size: Number of bytes.
-        most: A fixed limit in bytes; None for no fixed limit. `max_bytes() // share` is always a limit.
+        most: A fixed limit in bytes, besides the limit `max_bytes() // share`.
         share: Memory needed to process the content, as a multiple of its size.
     """
     limit = max(1, max_bytes() // share)
@@ -113,24 +110,12 @@ def check_regular(path: Path) -> int:
 
 
 def check_file(path: Path, most: int | None = None) -> None:
-    """Raise a DataError unless a path is a regular file that is not too large.
-
-    Args:
-        path: The file.
-        most: Largest accepted size in bytes; by default `max_bytes()`.
-    """
+    """Raise a DataError unless a path is a regular file that is not too large, see `check_size`."""
     check_size(path, check_regular(path), most)
 
 
 def check_members(path: Path, members: list[zipfile.ZipInfo]) -> None:
-    """Raise a DataError if the files to read from a zip file have too many bytes together.
-
-    An error is also raised for compression methods other than stored and deflated.
-
-    Args:
-        path: The zip file.
-        members: The files in the zip file that are going to be read.
-    """
+    """Raise a DataError if files in a zip file are too large together, or cannot be read in steps."""
     for member in members:
         if member.compress_type not in _COMPRESSIONS:
             raise DataError(
@@ -141,14 +126,7 @@ def check_members(path: Path, members: list[zipfile.ZipInfo]) -> None:
 
 
 def read_at_most(stream: _Readable, what: str | Path, most: int | None = None, share: int = 1) -> bytes:
-    """Read a stream to its end, in steps; raise a DataError as soon as it has too many bytes.
-
-    Args:
-        stream: A binary stream.
-        what: Name of the file in the message.
-        most: A fixed limit in bytes; None for no fixed limit. `max_bytes() // share` is always a limit.
-        share: Memory needed to process the content, as a multiple of its size.
-    """
+    """Read a stream to its end. Raise a DataError as soon as it has too many bytes, see `check_size`."""
     held = io.BytesIO()
     while chunk := stream.read(_STEP_BYTES):
         check_size(what, held.tell() + len(chunk), most, share)
@@ -157,16 +135,13 @@ def read_at_most(stream: _Readable, what: str | Path, most: int | None = None, s
 
 
 class StepReader:
-    """Wraps a stream so that each call of `read` returns only a small number of bytes.
+    """A stream whose method `read` returns only a small number of bytes at a time.
 
     If a caller asks for very many bytes of a file in a zip file, Python decompresses them all at once,
     even if the zip file declares a smaller size. Small steps prevent this.
 
     >>> StepReader(io.BytesIO(b"abc")).read(2)
     b'ab'
-
-    Args:
-        stream: A binary stream, such as a file in a zip file.
     """
 
     def __init__(self, stream: _Readable) -> None:

@@ -1,9 +1,9 @@
 """Read arrays of a MATLAB file in a separate process; `recmix.data.formats.read_mat` starts it.
 
-A damaged file can crash `scipy.io.loadmat`. Here the crash ends only this process. The module is run
-as a script and imports nothing of recmix, so that it starts fast. Its arguments are the folder for the
-results, the largest number of bytes, and the names of the arrays. It reads the MATLAB file from
-standard input. The array with name number i is written to i.npy, if it exists and holds numbers.
+A damaged file can crash `scipy.io.loadmat`. Here the crash ends only this process. The module is run as
+a script and imports nothing of recmix, so that it starts fast. It reads the MATLAB file from standard
+input, and writes the array with name number i to i.npy. Its arguments are the folder for these files,
+the largest number of bytes, and the names of the arrays.
 """
 
 from __future__ import annotations

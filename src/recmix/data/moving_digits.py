@@ -29,9 +29,9 @@ def moving_digits(
 ) -> NDArray[np.uint8]:
     """Make clips of digits that move on straight lines and bounce at the edges of the frame.
 
-    Each digit of a clip is a random image, with a random first position and a random direction.
-    Where digits overlap, the brighter value is shown. The same arguments give the same clips. Make
-    training and test clips from different images.
+    Each digit of a clip is a random image, with a random first position and a random direction. Where
+    digits overlap, the brighter value is shown. The same arguments give the same clips. Make training
+    and test clips from different images.
 
     >>> from recmix.data import load
     >>> clips = moving_digits(load("digits").x_train, 20, frames=6)
@@ -39,12 +39,12 @@ def moving_digits(
     ((20, 6, 1, 16, 16), 'uint8')
 
     Args:
-        images: Images of digits, (M, 1, h, w) or (M, h, w), as `check_examples` takes them, such as
+        images: Images of digits, (M, 1, h, w) or (M, h, w), such as
             ``recmix.data.load("digits").x_train``.
         count: Number of clips.
         frames: Number of frames of a clip, T.
-        side: Height and width of a frame, 8 to 64; by default twice the larger side of a digit, but
-            at most 64.
+        side: Height and width of a frame, 8 to 64; by default twice the larger side of a digit, but at
+            most 64.
         digits: Number of digits in a clip, or the smallest and the largest number.
         speed: Distance that a digit moves between two frames, as a fraction of the side.
         seed: Seed of all random choices.

@@ -27,14 +27,10 @@ _MOST = 1_000_000  # training examples whose hashes are stored
 
 
 def write_training_examples(folder: Path, data: Data) -> None:
-    """Write hashes of the training examples into the folder of a run.
+    """Write hashes of the training examples into the folder of a run, if they were in memory.
 
-    This is done only for arrays and texts in memory, which cannot be loaded again later. The file has
-    11 bytes for each example. `count_training_examples` reads it.
-
-    Args:
-        folder: The run folder.
-        data: The data of the run.
+    Examples in memory cannot be loaded again later. `count_training_examples` reads the hashes. They
+    need 11 bytes for each example.
     """
     known = data.source["kind"] in ("named", "path")
     if not known and data.x_train.in_memory and len(data.x_train) <= _MOST:
@@ -54,11 +50,9 @@ def count_training_examples(
 ) -> int | None:
     """Count how many of the examples are training examples of a run.
 
-    The result is None if the training examples of the run are not known. This is so if its data cannot
-    be loaded again and its folder has no hashes of the training examples.
-
-    Two examples are the same if their values are equal as float32, in the same order. Their shapes
-    may differ, and grey values may be stored as integers or floats.
+    The result is None if the training examples are not known: the data of the run cannot be loaded
+    again, and its folder has no hashes of them. Two examples are the same if their values are equal as
+    float32, in the same order. Their shapes may differ.
 
     Args:
         examples: The examples to look for among the training examples.

@@ -40,14 +40,20 @@ def check_values(data: Any, requirement: str, likelihood: str, *, what: str = "x
 x has the negative value -1.5 in example 1: choose a likelihood of real values, such as 'gaussian', \
 or convert the values to counts
 
+    The requirement of a likelihood is one of
+
+    - "real": any finite number;
+    - "unit" or "binary_or_unit": numbers in [0, 1];
+    - "counts": whole numbers of 0 or more;
+    - "classes:K": whole numbers from 0 to K - 1;
+    - "padded_classes:K": the same, and negative whole numbers, which mark padding;
+    - "padded_classes:K*N+L*M": the same with K classes for the first N values and L for the next M;
+    - "eight_bit": k / 255 for a whole number k from 0 to 255.
+
     Args:
         data: A `Data`, whose training, validation and test examples are checked; an `Examples`; or an
             array or tensor (N, ...), where uint8 means value / 255.
-        requirement: "real" (any finite number), "unit" ([0, 1]), "binary_or_unit" (also [0, 1]),
-            "counts" (whole numbers of 0 or more), "classes:K" (whole numbers from 0 to K - 1),
-            "padded_classes:K" (also negative whole numbers, which mark padding),
-            "padded_classes:K*N+L*M" (the same with K classes for the first N values of an example and L
-            for the next M) or "eight_bit" (k / 255 for a whole number k from 0 to 255).
+        requirement: The values that the likelihood accepts.
         likelihood: Name of the likelihood, for the message.
         what: Name of `data` in the message; not used for a `Data`.
     """
@@ -88,10 +94,7 @@ def _check(examples: Any, rule: _Requirement, likelihood: str, what: str) -> Non
 
 
 def _parts(examples: Any) -> Iterator[tuple[int, Array]]:
-    """Give the values of examples in pieces, each with the index of its first example.
-
-    For sparse examples, the index is that of the first stored value.
-    """
+    """Yield the values of examples in pieces, as `stored_values` does."""
     if isinstance(examples, Examples):
         yield from stored_values(examples)
         return
@@ -119,7 +122,7 @@ def _range(examples: Any) -> tuple[float, float]:
 
 
 def _scale_advice(low: float, high: float, what: str) -> str:
-    """Return advice on how to bring values between `low` and `high` into [0, 1]."""
+    """Say how to bring values between `low` and `high` into [0, 1]."""
     if low >= -0.01 and high <= 1.01:
         return f"use {what}.clip(0, 1)"
     if low >= -1 and high <= 1:

@@ -1,4 +1,4 @@
-"""Find the files of a named data set, such as "mnist", under the data root, and download missing files.
+"""Find the files of a named data set, such as "mnist", and download missing files.
 
 The data root is the folder that holds all named data sets.
 """
@@ -40,7 +40,7 @@ class DataFile:
         urls: Where it can be downloaded.
         md5: MD5 sum of the decompressed content, if known.
         file_sum: Checksum of the file at the URL, such as ``sha256:...``, if known.
-        required: Whether the set cannot be loaded without it.
+        required: Whether the set cannot be loaded without this file.
         other_names: Other accepted names, such as the name of the unpacked folder.
     """
 
@@ -65,15 +65,13 @@ class NamedSet:
     Attributes:
         name: Name of the set.
         shape: Shape of its examples, such as (C, H, W) for images.
-        published_counts: Published numbers of training, validation and test examples. Where
-            validation or test has None, these examples are held out of the training examples.
-        read: Function that reads the training, validation and test examples: `Examples`, or lists
-            of texts if there is a `vocabulary`. Its argument is {published name: path} of the files.
+        published_counts: Published numbers of training, validation and test examples. None means that
+            the validation or test examples are held out of the training examples.
+        read: Function that reads the training, validation and test examples: `Examples`, or lists of
+            texts if there is a `vocabulary`. Its argument is {published name: path} of the files.
         files: Files of the set; none if an installed library contains the set.
-        folders: Folders to search for the files, relative to the data root (the folder of all named
-            sets). Downloads go into the first.
-        archive: A tar archive of all files, if they are not published one by one. The
-            archive is looked for in the parent of the first folder and in the data root.
+        folders: Folders to search for the files, relative to the data root. Downloads go into the first.
+        archive: A tar archive of all files, if they are not published one by one.
         dynamic: Whether training images are grey and are binarised again each time they are used.
         binary: Whether all values are 0 and 1.
         vocabulary: Kind of vocabulary if the examples are texts, such as "words" or "smiles"; else "".
@@ -98,7 +96,7 @@ class NamedSet:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Numbers of examples of the complete set after the split: {"train": N, "val": N, "test": N}."""
+        """Numbers of examples after the split, {"train": N, "val": N, "test": N}."""
         train, val, test = self.published_counts
         size = holdout_size(train)
         return {
@@ -113,7 +111,6 @@ class Entry:
     """Which files of a named data set were found on disk.
 
     Attributes:
-        name: Name of the set.
         state: "present" if all files were found, "partly" if some were, else "missing".
         usable: Whether the set can be loaded without a download.
         downloadable: Whether all files that are still needed have a download address.
@@ -121,7 +118,7 @@ class Entry:
         bytes: Size of these files on disk.
         missing: Published names of the files that were not found.
         looked: Folders that were searched.
-        shape, counts, citation, page, note: Same as in `NamedSet`.
+        name, shape, counts, citation, page, note: Same as in `NamedSet`.
     """
 
     name: str
@@ -142,7 +139,7 @@ class Entry:
 def data_root(root: str | Path | None = None) -> Path:
     """Return the folder of the named data sets as an absolute path.
 
-    It is `root` if given, else the environment variable RECMIX_DATA, else ~/.cache/recmix/data.
+    The folder is `root` if given, else the environment variable RECMIX_DATA, else ~/.cache/recmix/data.
     """
     if root is None:
         root = os.environ.get("RECMIX_DATA") or "~/.cache/recmix/data"
@@ -150,7 +147,7 @@ def data_root(root: str | Path | None = None) -> Path:
 
 
 def _find_files(spec: NamedSet, root: Path) -> dict[str, Path]:
-    """Return the paths of those files of a set that exist, gzipped or not, by published name."""
+    """Return {published name: path} of the files of a set that exist."""
     found: dict[str, Path] = {}
     for file in spec.files:
         paths = (root / folder / name for folder in spec.folders for name in file.names)
@@ -162,14 +159,8 @@ def _find_files(spec: NamedSet, root: Path) -> dict[str, Path]:
 def find_or_download(spec: NamedSet, root: Path, download: bool = True) -> dict[str, Path]:
     """Return the files of a named data set as {published name: path}. Missing files are downloaded.
 
-    Args:
-        spec: The data set.
-        root: The folder of the named data sets.
-        download: Whether missing files are downloaded.
-
     Raises:
-        DataError: If a required file is missing and cannot be downloaded. The message names the
-            missing files, their folder, the searched folders and the download URLs.
+        DataError: If a required file is missing and cannot be downloaded.
     """
     found = _find_files(spec, root)
     missing = _missing_required(spec, found)

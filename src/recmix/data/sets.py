@@ -1,4 +1,4 @@
-"""The named data sets: their files, readers and citations."""
+"""Define the named data sets: their files, readers and citations."""
 
 from __future__ import annotations
 
@@ -350,8 +350,7 @@ def load_named(
 
     Args:
         name: Name of the set, a key of `SETS`.
-        root: Folder of the named sets; by default the environment variable RECMIX_DATA, else a cache
-            folder.
+        root: Folder of the named sets, see `data_root`.
         seed: Seed of the split.
         download: Whether missing files are downloaded.
         vocabulary: Vocabulary for texts; None makes a new one.
@@ -388,7 +387,7 @@ def load_named(
 
 
 def _missing_note(spec: NamedSet, found: Mapping[str, Path]) -> tuple[str, ...]:
-    """Say which files of a set were not there and were left out."""
+    """Say which files of a set were not found and are left out."""
     missing = [file.name for file in spec.files if file.name not in found]
     if not missing:
         return ()
@@ -423,19 +422,16 @@ def inventory(root: str | Path | None = None) -> list[Entry]:
     ['present', 'missing']
 
     Args:
-        root: Folder of the named data sets; by default the environment variable
-            RECMIX_DATA, else a cache folder.
+        root: Folder of the named data sets; by default the environment variable RECMIX_DATA, else a
+            cache folder.
     """
     return [entry_of(spec, data_root(root)) for spec in SETS.values()]
 
 
 def _binarise_once(images: Examples, seed: int, what: str) -> ArrayExamples:
-    """Replace each pixel by a random 1 or 0, once; its grey value is the probability of 1.
+    """Replace each pixel by a random 1 or 0, once. Its value is the probability of 1.
 
-    Args:
-        images: Images with values in [0, 1].
-        seed: Seed of the random numbers.
-        what: Name of the images; different names give different random numbers.
+    Different names `what` give different random numbers.
     """
     random = np.random.default_rng([seed, zlib.crc32(what.encode())])
     grey = np.asarray(images)

@@ -39,8 +39,8 @@ def load(
 ) -> Data:
     """Load a named set, a file or a folder, split into training, validation and test examples.
 
-    A missing validation or test part is a random tenth of the training examples. If both are
-    missing (CelebA, most paths), the split is 80/10/10.
+    A missing validation or test part is a random tenth of the training examples. If both are missing,
+    the split is 80/10/10.
 
     A path is one of
 
@@ -52,40 +52,39 @@ def load(
     - a `.parquet` file of numbers, if pyarrow is installed;
     - a folder of image files, or a zip file of it, with or without subfolders train, val and test;
     - a `.txt` or `.txt.gz` file of texts in UTF-8, one per line, whose words are separated by spaces;
-    - a `.smi` or `.smi.gz` file of molecules, one SMILES string per line; the rest of a line after
-      white space is ignored;
+    - a `.smi` or `.smi.gz` file of molecules, one SMILES string per line; the rest of a line after white
+      space is ignored;
     - a folder of `.txt` or of `.smi` files, named train, val (or valid) and test.
 
-    The vocabulary of texts is made of the training texts, see `recmix.data.from_texts`.
-
-    See `recmix.data.from_arrays` for the meaning of the values. A file raises a `DataError` if
-    it has more bytes, also after decompression, than half of the physical memory. The environment
-    variable RECMIX_MAX_BYTES sets another limit.
+    The vocabulary of texts is made of the training texts, see `recmix.data.from_texts`. See
+    `recmix.data.from_arrays` for the meaning of the values. A file with more bytes (also after
+    decompression) than half of the memory is an error. The environment variable RECMIX_MAX_BYTES sets
+    another limit.
 
     >>> load("digits")
     Data('digits', train=1350, val=150, test=297, shape=(1, 8, 8))
 
     Args:
-        name: A name from `recmix.data.SETS`, or a path. A name takes precedence: write `./mnist`
-            for a folder called mnist.
-        root: Folder of the named sets; by default the environment variable RECMIX_DATA, else a
-            cache folder.
+        name: A name from `recmix.data.SETS`, or a path. A name takes precedence: write `./mnist` for a
+            folder called mnist.
+        root: Folder of the named sets; by default the environment variable RECMIX_DATA, else a cache
+            folder.
         seed: Seed of the random split.
         download: Whether missing files are downloaded. RECMIX_OFFLINE=1 forbids all downloads.
-        size: Images in files are cropped to a square at their centre and resized to this side.
-            Without it, all images must have one size.
+        size: Images in files are cropped to a square at their centre and resized to this side. Without
+            it, all images must have one size.
         crop: Side of this square before resizing; by default the largest possible.
         stream: Whether image files are decoded each time they are used (True) or once into memory
             (False). "auto" means True if they need more than 1 GiB as float32.
-        length: Texts: number of tokens of an example, the end token included; by default enough for
-            99 % of the training texts. Graphs: number of atoms.
-        vocabulary_size: Texts: how many of the most frequent tokens are known; by default 10,000
-            words, or all tokens of SMILES strings.
+        length: Texts: number of tokens of an example, the end token included; by default enough for 99 %
+            of the training texts. Graphs: number of atoms.
+        vocabulary_size: Texts: how many of the most frequent tokens are known; by default 10,000 words,
+            or all tokens of SMILES strings.
         graphs: Whether molecules are read as graphs instead of sequences of tokens; needs RDKit.
-        vocabulary: Texts: the vocabulary of a trained model, which is used instead of a new one. Then
-            `length`, `vocabulary_size` and `graphs` must not be given. Other data do not use it.
-        shape: Shape of an example that a model was made for. Examples get it if only axes of size 1
-            must be added or removed; otherwise they keep their own shape.
+        vocabulary: Texts: the vocabulary of a trained model, instead of a new one. Then `length`,
+            `vocabulary_size` and `graphs` must not be given.
+        shape: Shape of an example that a model was made for. Examples get it if only axes of size 1 must
+            be added or removed; otherwise they keep their own shape.
     """
     given = {"length": length, "vocabulary_size": vocabulary_size, "graphs": graphs}
     check_no_options(vocabulary, given)
@@ -106,7 +105,7 @@ def _load(
     options: Mapping[str, Any],
     shape: tuple[int, ...] | None = None,
 ) -> Data:
-    """Load data as `load` does, without a warning. The vocabulary has priority over options."""
+    """Load data as `load` does, without a warning. A given vocabulary replaces options for a new one."""
     if not isinstance(name, str | Path):
         raise DataError(
             f"load got a {type(name).__name__}; expected a name or a path: for examples in memory use "
@@ -129,15 +128,15 @@ def _load(
 
 
 def load_for_training(name: str | Path, *, start: str | Path | None = None, **options: Any) -> Data:
-    """Load data as `load` does, in the form that the initial model needs, and without warnings.
+    """Load data as `load` does, for a model that starts from a trained model, and without warnings.
 
-    Texts are read with the vocabulary of the initial model. Examples get the shape that this model
-    takes, if only axes of size 1 differ. `load` would issue a warning with `Data.notes`; here the
-    caller should show them.
+    Texts are read with the vocabulary of the trained model. Examples get the shape that this model
+    takes, if only axes of size 1 differ. The caller should show `Data.notes`, which `load` shows as a
+    warning.
 
     Args:
         name: A name or a path, as in `load`.
-        start: Folder or address of the run with the initial model, or None.
+        start: Folder or address of the run of the trained model, or None.
         **options: Other arguments of `load`.
     """
     run = None if start is None else open_run(start)
@@ -165,11 +164,10 @@ def as_data(
     'digits'
 
     Args:
-        source: A `Data`, which is returned as it is; a name or path for `load`; or training
-            examples in memory for `from_arrays`: an array, a tensor, a list, a dict of arrays, a
-            DataFrame, a sparse matrix, a torch Dataset or a DataLoader. Of a DataLoader only the
-            data set is used; batch size and order of the examples are options of training. A list
-            of texts is given to `from_texts`, as sentences of words.
+        source: A `Data`, which is returned as it is; a name or path for `load`; or training examples in
+            memory for `from_arrays`: an array, a tensor, a list, a dict of arrays, a DataFrame, a sparse
+            matrix, a torch Dataset or a DataLoader. Of a DataLoader only the data set is used. A list of
+            texts is given to `from_texts`, as sentences of words.
         seed: Seed of the split.
         root: Folder of the named sets, see `load`.
         download: Whether missing files are downloaded.
@@ -207,12 +205,12 @@ def rebuild(
     3
 
     Args:
-        description: The result of `describe`; it may have been saved as JSON.
+        description: The result of `Data.describe`; it may have been saved as JSON.
         root: Folder of the named sets; by default the folder in `description` if it still holds the
-            files of the set, else the default of `load`. Nothing is downloaded into that first folder.
+            files of the set, else the default of `load`.
         download: Whether missing files are downloaded.
-        vocabulary: The vocabulary of the model that was trained on the data, if it has one. It is
-            needed only if it was made from the texts of other data.
+        vocabulary: The vocabulary of the model that was trained on the data. It is needed only if it was
+            made from the texts of other data.
 
     Raises:
         DataError: If the data were arrays in memory, or the examples have changed.
@@ -259,17 +257,17 @@ def load_again(
 ) -> Data:
     """Load the data of a run from a place that the user names, and split them as the run did.
 
-    The run may have used arrays in memory that were saved in a file later. Then the file is split
-    like the arrays. If the file has other examples than the run, it is split as `load` does; see
-    `has_same_examples`. Image files get the same `size` and `crop` as in the run.
+    The run may have used arrays in memory that were saved in a file later. Then the file is split like
+    the arrays. If the file has other examples than the run, it is split as `load` does. Image files get
+    the same `size` and `crop` as in the run.
 
     Args:
         source: A name or a path, as in `load`.
         description: The result of `Data.describe` of the run's data.
         root: Folder of the named sets, see `load`.
         vocabulary: Vocabulary of the run, if its examples are texts.
-        shape: Shape of an example that the model of the run was made for, see `load`; by default
-            the shape in the description.
+        shape: Shape of an example that the model of the run was made for, see `load`; by default the
+            shape in the description.
     """
     seed = description.get("seed", 0)
     shape = _shape(description) if shape is None else shape
@@ -307,13 +305,12 @@ def has_same_examples(data: Data, description: Mapping[str, Any]) -> bool:
 
 
 def _held_out_test(description: Mapping[str, Any]) -> bool:
-    """Whether described data have test examples; a description without counts says nothing else."""
+    """Whether described data have test examples. Without counts, the answer is yes."""
     counts = description.get("counts")
     return not isinstance(counts, Mapping) or counts.get("test") is not None
 
 
 def _shape(description: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """Return the described shape of an example; None if there is none."""
     shape = description.get("shape")
     return tuple(shape) if isinstance(shape, list) else None
 

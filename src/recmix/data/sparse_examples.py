@@ -19,8 +19,8 @@ __all__ = ["SparseExamples", "is_sparse"]
 class SparseExamples(Examples):
     """Examples in memory, stored as a sparse matrix (N, F): N examples with F values each.
 
-    Only the examples that are read become dense. Values are used as they are. Integers must not
-    exceed 2**24, so that float32 holds them exactly.
+    Only the examples that are read become dense. Values are used as they are. Integers must not exceed
+    2**24, so that float32 holds them exactly.
 
     >>> from scipy import sparse
     >>> examples = SparseExamples(sparse.csr_array([[0, 0, 7], [1, 0, 0]]))
@@ -67,7 +67,7 @@ class SparseExamples(Examples):
         return (self._sum(self.raw.data) / len(self)).astype(np.float32)
 
     def variance(self, mean: Array, sample: int = 10_000, seed: int = 0) -> float:
-        """Return the mean of (x - mean)² over all examples and features, for a given `mean` (F,).
+        """Return the mean of (x - mean)² over all values, for a given `mean` (F,).
 
         `sample` and `seed` have no effect: all examples are used.
         """
@@ -84,11 +84,7 @@ class SparseExamples(Examples):
         return one_if_constant(np.sqrt(self._squares(mean) / len(self)), constant)
 
     def row_of(self, place: int) -> int:
-        """Return the index of the example to which a stored value (a value that is not 0) belongs.
-
-        Args:
-            place: Number of the stored value, counted from 0 through the rows of the sparse matrix.
-        """
+        """Return the index of the example that has the stored value number `place`, counted from 0."""
         return int(np.searchsorted(self.raw.indptr, place, side="right")) - 1
 
     def _squares(self, mean: Array) -> Array:
@@ -98,15 +94,11 @@ class SparseExamples(Examples):
         return stored + zeros * np.square(mean)
 
     def _stored(self) -> NDArray[np.int64]:
-        """Return the number of stored values (values that are not 0) of each feature, (F,)."""
+        """Return the number of values that are not 0 for each feature, (F,)."""
         return np.bincount(self.raw.indices, minlength=self.shape[1])
 
     def _sum(self, values: Array) -> NDArray[np.float64]:
-        """Sum over the examples, (F,).
-
-        Args:
-            values: One number for each stored value of the matrix, in the order of the matrix.
-        """
+        """Sum one number for each stored value over the examples, (F,)."""
         return np.asarray(np.bincount(self.raw.indices, values, minlength=self.shape[1]), np.float64)
 
 

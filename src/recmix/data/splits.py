@@ -1,4 +1,4 @@
-"""Split examples into training, validation and test parts."""
+"""Define `Data`, a data set split into training, validation and test examples."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ _FEW = 1000  # examples that `Data.statistics` gives
 
 
 def holdout_size(count: int) -> int:
-    """Return the number of examples in a validation or test set that is held out of `count` examples.
-
-    It is a tenth of `count`, at least one.
+    """Return the size of a validation or test set that is held out of `count` examples: a tenth.
 
     >>> holdout_size(60_000), holdout_size(4)
     (6000, 1)
@@ -40,8 +38,8 @@ def holdout_size(count: int) -> int:
 def split(count: int, *, name: str, seed: int = 0, parts: int = 1) -> list[NDArray[np.int64]]:
     """Split `count` examples at random into training examples and one or two held-out parts.
 
-    The result depends only on the arguments: each example gets a uniform random number, and the
-    examples with the smallest numbers are held out.
+    The result depends only on the arguments: each example gets a uniform random number, and the examples
+    with the smallest numbers are held out.
 
     >>> train, val = split(20, name="mnist")
     >>> len(train), len(val)
@@ -51,8 +49,8 @@ def split(count: int, *, name: str, seed: int = 0, parts: int = 1) -> list[NDArr
         count: Number of examples.
         name: Name of the data set. Different sets are split differently with the same seed.
         seed: Seed of the split.
-        parts: Number of held-out parts, each a tenth of the examples: 1 for validation, 2 for
-            validation and test.
+        parts: Number of held-out parts, each a tenth of the examples: 1 for validation, 2 for validation
+            and test.
 
     Returns:
         Sorted indices of the training examples, then of each held-out part.
@@ -82,13 +80,7 @@ def complete_parts(
 ) -> tuple[Examples, Examples, Examples | None]:
     """Return training, validation and test examples. Missing parts are held out of `train`.
 
-    Args:
-        train: Training examples.
-        val: Validation examples, or None to hold them out of `train`.
-        test: Test examples, or None.
-        name: Name of the data set, see `split`.
-        seed: Seed of the split.
-        need_test: Whether test examples are held out of `train` if `test` is None.
+    A missing test part is held out only if `need_test` is true.
     """
     missing = int(val is None) + int(test is None and need_test)
     rest, *held_out = split(len(train), name=name, seed=seed, parts=missing)
@@ -112,21 +104,20 @@ class Data:
         name: Name of the data set.
         x_train: Training examples.
         x_val: Validation examples, for early stopping and the choice of hyperparameters.
-        x_test: Test examples; None only for examples in memory of which no test part was held out.
+        x_test: Test examples; None if there is no test part.
         seed: Seed of the split.
         dynamic: Whether training examples lie in [0, 1] and are binarised again each time they are used.
-        binary: Whether values are 0 and 1 (if `dynamic`, after binarisation). A Bernoulli
-            likelihood fits.
+        binary: Whether values are 0 and 1 (if `dynamic`, after binarisation). A Bernoulli likelihood
+            fits.
         source: Where the examples come from, for `describe`.
         fields: {name: shape} of the fields, if an example consists of several named arrays, such as
             tokens and their number; else None. Each example is then stored as one vector of the values
             of all fields; `recmix.model.fields.Fields` unpacks it.
-        columns: Names of the values of an example, if the data are a table whose columns have
-            names.
+        columns: Names of the columns, if the data are a table with names.
         vocabulary: Converts examples to texts and back, if they were read from texts; else None.
         notes: What a user should know about the examples, such as how many texts were left out.
-        held_out: Parts of a user's data ("val", "test") that were missing, and were taken at random
-            from the training examples.
+        held_out: Parts of a user's data ("val", "test") that were missing, and were taken at random from
+            the training examples.
     """
 
     name: str
@@ -193,8 +184,8 @@ class Data:
     def classes(self) -> int:
         """The number of classes, for examples whose values are class numbers from 0.
 
-        It is the size of the vocabulary, if there is one. Otherwise it is one more than the largest
-        value of training, validation and test examples.
+        The number is the size of the vocabulary. Without a vocabulary it is one more than the largest
+        value.
         """
         if self.vocabulary is not None:
             return self.vocabulary.classes
@@ -204,7 +195,7 @@ class Data:
     def statistics(self, *, spread: bool = False, examples: bool = False) -> Statistics:
         """Return the statistics of the training examples that a new model needs, such as their mean.
 
-        All statistics have their defaults if an example has several fields (named arrays). For tokens,
+        If an example has several fields (named arrays), all statistics have their defaults. For tokens,
         mean and variance have their defaults.
 
         Args:
@@ -240,7 +231,7 @@ class Data:
     def fingerprint(self) -> str:
         """SHA-256 hash of all examples: equal for equal training, validation and test examples.
 
-        For images that stay in their files it depends on file names and sizes, not on pixels.
+        For images that stay in their files, the hash depends on file names and sizes, not on pixels.
         """
         parts = (self.x_train, self.x_val, self.x_test)
         digests = ["none" if part is None else part.fingerprint() for part in parts]
@@ -253,8 +244,8 @@ class Data:
     def describe(self) -> dict[str, Any]:
         """Return a description of the data as JSON values.
 
-        With it, `recmix.data.rebuild` loads the same data again and checks that they have not
-        changed.
+        With the description, `recmix.data.rebuild` loads the same data again and checks that they have
+        not changed.
         """
         described = {
             "name": self.name,
@@ -287,10 +278,6 @@ def in_shape(data: Data, shape: tuple[int, ...] | None) -> Data:
     >>> x = ArrayExamples(np.zeros((10, 1, 8, 8), np.uint8))
     >>> in_shape(Data("blank", x, x, None), (8, 8)).shape
     (8, 8)
-
-    Args:
-        data: The data set to reshape.
-        shape: New shape of one example; None changes nothing.
     """
     named = data.fields is not None or data.columns is not None or data.vocabulary is not None
     if shape is None or shape == data.shape or named or not same_axes(shape, data.shape):

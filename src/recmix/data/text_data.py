@@ -64,10 +64,10 @@ def from_texts(
 ) -> Data:
     """Make a data set of texts in memory.
 
-    The vocabulary is made of the training texts. Empty texts and texts that are too long are left
-    out, and tokens that are not in the vocabulary become unknown. For the kind "smiles" the syntax
-    of each string is checked; a wrong one is counted, but kept. `Data.notes` has these numbers. If
-    texts are left out or are no SMILES strings, a warning shows the notes, too.
+    The vocabulary is made of the training texts. Empty texts and texts that are too long are left out.
+    Tokens that are not in the vocabulary become unknown. SMILES strings with a wrong syntax are counted,
+    but kept. `Data.notes` has these numbers. If texts are left out or are no SMILES strings, a warning
+    shows the notes, too.
 
     >>> data = from_texts(["a cat sat", "a dog ran", "a cow"], ["a dog sat"], ["a cow sat"])
     >>> data.kind, data.shape, data.classes
@@ -81,13 +81,13 @@ def from_texts(
         test: Test texts; by default another tenth is held out, see `hold_out_test`.
         kind: "words", which are separated by white space; "smiles", molecules as strings; or
             "molecule-graphs", molecules as graphs, given as SMILES strings.
-        length: Number of tokens of an example, the end token included; by default enough for 99 %
-            of the training texts. For graphs: number of atoms; by default that of the largest
-            training molecule.
-        vocabulary_size: How many of the most frequent tokens are known; by default 10,000 words, or
-            all tokens of SMILES strings.
-        vocabulary: The vocabulary of a trained model, instead of a new one. Then leave `kind`,
-            `length` and `vocabulary_size` out.
+        length: Number of tokens of an example, the end token included; by default enough for 99 % of the
+            training texts. For graphs: number of atoms; by default that of the largest training
+            molecule.
+        vocabulary_size: How many of the most frequent tokens are known; by default 10,000 words, or all
+            tokens of SMILES strings.
+        vocabulary: The vocabulary of a trained model, instead of a new one. Then leave `kind`, `length`
+            and `vocabulary_size` out.
         seed: Seed of the split.
         name: Name of the data set; the split depends on it.
         hold_out_test: Whether test texts are held out if `test` is None.
@@ -115,19 +115,14 @@ def warn_of_notes(data: Data) -> None:
 
 
 def check_no_options(vocabulary: Vocabulary | None, given: Mapping[str, Any]) -> None:
-    """Raise a ConfigError if a vocabulary is given together with options for making a new one.
-
-    Args:
-        vocabulary: The given vocabulary, or None.
-        given: {name: value} of the options, such as `length`; the value None means "not given".
-    """
+    """Raise a ConfigError if a vocabulary is given together with options for making a new one."""
     wrong = [name for name, value in given.items() if value]
     if vocabulary is not None and wrong:
         raise ConfigError(f"the vocabulary is given, and determines {', '.join(wrong)}: leave it out")
 
 
 def is_texts(x: Any) -> bool:
-    """Whether `x` is a sequence of texts in memory: a list or a numpy array.
+    """Whether `x` is a list or a numpy array of texts.
 
     >>> is_texts(["a", "b"]), is_texts([1, 2]), is_texts("a")
     (True, False, False)
@@ -208,21 +203,12 @@ def data_of_texts(
 
 
 def read_texts(path: Path) -> list[str]:
-    """Read the lines of a text file in UTF-8, which may be gzipped.
-
-    Raises:
-        DataError: If the file is too large, or not a regular file, or has a line that is not UTF-8.
-    """
+    """Read the lines of a text file in UTF-8, which may be gzipped."""
     return lines_of(read_bytes(path, share=_TEXT_SHARE), path)
 
 
 def lines_of(content: bytes, path: Path) -> list[str]:
-    """Return the lines of the content of a text file, without line ends.
-
-    Args:
-        content: The content, in UTF-8.
-        path: The file, for the error message.
-    """
+    """Return the lines of the content of a text file in UTF-8, without line ends."""
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -245,9 +231,8 @@ def text_suffix(path: Path) -> str:
 def text_files(folder: Path) -> dict[str, Path]:
     """Find the text files of a folder: {"train": path}, also with "val" and "test" if they exist.
 
-    The name of a file, without its suffix, is train, val, valid, validation or test, or ends with one
-    of these words: ``train.txt``, ``news.valid.txt.gz``. Other files are ignored. The result is empty if
-    no file has such a name.
+    The name of a file, without its suffix, is train, val, valid, validation or test, or ends with one of
+    these words: ``train.txt``, ``news.valid.txt.gz``. Other files are ignored.
     """
     found: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
@@ -273,13 +258,7 @@ def text_files(folder: Path) -> dict[str, Path]:
 def graphs_if(graphs: bool | None, kind: str, what: str) -> str:
     """Return the kind of vocabulary: "molecule-graphs" if `graphs` is true, else `kind`.
 
-    Args:
-        graphs: Whether molecules are read as graphs.
-        kind: Kind of vocabulary for the texts, such as "words" or "smiles".
-        what: Name of the texts in the message.
-
-    Raises:
-        ConfigError: If `graphs` is true and the texts are not molecules.
+    If `graphs` is true and the texts are not molecules, a ConfigError names the texts as `what`.
     """
     if not graphs:
         return kind
@@ -289,12 +268,7 @@ def graphs_if(graphs: bool | None, kind: str, what: str) -> str:
 
 
 def check_not_texts(options: Mapping[str, Any], what: str) -> None:
-    """Raise a ConfigError if options for texts are given for data that are not texts.
-
-    Args:
-        options: The given options by name.
-        what: Name of the data in the message.
-    """
+    """Raise a ConfigError if options for texts are given for data that are not texts."""
     if given := [name for name in TEXT_OPTIONS if options.get(name)]:
         raise ConfigError(f"{', '.join(given)} is for texts; {what} holds none: leave it out")
 
@@ -320,14 +294,8 @@ def _complete(
 ) -> dict[str, list[str]]:
     """Hold missing validation and test texts out of the training texts.
 
-    All texts of one form come into the same part, so that no validation example is a training example.
-
-    Args:
-        parts: The texts of each part.
-        forms: The normal form of each text, see `Vocabulary.normal_forms`.
-        name: Name of the data set.
-        seed: Seed of the split.
-        need_test: Whether test texts are held out if they are missing.
+    All texts with the same normal form come into the same part, so that no validation example is a
+    training example.
     """
     missing = [key for key in ("val", "test") if key not in parts and (key == "val" or need_test)]
     if not missing:
@@ -373,16 +341,7 @@ def _notes(
     changed: Mapping[str, int],
     options: Mapping[str, Any],
 ) -> Iterable[str]:
-    """Give the notes of a data set of texts.
-
-    Args:
-        parts: The texts that are not empty.
-        forms: The normal form of each text, see `Vocabulary.normal_forms`.
-        total: Number of all texts.
-        left_out: How many texts were left out, by reason.
-        changed: How many texts were changed, by reason.
-        options: Options that the user gave for the vocabulary.
-    """
+    """Yield the notes of a data set of texts."""
     if all(_is_number(word) for texts in parts.values() for text in texts for word in text.split()):
         yield "all words are numbers: is this a table? Then save it as .csv or .npy"
     if left_out:

@@ -57,22 +57,22 @@ def from_arrays(
 ) -> Data:
     """Make a data set of examples in memory.
 
-    A missing validation or test part is a random tenth of the training examples, as in `load`. So
-    one array is split 80/10/10.
+    A missing validation or test part is a random tenth of the training examples, as in `load`. So one
+    array is split 80/10/10.
 
     Each of `x_train`, `x_val` and `x_test` is
 
-    - a numpy array, a torch tensor or nested lists of numbers, (N, ...): vectors (N, F), images
-      (N, C, H, W) or (N, H, W), or any other shape;
-    - a list of examples, or a torch Dataset. An item is an example, a tuple whose first element is
-      the example, or a dict of fields;
+    - a numpy array, a torch tensor or nested lists of numbers, (N, ...): vectors (N, F), images (N, C,
+      H, W) or (N, H, W), or any other shape;
+    - a list of examples, or a torch Dataset. An item is an example, a tuple whose first element is the
+      example, or a dict of fields;
     - a dict of arrays: the fields of the examples, such as {"tokens": (N, T), "lengths": (N,)};
     - a pandas DataFrame of numbers;
     - a `scipy.sparse` matrix, which stays sparse in memory;
     - an `Examples`.
 
-    uint8 with three axes or more means value / 255. Other integers, also uint8 vectors and integers
-    in fields, are used as they are. Booleans mean 0 and 1. Floats may have any finite value.
+    uint8 with three axes or more means value / 255. Other integers, also uint8 vectors and integers in
+    fields, are used as they are. Booleans mean 0 and 1. Floats may have any finite value.
 
     >>> import numpy as np
     >>> from_arrays(np.zeros((50, 28, 28), np.uint8))
@@ -86,10 +86,10 @@ def from_arrays(
         x_test: Test examples; by default another tenth is held out, see `hold_out_test`.
         seed: Seed of the split.
         name: Name of the data set; the split depends on it.
-        hold_out_test: Whether test examples are held out if `x_test` is None. False means that there
-            is no test part, for example because you have test examples of your own.
-        shape: Shape of an example that a model was made for. Examples get it if only axes of size 1
-            must be added or removed; otherwise they keep their own shape.
+        hold_out_test: Whether test examples are held out if `x_test` is None. False means that there is
+            no test part, for example because you have test examples of your own.
+        shape: Shape of an example that a model was made for. Examples get it if only axes of size 1 must
+            be added or removed; otherwise they keep their own shape.
     """
     if is_texts(x_train):
         raise DataError("x_train is a list of texts; expected numbers: use recmix.data.from_texts")
@@ -112,8 +112,7 @@ def load_path(
         seed: Seed of the split.
         vocabulary: Vocabulary for texts; None makes a new one.
         options: {name: value} of options of `recmix.data.load`, such as `size` and `length`.
-        like: Shape of an example that a model was made for. Examples get it if only axes of size 1
-            must be added or removed; otherwise they keep their own shape.
+        like: Shape of an example that a model was made for, see `recmix.data.load`.
     """
     path = path.expanduser().absolute()
     if not path.exists():
@@ -154,10 +153,7 @@ def load_path(
 
 
 def has_image_files(path: Path) -> bool:
-    """Whether a path is read as image files: a zip file, or a folder without text files.
-
-    The options `size` and `crop` are allowed only for such paths.
-    """
+    """Whether a path is read as image files: a zip file, or a folder without text files."""
     return path.suffix.lower() == ".zip" or (path.is_dir() and not text_files(path))
 
 
@@ -194,12 +190,8 @@ def _load_texts(
 def _splitting(options: Mapping[str, Any], name: str, kept: dict[str, Any]) -> tuple[str, bool]:
     """Return the name that the split depends on, and whether test examples are held out.
 
-    `recmix.data.load_again` gives both as options, if a file holds what were arrays in memory.
-
-    Args:
-        options: Options of `load_path`.
-        name: Name of the file without its suffix.
-        kept: Gets the options that are given, to load the same data again.
+    `recmix.data.load_again` gives both as options, if a file holds what were arrays in memory. They are
+    added to `kept`, the options that load the same data again.
     """
     given = {key: options[key] for key in ("split_name", "hold_out_test") if key in options}
     kept |= given
@@ -257,13 +249,7 @@ def _read_image_files(
 def _rows_by_part(path: Path, names: list[str]) -> dict[str, list[int]]:
     """Sort image files into x_train, x_val and x_test by their folder: train, val or test.
 
-    Args:
-        path: The folder or zip file, for error messages.
-        names: Relative paths of the image files.
-
-    Returns:
-        Indices into `names` for x_train, x_val and x_test. Without a folder train, all are in
-        x_train.
+    The result has indices into `names`. Without a folder train, all are in x_train.
     """
     depth = 0
     paths = [PurePosixPath(name).parts for name in names]

@@ -20,7 +20,7 @@ def kind_of(examples: Examples) -> Kind:
     """Return the kind of values that examples have: "binary", "unit", "counts" or "real".
 
     "binary" means 0 and 1, "unit" means numbers in [0, 1], "counts" means whole numbers of 0 or more,
-    and "real" means other numbers. Examples that are not in memory are image files, and count as "unit".
+    and "real" means other numbers. Image files that are not in memory count as "unit".
 
     >>> from recmix.data import ArrayExamples
     >>> kind_of(ArrayExamples(np.array([[0, 3], [1, 0]], np.float32)))
@@ -51,7 +51,7 @@ def kind_of(examples: Examples) -> Kind:
 
 
 def largest(examples: Examples) -> float:
-    """Return the largest value of all examples; a value stored as uint8 means value / 255."""
+    """Return the largest value of all examples. A value stored as uint8 means value / 255."""
     found = [0.0] if isinstance(examples, SparseExamples) else []
     for _, values in stored_values(examples):
         found.append(float(values.max()) / (255 if values.dtype == np.uint8 else 1))
