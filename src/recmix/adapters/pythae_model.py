@@ -50,7 +50,7 @@ def pythae(model: Any) -> Model:
 
 
 def _likelihood(loss: str) -> Likelihood:
-    """The likelihood whose negative logarithm is pythae's reconstruction loss."""
+    """Return the likelihood whose negative logarithm is pythae's reconstruction loss."""
     if loss == "mse":  # half the squared error: a variance of 1
         return Gaussian(1.0, learned=False)
     if loss == "bce":

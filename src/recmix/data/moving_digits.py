@@ -13,8 +13,7 @@ from recmix.errors import ConfigError, DataError
 
 __all__ = ["moving_digits"]
 
-SIDES = (8, 64)
-"""The smallest and the largest side of a frame."""
+SIDES = (8, 64)  # the smallest and the largest side of a frame
 
 
 def moving_digits(

@@ -39,8 +39,7 @@ TEXT_SUFFIXES = {".txt": "words", ".txt.gz": "words", ".smi": "smiles", ".smi.gz
 PART_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 """Which part of a data set a file of this name holds."""
 
-TEXT_OPTIONS = ("length", "vocabulary_size", "graphs")
-"""Options of `recmix.data.load` for texts."""
+TEXT_OPTIONS = ("length", "vocabulary_size", "graphs")  # options of `recmix.data.load` for texts
 _TEXT_SHARE = 16  # a list of short lines needs about this many times the size of the file
 _PARTS = {"train": "training", "val": "validation", "test": "test"}
 

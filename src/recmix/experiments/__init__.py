@@ -1,8 +1,8 @@
 """Train and score many models, a grid of runs, as a TOML file describes them.
 
-A run trains and scores one model. A worker is a process that does runs. The driver is the process
-of `recmix grid`, which starts workers. The store is the folder with one folder for each run. The
-results of a grid form a table: its rows are methods, its columns are data sets with a model.
+A run trains and scores one model. A worker is a process that does runs. The driver is the process of
+`recmix grid`, which starts workers. The store is the folder with one folder for each run. The results of
+a grid form a table: its rows are methods, its columns are data sets with a model.
 
 =================  ==========================================================================
 `parts`            reads the parts of a TOML file: protocol, budget, columns, methods

@@ -1,11 +1,10 @@
 """Do the runs of a grid on a Ray cluster. The machines need no shared file system.
 
-The driver, the process of `recmix grid`, has the store (the folder of run folders) and locks the
-runs that it works on. Each run is a Ray task. The task receives its own earlier files and the files
-of the run from which it starts, works in a local folder, and returns its files. While it works, it
-sends its files to a mailbox from time to time, so that the store has a recent checkpoint if a
-machine is lost. Then the driver, not Ray, starts the run again from that checkpoint. Each machine
-finds data sets in the folder that its environment variable RECMIX_DATA names, or in `data_root`.
+Each run is a Ray task. The task gets the earlier files of its run and of the run that it starts from,
+works in a local folder, and returns its files. While it works, it sends its files to a mailbox from time
+to time. So the driver (the process of `recmix grid`) has a recent checkpoint if a machine is lost, and
+starts the run again from there. Each machine finds data sets in the folder that its environment variable
+RECMIX_DATA names, or in `data_root`.
 """
 
 from __future__ import annotations
@@ -34,16 +33,11 @@ from recmix.experiments.worker import output_to, sigterm_interrupts, work
 
 __all__ = ["Mailbox", "run_on_ray"]
 
-POLL = 0.5
-"""Seconds between two checks of the cluster."""
-POST_SMALL = 3.0
-"""Seconds between two messages with a run's history, for the view."""
-POST_ALL = 60.0
-"""Seconds between two messages with a run's checkpoint."""
-GRACE = 120.0
-"""Seconds that runs have to save before they are cancelled."""
-AHEAD = 2
-"""Tasks submitted per place in the cluster, so that no place is idle."""
+POLL = 0.5  # seconds between two checks of the cluster
+POST_SMALL = 3.0  # seconds between two messages with a run's history, for the view
+POST_ALL = 60.0  # seconds between two messages with a run's checkpoint
+GRACE = 120.0  # seconds that runs have to save before they are cancelled
+AHEAD = 2  # tasks submitted per place in the cluster, so that no place is idle
 SMALL = ("spec.json", "history.json", "log.txt", "log.jsonl")
 """Files that are sent often. The status is not one of them: it must not arrive before its weights."""
 START = ("spec.json", "status.json", "history.json", "weights.safetensors")
@@ -53,30 +47,19 @@ Files = dict[str, bytes]
 
 
 class Mailbox:
-    """A Ray actor that receives files from the tasks of a grid and can tell the tasks to stop.
-
-    There is one mailbox for each driver, the process that started the tasks.
-    """
+    """A Ray actor that receives files from the tasks of a driver, and can tell the tasks to stop."""
 
     def __init__(self) -> None:
         self.stopped = False
         self.files: dict[str, Files] = {}
 
     def post(self, digest: str, files: Files) -> bool:
-        """Receive files of a run, and return whether the run must stop.
-
-        Args:
-            digest: name of the run, a hash of its definition.
-            files: {name of the file: content}.
-        """
+        """Receive files {name: content} of a run, and return whether the run must stop."""
         self.files.setdefault(digest, {}).update(files)
         return self.stopped
 
     def collect(self) -> dict[str, Files]:
-        """Return the files received since the last call, and remove them from the mailbox.
-
-        The result is {name (digest) of the run: {name of the file: content}}.
-        """
+        """Return the files received since the last call, as {digest of the run: {name: content}}."""
         found, self.files = self.files, {}
         return found
 
@@ -100,7 +83,7 @@ def run_on_ray(
 
     Args:
         grid: the grid that the runs belong to; its name and title are shown.
-        queue: the runs of the grid, each with its state, such as waiting or done.
+        queue: the runs of the grid with their states.
         address: address of the Ray cluster, or ``local`` for a new one on this machine.
         workers: largest number of runs at a time; by default one per GPU, or one per core without a GPU.
         device: ``auto``, ``cpu``, ``cuda`` and so on.
@@ -145,7 +128,7 @@ def _drive(
     watcher: Watcher,
     stop: Stop,
 ) -> None:
-    """Submit runs that can start as Ray tasks, at most `most` at a time, and store their files."""
+    """Submit at most `most` runs at a time as Ray tasks, and store their files."""
     running: dict[Any, QueuedJob] = {}
     asked = 0.0
     try:
@@ -180,10 +163,7 @@ def _drive(
 
 
 def _receive(ray: Any, store: Store, job: GridJob, reference: Any) -> str:
-    """Write the files that a task returned into the store.
-
-    The result is a message for the case that these files are not a finished run.
-    """
+    """Store the files that a task returned. Return a message in case the run is not finished."""
     try:
         files = ray.get(reference)
     except ray.exceptions.RayError as error:
@@ -204,7 +184,9 @@ def do(
     data_root: Path | None,
     mailbox: Any,
 ) -> Files:
-    """Train and score one run in a temporary folder. This is the Ray task.
+    """Train and score one run in a temporary folder, and return its files {name: content}.
+
+    Ray calls this function as a task.
 
     Args:
         digest: name of the run, a hash of its definition.
@@ -214,9 +196,6 @@ def do(
         device: ``auto``, ``cpu``, ``cuda`` and so on.
         data_root: folder of the data sets on this machine.
         mailbox: the Ray actor `Mailbox`, which receives files while the run is in progress.
-
-    Returns:
-        The files of the run, {name: content}.
     """
     if _ray().get(mailbox.post.remote(digest, {})):
         return {}  # stopped before it started
@@ -234,7 +213,7 @@ def do(
 def _posting(store: Store, digest: str, mailbox: Any) -> Iterator[threading.Event]:
     """Send the files of a run to the mailbox from time to time, in a thread.
 
-    The run is stopped by SIGTERM if the mailbox says so. The event that is yielded is then set.
+    If the mailbox says so, the run is stopped by SIGTERM. Then the yielded event is set.
     """
     ray, over = _ray(), threading.Event()
 

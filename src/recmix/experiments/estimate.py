@@ -24,13 +24,11 @@ class TimeLeft(NamedTuple):
     """An estimate of the time that the remaining runs of a grid will take.
 
     Attributes:
-        seconds: sum of the estimated times of the remaining runs, divided by the number of workers.
-            Runs without an estimate are not in the sum.
+        seconds: the estimated time of all remaining runs with an estimate, done by all workers.
         known: number of remaining runs with an estimate.
         unknown: number of remaining runs without an estimate.
         measured: number of finished runs whose times the estimate uses.
-        at_most: whether some runs are counted with all their epochs, because no similar run is
-            finished. They may stop earlier.
+        at_most: whether some runs are counted with all their epochs. They may stop earlier.
         timed: number of runs whose estimate comes from a few timed updates.
     """
 
@@ -66,10 +64,10 @@ class Clock:
     - the time of an epoch of running runs.
 
     Args:
-        queue: the runs of the grid, each with its state, such as waiting or done.
+        queue: the runs of the grid with their states.
         workers: number of runs that are done at a time.
-        timed: {kind of run: seconds of one run}, computed from a few timed updates. Keys are results
-            of `recmix.experiments.time_updates.kind_of`.
+        timed: {kind of run: seconds of one run}, computed from a few timed updates. Keys are results of
+            `recmix.experiments.time_updates.kind_of`.
     """
 
     def __init__(

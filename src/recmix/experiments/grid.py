@@ -66,10 +66,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Grid", "GridJob", "check", "digest_of", "expand", "read_grid"]
 
-DIGITS = 16
-"""Hexadecimal digits of a digest."""
-IMAGE = ("channels", "height", "width")
-"""The axes of an image."""
+DIGITS = 16  # hexadecimal digits of a digest
+IMAGE = ("channels", "height", "width")  # the axes of an image
 SHOWN = ("latent", "network", "decoder_network", "likelihood")
 """Options of a model with their own place in the name of a run, or that the data determine."""
 
@@ -78,7 +76,7 @@ SHOWN = ("latent", "network", "decoder_network", "likelihood")
 class GridJob:
     """One run of a grid: one model to train, and the scores to compute for it.
 
-    It also has the row (method) and the column (data set and model) of its result in the table.
+    In the table of results, the run has a row (its method) and a column (its data set and model).
     """
 
     digest: str = ""  # name of the run, from `definition`
@@ -100,11 +98,7 @@ class GridJob:
 
     @property
     def title(self) -> str:
-        """A description of the run in words, for messages.
-
-        It has the method, the data, the latent dimension, unusual options of the model, the seed of the
-        data split and the seed of the initial weights.
-        """
+        """A description of the run in words: its row, data, model, split and restart."""
         of = self.column
         words = [Path(of["data"]).name, str(of["latent"])]
         if {of["network"], of["decoder_network"]} - {"conv", "auto"}:
@@ -114,7 +108,7 @@ class GridJob:
         return f"{self.row} {' '.join(words)} split {self.split} restart {self.restart}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the attributes of the run as JSON values, {name: value}, without its definition.
+        """Return the attributes of the run as JSON values, without its definition.
 
         The files ``grid-NAME.json`` and ``job.json`` hold these values.
         """
@@ -148,10 +142,7 @@ class Grid:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the grid as JSON values, {name: value}: its name, title, protocol and list of runs.
-
-        The file ``grid-NAME.json`` holds these values.
-        """
+        """Return the content of the file ``grid-NAME.json``."""
         about = {"name": self.name, "title": self.title, "protocol": self.protocol}
         jobs = [job.to_json() for job in self.jobs]
         return {"format": FORMAT, "recmix": __version__, **about, "jobs": jobs}
@@ -159,9 +150,6 @@ class Grid:
 
 def digest_of(definition: Mapping[str, Any]) -> str:
     """Return the name of a run: the first 16 hexadecimal digits of the SHA-256 of its definition.
-
-    The definition has all options that determine the result of the run. The order of its keys has no
-    effect.
 
     >>> digest_of({"a": 1, "b": 2}) == digest_of({"b": 2, "a": 1})
     True
@@ -171,7 +159,7 @@ def digest_of(definition: Mapping[str, Any]) -> str:
 
 
 def read_grid(file: Path) -> Grid:
-    """Read a TOML file, and return the grid, the list of runs, that it describes."""
+    """Read a TOML file, and return the grid that it describes."""
     content = read_toml(file)
     try:
         return expand(content, file.stem)
@@ -180,11 +168,7 @@ def read_grid(file: Path) -> Grid:
 
 
 def expand(content: Mapping[str, Any], name: str) -> Grid:
-    """Make the grid, the list of runs, that the content of a TOML file describes.
-
-    Args:
-        content: the content of the TOML file.
-        name: name of the grid; it is also the title if the content has none.
+    """Make the grid that the content of a TOML file describes.
 
     >>> grid = expand({"columns": [{"data": "digits", "latent": 2}],
     ...                "methods": [{"name": "rme", "order": [2, 3]}],
@@ -219,7 +203,7 @@ def expand(content: Mapping[str, Any], name: str) -> Grid:
 
 
 def _with_controls(entries: list[GridRow]) -> tuple[list[GridRow], list[str]]:
-    """Return the rows after the first stages (VAE) and controls (VAE+), and notes on added rows."""
+    """Return all rows, first stages (VAE) and controls (VAE+) first, and notes on added rows."""
     rows: list[GridRow] = []
     notes: list[str] = []
 
@@ -313,10 +297,7 @@ def _template(
 
 
 def _score_keys(row: GridRow, default: Inference, protocol: Mapping[str, Any]) -> list[str]:
-    """Return the names of all scores that a run of this row needs, on test and validation data.
-
-    Calibrated inference is scored on test data only.
-    """
+    """Return the names of all scores of a run of this row. Calibration is scored on test data only."""
     used = [default, *(replace(row.inference, refine=steps) for steps in row.refined)]
     plain = [ScoreKey("test", samples, how) for samples in protocol["samples"] for how in used]
     keys = list(plain)
@@ -329,10 +310,7 @@ def _score_keys(row: GridRow, default: Inference, protocol: Mapping[str, Any]) -
 
 
 def _label(row: GridRow, training: Training, inference: Inference, start: GridJob | None) -> str:
-    """Return the label of a row, given or default.
-
-    Options that the file varies are added to the label if it does not contain them.
-    """
+    """Return the label of a row, given or default, with the options that the file varies."""
     from recmix.training.labels import row_label
 
     init = None
@@ -344,10 +322,7 @@ def _label(row: GridRow, training: Training, inference: Inference, start: GridJo
 
 
 def check(jobs: Iterable[GridJob]) -> None:
-    """Build the model of each different kind of run in a grid, to find invalid options before training.
-
-    An invalid option raises a `ConfigError`.
-    """
+    """Build the model of each kind of run once, to find invalid options before training."""
     import torch
 
     from recmix.data import SETS

@@ -1,4 +1,4 @@
-"""Decide which run of a grid is done next. A run trains and scores one model.
+"""Decide which run of a grid is done next.
 
 A run that starts from the trained model of another run waits for that run. A run is tried again if its
 worker was killed. Runs that another driver (another process of `recmix grid`) works on are left to it.
@@ -18,10 +18,8 @@ from recmix.experiments.store import Claim, Store
 
 __all__ = ["RETRIES", "JobQueue", "QueuedJob"]
 
-RETRIES = 2
-"""How often a run is started again after its worker was killed."""
-LOOK_AGAIN = 1.0
-"""Seconds between two checks of a run that another driver has."""
+RETRIES = 2  # how often a run is started again after its worker was killed
+LOOK_AGAIN = 1.0  # seconds between two checks of a run that another driver has
 
 Kind = Literal["waiting", "running", "elsewhere", "done", "failed", "blocked"]
 
@@ -32,8 +30,8 @@ class QueuedJob:
 
     Attributes:
         job: what to train and score.
-        kind: the state of the run. ``elsewhere`` means that another driver works on it, ``blocked``
-            that it cannot start, for instance because the run of its initial model failed.
+        kind: the state of the run. ``elsewhere`` means that another driver works on it, ``blocked`` that
+            it cannot start, for instance because the run of its initial model failed.
         reason: why it has this state, in words.
         attempts: how often its worker ended without a result.
         since: when this driver started it, in seconds of `time.monotonic`.
@@ -79,24 +77,16 @@ class JobQueue:
         return Counter(entry.kind for entry in self.entries.values())
 
     def of_kind(self, *kinds: Kind) -> Iterator[QueuedJob]:
-        """Return the runs that are in one of the states `kinds`, such as ``waiting`` or ``done``."""
+        """Return the runs that are in one of the states `kinds`."""
         return (entry for entry in self.entries.values() if entry.kind in kinds)
 
     @property
     def open(self) -> bool:
-        """Whether there are runs left that this driver can start now or perhaps later.
-
-        The driver is the process of `recmix grid` that has this queue.
-        """
+        """Whether this driver has runs left that it can start now or perhaps later."""
         return any(self.of_kind("waiting", "elsewhere"))
 
     def block(self, jobs: Iterable[GridJob], reason: str) -> None:
-        """Change the state of waiting runs to ``blocked``, so that they are not started.
-
-        Args:
-            jobs: the runs to block. Runs that are not waiting keep their state.
-            reason: why they cannot start, in words.
-        """
+        """Change the state of waiting runs to ``blocked``, so that they are not started."""
         for job in jobs:
             entry = self.entries[job.digest]
             if entry.kind == "waiting":
@@ -106,13 +96,12 @@ class JobQueue:
     def take(self, threads: int, like: GridJob | None = None) -> QueuedJob | None:
         """Lock the next run that can start, and write the file ``job.json`` for its worker process.
 
+        The result is None if no run can start now.
+
         Args:
             threads: number of CPU threads that the run may use.
-            like: if given, only take a run that can be trained together with this run, because it
-                has the same method label and data.
-
-        Returns:
-            The run, or None if no run can start now.
+            like: if given, only take a run that can be trained together with this run, because it has
+                the same method label and data.
         """
         now = time.monotonic()
         for entry in list(self.of_kind("waiting", "elsewhere")):
@@ -138,10 +127,7 @@ class JobQueue:
         return None
 
     def look(self) -> None:
-        """Update the states of runs that another process of `recmix grid` works on.
-
-        A call within a second after the last update does nothing.
-        """
+        """Update the states of runs that another driver works on, at most once per second."""
         if time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + LOOK_AGAIN
@@ -150,10 +136,7 @@ class JobQueue:
         self._block_dependent()
 
     def find_others(self) -> None:
-        """Find waiting runs that another process of `recmix grid` works on.
-
-        Their state becomes ``elsewhere``.
-        """
+        """Change the state of waiting runs that another driver works on to ``elsewhere``."""
         for entry in list(self.of_kind("waiting")):
             if holder := self.store.holder(entry.job.digest):
                 entry.kind, entry.reason = "elsewhere", holder
@@ -162,13 +145,10 @@ class JobQueue:
         """Update the state of a run whose worker process has ended, and release the lock of the run.
 
         Args:
-            entry: the run.
+            entry: the run, which is also returned.
             how: how the worker ended, in words.
-            stopping: whether the worker was asked to stop. Otherwise a worker without a result
-                counts as a failed attempt.
-
-        Returns:
-            The same object `entry`.
+            stopping: whether the worker was asked to stop. Otherwise a worker without a result counts as
+                a failed attempt.
         """
         entry.kind, entry.reason = "waiting", ""
         self._read(entry)
@@ -206,7 +186,7 @@ class JobQueue:
     def _block_dependent(self) -> None:
         """Block runs that start from a failed or blocked run.
 
-        One pass over the runs is enough, because each run comes after the run from which it starts.
+        One pass is enough, because each run comes after the run from which it starts.
         """
         for entry in self.entries.values():
             if entry.kind in ("waiting", "blocked") and entry.job.depends is not None:

@@ -1,10 +1,10 @@
 """Start worker processes on this machine for the runs of a grid: one per GPU, or one per core.
 
-On a CPU each run has a process of its own, so that a crash of one run cannot harm another. On a GPU
-a process trains several runs with the same method label and data at once. The driver, the process
-that starts the workers, locks a file for each run. The workers inherit these locks. The standard
-input of a worker is a pipe from the driver. When the pipe is closed, because the driver closes it
-or has ended, the worker saves its runs and stops.
+On a CPU each run has a process of its own, so that a crash of one run cannot harm another. On a GPU a
+process trains several runs with the same method label and data at once. The driver, the process that
+starts the workers, locks a file for each run, and the workers inherit these locks. The standard input of
+a worker is a pipe from the driver. When the pipe is closed, because the driver closes it or has ended,
+the worker saves its runs and stops.
 """
 
 from __future__ import annotations
@@ -26,12 +26,9 @@ from recmix.experiments.view import Watcher
 
 __all__ = ["Slot", "cores", "make_slots", "run_here"]
 
-POLL = 0.1
-"""Seconds between two checks of the workers."""
-REPLICAS = 16
-"""Runs of one kind that a worker on a GPU trains at once: one run uses little of a GPU."""
-GRACE = 120.0
-"""Seconds that a worker has to save before it is killed."""
+POLL = 0.1  # seconds between two checks of the workers
+REPLICAS = 16  # runs of one kind that a worker on a GPU trains at once: one run uses little of a GPU
+GRACE = 120.0  # seconds that a worker has to save before it is killed
 
 
 @dataclass(frozen=True)
@@ -50,9 +47,7 @@ class Slot:
 def make_slots(workers: int | None = None, device: str = "auto") -> list[Slot]:
     """Divide the cores and GPUs of this machine among worker processes; return one `Slot` for each.
 
-    Args:
-        workers: number of workers; by default one per GPU, or one per core without a GPU.
-        device: ``auto``, ``cpu``, ``cuda`` and so on.
+    By default there is one worker per GPU, or one per core without a GPU.
 
     >>> [slot.threads for slot in make_slots(1, "cpu")] == [cores()]
     True
@@ -76,11 +71,11 @@ def run_here(
 ) -> None:
     """Do the runs of a queue in worker processes of this machine.
 
-    It ends when no run is left that can be started, or when `stop` is true and the runs in progress
-    are saved.
+    The function returns when no run is left that can be started, or when `stop` is true and the runs in
+    progress are saved.
 
     Args:
-        queue: the runs of a grid, each with its state, such as waiting or done.
+        queue: the runs of a grid with their states.
         slots: one slot (threads and GPU) for each worker.
         device: device of workers whose slot has no GPU: ``auto``, ``cpu`` and so on.
         data_root: folder of the data sets.
@@ -129,10 +124,7 @@ def run_here(
 
 
 def _take(queue: JobQueue, slot: Slot) -> list[QueuedJob]:
-    """Claim the next run, and on a GPU further runs that can be trained together with it.
-
-    The list is empty if no run can start.
-    """
+    """Claim the next run, and on a GPU further runs that can be trained together with it."""
     together: list[QueuedJob] = []
     most = 1 if slot.gpu is None else REPLICAS
     while len(together) < most:

@@ -1,10 +1,10 @@
 """Read and check the four parts of the TOML file of a grid.
 
-The results of a grid form a table. The part ``[[columns]]`` has the columns of this table: data
-sets, each with the options of a model. The part ``[[methods]]`` has its rows: methods with their
-options. ``[protocol]`` has the seeds of the data splits and of the restarts (trainings with other
-initial weights), and the K of the IWAE-K scores. ``[budget]`` has the training options of the two
-stages: training from random weights, and training that starts from a trained model.
+The results of a grid form a table. The part ``[[columns]]`` has the columns of this table: data sets,
+each with the options of a model. The part ``[[methods]]`` has its rows: methods with their options.
+``[protocol]`` has the seeds of the data splits and of the restarts (trainings with other initial
+weights), and the K of the IWAE-K scores. ``[budget]`` has the training options of the two stages:
+training from random weights, and training that starts from a trained model.
 """
 
 from __future__ import annotations
@@ -60,10 +60,8 @@ class GridColumn:
 class GridRow:
     """One row of the grid's table: a method with its options.
 
-    The options say how its model is trained and how its posterior is refined and calibrated.
-
-    Training has two stages. The first stage trains a model from random weights. The second
-    stage starts from that model.
+    Training has two stages. The first stage trains a model from random weights. The second stage starts
+    from that model.
     """
 
     method: type[Method]
@@ -91,14 +89,9 @@ class GridRow:
 def read_parts(
     content: Mapping[str, Any], name: str
 ) -> tuple[str, dict[str, Any], list[GridColumn], list[GridRow]]:
-    """Read the TOML file of a grid: its title, protocol, columns (data sets) and rows (methods).
+    """Return the title, the protocol, the columns and the rows that the TOML file of a grid describes.
 
-    Args:
-        content: the content of the TOML file.
-        name: name of the grid; it is also the title if the content has no title.
-
-    Returns:
-        The title, the part ``[protocol]`` as {name: value}, the columns and the rows.
+    The file may have no title. Then the title is `name`.
     """
     _check_keys(content, ("title", "protocol", "budget", "columns", "methods"), "table")
     title = content.get("title", name)
@@ -116,9 +109,6 @@ def read_rows(entry: Mapping[str, Any]) -> Iterator[GridRow]:
     """Yield the table rows of one ``[[methods]]`` entry of a grid's file.
 
     An option may be a list of values. There is one row for each combination of values.
-
-    Args:
-        entry: the content of the entry: ``name`` of the method, and its options.
     """
     from recmix.methods.method import Method
     from recmix.methods.registry import find_method
@@ -189,14 +179,12 @@ def _budget(given: Mapping[str, Any], where: str) -> dict[str, dict[str, Any]]:
 def stage_training(budget: Mapping[str, Mapping[str, Any]], row: GridRow) -> Training:
     """Return the training options of a method (a row of the grid's table).
 
-    They are the default options of the method's stage. Options in the budget replace the defaults,
-    and options of the method's own entry in the file replace both. The learning rate of the
-    defaults or the budget is multiplied by the method's `rate_factor`. A learning rate in the
-    method's own entry is used as it is.
+    Options in the budget of the row's stage replace the defaults of this stage. Options of the row
+    itself replace both. The learning rate of the defaults or the budget is multiplied by the method's
+    `rate_factor`. A learning rate of the row is used as it is.
 
     Args:
-        budget: training options for each stage. The stage ``first`` trains from random weights,
-            the stage ``second`` starts from a trained model.
+        budget: training options for each stage, ``first`` and ``second``.
         row: the method with its options.
     """
     from recmix.methods.training_checks import check_kl_can_change
@@ -217,11 +205,6 @@ def _columns(
     """Yield the table columns of one ``[[columns]]`` entry of a grid's file.
 
     A value may be a list. There is one column for each combination of values.
-
-    Args:
-        entry: of the file.
-        budget: training options for each stage, which the entry can replace.
-        names: names of all methods of the grid.
     """
     axes = ("data", *options_of(ModelOptions), *DATA_OPTIONS)
     _check_keys(entry, (*axes, "methods", *STAGES), "key in [[columns]]")
@@ -310,7 +293,7 @@ def _numbers(given: Any, what: str, *, least: int) -> list[int]:
 
 
 def _check_keys(given: Mapping[str, Any], valid: Iterable[str], what: str) -> None:
-    """Raise an error if a key is not valid. The error names similar valid keys."""
+    """Raise an error if a key is not valid."""
     for key in given:
         if key not in valid:
             raise ConfigError(unknown(what, key, valid))
@@ -325,7 +308,7 @@ def _table(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _tables(content: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    """Return the TOML tables ``[[name]]`` of the content. Without at least one, raise an error."""
+    """Return the TOML tables ``[[name]]`` of the content. There must be at least one."""
     found = content.get(name)
     if not isinstance(found, list) or not found or not all(isinstance(x, Mapping) for x in found):
         raise ConfigError(f"a grid needs at least one [[{name}]] table")

@@ -38,22 +38,14 @@ class Stop:
         return bool(self.why)
 
     def ask(self, why: str) -> None:
-        """Request that the runs are saved and stopped. A second request means to stop without saving.
-
-        Args:
-            why: the reason, in words.
-        """
+        """Request that the runs are saved and stopped, for the reason `why`."""
         self.at_once = bool(self.why)
         self.why = self.why or why
 
 
 @contextmanager
 def stopping(hours: float | None = None) -> Iterator[Stop]:
-    """Context that yields a `Stop`, which becomes true on SIGINT, on SIGTERM, or at the time limit.
-
-    Args:
-        hours: the time limit from now on; None for no limit.
-    """
+    """Context that yields a `Stop`, which becomes true on SIGINT, on SIGTERM, or after `hours`."""
     stop = Stop(hours)
     if threading.current_thread() is not threading.main_thread():
         yield stop

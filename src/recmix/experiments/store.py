@@ -1,7 +1,7 @@
 """The store: the folder that holds the run folders and lists of runs of one or more grids.
 
-Several drivers (processes of `recmix grid`) can use it at the same time. The name of a run folder
-is the digest (hash) of the run's definition.
+Several drivers (processes of `recmix grid`) can use it at the same time. The name of a run folder is the
+digest (hash) of the run's definition.
 
 =====================  =============================================================================
 ``grid-NAME.json``     the runs of a grid, with their rows and columns
@@ -72,11 +72,7 @@ class Claim:
         self.descriptor = descriptor
 
     def note(self, **more: Any) -> None:
-        """Write who holds the lock into the lock file: the host, the time and further facts.
-
-        Args:
-            **more: the further facts by name, such as ``pid``.
-        """
+        """Write who holds the lock into the lock file: host, time, and further facts such as ``pid``."""
         about = {"host": socket.gethostname(), "time": _now(), **more}
         os.ftruncate(self.descriptor, 0)
         os.pwrite(self.descriptor, json.dumps(about).encode(), 0)
@@ -91,8 +87,7 @@ class Claim:
 class Store:
     """The folder that holds the run folders of one or more grids.
 
-    Most methods get the digest of a run. It is a hash of the run's definition and the name of its
-    folder.
+    Most methods take the digest of a run: a hash of its definition, and the name of its folder.
 
     >>> import tempfile
     >>> Store(Path(tempfile.mkdtemp())).folder("../elsewhere")
@@ -105,13 +100,13 @@ class Store:
         self.root = Path(root)
 
     def folder(self, digest: str) -> Path:
-        """Return the path of a run's folder. `digest` is the name of the run, 16 hexadecimal digits."""
+        """Return the path of a run's folder."""
         if not DIGEST.fullmatch(digest):
             raise RunError(f"{digest!r} is not the name of a run: expected 16 hexadecimal digits")
         return self.root / digest
 
     def run(self, digest: str) -> Run:
-        """Return an object that reads and writes the files of the run with this name (digest)."""
+        """Return the object that reads and writes the files of a run."""
         return Run(self.folder(digest))
 
     def grid_file(self, name: str) -> Path:
@@ -124,10 +119,7 @@ class Store:
         return self.root / f"grid-{name}.json"
 
     def log(self, digest: str) -> Path:
-        """Return the path of the log file of the run with this name (digest).
-
-        The file holds what the worker process prints while it trains and scores the run.
-        """
+        """Return the path of the file with the output of the worker that does a run."""
         return self.folder(digest) / "log.txt"
 
     def check_format(self) -> None:
@@ -143,7 +135,7 @@ class Store:
         return path
 
     def state(self, job: GridJob) -> StoredState:
-        """Find the state of a run, such as done or failed, from the files in its folder.
+        """Find the state of a run from the files in its folder.
 
         A run is done if it is trained and has all scores that `job` asks for.
         """
@@ -167,12 +159,8 @@ class Store:
     def prepare(self, job: GridJob, threads: int) -> None:
         """Write the file ``job.json`` of a run, which tells the worker process what to train and score.
 
-        The caller must have locked the run with `claim`.
-
-        Args:
-            job: what to train and score.
-            threads: number of CPU threads. A run that was begun earlier keeps its number of threads,
-                because another number changes rounding.
+        The caller must have locked the run with `claim`. A run that was begun earlier keeps its number
+        of threads, because another number changes rounding.
         """
         old = self.job_file(job.digest)
         begun = self.run(job.digest).exists
@@ -191,30 +179,19 @@ class Store:
         """Return the content of a run's file ``job.json``, which says what to train and score.
 
         The result is empty if the file is missing, damaged or of another run.
-
-        Args:
-            digest: name of the run.
         """
         found = _mapping_or_empty(self.folder(digest) / "job.json")
         return found if digest_of(found.get("definition") or {}) == digest else {}
 
     def complete(self, digest: str) -> None:
-        """Write into ``job.json`` how long a finished run took, and remove its checkpoint.
-
-        Args:
-            digest: name of the run.
-        """
+        """Write into ``job.json`` how long a finished run took, and remove its checkpoint."""
         seconds = sum(event.get("seconds", 0.0) for event in self.events(digest))
         content = {**self.job_file(digest), "seconds": round(seconds, 3)}
         self._write(self.folder(digest) / "job.json", content)
         self.run(digest).checkpoint.unlink(missing_ok=True)
 
     def events(self, digest: str) -> list[dict[str, Any]]:
-        """Return the events in a run's ``log.jsonl``; damaged lines are left out.
-
-        Args:
-            digest: name of the run.
-        """
+        """Return the events in a run's ``log.jsonl``; damaged lines are left out."""
         found = []
         with contextlib.suppress(OSError):
             for line in (self.folder(digest) / "log.jsonl").read_bytes().splitlines():
@@ -223,57 +200,29 @@ class Store:
         return [event for event in found if isinstance(event, dict)]
 
     def last_epoch(self, digest: str) -> tuple[int, float]:
-        """Return how many epochs a run has finished, and how many seconds its last epoch took.
-
-        Both are 0 if no epoch is finished.
-
-        Args:
-            digest: name of the run.
-        """
+        """Return how many epochs a run has finished, and how many seconds its last epoch took."""
         for event in reversed(self.events(digest)):
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 return int(event["epoch"]), float(event["seconds"])
         return 0, 0.0
 
     def failure(self, digest: str) -> dict[str, Any]:
-        """Return the content of a run's ``failed.json``: the reason and the traceback of its failure.
-
-        The result is empty if the run did not fail.
-
-        Args:
-            digest: name of the run.
-        """
+        """Return the reason and the traceback of a run's failure; empty if the run did not fail."""
         return _mapping_or_empty(self.folder(digest) / "failed.json")
 
     def fail(self, digest: str, reason: str, trace: str = "") -> None:
-        """Write into ``failed.json`` why a run failed.
-
-        Args:
-            digest: name of the run.
-            reason: why it failed, in words.
-            trace: the traceback, if there is one.
-        """
+        """Write into ``failed.json`` why a run failed, and the traceback if there is one."""
         content = {"reason": reason, "time": _now(), "traceback": trace}
         self._write(self.folder(digest) / "failed.json", content)
 
     def forget_failure(self, digest: str) -> None:
-        """Remove ``failed.json``, so that a failed run can be tried again.
-
-        Args:
-            digest: name of the run.
-        """
+        """Remove ``failed.json``, so that a failed run can be tried again."""
         (self.folder(digest) / "failed.json").unlink(missing_ok=True)
 
     def repair(self, digest: str) -> list[str]:
-        """Remove damaged files of a run, so that the run can continue or start again.
+        """Remove damaged files of a run, and return a message for each problem.
 
-        The caller must have locked the run with `claim`.
-
-        Args:
-            digest: name of the run.
-
-        Returns:
-            A message for each problem that was found.
+        Afterwards the run can continue or start again. The caller must have locked the run with `claim`.
         """
         run = self.run(digest)
         if run.folder.exists():
@@ -302,14 +251,7 @@ class Store:
         return found
 
     def claim(self, digest: str) -> Claim | None:
-        """Lock a run, so that no other process works on it.
-
-        Args:
-            digest: name of the run.
-
-        Returns:
-            The lock, or None if another process has locked the run.
-        """
+        """Lock a run, so that no other process works on it; None if another process has locked it."""
         path = self.folder(digest) / "lock"
         self._make(path.parent)
         descriptor = -1
@@ -325,11 +267,7 @@ class Store:
         return Claim(descriptor)
 
     def holder(self, digest: str) -> str:
-        """Return the host and process that work on a run now, as text; empty if no process does.
-
-        Args:
-            digest: name of the run.
-        """
+        """Return the host and process that work on a run now, as text; empty if no process does."""
         path = self.folder(digest) / "lock"
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -349,12 +287,8 @@ class Store:
     def pack(self, digest: str, names: tuple[str, ...] = RUN_FILES) -> dict[str, bytes]:
         """Read files of a run, to send them to another machine; return {name: content}.
 
-        Missing files are left out. ``status.json`` is read first, because the run may be in progress:
-        so the status is never newer than the other files.
-
-        Args:
-            digest: name of the run.
-            names: names of the files to read.
+        Missing files are left out. ``status.json`` is read first, because the run may be in progress: so
+        the status is never newer than the other files.
         """
         found = {}
         for name in sorted(names, key=lambda name: name != STATUS):
@@ -365,12 +299,8 @@ class Store:
     def unpack(self, digest: str, files: Mapping[str, bytes]) -> None:
         """Write files {name: content}, which another machine sent, into the folder of a run.
 
-        ``status.json`` is written last. Otherwise, if this process were killed in between, old
-        weights could remain together with the status of a trained run.
-
-        Args:
-            digest: name of the run.
-            files: the files, {name: content}.
+        ``status.json`` is written last. Otherwise, if this process were killed in between, old weights
+        could remain together with the status of a trained run.
         """
         folder = self.folder(digest)
         self._make(folder)
@@ -412,10 +342,7 @@ def _mapping_or_empty(path: Path) -> dict[str, Any]:
 def _problem(path: Path, *, whole: bool = False) -> str:
     """Say what is wrong with a file of a run; empty if the file is missing or can be read.
 
-    Args:
-        path: the file.
-        whole: whether to compare tensors with their stored hash, too. This reads all of them, and needs
-            torch.
+    If `whole` is true, tensors are compared with their stored hash, too. This needs torch.
     """
     if not path.exists():
         return ""

@@ -1,8 +1,8 @@
 """Measure the inference times of the finished runs of a grid, one run after the other.
 
-The inference time is the time to compute posteriors. While a grid is trained, its runs share the
-machine, so the times in their scores are too long. Here only one run uses the machine at a time. As in
-Kim and Pavlovic (2020), a time is measured in five passes over all full batches of 128 test examples.
+While a grid is trained, its runs share the machine, so the times in their scores are too long. Here only
+one run uses the machine at a time. As in Kim and Pavlovic (2020), a time is measured in five passes over
+all full batches of 128 test examples.
 """
 
 from __future__ import annotations
@@ -31,15 +31,7 @@ def time_runs(
     data_root: Path | None = None,
     console: Console,
 ) -> None:
-    """Measure the inference times of finished runs, and write them into the runs' test scores.
-
-    Args:
-        store: the folder of run folders.
-        jobs: the finished runs.
-        device: ``auto``, ``cpu``, ``cuda`` and so on.
-        data_root: folder of the data sets.
-        console: where progress is shown.
-    """
+    """Measure the time to compute the posteriors of runs, and write it into their test scores."""
     import torch
 
     from recmix.data import load

@@ -25,14 +25,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Timed", "kind_of", "time_updates"]
 
-UPDATES = 5
-"""Updates that are timed."""
+UPDATES = 5  # number of timed updates
 SCORED = {"cpu": 20, "cuda": 500}
 """Examples whose bounds are timed, for the time of validation and scores, by kind of device."""
 
 
 class Timed(NamedTuple):
-    """How long a run of one kind takes. Runs of one kind have the same method, setting, data and model.
+    """How long a run of one kind takes.
 
     Attributes:
         name: method, data and latent dimension, in words.
@@ -62,9 +61,9 @@ def time_updates(
     replicas: int = 1,
     report: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Timed]:
-    """Measure how long a few training updates of each kind of run take.
+    """Measure how long a few training updates of each kind of run take; return {kind: times}.
 
-    Runs are of one kind if they have the same method, setting, data and model.
+    Kinds whose data are missing are left out.
 
     Args:
         waiting: the runs that are not done.
@@ -74,9 +73,6 @@ def time_updates(
         threads: CPU threads of a worker.
         replicas: largest number of runs of one kind that a worker trains at once.
         report: function that is called with a line of text for each kind.
-
-    Returns:
-        {kind of run, from `kind_of`: its times}. Kinds whose data are missing are left out.
     """
     import torch
 
@@ -144,7 +140,7 @@ def _time(
 
 
 def _plan(job: GridJob, jobs: Mapping[str, GridJob], data: Data, device: str) -> Plan:
-    """The plan of a run, from random weights of the run that it starts from."""
+    """Return the plan of a run, from random weights of the run that it starts from."""
     from recmix.training.build import Trained
     from recmix.training.curvature_request import without_curvature_name
     from recmix.training.plan import make_plan
@@ -160,7 +156,7 @@ def _plan(job: GridJob, jobs: Mapping[str, GridJob], data: Data, device: str) ->
 
 
 def _scoring(job: GridJob, training: Job, data: Data, wait: Callable[[], None]) -> tuple[float, float]:
-    """The seconds of one validation, and of all scores, from the bounds of a few examples."""
+    """Return the seconds of one validation, and of all scores, from the bounds of a few examples."""
     import torch
 
     from recmix.evaluation.bounds import bounds

@@ -1,8 +1,4 @@
-"""Show the progress of a grid, a list of runs, in the terminal.
-
-The module shows a live table or lines while runs are done, the plan for ``--dry-run``, the states of
-all runs for ``--status``, and a summary at the end.
-"""
+"""Show the progress of a grid in the terminal, and what `recmix grid` prints besides."""
 
 from __future__ import annotations
 
@@ -30,12 +26,9 @@ from recmix.runs.scores import ScoreKey
 
 __all__ = ["Watcher", "print_plan", "print_status", "print_summary", "progress", "watching"]
 
-REFRESH = 1.0
-"""Seconds between two updates of the live table."""
-LINE_EVERY = 30.0
-"""Seconds between two lines about the whole grid, if there is no terminal."""
-SHOWN = 12
-"""Most runs of one kind that are listed."""
+REFRESH = 1.0  # seconds between two updates of the live table
+LINE_EVERY = 30.0  # seconds between two lines about the whole grid, if there is no terminal
+SHOWN = 12  # most runs of one kind that are listed
 COLOURS = {"done": "green", "running": "cyan", "waiting": "white", "failed": "red", "blocked": "yellow"}
 
 
@@ -47,7 +40,7 @@ def watching(grid: Grid, queue: JobQueue, workers: int, console: Console) -> Ite
 
     Args:
         grid: the grid, which has the title to show.
-        queue: the runs of the grid, each with its state, such as waiting or done.
+        queue: the runs of the grid with their states.
         workers: number of runs that are done at a time, for the estimate of the remaining time.
         console: where progress is shown.
     """
@@ -62,24 +55,18 @@ def watching(grid: Grid, queue: JobQueue, workers: int, console: Console) -> Ite
 
 
 class Watcher:
-    """Prints a line when a run of a grid begins or ends, and from time to time a summary.
-
-    Args:
-        queue: the runs of the grid, each with its state, such as waiting or done.
-        clock: estimates the remaining time.
-        console: where to print.
-    """
+    """Prints a line when a run of a grid begins or ends, and from time to time a summary."""
 
     def __init__(self, queue: JobQueue, clock: Clock, console: Console) -> None:
         self.queue, self.clock, self.console = queue, clock, console
         self.last = time.monotonic()
 
     def began(self, entry: QueuedJob) -> None:
-        """Print or draw that a run has begun."""
+        """Show that a run has begun."""
         self._print(f"begun: {entry.job.title} ({entry.job.digest})")
 
     def ended(self, entry: QueuedJob) -> None:
-        """Print or draw that the worker process of a run has ended, with or without a result."""
+        """Show that the worker process of a run has ended, with or without a result."""
         if entry.kind == "done":
             self._print(f"done: {entry.job.title}, {_scores(self.queue.store, entry)}")
         elif entry.kind == "failed":
@@ -88,7 +75,7 @@ class Watcher:
             self._print(f"not done: {entry.job.title}: {entry.reason or 'saved, to be continued'}")
 
     def tick(self) -> None:
-        """Show the state of the grid again if enough time has passed. It is called in a loop."""
+        """Show the state of the grid again if enough time has passed. The driver calls it in a loop."""
         if time.monotonic() - self.last > LINE_EVERY:
             self.summary()
 
@@ -139,11 +126,9 @@ def print_plan(
 ) -> None:
     """Print what `recmix grid` would do, for the option ``--dry-run``.
 
-    It prints the runs, the number of finished runs, the data sets, and the expected time.
-
     Args:
         grid: the list of runs that a TOML file describes.
-        queue: the same runs, each with its state, such as waiting or done.
+        queue: the same runs with their states.
         workers: number of runs that are done at a time.
         console: where to print.
         data_root: folder of the data sets.
@@ -177,10 +162,7 @@ def print_plan(
 
 
 def print_status(grid: Grid, queue: JobQueue, console: Console) -> None:
-    """Print the states of all runs of a grid.
-
-    Runs that another driver (another process of `recmix grid`) works on are shown as running.
-    """
+    """Print the states of all runs of a grid. Runs of other drivers are shown as running."""
     queue.find_others()
     console.print(_rows(queue, grid.title))
     if held := list(queue.of_kind("elsewhere")):
@@ -195,11 +177,11 @@ def print_summary(
     """Print, when `recmix grid` ends, which runs are done, which failed, and how to continue.
 
     Args:
-        queue: the runs of the grid, each with its state.
+        queue: the runs of the grid with their states.
         console: where to print.
         stopped: why the grid was stopped early; empty if it was not.
-        seconds: how long the grid has worked.
-        command: the command line that continues the grid.
+        seconds: how long the command took.
+        command: the command that continues the grid.
     """
     _print_problems(queue, console)
     _print(console, f"{_counted(queue)} after {in_words(seconds)}")

@@ -1,7 +1,7 @@
 """A process that does a list of runs: ``python -m recmix.experiments.worker STORE DIGEST …``.
 
-STORE is the folder of run folders, a DIGEST is the name of a run. A run trains and scores one model.
-A driver, the process of `recmix grid`, starts the process with ``--driven``. Then it has inherited the
+STORE is the folder of run folders, a DIGEST is the name of a run. A run trains and scores one model. A
+driver, the process of `recmix grid`, starts the process with ``--driven``. Then it has inherited the
 locks on its runs from the driver. When its standard input is closed, because the driver wants it to stop
 or has ended, it saves its state and stops.
 """
@@ -77,8 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def sigterm_interrupts() -> Iterator[threading.Event]:
     """On SIGTERM, raise KeyboardInterrupt and set the event that is yielded.
 
-    If the event is set, the caller should treat any exception as the interruption, because a
-    library that is interrupted during its import may raise any exception.
+    If the event is set, the caller should treat any exception as the interruption, because a library
+    that is interrupted during its import may raise any exception.
     """
     stopped = threading.Event()
 
@@ -108,8 +108,8 @@ def work(
         digest: name of the run.
         device: ``auto``, ``cpu``, ``cuda`` and so on.
         data_root: folder of the data sets.
-        stopped: an event that is set if this process was asked to stop. An exception then counts
-            as an interruption, not as a failure.
+        stopped: an event that is set if this process was asked to stop. An exception then counts as an
+            interruption, not as a failure.
 
     Returns:
         ``done``, ``failed`` (the reason is in the store) or ``interrupted``.
@@ -130,21 +130,10 @@ def train_together(
     data_root: Path | None = None,
     stopped: threading.Event | None = None,
 ) -> str:
-    """Train several runs at once, without scoring them.
+    """Train several runs at once, without scoring them. The arguments and the result are as in `work`.
 
     Call `work` for each run afterwards. It scores the run. If training together failed, it trains the
     run first.
-
-    Args:
-        store: the folder of run folders.
-        digests: names of the runs.
-        device: ``auto``, ``cpu``, ``cuda`` and so on.
-        data_root: folder of the data sets.
-        stopped: an event that is set if this process was asked to stop. An exception then counts
-            as an interruption, not as a failure.
-
-    Returns:
-        ``done``, ``failed`` or ``interrupted``.
     """
 
     def train() -> None:
@@ -253,10 +242,7 @@ def _stop_when_closed(descriptor: int) -> None:
 
 @contextlib.contextmanager
 def output_to(path: Path) -> Iterator[None]:
-    """Context in which everything that this process prints, also from C libraries, goes to a file.
-
-    The output is appended to the file `path`.
-    """
+    """Context in which all output of this process, also of C libraries, is appended to a file."""
     before = {descriptor: os.dup(descriptor) for descriptor in (1, 2)}
     with path.open("a") as file:
         for descriptor in before:

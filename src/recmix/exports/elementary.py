@@ -1,8 +1,7 @@
 """Compute QR decompositions, log Γ and derivatives of convolutions by operations that ONNX has.
 
-ONNX has no operators for these functions. Each function has the signature of the torch operator that it
-replaces; `ELEMENTARY` and `BACKWARD` list these operators. Cholesky factors and triangular systems,
-which every refinement step has, are in `recmix.exports.onnx_operators`.
+Each function has the signature of the torch operator that it replaces; `ELEMENTARY` and `BACKWARD` list
+these operators. Cholesky factors and triangular systems are in `recmix.exports.onnx_operators`.
 """
 
 from __future__ import annotations
@@ -17,16 +16,14 @@ from torch import Tensor
 
 __all__ = ["BACKWARD", "ELEMENTARY", "convolution_backward", "lgamma", "qr"]
 
-SHIFT = 8
-"""Stirling's series for log Γ is evaluated at x + SHIFT, where it is accurate."""
+SHIFT = 8  # Stirling's series for log Γ is evaluated at x + SHIFT, where it is accurate
 
 
 def qr(matrix: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
     """Decompose matrices (..., D, D) into Q R by the modified Gram-Schmidt method.
 
-    Q is orthogonal. R is upper triangular with a positive diagonal. R is as accurate as with
-    Householder reflections, but Q is less exactly orthogonal if the matrix is ill-conditioned.
-    `mode` must be ``reduced``.
+    Q is orthogonal. R is upper triangular with a positive diagonal. R is as accurate as with Householder
+    reflections, but Q is less exactly orthogonal if the matrix is ill-conditioned.
 
     >>> qr(torch.tensor([[3.0, 1.0], [4.0, 1.0]]))[1]
     tensor([[5.0000, 1.4000],
@@ -76,12 +73,9 @@ def convolution_backward(
 ) -> tuple[Tensor, None, None]:
     """Compute the gradient of a loss with respect to the input of a convolution.
 
-    The gradient is a transposed convolution of `slope`, which is the gradient of the loss with
-    respect to the output. The function has the arguments of torch's
-    operator ``aten.convolution_backward``. `output_mask` must exclude the gradients of kernel and bias.
-
-    Returns:
-        The gradient with respect to `x`, and None for kernel and bias.
+    The gradient is a transposed convolution of `slope`, the gradient of the loss with respect to the
+    output. The arguments are those of torch's operator ``aten.convolution_backward``. The results for
+    kernel and bias are None: `output_mask` must exclude them.
     """
     _require(list(output_mask), [True, False, False], "derivatives in the weights")
     extra = [0] * len(stride)

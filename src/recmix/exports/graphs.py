@@ -26,10 +26,8 @@ Shape = tuple[int | str, ...]
 """The shape of a tensor; a name instead of a number stands for an axis of any length."""
 EXAMPLE = {"batch": 13, "samples": 5}
 """Lengths that the named axes of a shape have while a graph is traced."""
-X = "examples"
-"""Name of the tensor of examples x: the input of a posterior and the output of a decoder."""
-COUNTS = 6
-"""If the data are counts, the examples for tracing have counts below this number."""
+X = "examples"  # name of the tensor of examples x: the input of a posterior and the output of a decoder
+COUNTS = 6  # if the data are counts, the examples for tracing have counts below this number
 
 
 class Graph(nn.Module, ABC):
@@ -56,8 +54,6 @@ class Graph(nn.Module, ABC):
 
     def example(self, **lengths: int) -> tuple[Tensor, ...]:
         """Make random arguments of this function, one tensor for each input, for tracing or testing.
-
-        Examples x have values that the likelihood accepts. Other inputs have numbers in [0, 1).
 
         Args:
             **lengths: lengths of the named axes, such as ``batch=4``.
@@ -108,7 +104,7 @@ class PosteriorGraph(Graph):
 
     Args:
         method: a trained method, as `frozen` returns it.
-        inference: settings that say how the posterior is refined and calibrated.
+        inference: how the posterior is refined and calibrated.
         outputs: {name: shape} of the tensors.
     """
 
@@ -128,17 +124,14 @@ class GaussianGraph(PosteriorGraph):
     """The function from examples x (B, ...) to a posterior that is a mixture of K Gaussians.
 
     D is the latent dimension. The results are log-weights (B, K), means (B, K, D) and covariances.
-    Diagonal covariances are given as log-variances (B, K, D), full covariances as Cholesky factors
-    (B, K, D, D).
+    Diagonal covariances are given as log-variances (B, K, D), full covariances as Cholesky factors (B,
+    K, D, D).
     """
 
     kind = "mixture of Gaussians"
 
     def forward(self, examples: Tensor) -> tuple[Tensor, ...]:
-        """Compute log-weights, means and covariances of q(z | x) for examples (B, ...).
-
-        The results are in the order of `outputs`.
-        """
+        """Compute log-weights, means and covariances of q(z | x), in the order of `outputs`."""
         q = infer(self.method, examples, self.inference)
         found = q.describe() or {}
         if "log_weights" not in found:  # one component
@@ -148,10 +141,7 @@ class GaussianGraph(PosteriorGraph):
 
 
 class FlowGraph(PosteriorGraph):
-    """The function from examples x and noise to samples of a normalising flow q(z | x).
-
-    The noise is standard normal. The results are samples z of q(z | x) and their log-densities.
-    """
+    """The function from examples x and standard normal noise to samples of a flow q(z | x)."""
 
     kind = "flow"
 
@@ -161,12 +151,7 @@ class FlowGraph(PosteriorGraph):
         self.inputs["noise"] = (*drawn, method.model.latent)
 
     def forward(self, examples: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute S samples z (S, B, D) of each of B examples, and log q(z | x) (S, B).
-
-        Args:
-            examples: the examples, (B, ...).
-            noise: standard normal noise, (S, B, D).
-        """
+        """Compute samples z (S, B, D) and log q(z | x) (S, B) of examples (B, ...) and noise (S, B, D)."""
         q = infer(self.method, examples, self.inference)
         assert isinstance(q, Flow)
         start = q.base.mean + q.base.stddev * noise
@@ -206,7 +191,7 @@ def _uses_autograd(graph: PosteriorGraph) -> bool:
 def _check_curvature(method: Method, inference: Inference) -> None:
     """Raise an error if Gauss-Newton steps need a curvature that is estimated from samples.
 
-    The curvature is that of the likelihood. A tracer cannot record its estimation.
+    A tracer cannot record the estimation.
     """
     likelihood = type(method.model.likelihood)
     steps = inference.refine > 0 or any(part.uses_jacobian for part in method.components)
@@ -224,10 +209,8 @@ def _check_curvature(method: Method, inference: Inference) -> None:
 def frozen(method: Method, *, fuse: bool) -> Method:
     """Copy a trained method to the CPU, in evaluation mode and without gradients of parameters.
 
-    Args:
-        method: the method, which is not changed.
-        fuse: if possible, evaluate all networks of a mixture as one network with grouped
-            convolutions.
+    If `fuse` is true and if possible, the copy evaluates all networks of a mixture as one network with
+    grouped convolutions.
     """
     made = copy.deepcopy(method).to("cpu").eval().requires_grad_(False)
     made.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
@@ -242,11 +225,7 @@ def posterior_graph(method: Method, inference: Inference) -> Graph:
 
     Args:
         method: a trained method, as `frozen` returns it.
-        inference: settings that say how the posterior is refined and calibrated.
-
-    Returns:
-        A `FlowGraph` for a flow, else a `GaussianGraph`, whose results are the tensors that
-        `Posterior.describe` gives.
+        inference: how the posterior is refined and calibrated.
 
     Raises:
         ConfigError: the posterior cannot be exported.

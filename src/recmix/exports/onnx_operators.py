@@ -1,9 +1,9 @@
 """Write Cholesky factors and triangular systems with simple ONNX operators.
 
-ONNX has no operators for Cholesky factors and triangular systems. `torch.onnx` calls a function of this
-module for each of them in a graph. The function adds the operators of a loop over the latent dimension
-D. This is many times faster than to write the loop in torch and to trace it. Each function has the
-signature of the torch operator that it replaces.
+ONNX has no operators for them. `torch.onnx` calls a function of this module for each of them in a graph.
+The function adds the operators of a loop over the latent dimension D. This is many times faster than to
+write the loop in torch and to trace it. Each function has the signature of the torch operator that it
+replaces.
 """
 
 from __future__ import annotations
@@ -21,10 +21,7 @@ END = 2**31 - 1
 def onnx_operators(opset: int) -> dict[Any, Callable[..., Any]]:
     """Return {torch operator: function that writes this operator into an ONNX graph}.
 
-    The operators are the Cholesky factor and the solution of triangular systems.
-
-    Args:
-        opset: version of the set of ONNX operators.
+    `opset` is the version of the set of ONNX operators.
     """
     import onnxscript
 

@@ -35,8 +35,7 @@ DESCRIPTION = "export.json"
 FILES = (DESCRIPTION, *(graph + end for graph in ("posterior", "decoder") for end in SUFFIX.values()))
 OPSET = 18
 FORMAT = 2
-LONG = 500
-"""ONNX graphs with at least this many operators are not simplified: that would take minutes."""
+LONG = 500  # ONNX graphs with at least this many operators are not simplified: that would take minutes
 ADVICE = (
     "Try --format pt2, which supports the most. Your own networks must be traceable: no branch on a "
     "tensor's value, no shape for one batch size only"
@@ -53,18 +52,15 @@ def export(
 ) -> Path:
     """Write the posterior and the decoder of a trained run as two files that need no recmix to run.
 
-    A third file, ``export.json``, describes their inputs and outputs.
+    A third file, ``export.json``, describes their inputs and outputs. The function returns the folder
+    with the three files.
 
     Args:
         run: a trained method, or the folder of a run.
         out: folder for the files; by default a folder named after the format, in the run's own folder.
         format: ``onnx``, ``torchscript`` or ``pt2``. ONNX needs ``pip install 'recmix[export]'``.
-        fuse: if possible, evaluate the networks of a mixture as one network with grouped
-            convolutions.
+        fuse: if possible, evaluate the networks of a mixture as one network with grouped convolutions.
         overwrite: replace an existing export.
-
-    Returns:
-        The folder with the three files.
     """
     check_format(format)
     trained = run if isinstance(run, Trained) else load_trained(run, device="cpu")
@@ -114,9 +110,6 @@ def _description(
 def _range(values: str) -> list[float | None] | None:
     """Return the smallest and the largest value that examples can have; None stands for no limit.
 
-    Args:
-        values: the kind of values, such as ``unit`` or ``classes:4``.
-
     >>> _range("counts"), _range("classes:4"), _range("real")
     ([0.0, None], [0.0, 3.0], None)
     """
@@ -131,11 +124,7 @@ def _range(values: str) -> list[float | None] | None:
 
 
 def check_format(format: str) -> None:
-    """Raise a `ConfigError` if a model cannot be exported in this format.
-
-    The format must be ``onnx``, ``torchscript`` or ``pt2``. For ``onnx``, the packages onnx and
-    onnxscript must be installed.
-    """
+    """Raise a `ConfigError` if a model cannot be exported in this format on this machine."""
     if format not in SUFFIX:
         raise ConfigError(unknown("format", format, SUFFIX))
     if format != "onnx":
@@ -193,10 +182,7 @@ def _serialise(graph: Graph, format: str) -> bytes:
 
 
 def _check(graph: Graph, traced: Callable[..., Any]) -> None:
-    """Check that a traced graph gives the same results as the original one.
-
-    They are compared on other examples and batch sizes than those of tracing.
-    """
+    """Check that a traced graph gives the same results as the original, also for other batch sizes."""
     for batch in (1, 4):
         given = graph.example(batch=batch)
         expected, found = graph(*given), traced(*given)
@@ -213,10 +199,7 @@ def _outputs(result: Any) -> tuple[torch.Tensor, ...]:
 
 
 def _program(graph: Graph) -> torch.export.ExportedProgram:
-    """Trace a graph to a program of `torch.export`.
-
-    The program accepts any length of the axes that have a name in the shapes of the inputs.
-    """
+    """Trace a graph to a program of `torch.export`. Its inputs may have any length along named axes."""
     example = graph.example()
     module: Any = graph
     shapes = tuple(

@@ -15,4 +15,3 @@ DATA_OPTIONS: dict[str, tuple[type, str]] = {
     "vocabulary_size": (int, "Texts: number of tokens (default: 10000 words, all tokens of SMILES)."),
     "graphs": (bool, "Read SMILES strings as graphs of atoms and bonds instead of tokens."),
 }
-"""The options with which data are read, with their types and help texts."""

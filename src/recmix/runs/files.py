@@ -1,7 +1,7 @@
 """Read and write files. A file is written under a temporary name and then renamed.
 
-So a file with its final name is always complete. A JSON file ends with a SHA-256 hash (digest) of
-its content, which is checked when the file is read.
+So a file with its final name is always complete. A JSON file ends with a SHA-256 hash (digest) of its
+content, which is checked when the file is read.
 """
 
 from __future__ import annotations
@@ -40,25 +40,20 @@ WAIT_SECONDS = 10.0
 """How long to wait for another process that writes in the same folder; files are written quickly."""
 DIGEST = "content_sha256"
 """Name of the last field of a JSON file: the SHA-256 digest of the other fields."""
-LARGEST_JSON = 64 << 20
-"""Largest size of a JSON or TOML file that is read, in bytes."""
+LARGEST_JSON = 64 << 20  # largest size of a JSON or TOML file that is read, in bytes
 
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write `content` to `path`. A crash leaves the complete old file or the complete new one.
 
-    This also removes temporary files that killed processes left when they wrote to `path`.
+    Temporary files of killed processes that wrote to `path` are removed.
     """
     with _writing(path):
         _replace(path, content)
 
 
 def update_json(path: Path, change: Callable[[], Any]) -> None:
-    """Read and write a JSON file while no other process can write it.
-
-    Args:
-        path: the file to write.
-        change: function without arguments. It reads the old content and returns the new content.
+    """Replace the content of a JSON file by the result of `change`, while no other process can write it.
 
     Raises:
         RunError: another process has been writing in the folder for too long.
@@ -77,8 +72,7 @@ def update_json(path: Path, change: Callable[[], Any]) -> None:
 def _writing(path: Path) -> Iterator[bool | None]:
     """Let one process at a time write in the folder of `path`; make any OSError a RunError.
 
-    Yields:
-        As `exclusive`.
+    The yielded value is that of `exclusive`.
     """
     try:
         with exclusive(path.parent, WAIT_SECONDS) as alone:
@@ -117,11 +111,8 @@ def _replace(path: Path, content: bytes) -> None:
 def remove_parts(*paths: Path) -> None:
     """Remove the temporary files that killed processes left while they wrote the files `paths`.
 
-    Nothing is removed while another process writes in the folder, because that process may still need
-    its temporary file.
-
-    Args:
-        *paths: the final names of the files, all in one folder.
+    The files must be in one folder. Nothing is removed while another process writes in the folder,
+    because that process may still need its temporary file.
     """
     with contextlib.suppress(OSError), exclusive(paths[0].parent, WAIT_SECONDS) as alone:
         for path in paths if alone else ():
@@ -135,7 +126,7 @@ def _remove_parts(path: Path) -> None:
 
 
 def _umask() -> int:
-    """Return the umask of the process. The system allows to read it only by setting it."""
+    """Return the umask of the process. It can be read only by setting it."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
@@ -144,10 +135,8 @@ def _umask() -> int:
 def write_json(path: Path, content: Any) -> None:
     """Write `content` to `path` as a JSON object, with a SHA-256 hash as its last field.
 
-    `parse_json` compares this hash with the content, so it finds damaged files.
-
-    A number that is not finite becomes null, because JSON has no such numbers. (An example is the
-    standard error of a mean over a single example.) A list is stored in the field ``rows``.
+    A number that is not finite becomes null, because JSON has no such numbers. A list is stored in the
+    field ``rows``.
     """
     write_bytes(path, _json(content))
 
@@ -226,12 +215,7 @@ def read_json(path: Path, largest: int = LARGEST_JSON) -> Any:
 
 
 def read_toml(path: Path, what: str = "") -> dict[str, Any]:
-    """Return the content of a user's TOML file.
-
-    Args:
-        path: the file.
-        what: what the file is, such as "the preset", for error messages.
-    """
+    """Return the content of a user's TOML file. `what` names it in errors, such as "the preset"."""
     name = f"{what} {path}".strip()
     try:
         with path.open("rb") as file:

@@ -43,26 +43,22 @@ PRESET = "preset.json"
 """Name of the file that holds a preset; the stages before the last are in folders inside."""
 TRAINING_EXAMPLES = "training_examples.json"
 """Name of the file that holds hashes of the training examples, if these were in memory."""
-TUNED = "tuned.json"
-"""Name of the file that holds the inference that `recmix tune` chose."""
-VOCABULARY = "vocabulary.json"
-"""Name of the file that holds the vocabulary of a model of texts."""
-VOCABULARY_BYTES = 1 << 28
-"""Largest size of this file."""
-SHOWN = 5
-"""Runs in a folder of runs that an error message names."""
+TUNED = "tuned.json"  # name of the file that holds the inference that `recmix tune` chose
+VOCABULARY = "vocabulary.json"  # name of the file that holds the vocabulary of a model of texts
+VOCABULARY_BYTES = 1 << 28  # largest size of this file
+SHOWN = 5  # runs in a folder of runs that an error message names
 
 
 class Run:
     """Reads and writes the folder of one run (one training of one model, with its results).
 
-    Args:
-        folder: the folder. It need not exist yet.
-
     >>> import tempfile
     >>> run = Run(Path(tempfile.mkdtemp()) / "vae")
     >>> run.exists
     False
+
+    Args:
+        folder: the folder. It need not exist yet.
     """
 
     FILES = (
@@ -98,8 +94,8 @@ class Run:
 
         Args:
             spec: everything that defines the run: its options and a description of its data.
-            overwrite: whether to replace a run that the folder already holds. If False, a run in the
-                folder is an error.
+            overwrite: whether to replace a run that the folder already holds; otherwise such a run is an
+                error.
             vocabulary: the vocabulary of the data, if they are texts.
         """
         if self.folder.exists() and not self.folder.is_dir():
@@ -123,8 +119,7 @@ class Run:
     def check_free(self, *, overwrite: bool = False) -> None:
         """Raise an error if the folder holds files of a run that a new run would replace.
 
-        Args:
-            overwrite: whether an old run may be replaced.
+        If `overwrite` is true, a complete run may be replaced.
         """
         if self.exists:
             if not overwrite:
@@ -160,8 +155,8 @@ class Run:
         """Reserve the folder for this process, so that no other process trains in it.
 
         If another process has reserved the folder, a RunError names this process. The reservation ends
-        with the process, also if it is killed, and when `set_status` writes a status other than
-        "running". Unfinished files that killed processes left are removed.
+        with the process, also if it is killed, or when `set_status` writes a status other than
+        "running".
         """
         lock(self.folder)
         remove_parts(*(self.folder / name for name in (*self.FILES, PRESET)))
@@ -226,26 +221,20 @@ class Run:
     def scores(self) -> dict[str, Any]:
         """Read all results of ``recmix evaluate``, as {score name: result}.
 
-        The result is empty if there are no scores. For score names see `recmix.runs.scores.ScoreKey`.
+        Score names are explained in `recmix.runs.scores.ScoreKey`.
         """
         return self._by_score("scores.json")
 
     def add_score(self, key: str, score: dict[str, Any]) -> None:
-        """Add one evaluation result to the folder, or replace it.
+        """Add one evaluation result to the folder, or replace the result with this name.
 
-        Args:
-            key: name of the result, see `recmix.runs.scores.ScoreKey`.
-            score: the result, with the bounds ``elbo`` and ``iwae``. It is an error if one of them is
-                not finite.
+        It is an error if one of the bounds ``elbo`` and ``iwae`` is not finite.
         """
         check_finite(score, str(self.folder))
         update_json(self.folder / "scores.json", lambda: {**self.scores(), key: score})
 
     def reports(self) -> dict[str, Any]:
-        """Read the results of ``recmix evaluate --report``, as {score name: {report name: result}}.
-
-        The result is empty if there are no reports. For score names see `recmix.runs.scores.ScoreKey`.
-        """
+        """Read the results of ``recmix evaluate --report``, as {score name: {report name: result}}."""
         return self._by_score("reports.json")
 
     def _by_score(self, name: str) -> dict[str, Any]:
@@ -260,12 +249,7 @@ class Run:
         return found
 
     def add_reports(self, key: str, reports: Mapping[str, Any]) -> None:
-        """Add results of ``recmix evaluate --report`` to the folder, or replace them.
-
-        Args:
-            key: name of the score that the reports belong to, see `recmix.runs.scores.ScoreKey`.
-            reports: {report name: result}.
-        """
+        """Add results {report name: result} that belong to the score `key`, or replace them."""
 
         def change() -> dict[str, Any]:
             found = self.reports()
@@ -290,11 +274,9 @@ class Run:
             ) from error
 
     def set_tuned(self, inference: Inference, **more: Any) -> None:
-        """Write the inference settings to ``tuned.json``. Later uses of the run apply these settings.
+        """Write how the posterior q(z | x) is refined whenever the run is used, into ``tuned.json``.
 
-        Args:
-            inference: how the posterior q(z | x) is refined and calibrated.
-            **more: further values for the file, such as measured times and bounds.
+        `more` are further values for the file, such as measured times and bounds.
         """
         write_json(self.folder / TUNED, {"inference": inference.to_json(), **more})
 
@@ -334,10 +316,7 @@ class Run:
         return there
 
     def log(self, event: str, **more: Any) -> None:
-        """Append one line to ``log.jsonl``: the event, the date and time, and further values.
-
-        For the event "start", the line also has the Python version and the kind of machine.
-        """
+        """Append one line to ``log.jsonl``: the event, the date and time, and further values."""
         line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "event": event, **more}
         if event == "start":
             line["host"] = {"python": platform.python_version(), "machine": platform.machine()}
@@ -351,10 +330,6 @@ class Run:
 
 def check_finite(score: Mapping[str, Any], of: str) -> None:
     """Raise an error if a bound in an evaluation result is not a finite number.
-
-    Args:
-        score: the result, with the bounds ``elbo`` and ``iwae``.
-        of: name of the run or the model, for the error message.
 
     >>> check_finite({"elbo": -90.0, "iwae": float("nan")}, "runs/vae")
     Traceback (most recent call last):

@@ -1,7 +1,7 @@
 """Upload runs to the Hugging Face Hub and download them. Needs no torch.
 
-Only the files in `SHARED` are uploaded and downloaded. They are JSON and safetensors files: nothing
-is unpickled.
+Only the files in `SHARED` are uploaded and downloaded. They are JSON and safetensors files: nothing is
+unpickled.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def open_run(place: str | Path) -> Run:
 def download_run(address: str) -> Path:
     """Download a run from the Hugging Face Hub, and return its folder in the cache of huggingface_hub.
 
-    Files that are in the cache already are not downloaded again. RECMIX_OFFLINE=1 forbids all
-    downloads; then only the cache is used. Do not write into the folder.
+    Files in the cache are not downloaded again. RECMIX_OFFLINE=1 forbids all downloads. Do not write
+    into the folder.
 
     Args:
         address: ``hf://user/name``, or ``hf://user/name@revision`` for a branch, a tag or a commit.
@@ -167,7 +167,7 @@ def prepare_upload(
 
 
 def _without_paths(spec: Spec) -> dict[str, Any]:
-    """The JSON values of a spec, with the last part of each path instead of the path."""
+    """Return the JSON values of a spec, with the last part of each path instead of the path."""
     content = spec.to_json()
     content["data"].pop("root", None)
     for part, name in (("data", "path"), ("init", "run")):
@@ -178,7 +178,7 @@ def _without_paths(spec: Spec) -> dict[str, Any]:
 
 
 def _library() -> Any:
-    """The module huggingface_hub."""
+    """Return the module huggingface_hub."""
     try:
         return importlib.import_module("huggingface_hub")
     except ImportError as error:

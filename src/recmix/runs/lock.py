@@ -1,7 +1,7 @@
 """Reserve a folder for one process, with a lock on a file in it.
 
-The operating system releases the lock when the process ends, also if it is killed. Where it has no
-such locks (Windows, some network file systems), nothing is reserved.
+The operating system releases the lock when the process ends, also if it is killed. Where it has no such
+locks (Windows, some network file systems), nothing is reserved.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ except ImportError:  # not on Windows
 
 __all__ = ["LOCK", "exclusive", "has_lock", "lock", "unlock"]
 
-LOCK = ".lock"
-"""Name of the locked file. It holds the host and the number of the process."""
+LOCK = ".lock"  # name of the locked file. It holds the host and the number of the process.
 NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
 """A link in a foreign folder must not choose which file is written."""
 _held: dict[Path, int] = {}  # the descriptors of the files that this process has locked
@@ -88,15 +87,9 @@ def unlock(folder: Path) -> None:
 def exclusive(folder: Path, seconds: float = 0.0) -> Iterator[bool | None]:
     """Context that only one process at a time can enter for the same folder. It is for short changes.
 
-    The lock is on the folder itself, so no file is left.
-
-    Args:
-        folder: an existing folder.
-        seconds: how long to wait for another process.
-
-    Yields:
-        Whether the lock was obtained: False if another process still has it, None if the system
-        cannot lock folders.
+    The lock is on the folder itself, so no file is left. The yielded value says whether the lock was
+    obtained: False if another process still has it after `seconds`, None if the system cannot lock
+    folders.
     """
     if fcntl is None:
         yield None

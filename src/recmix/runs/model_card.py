@@ -18,15 +18,15 @@ def model_card(
 ) -> str:
     """Return the model card of a run as Markdown with a YAML header.
 
+    >>> card = model_card(Spec(method="vae", label="VAE", shape=(1, 8, 8)), {}, repo="me/vae")
+    >>> 'recmix.load("hf://me/vae")' in card
+    True
+
     Args:
         spec: the options of the run and a description of its data.
         scores: the evaluation results of the run, {score name: result}.
         repo: the repository on the Hub, for the example of how to load the model.
         licence: the licence of the weights, such as ``apache-2.0``; None to name no licence.
-
-    >>> card = model_card(Spec(method="vae", label="VAE", shape=(1, 8, 8)), {}, repo="me/vae")
-    >>> 'recmix.load("hf://me/vae")' in card
-    True
     """
     header = {"library_name": "recmix", "tags": ["recmix", "variational-autoencoder", spec.method]}
     if licence is not None:
@@ -99,7 +99,7 @@ def _table(heads: list[str], rows: Iterable[Iterable[Any]]) -> list[str]:
 
 
 def _cell(value: Any) -> str:
-    """The text of one cell: without line breaks and without markup of Markdown or HTML."""
+    """Return the text of one cell: without line breaks and without markup of Markdown or HTML."""
     text = " ".join(str(value).split())
     for character in "\\|`<>[]":
         text = text.replace(character, " " if character == "`" else f"\\{character}")

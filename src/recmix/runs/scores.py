@@ -17,21 +17,18 @@ class ScoreKey(NamedTuple):
     Two scores with different refinements of the posterior have different names. If the posterior was
     calibrated, the name says only this. The numbers that the calibration found are in the score itself.
 
-    - ``calibrated``: the numbers `scale`, `slope` and `reference` of `Inference` were chosen on
-      validation data. They maximise the bound IWAE-K, where K is `samples`.
-    - ``calibrated+noise``: the noise of the likelihood was also chosen on validation data.
+    >>> str(ScoreKey("test", 100, Inference(refine=2), calibrated=True))
+    'test/100/gauss-newton,refine=2,reuse=2,restarts=1,checks=1/calibrated'
+    >>> ScoreKey.parse("val/5").samples
+    5
 
     Attributes:
         part: the part of the data that was scored, "val" or "test".
         samples: K of the bound IWAE-K.
         inference: how the posterior was refined.
-        calibrated: whether the posterior was calibrated.
-        noise: whether the noise of the likelihood was calibrated, too.
-
-    >>> str(ScoreKey("test", 100, Inference(refine=2), calibrated=True))
-    'test/100/gauss-newton,refine=2,reuse=2,restarts=1,checks=1/calibrated'
-    >>> ScoreKey.parse("val/5").samples
-    5
+        calibrated: whether the numbers `scale`, `slope` and `reference` of `Inference` were chosen on
+            validation data, to maximise the bound IWAE-K.
+        noise: whether the noise of the likelihood was also chosen on validation data.
     """
 
     part: str

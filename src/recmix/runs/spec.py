@@ -16,8 +16,7 @@ from recmix.runs.training_options import Training
 
 __all__ = ["FORMAT", "Spec", "check_description", "check_format"]
 
-FORMAT = 2
-"""Version of the folder's layout. A folder of another version is an error."""
+FORMAT = 2  # version of the folder's layout. A folder of another version is an error.
 MAX_VALUES = 10**7
 """Largest number of values of one example. A file that names more is an error, before memory is used."""
 GROUPS = {"model": ModelOptions, "training": Training, "inference": Inference}
@@ -71,8 +70,8 @@ class Spec:
         options: options that belong to this method only.
         model: latent dimension, likelihood and networks. A user's own module has the name ``own``.
         training: options of training.
-        inference: how the posterior is refined and calibrated in training, and by default when the
-            model is used.
+        inference: how the posterior is refined and calibrated in training, and by default when the model
+            is used.
         data: description of the data, and where they were read from.
         init: description of the model that the run started from, or None.
         setting: name of the option whose values tables compare (order, steps or flows), or None.
@@ -100,11 +99,7 @@ class Spec:
     def from_json(cls, content: Any, where: str = "spec") -> Spec:
         """Make a spec from JSON values, the inverse of `to_json`.
 
-        Other format versions and unknown fields are errors.
-
-        Args:
-            content: the JSON values.
-            where: name of the file, for error messages.
+        Other format versions and unknown fields are errors, which name the file `where`.
         """
         if not isinstance(content, dict) or "method" not in content:
             raise RunError(f"{where} is not the spec of a run: expected a JSON object with 'method'")
@@ -132,10 +127,7 @@ class Spec:
 def check_description(data: Mapping[str, Any]) -> None:
     """Raise a ConfigError if a field of a data description has a wrong type or an unknown option.
 
-    The function `Data.describe` makes correct descriptions.
-
-    Args:
-        data: the description {field: value}, read from a file. Missing fields are allowed.
+    Missing fields are allowed.
     """
     _check_kinds(data, DATA_KINDS)
     _check_kinds(data.get("options", {}), LOAD_KINDS)
@@ -148,7 +140,7 @@ def check_description(data: Mapping[str, Any]) -> None:
 
 
 def _check_kinds(values: Mapping[str, Any], kinds: Mapping[str, tuple[type, ...]]) -> None:
-    """Refuse a value of another JSON type than its name has in `kinds`."""
+    """Reject a value of another JSON type than its name has in `kinds`."""
     for name, expected in kinds.items():
         value = values.get(name)
         if name in values and type(value) not in expected:
@@ -166,12 +158,7 @@ def _check_shape(shape: Any) -> None:
 
 
 def check_format(found: Any, where: str) -> None:
-    """Raise a RunError if a file has another format version than this version of recmix writes.
-
-    Args:
-        found: the format number in the file.
-        where: name of the file, for error messages.
-    """
+    """Raise a RunError if the format number `found` in a file is not the one that recmix writes."""
     if not isinstance(found, int) or found < 1:
         raise RunError(f"{where} has no format number: it was not written by recmix, or is damaged")
     if found > FORMAT:

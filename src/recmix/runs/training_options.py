@@ -141,15 +141,7 @@ class Training(Options):
         return bool(self.kl_warmup or self.free_bits)
 
     def check(self) -> None:
-        """Raise a ConfigError if options contradict each other.
-
-        These are errors:
-
-        - `deterministic` with the engine ``compile``, which chooses kernels by their speed.
-        - `augment` and `decoder_samples` with a sum above 1: they are shares of one batch.
-        - `augment` or `decoder_samples` while the decoder is trained. They add examples that are not
-          data, and the decoder must not learn these.
-        """
+        """Raise a ConfigError if options contradict each other."""
         if self.deterministic and self.engine == "compile":
             raise ConfigError(
                 "the engine compile chooses kernels by their speed, so its bits may differ each time: "

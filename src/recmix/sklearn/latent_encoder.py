@@ -20,8 +20,7 @@ from recmix.methods.registry import find_method
 
 __all__ = ["LatentEncoder"]
 
-CHUNK = 512
-"""Examples that pass through a network at a time."""
+CHUNK = 512  # examples that pass through a network at a time
 BOUNDS = ("iwae", "elbo")
 
 
@@ -142,24 +141,21 @@ class LatentEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         return self
 
     def transform(self, X: Any) -> np.ndarray[Any, Any]:
-        """The mean of q(z | x) of each example: X (N, ...) to (N, latent)."""
+        """Return the mean of q(z | x) of each example: X (N, ...) to (N, latent)."""
         check_is_fitted(self)
         X = self._check(X)
         return self._by_chunks(X, lambda part: self.model_.posterior(part).mean)
 
     def inverse_transform(self, X: Any) -> np.ndarray[Any, Any]:
-        """Compute E[x | z] of N latent points: X (N, latent) to (N, ...).
-
-        The result has the shape of training examples.
-        """
+        """Compute E[x | z] of latent points: X (N, latent) to (N, ...), the shape of training examples."""
         check_is_fitted(self)
         X = check_array(X, dtype=(np.float64, np.float32))
         return self._by_chunks(X, self.model_.decode).reshape(-1, *self.shape_)
 
     def score_samples(self, X: Any) -> np.ndarray[Any, Any]:
-        """The lower bound of log p(x) of each example in nats: X (N, ...) to (N,).
+        """Return a lower bound of log p(x) of each example in nats: X (N, ...) to (N,).
 
-        It is an estimate with random noise. The noise depends on the position of an example in X.
+        The bound is an estimate with random noise. The noise depends on the position of an example in X.
         """
         check_is_fitted(self)
         X = self._check(X)
@@ -169,7 +165,7 @@ class LatentEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         return np.asarray(found.cpu().double().numpy())
 
     def score(self, X: Any, y: Any = None) -> float:
-        """The lower bound of log p(x) in nats, averaged over the examples: higher is better.
+        """Return the lower bound of log p(x) in nats, averaged over the examples: higher is better.
 
         Args:
             X: examples (N, ...).
@@ -178,12 +174,11 @@ class LatentEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         return float(self.score_samples(X).mean())
 
     def sample(self, n_samples: int = 1, random_state: Any = None) -> np.ndarray[Any, Any]:
-        """Sample points z from the prior p(z), and compute the mean examples E[x | z], (n_samples, ...).
+        """Sample points z from the prior p(z), and return the mean examples E[x | z], (n_samples, ...).
 
         Args:
             n_samples: number of points.
-            random_state: a whole number, a `numpy.random.RandomState`, or None for new points each
-                time.
+            random_state: a whole number, a `numpy.random.RandomState`, or None for new points each time.
         """
         check_is_fitted(self)
         seed = int(check_random_state(random_state).randint(2**31 - 1))
@@ -203,7 +198,7 @@ class LatentEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         return tags
 
     def _check(self, X: Any, *, reset: bool = False) -> Any:
-        """X as scikit-learn checks it. Training needs two examples: one is held out."""
+        """Return X as scikit-learn checks it. Training needs two examples: one is held out."""
         return validate_data(
             self,
             X,
@@ -223,7 +218,7 @@ class LatentEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
 
 
 def _chunks(X: Any) -> Iterator[np.ndarray[Any, Any]]:
-    """Parts of X, dense."""
+    """Yield parts of X, dense."""
     stored_sparse = bool(sparse.issparse(X))
     for start in range(0, X.shape[0], CHUNK):
         part = X[start : start + CHUNK]
