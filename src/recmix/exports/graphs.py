@@ -151,7 +151,7 @@ class FlowGraph(PosteriorGraph):
         self.inputs["noise"] = (*drawn, method.model.latent)
 
     def forward(self, examples: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute samples z (S, B, D) and log q(z | x) (S, B) of examples (B, ...) and noise (S, B, D)."""
+        """Compute samples z (S, B, D) and log q(z | x) (S, B) from x (B, ...) and noise (S, B, D)."""
         q = infer(self.method, examples, self.inference)
         assert isinstance(q, Flow)
         start = q.base.mean + q.base.stddev * noise

@@ -147,7 +147,7 @@ class LatentEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         return self._by_chunks(X, lambda part: self.model_.posterior(part).mean)
 
     def inverse_transform(self, X: Any) -> np.ndarray[Any, Any]:
-        """Compute E[x | z] of latent points: X (N, latent) to (N, ...), the shape of training examples."""
+        """Compute E[x | z] of latent points: X (N, latent) to (N, ...), the shape of examples."""
         check_is_fitted(self)
         X = check_array(X, dtype=(np.float64, np.float32))
         return self._by_chunks(X, self.model_.decode).reshape(-1, *self.shape_)
