@@ -28,7 +28,7 @@ class ColumnTable(NamedTuple):
     """A table of numbers. Each row is one example."""
 
     values: NDArray[np.float32]  # (N, F)
-    columns: tuple[str, ...] | None  # names of the columns, if there are any
+    columns: tuple[str, ...] | None  # names of the F columns, if there are any
 
 
 def is_frame(x: Any) -> bool:

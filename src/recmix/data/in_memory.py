@@ -22,17 +22,11 @@ _PART_NAMES = {"x_train", "x_val", "x_test"}
 
 
 class Form(NamedTuple):
-    """What training, validation and test examples of a data set must have in common.
+    """What training, validation and test examples of a data set must have in common."""
 
-    Attributes:
-        shape: Shape of one example; None for any.
-        fields: Names and shapes of the arrays of an example, if there are several.
-        columns: Names of the columns, if the examples are rows of a table with names.
-    """
-
-    shape: tuple[int, ...] | None = None
-    fields: Fields | None = None
-    columns: tuple[str, ...] | None = None
+    shape: tuple[int, ...] | None = None  # of one example; None for any
+    fields: Fields | None = None  # names and shapes of the arrays of an example, if there are several
+    columns: tuple[str, ...] | None = None  # names of the columns, if the examples are rows of a table
 
 
 class Part(NamedTuple):

@@ -33,23 +33,14 @@ TextParts = tuple[list[str], list[str] | None, list[str] | None]
 
 @dataclass(frozen=True)
 class DataFile:
-    """One published file of a named data set.
+    """One published file of a named data set."""
 
-    Attributes:
-        name: Published name, without ".gz".
-        urls: Where it can be downloaded.
-        md5: MD5 sum of the decompressed content, if known.
-        file_sum: Checksum of the file at the URL, such as ``sha256:...``, if known.
-        required: Whether the set cannot be loaded without this file.
-        other_names: Other accepted names, such as the name of the unpacked folder.
-    """
-
-    name: str
-    urls: tuple[str, ...] = ()
-    md5: str | None = None
-    file_sum: str | None = None
-    required: bool = True
-    other_names: tuple[str, ...] = ()
+    name: str  # published name, without ".gz"
+    urls: tuple[str, ...] = ()  # where it can be downloaded
+    md5: str | None = None  # MD5 sum of the decompressed content, if known
+    file_sum: str | None = None  # checksum of the file at the URL, such as ``sha256:...``, if known
+    required: bool = True  # whether the set cannot be loaded without this file
+    other_names: tuple[str, ...] = ()  # other accepted names, such as that of the unpacked folder
 
     @property
     def names(self) -> list[str]:
@@ -108,27 +99,17 @@ class NamedSet:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """Which files of a named data set were found on disk.
-
-    Attributes:
-        state: "present" if all files were found, "partly" if some were, else "missing".
-        usable: Whether the set can be loaded without a download.
-        downloadable: Whether all files that are still needed have a download address.
-        files: Number of files found.
-        bytes: Size of these files on disk.
-        missing: Published names of the files that were not found.
-        looked: Folders that were searched.
-        name, shape, counts, citation, page, note: Same as in `NamedSet`.
-    """
+    """Which files of a named data set were found on disk."""
 
     name: str
-    state: str
-    usable: bool
-    downloadable: bool
-    files: int
-    bytes: int
-    missing: tuple[str, ...]
-    looked: tuple[Path, ...]
+    state: str  # "present" if all files were found, "partly" if some were, else "missing"
+    usable: bool  # whether the set can be loaded without a download
+    downloadable: bool  # whether all files that are still needed have a download address
+    files: int  # number of files found
+    bytes: int  # size of these files on disk
+    missing: tuple[str, ...]  # published names of the files that were not found
+    looked: tuple[Path, ...]  # folders that were searched
+    # the same as in `NamedSet`
     shape: tuple[int, ...]
     counts: dict[str, int]
     citation: str

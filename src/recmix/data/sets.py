@@ -348,13 +348,8 @@ def load_named(
 ) -> Data:
     """Load a named data set, split into training, validation and test examples.
 
-    Args:
-        name: Name of the set, a key of `SETS`.
-        root: Folder of the named sets, see `data_root`.
-        seed: Seed of the split.
-        download: Whether missing files are downloaded.
-        vocabulary: Vocabulary for texts; None makes a new one.
-        options: {name: value} of options of `recmix.data.load`, such as `size` and `length`.
+    `options` has values of options of `recmix.data.load`, such as `size` and `length`. The other
+    arguments are those of `load`.
     """
     spec = SETS[name]
     size, crop = options.get("size"), options.get("crop")

@@ -142,15 +142,12 @@ def data_of_texts(
     need_test: bool,
     source: Mapping[str, Any],
 ) -> Data:
-    """Make a data set of training, validation and test texts.
+    """Make a data set of training, validation and test texts. The arguments are as in `from_texts`.
 
     Args:
         parts: {"train": texts, "val": texts, "test": texts}; None for a part that is missing.
         kind: Kind of vocabulary: "words", "smiles" or "molecule-graphs".
         options: `length` and `vocabulary_size` of the vocabulary, if given.
-        vocabulary: The vocabulary to use; None makes a new one.
-        name: Name of the data set, see `recmix.data.split`.
-        seed: Seed of the split.
         need_test: Whether test texts are held out of the training texts if they are missing.
         source: Where the texts come from, for `Data.describe`.
     """

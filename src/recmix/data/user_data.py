@@ -107,12 +107,8 @@ def load_path(
 ) -> Data:
     """Load a user's file or folder, split into training, validation and test examples.
 
-    Args:
-        path: The file or folder, in one of the formats that `recmix.data.load` lists.
-        seed: Seed of the split.
-        vocabulary: Vocabulary for texts; None makes a new one.
-        options: {name: value} of options of `recmix.data.load`, such as `size` and `length`.
-        like: Shape of an example that a model was made for, see `recmix.data.load`.
+    `options` has values of options of `recmix.data.load`, such as `size` and `length`. `like` is its
+    argument `shape`. The other arguments are those of `load`.
     """
     path = path.expanduser().absolute()
     if not path.exists():

@@ -82,14 +82,9 @@ def run_on_ray(
     """Do the runs of a queue on a Ray cluster, until no run is left or `stop` is true.
 
     Args:
-        grid: the grid that the runs belong to; its name and title are shown.
-        queue: the runs of the grid with their states.
         address: address of the Ray cluster, or ``local`` for a new one on this machine.
         workers: largest number of runs at a time; by default one per GPU, or one per core without a GPU.
-        device: ``auto``, ``cpu``, ``cuda`` and so on.
         data_root: folder of the data sets on each machine.
-        console: where progress is shown.
-        stop: becomes true when the user or the time limit wants the runs to stop.
     """
     with _connected(address, workers) as ray:
         gpus = int(ray.cluster_resources().get("GPU", 0)) if device != "cpu" else 0
@@ -186,16 +181,13 @@ def do(
 ) -> Files:
     """Train and score one run in a temporary folder, and return its files {name: content}.
 
-    Ray calls this function as a task.
+    Ray calls this function as a task. The files are sent to the `mailbox` while the run is in progress.
 
     Args:
         digest: name of the run, a hash of its definition.
         depends: name of the run whose trained model is the initial model; None for random weights.
         files: earlier files of the run, such as its checkpoint, {name: content}.
         start: files of the run `depends`, {name: content}.
-        device: ``auto``, ``cpu``, ``cuda`` and so on.
-        data_root: folder of the data sets on this machine.
-        mailbox: the Ray actor `Mailbox`, which receives files while the run is in progress.
     """
     if _ray().get(mailbox.post.remote(digest, {})):
         return {}  # stopped before it started

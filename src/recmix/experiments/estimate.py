@@ -21,23 +21,14 @@ __all__ = ["Clock", "TimeLeft", "in_words"]
 
 
 class TimeLeft(NamedTuple):
-    """An estimate of the time that the remaining runs of a grid will take.
+    """An estimate of the time that the remaining runs of a grid will take."""
 
-    Attributes:
-        seconds: the estimated time of all remaining runs with an estimate, done by all workers.
-        known: number of remaining runs with an estimate.
-        unknown: number of remaining runs without an estimate.
-        measured: number of finished runs whose times the estimate uses.
-        at_most: whether some runs are counted with all their epochs. They may stop earlier.
-        timed: number of runs whose estimate comes from a few timed updates.
-    """
-
-    seconds: float
-    known: int
-    unknown: int
-    measured: int
-    at_most: bool
-    timed: int = 0
+    seconds: float  # of all remaining runs with an estimate, done by all workers
+    known: int  # number of remaining runs with an estimate
+    unknown: int  # number of remaining runs without an estimate
+    measured: int  # number of finished runs whose times the estimate uses
+    at_most: bool  # whether some runs are counted with all their epochs; they may stop earlier
+    timed: int = 0  # number of runs whose estimate comes from a few timed updates
 
     def __str__(self) -> str:
         if not self.known and not self.unknown:
@@ -64,7 +55,6 @@ class Clock:
     - the time of an epoch of running runs.
 
     Args:
-        queue: the runs of the grid with their states.
         workers: number of runs that are done at a time.
         timed: {kind of run: seconds of one run}, computed from a few timed updates. Keys are results of
             `recmix.experiments.time_updates.kind_of`.

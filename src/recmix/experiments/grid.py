@@ -124,22 +124,13 @@ class GridJob:
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """All runs that one TOML file describes.
+    """All runs that one TOML file describes."""
 
-    Attributes:
-        name: name of the grid, from the name of the file.
-        title: title of the table of results.
-        jobs: the runs, in the order in which they are done.
-        protocol: the part ``[protocol]`` of the file: seeds of the data splits and of the initial
-            weights, and K of the IWAE-K scores.
-        notes: messages for the user about the grid.
-    """
-
-    name: str
-    title: str
-    jobs: tuple[GridJob, ...]
-    protocol: dict[str, Any]
-    notes: tuple[str, ...] = ()
+    name: str  # from the name of the file
+    title: str  # title of the table of results
+    jobs: tuple[GridJob, ...]  # the runs, in the order in which they are done
+    protocol: dict[str, Any]  # seeds of splits and of initial weights, and K of the IWAE-K scores
+    notes: tuple[str, ...] = ()  # messages for the user about the grid
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of the file ``grid-NAME.json``."""

@@ -28,37 +28,26 @@ Kind = Literal["waiting", "running", "elsewhere", "done", "failed", "blocked"]
 class QueuedJob:
     """A run of a grid with its state, as this driver (the process of `recmix grid`) sees it.
 
-    Attributes:
-        job: what to train and score.
-        kind: the state of the run. ``elsewhere`` means that another driver works on it, ``blocked`` that
-            it cannot start, for instance because the run of its initial model failed.
-        reason: why it has this state, in words.
-        attempts: how often its worker ended without a result.
-        since: when this driver started it, in seconds of `time.monotonic`.
-        look_again: if another driver has the run, when to try again to claim it, in the same seconds.
-        retry: whether the run failed earlier and must be tried again.
-        claim: the lock that gives this driver the right to work on the run.
+    The state ``elsewhere`` means that another driver works on the run. ``blocked`` means that the run
+    cannot start, for instance because the run of its initial model failed.
     """
 
-    job: GridJob
-    kind: Kind = "waiting"
-    reason: str = ""
-    attempts: int = 0
-    since: float = 0.0
-    look_again: float = 0.0
-    retry: bool = False
-    claim: Claim = field(default_factory=Claim)
+    job: GridJob  # what to train and score
+    kind: Kind = "waiting"  # the state of the run
+    reason: str = ""  # why it has this state, in words
+    attempts: int = 0  # how often its worker ended without a result
+    since: float = 0.0  # when this driver started it, in seconds of `time.monotonic`
+    look_again: float = 0.0  # when to try to claim a run that another driver has, in the same seconds
+    retry: bool = False  # whether the run failed earlier and must be tried again
+    claim: Claim = field(default_factory=Claim)  # the right of this driver to work on the run
 
 
 class JobQueue:
     """The runs of a grid with their states, as this driver (the process of `recmix grid`) sees them.
 
-    A run that starts from the trained model of another run is listed after that run.
-
-    Args:
-        store: the folder of run folders. Its files say which runs are already done.
-        jobs: the runs of the grid.
-        retry_failed: whether runs that failed earlier are tried again.
+    The files in `store` say which runs are already done. If `retry_failed` is true, runs that failed
+    earlier are tried again. A run that starts from the trained model of another run is listed after that
+    run.
     """
 
     def __init__(self, store: Store, jobs: Iterable[GridJob], *, retry_failed: bool = False) -> None:
@@ -96,12 +85,8 @@ class JobQueue:
     def take(self, threads: int, like: GridJob | None = None) -> QueuedJob | None:
         """Lock the next run that can start, and write the file ``job.json`` for its worker process.
 
-        The result is None if no run can start now.
-
-        Args:
-            threads: number of CPU threads that the run may use.
-            like: if given, only take a run that can be trained together with this run, because it has
-                the same method label and data.
+        The result is None if no run can start now. If `like` is given, only a run that can be trained
+        together with this run is taken: a run with the same method label and data.
         """
         now = time.monotonic()
         for entry in list(self.of_kind("waiting", "elsewhere")):

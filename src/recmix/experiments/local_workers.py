@@ -33,15 +33,10 @@ GRACE = 120.0  # seconds that a worker has to save before it is killed
 
 @dataclass(frozen=True)
 class Slot:
-    """What one worker process may use of this machine.
+    """What one worker process may use of this machine."""
 
-    Attributes:
-        threads: number of CPU threads.
-        gpu: its GPU, as a value of CUDA_VISIBLE_DEVICES; None for a worker on the CPU.
-    """
-
-    threads: int
-    gpu: str | None = None
+    threads: int  # number of CPU threads
+    gpu: str | None = None  # its GPU, as a value of CUDA_VISIBLE_DEVICES; None for the CPU
 
 
 def make_slots(workers: int | None = None, device: str = "auto") -> list[Slot]:
@@ -69,18 +64,10 @@ def run_here(
     watcher: Watcher,
     stop: Stop,
 ) -> None:
-    """Do the runs of a queue in worker processes of this machine.
+    """Do the runs of a queue in worker processes of this machine, one for each slot.
 
     The function returns when no run is left that can be started, or when `stop` is true and the runs in
-    progress are saved.
-
-    Args:
-        queue: the runs of a grid with their states.
-        slots: one slot (threads and GPU) for each worker.
-        device: device of workers whose slot has no GPU: ``auto``, ``cpu`` and so on.
-        data_root: folder of the data sets.
-        watcher: shows the progress.
-        stop: becomes true when the user or the time limit wants the runs to stop.
+    progress are saved. `device` is used by workers whose slot has no GPU.
     """
     running: list[_Worker] = []
     free = list(slots)

@@ -182,10 +182,6 @@ def stage_training(budget: Mapping[str, Mapping[str, Any]], row: GridRow) -> Tra
     Options in the budget of the row's stage replace the defaults of this stage. Options of the row
     itself replace both. The learning rate of the defaults or the budget is multiplied by the method's
     `rate_factor`. A learning rate of the row is used as it is.
-
-    Args:
-        budget: training options for each stage, ``first`` and ``second``.
-        row: the method with its options.
     """
     from recmix.methods.training_checks import check_kl_can_change
     from recmix.training.fit import FIRST_STAGE, SECOND_STAGE

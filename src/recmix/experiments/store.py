@@ -48,14 +48,11 @@ RUN_FILES = (*Run.FILES, "job.json", "failed.json", "log.txt")
 class StoredState(NamedTuple):
     """The state of a run, as the files in its folder show it.
 
-    Attributes:
-        kind: ``done`` (trained and scored), ``failed``, ``damaged`` (a file cannot be read), ``begun``
-            (not finished) or ``new`` (no files yet).
-        reason: why it has this state, in words; empty if there is nothing to say.
+    A run is done if it is trained and scored. It is damaged if a file cannot be read.
     """
 
     kind: Literal["done", "failed", "damaged", "begun", "new"]
-    reason: str = ""
+    reason: str = ""  # why it has this state, in words
 
 
 class Claim:

@@ -31,19 +31,12 @@ SCORED = {"cpu": 20, "cuda": 500}
 
 
 class Timed(NamedTuple):
-    """How long a run of one kind takes.
+    """How long a run of one kind takes."""
 
-    Attributes:
-        name: method, data and latent dimension, in words.
-        runs: number of runs of this kind that are not done.
-        update: seconds of one training update of one run.
-        run: seconds of one run with all its epochs and scores, without calibration.
-    """
-
-    name: str
-    runs: int
-    update: float
-    run: float
+    name: str  # method, data and latent dimension, in words
+    runs: int  # number of runs of this kind that are not done
+    update: float  # seconds of one training update of one run
+    run: float  # seconds of one run with all its epochs and scores, without calibration
 
 
 def kind_of(job: GridJob) -> str:
@@ -68,8 +61,6 @@ def time_updates(
     Args:
         waiting: the runs that are not done.
         jobs: all runs of the grid.
-        device: ``auto``, ``cpu``, ``cuda`` and so on.
-        data_root: folder of the data sets.
         threads: CPU threads of a worker.
         replicas: largest number of runs of one kind that a worker trains at once.
         report: function that is called with a line of text for each kind.

@@ -36,13 +36,8 @@ COLOURS = {"done": "green", "running": "cyan", "waiting": "white", "failed": "re
 def watching(grid: Grid, queue: JobQueue, workers: int, console: Console) -> Iterator[Watcher]:
     """Context that yields an object that shows the progress of a grid while its runs are done.
 
-    The object draws a live table if the console is a terminal, and prints lines otherwise.
-
-    Args:
-        grid: the grid, which has the title to show.
-        queue: the runs of the grid with their states.
-        workers: number of runs that are done at a time, for the estimate of the remaining time.
-        console: where progress is shown.
+    The object draws a live table if the console is a terminal, and prints lines otherwise. `workers` is
+    the number of runs that are done at a time, for the estimate of the remaining time.
     """
     clock = Clock(queue, workers)
     if console.is_terminal:
@@ -126,13 +121,8 @@ def print_plan(
 ) -> None:
     """Print what `recmix grid` would do, for the option ``--dry-run``.
 
-    Args:
-        grid: the list of runs that a TOML file describes.
-        queue: the same runs with their states.
-        workers: number of runs that are done at a time.
-        console: where to print.
-        data_root: folder of the data sets.
-        timed: {kind of run: times of a few training updates}, from `time_updates`.
+    `workers` is the number of runs that are done at a time. `timed` has the times of a few training
+    updates of each kind of run, from `time_updates`.
     """
     console.print(_rows(queue, grid.title))
     protocol = grid.protocol
@@ -177,8 +167,6 @@ def print_summary(
     """Print, when `recmix grid` ends, which runs are done, which failed, and how to continue.
 
     Args:
-        queue: the runs of the grid with their states.
-        console: where to print.
         stopped: why the grid was stopped early; empty if it was not.
         seconds: how long the command took.
         command: the command that continues the grid.

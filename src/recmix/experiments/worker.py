@@ -104,10 +104,6 @@ def work(
     """Train and score one run as its ``job.json`` says. A run that was begun is continued.
 
     Args:
-        store: the folder of run folders.
-        digest: name of the run.
-        device: ``auto``, ``cpu``, ``cuda`` and so on.
-        data_root: folder of the data sets.
         stopped: an event that is set if this process was asked to stop. An exception then counts as an
             interruption, not as a failure.
 

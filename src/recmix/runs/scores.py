@@ -21,21 +21,13 @@ class ScoreKey(NamedTuple):
     'test/100/gauss-newton,refine=2,reuse=2,restarts=1,checks=1/calibrated'
     >>> ScoreKey.parse("val/5").samples
     5
-
-    Attributes:
-        part: the part of the data that was scored, "val" or "test".
-        samples: K of the bound IWAE-K.
-        inference: how the posterior was refined.
-        calibrated: whether the numbers `scale`, `slope` and `reference` of `Inference` were chosen on
-            validation data, to maximise the bound IWAE-K.
-        noise: whether the noise of the likelihood was also chosen on validation data.
     """
 
-    part: str
-    samples: int
-    inference: Inference = Inference()
-    calibrated: bool = False
-    noise: bool = False
+    part: str  # the part of the data that was scored, "val" or "test"
+    samples: int  # K of the bound IWAE-K
+    inference: Inference = Inference()  # how the posterior was refined
+    calibrated: bool = False  # whether scale, slope and reference were chosen on validation data
+    noise: bool = False  # whether the noise of the likelihood was also chosen on validation data
 
     def __str__(self) -> str:
         how = ("calibrated" + "+noise" * self.noise) * self.calibrated
