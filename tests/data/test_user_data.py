@@ -370,16 +370,16 @@ def test_fingerprint_depends_on_the_fields():
     assert len(prints | {from_arrays(x).fingerprint}) == 4
 
 
-def test_as_examples_checks_shape_and_fields():
+def test_as_examples_reads_arrays_and_fields():
     assert as_examples(np.zeros((2, 28, 28))).shape == (2, 1, 28, 28)
-    assert as_examples(TOKENS, shape=(8,), fields={n: v.shape[1:] for n, v in TOKENS.items()}).shape == (
-        10,
-        8,
-    )
+    assert as_examples(TOKENS).shape == (10, 8)
+
+
+def test_parts_must_have_the_shape_of_the_training_part():
     with pytest.raises(DataError, match="5 values, expected 4 values"):
-        as_examples(np.zeros((2, 5)), shape=(4,))
+        from_arrays(np.zeros((20, 4)), np.zeros((2, 5)))
     with pytest.raises(DataError, match=r"shape \(5,\), expected \(4,\)"):
-        as_examples(ArrayExamples(np.zeros((2, 5), np.float32)), shape=(4,))
+        from_arrays(np.zeros((20, 4)), ArrayExamples(np.zeros((2, 5), np.float32)))
 
 
 SHARED_FOLDER = settings(

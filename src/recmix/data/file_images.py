@@ -11,7 +11,7 @@ import os
 import threading
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal
@@ -23,7 +23,14 @@ from recmix.data.examples import Array, ArrayExamples, Examples, Index, rows
 from recmix.data.limits import check_file, check_members, check_regular, check_size, read_at_most
 from recmix.errors import ConfigError, DataError
 
-__all__ = ["SUFFIXES", "FileImages", "ImageFolder", "check_resize", "from_pillow"]
+__all__ = [
+    "SUFFIXES",
+    "FileImages",
+    "ImageFolder",
+    "check_no_resize",
+    "check_resize",
+    "from_pillow",
+]
 
 MEMORY_LIMIT = 1 << 30  # images that need more bytes as float32 stay in their files by default
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
@@ -297,6 +304,12 @@ def check_resize(size: int | None, crop: int | None) -> None:
         raise ConfigError(f"size is {size}; expected 1 pixel or more")
     if crop is not None and crop < 1:
         raise ConfigError(f"crop is {crop}; expected 1 pixel or more")
+
+
+def check_no_resize(options: Mapping[str, Any], why: str) -> None:
+    """Raise a ConfigError if the option `size` or `crop` is given for data without image files."""
+    if options.get("size") is not None or options.get("crop") is not None:
+        raise ConfigError(f"size and crop are for image files; {why}")
 
 
 def from_pillow(

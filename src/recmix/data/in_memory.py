@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ from recmix.data.sparse_examples import SparseExamples, is_sparse
 from recmix.errors import DataError
 from recmix.model.fields import Fields
 
-__all__ = ["Form", "Part", "as_examples", "read_part"]
+__all__ = ["Form", "as_examples", "read_part"]
 
 _PART_NAMES = {"x_train", "x_val", "x_test"}
 
@@ -29,36 +29,13 @@ class Form(NamedTuple):
     columns: tuple[str, ...] | None = None  # names of the columns, if the examples are rows of a table
 
 
-class Part(NamedTuple):
-    """The training, the validation or the test examples of a data set, with their shapes and names."""
-
-    examples: Examples
-    form: Form
-
-
-def as_examples(
-    x: Any,
-    *,
-    what: str = "x",
-    shape: tuple[int, ...] | None = None,
-    fields: Mapping[str, Sequence[int]] | None = None,
-    columns: Sequence[str] | None = None,
-) -> Examples:
-    """Convert examples in memory of any supported type to `Examples`, for a model or a data set.
+def as_examples(x: Any) -> Examples:
+    """Convert examples in memory, of any type that `from_arrays` accepts, to `Examples`.
 
     >>> as_examples([[1.0, 2.0], [3.0, 4.0]]).shape
     (2, 2)
-
-    Args:
-        x: Any type that `from_arrays` accepts as `x_train`.
-        what: Name of `x` in error messages.
-        shape: Required shape of one example; None for any.
-        fields: Required {name: shape} of the arrays of an example, if there are several.
-        columns: Required names of the columns of a DataFrame.
     """
-    names = None if columns is None else tuple(columns)
-    form = Form(shape, None if fields is None else Fields(fields), names)
-    return read_part(x, what, None if form == Form() else form).examples
+    return read_part(x, "x")[0]
 
 
 def read_part(
@@ -67,8 +44,8 @@ def read_part(
     form: Form | None = None,
     at_least: int = 1,
     like: tuple[int, ...] | None = None,
-) -> Part:
-    """Check the training, validation or test examples of a user, and convert them to a `Part`.
+) -> tuple[Examples, Form]:
+    """Check the training, validation or test examples of a user; return them and their form.
 
     Args:
         x: The examples, of any type that `from_arrays` accepts.
@@ -84,18 +61,22 @@ def read_part(
                 f"{what} has examples of shape {x.shape[1:]}, expected {shape}: all examples of a data "
                 "set must have one shape"
             )
-        return Part(x, Form(x.shape[1:]))
+        return x, Form(x.shape[1:])
     if _is_sequence_of_examples(x):
         x = _stack(x, what)
     if isinstance(x, Mapping):
         return _read_fields(x, what, form, at_least)
     if is_sparse(x):
         sparse = SparseExamples(x, what)
-        _check_sparse(sparse, what, shape, at_least)
-        return Part(sparse, Form(sparse.shape[1:]))
+        given = f"{what} is a sparse matrix of shape {sparse.shape}"
+        if shape is not None and sparse.shape[1:] != shape:
+            raise DataError(f"{given}; expected examples of shape {shape}")
+        if len(sparse) < at_least:
+            raise DataError(f"{given}: it has {len(sparse)} example(s), expected at least {at_least}")
+        return sparse, Form(sparse.shape[1:])
+    columns: tuple[str, ...] | None = None
     if is_frame(x):
         x = table_of_frame(x, what)
-    columns: tuple[str, ...] | None = None
     if isinstance(x, ColumnTable):
         x, columns = x
         if form is not None and form.columns and columns:
@@ -104,10 +85,12 @@ def read_part(
         x = to_numpy(x, what)
         shape = like if x.shape[1:] == like else None
     array = check_examples(x, what=what, shape=shape, at_least=at_least)
-    return Part(ArrayExamples(array), Form(array.shape[1:], columns=columns))
+    return ArrayExamples(array), Form(array.shape[1:], columns=columns)
 
 
-def _read_fields(x: Mapping[str, Any], what: str, form: Form | None, at_least: int) -> Part:
+def _read_fields(
+    x: Mapping[str, Any], what: str, form: Form | None, at_least: int
+) -> tuple[Examples, Form]:
     names = ", ".join(map(str, x))
     if _PART_NAMES & set(x):
         raise DataError(
@@ -120,17 +103,7 @@ def _read_fields(x: Mapping[str, Any], what: str, form: Form | None, at_least: i
         )
     packed, fields = pack_fields(x, what, None if form is None else form.fields)
     array = check_examples(packed, what=what, at_least=at_least)
-    return Part(ArrayExamples(array), Form(array.shape[1:], fields))
-
-
-def _check_sparse(
-    examples: SparseExamples, what: str, shape: tuple[int, ...] | None, at_least: int
-) -> None:
-    given = f"{what} is a sparse matrix of shape {examples.shape}"
-    if shape is not None and examples.shape[1:] != shape:
-        raise DataError(f"{given}; expected examples of shape {shape}")
-    if len(examples) < at_least:
-        raise DataError(f"{given}: it has {len(examples)} example(s), expected at least {at_least}")
+    return ArrayExamples(array), Form(array.shape[1:], fields)
 
 
 def _check_columns(columns: tuple[str, ...], expected: tuple[str, ...], what: str) -> None:

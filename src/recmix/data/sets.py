@@ -14,7 +14,7 @@ import numpy as np
 
 from recmix.data.checks import check_examples
 from recmix.data.examples import Array, ArrayExamples, Examples
-from recmix.data.file_images import FileImages, ImageFolder, check_resize
+from recmix.data.file_images import FileImages, ImageFolder, check_no_resize, check_resize
 from recmix.data.formats import read_amat, read_bytes, read_cifar, read_idx, read_mat
 from recmix.data.set_files import (
     DataFile,
@@ -27,15 +27,8 @@ from recmix.data.set_files import (
     find_or_download,
 )
 from recmix.data.splits import Data, complete_parts
-from recmix.data.text_data import (
-    TEXT_OPTIONS,
-    check_not_texts,
-    data_of_texts,
-    graphs_if,
-    lines_of,
-    read_texts,
-)
-from recmix.errors import ConfigError, DataError
+from recmix.data.text_data import check_not_texts, data_of_texts, lines_of, read_texts, text_options
+from recmix.errors import DataError
 from recmix.model.vocabulary import Vocabulary
 
 __all__ = ["SETS", "inventory", "load_named"]
@@ -352,10 +345,9 @@ def load_named(
     arguments are those of `load`.
     """
     spec = SETS[name]
-    size, crop = options.get("size"), options.get("crop")
-    if spec.vocabulary and (size is not None or crop is not None):
-        raise ConfigError(f"size and crop are for image files; {name} has texts: leave them out")
-    if not spec.vocabulary:
+    if spec.vocabulary:
+        check_no_resize(options, f"{name} has texts: leave them out")
+    else:
         check_not_texts(options, name)
     found = find_or_download(spec, data_root(root), download)
     parts = spec.read(found)
@@ -363,50 +355,41 @@ def load_named(
     if root is not None:
         source["root"] = str(Path(root).expanduser().resolve())
     if spec.vocabulary:
-        return _named_texts(spec, cast(TextParts, parts), seed, vocabulary, options, source)
+        source["options"] = text_options(options)
+        return data_of_texts(
+            dict(zip(("train", "val", "test"), cast(TextParts, parts), strict=True)),
+            kind=spec.vocabulary,
+            options=options,
+            vocabulary=vocabulary,
+            name=name,
+            seed=seed,
+            need_test=True,
+            source=source,
+        )
     train, val, test = cast(Parts, parts)
-    kept: dict[str, Any] = {"size": size, "crop": crop}
+    source["options"] = kept = {"size": options.get("size"), "crop": options.get("crop")}
     if isinstance(train, FileImages):
-        check_resize(size, crop)
-        train = train.resized(size, crop).loaded(options.get("stream", "auto"))
+        check_resize(**kept)
+        train = train.resized(**kept).loaded(options.get("stream", "auto"))
         kept["stream"] = not train.in_memory
-    elif size is not None or crop is not None:
-        raise ConfigError(f"size and crop are for image files; {name} has images of {spec.shape}")
+    else:
+        check_no_resize(options, f"{name} has images of {spec.shape}")
     x_train, x_val, x_test = complete_parts(train, val, test, name=name, seed=seed, need_test=True)
     if spec.dynamic:
         x_val = _binarise_once(x_val, seed, f"{name} validation")
         x_test = None if x_test is None else _binarise_once(x_test, 0, f"{name} test")
-    source["options"] = kept
-    parts_of = (x_train, x_val, x_test, seed, spec.dynamic, spec.binary, source)
-    return Data(name, *parts_of, notes=_missing_note(spec, found))
-
-
-def _missing_note(spec: NamedSet, found: Mapping[str, Path]) -> tuple[str, ...]:
-    """Say which files of a set were not found and are left out."""
     missing = [file.name for file in spec.files if file.name not in found]
-    if not missing:
-        return ()
-    return (f"{len(missing)} of {len(spec.files)} files are left out, not found: {', '.join(missing)}",)
-
-
-def _named_texts(
-    spec: NamedSet,
-    parts: TextParts,
-    seed: int,
-    vocabulary: Vocabulary | None,
-    options: Mapping[str, Any],
-    source: Mapping[str, Any],
-) -> Data:
-    kept = {key: options[key] for key in TEXT_OPTIONS if options.get(key) is not None}
-    return data_of_texts(
-        dict(zip(("train", "val", "test"), parts, strict=True)),
-        kind=graphs_if(options.get("graphs"), spec.vocabulary, spec.name),
-        options=kept,
-        vocabulary=vocabulary,
-        name=spec.name,
+    note = f"{len(missing)} of {len(spec.files)} files are left out, not found: {', '.join(missing)}"
+    return Data(
+        name,
+        x_train,
+        x_val,
+        x_test,
         seed=seed,
-        need_test=True,
-        source={**source, "options": kept},
+        dynamic=spec.dynamic,
+        binary=spec.binary,
+        source=source,
+        notes=(note,) if missing else (),
     )
 
 

@@ -25,11 +25,11 @@ __all__ = [
     "check_not_texts",
     "data_of_texts",
     "from_texts",
-    "graphs_if",
     "is_texts",
     "lines_of",
     "read_texts",
     "text_files",
+    "text_options",
     "text_suffix",
     "warn_of_notes",
 ]
@@ -147,11 +147,17 @@ def data_of_texts(
     Args:
         parts: {"train": texts, "val": texts, "test": texts}; None for a part that is missing.
         kind: Kind of vocabulary: "words", "smiles" or "molecule-graphs".
-        options: `length` and `vocabulary_size` of the vocabulary, if given.
+        options: `length`, `vocabulary_size` and `graphs` of `recmix.data.load`, if given.
         need_test: Whether test texts are held out of the training texts if they are missing.
         source: Where the texts come from, for `Data.describe`.
     """
     made = find_vocabulary(kind)
+    if options.get("graphs"):
+        if not made.molecules:
+            raise ConfigError(
+                f"graphs is for molecules; {name} does not hold SMILES strings: leave it out"
+            )
+        made = find_vocabulary("molecule-graphs")
     if vocabulary is not None and made.molecules != vocabulary.molecules:
         raise ConfigError(
             f"the vocabulary is of {vocabulary.kind}, but {name} has texts of {made.kind}: give "
@@ -251,16 +257,9 @@ def text_files(folder: Path) -> dict[str, Path]:
     return found
 
 
-def graphs_if(graphs: bool | None, kind: str, what: str) -> str:
-    """Return the kind of vocabulary: "molecule-graphs" if `graphs` is true, else `kind`.
-
-    If `graphs` is true and the texts are not molecules, a ConfigError names the texts as `what`.
-    """
-    if not graphs:
-        return kind
-    if not find_vocabulary(kind).molecules:
-        raise ConfigError(f"graphs is for molecules; {what} does not hold SMILES strings: leave it out")
-    return "molecule-graphs"
+def text_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of the options that are for texts and that are given."""
+    return {key: options[key] for key in TEXT_OPTIONS if options.get(key) is not None}
 
 
 def check_not_texts(options: Mapping[str, Any], what: str) -> None:

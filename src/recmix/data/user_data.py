@@ -9,20 +9,19 @@ from typing import Any
 
 from recmix.data.columns import read_csv, read_parquet
 from recmix.data.examples import Examples
-from recmix.data.file_images import SUFFIXES, FileImages, ImageFolder, check_resize
+from recmix.data.file_images import SUFFIXES, FileImages, ImageFolder, check_no_resize, check_resize
 from recmix.data.formats import read_npy, read_npz
 from recmix.data.in_memory import read_part
 from recmix.data.splits import Data, complete_parts, in_shape
 from recmix.data.text_data import (
     PART_NAMES,
-    TEXT_OPTIONS,
     TEXT_SUFFIXES,
     check_not_texts,
     data_of_texts,
-    graphs_if,
     is_texts,
     read_texts,
     text_files,
+    text_options,
     text_suffix,
 )
 from recmix.data.values import kind_of
@@ -116,9 +115,9 @@ def load_path(
     texts = text_files(path) if path.is_dir() else {"train": path} if text_suffix(path) else {}
     if texts:
         return _load_texts(path, texts, seed, vocabulary, options)
+    check_not_texts(options, str(path))
     size, crop = options.get("size"), options.get("crop")
     suffix = ".csv.gz" if path.name.lower().endswith(".csv.gz") else path.suffix.lower()
-    check_not_texts(options, str(path))
     kept: dict[str, Any] = {"size": size, "crop": crop}
     notes: list[str] = []
     parts: Mapping[str, Any]
@@ -126,8 +125,7 @@ def load_path(
         parts = _read_image_files(path, size, crop, options.get("stream", "auto"))
         kept["stream"] = not parts["x_train"].in_memory
     elif suffix in _READERS:
-        if size is not None or crop is not None:
-            raise ConfigError(f"size and crop are for image files; {path} holds numbers: resize them")
+        check_no_resize(options, f"{path} holds numbers: resize them")
         parts = read_npz(path, notes) if suffix == ".npz" else _READERS[suffix](path)
     elif suffix in SUFFIXES:
         raise DataError(f"{path} is one image; {_ACCEPTED_PATHS}: give the folder of the image")
@@ -138,11 +136,16 @@ def load_path(
         )
     else:
         raise DataError(f"{path} has a format that is not supported; {_ACCEPTED_PATHS}")
-    own = path.name if path.is_dir() else path.name[: -len(suffix)]
-    name, need_test = _splitting(options, own, kept)
-    source = {"kind": "path", "path": str(path), "options": kept}
+    name = path.name if path.is_dir() else path.name[: -len(suffix)]
     try:
-        data = _make_data(parts, name=name, seed=seed, need_test=need_test, source=source, like=like)
+        data = _make_data(
+            parts,
+            name=options.get("split_name", name),
+            seed=seed,
+            need_test=options.get("hold_out_test", True),
+            source={"kind": "path", "path": str(path), "options": kept | _split_options(options)},
+            like=like,
+        )
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
     return dataclasses.replace(data, notes=tuple(notes))
@@ -161,37 +164,28 @@ def _load_texts(
     options: Mapping[str, Any],
 ) -> Data:
     """Load the texts of a file, or of the files of a folder, by part."""
-    if options.get("size") is not None or options.get("crop") is not None:
-        raise ConfigError(f"size and crop are for image files; {path} holds texts: leave them out")
+    check_no_resize(options, f"{path} holds texts: leave them out")
     name = path.name if path.is_dir() else path.name[: -len(text_suffix(path))]
-    kind = graphs_if(options.get("graphs"), TEXT_SUFFIXES[text_suffix(files["train"])], str(path))
-    kept = {key: options[key] for key in TEXT_OPTIONS if options.get(key) is not None}
-    name, need_test = _splitting(options, name, source := dict(kept))
+    kept = text_options(options) | _split_options(options)
     texts = {part: read_texts(file) for part, file in files.items()}
     try:
         return data_of_texts(
             texts,
-            kind=kind,
-            options=kept,
+            kind=TEXT_SUFFIXES[text_suffix(files["train"])],
+            options=options,
             vocabulary=vocabulary,
-            name=name,
+            name=options.get("split_name", name),
             seed=seed,
-            need_test=need_test,
-            source={"kind": "path", "path": str(path), "options": source},
+            need_test=options.get("hold_out_test", True),
+            source={"kind": "path", "path": str(path), "options": kept},
         )
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
 
 
-def _splitting(options: Mapping[str, Any], name: str, kept: dict[str, Any]) -> tuple[str, bool]:
-    """Return the name that the split depends on, and whether test examples are held out.
-
-    `recmix.data.load_again` gives both as options, if a file holds what were arrays in memory. They are
-    added to `kept`, the options that load the same data again.
-    """
-    given = {key: options[key] for key in ("split_name", "hold_out_test") if key in options}
-    kept |= given
-    return given.get("split_name", name), given.get("hold_out_test", True)
+def _split_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options with which `load_again` splits a file like the arrays of a run."""
+    return {key: options[key] for key in ("split_name", "hold_out_test") if key in options}
 
 
 def _make_data(
@@ -206,8 +200,8 @@ def _make_data(
     x_val, x_test = parts.get("x_val"), parts.get("x_test")
     at_least = 1 + (x_val is None) + (x_test is None and need_test)
     train, form = read_part(parts["x_train"], "x_train", at_least=at_least, like=like)
-    val = None if x_val is None else read_part(x_val, "x_val", form).examples
-    test = None if x_test is None else read_part(x_test, "x_test", form).examples
+    val = None if x_val is None else read_part(x_val, "x_val", form)[0]
+    test = None if x_test is None else read_part(x_test, "x_test", form)[0]
     complete = complete_parts(train, val, test, name=name, seed=seed, need_test=need_test)
     found = Data(
         name,
