@@ -13,7 +13,7 @@ from torch import nn
 
 import recmix
 from recmix.errors import ConfigError, RunError
-from recmix.exports.elementary import convolution_backward, qr
+from recmix.exports.operators import convolution_backward, qr
 from recmix.exports.serialise import export
 from recmix.runs.spec import Spec
 

@@ -13,8 +13,8 @@ from torch.distributions import MultivariateNormal
 
 import recmix
 from recmix.errors import ConfigError
-from recmix.exports.elementary import lgamma
 from recmix.exports.graphs import example_values
+from recmix.exports.operators import lgamma
 from recmix.model.fields import Fields
 from recmix.model.latent import LatentModel
 from recmix.model.likelihoods import Gaussian

@@ -12,7 +12,7 @@ import torch
 from cases.exports import METHODS, check, model, run
 
 import recmix
-from recmix.exports.onnx_operators import onnx_operators
+from recmix.exports.operators import onnx_operators
 from recmix.exports.serialise import export
 
 ROOT = Path(__file__).resolve().parents[2]

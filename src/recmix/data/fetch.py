@@ -14,7 +14,7 @@ import tarfile
 import urllib.error
 import urllib.request
 import zlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -171,6 +171,15 @@ def _atomic_file(path: Path) -> Iterator[IO[bytes]]:
 
 def _receive(url: str, stream: IO[bytes], path: Path, timeout: float) -> None:
     """Write the content of a URL to a stream. Network errors are DownloadError, disk errors OSError."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
     try:
         request = urllib.request.Request(url, headers={"User-Agent": f"recmix/{__version__}"})
         response = urllib.request.urlopen(request, timeout=timeout)
@@ -179,14 +188,16 @@ def _receive(url: str, stream: IO[bytes], path: Path, timeout: float) -> None:
         raise DownloadError(f"the server answered {error.code} {error.reason}") from error
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise DownloadError(f"cannot be reached ({getattr(error, 'reason', error)})") from error
-    with response, _progress(path.name) as update:
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with response, Progress("{task.description}", *columns, console=console) as progress:
         if response.headers.get_content_type() == "text/html":
             raise DownloadError("the server answered with a web page instead of the file")
         length = response.headers.get("Content-Length", "")
         total = int(length) if length.isdigit() else None
         if total is not None and total > shutil.disk_usage(path.parent).free:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        update(0, total)
+        task = progress.add_task(path.name, total=total)
         received = 0
         while True:
             try:
@@ -197,24 +208,6 @@ def _receive(url: str, stream: IO[bytes], path: Path, timeout: float) -> None:
                 break
             stream.write(chunk)
             received += len(chunk)
-            update(received, total)
+            progress.update(task, completed=received)
     if total is not None and received != total:
         raise DownloadError(f"stopped after {received} of {total} bytes")
-
-
-@contextlib.contextmanager
-def _progress(name: str) -> Iterator[Callable[[int, int | None], None]]:
-    """Show a progress bar, and yield the function that updates it."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress("{task.description}", *columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task(name, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)

@@ -141,21 +141,18 @@ class Data:
                     f"{self.name}: {part} has examples of shape {examples.shape[1:]}, x_train of shape "
                     f"{self.shape}; all parts of a data set must have one event shape"
                 )
-        if self.fields is not None and self.shape != (Fields(self.fields).size,):
-            raise DataError(
-                f"{self.name}: the fields {self.fields} have {Fields(self.fields).size} values, but an "
-                f"example has shape {self.shape}; pack the fields with recmix.model.fields.Fields"
-            )
-        if self.columns is not None and self.shape != (len(self.columns),):
-            raise DataError(
-                f"{self.name}: there are {len(self.columns)} names of columns, but an example has shape "
-                f"{self.shape}"
-            )
-        if self.vocabulary is not None and self.shape != tuple(self.vocabulary.shape):
-            raise DataError(
-                f"{self.name}: an example has shape {self.shape}, but the vocabulary gives examples of "
-                f"shape {self.vocabulary.shape}"
-            )
+        expected: dict[str, tuple[int, ...]] = {}
+        if self.fields is not None:
+            size = Fields(self.fields).size
+            expected[f"the fields {self.fields} have {size} values"] = (size,)
+        if self.columns is not None:
+            expected[f"there are {len(self.columns)} names of columns"] = (len(self.columns),)
+        if self.vocabulary is not None:
+            shape = tuple(self.vocabulary.shape)
+            expected[f"the vocabulary gives examples of shape {shape}"] = shape
+        for found, shape in expected.items():
+            if shape != self.shape:
+                raise DataError(f"{self.name}: {found}, but an example has shape {self.shape}")
 
     @property
     def shape(self) -> tuple[int, ...]:

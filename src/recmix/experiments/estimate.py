@@ -5,7 +5,6 @@ The estimate uses the times of finished runs, and the times of a few updates if 
 
 from __future__ import annotations
 
-import json
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -15,7 +14,7 @@ from typing import NamedTuple
 
 from recmix.experiments.grid import GridJob
 from recmix.experiments.job_queue import JobQueue
-from recmix.experiments.time_updates import kind_of
+from recmix.experiments.time_updates import Kind, kind_of
 
 __all__ = ["Clock", "TimeLeft", "in_words"]
 
@@ -56,12 +55,11 @@ class Clock:
 
     Args:
         workers: number of runs that are done at a time.
-        timed: {kind of run: seconds of one run}, computed from a few timed updates. Keys are results of
-            `recmix.experiments.time_updates.kind_of`.
+        timed: {kind of run: seconds of one run}, computed from a few timed updates.
     """
 
     def __init__(
-        self, queue: JobQueue, workers: int, timed: Mapping[str, float] = MappingProxyType({})
+        self, queue: JobQueue, workers: int, timed: Mapping[Kind, float] = MappingProxyType({})
     ) -> None:
         self.queue = queue
         self.workers = workers
@@ -81,9 +79,8 @@ class Clock:
         total, known, unknown, at_most, timed = 0.0, 0, 0, False, 0
         for entry in self.queue.of_kind("waiting", "running", "elsewhere"):
             kinds = self._kinds[entry.job.digest]
-            by_updates = self.timed.get(kind_of(entry.job)) if self.timed else None
-            if by_updates is not None and _first(per_run, kinds[:1]) is None:
-                total += by_updates
+            if kinds[0] in self.timed and kinds[0] not in per_run:
+                total += self.timed[kinds[0]]
                 timed, at_most = timed + 1, True
             elif (seconds := _first(per_run, kinds)) is not None:
                 spent = time.monotonic() - entry.since if entry.kind == "running" else 0.0
@@ -100,7 +97,7 @@ class Clock:
         shared = total / max(1, min(self.workers, known))
         return TimeLeft(shared, known, unknown, measured, at_most, timed)
 
-    def _by_kind(self, seconds: Mapping[str, float]) -> dict[tuple[str, ...], float]:
+    def _by_kind(self, seconds: Mapping[str, float]) -> dict[Kind, float]:
         """Return the mean seconds of each group of similar runs, without runs that have no time."""
         found = defaultdict(list)
         for digest, taken in seconds.items():
@@ -109,7 +106,7 @@ class Clock:
         return {kind: fmean(times) for kind, times in found.items()}
 
 
-def _first(times: Mapping[tuple[str, ...], float], kinds: Iterable[tuple[str, ...]]) -> float | None:
+def _first(times: Mapping[Kind, float], kinds: Iterable[Kind]) -> float | None:
     return next((times[kind] for kind in kinds if kind in times), None)
 
 
@@ -127,8 +124,8 @@ def in_words(seconds: float) -> str:
     return f"{int(minutes)} min {int(seconds) % 60} s" if minutes >= 1 else f"{seconds:.0f} s"
 
 
-def _kinds(job: GridJob) -> list[tuple[str, ...]]:
+def _kinds(job: GridJob) -> list[Kind]:
     """Return the groups of similar runs to which a run belongs, the most similar group first."""
-    column = json.dumps(job.column, sort_keys=True)
+    kind = _, column = kind_of(job)
     stage = "second" if job.depends else "first"
-    return [(job.row, column), (job.label, column), (stage, column)]
+    return [kind, (job.label, column), (stage, column)]

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from recmix.training.job import Job
     from recmix.training.plan import Plan
 
-__all__ = ["Timed", "kind_of", "time_updates"]
+__all__ = ["Kind", "Timed", "kind_of", "time_updates"]
+
+Kind = tuple[str, str]  # equal for runs with the same method, setting, data and model
 
 UPDATES = 5  # number of timed updates
 SCORED = {"cpu": 20, "cuda": 500}
@@ -39,9 +41,9 @@ class Timed(NamedTuple):
     run: float  # seconds of one run with all its epochs and scores, without calibration
 
 
-def kind_of(job: GridJob) -> str:
-    """Return a text that is equal for runs with the same method, setting, data and model."""
-    return json.dumps([job.row, job.column], sort_keys=True, default=str)
+def kind_of(job: GridJob) -> Kind:
+    """Return a value that is equal for runs with the same method, setting, data and model."""
+    return job.row, json.dumps(job.column, sort_keys=True)
 
 
 def time_updates(
@@ -53,7 +55,7 @@ def time_updates(
     threads: int = 1,
     replicas: int = 1,
     report: Callable[[str], None] = lambda line: None,
-) -> dict[str, Timed]:
+) -> dict[Kind, Timed]:
     """Measure how long a few training updates of each kind of run take; return {kind: times}.
 
     Kinds whose data are missing are left out.
@@ -67,11 +69,11 @@ def time_updates(
     """
     import torch
 
-    kinds: dict[str, list[GridJob]] = {}
+    kinds: dict[Kind, list[GridJob]] = {}
     for job in waiting:
         kinds.setdefault(kind_of(job), []).append(job)
     by_digest = {job.digest: job for job in jobs}
-    found: dict[str, Timed] = {}
+    found: dict[Kind, Timed] = {}
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

@@ -21,7 +21,7 @@ from recmix.experiments.estimate import Clock, in_words
 from recmix.experiments.grid import Grid
 from recmix.experiments.job_queue import JobQueue, QueuedJob
 from recmix.experiments.store import Store
-from recmix.experiments.time_updates import Timed
+from recmix.experiments.time_updates import Kind, Timed
 from recmix.runs.scores import ScoreKey
 
 __all__ = ["Watcher", "print_plan", "print_status", "print_summary", "progress", "watching"]
@@ -117,7 +117,7 @@ def print_plan(
     workers: int,
     console: Console,
     data_root: Path | None = None,
-    timed: Mapping[str, Timed] = MappingProxyType({}),
+    timed: Mapping[Kind, Timed] = MappingProxyType({}),
 ) -> None:
     """Print what `recmix grid` would do, for the option ``--dry-run``.
 

@@ -19,9 +19,8 @@ import torch
 
 from recmix._version import __version__
 from recmix.errors import ConfigError, RunError, unknown
-from recmix.exports.elementary import BACKWARD, ELEMENTARY
 from recmix.exports.graphs import DecoderGraph, Graph, X, frozen, posterior_graph
-from recmix.exports.onnx_operators import onnx_operators
+from recmix.exports.operators import BACKWARD, ELEMENTARY, onnx_operators
 from recmix.inference.gauss_newton import traceable
 from recmix.runs.files import remove_parts, write_bytes, write_json
 from recmix.runs.spec import Spec

@@ -1,7 +1,9 @@
-"""Compute QR decompositions, log Γ and derivatives of convolutions by operations that ONNX has.
+"""Replace operators of torch that ONNX files or traced programs cannot have.
 
-Each function has the signature of the torch operator that it replaces; `ELEMENTARY` and `BACKWARD` list
-these operators. Cholesky factors and triangular systems are in `recmix.exports.onnx_operators`.
+Each function has the signature of the torch operator that it replaces. `ELEMENTARY` and `BACKWARD` list
+functions that compute the same result with other torch operators. `onnx_operators` has functions that
+write the operators of a loop over the latent dimension into an ONNX graph. For Cholesky factors and
+triangular systems this is many times faster than to trace such a loop in torch.
 """
 
 from __future__ import annotations
@@ -14,8 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["BACKWARD", "ELEMENTARY", "convolution_backward", "lgamma", "qr"]
+__all__ = ["BACKWARD", "ELEMENTARY", "convolution_backward", "lgamma", "onnx_operators", "qr"]
 
+aten = torch.ops.aten
+END = 2**31 - 1
 SHIFT = 8  # Stirling's series for log Γ is evaluated at x + SHIFT, where it is accurate
 
 
@@ -86,18 +90,71 @@ def convolution_backward(
             int(size) - ((int(n) - 1) * step - 2 * pad + spread * (int(k) - 1) + 1)
             for n, size, k, step, pad, spread in sizes
         ]
-    found: Tensor = torch.ops.aten.convolution(
+    found: Tensor = aten.convolution(
         slope, weight, None, stride, padding, dilation, not transposed, extra, groups
     )
     return found, None, None
 
 
+def onnx_operators(opset: int) -> dict[Any, Callable[..., Any]]:
+    """Return {torch operator: function that writes this operator into an ONNX graph}.
+
+    `opset` is the version of the set of ONNX operators.
+    """
+    import onnxscript
+
+    op: Any = getattr(onnxscript, f"opset{opset}")
+
+    def numbers(*values: int) -> Any:
+        return op.Constant(value_ints=list(values))
+
+    def part(matrix: Any, rows: tuple[int, int], columns: tuple[int, int]) -> Any:
+        """matrix[..., rows, columns]."""
+        begin, end = numbers(rows[0], columns[0]), numbers(rows[1], columns[1])
+        return op.Slice(matrix, begin, end, numbers(-2, -1))
+
+    def cholesky_ex(matrix: Any, upper: bool = False, check_errors: bool = False) -> Any:
+        """Lower Cholesky factors, and integers: 1 if a matrix is not positive definite, else 0."""
+        _require(upper or check_errors, False, "an upper factor, or an error from inside a graph")
+        order = list(range(len(matrix.shape)))
+        order[-2:] = order[-1], order[-2]
+        columns, bad, rest = [], [], matrix
+        for j in range(matrix.shape[-1]):
+            pivot = part(rest, (0, 1), (0, 1))
+            bad.append(op.Not(op.Greater(pivot, op.CastLike(op.Constant(value_float=0.0), pivot))))
+            column = op.Div(part(rest, (0, END), (0, 1)), op.Sqrt(pivot))  # (..., D - j, 1)
+            columns.append(op.Pad(column, numbers(j, 0), None, numbers(-2)) if j else column)
+            below = part(column, (1, END), (0, 1))
+            outer = op.Mul(below, op.Transpose(below, perm=order))
+            rest = op.Sub(part(rest, (1, END), (1, END)), outer)
+        flags = op.Cast(op.Concat(*bad, axis=-1), to=6)  # int32
+        info = op.Squeeze(op.ReduceMax(flags, numbers(-1)), numbers(-2, -1))
+        return op.Concat(*columns, axis=-1), info
+
+    def solve_triangular(
+        matrix: Any, right: Any, upper: bool, left: bool = True, unitriangular: bool = False
+    ) -> Any:
+        """Solve A X = B for X, with triangular matrices A (..., D, D) and B (..., D, N)."""
+        _require(left and not unitriangular, True, "an unknown on the right, or a unit diagonal")
+        size = matrix.shape[-1]
+        found: dict[int, Any] = {}
+        for i in reversed(range(size)) if upper else range(size):
+            row, pivot = part(right, (i, i + 1), (0, END)), part(matrix, (i, i + 1), (i, i + 1))
+            found[i] = op.Div(row, pivot)  # (..., 1, N)
+            right = op.Sub(right, op.Mul(part(matrix, (0, END), (i, i + 1)), found[i]))
+        return op.Concat(*(found[i] for i in range(size)), axis=-2)
+
+    return {
+        aten.linalg_cholesky_ex.default: cholesky_ex,
+        aten.linalg_solve_triangular.default: solve_triangular,
+    }
+
+
 def _require(given: object, expected: object, what: str) -> None:
     if given != expected:
-        raise NotImplementedError(f"{what} is not supported by the elementary operators")
+        raise NotImplementedError(f"{what} is not supported")
 
 
-aten = torch.ops.aten
 BACKWARD: dict[Any, Callable[..., Any]] = {aten.convolution_backward.default: convolution_backward}
 """Operators of torch that compute derivatives, and the functions that replace them in a graph."""
 ELEMENTARY: dict[Any, Callable[..., Any]] = {
