@@ -12,12 +12,11 @@ from PIL import Image
 from recmix.errors import RunError
 from recmix.reports.forms import to_markdown
 from recmix.reports.latex import latex_document
-from recmix.reports.reach import frontier_table, reach_table
 from recmix.reports.read_store import read_store
 from recmix.reports.records import Row
 from recmix.reports.runs import read_runs, write_runs
 from recmix.reports.statistics import control_of, summarise
-from recmix.reports.summary import panels, summary, to_json
+from recmix.reports.summary import gains, panels, summary, to_json
 from recmix.reports.tables import all_tables
 from recmix.reports.write_report import write_report
 
@@ -63,11 +62,6 @@ def summarised(store):
     return summary(read_store(store).records)
 
 
-def cells(table, line):
-    """The cells of a line of a Markdown table."""
-    return [cell.strip() for cell in table.splitlines()[line].strip("|").split("|")]
-
-
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     root = tmp_path_factory.mktemp("stores") / "frontier"
@@ -87,12 +81,6 @@ def rows(store):
 
 def row(rows, name, dim=20):
     return next(r for r in rows if (r["row"], r["dim"]) == (name, dim))
-
-
-def judged(row, bound, k=5, splits=range(5)):
-    """The row with other validation bounds: all of them `bound`, or none."""
-    bounds = {} if bound is None else {str(k): {str(split): bound for split in splits}}
-    return {**row, "validation": bound, "validation_samples": bound and k, "validations": bounds}
 
 
 def test_kind_and_steps_come_from_the_score(rows):
@@ -163,7 +151,7 @@ def test_no_gain_without_control(tmp_path):
     assert (found["difference"], found["p_vae_plus"], found["std"]) == (None, None, None)
     assert found["reason"] == "no score of VAE+"
     assert panels([found]) == {}
-    assert "–" in frontier_table([found])
+    assert gains([found])[1][0][4] == "–"
 
 
 def test_unfinished_run_is_left_out(tmp_path):
@@ -212,31 +200,7 @@ def test_file_without_runs_is_refused(content, tmp_path):
 # --- tables, figure, command -------------------------------------------------------------------------
 
 
-def test_reach_table_has_dashes_for_what_was_not_measured(rows):
-    table = reach_table(rows)
-    lines = table.splitlines()
-    names = ["MNIST, dim 10", "MNIST, dim 20", "MNIST, dim 50", "Binary MNIST, dim 50"]
-    names += ["OMNIGLOT, dim 20", "OMNIGLOT, dim 50"]
-    assert [cells(table, row)[0] for row in range(2, len(lines))] == names
-    found = cells(table, 3)
-    assert found[0] == "MNIST, dim 20"
-    assert found[1:3] == ["930.7 ± 3.9", "RME(4): 945.2 ± 1.6"]
-    assert found[3] == "941.1 ± 0.9"
-    assert found[4:6] == ["–", "RESIDUAL: 1001.2 ± 0.9"]
-    assert found[6:] == ["RESIDUAL +2 steps: 1041.0 ± 0.8", "RESIDUAL +4 steps: 1046.0 ± 0.8"]
-    fifty = cells(table, 4)
-    assert fifty[3].startswith("1191.1")
-    assert fifty[5] == "–"
-    assert lines[7].count("–") == 5
-    assert len(reach_table([]).splitlines()) == 8
-
-
-def test_reach_table_shows_the_refined_model_with_the_best_validation_bound(rows):
-    four = {**row(rows, "RESIDUAL +4 steps"), "label": "REFINED", "row": "REFINED", "mean": 999.0}
-    assert "REFINED: 999.0" in reach_table([*rows, four])
-
-
-def test_refined_model_is_chosen_by_validation_bounds_after_as_many_steps(tmp_path):
+def test_validation_bound_is_of_the_same_number_of_steps(tmp_path):
     def scored(label, test, val):
         for split in range(2):
             folder = add(tmp_path, label, split)
@@ -249,78 +213,16 @@ def test_refined_model_is_chosen_by_validation_bounds_after_as_many_steps(tmp_pa
     rows = summarised(tmp_path)
     assert row(rows, "RESIDUAL +4 steps")["validation"] == 954.0
     assert row(rows, "RESIDUAL")["validation"] != 954.0
-    assert cells(reach_table(rows), 3)[6:] == [
-        "RESIDUAL +2 steps: 992.0 ± 0.0",
-        "RESIDUAL +4 steps: 994.0 ± 0.0",
-    ]
-
-
-def test_model_scored_after_the_most_steps_only_can_be_shown(rows):
-    most = row(rows, "RESIDUAL +4 steps")
-    known = [r if r is not most else judged(most, 1000.0) for r in rows]
-    for validation, shown in (
-        (1001.0, ["–", "BETTER: 1050.0"]),
-        (999.0, ["RESIDUAL +2", "RESIDUAL +4"]),
-    ):
-        better = {**judged(most, validation), "row": "BETTER", "label": "BETTER", "mean": 1050.0}
-        found = cells(reach_table([*known, better]), 3)[6:]
-        assert all(cell.startswith(start) for cell, start in zip(found, shown, strict=True)), found
-
-
-def test_calibrated_row_replaces_the_uncalibrated_one_of_the_same_model(rows):
-    def wide(name, mean):
-        calibrated = {"row": f"{name} calibrated", "calibrated": True, "mean": mean}
-        return {**row(rows, name), **calibrated}
-
-    more = [wide("VAE+", 950.0), wide("RESIDUAL", 1010.0), wide("RESIDUAL +2 steps", 1042.0)]
-    for some in ([*rows, *more], [*more, *rows]):
-        found = cells(reach_table(some), 3)
-        assert found[3].startswith("941.1")
-        assert found[4].startswith("950.0")
-        assert found[5].startswith("RESIDUAL calibrated: 1010.0")
-        assert found[6].startswith("RESIDUAL +2 steps calibrated: 1042.0")
-        assert found[7].startswith("RESIDUAL +4 steps: 1046.0")
 
 
 def test_times_measured_alone_replace_the_others(rows):
     shared = row(rows, "VAE+")
     assert not shared["timed_alone"]
-    assert f"({shared['milliseconds']:.2f})" in frontier_table([shared])
+    assert gains([shared])[1][0][-1] == f"({shared['milliseconds']:.2f})"
     alone = {**shared, "row": "ALONE", "timed_alone": True}
-    assert f"| {shared['milliseconds']:.2f} |" in frontier_table([alone])
+    assert gains([alone])[1][0][-1] == f"{shared['milliseconds']:.2f}"
     assert len(panels(rows)[shared["column"] + ", machine shared"]) > 1
     assert [point.name for point in panels([*rows, alone])[shared["column"]]] == ["ALONE"]
-
-
-def test_feed_forward_row_is_not_chosen_by_test_scores(rows):
-    shown = row(rows, "RESIDUAL")
-    lucky = judged({**shown, "row": "LUCKY", "mean": shown["mean"] + 50}, shown["validation"] - 1)
-    assert "1001.2" in reach_table([*rows, lucky])
-    unknown = judged(lucky, None)
-    assert "1001.2" in reach_table([unknown, *rows])
-
-
-def test_feed_forward_row_is_chosen_by_the_reported_k_on_shared_splits(rows):
-    others = [r for r in rows if r["kind"] == "refined" or r["label"] in ("VAE", "VAE+")]
-    narrow = {**row(rows, "RESIDUAL"), "row": "NARROW", "mean": 901.0}
-    broad = {**row(rows, "RESIDUAL"), "row": "BROAD", "mean": 902.0}
-    five = (judged(narrow, 10.0), judged(broad, 9.0))
-    assert "NARROW: 901.0" in reach_table([*others, *five])
-    both = [judged(r, bound, 100, [0, 1]) for r, bound in zip(five, (7.0, 8.0), strict=True)]
-    for r, known in zip(both, five, strict=True):
-        r["validations"] |= known["validations"]
-    assert "BROAD: 902.0" in reach_table([*others, *both])
-    both[0]["validations"]["100"] = {"2": 7.0}  # no split in common with the other
-    assert "NARROW: 901.0" in reach_table([*others, *both])
-
-
-def test_row_without_a_split_in_common_is_not_compared(rows):
-    others = [r for r in rows if r["kind"] == "refined" or r["label"] in ("VAE", "VAE+")]
-    residual = row(rows, "RESIDUAL")
-    most = judged({**residual, "row": "MOST", "mean": 901.0}, 1.0, splits=range(5))
-    better = judged({**residual, "row": "BETTER", "mean": 902.0, "splits": 4}, 2.0, splits=range(1, 5))
-    alone = judged({**residual, "row": "ALONE", "mean": 903.0, "splits": 1}, 3.0, splits=[0])
-    assert "BETTER: 902.0 ± 0.9 (4 splits)" in reach_table([*others, alone, most, better])
 
 
 def test_validation_bounds_of_another_inference_do_not_count(tmp_path):
@@ -332,9 +234,6 @@ def test_validation_bounds_of_another_inference_do_not_count(tmp_path):
     assert row(found, "VAE+ +4 steps, 4 restarts")["validation"] == 7.0
     assert row(found, "VAE+ +4 steps")["validation"] == 965.0
     assert row(found, "VAE+ +2 steps, 4 restarts")["validation"] is None
-    shown = frontier_table(found)
-    assert "| VAE+ +2 steps | refined, 2 steps |" in shown
-    assert "| VAE+ +4 steps, 4 restarts | refined, 4 steps, 4 restarts |" in shown
 
 
 def test_gap_counts_only_for_the_inference_it_was_measured_with(tmp_path):
@@ -360,18 +259,23 @@ def test_times_of_another_device_are_listed_but_not_drawn(rows):
     names = [point.name for points in panels([*rows, there]).values() for point in points]
     assert "RESIDUAL" in names
     assert "THERE" not in names
-    (line,) = [line for line in frontier_table([*rows, there]).splitlines() if "THERE" in line]
-    assert ") on cpu |" in line
-    assert frontier_table([*rows, there]).count(" on cpu") == 1
+    times = {line[1]: line[-1] for line in gains([*rows, there])[1]}
+    assert [name for name, time in times.items() if time.endswith(") on cpu")] == ["THERE"]
 
 
-def test_frontier_table_has_every_row(rows):
-    lines = frontier_table(rows).splitlines()
-    assert len(lines) == 2 + len(rows)
-    (line,) = [line for line in lines if "RESIDUAL +2 steps" in line]
-    assert "refined, 2 steps" in line
-    assert "+99.9" in line
-    assert "0.031 (few)" in line
+def test_table_of_gains_has_every_row(rows):
+    heads, lines = gains(rows)
+    assert len(lines) == len(rows)
+    (line,) = [line for line in lines if line[1] == "RESIDUAL +2 steps" and "dim 20" in line[0]]
+    assert dict(zip(heads, line, strict=True)) == {
+        "data, dimension": "MNIST, dim 20",
+        "model": "RESIDUAL +2 steps",
+        "inference": "refined",
+        "IWAE-100": "1041.0 ± 0.8",
+        "over VAE+": "+99.9",
+        "exact p": "0.031 (few)",
+        "ms": "(6.00)",
+    }
 
 
 def test_tables_have_a_row_for_each_inference(store, tmp_path):
@@ -493,8 +397,7 @@ def test_command_says_why_there_is_no_figure(tmp_path, capsys, more, why):
 
 def test_summary_needs_no_torch():
     code = (
-        "import sys, recmix.reports.summary, recmix.reports.reach, recmix.reports.frontier;"
-        "assert 'torch' not in sys.modules"
+        "import sys, recmix.reports.summary, recmix.reports.frontier;assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -536,12 +439,3 @@ def test_validation_bound_is_none_if_some_runs_lack_it(tmp_path):
     assert (four["validation"], four["validation_samples"]) == (5.0, 5)  # the K that both have
     assert four["validations"] == {"5": {"0": 5.0, "1": 5.0}, "100": {"1": 100.0}}
     assert row(rows, "VAE+ +2 steps")["validation"] is None
-
-
-def test_settings_of_one_method_are_different_models(rows):
-    four = row(rows, "RESIDUAL +4 steps")
-    laplace = {**judged(four, 1e6), "label": "VLAE", "method": "vlae", "mean": 9999.0}
-    more = [{**laplace, "row": f"VLAE({n})", "setting": n, "steps": n} for n in (2, 4)]
-    shown = reach_table([*rows, *more])
-    assert "– | VLAE(4): 9999.0" in shown
-    assert "VLAE(2)" not in shown

@@ -27,11 +27,10 @@ def summary_command(
 ) -> None:
     """Write the results of a folder of runs as small files."""
     from recmix.reports.frontier import frontiers
-    from recmix.reports.reach import gains
     from recmix.reports.read_store import read_store
     from recmix.reports.runs import read_runs, write_runs
     from recmix.reports.statistics import choose_samples
-    from recmix.reports.summary import panels, summary, to_json, why_no_panel
+    from recmix.reports.summary import gains, panels, summary, to_json, why_no_panel
     from recmix.runs.files import write_bytes
 
     if source.is_dir():
@@ -64,10 +63,10 @@ def summary_command(
         )
     heads, lines = gains(rows)
     for column, some in groupby(lines, key=lambda line: line[0]):
-        table = Table(*heads[1:6], "ms", title=plain(column))
-        for _, model, kind, *numbers, _, milliseconds, _ in some:
-            table.add_row(plain(model), kind.partition(",")[0], *numbers, milliseconds)
+        table = Table(*heads[1:], title=plain(column))
+        for _, model, *cells in some:
+            table.add_row(plain(model), *cells)
         out.print(table)
-    if any(line[-2].startswith("(") for line in lines):
+    if any(line[-1].startswith("(") for line in lines):
         out.print("ms in brackets: other programs may have used the machine during the measurement")
     out.print("wrote", ", ".join(map(str, written)), highlight=False)

@@ -13,7 +13,7 @@ folders. "The paper" is Kim and Pavlovic, Recursive Inference for Variational Au
                        ``forms`` and ``latex`` write them as text
 ``figures``            figures from arrays; ``posterior_figure`` is the paper's Figure 1
 ``runs``               all runs of a store in one file
-``summary``            the results of a store; ``reach`` makes tables of them, ``frontier`` a figure
+``summary``            the results of a store as plain rows; ``frontier`` draws them
 ``page``               the report as one HTML file
 ``write_report``       the command `recmix report`
 =====================  =========================================================================

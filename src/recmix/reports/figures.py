@@ -51,15 +51,11 @@ def learning_curves(
     """Draw the validation bound against the epoch, with one line for each run.
 
     Args:
-        histories: {name of the run: one mapping per epoch}. The keys ``epoch`` and ``val_iwae``
-            (the IWAE bound on validation data, in nats per image) of a mapping are used.
+        histories: {name of the run: one mapping per epoch} with the keys ``epoch`` and ``val_iwae``,
+            the IWAE bound on validation data in nats per image.
         path: the file to write. Its suffix selects PNG or SVG.
-        after: {name of the run: number of epochs of the run that it continued}. The line of the run
-            starts at this epoch.
+        after: {name of the run: epoch at which its line starts}, for a run that continued another one.
         title: title of the figure.
-
-    Returns:
-        The path.
     """
     after = after or {}
     with plt.rc_context(STYLE):
@@ -89,9 +85,6 @@ def reconstructions(
         made: {name of the model: its reconstructions of these images, in the same shape}.
         path: the file to write. Its suffix selects PNG or SVG.
         title: title of the figure.
-
-    Returns:
-        The path.
     """
     rows = {"original": originals, **made}
     size = (0.62 * len(originals) + 1.1, 0.66 * len(rows) + 0.5)
@@ -99,16 +92,7 @@ def reconstructions(
 
 
 def samples(images: Examples, path: Path, *, title: str = "Samples from the prior") -> Path:
-    """Draw images side by side in a square.
-
-    Args:
-        images: images (N, C, H, W) with values from 0 to 1.
-        path: the file to write. Its suffix selects PNG or SVG.
-        title: title of the figure.
-
-    Returns:
-        The path.
-    """
+    """Draw images (N, C, H, W) with values from 0 to 1 side by side in a square, as PNG or SVG."""
     side = math.ceil(math.sqrt(len(images)))
     rows = [images[start : start + side] for start in range(0, len(images), side)]
     return _images(rows, path, title, (0.6 * side, 0.6 * len(rows) + 0.4))
@@ -144,7 +128,7 @@ def _images(
 
 
 def save(figure: Any, path: Path) -> Path:
-    """Write a matplotlib figure to a file and close it. The path's suffix selects PNG or SVG."""
+    """Write a matplotlib figure to a file and close it. The suffix of the path selects PNG or SVG."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with mpl.rc_context({"svg.hashsalt": "recmix"}):  # the same figure gives the same file
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
@@ -153,12 +137,11 @@ def save(figure: Any, path: Path) -> Path:
 
 
 def show_times(axes: Any, steps: Sequence[float], digits: str) -> None:
-    """Show times on a logarithmic x axis.
+    """Show times on a logarithmic x axis of a matplotlib figure.
 
     Args:
         axes: the matplotlib axes.
-        steps: positions of the ticks in each power of ten, as factors from 1 to 10. The steps
-            1, 2 and 5 give ticks at 1, 2, 5, 10, 20, 50 and so on.
+        steps: positions of the ticks in each power of ten: 1, 2 and 5 give 1, 2, 5, 10, 20, 50, ...
         digits: format of the numbers, such as ``g``.
     """
     axes.xaxis.set_major_locator(LogLocator(subs=steps))

@@ -24,8 +24,7 @@ def _cells(
 ) -> list[Any]:
     """Return the cells of one table row, for the columns with the indices `places`.
 
-    Each column gives the cell with our result, in the form that `show` makes. If the paper has
-    numbers for the column, a cell with the paper's number and the difference from ours follows.
+    A column for which the paper has numbers also gives a cell with the paper's number.
     """
     found = []
     for i in places:
@@ -39,8 +38,7 @@ def _cells(
 def to_terminal(table: Table, width: int = 120) -> Group:
     """Convert a table of a report to an object that a console of the package rich prints.
 
-    Each data set gets a table of its own. A table that is wider than `width` characters is divided
-    into several tables, each with some of the columns.
+    Each data set gets a table of its own, or several ones if it is wider than `width` characters.
     """
     parts: list[RichTable | Text] = [Text(table.title, style="bold"), Text(table.caption, style="dim")]
     for title, places in table.groups:
@@ -99,10 +97,7 @@ def _terminal_cell(entry: TableEntry) -> Text:
 
 
 def to_markdown(table: Table) -> str:
-    """Write a table of a report as Markdown, with p-values in the cells.
-
-    Each data set gets a Markdown table of its own.
-    """
+    """Write a table of a report as Markdown, with one Markdown table for each data set."""
     parts = [f"## {_escaped(table.title)}", "", _escaped(table.caption), ""]
     for title, places in table.groups:
         heads = ["method"]
@@ -118,10 +113,7 @@ def to_markdown(table: Table) -> str:
 
 
 def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> str:
-    """Return a Markdown table with these column heads and rows of cells.
-
-    The first `left` columns are aligned left, the others right.
-    """
+    """Return a Markdown table; the first `left` columns are aligned left, the others right."""
     aligned = ["---"] * left + ["---:"] * (len(heads) - left)
     return "".join(f"| {' | '.join(cells)} |\n" for cells in (heads, aligned, *rows))
 

@@ -23,20 +23,15 @@ OFFSET = (10, 6)
 
 
 def frontiers(panels: Mapping[str, Sequence[Point]], path: Path, *, samples: int = 100) -> Path:
-    """Draw the gain of each method over VAE+ against its inference time.
+    """Draw the gain in test log-likelihood over VAE+ against the inference time, one point per method.
 
-    The gain is the difference of the IWAE bounds in nats. VAE+ is the plain VAE that was trained
-    further. A dashed line joins the best points: no other point has both a higher gain and a shorter
-    time. Labels are moved so that they do not overlap.
+    VAE+ is the plain VAE that was trained further. A dashed line joins the methods that no other
+    method beats in both. Labels are moved so that they do not overlap.
 
     Args:
-        panels: {title of the panel: its points}, from `recmix.reports.summary.panels`. There is one
-            panel for each data set and latent dimension.
+        panels: {title of the panel: its points}, from `recmix.reports.summary.panels`.
         path: the file to write. Its suffix selects PNG or SVG.
         samples: K of the IWAE-K bound, for the label of the axis.
-
-    Returns:
-        The path.
     """
     down = max(1, math.ceil(len(panels) / ACROSS))
     across = max(1, math.ceil(len(panels) / down))

@@ -132,9 +132,9 @@ def _latex_code(table: Table) -> str:
 
 
 def _latex(text: str) -> str:
-    """Return LaTeX code that prints this text. Accents are dropped.
+    """Return LaTeX code that prints this text.
 
-    Other letters without an ASCII form are printed as their code point, such as ``[U+4E2D]``.
+    Accents are dropped. Other letters without an ASCII form are printed as ``[U+4E2D]``, for example.
     """
     parts = []
     for c in one_line(text):

@@ -1,8 +1,7 @@
 """Make the notes below the tables of a report, which say what limits a comparison of the numbers.
 
-Each function, except `coloured`, returns a list of notes, which is empty if there is nothing to say. A
-split is one division of the data into training and validation data; results are means over splits.
-The control is VAE+: the plain VAE, trained further with the same schedule as the other methods.
+Each function that returns a list returns an empty one if there is nothing to say. Results are means
+over splits of the data. The control is VAE+: the plain VAE, trained further like the other methods.
 """
 
 from __future__ import annotations
@@ -22,10 +21,7 @@ LISTED = 6
 
 
 def coloured(results: Results, column: TableColumn) -> bool:
-    """Whether a table column has scores on enough data splits for p-values.
-
-    The tables use colours, which show p-values, only in these columns.
-    """
+    """Whether a table column has enough data splits for p-values, which its colours show."""
     return results.splits(column) >= FEWEST_PAIRS
 
 
@@ -41,10 +37,7 @@ def _ordered(results: Results) -> list[tuple[tuple[Row, TableColumn], Cell]]:
 
 
 def few(results: Results) -> list[str]:
-    """Make a note that names the table columns with too few data splits for a significance test.
-
-    The list has this note, or is empty if there is no such column.
-    """
+    """Make a note that names the table columns with too few data splits for a significance test."""
     counts = {column: results.splits(column) for column in results.columns}
     return _note(
         f"Columns with fewer than {FEWEST_PAIRS} splits have no colours and no p-values, because no "
@@ -56,8 +49,7 @@ def few(results: Results) -> list[str]:
 def smallest(results: Results) -> list[str]:
     """Make a note that names the table columns with too few data splits for a p-value p ≤ 0.01.
 
-    The list has this note, or is empty if there is no such column. Without this note a reader could
-    think that the methods in these columns are equally good.
+    Without this note a reader could think that the methods in these columns are equally good.
     """
     found = []
     for column in filter(lambda column: coloured(results, column), results.columns):
@@ -75,11 +67,7 @@ def smallest(results: Results) -> list[str]:
 
 
 def control_missing(results: Results) -> list[str]:
-    """Make notes that name the table columns without a clear control VAE+.
-
-    VAE+ is the plain VAE that was trained further. A column may have no score of VAE+, or several VAE+
-    with different training options. The list is empty if every column has one VAE+.
-    """
+    """Make notes that name the columns without a score of the control VAE+, or with several VAE+."""
     problems = {str(column): results.control_problem(column) for column in results.columns}
     missing = [column for column, problem in problems.items() if problem.startswith("no ")]
     several = [column for column, problem in problems.items() if problem.startswith("several")]
@@ -93,11 +81,7 @@ def control_missing(results: Results) -> list[str]:
 
 
 def other_noise(results: Results) -> list[str]:
-    """Make a note on table rows in which the noise of the likelihood was calibrated.
-
-    The note says that p(x) in these rows differs from p(x) in the other rows. The list is empty if there
-    are no such rows.
-    """
+    """Make a note that rows with a calibrated noise of the likelihood have another p(x)."""
     if not any(row.noise and cell.values for (row, _), cell in results.cells.items()):
         return []
     return [
@@ -108,10 +92,7 @@ def other_noise(results: Results) -> list[str]:
 
 
 def incomplete(results: Results) -> list[str]:
-    """Make notes on table rows with fewer data splits than others, and on missing results.
-
-    Missing results are runs without a test score and runs that are not finished.
-    """
+    """Make notes that name table rows with fewer data splits than others, and runs without a score."""
     fewer, unscored, pending = [], [], 0
     for (row, column), cell in _ordered(results):
         most = results.splits(column)
@@ -133,10 +114,9 @@ def incomplete(results: Results) -> list[str]:
 
 
 def kinds(results: Results) -> list[str]:
-    """Make a note on row names such as ``VAE +2 steps``, which do not name the kind of the steps.
+    """Make a note that steps in names such as ``VAE +2 steps`` are Gauss-Newton steps.
 
-    The note says that these are Gauss-Newton steps of the refinement. It is made only if other rows
-    have steps of another kind.
+    It is made only if other rows have steps of another kind.
     """
     refined = [row.inference for row in results.rows if "step" in row.inference]
     named = [any(kind in words for kind in REFINEMENT) for words in refined]
@@ -146,10 +126,7 @@ def kinds(results: Results) -> list[str]:
 
 
 def repeated(results: Results) -> list[str]:
-    """Make a note that names the table rows with repeated runs.
-
-    Repeated runs have the same options, data split and training seed.
-    """
+    """Make a note that names the table rows with runs of the same options, data split and seed."""
     return _note(
         "Some runs repeat another run of the same split and restart with the same options. The one with "
         "the best validation bound is used",

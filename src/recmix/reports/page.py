@@ -85,7 +85,7 @@ def page(store: StoreContent, results: Results) -> str:
 
 
 def _counts(records: Sequence[Record]) -> dict[str, int]:
-    """Return the counts at the top of the page: all runs, runs by state, splits, table rows."""
+    """Return the counts at the top of the page: runs by state, splits, table rows."""
     states = Counter(record.status for record in records)
     return {
         "runs": len(records),
@@ -141,11 +141,7 @@ def _base64(content: bytes) -> str:
 
 
 def _index(records: Sequence[Record], results: Results) -> dict[str, Any]:
-    """Return the data of the page's plots, for its script.
-
-    They are the rows, columns and cells of the tables, one entry for each run, and the learning
-    curves of the runs that validation data selected.
-    """
+    """Return the data for the script of the page: tables, runs, and learning curves of selected runs."""
     row_of = {row: i for i, row in enumerate(results.rows)}
     column_of = {column: i for i, column in enumerate(results.columns)}
     chosen = {record.folder for cell in results.cells.values() for record in cell.chosen.values()}
@@ -200,7 +196,7 @@ def _hues(rows: Sequence[Row]) -> dict[str, int]:
 
 
 def _details(record: Record) -> dict[str, Any]:
-    """Return the fields that the page shows after a click on a run; empty fields are left out."""
+    """Return the fields that the page shows after a click on a run, without empty ones."""
     found = {
         "reason": record.reason,
         "epochs": record.epochs,
@@ -224,10 +220,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _compressed(content: Any) -> str:
-    """Return the content as JSON, compressed with gzip and written as base64.
-
-    Base64 text needs no escaping in HTML.
-    """
+    """Return the content as JSON, compressed with gzip and written as base64."""
     try:
         text = json.dumps(content, separators=(",", ":"), allow_nan=False)
     except ValueError:  # JSON has no NaN and no infinity

@@ -1,7 +1,4 @@
-"""Compare two methods by their scores on the same splits of the data.
-
-The module has Wilcoxon's signed-rank test with exact p-values, and Holm's correction of p-values.
-"""
+"""Compare two methods by their scores on the same splits of the data."""
 
 from __future__ import annotations
 
@@ -26,11 +23,7 @@ Array = NDArray[np.float64]
 
 
 def _signed_ranks(differences: Array) -> Array:
-    """Return the rank of each absolute difference, with the sign of the difference.
-
-    Equal absolute differences share their mean rank. Zeros are ranked too; then their rank is set
-    to 0.
-    """
+    """Return the rank of each absolute difference, with the sign of the difference (0 for a zero)."""
     from scipy.stats import rankdata
 
     ranks: Array = rankdata(np.abs(differences)) * np.sign(differences)
@@ -40,11 +33,10 @@ def _signed_ranks(differences: Array) -> Array:
 def signed_rank_p(differences: Sequence[float] | Array) -> float:
     """Test whether differences are above zero: one-sided p-value of Wilcoxon's signed-rank test.
 
-    W₊ is the sum of the ranks of the positive differences, ranked by absolute value, and w₊ is its
-    observed value. The p-value is P(W₊ ≥ w₊) if each difference is positive or negative with equal
-    probability. Equal absolute differences (ties) share their mean rank. Zeros are ranked too, but
-    count neither as positive nor as negative (Pratt 1959). The p-value is exact, except for more
-    than `MOST_TIED` differences with ties or zeros: then it is a normal approximation.
+    W₊ is the sum of the ranks of the positive differences, ranked by absolute value. The p-value is the
+    probability of at least the observed W₊ if each sign is positive with probability 1/2. Ties share
+    their mean rank. Zeros are ranked, but are neither positive nor negative (Pratt 1959). The p-value is
+    exact; only for more than `MOST_TIED` differences with ties or zeros is it a normal approximation.
 
     >>> signed_rank_p([1, 2, 3, 4, 5, 6]) == 1 / 64
     True
@@ -75,11 +67,9 @@ def signed_rank_p(differences: Sequence[float] | Array) -> float:
 class Comparison:
     """The comparison of the test scores of two methods on the same splits of the data.
 
-    Each method is one row of a table.
-
     Attributes:
-        pairs: number of splits on which both rows have a score.
-        p: p-value of the one-sided test that the first row has the higher scores, see
+        pairs: number of splits on which both methods have a score.
+        p: p-value of the one-sided test that the first method has the higher scores, see
             `signed_rank_p`; None if there are too few pairs.
         reason: why `p` is None; else empty.
         difference: mean over the splits of first minus second score, in nats; None without pairs.
@@ -98,11 +88,7 @@ class Comparison:
 
 
 def compare(first: Mapping[int, float], second: Mapping[int, float]) -> Comparison:
-    """Compare the test scores of two methods on the splits of the data that both have.
-
-    Args:
-        first: scores of the first method, {number of the split: score in nats}.
-        second: scores of the second method, in the same form.
+    """Compare the scores of two methods, {number of the split: score in nats}, on their common splits.
 
     >>> found = compare({s: 2.0 + s / 9 for s in range(8)}, {s: 1.0 for s in range(8)})
     >>> found.p == 1 / 256, found.effect

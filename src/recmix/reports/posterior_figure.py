@@ -1,8 +1,7 @@
 """Draw how a mixture of two Gaussians learns the true posterior p(z | x).
 
 The figure is Figure 1 of Kim and Pavlovic, Recursive Inference for Variational Autoencoders, 2020.
-z has two dimensions, so that densities can be drawn. A recursive mixture learns its components one
-after the other, a blind mixture learns both at once.
+A recursive mixture learns its components one after the other, a blind mixture learns both at once.
 """
 
 from __future__ import annotations
@@ -73,17 +72,13 @@ class Instance:
 def posterior_stages(instances: Sequence[Instance], path: Path) -> Path:
     """Draw how a recursive mixture (upper row) and a blind mixture (lower row) learn the posterior.
 
-    A recursive mixture learns its two Gaussians one after the other, a blind mixture learns both at
-    once. Contours show the true posterior. Ellipses show one and two standard deviations of the
-    mixture's components: red for the first, cyan for the second. From left to right the mixture is
-    trained for more epochs. The images are side by side.
+    Contours show the true posterior. Ellipses show one and two standard deviations of the mixture's
+    components: red for the first, cyan for the second. From left to right the mixture is trained for
+    more epochs.
 
     Args:
         instances: the images, each with its true posterior and its mixtures.
         path: the file to write. Its suffix selects PNG or SVG.
-
-    Returns:
-        The path.
     """
     counts = [len(one.recursive) for one in instances]
     with plt.rc_context({**STYLE, "axes.grid": False}):
@@ -110,9 +105,6 @@ def posterior_animation(instances: Sequence[Instance], path: Path) -> Path:
     Args:
         instances: the images, each with its true posterior and its mixtures.
         path: the file to write.
-
-    Returns:
-        The path.
     """
     count = max(len(one.recursive) for one in instances)
     frames = []

@@ -1,8 +1,4 @@
-"""Look up the numbers in the tables of the paper, to compare them with our results.
-
-The paper is Minyoung Kim and Vladimir Pavlovic, Recursive Inference for Variational Autoencoders,
-NeurIPS 2020.
-"""
+"""Look up the numbers in the tables of the paper: Kim and Pavlovic, NeurIPS 2020, see `CITATION`."""
 
 from __future__ import annotations
 
@@ -35,8 +31,7 @@ class Published:
         row: the method, and the value of the option that the table varies, such as RME(5).
         mean: the number, in nats or milliseconds.
         std: its standard deviation; None if the paper does not print one.
-        significance: meaning of its colour in the paper, such as ``best`` or ``p<=0.01``; None if it
-            has no colour.
+        significance: meaning of its colour in the paper, such as ``best`` or ``p<=0.01``.
         network: network of the decoder, ``conv`` or ``dense``.
     """
 
@@ -61,7 +56,7 @@ def _all() -> dict[tuple[str, str, int, str, Setting, str], Published]:
 def _unfold(table: str, line: list[Any]) -> Iterator[Published]:
     """Yield the numbers of one line of ``published.json``.
 
-    Lines of the tables that compare decoders have two numbers, for the dense and the conv decoder.
+    A line of a table that compares decoders has a number for the dense and one for the conv decoder.
     """
     data, latent, label, setting = line[:4]
     common = {"table": table, "data": data, "latent": latent, "row": Row(label, setting)}
@@ -102,13 +97,9 @@ def published(
 
 
 def likelihood_of(row: Row, column: TableColumn) -> Published | None:
-    """Return the log-likelihood that Kim and Pavlovic (2020) report for a cell of our tables.
+    """Return the log-likelihood that Kim and Pavlovic (2020) report for one cell of our tables.
 
     The result is None if the paper has no number for the same data, model, method and inference.
-
-    Args:
-        row: the method, its setting and its inference.
-        column: the data set and the options of the model.
     """
     networks = (column.network, column.decoder_network)
     table = None
@@ -126,8 +117,7 @@ def likelihood_of(row: Row, column: TableColumn) -> Published | None:
 def best_printed(column: TableColumn) -> Published | None:
     """Return the highest log-likelihood that Kim and Pavlovic (2020) report for one table column.
 
-    A column is a data set with the options of a model. The result is None if the paper has no number
-    for it.
+    A column is a data set with the options of a model.
 
     >>> str(best_printed(TableColumn(data="mnist", latent=20)).row)
     'RME(4)'
@@ -137,13 +127,9 @@ def best_printed(column: TableColumn) -> Published | None:
 
 
 def time_of(row: Row, column: TableColumn) -> Published | None:
-    """Return the inference time, in milliseconds, that Kim and Pavlovic (2020) report for a table cell.
+    """Return the inference time in milliseconds that Kim and Pavlovic (2020) report for a table cell.
 
     The result is None if the paper has no number for the same data, model, method and inference.
-
-    Args:
-        row: the method, its setting and its inference.
-        column: the data set and the options of the model.
     """
     if row.use or column.more or column.network != "conv" or column.likelihood != "gaussian":
         return None

@@ -1,8 +1,8 @@
-"""Read all run folders of a store into objects of the class `Record`, one for each run.
+"""Read all run folders of a store, one `Record` for each run.
 
-A store is a folder of run folders (see `recmix.runs.folder`). If a grid made the runs, each folder
-also has a ``job.json``, which says to which row of the tables the run belongs. A folder or file
-that cannot be read gives a message; the other folders are read all the same.
+A store is a folder of run folders (see `recmix.runs.folder`). The folder of a run that a grid made
+also has a ``job.json``, which names the table row of the run. A folder that cannot be read gives a
+message.
 """
 
 from __future__ import annotations
@@ -57,9 +57,6 @@ def read_store(folder: str | Path) -> StoreContent:
     """Read all runs in a folder, and list the images in its subfolder ``figures``.
 
     A run folder that cannot be read gives a message in the result, not an error.
-
-    Args:
-        folder: the store: a folder that holds one folder for each run.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -95,10 +92,10 @@ def read_store(folder: str | Path) -> StoreContent:
 
 
 def _with_known_columns(records: Sequence[Record]) -> list[Record]:
-    """Return the records, with complete table columns for runs that have not begun.
+    """Complete the table columns of runs that have not begun.
 
-    A grid leaves some options open until the data are loaded, such as the likelihood. So a run that
-    has not begun takes the table column of a begun run from the same column of the grid.
+    A grid leaves some options open until the data are loaded, such as the likelihood. These come from
+    a begun run in the same column of the grid.
     """
 
     def named(job: Mapping[str, Any] | None) -> str:
@@ -180,9 +177,8 @@ def _spec(content: Any) -> Spec:
 def _place(spec: Spec | None, job: Mapping[str, Any], scores: Mapping[str, Any]) -> dict[str, Any]:
     """Return where a run belongs in the tables: row, column, split, restart and default inference.
 
-    Values of ``job.json`` replace those of ``spec.json``, with two exceptions. The options of the
-    model come from the spec, because the job leaves some of them open until the data are loaded.
-    And a job cannot give the label VAE+ of the control to another run.
+    Values of ``job.json`` replace those of ``spec.json``, with two exceptions: the job does not know all
+    options of the model, and it cannot give the label VAE+ of the control to another run.
     """
     binary = job.get("data") in ("binary-mnist", "static-mnist")
     found: dict[str, Any] = {"network": "conv", "decoder_network": "conv"}
@@ -230,10 +226,7 @@ def _place(spec: Spec | None, job: Mapping[str, Any], scores: Mapping[str, Any])
 
 
 def _scored_data(scores: Mapping[str, Any]) -> str:
-    """Return the name of the data on which a model that was trained elsewhere was scored.
-
-    Its spec has no data. All its scores are of the same data, see `recmix evaluate`.
-    """
+    """Return the name of the data on which a model that was trained elsewhere was scored."""
     for score in scores.values():
         data = score.get("data") if isinstance(score, dict) else None
         name = data.get("name") if isinstance(data, dict) else None
@@ -243,7 +236,7 @@ def _scored_data(scores: Mapping[str, Any]) -> str:
 
 
 def _job_model(job: Mapping[str, Any]) -> ModelOptions:
-    """Return the model options in the content of a ``job.json``, with defaults for the others."""
+    """Return the model options in the content of a ``job.json``."""
     try:
         return ModelOptions(**{k: job[k] for k in options_of(ModelOptions) if job.get(k) is not None})
     except ConfigError as error:

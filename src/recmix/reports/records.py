@@ -1,8 +1,8 @@
 """Classes that hold a run as plain values, with its row and its column in the tables of results.
 
-A row of the tables is a method with its options and its inference settings, which say how the
-posterior is refined and calibrated. A column is a data set with the
-options of the model. A run is one training: one row, one column, one split of the data, one seed.
+A run is one training of one model. A row of the tables is a method with its options, and with the
+settings by which its posterior is refined and calibrated. A column is a data set with the options of
+the model.
 """
 
 from __future__ import annotations
@@ -77,13 +77,7 @@ class Row:
 
     @classmethod
     def of(cls, label: str, setting: Setting, inference: Inference) -> Row:
-        """Return the table row of a run that is used with its default inference settings.
-
-        Args:
-            label: name of the method in the tables.
-            setting: value of the option that the tables vary for this method, if there is one.
-            inference: how the posterior of the run is refined and calibrated by default.
-        """
+        """Return the table row of a run whose default settings of inference are `inference`."""
         noise, words = inference.noise != 1, inference_words(inference, inference)
         calibrated = inference.calibrated or noise
         return cls(label, setting, inference=words, calibrated=calibrated, noise=noise)
@@ -94,10 +88,7 @@ class Row:
 
     @property
     def use(self) -> str:
-        """The end of the row's name, after method and setting, such as ``+2 steps, calibrated``.
-
-        It has the options, and how the posterior is refined and calibrated.
-        """
+        """The options, refinement and calibration of the row, such as ``+2 steps, calibrated``."""
         options = f"[{self.options}] " if self.options else ""
         how = ("calibrated" + " with noise" * self.noise) * self.calibrated
         words = ", ".join(filter(None, [self.inference, how]))
@@ -105,10 +96,7 @@ class Row:
 
     @property
     def order(self) -> tuple[Any, ...]:
-        """Key by which table rows are sorted: method, setting, options, refinement, calibration.
-
-        The methods of Kim and Pavlovic (2020) have the order of their tables.
-        """
+        """Sort key: method as in the tables of Kim and Pavlovic (2020), setting, options, inference."""
         place = _place(self.label, PAPER_ORDER)
         if isinstance(self.setting, int | float):
             setting: tuple[int, float, str] = (1, self.setting, "")
@@ -123,22 +111,20 @@ CONTROL = Row("VAE+")
 
 
 def _place(name: str, names: Sequence[str]) -> int:
-    """Return the index of a name in `names`, or their number if the name is not among them."""
+    """Return the index of a name, or the number of names if it is not among them."""
     return names.index(name) if name in names else len(names)
 
 
 def _by_number(text: str) -> list[str | int]:
-    """Return a sort key that puts ``2 steps`` before ``10 steps``: texts and numbers in turn."""
+    """Return a sort key that puts ``2 steps`` before ``10 steps``."""
     return [int(part) if part.isdigit() else part for part in re.split(r"([0-9]+)", text)]
 
 
 def inference_words(used: Inference, default: Inference) -> str:
     """Describe in words how the posterior of a run is refined.
 
-    Steps, kind and restarts of the refinement are always named, except for the usual values: no
-    refinement, Gauss-Newton steps, one restart. Other options are named only if they differ from the
-    run's default settings. So different settings of one run give different words, with one exception:
-    settings without calibration and settings with the default calibration give the same words.
+    The usual values are not named: no refinement, Gauss-Newton steps, one restart. Options other than
+    steps, kind and restarts are named only if they differ from the default settings of the run.
 
     Args:
         used: the settings with which the run is used.
@@ -184,8 +170,7 @@ class TableColumn:
         network: network of the encoder.
         decoder_network: network of the decoder.
         likelihood: name of the likelihood.
-        more: other options of data and model that differ from their defaults, as text from
-            `more_options`.
+        more: other options of data and model that differ from their defaults, see `more_options`.
     """
 
     data: str
@@ -197,7 +182,7 @@ class TableColumn:
 
     @property
     def title(self) -> str:
-        """The title of the column: the name of the data set, and the unusual options of the model.
+        """The name of the data set, and the unusual options of the model.
 
         >>> TableColumn(data="mnist", latent=20, decoder_network="dense").title
         'MNIST, dense decoder'
@@ -217,10 +202,7 @@ class TableColumn:
 
     @property
     def order(self) -> tuple[Any, ...]:
-        """Key by which table columns are sorted: data set, title, latent dimension.
-
-        The data sets of Kim and Pavlovic (2020) have the order of their tables.
-        """
+        """Sort key: data set in the order of Kim and Pavlovic (2020), title, latent dimension."""
         return (_place(self.data, list(SET_TITLES)), self.title, self.latent)
 
     def __str__(self) -> str:
@@ -235,8 +217,7 @@ def more_options(model: ModelOptions, data: Mapping[str, Any], *, texts: bool = 
     Args:
         model: the options of the model.
         data: the options with which the data were read, see `DATA_OPTIONS`.
-        texts: whether the data are texts. Then options that their vocabulary determines are left
-            out.
+        texts: whether the data are texts. Their vocabulary determines some options, which are left out.
 
     >>> more_options(ModelOptions(latent=5, prior="mixture", widths=(64, 32)), {"size": 16})
     'size=16, prior=mixture, widths=64,32'
@@ -286,17 +267,15 @@ class Record:
 
     @property
     def order(self) -> tuple[Any, ...]:
-        """Sort key of runs: by column and row as in the tables, then split, restart and folder."""
+        """Sort key: column and row as in the tables, then split, restart and folder."""
         return (self.column.order, self.row.order, self.split, self.restart, self.folder)
 
     def score(self, key: str, name: str) -> float | None:
-        """Return one number of a score of the run, or None if it is missing or not finite.
-
-        A score is the result of one evaluation, {name of the number: value}.
+        """Return a number of one score of the run, or None if it is missing or not finite.
 
         Args:
             key: name of the score, see `recmix.runs.scores.ScoreKey`.
-            name: name of the number in the score, such as ``iwae`` or ``milliseconds``.
+            name: name of the number, such as ``iwae`` or ``milliseconds``.
         """
         return number(self.scores.get(key, {}).get(name))
 
@@ -310,20 +289,14 @@ class Record:
         }
 
     def rows(self) -> set[Row]:
-        """Return the table rows in which the run has a test score, for every K of IWAE-K.
-
-        A run has one row for each way of refining and calibrating its posterior.
-        """
+        """Return all table rows in which the run has a test score."""
         return {row for samples in self.tested for row in self.keys(samples)}
 
     def keys(self, samples: int) -> dict[Row, str]:
-        """Return the names of the run's IWAE-K test scores, {table row: name of the score}.
+        """Return the names of the IWAE-K test scores of the run for K = `samples`, {table row: name}.
 
-        A run has one row for each way of refining and calibrating its posterior. The first is the row
-        of its default settings, even if these were not scored.
-
-        Args:
-            samples: K of IWAE-K.
+        A run has one row for each way of refining and calibrating its posterior. The first is the row of
+        its default settings, even if these were not scored.
         """
         found = {self.row: str(ScoreKey("test", samples, self.inference))}
         for name in self.scores:
@@ -350,9 +323,8 @@ class StoreContent:
     Attributes:
         folder: the store.
         records: the runs that could be read.
-        problems: one message for each folder or file that could not be read. It begins with the
-            folder's name.
-        figures: paths of the images in the store's folder ``figures``.
+        problems: one message for each folder or file that could not be read.
+        figures: paths of the images in the folder ``figures`` of the store.
     """
 
     folder: Path

@@ -1,7 +1,4 @@
-"""Draw the IWAE bound of a model against the time to compute its posterior q(z | x).
-
-Each point is one way to refine the posterior: a kind of refinement and a number of steps.
-"""
+"""Draw the IWAE bound of a model against the time to compute its posterior q(z | x)."""
 
 from __future__ import annotations
 
@@ -51,19 +48,15 @@ def refinement_times(
 ) -> Path:
     """Draw the IWAE bound against the time to compute the posterior of an example.
 
-    Each point is one refinement of the posterior: its marker shows the kind, its label the number of
-    steps. A dashed line joins the refinements that no faster refinement exceeds in the bound. A
-    vertical line shows the time limit.
+    The marker of a point shows the kind of refinement, its label the number of steps. A dashed line
+    joins the refinements that no faster refinement exceeds in the bound.
 
     Args:
         points: the refinements that have a bound.
         path: the file to write. Its suffix selects PNG or SVG.
-        limit: the time limit in milliseconds per example.
+        limit: the time limit in milliseconds per example, shown as a vertical line.
         samples: K of the IWAE-K bound, for the label of the axis.
         title: title of the figure.
-
-    Returns:
-        The path.
     """
     kinds = list(dict.fromkeys(point.how for point in sorted(points, key=lambda p: p.how != "none")))
     styles = list(zip(COLOURS, MARKERS, strict=False))
@@ -97,7 +90,6 @@ def refinement_times(
 
 
 def _name(how: str) -> str:
-    """The name of a kind of refinement in the legend."""
     return "no refinement" if how == "none" else how
 
 

@@ -1,8 +1,7 @@
-"""Write all runs of a store into one small JSON file, and read it again.
+"""Write the options and scores of all runs of a store into one small JSON file, and read it again.
 
-A store is a folder of run folders, which hold weights and logs. The JSON file has only the options
-and scores of each run, one run per line, and gives the same tables. Options of training and
-inference that have their default value are left out.
+A store is a folder of run folders, which hold weights and logs. The JSON file has one run per line
+and gives the same tables. Options that have their default value are left out.
 """
 
 from __future__ import annotations
@@ -36,11 +35,7 @@ INFERENCE = Inference(checks=0).to_json()
 def write_runs(records: Iterable[Record], path: Path) -> None:
     """Write the options and scores of runs into a JSON file, one run per line.
 
-    The runs are sorted by column and row of the result tables, then by split, restart and folder.
-
-    Args:
-        records: the runs.
-        path: the file to write.
+    The order of the lines is that of the result tables: by column, then by row.
     """
     ordered = sorted(records, key=lambda record: record.order)
     head = {"format": FORMAT, "recmix": __version__}
@@ -48,14 +43,10 @@ def write_runs(records: Iterable[Record], path: Path) -> None:
 
 
 def one_per_line(head: Mapping[str, Any], name: str, items: Iterable[Mapping[str, Any]]) -> str:
-    """Return a JSON object as text, with a list whose items are on one line each.
+    """Return the text of a JSON object that has the keys of `head` and the list `items` under `name`.
 
-    Files in this form are short, and a diff shows which items changed. NaN and infinity become null.
-
-    Args:
-        head: the first keys and values of the object.
-        name: the key of the list, which comes last.
-        items: the items of the list.
+    Each item is on a line of its own, so that a diff shows which items changed. NaN and infinity
+    become null.
 
     >>> print(one_per_line({"format": 1}, "runs", [{"a": math.nan}]), end="")
     {"format": 1,
@@ -128,9 +119,7 @@ def _changed(options: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
 def finite(content: Any, replacement: Callable[[float], Any] = lambda value: None) -> Any:
     """Replace NaN and infinity, which JSON does not have, in nested mappings and lists.
 
-    Args:
-        content: a value, or mappings and lists of values.
-        replacement: gets the number and returns the new value. By default it returns None.
+    The function `replacement` gets the number and returns the new value, by default None.
     """
     if isinstance(content, float):
         return content if math.isfinite(content) else replacement(content)

@@ -1,9 +1,8 @@
-"""Compute the means, standard deviations and p-values in the tables of results, from scores of runs.
+"""Compute the means, standard deviations and p-values in the tables of results.
 
 A cell of a table belongs to a row (a method, and how its posterior is refined) and a column (a data
 set and a model). For each cell and each split of the data, the run with the best *validation* bound
-is selected. Test scores never select a run. Means and standard deviations are over the splits. Two
-rows are compared by their differences on each split.
+is selected. Test scores never select a run. Means are over the splits.
 """
 
 from __future__ import annotations
@@ -30,10 +29,7 @@ PAPER_SAMPLES = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One table cell: the results of one method (row) on one data set and model (column).
-
-    It has the run that was selected for each split of the data, their test scores, and the means.
-    """
+    """The results of one method (table row) on one data set and model (table column)."""
 
     row: Row
     column: TableColumn
@@ -59,8 +55,8 @@ class Results:
     """The numbers in the tables of a report, for all runs of a folder.
 
     Attributes:
-        rows: methods with their inference settings, in the order of the tables. VAE+, the plain VAE
-            that was trained further, is always one of them.
+        rows: methods with their inference settings, in the order of the tables. The control VAE+, a
+            plain VAE that was trained further, is always one of them.
         columns: data sets with the options of a model, in the order of the tables.
         cells: {(row, column): cell}. Combinations without runs are missing.
         samples: K of the IWAE-K bound that is compared.
@@ -78,7 +74,7 @@ class Results:
         return next((cell for cell in self.column(column) if cell.best), None)
 
     def column(self, column: TableColumn) -> list[Cell]:
-        """Return the cells of a table column, in the order of the rows. Empty cells are left out."""
+        """Return the cells of a table column that have runs, in the order of the rows."""
         found = (self.cells.get((row, column)) for row in self.rows)
         return [cell for cell in found if cell is not None]
 
@@ -87,10 +83,10 @@ class Results:
         return max((len(cell.values) for cell in self.column(column)), default=0)
 
     def control_problem(self, column: TableColumn) -> str:
-        """Return why a table column has no control VAE+, in words; empty if it has one.
+        """Say why a table column has no control VAE+; the text is empty if it has one.
 
-        VAE+ is the plain VAE that was trained further. If a column has VAE+ runs with different
-        training options, none of them is the control.
+        The control is the plain VAE that was trained further. VAE+ runs with different training options
+        are no control.
         """
         rows = [cell.row for cell in self.column(column) if cell.row.label == CONTROL.label]
         if len({row.options for row in rows if row.options}) > 1:
@@ -100,11 +96,10 @@ class Results:
 
 
 def select(records: Iterable[Record]) -> dict[int, Record]:
-    """Select the run with the best validation bound for each split of the data.
+    """Select the finished run with the best validation bound for each split, {split: run}.
 
-    The result is {number of the split: run}. Test scores are not used. Only runs that are done are
-    selected. A run without a validation bound is selected only if no other has one. Among equal bounds,
-    the run with the lower restart number is selected, then the run whose folder name comes first.
+    A run without a validation bound is selected only if no other has one. Among equal bounds, the lower
+    restart number decides, then the name of the folder.
     """
 
     def preference(record: Record) -> tuple[float, int, str]:
@@ -124,13 +119,8 @@ def choose_samples(records: Iterable[Record], given: int | None = None) -> tuple
     By default K is 100, as in Kim and Pavlovic (2020). If no run is scored with K = 100, it is the K
     with which the most runs are scored.
 
-    Args:
-        records: the runs.
-        given: K, if the user gave it.
-
     Returns:
-        K, and a message for the user about runs without a score with this K. The message is empty if
-        every scored run has this score.
+        K, and a message about runs without a score with this K (empty if there are none).
     """
     if given is not None and given < 1:
         raise ConfigError(f"samples must be positive, got {given}")
@@ -207,7 +197,7 @@ def _cell(row: Row, column: TableColumn, records: Sequence[Record], names: Mappi
 
 
 def _moments(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """Return mean and standard deviation (divisor n - 1); None replaces what has too few values."""
+    """Return mean and standard deviation (divisor n - 1); None for what has too few values."""
     if not values:
         return None, None
     array = np.asarray(values)
@@ -217,9 +207,8 @@ def _moments(values: Sequence[float]) -> tuple[float | None, float | None]:
 def _tested(cells: Sequence[Cell], correct: bool) -> list[Cell]:
     """Return the cells of one column, with the best cell marked and the comparisons added.
 
-    The best cell has the highest mean among the cells with the most splits. So one good split does
-    not make a cell the best if others have more splits. Cells whose likelihood has a changed noise
-    are another model of the data. They cannot be the best and are not compared with it.
+    The best cell has the highest mean among the cells with the most splits. Cells whose likelihood has
+    a changed noise are another model of the data: they cannot be the best.
     """
     same_model = [cell for cell in cells if not cell.row.noise]
     most = max((len(cell.values) for cell in same_model), default=0)

@@ -1,7 +1,6 @@
-"""Read files of a store safely. A store is a folder of run folders.
+"""Read the files of run folders, which may be damaged or harmful.
 
-The files may be damaged or harmful. Symbolic links are not followed. `read_json` raises a `RunError` for
-a JSON file that is too large. Only the beginning and the end of a large log are read.
+Symbolic links are not followed, and only the beginning and the end of a large log are read.
 """
 
 from __future__ import annotations
@@ -29,7 +28,9 @@ STARTS = 5
 def _opened(folder: str, name: str) -> Iterator[tuple[BinaryIO, int]]:
     """Open a regular file without following links, and yield it with its size in bytes.
 
-    A missing file raises FileNotFoundError; every other error of the system becomes a `RunError`.
+    Raises:
+        FileNotFoundError: if the file is missing.
+        RunError: for every other error of the system.
     """
 
     def without_links(path: str, flags: int) -> int:
@@ -59,10 +60,9 @@ def read_json(folder: str, name: str) -> Any:
 
 
 def read_optional(folder: str, name: str, kind: type, messages: list[str]) -> Any:
-    """Return the content of a JSON file that a run need not have.
+    """Return the content of a JSON file that a run need not have, or None.
 
-    The result is None if the file does not exist. If the file is damaged, or its content is not of the
-    type `kind`, a message is added to `messages` and None is returned.
+    A damaged file, or a content that is not of the type `kind`, adds a message to `messages`.
     """
     try:
         content = read_json(folder, name)
@@ -76,14 +76,10 @@ def read_optional(folder: str, name: str, kind: type, messages: list[str]) -> An
 
 
 def read_log(folder: str, name: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the start events of a training log, and the first and last lines of the file.
+    """Return the start events of a log, and the first and last lines of the file.
 
     Training writes a start event each time it begins or continues. The event names the machine and the
     versions of software. Both lists are empty if the file does not exist.
-
-    Args:
-        folder: the run folder.
-        name: name of the log file in this folder.
     """
     try:
         with _opened(folder, name) as (file, size):
@@ -99,10 +95,9 @@ def read_log(folder: str, name: str) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def _ends(head: bytes, tail: bytes, size: int) -> list[str]:
-    """Return the lines of a log; of a long log only the first and last, with a line in between.
+    """Return the lines of a log, or its first and last lines and the number of those between.
 
-    That line says how many lines are left out. `head` and `tail` are the bytes that were read,
-    `size` is the size of the file.
+    `head` and `tail` are the bytes that were read; `size` is the size of the file.
     """
     lines = head.decode("utf-8", "replace").splitlines()
     if not tail and len(lines) <= LOG_HEAD + LOG_TAIL:

@@ -9,11 +9,9 @@ row says what its inference computes for each example:
 ``refined``       optimisation steps for each example
 ================  =============================================================================
 
-In each split of the data the run with the best validation bound is selected, as in the tables.
-Means are over the splits. A gain is the mean over splits of the difference from VAE+ on the same data
-set with the same dimension. VAE+ is the control: a plain VAE that was trained further. Some rows
-multiply the noise of the likelihood (its variance, or the temperature of its logits) by a factor that
-was chosen on validation data. This changes p(x). The field ``noise`` of these rows is the mean factor.
+Means are over the splits of the data. In each split the run with the best validation bound is
+selected. A gain is the difference from VAE+, a plain VAE that was trained further. Rows with the
+field ``noise`` multiply the noise of the likelihood by this factor, which changes p(x).
 """
 
 from __future__ import annotations
@@ -29,9 +27,10 @@ from recmix.reports.paired import signed_rank_p
 from recmix.reports.records import Record, number, parsed
 from recmix.reports.runs import one_per_line
 from recmix.reports.statistics import CONTROL, TIMED_BATCH, Cell, Results, control_of, summarise
+from recmix.reports.tables import EMPTY, decimals, signed, with_spread
 from recmix.runs.spec import FORMAT
 
-__all__ = ["Point", "other_device", "panels", "summary", "to_json", "why_no_panel"]
+__all__ = ["Point", "gains", "panels", "summary", "to_json", "why_no_panel"]
 
 SIGNIFICANT = 0.05
 REFINEMENT = ("how", "refine", "reuse", "restarts")
@@ -42,11 +41,9 @@ Score = tuple[Record, str]
 def summary(records: Iterable[Record], *, samples: int = 100) -> list[dict[str, Any]]:
     """Return the results of runs, one mapping for each data set, latent dimension, method and inference.
 
-    Inference means how the posterior is refined and calibrated. Each mapping has the test bound (mean
-    over splits, standard deviation, and value on each split), the validation bounds, the gain over VAE+
-    (the plain VAE that was trained further) with its p-value, and the inference time. The mappings are
-    sorted as in the tables: by data set, latent dimension and method. Results without a test bound are
-    left out.
+    Inference means how the posterior is refined and calibrated. Each mapping has the test bound, the
+    validation bounds, the gain over VAE+ (the plain VAE that was trained further) with its p-value, and
+    the inference time. Results without a test bound are left out.
 
     Args:
         records: the runs of a store.
@@ -58,12 +55,7 @@ def summary(records: Iterable[Record], *, samples: int = 100) -> list[dict[str, 
 
 
 def to_json(rows: Sequence[dict[str, Any]], *, samples: int = 100) -> str:
-    """Return the text of a JSON file with the results of runs, one result per line.
-
-    Args:
-        rows: the rows that `summary` returns.
-        samples: K of the IWAE-K test bounds in these rows.
-    """
+    """Return the text of a JSON file with the rows that `summary` returns, one row per line."""
     head = {"format": FORMAT, "samples": samples, "unit": "nats per test image"}
     return one_per_line(head, "rows", rows)
 
@@ -75,8 +67,7 @@ class Point(NamedTuple):
         name: name of the method with its settings, such as ``RME(2) +2 steps``.
         label: name of the method alone, which selects colour and marker.
         milliseconds: inference time for a batch of 128 examples.
-        nats: gain of the test bound over VAE+, the plain VAE that was trained further, as a mean over
-            splits of the data.
+        nats: gain of the test bound over VAE+, the plain VAE that was trained further.
         std: standard deviation of the gain over splits, if there are several.
     """
 
@@ -87,30 +78,24 @@ class Point(NamedTuple):
     std: float | None = None
 
 
-def panels(rows: Iterable[dict[str, Any]]) -> dict[str, list[Point]]:
+def panels(rows: Sequence[dict[str, Any]]) -> dict[str, list[Point]]:
     """Return the points of the figure of gain over VAE+ against inference time, {panel title: points}.
 
-    VAE+ is the plain VAE that was trained further. There is one panel for each data set and latent
-    dimension. If some rows of a panel were timed while
-    no other run used the machine, only these are shown. If there are none, the title of the panel says
-    that the machine was shared.
+    There is one panel for each data set and latent dimension. If some rows of a panel were timed while
+    no other run used the machine, only these are shown.
 
     Two kinds of rows are left out: rows that were timed on another device than VAE+, and rows with
     calibration or a changed noise. Calibration does not change the time, and these rows have another
     control.
-
-    Args:
-        rows: the rows that `summary` returns.
     """
-    found = list(rows)
     shown = [
         row
-        for row in found
+        for row in rows
         if row["milliseconds"] is not None
         and row["difference"] is not None
         and not row["calibrated"]
         and "noise" not in row
-        and not other_device(row, found)
+        and not _other_device(row, rows)
     ]
     alone = {row["column"] for row in shown if row["timed_alone"]}
     points: dict[str, list[Point]] = {}
@@ -123,11 +108,7 @@ def panels(rows: Iterable[dict[str, Any]]) -> dict[str, list[Point]]:
 
 
 def why_no_panel(rows: Sequence[dict[str, Any]]) -> str:
-    """Return why the figure of gain against inference time would have no point, in words.
-
-    Args:
-        rows: the rows that `summary` returns.
-    """
+    """Return why the figure of gain against inference time would have no point, in words."""
     if all(row["difference"] is None for row in rows):
         return "it shows gains over VAE+, and no run of VAE+ is scored on the same data and splits"
     if all(row["milliseconds"] is None for row in rows):
@@ -135,18 +116,46 @@ def why_no_panel(rows: Sequence[dict[str, Any]]) -> str:
     return "no row has both a gain over VAE+ and a time on the device of VAE+"
 
 
-def other_device(row: dict[str, Any], rows: Iterable[dict[str, Any]]) -> bool:
-    """Whether the inference of a method was timed on another device than VAE+ on the same data.
-
-    VAE+ is the plain VAE that was trained further.
-
-    Args:
-        row: the row of the method, from `summary`.
-        rows: all rows of `summary`, among them VAE+.
-    """
+def _other_device(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> bool:
+    """Whether the inference of a method was timed on another device than VAE+ on the same data."""
     controls = (r for r in rows if (r["column"], r["row"]) == (row["column"], str(CONTROL)))
     control = next(controls, None)
     return control is not None and control["devices"] != row["devices"]
+
+
+def gains(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Return the column heads and the cells of a table with all rows of `summary`, as texts.
+
+    The columns are the data set, the model, its kind of inference, the IWAE bound, its gain over VAE+
+    (the plain VAE that was trained further) with the p-value, and the inference time.
+    """
+    samples = rows[0]["samples"] if rows else 100
+    heads = ["data, dimension", "model", "inference", f"IWAE-{samples}", "over VAE+", "exact p", "ms"]
+    lines = []
+    for row in rows:
+        difference = row["difference"]
+        over = EMPTY if difference is None else signed(difference, decimals(row["mean"]))
+        p = EMPTY if row["p_vae_plus"] is None else f"{row['p_vae_plus']:.2g}"
+        lines.append(
+            [
+                row["column"],
+                row["row"],
+                str(row["kind"]),
+                with_spread(row["mean"], row["std"]),
+                "control" if row["row"] == str(CONTROL) else over,
+                p if row["significant"] is not None or p == EMPTY else f"{p} (few)",
+                _time(row) + (f" on {' and '.join(row['devices'])}" if _other_device(row, rows) else ""),
+            ]
+        )
+    return heads, lines
+
+
+def _time(row: dict[str, Any]) -> str:
+    """Return the time of a row in milliseconds, in brackets if other runs shared the machine."""
+    if row["milliseconds"] is None:
+        return EMPTY
+    text = f"{row['milliseconds']:.2f}"
+    return text if row["timed_alone"] else f"({text})"
 
 
 def _line(cell: Cell, results: Results) -> dict[str, Any]:
@@ -198,12 +207,10 @@ def _inference(name: str) -> Inference:
 
 
 def _validation(cell: Cell, samples: int) -> dict[str, Any]:
-    """Return the IWAE-K bounds of a row's runs on validation data.
+    """Return the fields on the validation bounds of a row, without calibration.
 
-    They are computed with the refinement of the row, but without calibration. ``validations`` has
-    the bounds by K and split. ``validation`` is their mean over splits, for the K of the test bound
-    if every run has it, otherwise for the smallest K that every run has. ``validation_samples`` is
-    this K. Both are None if there is no such K.
+    ``validations`` has the bounds by K and split. ``validation`` is their mean for the K of the test
+    bound, or for the smallest K that every run has.
     """
     found: dict[int, dict[str, float]] = {}
     for split in cell.values:
@@ -224,12 +231,7 @@ def _validation(cell: Cell, samples: int) -> dict[str, Any]:
 
 
 def _over_control(cell: Cell, results: Results) -> dict[str, Any]:
-    """Return the fields about a row's gain over VAE+: mean, standard deviation, p-value and others.
-
-    The gain is the difference from VAE+ on the splits that both have. The p-value is given for any
-    number of splits. If there are too few for the tables, ``significant`` is None and ``reason``
-    says why.
-    """
+    """Return the fields about a row's gain over VAE+: mean, standard deviation, p-value and others."""
     control = results.cells.get((control_of(cell.row), cell.column))
     theirs = control.values if control is not None else {}
     shared = sorted(cell.values.keys() & theirs.keys())
@@ -272,8 +274,7 @@ def _times(scored: Sequence[Score]) -> dict[str, Any]:
 def _gap(scored: Sequence[Score]) -> dict[str, Any] | None:
     """Return the mean gap between log p(x) and the ELBO, with its standard error.
 
-    The mean is over the runs whose gap was measured with the inference of the row. It is None if
-    there is no such run.
+    Runs whose gap was measured with another inference do not count.
     """
     totals, references, errors = [], [], []
     for run, key in scored:

@@ -1,7 +1,5 @@
 """Make the tables of a report from our results, in the layout of Kim and Pavlovic (2020).
 
-`recmix.reports.forms` and `recmix.reports.latex` write these tables as text.
-
 Rows are methods in the paper's order. Columns are data sets, each with its latent dimensions. In
 each column the best row is red and bold. The colour of another row shows the p-value of its
 difference from the best row. The paper's number follows ours, with the difference between the two.
@@ -72,7 +70,7 @@ class TableEntry:
     Attributes:
         text: the number that the cell shows: a mean score, a gain or a time.
         spread: its standard deviation or interval.
-        value: number by which the cell is sorted.
+        value: the number as a float, for sorting.
         level: the colour of the cell and its meaning; None for no colour.
         bold: whether the number is bold.
         p: the p-value as text, or the word ``best``.
@@ -112,8 +110,7 @@ class Line(NamedTuple):
     Attributes:
         row: the method, its setting and its inference.
         entries: the cells, one for each column of the table.
-        first: whether the row above has another method, or there is no row above. Of the rows SA(1)
-            to SA(8), only SA(1) is the first.
+        first: whether the row is the first one of its method.
     """
 
     row: Row
@@ -159,10 +156,7 @@ class Table:
 
 
 def all_tables(results: Results) -> list[Table]:
-    """Return the three tables of a report: log-likelihood, gain over VAE+, and inference time.
-
-    VAE+ is the plain VAE that was trained further.
-    """
+    """Return the three tables of a report: log-likelihood, gain over VAE+, and inference time."""
     return [likelihood_table(results), gain_table(results), time_table(results)]
 
 
@@ -210,7 +204,7 @@ def likelihood_table(results: Results) -> Table:
 
 
 def gain_table(results: Results) -> Table:
-    """Return the table of gains over VAE+: differences of the test log-likelihoods, in nats.
+    """Return the table of differences from VAE+ in test log-likelihood, in nats.
 
     VAE+ is the plain VAE, trained further with the same schedule as the other methods.
     """
@@ -249,10 +243,7 @@ def gain_table(results: Results) -> Table:
 
 
 def time_table(results: Results) -> Table:
-    """Return the table of inference times: our times beside those of Kim and Pavlovic (2020).
-
-    A time is the milliseconds in which the posterior of a batch of 128 examples is computed.
-    """
+    """Return the table of times to compute the posterior of a batch of 128 examples, in milliseconds."""
 
     def entry(cell: Cell, digits: int) -> TableEntry:
         if cell.milliseconds is None:
@@ -283,10 +274,9 @@ def _lines(
     make: Callable[[Cell, int], TableEntry],
     printed_for: Callable[[Row, TableColumn], Published | None],
 ) -> list[Line]:
-    """Return the rows of a table as text.
+    """Return the rows of a table: `make` writes a cell as text with a number of decimals.
 
-    `make` turns the numbers of a cell into text with a number of decimals. `printed_for` returns
-    the paper's number for a row and column.
+    `printed_for` looks up the paper's number for a row and column.
     """
     columns = {}
     for column in results.columns:
@@ -327,10 +317,7 @@ def signed(value: float, digits: int) -> str:
 
 
 def decimals(value: float) -> int:
-    """Return how many decimals a score in nats is shown with.
-
-    This is one decimal, as in the paper, or two if the absolute value is below 200, as on binary images.
-    """
+    """Return how many decimals a score in nats is shown with: one, or two below 200."""
     return 2 if abs(value) < 200 else 1
 
 

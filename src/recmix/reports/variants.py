@@ -20,22 +20,15 @@ DEFAULTS = Training().to_json()
 
 
 def distinguish(records: Iterable[Record]) -> list[Record]:
-    """Add options to the table row names of runs that would otherwise share a row by mistake.
+    """Add options to the table rows of runs that would otherwise share a row by mistake.
 
-    Two runs may have the same method label, setting, column, split and seed, but different training
-    options. Then each gets a row of its own, with a name such as ``VAE+ [learning_rate=0.0001]``.
-    Otherwise one of them would replace the other in the tables. The row ``VAE+`` without options is
-    the control. It only has runs with equal training options.
+    Runs of one method, column, split and seed can have different training options. Each then gets a row
+    of its own, such as ``VAE+ [learning_rate=0.0001]``. The row ``VAE+`` without options is the control:
+    all its runs have equal training options.
 
-    Two runs may also have the same label but refine their posteriors differently by default. Their
-    rows have different names, such as ``VAE`` and ``VAE +4 steps``. If both runs were also scored with
-    the same refinement, the name of one shows its default: ``VAE [default=+4 steps]``.
-
-    Args:
-        records: the runs. They are not changed.
-
-    Returns:
-        The same runs, some with a new row.
+    Runs of one method can also refine their posteriors differently by default. Their rows are then
+    ``VAE`` and ``VAE +4 steps``, for example. If both were also scored with the same refinement, the
+    row names the default: ``VAE [default=+4 steps]``.
     """
     records = list(records)
     groups: dict[tuple[Row, TableColumn], list[Record]] = defaultdict(list)
@@ -56,29 +49,25 @@ def distinguish(records: Iterable[Record]) -> list[Record]:
 
 
 def _with_default(record: Record) -> Record:
-    """Add the default inference of a run to the options of its row, if it has refinement."""
+    """Add the default refinement of a run to the options of its row."""
     default = record.row.inference and f"default={record.row.inference}"
     options = ", ".join(filter(None, [record.row.options, default]))
     return replace(record, row=replace(record.row, options=options))
 
 
 def model_of(record: Record) -> tuple[Row, TableColumn]:
-    """Return the place of a run in the tables, without its calibration, as (row, column).
-
-    A row is a method with its settings, a column is a data set with a model. The result does not
-    depend on how the posterior of the model is calibrated.
-    """
+    """Return the row and the column of a run in the tables, without its calibration."""
     return replace(record.row, calibrated=False, noise=False), record.column
 
 
 def _trained(record: Record) -> tuple[Row, TableColumn]:
-    """Return the column of a run, and its row without anything that concerns the inference."""
+    """Return the column of a run, and its row without everything that concerns inference."""
     row, column = model_of(record)
     return replace(row, inference=""), column
 
 
 def _names_to_show(records: Sequence[Record]) -> list[str]:
-    """Return the options that row names must show to tell different runs of one row apart."""
+    """Return the options that tell different runs of one row apart."""
     same_seed: dict[tuple[int, int], list[Record]] = defaultdict(list)
     for record in records:
         same_seed[record.split, record.restart].append(record)
@@ -90,7 +79,7 @@ def _names_to_show(records: Sequence[Record]) -> list[str]:
 
 
 def _unequal(options: Iterable[Mapping[str, Any]]) -> set[str]:
-    """Return the names of the options that have different values in different mappings."""
+    """Return the names of the options whose values differ between the mappings."""
     values: dict[str, set[str]] = defaultdict(set)
     for found in options:
         for name, value in found.items():
@@ -116,10 +105,7 @@ def _training_options(record: Record) -> dict[str, Any]:
 
 
 def _all_options(record: Record) -> dict[str, Any]:
-    """Return the options of a run's training and default inference, and the run it started from.
-
-    Options of the inference that have no effect are left out.
-    """
+    """Return the options of training and inference that have an effect, and the run it started from."""
     used, init = record.inference, (record.spec or {}).get("init") or {}
     start = [Path(str(init.get("run") or "")).name, str(init.get("weights") or "")[:8]]
     found = {"init": "/".join(filter(None, start)) or "none", **_training_options(record)}
@@ -128,5 +114,5 @@ def _all_options(record: Record) -> dict[str, Any]:
 
 
 def _refinement(used: Inference) -> dict[str, Any]:
-    """Return the options of a refinement that `recmix.reports.records.inference_words` may not name."""
+    """Return the options of a refinement that `inference_words` may not name."""
     return {"reuse": used.reuse, "checks": used.checks} if used.refine else {}

@@ -1,7 +1,4 @@
-"""The command `recmix report`: read a folder of run folders and write a report on the runs.
-
-The report is an HTML page, Markdown, LaTeX or text in the terminal.
-"""
+"""The command `recmix report`: write a report on a folder of runs as HTML, Markdown, LaTeX or text."""
 
 from __future__ import annotations
 
