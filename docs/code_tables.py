@@ -57,8 +57,7 @@ def components() -> str:
     """Every kind of component that a mixture can have."""
     rows = []
     for kind, cls in sorted(COMPONENTS.items()):
-        first = (inspect.getdoc(cls) or "").partition("\n\n")[0]
-        rows.append([f"`{kind}`", _text(first), f"`{cls.setting}`" if cls.setting else NONE])
+        rows.append([f"`{kind}`", _first(cls), f"`{cls.setting}`" if cls.setting else NONE])
     return table(["kind", "density", "`component_setting` is"], rows)
 
 
@@ -94,20 +93,8 @@ def likelihoods() -> str:
     """Every likelihood: its data, the decoder's output, its Fisher information, its noise."""
     rows = []
     for name, cls in sorted(LIKELIHOODS.items()):
-        output = _output(cls)
-        noise = "yes" if cls.can_temper else "no"
-        text = _text((inspect.getdoc(cls) or "").partition("\n\n")[0])
-        rows.append(
-            [
-                f"`{name}`",
-                f"`{cls.__name__}`",
-                text,
-                VALUES[cls.values],
-                output,
-                _fisher(cls),
-                noise,
-            ]
-        )
+        about = [f"`{name}`", f"`{cls.__name__}`", _first(cls), VALUES[cls.values]]
+        rows.append([*about, _output(cls), _fisher(cls), "yes" if cls.can_temper else "no"])
     heads = ["name", "class", "what it is", "values of x", f"decoder output for x {SHAPE}"]
     return table([*heads, "Fisher information", "noise"], rows)
 
@@ -134,10 +121,7 @@ def _fisher(cls: type[Likelihood]) -> str:
 def priors() -> str:
     """The priors that options can give."""
     kinds = {cls.name: cls for cls in (StandardNormal, GaussianMixturePrior, VampPrior)}
-    texts = {
-        name: _text((inspect.getdoc(cls) or "").partition("\n\n")[0]) for name, cls in kinds.items()
-    }
-    texts["flow"] = "A neural spline flow of zuko"
+    texts = {name: _first(cls) for name, cls in kinds.items()} | {"flow": "A neural spline flow of zuko"}
     classes = {name: f"`{cls.__name__}`" for name, cls in kinds.items()}
     rows = [[f"`{name}`", classes.get(name, "`OwnPrior`"), texts[name]] for name in PRIORS]
     return table(["name", "class", "what it is"], rows)
@@ -151,8 +135,7 @@ def commands() -> str:
     add_train(app, with_options=False)
     rows = []
     for command in sorted(app.registered_commands, key=lambda command: str(command.name)):
-        words = inspect.getdoc(command.callback) or ""
-        rows.append([f"`recmix {command.name}`", _text(words.partition("\n\n")[0])])
+        rows.append([f"`recmix {command.name}`", _first(command.callback)])
     return table(["command", "what it does"], rows)
 
 
@@ -176,6 +159,11 @@ def _valid(option: Option) -> str:
         return ", ".join(f"`{choice}`" for choice in option.choices)
     limits = ((words, limit) for words, limit in option.limits.items() if limit is not None)
     return ", ".join(f"{words} {limit:g}" for words, limit in limits if limit < LARGE)
+
+
+def _first(documented: Any) -> str:
+    """The first paragraph of a docstring as one Markdown cell."""
+    return _text((inspect.getdoc(documented) or "").partition("\n\n")[0])
 
 
 def _text(words: str) -> str:

@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from code_tables import table
+from code_tables import NONE, table
 from columns import FIXED, ROWS, SCORED, START, alike, rows_with_rates
 
 from recmix.reports.paired import FEWEST_PAIRS, compare
 from recmix.reports.published import Published, figures
+from recmix.reports.tables import decimals, with_spread
 
 __all__ = ["TABLES", "column_table", "comparison", "rates"]
 
@@ -29,7 +30,6 @@ TITLES = {
 }
 """The data sets of the paper's tables, with what differs from the paper's."""
 CONTROL = "VAE+"
-NONE = "–"
 
 
 def columns(name: str = "columns.json") -> list[Line]:
@@ -84,10 +84,10 @@ def _order(name: str) -> tuple[Any, ...]:
 
 def _pair(ours: Line | None, theirs: Published | None) -> tuple[str, str]:
     """The cells of ours and of the paper."""
-    own = NONE if ours is None else _spread(ours["mean"], ours["std"])
+    own = NONE if ours is None else with_spread(ours["mean"], ours["std"])
     if theirs is None:
         return own, ""
-    places = _places(theirs.mean)
+    places = decimals(theirs.mean)
     printed = f"{theirs.mean:.{places}f}"
     if ours is None:
         return own, printed
@@ -111,11 +111,11 @@ def _one_column(rows: list[Line]) -> str:
     for name in sorted(found, key=_order):
         row = found[name]
         many = row.get("many")
-        places = _places(row["mean"])
+        places = decimals(row["mean"])
         lines.append(
             [
                 name,
-                _spread(row["mean"], row["std"]),
+                with_spread(row["mean"], row["std"]),
                 _gain(row, control, "values"),
                 f"{row['elbo']:.{places}f}",
                 _gain(row, control, "elbos"),
@@ -177,7 +177,9 @@ def _gain_or_bound(found: dict[str, Line], name: str) -> str:
     if row is None:
         return NONE
     return (
-        _spread(row["mean"], row["std"]) if name == CONTROL else _gain(row, found.get(CONTROL), "values")
+        with_spread(row["mean"], row["std"])
+        if name == CONTROL
+        else _gain(row, found.get(CONTROL), "values")
     )
 
 
@@ -304,23 +306,13 @@ def _gain(row: Line, control: Line | None, values: str) -> str:
     if not shared:
         return NONE
     differences = [one[s] - two[s] for s in shared]
-    places = _places(row["mean"])
+    places = decimals(row["mean"])
     text = f"{statistics.fmean(differences):+.{places}f}"
     if len(shared) > 1:
         text += f" ± {statistics.stdev(differences) / len(shared) ** 0.5:.{places}f}"
     if len(shared) >= FEWEST_PAIRS:
         text += f" (p = {compare(one, two).p:.2g})"
     return text
-
-
-def _spread(mean: float, std: float | None) -> str:
-    places = _places(mean)
-    return f"{mean:.{places}f}" + ("" if std is None else f" ± {std:.{places}f}")
-
-
-def _places(mean: float) -> int:
-    """Decimals: two for small scores, as on binary images."""
-    return 2 if abs(mean) < 200 else 1
 
 
 def rates() -> str:
@@ -363,16 +355,21 @@ def _words(options: Line) -> str:
 
 def recursion() -> str:
     """Validation bounds of the recursion's settings, above VAE+, with 20 and with 2 dimensions."""
+    lines = [[name, *gains] for name, gains in _recursion_gains().items()]
+    return table(["row", "20 dimensions", "2 dimensions"], lines)
+
+
+def _recursion_gains() -> dict[str, list[str]]:
+    """For each row of the recursion's study: its gains over VAE+ with 20 and with 2 dimensions."""
     rows = json.loads((RESULTS / "recursion_pilot.json").read_text())["rows"]
     found = {(row["row"], row["dim"]): row["val_iwae"] for row in rows}
-    lines = []
-    for name in dict.fromkeys(row["row"] for row in rows):
-        gains = [
-            f"{found[name, dim] - found['VAE+', dim]:+.1f}" if (name, dim) in found else "–"
+    return {
+        name: [
+            f"{found[name, dim] - found['VAE+', dim]:+.1f}" if (name, dim) in found else NONE
             for dim in (20, 2)
         ]
-        lines.append([name, *gains])
-    return table(["row", "20 dimensions", "2 dimensions"], lines)
+        for name in dict.fromkeys(row["row"] for row in rows)
+    }
 
 
 SHORT_RECURSION = {
@@ -392,15 +389,8 @@ SHORT_RECURSION = {
 
 def recursion_short() -> str:
     """The main rows of the recursion's study: validation bounds above VAE+."""
-    rows = json.loads((RESULTS / "recursion_pilot.json").read_text())["rows"]
-    found = {(row["row"], row["dim"]): row["val_iwae"] for row in rows}
-    lines = []
-    for name, words in SHORT_RECURSION.items():
-        gains = [
-            f"{found[name, dim] - found['VAE+', dim]:+.1f}" if (name, dim) in found else NONE
-            for dim in (20, 2)
-        ]
-        lines.append([words, *gains])
+    gains = _recursion_gains()
+    lines = [[words, *gains.get(name, [NONE, NONE])] for name, words in SHORT_RECURSION.items()]
     return table(["over VAE+", "20 dimensions", "2 dimensions"], lines, numbers=2)
 
 

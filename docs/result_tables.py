@@ -27,15 +27,15 @@ RESULTS = Path(__file__).resolve().parent / "results"
 Line = dict[str, Any]
 
 
-def compared(name: str) -> list[Line]:
-    """The rows of a file that `recmix compare` wrote."""
+def rows_of(name: str) -> list[Line]:
+    """The rows of a file of docs/results."""
     rows: list[Line] = json.loads((RESULTS / f"{name}.json").read_text())["rows"]
     return rows
 
 
 def rates() -> str:
     """The second stage's learning rate, on validation and test images."""
-    rows = {row["model"]: row for row in compared("mnist20_rates")}
+    rows = {row["model"]: row for row in rows_of("mnist20_rates")}
     lines = []
     for rate, plus, grown in (
         ("1e-5", "VAE+", "RME(5)"),
@@ -50,7 +50,7 @@ def rates() -> str:
 
 def fresh() -> str:
     """The effect of a larger learning rate for new parameters."""
-    rows = {row["model"]: row for row in compared("mnist20_rates")}
+    rows = {row["model"]: row for row in rows_of("mnist20_rates")}
     lines = []
     for name in ("ME(3)", "IAF(2)", "HF(2)", "FULL", "RME(5)"):
         found = rows[name], rows[f"{name} fresh_rate=50.0"]
@@ -60,7 +60,7 @@ def fresh() -> str:
 
 def residual() -> str:
     """The gain from each part of the residual corrections."""
-    rows = compared("mnist20_residual")
+    rows = rows_of("mnist20_residual")
     lines = [[r["variant"], f"{r['iwae']:.1f}", f"{r['elbo']:.1f}"] for r in rows]
     return table(["variant", "validation IWAE-5", "validation ELBO"], lines, numbers=2)
 
@@ -89,23 +89,24 @@ def ablation() -> str:
         calibrated = rows.get(f"{name} calibrated")
         here = [bound[name, split] for split in splits]
         over = [found - bound["VARIED", split] for found, split in zip(here, splits, strict=True)]
-        error = statistics.stdev(over) / len(over) ** 0.5
         p = row["p_vae_plus"]
-        lines.append(
-            [
-                name,
-                f"{statistics.fmean(here):.2f}",
-                "–" if name == "VARIED" else f"{statistics.fmean(over):+.2f} ± {error:.2f}",
-                f"{row['elbo']:.2f}",
-                f"{row['mean']:.2f} ± {row['std']:.2f}",
-                "control" if name == "VAE+" else f"{row['difference']:+.2f}",
-                "–" if p is None else f"{p:.2g}",
-                "–"
-                if calibrated is None
-                else f"{calibrated['mean']:.2f} ± {calibrated['std'] or 0:.2f}",
-                "–" if calibrated is None else f"{calibrated['scale']:.2f}",
+        line = [
+            name,
+            f"{statistics.fmean(here):.2f}",
+            "–" if name == "VARIED" else _with_error(over, "", 2, sign="+"),
+            f"{row['elbo']:.2f}",
+            f"{row['mean']:.2f} ± {row['std']:.2f}",
+            "control" if name == "VAE+" else f"{row['difference']:+.2f}",
+            "–" if p is None else f"{p:.2g}",
+        ]
+        if calibrated is None:
+            line += ["–", "–"]
+        else:
+            line += [
+                f"{calibrated['mean']:.2f} ± {calibrated['std'] or 0:.2f}",
+                f"{calibrated['scale']:.2f}",
             ]
-        )
+        lines.append(line)
     return table(heads, lines, numbers=8)
 
 
@@ -161,7 +162,7 @@ PILOT = ("order", "component", "bound", "eps_max", "learning_rate", "fresh_rate"
 
 def pilot() -> str:
     """Rates, gate ranges and bounds that were tried on validation images."""
-    rows = json.loads((RESULTS / "pilot_mnist20.json").read_text())["rows"]
+    rows = rows_of("pilot_mnist20")
     lines = [
         "| row | options | best epoch of 8 | validation IWAE-100 | ELBO | mean weights |",
         "|---|---|---:|---:|---:|---|",
@@ -185,7 +186,7 @@ def pilot() -> str:
 
 def resnet() -> str:
     """Binary MNIST with residual networks, one split."""
-    rows = json.loads((RESULTS / "resnet_binary.json").read_text())["rows"]
+    rows = rows_of("resnet_binary")
     lines = []
     for row in rows:
         bound = f"{row['iwae']:.2f} ± {row['error']:.2f}"
@@ -195,7 +196,7 @@ def resnet() -> str:
 
 def refinements() -> str:
     """Kinds of refinement on MNIST: test IWAE-100 and share of the gain of four exact steps."""
-    rows = json.loads((RESULTS / "refinement_mnist.json").read_text())["rows"]
+    rows = rows_of("refinement_mnist")
     values: dict[tuple[int, str], dict[int, float]] = {}
     for row in rows:
         values.setdefault((row["dim"], row["row"]), {})[row["split"]] = row["iwae"]
@@ -218,10 +219,10 @@ def refinements() -> str:
     return table(head, lines, numbers=4)
 
 
-def _with_error(values: list[float], unit: str, digits: int = 1) -> str:
+def _with_error(values: list[float], unit: str, digits: int = 1, sign: str = "") -> str:
     """The mean and its standard error over splits."""
     error = statistics.stdev(values) / len(values) ** 0.5
-    return f"{statistics.mean(values):.{digits}f} ± {error:.{digits}f}{unit}"
+    return f"{statistics.fmean(values):{sign}.{digits}f} ± {error:.{digits}f}{unit}"
 
 
 PARTS = {
@@ -236,21 +237,17 @@ PARTS = {
 
 def parts() -> str:
     """Gains over VAE+ on test images of MNIST, mean and standard error over five splits."""
-    rows = json.loads((RESULTS / "refinement_mnist.json").read_text())["rows"]
+    rows = rows_of("refinement_mnist")
     found = {(row["dim"], row["row"], row["split"]): row for row in rows}
-    splits = range(5)
     lines = []
     for name, words in {"VAE": "the VAE, not trained on", **PARTS}.items():
-        cells = []
+        line = [words]
         for dim in (20, 50):
+            pairs = [(found.get((dim, name, s)), found[dim, "VAE+", s]) for s in range(5)]
             for bound in ("iwae", "elbo"):
-                keys = [(dim, name, s) for s in splits]
-                known = all(key in found for key in keys)
-                gains = [
-                    found[dim, name, s][bound] - found[dim, "VAE+", s][bound] for s in splits if known
-                ]
-                cells.append(_with_error(gains, "") if known else "–")
-        lines.append([words, *cells])
+                gains = [row[bound] - control[bound] for row, control in pairs if row]
+                line.append(_with_error(gains, "") if len(gains) == len(pairs) else "–")
+        lines.append(line)
     heads = [f"dim {dim}: {bound}" for dim in (20, 50) for bound in ("IWAE-100", "ELBO")]
     return table(["over VAE+", *heads], lines, numbers=4)
 
@@ -286,7 +283,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "structured-training": structured_tables.training,
     "resnet": resnet,
     "pilot": pilot,
-    "mnist20": lambda: markdown(compared("mnist20")),
+    "mnist20": lambda: markdown(rows_of("mnist20")),
     "mnist20-grid": mnist20_grid,
     "mnist20-rates": rates,
     "mnist20-fresh": fresh,

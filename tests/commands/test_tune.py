@@ -10,7 +10,7 @@ from cases.commands import call
 import recmix
 from recmix import Inference
 from recmix.evaluation import tune as module
-from recmix.reports.refinement_figure import RefinementPoint, refinement_times
+from recmix.reports.frontier import RefinementPoint, refinement_times
 from recmix.runs.folder import TUNED, Run
 
 FEW = ("--samples", 2, "--examples", 20, "--device", "cpu")

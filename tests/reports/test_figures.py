@@ -41,16 +41,16 @@ def test_frontier_is_written(tmp_path, ending):
 @pytest.mark.parametrize("seed", [0, 1])
 def test_frontier_labels_do_not_overlap(tmp_path, monkeypatch, seed):
     boxes, frames = [], []
-    label = frontier._label
+    label = frontier.label_points
 
-    def watch(axes, *rest):
-        texts = label(axes, *rest)
+    def watch(axes, *rest, **style):
+        texts = label(axes, *rest, **style)
         axes.figure.draw_without_rendering()
         boxes.extend(text.get_window_extent() for text in texts)
         frames.append(axes.get_window_extent())
         return texts
 
-    monkeypatch.setattr(frontier, "_label", watch)
+    monkeypatch.setattr(frontier, "label_points", watch)
     frontier.frontiers({"all": cloud(seed)}, tmp_path / "f.png")
     assert len(boxes) == len(ROWS)
     assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))

@@ -252,7 +252,7 @@ def _sentences(found: Frontier, device: str) -> list[str]:
 
 
 def _draw(found: Frontier, path: Path, *, samples: int, title: str) -> None:
-    from recmix.reports.refinement_figure import RefinementPoint, refinement_times
+    from recmix.reports.frontier import RefinementPoint, refinement_times
 
     efficient = found.efficient
     points = [

@@ -1,7 +1,6 @@
 """Compute what the explorer's HTTP server answers for a batch of examples, as numpy arrays.
 
-The answers are posteriors, reconstructions, decoded latent vectors and bounds. The numbers are equal
-to the results of the methods of `recmix.Model`.
+The numbers are equal to the results of the methods of `recmix.Model`.
 """
 
 from __future__ import annotations
@@ -47,27 +46,21 @@ class Moments(NamedTuple):
     exact: bool
 
     def full(self) -> Tensor:
-        """Return the covariances of the K components of q(z | x) for B examples, (B, K, D, D).
-
-        The result has full matrices even if all covariances are diagonal.
-        """
+        """Return the covariances of the K components as full matrices, (B, K, D, D)."""
         return torch.diag_embed(self.variances) if self.covariances is None else self.covariances
 
 
 def has_matrices(q: Posterior) -> bool:
-    """Whether a component of q(z | x) has a covariance that is not diagonal.
-
-    Then `moments` gives the covariances as full matrices (B, K, D, D).
-    """
+    """Whether a component of q(z | x) has a covariance that is not diagonal."""
     return not all("log_variances" in (part.describe() or {}) for part in q.components)
 
 
 @torch.no_grad()
 def moments(q: Posterior) -> Moments:
-    """Compute weights (B, K), means (B, K, D) and covariances of the K components of q(z | x).
+    """Compute the moments of the K components of q(z | x) for B examples.
 
-    B is the number of examples, D the latent dimension. A posterior that is not a mixture counts as one
-    component. Covariances without a closed form are estimated from samples.
+    A posterior that is not a mixture counts as one component. Covariances without a closed form are
+    estimated from samples.
     """
     means = torch.stack([part.mean for part in q.components], 1)
     described = [part.describe() or {} for part in q.components]
@@ -81,10 +74,7 @@ def moments(q: Posterior) -> Moments:
 
 
 def _covariance(q: Posterior, described: dict[str, Tensor]) -> Tensor:
-    """Compute the covariance (B, D, D) of one component of a posterior.
-
-    It is estimated from samples if the component's tensors `described` do not give it.
-    """
+    """Compute the covariance (B, D, D) of a component, in closed form or from samples."""
     if "log_variances" in described:
         return torch.diag_embed(described["log_variances"].exp())
     if "scale_tril" in described:
@@ -101,11 +91,7 @@ def to_array(tensor: Tensor) -> Array:
 
 
 def posterior(model: ExplorableModel, x: Array) -> dict[str, Any]:
-    """Describe the posterior q(z | x) of examples x (B, ...).
-
-    Returns:
-        The fields of `Moments` by name, and ``mean`` (B, D), the mean of q.
-    """
+    """Return the `Moments` of q(z | x) for examples x (B, ...) by name, and the ``mean`` (B, D) of q."""
     q = model.posterior(x)
     found = {**moments(q)._asdict(), "mean": q.mean}
     return {name: to_array(v) if isinstance(v, Tensor) else v for name, v in found.items()}
@@ -113,12 +99,11 @@ def posterior(model: ExplorableModel, x: Array) -> dict[str, Any]:
 
 @torch.no_grad()
 def reconstruct(model: ExplorableModel, x: Array) -> dict[str, Any]:
-    """Reconstruct examples x (B, ...) through the posterior q(z | x).
+    """Reconstruct examples x (B, ...) through the posterior q(z | x) with K components.
 
     Returns:
-        A mapping with the mixing ``weights`` (B, K) of the K components of q, ``images`` (B, ...)
-        decoded at the posterior mean, and ``components`` (B, K, ...) decoded at the mean of each
-        component.
+        The mixing ``weights`` (B, K), ``images`` (B, ...) decoded at the mean of q, and ``components``
+        (B, K, ...) decoded at the mean of each component.
     """
     q = model.posterior(x)
     parts = q.components if len(q.components) > 1 else []
@@ -131,11 +116,7 @@ def reconstruct(model: ExplorableModel, x: Array) -> dict[str, Any]:
 
 
 def decode(model: ExplorableModel, z: Array) -> dict[str, Any]:
-    """Decode latent vectors z (B, D).
-
-    Returns:
-        The field ``images`` with the mean examples E[x | z], (B, ...).
-    """
+    """Return the mean examples E[x | z] of latent vectors z (B, D) as ``images`` (B, ...)."""
     parts = torch.from_numpy(z).split(AT_ONCE)
     return {"images": to_array(torch.cat([model.decode(part) for part in parts]))}
 
@@ -151,10 +132,6 @@ def prior(model: ExplorableModel, count: int, seed: int) -> Array:
 
 
 def score(model: ExplorableModel, x: Array, samples: int, seed: int) -> dict[str, Any]:
-    """Compute ELBO and IWAE-K of examples x (B, ...), where K is `samples`.
-
-    Returns:
-        The fields ``elbo`` (B,) and ``iwae`` (B,) in nats, and the given ``samples`` and ``seed``.
-    """
+    """Compute the bounds ``elbo`` (B,) and ``iwae`` (B,) of examples x (B, ...) with K = `samples`."""
     elbo, iwae = model.bounds(x, samples, seed=seed)
     return {"elbo": to_array(elbo), "iwae": to_array(iwae), "samples": samples, "seed": seed}

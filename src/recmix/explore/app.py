@@ -108,18 +108,14 @@ def _add_batch_routes(routes: Routes) -> None:
         "exact": {"type": "boolean", "description": "false if variances are estimated from samples"},
     }
 
-    counted = memory.of_posterior
-
-    @routes.post("/posterior", "images", {}, moments, count=counted, for_texts=texts.posterior)
+    @routes.post("/posterior", "images", {}, moments, for_texts=texts.posterior)
     async def posterior(run: ServedRun, x: Array) -> Answer:
         """Mixing weights, component means and variances, and the overall mean of q(z | x)."""
         return await routes.batched(answers.posterior, run, x)
 
     decoded = {"weights": array("BK"), "images": images, "components": routes.decoded("BK")}
 
-    shared: dict[str, Any] = {"npy": "images", "for_texts": texts.reconstruct}
-
-    @routes.post("/reconstruct", "images", {}, decoded, count=memory.of_reconstruct, **shared)
+    @routes.post("/reconstruct", "images", {}, decoded, npy="images", for_texts=texts.reconstruct)
     async def reconstruct(run: ServedRun, x: Array) -> Answer:
         """Examples decoded at the mean of q(z | x) (.npy has only these) and of each component."""
         return await routes.batched(answers.reconstruct, run, x)
@@ -136,9 +132,7 @@ def _add_batch_routes(routes: Routes) -> None:
         work = partial(answers.score, run.model, x, samples, seed)
         return await routes.batcher.alone(work, cost=len(x) * samples)
 
-    shared = {"npy": "images", "for_texts": texts.decode}
-
-    @routes.post("/decode", "z", {}, {"images": images}, count=memory.of_decode, **shared)
+    @routes.post("/decode", "z", {}, {"images": images}, npy="images", for_texts=texts.decode)
     async def decode(run: ServedRun, z: Array) -> Answer:
         """The mean examples E[x | z] of latent vectors z."""
         return await routes.batched(answers.decode, run, z)
@@ -153,8 +147,7 @@ def _add_batch_routes(routes: Routes) -> None:
         decoded = texts.decode(run, z) if run.vocabulary else routes.batched(answers.decode, run, z)
         return {**await decoded, "z": z, "seed": seed}
 
-    shared = {"npy": "images", "for_texts": sample}
-    routes.post("/sample", None, drawing, drawn, count=memory.of_sample, **shared)(sample)
+    routes.post("/sample", None, drawing, drawn, npy="images", for_texts=sample)(sample)
 
 
 def _add_image_routes(routes: Routes) -> None:
@@ -165,9 +158,7 @@ def _add_image_routes(routes: Routes) -> None:
     explained = {"mean": array("D"), "reconstruction": routes.decoded(""), "components": LIST}
     explained |= {"plane": OBJECT, "bounds": OBJECT, "refinement": LIST}
 
-    counted = memory.of_explain
-
-    @routes.post("/explain", "image", explaining, explained, count=counted, for_texts=texts.explain)
+    @routes.post("/explain", "image", explaining, explained, for_texts=texts.explain)
     async def explain_image(run: ServedRun, x: Array, **fields: int) -> Answer:
         """q(z | x) of one example: components, densities on a plane, bounds, Gauss-Newton steps."""
         cost = fields["grid"] ** 2 + (fields["steps"] + 2) * fields["samples"]
@@ -176,9 +167,7 @@ def _add_image_routes(routes: Routes) -> None:
     line = {"steps": Integer(9, 2, limits.path)}
     points = {"z": array("ND"), "images": routes.decoded("N")}
 
-    shared: dict[str, Any] = {"npy": "images", "for_texts": texts.interpolate}
-
-    @routes.post("/interpolate", "images", line, points, count=memory.of_interpolate, **shared)
+    @routes.post("/interpolate", "images", line, points, npy="images", for_texts=texts.interpolate)
     async def interpolate_images(run: ServedRun, x: Array, steps: int) -> Answer:
         """Examples decoded along the straight line between the posterior means of two examples."""
         if len(x) != 2:
@@ -199,7 +188,7 @@ def _add_text_routes(routes: Routes) -> None:
 
 
 def _add_information(routes: Routes) -> None:
-    """Add the routes that list the runs, give their test examples, and tell the server's state."""
+    """Add the routes that list the runs, give their test examples, and tell the state of the server."""
     app, catalogue, limits = routes.app, routes.catalogue, routes.limits
     listed = {"runs": LIST, "default": TEXT}
 
@@ -237,7 +226,7 @@ def _add_information(routes: Routes) -> None:
         given = wire.read_fields(dict(request.query_params), paging)
         chosen = catalogue.find(run)
         chosen.needed_vocabulary()
-        routes.reserve(request, chosen, memory.of_texts(chosen, given["count"]))
+        routes.reserve(request, chosen, memory.numbers_in_texts(chosen, given["count"]))
         found = await asyncio.to_thread(chosen.test_texts, given["start"], given["count"])
         return respond(request, found, run=chosen.name)
 
@@ -250,10 +239,7 @@ def _add_information(routes: Routes) -> None:
 
 
 def _add_page(app: FastAPI) -> None:
-    """Add routes for the web page, its files and the page ``/docs``.
-
-    The files are read once, when the server starts. No other file can be requested.
-    """
+    """Add routes for the web page, its files and the page ``/docs``. The files are read only once."""
     folder = files("recmix.explore") / "page"
     own = [entry for entry in folder.iterdir() if PurePath(entry.name).suffix in KINDS]
     served = {entry.name: entry.read_text(encoding="utf-8") for entry in own}

@@ -29,15 +29,13 @@ class _Waiting:
 class Batcher:
     """Computes requests in one thread, and joins waiting requests into batches.
 
-    A request has rows (examples or latent vectors) and a kind (its run and its operation). If the
-    thread is free, a request starts at once. Otherwise it waits in a queue. When the thread is free
-    again, it takes the request with the smallest priority number, its `turn`. It computes other
-    waiting requests of the same kind in the same forward pass, up to `most` rows in all.
+    A request has rows (examples or latent vectors) and a kind (its run and its operation). When the
+    thread is free, it takes the waiting request with the smallest `turn`. It computes other waiting
+    requests of the same kind in the same forward pass, up to `most` rows in all.
 
     The turn of a new request is its cost plus the turn of the request that was started last. The cost
     is the expected computing time in units of one row. So a cheap request can start before an
-    expensive one. New turns grow with the work that is done, so an expensive request also starts at
-    some time, even if cheap requests keep coming (self-clocked fair queueing).
+    expensive one, but an expensive one does not wait for ever (self-clocked fair queueing).
 
     Args:
         most: largest number of rows in one pass of several requests; 0 computes each request alone.
@@ -79,8 +77,7 @@ class Batcher:
             work: function that computes an answer {name: value} in the model's thread. Arrays in the
                 answer have one row for each row of `rows`; other values hold for all rows.
             rows: examples or latent vectors of this request, one per row.
-            cost: expected computing time of this request, in units of one row; by default its number
-                of rows.
+            cost: expected computing time in units of one row; by default the number of rows.
         """
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         turn = self._turn + (len(rows) if cost is None else cost)
@@ -94,9 +91,7 @@ class Batcher:
     async def alone(self, work: Callable[[], Answer], *, cost: float = 1) -> Answer:
         """Return ``work()``, computed in the model's thread and not joined with other requests.
 
-        Args:
-            work: computes the answer.
-            cost: expected computing time, in units of one row (example) of other requests.
+        The expected computing time `cost` is in units of one row (example) of other requests.
         """
         return await self.rows(None, lambda _: work(), np.empty(0), cost=cost)
 
@@ -105,10 +100,7 @@ class Batcher:
         self._thread.shutdown(wait=True)
 
     def state(self) -> dict[str, int]:
-        """Return {"waiting": ..., "answered": ..., "passes": ...}.
-
-        These are the numbers of waiting requests, of answered requests and of forward passes.
-        """
+        """Return the numbers of waiting requests, of answered requests and of forward passes."""
         return {"waiting": len(self._waiting), "answered": self.answered, "passes": self.passes}
 
     def _start(self) -> None:

@@ -65,7 +65,7 @@ class ExplorableModel(Protocol):
 
 @dataclass(eq=False)
 class ServedRun:
-    """One model that the explorer's server offers.
+    """One trained model that the explorer's server offers.
 
     Attributes:
         name: name by which requests choose it.
@@ -109,10 +109,7 @@ class ServedRun:
 
     @property
     def not_shown(self) -> str:
-        """Text that says why the web page cannot show the run; empty if it can show the run.
-
-        The page can show runs whose examples are texts or images.
-        """
+        """Text that says why the web page cannot show the run; empty if it can show the run."""
         shape = self.model.spec.shape
         if self.vocabulary is not None or self.image is not None:
             return ""
@@ -150,50 +147,36 @@ class ServedRun:
         }
 
     @cached_property
-    def _images(self) -> Examples | str:
-        """The test examples of the run's data; the validation examples if there is no test part.
+    def test_examples(self) -> Examples:
+        """The test examples of the run's data, or the validation examples if there is no test part.
 
-        If the data are not on this machine, it is a text that says why.
+        Raises:
+            Refused: if the data are not on this machine. They are never downloaded.
         """
         if self.examples is not None:
             return self.examples
+        about = self.model.spec.data
         try:
-            data = rebuild(
-                self.model.spec.data,
-                root=self.data_root,
-                download=False,
-                vocabulary=self.vocabulary,
-            )
+            data = rebuild(about, root=self.data_root, download=False, vocabulary=self.vocabulary)
         except (RecmixError, OSError) as error:
-            return str(error)
+            name = about.get("name", "of this run")
+            raise Refused(404, f"the data {name} are not on this machine: {error}") from None
         return data.x_val if data.x_test is None else data.x_test
 
     def test_images(self, start: int, count: int) -> dict[str, Any]:
-        """Return `count` test examples from index `start`, or fewer at the end of the data.
+        """Return ``images``, `count` test examples (B, ...) from number ``start`` of ``total`` on.
 
-        The first call reads the data from this machine. They are never downloaded.
-
-        Returns:
-            {"images": the B examples (B, ...), "start": the given start, "total": number of all test
-            examples}.
+        B is less than `count` at the end of the data.
         """
-        images = self._test_examples()
+        images = self.test_examples
         part = images[start : start + count] if start < len(images) else np.zeros((0, *images.shape[1:]))
         return {"start": start, "total": len(images), "images": np.ascontiguousarray(part)}
 
     def test_texts(self, start: int, count: int) -> dict[str, Any]:
-        """Return `count` test texts from index `start`, or fewer at the end of the data.
-
-        Returns:
-            {"texts": list of texts, "start": the given start, "total": number of all test texts}.
-        """
-        examples, vocabulary = self._test_examples(), self.needed_vocabulary()
+        """Return `count` test texts as ``texts``, beginning with number ``start`` of ``total``."""
+        examples, vocabulary = self.test_examples, self.needed_vocabulary()
         texts = vocabulary.decode(examples[start : start + count]) if start < len(examples) else []
         return {"start": start, "total": len(examples), "texts": texts}
-
-    def test_examples(self, most: int) -> Array:
-        """Return the first test examples as an array (B, ...), where B is at most `most`."""
-        return self._test_examples()[:most]
 
     def needed_vocabulary(self) -> Vocabulary:
         """Return the run's vocabulary; raise `Refused` if the run's examples are not texts."""
@@ -214,13 +197,6 @@ class ServedRun:
                 f"{self.name} is a run of texts, not of images or other arrays: give the field "
                 "texts or text",
             )
-
-    def _test_examples(self) -> Examples:
-        found = self._images
-        if isinstance(found, str):
-            name = self.model.spec.data.get("name", "of this run")
-            raise Refused(404, f"the data {name} are not on this machine: {found}")
-        return found
 
     def check(self, name: str, rows: Array, most: int) -> Array:
         """Check the array of a request and return it as an array (B, ...) for the model.
@@ -353,10 +329,7 @@ class Catalogue:
 
     @cached_property
     def axes(self) -> tuple[str, ...] | None:
-        """Names of the axes of an example, such as C, H and W, for the reference of the HTTP interface.
-
-        It is None if the served models have examples with different numbers of axes.
-        """
+        """Names of the axes of an example, such as C, H and W; None if models have different numbers."""
         counts = {len(run.model.spec.shape) for run in self.array_runs}
         if len(counts) != 1:
             return None
@@ -364,7 +337,7 @@ class Catalogue:
         return IMAGE_AXES if count == len(IMAGE_AXES) else tuple(f"N{i + 1}" for i in range(count))
 
     def sizes(self) -> dict[str, int]:
-        """Return {axis: size} for the axes of an example, and the latent dimension as ``D``.
+        """Return {axis: size} for the axes of an example and the latent dimension ``D``.
 
         A size is left out if the served models have different sizes of this axis.
         """
@@ -375,10 +348,7 @@ class Catalogue:
 
     @property
     def limits(self) -> tuple[float, float] | None:
-        """The smallest and the largest value that examples of all served models may have.
-
-        It is None if the likelihoods of the models accept different ranges, or only counts or classes.
-        """
+        """The smallest and the largest value in examples of all served models; None if they differ."""
         needs = {run.model.latent_model.likelihood.requirement for run in self.array_runs}
         if needs <= {"unit", "binary_or_unit", "eight_bit"}:
             return (0, 1)

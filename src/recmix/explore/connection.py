@@ -15,8 +15,8 @@ class Connection(HttpToolsProtocol):
 
     A connection is closed if the header of its next request is too slow or too large, or if its
     client does not read the answer. If there are too many connections, the oldest idle connection is
-    closed. If no connection is idle, the new connection gets the HTTP status 503. A connection is idle
-    if no request is being answered on it.
+    closed: one on which no request is being answered. If no connection is idle, the new connection
+    gets the HTTP status 503.
     """
 
     HEADER_SECONDS = 10.0  # time in which the header of a request must arrive
@@ -59,10 +59,7 @@ class Connection(HttpToolsProtocol):
                 self._header_timer = self.loop.call_later(self.HEADER_SECONDS, self.transport.abort)
 
     def on_headers_complete(self) -> None:
-        """Stop the time limit of the header and start to handle the request.
-
-        The HTTP parser calls this when it has read all headers of a request.
-        """
+        """Stop the time limit of the header and start to handle the request."""
         self._header_bytes = 0
         self._stop_header_timer()
         if not self.transport.get_write_buffer_size():
@@ -70,25 +67,18 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_response_complete(self) -> None:
-        """Continue with the next request on this connection.
-
-        The client has a limited time to read the rest of the answer. uvicorn calls this when an answer
-        is complete.
-        """
+        """Continue with the next request, and limit the time to read the rest of the answer."""
         super().on_response_complete()
         if self.transport.get_write_buffer_size():
             self._start_unread_timer()
 
     def pause_writing(self) -> None:
-        """Stop sending until the client reads; close the connection if this takes too long.
-
-        asyncio calls this.
-        """
+        """Stop sending until the client reads; close the connection if this takes too long."""
         super().pause_writing()
         self._start_unread_timer()
 
     def resume_writing(self) -> None:
-        """Continue sending, because the client has read a part. asyncio calls this."""
+        """Continue sending, because the client has read a part."""
         super().resume_writing()
         self._stop_unread_timer()
 

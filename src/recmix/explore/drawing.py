@@ -50,10 +50,9 @@ def is_molecule(smiles: str) -> bool:
 
 
 def draw(smiles: str) -> str | None:
-    """Return a drawing of a molecule as SVG text.
+    """Return a drawing of a molecule, given as a SMILES string, as SVG text.
 
-    The result is None if RDKit is not installed, if `smiles` is not a valid SMILES string, or if the
-    molecule is too large.
+    The result is None if RDKit is not installed, or if the text is not valid or the molecule too large.
     """
     molecule = _molecule(smiles)
     if molecule is None or molecule.GetNumAtoms() > MOST_ATOMS:

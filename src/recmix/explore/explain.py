@@ -1,8 +1,7 @@
 """Describe the posterior q(z | x) of one example in detail, for the explorer.
 
-The module computes the components of q, densities on a plane of the latent space, and each step of
-refinement. A step of refinement is a Gauss-Newton step from the mean of q towards the maximum of
-log p(x, z).
+The module computes the components of q, densities on a plane of the latent space, and the point z
+after each Gauss-Newton step from the mean of q towards the maximum of log p(x, z).
 """
 
 from __future__ import annotations
@@ -47,22 +46,11 @@ class Plane(NamedTuple):
     labels: list[str]
 
     def project(self, z: Tensor) -> Tensor:
-        """Project latent vectors z (..., D) onto the plane.
-
-        Returns:
-            The coordinates (a, b) of the points z = origin + a · axes[0] + b · axes[1], (..., 2).
-        """
+        """Return the coordinates (a, b) of latent vectors z (..., D) in the plane, (..., 2)."""
         return (z - self.origin) @ self.axes.T
 
     def covariance(self, full: Tensor) -> Tensor:
-        """Project covariances of z onto the plane.
-
-        Args:
-            full: covariances of z, (..., D, D).
-
-        Returns:
-            The covariances of the coordinates (a, b) in the plane, (..., 2, 2).
-        """
+        """Project covariances of z (..., D, D) to covariances of the coordinates (a, b), (..., 2, 2)."""
         return self.axes @ full @ self.axes.T
 
 
@@ -148,17 +136,14 @@ def describe(
 def explain(
     model: ExplorableModel, image: Array, *, steps: int, samples: int, grid: int, seed: int
 ) -> dict[str, Any]:
-    """Describe the posterior q(z | x) of one image: components, bounds, refinement and densities.
-
-    The densities are computed on a grid in a plane of the latent space. The result is {field: value};
-    `docs/explorer.md` lists the fields.
+    """Return a description of q(z | x) of one image: the fields that `docs/explorer.md` lists.
 
     Args:
         model: the model.
         image: the image x, (1, ...).
         steps: number of Gauss-Newton steps on log p(x, z), which start at the mean of q.
         samples: number of samples of z for ELBO and IWAE.
-        grid: number of grid points along each side of the plane.
+        grid: number of points along each side of the plane on which densities are computed.
         seed: seed of these samples.
     """
     latent_model = model.latent_model
@@ -180,11 +165,7 @@ def explain(
 
 
 def _bounds(model: LatentModel, x: Tensor, q: Posterior, samples: int, seed: int) -> dict[str, float]:
-    """Estimate ELBO and IWAE of one example x (1, ...) from samples of q.
-
-    Returns:
-        The fields ``elbo`` and ``iwae``, in nats.
-    """
+    """Estimate ELBO and IWAE of one example x (1, ...) from samples of q, in nats."""
     generator = torch.Generator(x.device).manual_seed(seed)
     found = bounds_of(model, x, q, samples, generator, at_once(model))
     return {"elbo": float(found.elbo), "iwae": float(found.iwae)}
@@ -214,10 +195,9 @@ def _plane(mean: Tensor, found: Moments) -> Plane:
 
 
 def _sides(plane: Plane, found: Moments, path: list[FullGaussian], grid: int) -> list[Array]:
-    """Choose the coordinates of the grid along both axes of the plane.
+    """Choose the coordinates of the grid along both axes, so that components and steps are on it.
 
-    The grid contains the components of q(z | x) and the points z after each Gauss-Newton step. The
-    margin around these points follows from the Laplace approximation after the last step.
+    The margin around the steps follows from the Laplace approximation after the last step.
     """
     shown = found.weights[0] >= SMALL_WEIGHT
     shown[found.weights[0].argmax()] = True
@@ -264,12 +244,7 @@ def _densities(
 
 @torch.no_grad()
 def interpolate(model: ExplorableModel, images: Array, *, steps: int) -> dict[str, Any]:
-    """Decode points on the straight line between the posterior means of two examples.
-
-    Args:
-        model: the model.
-        images: the two examples, (2, ...).
-        steps: number of points, with both ends.
+    """Decode `steps` points between the posterior means of two examples x (2, ...).
 
     Returns:
         The points ``z`` (steps, D), and ``images`` (steps, ...) decoded at them.

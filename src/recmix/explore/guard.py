@@ -63,11 +63,6 @@ class Guard:
 
     It checks the host, the origin, the token and the size of the request. It adds security headers
     to each response.
-
-    Args:
-        app: the application.
-        access: the required token and the allowed hosts.
-        limits: the largest requests that are accepted.
     """
 
     def __init__(self, app: ASGIApp, *, access: Access, limits: Limits) -> None:
@@ -133,8 +128,8 @@ class Guard:
     def _has_token(self, scope: Scope, headers: dict[bytes, bytes]) -> bool:
         """Whether the request has the token in a header or a cookie, or needs none.
 
-        The result is False if the token is in the URL of the page: then `_set_cookie` moves it into
-        a cookie. Any other request is refused with status 401.
+        The result is False if the token is in the URL of the page: then `_set_cookie` moves it into a
+        cookie. Any other request is refused.
         """
         if self.access.token is None:
             return True
@@ -161,10 +156,7 @@ class Guard:
     async def _read_body(
         self, headers: dict[bytes, bytes], receive: Receive, parts: list[bytes], account: Account
     ) -> None:
-        """Read the body of a request, append its pieces to `parts`, and count them in `account`.
-
-        The request is refused as soon as the body is too large or arrives too slowly.
-        """
+        """Read the body of a request, append its pieces to `parts`, and count them in `account`."""
         most = self.limits.body
         too_large = Refused(413, f"a request has at most {most} bytes; send fewer images at a time")
         length = headers.get(b"content-length", b"0")
@@ -200,10 +192,7 @@ async def _until_disconnect(work: Awaitable[None], receive: Receive) -> None:
 
 
 def _check_origin(method: str, headers: dict[bytes, bytes]) -> None:
-    """Refuse a request that a page of another web site sends through the user's browser.
-
-    Requests of programs have no header Origin and are accepted.
-    """
+    """Refuse a request that a page of another web site sends through the user's browser."""
     if method in ("GET", "HEAD"):
         return
     origin = headers.get(b"origin")
@@ -214,10 +203,7 @@ def _check_origin(method: str, headers: dict[bytes, bytes]) -> None:
 
 
 def _unique_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    """Return the headers of a request by name.
-
-    The request is refused if a header that is used for security checks is given twice.
-    """
+    """Return the headers by name; refuse a request that gives a header for security checks twice."""
     found: dict[bytes, bytes] = {}
     for name, value in raw:
         if name in found and name in (b"host", b"origin", b"content-length", b"authorization"):
@@ -227,10 +213,7 @@ def _unique_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
 
 
 def _cookie_name(scope: Scope) -> bytes:
-    """Return the name of the cookie that holds the token.
-
-    The name contains the server's port, because servers on other ports of a host share its cookies.
-    """
+    """Return the name of the cookie. It has the port, as servers on one host share their cookies."""
     _, port = scope.get("server") or ("", 0)
     return f"recmix_{port}".encode()
 

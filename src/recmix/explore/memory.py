@@ -7,26 +7,26 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from recmix.explore.catalogue import ServedRun
 from recmix.explore.wire import Limits, Refused
 
-__all__ = ["Account", "Memory", "check_answer"]
-__all__ += ["of_decode", "of_drawings", "of_explain", "of_interpolate", "of_posterior"]
-__all__ += ["of_reconstruct", "of_sample", "of_texts"]
+__all__ = ["Account", "Memory", "check_answer", "numbers_in", "numbers_in_texts"]
 
 ACCOUNT = "recmix.account"
 """Key under which the ASGI scope of a request has its `Account`."""
 JSON_BYTES = {4: 16, 8: 25}
 """Largest number of characters of a number in JSON, with its comma, by its bytes in memory."""
+DRAWING = 4096
+"""A drawing has at most 64 KiB, as many as so many numbers in JSON."""
+DRAWS = 4
+"""How many texts are drawn from p(x | z) at the posterior mean of a text."""
 
 
 class Memory:
     """Counts the bytes of requests and answers in memory, over all clients and for each client address.
-
-    Args:
-        limits: the largest numbers of bytes: `held` for all clients, `held_by_client` for each client.
 
     >>> memory = Memory(Limits(held=100, held_by_client=60))
     >>> first = Account(memory, "10.0.0.1")
@@ -109,57 +109,32 @@ def check_answer(numbers: int, *, itemsize: int, npy: bool, most: int) -> int:
     return numbers * each
 
 
-def of_posterior(run: ServedRun, rows: int) -> int:
-    """Return how many numbers the explorer's answer at ``/posterior`` has, for `rows` examples."""
-    k, d = run.components, run.latent
-    return rows * (k + d + 2 * k * d + (k * d * d if run.full else 0))
-
-
-def of_reconstruct(run: ServedRun, rows: int) -> int:
-    """Return how many numbers the explorer's answer at ``/reconstruct`` has, for `rows` examples."""
-    return rows * (run.components + (1 + run.components) * math.prod(run.decoded))
-
-
-def of_decode(run: ServedRun, rows: int) -> int:
-    """Return how many numbers the explorer's answer at ``/decode`` has, for `rows` latent vectors."""
-    return rows * math.prod(run.decoded)
-
-
-def of_sample(run: ServedRun, _rows: int, *, count: int, **_others: int) -> int:
-    """Return how many numbers the explorer's answer at ``/sample`` has, for `count` samples."""
-    return count * (math.prod(run.decoded) + run.latent)
-
-
-def of_explain(run: ServedRun, _rows: int, *, steps: int, grid: int, **_others: int) -> int:
-    """Estimate how many numbers the explorer's answer at ``/explain`` has.
-
-    The answer describes the posterior of one example. A few small matrices in it are not counted.
+def numbers_in(path: str, run: ServedRun, rows: int, fields: Mapping[str, int]) -> int:
+    """Estimate how many numbers an answer has, for `check_answer`.
 
     Args:
+        path: the path of the route, such as ``/decode``.
         run: the model that computes the answer.
-        steps: number of Gauss-Newton steps.
-        grid: number of grid points along each side of the plane.
+        rows: number of examples or latent vectors of the request.
+        fields: the integer fields of the request.
     """
-    points = 2 + run.components + steps
-    return points * (math.prod(run.decoded) + 2 * run.latent) + 3 * grid * grid
+    k, d, values = run.components, run.latent, math.prod(run.decoded)
+    steps, count, grid = (fields.get(name, 0) for name in ("steps", "count", "grid"))
+    if path == "/draw":
+        return rows * DRAWING
+    if run.vocabulary is not None and path != "/posterior":
+        return numbers_in_texts(run, rows * (2 + k) + steps + count + DRAWS)
+    estimates = {
+        "/posterior": rows * (k + d + 2 * k * d + (k * d * d if run.full else 0)),
+        "/reconstruct": rows * (k + (1 + k) * values),
+        "/decode": rows * values,
+        "/sample": count * (values + d),
+        "/interpolate": steps * (values + d),
+        "/explain": (2 + k + steps) * (values + 2 * d) + 3 * grid * grid,
+    }
+    return estimates.get(path, 0)  # other answers are small
 
 
-def of_interpolate(run: ServedRun, _rows: int, *, steps: int) -> int:
-    """Return how many numbers the explorer's answer at ``/interpolate`` has, for `steps` points."""
-    return steps * (math.prod(run.decoded) + run.latent)
-
-
-def of_texts(run: ServedRun, texts: int) -> int:
-    """Estimate the size of an answer with `texts` texts, as a count of numbers.
-
-    `check_answer` takes this count. Each token of a text counts as two numbers.
-    """
+def numbers_in_texts(run: ServedRun, texts: int) -> int:
+    """Estimate the size of `texts` texts as a count of numbers: two for each token."""
     return texts * (2 * math.prod(run.model.spec.shape) + 2 * run.latent + 32)
-
-
-def of_drawings(drawings: int) -> int:
-    """Estimate the size of an answer with `drawings` SVG drawings, as a count of numbers.
-
-    `check_answer` takes this count. A drawing has at most 64 KiB, so it counts as 4096 numbers in JSON.
-    """
-    return drawings * 4096

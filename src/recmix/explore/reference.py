@@ -1,7 +1,4 @@
-"""Make the reference of the explorer's HTTP interface.
-
-`page` writes an OpenAPI document as an HTML page. The other functions make parts of this document.
-"""
+"""Make the reference of the explorer's HTTP interface: an OpenAPI document, and an HTML page of it."""
 
 from __future__ import annotations
 
@@ -58,10 +55,7 @@ def array(
 
 
 def any_array(lead: str) -> dict[str, Any]:
-    """Make the OpenAPI schema of an array whose first axes are known and whose other axes are not.
-
-    Args:
-        lead: names of the first axes, one letter each.
+    """Make the OpenAPI schema of an array of which only the first axes `lead` are known.
 
     >>> any_array("B")["description"]
     '(B, ...), see the shape of the run in /runs'
@@ -98,9 +92,7 @@ def request_body(
     *,
     texts: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Make the OpenAPI description of the body of a request.
-
-    The body is a JSON object with all fields, or the array alone as ``.npy``.
+    """Make the OpenAPI description of the body of a request: JSON, or the array alone as ``.npy``.
 
     Args:
         arrays: {name of the request's array: its schema}; empty if the request has no array.
@@ -120,10 +112,7 @@ def request_body(
 def parameters(integers: Mapping[str, Integer], runs: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Make the OpenAPI description of a route's query parameters, which are all optional.
 
-    Args:
-        integers: the integer parameters, by name.
-        runs: names of the runs that the parameter ``run`` can have. If there are none, the route
-            has no parameter ``run``.
+    There is no parameter ``run`` if there are no `runs` that it can name.
     """
     known = _schemas(integers, runs).items()
     return [{"name": n, "in": "query", "required": False, "schema": schema} for n, schema in known]
@@ -169,10 +158,7 @@ def _content(schema: Mapping[str, Any], *, npy: bool = False) -> dict[str, Any]:
 
 
 def page(document: Mapping[str, Any]) -> str:
-    """Write an OpenAPI document as an HTML page.
-
-    The page loads one style sheet from the explorer's server and nothing else.
-    """
+    """Write an OpenAPI document as an HTML page, which loads only one style sheet from the server."""
     parts = [
         "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>recmix: HTTP</title>"
         "<link rel='icon' href='data:,'><link rel='stylesheet' href='/docs.css'></head>"

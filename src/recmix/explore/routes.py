@@ -34,11 +34,6 @@ Compute = Callable[..., Awaitable[Answer]]
 Its arguments are the run, the array of the request if the route takes one, and the integer fields
 of the request by name.
 """
-Count = Callable[..., int]
-"""A function that counts the numbers in an answer before it is computed.
-
-Its arguments are the run, the number of rows of the request's array, and the integer fields.
-"""
 
 
 @dataclass(frozen=True)
@@ -66,7 +61,6 @@ class Routes:
         integers: Mapping[str, Integer],
         gives: Mapping[str, Any],
         npy: str | None = None,
-        count: Count | None = None,
         for_texts: Compute | None = None,
     ) -> Callable[[Compute], None]:
         """Make a decorator that adds a POST route.
@@ -81,7 +75,6 @@ class Routes:
             integers: the integer fields of the request, with their defaults and limits.
             gives: the OpenAPI schema of each field of the answer.
             npy: the field of the answer that a client can also get as a ``.npy`` file, if any.
-            count: function that returns how many numbers the answer has; None if it has few numbers.
             for_texts: the function that computes the answer if the examples of the model are texts.
         """
         runs = list(self.catalogue.runs)
@@ -113,10 +106,7 @@ class Routes:
                     rows = run.check(takes, rows, self.limits.images)
                 given = [] if takes is None else [rows]
                 size = len(rows) if given else 0
-                if by_text:
-                    self.reserve(request, run, self.texts.count(run, path, size, fields))
-                elif count is not None:
-                    self.reserve(request, run, count(run, size, **fields))
+                self.reserve(request, run, memory.numbers_in(path, run, size, fields))
                 try:
                     found = await (by_text or compute)(run, *given, **fields)
                 except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
@@ -138,13 +128,7 @@ class Routes:
         return add
 
     def reserve(self, request: Request, run: ServedRun, numbers: int) -> None:
-        """Reserve memory for an answer before it is computed; raise `Refused` if it is too large.
-
-        Args:
-            request: the HTTP request.
-            run: the model that computes the answer.
-            numbers: how many numbers the answer has.
-        """
+        """Reserve memory for an answer with so many numbers; raise `Refused` if it is too large."""
         itemsize, npy = np.dtype(run.model.spec.training.dtype).itemsize, wire.wants_npy(request)
         size = memory.check_answer(numbers, itemsize=itemsize, npy=npy, most=self.limits.answer)
         request.scope[memory.ACCOUNT].add(size)
@@ -157,11 +141,7 @@ class Routes:
         return array((*lead, *axes), sizes=self.catalogue.sizes(), limits=limits)
 
     def decoded(self, lead: str) -> dict[str, Any]:
-        """Return the OpenAPI schema of the decoder's mean examples in an answer.
-
-        Args:
-            lead: names of the axes before the axes of one example, one letter each.
-        """
+        """Return the OpenAPI schema of decoded examples in an answer; `lead` names their first axes."""
         axes = self.catalogue.axes if self.catalogue.decodes_examples else None
         return reference.any_array(lead) if axes is None else array((*lead, *axes))
 

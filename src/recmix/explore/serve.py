@@ -108,9 +108,8 @@ def serve(
         left_out = [run.not_shown for run in catalogue.runs.values() if run.not_shown]
         for why in left_out:
             print(f"note: {why}", flush=True)
-        if browser and len(left_out) < len(
-            catalogue.runs
-        ):  # the socket is listening already, so the browser can connect before the server runs
+        if browser and len(left_out) < len(catalogue.runs):
+            # The socket is listening already, so the browser can connect before the server runs.
             threading.Thread(target=webbrowser.open, args=(entry,), daemon=True).start()
         _run(server, listening)
 
@@ -118,8 +117,8 @@ def serve(
 def _run(server: uvicorn.Server, listening: socket.socket) -> None:
     """Run a server until Ctrl-C or SIGTERM.
 
-    The server runs in its own thread with its own event loop, because a notebook already runs an
-    event loop in the main thread.
+    It gets a thread and an event loop of its own, because a notebook already runs a loop in the main
+    thread.
     """
     in_main = threading.current_thread() is threading.main_thread()
     numbers = (signal.SIGINT, signal.SIGTERM) if in_main else ()
@@ -139,8 +138,8 @@ def _run(server: uvicorn.Server, listening: socket.socket) -> None:
 def model_threads() -> Iterator[None]:
     """Let torch use half of the cores in this context, unless OMP_NUM_THREADS is set.
 
-    The other half is for HTTP and for other programs. If torch shared its cores with them, the threads
-    of torch would wait for each other, and small networks would be many times slower.
+    The other half is for HTTP and other programs. If torch had to share its cores with them, small
+    networks would be many times slower.
     """
     import torch
 

@@ -9,10 +9,11 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from recmix.explore import answers, memory, texts
+from recmix.explore import answers, texts
 from recmix.explore.batcher import Answer, Batcher
 from recmix.explore.catalogue import ServedRun
 from recmix.explore.drawing import HINT, can_draw, draw
+from recmix.explore.explain import points_between
 from recmix.explore.wire import Array, Limits, Refused, Texts
 
 __all__ = ["TextAnswers"]
@@ -24,9 +25,9 @@ PIECE = 128
 class TextAnswers:
     """Computes the explorer's answers for models of texts. Most methods have the name of their route.
 
-    Arguments of such a method are the model, the texts or the array of the request, if it has any, and
-    the integer fields by name. The result is the answer for the client, {field: value}.
-    The field ``problems`` says what is wrong with each text, such as unknown words.
+    Arguments of such a method are the model, the texts or the array of the request, and the integer
+    fields by name. The result is the answer for the client, {field: value}. The field ``problems``
+    says what is wrong with each text, such as unknown words.
 
     Args:
         batcher: runs the models in one thread.
@@ -40,31 +41,8 @@ class TextAnswers:
         self._locks: WeakKeyDictionary[ServedRun, asyncio.Lock] = WeakKeyDictionary()
         self._drawing = asyncio.Semaphore(1)
 
-    def count(self, run: ServedRun, path: str, rows: int, fields: dict[str, int]) -> int:
-        """Estimate how many numbers an answer will have. A text counts as two numbers per token.
-
-        `check_answer` uses this number: it raises an error if the answer would be too large.
-
-        Args:
-            run: the model that computes the answer.
-            path: the path of the route, such as ``/decode``.
-            rows: number of texts or latent vectors of the request.
-            fields: the integer fields of the request.
-        """
-        if path == "/posterior":
-            return memory.of_posterior(run, rows)
-        if path == "/draw":
-            return memory.of_drawings(rows)
-        several = fields.get("steps", 0) + fields.get("count", 0) + texts.DRAWS
-        return memory.of_texts(run, rows * (2 + run.components) + several)
-
     async def posterior(self, run: ServedRun, given: Texts) -> Answer:
-        """Describe the posterior q(z | x) of B texts.
-
-        Returns:
-            The fields of `Moments` (weights, means and covariances of the components of q), ``mean``
-            (B, D), and ``problems``, the messages about each text.
-        """
+        """Return the `Moments` of q(z | x) for B texts, and the ``mean`` (B, D) of q."""
         read = await self._read(run, given)
         work = partial(answers.posterior, run.model)
         found = await self.batcher.rows((run.name, answers.posterior), work, read.x)
@@ -74,9 +52,8 @@ class TextAnswers:
         """Reconstruct B texts through q(z | x), which has K components.
 
         Returns:
-            {"weights": mixing weights (B, K), "texts": most likely texts at the mean of q,
-            "components": for each text, a list of the most likely texts at the means of the K
-            components, "problems": messages about each text}.
+            The mixing ``weights`` (B, K), the most likely ``texts`` at the mean of q, and
+            ``components``: for each text, the most likely texts at the means of the K components.
         """
         read = await self._read(run, given)
         work = partial(texts.reconstruct_texts, run.model)
@@ -94,10 +71,7 @@ class TextAnswers:
         }
 
     async def score(self, run: ServedRun, given: Texts, samples: int, seed: int) -> Answer:
-        """Compute the ELBO and the IWAE-K bound of B texts, where K is `samples`.
-
-        The answer has the fields ``elbo`` and ``iwae``, in nats, (B,) each.
-        """
+        """Return the bounds ``elbo`` (B,) and ``iwae`` (B,) of B texts, in nats."""
         if len(given) * samples > self.limits.decodings:
             asked, most = f"{len(given)} texts with {samples} samples each", self.limits.decodings
             raise Refused(422, f"{asked} were asked for; together at most {most:,} samples are drawn")
@@ -120,8 +94,7 @@ class TextAnswers:
     ) -> Answer:
         """Describe the posterior q(z | x) of one text; `docs/explorer.md` lists the fields.
 
-        The fields have decoded texts, ELBO and IWAE bounds, and the steps of the refinement. There are
-        no densities on a plane, as for images, so `grid` has no effect.
+        There are no densities on a plane, as for images, so `grid` has no effect.
         """
         read = await self._read(run, given)
         vocabulary = run.needed_vocabulary()
@@ -131,33 +104,34 @@ class TextAnswers:
         return {"text": read.read[0], "problems": read.problems[0], **found}
 
     async def interpolate(self, run: ServedRun, given: Texts, steps: int) -> Answer:
-        """Decode points on the straight line between the posterior means of two texts.
-
-        Returns:
-            The points ``z`` (steps, D), the most likely ``texts`` at them, and ``problems``.
-        """
+        """Return points ``z`` (steps, D) between the posterior means of two texts, as ``texts`` too."""
         if len(given) != 2:
             raise Refused(422, f"two texts are needed, got {len(given)}")
         read = await self._read(run, given)
-        work = partial(texts.texts_between, run.model, read.x, steps)
+
+        def work() -> Answer:
+            z = points_between(run.model, read.x, steps)
+            return {"z": answers.to_array(z), "tokens": texts.most_likely(run.model, z)}
+
         found = await self.batcher.alone(work, cost=steps)
-        decoded = await self._decode(run, found["texts"])
+        decoded = await self._decode(run, found["tokens"])
         return {"z": found["z"], "texts": decoded, "problems": read.problems}
 
     async def neighbours(self, run: ServedRun, given: Texts, count: int) -> Answer:
         """Find the test texts whose posterior means are nearest to the posterior mean of a text.
 
         Returns:
-            {"neighbours": at most `count` mappings with ``index``, ``text`` and ``distance``,
-            "searched": number of test texts that were compared, "problems": messages about the text}.
+            ``neighbours``: at most `count` mappings with ``index``, ``text`` and ``distance``; and
+            ``searched``, the number of test texts that were compared.
         """
         read = await self._read(run, given)
         known = await self._test_means(run)
         found = await self.batcher.alone(partial(texts.encoder_means, run.model, read.x))
-        order, distances = texts.nearest(known, found["mean"][0], count)
-        shown = await asyncio.to_thread(run.test_examples, len(known))
+        distances = np.sqrt(np.square(known - found["mean"][0]).sum(1))
+        order = np.argsort(distances, kind="stable")[:count]
+        shown = await asyncio.to_thread(lambda: run.test_examples[: len(known)])
         decoded = await self._decode(run, shown[order])
-        near = zip(order.tolist(), decoded, distances.tolist(), strict=True)
+        near = zip(order.tolist(), decoded, distances[order].tolist(), strict=True)
         return {
             "neighbours": [{"index": i, "text": text, "distance": far} for i, text, far in near],
             "searched": len(known),
@@ -165,10 +139,9 @@ class TextAnswers:
         }
 
     async def draw(self, run: ServedRun, given: Texts) -> Answer:
-        """Draw molecules, given as SMILES strings, as SVG.
+        """Draw molecules, given as SMILES strings, as SVG (null for one that cannot be drawn).
 
-        The answer has a list ``drawings``, with None for a text that cannot be drawn, and a ``hint``
-        if RDKit is not installed.
+        The field ``hint`` says how to install RDKit if it is missing.
         """
         if not run.needed_vocabulary().molecules:
             raise Refused(422, f"{run.name} is no run of molecules: its texts cannot be drawn")
@@ -188,13 +161,12 @@ class TextAnswers:
         return await asyncio.to_thread(run.needed_vocabulary().decode, tokens)
 
     async def _test_means(self, run: ServedRun) -> Array:
-        """The posterior means (N, D) of the run's first test texts; they are computed once.
+        """The posterior means (N, D) of the run's first test texts, computed once and in pieces.
 
-        Requests of other clients are answered between two pieces. If a client leaves, the pieces
-        that are done are kept.
+        Requests of other clients are answered between two pieces.
         """
         async with self._locks.setdefault(run, asyncio.Lock()):
-            examples = await asyncio.to_thread(run.test_examples, self.limits.searched)
+            examples = await asyncio.to_thread(lambda: run.test_examples[: self.limits.searched])
             done = self._means.get(run, np.zeros((0, run.latent), np.float32))
             while len(done) < len(examples):
                 piece = examples[len(done) : len(done) + PIECE]

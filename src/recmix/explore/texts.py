@@ -14,7 +14,8 @@ from torch import Tensor
 
 from recmix.explore.answers import to_array
 from recmix.explore.drawing import can_draw, is_molecule
-from recmix.explore.explain import describe, points_between
+from recmix.explore.explain import describe
+from recmix.explore.memory import DRAWS
 from recmix.explore.wire import Array, Refused
 from recmix.inference import Inference
 from recmix.methods.method import infer_no_grad
@@ -24,11 +25,9 @@ from recmix.model.vocabulary import Vocabulary
 if TYPE_CHECKING:
     from recmix.explore.catalogue import ExplorableModel
 
-__all__ = ["DRAWS", "ReadTexts", "encoder_means", "explain_text", "most_likely", "nearest"]
-__all__ += ["read_texts", "reconstruct_texts", "texts_between"]
+__all__ = ["ReadTexts", "check_texts", "encoder_means", "explain_text", "most_likely", "read_texts"]
+__all__ += ["reconstruct_texts"]
 
-DRAWS = 4
-"""How many texts are drawn from p(x | z) at the posterior mean."""
 VALUES = 2**23
 """Most numbers of the decoder's results for latent vectors that are decoded at a time."""
 NAMED = 6
@@ -50,13 +49,9 @@ class ReadTexts(NamedTuple):
 
 
 def read_texts(vocabulary: Vocabulary, texts: Sequence[str], *, most: int, longest: int) -> ReadTexts:
-    """Convert the texts of a request to examples; raise `Refused` if a text cannot be read.
+    """Convert the B texts of a request to examples; raise `Refused` if a text cannot be read.
 
-    Args:
-        vocabulary: the vocabulary of the model.
-        texts: the B texts of the request.
-        most: the largest number of texts that is accepted.
-        longest: the largest number of characters of a text that is accepted.
+    A request may have at most `most` texts, each with at most `longest` characters.
     """
     check_texts(texts, most=most, longest=longest)
     rows, problems = [], []
@@ -75,13 +70,7 @@ def read_texts(vocabulary: Vocabulary, texts: Sequence[str], *, most: int, longe
 
 
 def check_texts(texts: Sequence[str], *, most: int, longest: int) -> None:
-    """Raise `Refused` if a request has too many texts or a text that is too long.
-
-    Args:
-        texts: the texts of the request.
-        most: the largest number of texts that is accepted.
-        longest: the largest number of characters of a text that is accepted.
-    """
+    """Raise `Refused` if a request has more than `most` texts, or one of over `longest` characters."""
     if len(texts) > most:
         raise Refused(413, f"{len(texts)} texts are too many: at most {most} at a time")
     for text in texts:
@@ -131,14 +120,9 @@ def _at_once(model: ExplorableModel) -> int:
 def reconstruct_texts(model: ExplorableModel, x: Array) -> dict[str, Any]:
     """Decode the mean of q(z | x), and of each of its K components, to the most likely examples.
 
-    Args:
-        model: the model.
-        x: the texts as examples, (B, *shape).
-
     Returns:
-        The mixing ``weights`` (B, K), and the decoded examples: ``texts`` (B, *shape) at the mean of q
-        and ``components`` (B, K, *shape) at the means of the components. The vocabulary converts
-        decoded examples to texts.
+        The mixing ``weights`` (B, K), ``texts`` (B, *shape) at the mean of q and ``components``
+        (B, K, *shape) at the means of the components. The vocabulary converts these to texts.
     """
     q = model.posterior(x)
     means = torch.stack([q.mean, *(part.mean for part in q.components)], 1)  # (B, 1 + K, D)
@@ -150,9 +134,7 @@ def reconstruct_texts(model: ExplorableModel, x: Array) -> dict[str, Any]:
 def explain_text(
     model: ExplorableModel, vocabulary: Vocabulary, x: Array, *, steps: int, samples: int, seed: int
 ) -> dict[str, Any]:
-    """Describe the posterior q(z | x) of one text: its components, bounds and refinement steps.
-
-    The result is {field: value}; `docs/explorer.md` lists the fields.
+    """Describe q(z | x) of one text x (1, *shape): the fields that `docs/explorer.md` lists.
 
     Args:
         model: the model.
@@ -178,47 +160,8 @@ def _draw(model: ExplorableModel, z: Tensor, seed: int) -> Array:
     return to_array(latent_model.likelihood.sample(decoded, generator).float())
 
 
-def texts_between(model: ExplorableModel, x: Array, steps: int) -> dict[str, Any]:
-    """Decode points on the straight line between the posterior means of two texts.
-
-    Args:
-        model: the model.
-        x: the two texts as examples, (2, *shape).
-        steps: number of points, with both ends.
-
-    Returns:
-        The points ``z`` (steps, D), and the most likely examples at them, ``texts`` (steps, *shape).
-    """
-    z = points_between(model, x, steps)
-    return {"z": to_array(z), "texts": most_likely(model, z)}
-
-
 def encoder_means(model: ExplorableModel, x: Array) -> dict[str, Any]:
-    """Compute posterior means without refinement, which is fast enough for many examples.
-
-    Args:
-        model: the model.
-        x: the examples, (B, *shape).
-
-    Returns:
-        The field ``mean``, (B, D).
-    """
+    """Compute posterior means (B, D) without refinement, which is fast enough for many examples."""
     centre = model.latent_model.centre
     q = infer_no_grad(model.method, torch.from_numpy(x).to(centre), Inference())
     return {"mean": to_array(q.mean)}
-
-
-def nearest(means: Array, mean: Array, count: int) -> tuple[Array, Array]:
-    """Find the vectors that are nearest to a given vector, the nearest first.
-
-    Args:
-        means: the vectors, (N, D).
-        mean: the given vector, (D,).
-        count: how many to find, C.
-
-    Returns:
-        Their indices in `means`, (C,), and their Euclidean distances, (C,).
-    """
-    distances = np.sqrt(np.square(means - mean).sum(1))
-    order = np.argsort(distances, kind="stable")[:count]
-    return order, distances[order]

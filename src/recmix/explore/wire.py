@@ -93,12 +93,7 @@ class Integer:
     high: int
 
     def read(self, name: str, given: Any) -> int:
-        """Check the given value of the field and return it as an integer.
-
-        Args:
-            name: name of the field, for the error message.
-            given: a number from JSON, or a text from the URL.
-        """
+        """Return the integer `given` in JSON or in the URL for the field `name`, if it is valid."""
         if isinstance(given, str) and re.fullmatch(r"-?[0-9]{1,20}", given):
             given = int(given)
         if isinstance(given, bool) or not isinstance(given, int) or not self.low <= given <= self.high:
@@ -152,14 +147,12 @@ async def read_request(
 def read_fields(
     given: Mapping[str, Any], known: Mapping[str, Integer], array: str | None = None
 ) -> dict[str, Any]:
-    """Check the fields of a request and fill in the defaults.
+    """Check the fields of a request, except its array, and fill in the defaults.
 
     Args:
-        given: the fields of the request without its array. Only ``run`` and the fields in `known`
-            are accepted.
+        given: the fields. Only ``run`` and the fields in `known` are accepted.
         known: the integer fields that the request can have, by name.
-        array: name of the field that holds the array, for the list of valid fields in the error
-            message.
+        array: name of the field that holds the array, for the error message.
 
     Returns:
         The fields as {name: value}: ``run``, which is None if it is not given, and all integer fields.
@@ -275,8 +268,8 @@ def respond(
         request: the request. If its header Accept names ``.npy``, the response is ``.npy``.
         found: the fields of the answer, {name: value}.
         run: name of the run that computed the answer; it is added to the JSON.
-        array: the field of `found` that is sent as ``.npy``. If it is None, a
-            request for ``.npy`` raises `Refused`.
+        array: the field of `found` that is sent as ``.npy``. If it is None, a request for ``.npy``
+            raises `Refused`.
     """
     if wants_npy(request):
         if array is None:

@@ -1,9 +1,10 @@
-"""Draw the accuracy of methods against their inference time, with one labelled point per method."""
+"""Draw accuracy against inference time: for methods, and for refinements of one model."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from recmix.reports.records import PAPER_ORDER
 from recmix.reports.statistics import TIMED_BATCH
 from recmix.reports.summary import Point
 
-__all__ = ["frontiers"]
+__all__ = ["RefinementPoint", "frontiers", "refinement_times"]
 
 ACROSS = 3
 """Most panels in a row."""
@@ -49,7 +50,10 @@ def frontiers(panels: Mapping[str, Sequence[Point]], path: Path, *, samples: int
         figure.draw_without_rendering()
         figure.set_layout_engine("none")  # labels are placed in the final layout
         for axes, points in zip(grid.flat, panels.values(), strict=False):
-            _label(axes, points, looks)
+            places = [(point.milliseconds, point.nats) for point in points]
+            names = [(point.name, looks[point.label][0]) for point in points]
+            labels = [(place, *name) for place, name in zip(places, names, strict=True)]
+            label_points(axes, labels, places, offset=OFFSET, expand=(1.1, 1.5), fontsize=8)
         return save(figure, path)
 
 
@@ -82,12 +86,99 @@ def _draw(axes: Any, points: Sequence[Point], looks: Mapping[str, tuple[str, str
     axes.margins(y=0.15)
 
 
-def _label(axes: Any, points: Sequence[Point], looks: Mapping[str, tuple[str, str]]) -> list[Any]:
-    """Write the name of each point near the point, so that names do not overlap.
+@dataclass(frozen=True, kw_only=True)
+class RefinementPoint:
+    """One way to refine the posterior q(z | x), as a point in the figure of bound against time.
 
-    A name far from its point gets a line to it. The matplotlib texts are returned.
+    Attributes:
+        how: kind of refinement; ``none`` for the encoder's own posterior.
+        steps: number of refinement steps.
+        milliseconds: time to compute the posterior, per example.
+        bound: IWAE bound, in nats per example.
+        error: standard error of the bound minus the bound of the encoder's own posterior.
+        efficient: whether no faster refinement has a higher bound.
+        chosen: whether this refinement was chosen from all points; it is marked in the figure.
     """
-    places = [(point.milliseconds, point.nats) for point in points]
-    names = [(point.name, looks[point.label][0]) for point in points]
-    labels = [(place, *name) for place, name in zip(places, names, strict=True)]
-    return label_points(axes, labels, places, offset=OFFSET, expand=(1.1, 1.5), fontsize=8)
+
+    how: str
+    steps: int
+    milliseconds: float
+    bound: float
+    error: float
+    efficient: bool
+    chosen: bool
+
+
+def refinement_times(
+    points: Sequence[RefinementPoint],
+    path: Path,
+    *,
+    limit: float,
+    samples: int,
+    title: str = "Refinement",
+) -> Path:
+    """Draw the IWAE bound against the time to compute the posterior of an example.
+
+    The marker of a point shows the kind of refinement, its label the number of steps. A dashed line
+    joins the refinements that no faster refinement exceeds in the bound.
+
+    Args:
+        points: the refinements that have a bound.
+        path: the file to write. Its suffix selects PNG or SVG.
+        limit: the time limit in milliseconds per example, shown as a vertical line.
+        samples: K of the IWAE-K bound, for the label of the axis.
+        title: title of the figure.
+    """
+    kinds = list(dict.fromkeys(point.how for point in sorted(points, key=lambda p: p.how != "none")))
+    styles = list(zip(COLOURS, MARKERS, strict=False))
+    looks = {how: styles[(i - 1) % len(styles)] for i, how in enumerate(kinds)}
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(figsize=(7.5, 4.8), layout="constrained")
+        bound = f"validation IWAE-{samples} (nats per example)"
+        axes.set(xscale="log", title=title, xlabel="time per example (ms)", ylabel=bound)
+        _draw_refinements(axes, points, looks, limit)
+        handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+        names = [*(_name(how) for how in kinds), "chosen", "efficient", "time limit"]
+        shown = [name for name in names if name in handles]
+        style: dict[str, Any] = {"fontsize": 9, "title_fontsize": 9, "frameon": False}
+        style |= {"title": "numbers: steps", "loc": "upper left", "bbox_to_anchor": (1, 1)}
+        axes.legend([handles[name] for name in shown], shown, **style)
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")  # labels are placed in the final layout
+        places = [(point.milliseconds, point.bound) for point in points]
+        labels = [
+            (place, str(point.steps), looks[point.how][0])
+            for place, point in zip(places, points, strict=True)
+            if point.steps
+        ]
+        if labels:
+            look = {"fontsize": 9, "zorder": 6}
+            label_points(axes, labels, places, offset=(10, 8), expand=(1.3, 1.6), **look)
+        return save(figure, path)
+
+
+def _name(how: str) -> str:
+    return "no refinement" if how == "none" else how
+
+
+def _draw_refinements(
+    axes: Any, points: Sequence[RefinementPoint], looks: Mapping[str, tuple[str, str]], limit: float
+) -> None:
+    """Draw the points with their errors, the efficient line and the time limit."""
+    times = [*(point.milliseconds for point in points), limit]
+    axes.set_xlim(min(times) / 1.3, max(times) * 1.3)
+    for how, (colour, marker) in looks.items():
+        mine = [(point.milliseconds, point.bound, point.error) for point in points if point.how == how]
+        style = {"color": colour, "mec": "white", "mew": 0.6, "ms": 7.5, "elinewidth": 1, "zorder": 4}
+        axes.errorbar(*zip(*mine, strict=True), fmt=marker, label=_name(how), **style)
+    front = sorted((point.milliseconds, point.bound) for point in points if point.efficient)
+    line = {"color": "#777777", "lw": 1, "ls": "--", "zorder": 1}
+    axes.step(*zip(*front, strict=True), where="post", label="efficient", **line)
+    axes.axvline(limit, color="#4a4a4a", lw=1, ls=":", zorder=1, label="time limit")
+    for point in points:
+        if point.chosen:
+            circle = {"mfc": "none", "mec": "#111111", "ms": 14, "mew": 1.2, "zorder": 3}
+            axes.plot([point.milliseconds], [point.bound], "o", ls="none", label="chosen", **circle)
+    wide = math.log10(max(times) / min(times)) >= 1
+    show_times(axes, (1, 2, 5) if wide else (1, 1.5, 2, 3, 4, 5, 7), ".3g")
+    axes.margins(y=0.12)
