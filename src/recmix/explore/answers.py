@@ -30,20 +30,13 @@ class Moments(NamedTuple):
     """Weights, means and covariances of the K components of q(z | x), for B examples.
 
     D is the latent dimension.
-
-    Attributes:
-        weights: mixing weights, (B, K).
-        means: means of the components, (B, K, D).
-        variances: diagonals of the covariances, (B, K, D).
-        covariances: full covariances, (B, K, D, D); None if all are diagonal.
-        exact: false if a covariance is estimated from samples.
     """
 
-    weights: Tensor
-    means: Tensor
-    variances: Tensor
-    covariances: Tensor | None
-    exact: bool
+    weights: Tensor  # mixing weights, (B, K)
+    means: Tensor  # means of the components, (B, K, D)
+    variances: Tensor  # diagonals of the covariances, (B, K, D)
+    covariances: Tensor | None  # full covariances, (B, K, D, D); None if all are diagonal
+    exact: bool  # false if a covariance is estimated from samples
 
     def full(self) -> Tensor:
         """Return the covariances of the K components as full matrices, (B, K, D, D)."""

@@ -35,19 +35,12 @@ LARGEST_LATENT = 1000
 
 
 class ExplorableModel(Protocol):
-    """The attributes and methods that the explorer needs of a model; `recmix.Model` has them.
-
-    Attributes:
-        method: the trained method.
-        spec: the description of the run: shapes, options and data.
-        history: the training log, one mapping per epoch.
-        vocabulary: converts texts to examples; None if the examples are not texts.
-    """
+    """The attributes and methods that the explorer needs of a model; `recmix.Model` has them."""
 
     method: Method
-    spec: Spec
-    history: list[dict[str, float]]
-    vocabulary: Vocabulary | None
+    spec: Spec  # the description of the run: shapes, options and data
+    history: list[dict[str, float]]  # the training log, one mapping per epoch
+    vocabulary: Vocabulary | None  # converts texts to examples; None if the examples are not texts
 
     @property
     def latent_model(self) -> LatentModel:
@@ -65,24 +58,16 @@ class ExplorableModel(Protocol):
 
 @dataclass(eq=False)
 class ServedRun:
-    """One trained model that the explorer's server offers.
+    """One trained model that the explorer's server offers."""
 
-    Attributes:
-        name: name by which requests choose it.
-        label: name that the web page shows.
-        model: the model.
-        data_root: folder of the named data sets; by default the folder that training used.
-        examples: test examples to show; by default from the run's own data.
-        shape: shape of the images on the web page, (H, W) or (C, H, W), for a run whose examples are
-            images in another shape, such as flat vectors. It is ignored if the examples have another
-            number of values.
-    """
-
-    name: str
-    label: str
+    name: str  # name by which requests choose it
+    label: str  # name that the web page shows
     model: ExplorableModel
+    # folder of the named data sets; by default the folder that training used
     data_root: Path | None = None
-    examples: Examples | None = None
+    examples: Examples | None = None  # test examples to show; by default from the run's own data
+    # shape of the images on the web page, (H, W) or (C, H, W), for a run whose examples are images in
+    # another shape, such as flat vectors. It is ignored if the examples have another number of values.
     shape: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:

@@ -31,19 +31,12 @@ SMALL_WEIGHT = 0.01
 
 
 class Plane(NamedTuple):
-    """A plane in the latent space: the points z = origin + a · axes[0] + b · axes[1].
+    """A plane in the latent space: the points z = origin + a · axes[0] + b · axes[1]."""
 
-    Attributes:
-        kind: "latent" if it is the whole latent space, of one or two dimensions; else "slice".
-        origin: a point of the plane, (D,), where D is the latent dimension.
-        axes: two orthonormal vectors, (2, D). The second is zero if D is 1.
-        labels: names of the axes, for the figure.
-    """
-
-    kind: str
-    origin: Tensor
-    axes: Tensor
-    labels: list[str]
+    kind: str  # "latent" if it is the whole latent space, of one or two dimensions; else "slice"
+    origin: Tensor  # a point of the plane, (D,), where D is the latent dimension
+    axes: Tensor  # two orthonormal vectors, (2, D). The second is zero if D is 1.
+    labels: list[str]  # names of the axes, for the figure
 
     def project(self, z: Tensor) -> Tensor:
         """Return the coordinates (a, b) of latent vectors z (..., D) in the plane, (..., 2)."""
@@ -55,21 +48,15 @@ class Plane(NamedTuple):
 
 
 class Described(NamedTuple):
-    """The posterior q(z | x) of one example x, as numbers for an answer and as tensors.
+    """The posterior q(z | x) of one example x, as numbers for an answer and as tensors."""
 
-    Attributes:
-        answer: the fields {name: value} that the explorer sends for images and for texts alike.
-        x: the example, (1, ...).
-        q: its posterior.
-        found: weights, means and covariances of q's components.
-        path: for 0, 1, 2, … Gauss-Newton steps, the Gaussian (Laplace) approximation of p(z | x) at
-            the point z after these steps.
-    """
-
+    # the fields {name: value} that the explorer sends for images and for texts alike
     answer: dict[str, Any]
-    x: Tensor
-    q: Posterior
-    found: Moments
+    x: Tensor  # the example, (1, ...)
+    q: Posterior  # its posterior
+    found: Moments  # weights, means and covariances of q's components
+    # for 0, 1, 2, … Gauss-Newton steps, the Gaussian (Laplace) approximation of p(z | x) at the point
+    # z after these steps
     path: list[FullGaussian]
 
 

@@ -45,16 +45,12 @@ LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """What the server requires of a request: a secret token, and a host name that is allowed.
+    """What the server requires of a request: a secret token, and a host name that is allowed."""
 
-    Attributes:
-        token: the secret, sent in ``Authorization: Bearer`` or in the page's cookie; None if no
-            token is needed.
-        hosts: host names that requests may use for the server; None allows all. A list of hosts stops
-            web sites whose own host name points to this machine (DNS rebinding).
-    """
-
+    # the secret, sent in ``Authorization: Bearer`` or in the page's cookie; None if no token is needed
     token: str | None = None
+    # host names that requests may use for the server; None allows all. A list of hosts stops web sites
+    # whose own host name points to this machine (DNS rebinding).
     hosts: tuple[str, ...] | None = LOOPBACK
 
 

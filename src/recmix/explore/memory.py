@@ -47,17 +47,11 @@ class Memory:
 
 @dataclass
 class Account:
-    """The bytes that one request and its answer hold in a `Memory`.
+    """The bytes that one request and its answer hold in a `Memory`."""
 
-    Attributes:
-        memory: the `Memory` that counts the bytes of all requests.
-        client: address of the client.
-        size: number of bytes counted so far.
-    """
-
-    memory: Memory
-    client: str
-    size: int = 0
+    memory: Memory  # the `Memory` that counts the bytes of all requests
+    client: str  # address of the client
+    size: int = 0  # number of bytes counted so far
 
     def add(self, size: int) -> None:
         """Count `size` more bytes for this request; raise `Refused` if the total is above a limit."""

@@ -38,21 +38,13 @@ of the request by name.
 
 @dataclass(frozen=True)
 class Routes:
-    """Adds POST routes to the explorer's web application. They compute answers with trained models.
-
-    Attributes:
-        app: the FastAPI application.
-        catalogue: the models, by name.
-        batcher: runs the models in one thread.
-        limits: the largest requests that are accepted.
-        texts: computes the answers for runs whose examples are texts.
-    """
+    """Adds POST routes to the explorer's web application. They compute answers with trained models."""
 
     app: FastAPI
     catalogue: Catalogue
-    batcher: Batcher
+    batcher: Batcher  # runs the models in one thread
     limits: Limits
-    texts: TextAnswers
+    texts: TextAnswers  # computes the answers for runs whose examples are texts
 
     def post(
         self,

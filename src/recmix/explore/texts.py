@@ -35,17 +35,11 @@ NAMED = 6
 
 
 class ReadTexts(NamedTuple):
-    """The texts of a request as examples for the model.
+    """The texts of a request as examples for the model."""
 
-    Attributes:
-        x: the examples, (B, *shape).
-        read: the texts as the model sees them, for example with unknown words replaced.
-        problems: for each text, messages for the user, such as about unknown words.
-    """
-
-    x: Array
-    read: list[str]
-    problems: list[list[str]]
+    x: Array  # the examples, (B, *shape)
+    read: list[str]  # the texts as the model sees them, for example with unknown words replaced
+    problems: list[list[str]]  # for each text, messages for the user, such as about unknown words
 
 
 def read_texts(vocabulary: Vocabulary, texts: Sequence[str], *, most: int, longest: int) -> ReadTexts:

@@ -88,25 +88,15 @@ def _draw(axes: Any, points: Sequence[Point], looks: Mapping[str, tuple[str, str
 
 @dataclass(frozen=True, kw_only=True)
 class RefinementPoint:
-    """One way to refine the posterior q(z | x), as a point in the figure of bound against time.
+    """One way to refine the posterior q(z | x), as a point in the figure of bound against time."""
 
-    Attributes:
-        how: kind of refinement; ``none`` for the encoder's own posterior.
-        steps: number of refinement steps.
-        milliseconds: time to compute the posterior, per example.
-        bound: IWAE bound, in nats per example.
-        error: standard error of the bound minus the bound of the encoder's own posterior.
-        efficient: whether no faster refinement has a higher bound.
-        chosen: whether this refinement was chosen from all points; it is marked in the figure.
-    """
-
-    how: str
-    steps: int
-    milliseconds: float
-    bound: float
-    error: float
-    efficient: bool
-    chosen: bool
+    how: str  # kind of refinement; ``none`` for the encoder's own posterior
+    steps: int  # number of refinement steps
+    milliseconds: float  # time to compute the posterior, per example
+    bound: float  # IWAE bound, in nats per example
+    error: float  # standard error of the bound minus the bound of the encoder's own posterior
+    efficient: bool  # whether no faster refinement has a higher bound
+    chosen: bool  # whether this refinement was chosen from all points; it is marked in the figure
 
 
 def refinement_times(

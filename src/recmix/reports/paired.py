@@ -65,25 +65,19 @@ def signed_rank_p(differences: Sequence[float] | Array) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The comparison of the test scores of two methods on the same splits of the data.
+    """The comparison of the test scores of two methods on the same splits of the data."""
 
-    Attributes:
-        pairs: number of splits on which both methods have a score.
-        p: p-value of the one-sided test that the first method has the higher scores, see
-            `signed_rank_p`; None if there are too few pairs.
-        reason: why `p` is None; else empty.
-        difference: mean over the splits of first minus second score, in nats; None without pairs.
-        interval: 95 % t interval of this mean; None with fewer than two pairs.
-        effect: effect size from -1 to 1, the matched-pairs rank-biserial correlation
-            (W₊ - W₋) / (W₊ + W₋). W₊ and W₋ are the sums of the ranks of the positive and the
-            negative differences.
-    """
-
-    pairs: int
+    pairs: int  # number of splits on which both methods have a score
+    # p-value of the one-sided test that the first method has the higher scores, see `signed_rank_p`;
+    # None if there are too few pairs
     p: float | None = None
-    reason: str = ""
+    reason: str = ""  # why `p` is None; else empty
+    # mean over the splits of first minus second score, in nats; None without pairs
     difference: float | None = None
+    # 95 % t interval of this mean; None with fewer than two pairs
     interval: tuple[float, float] | None = None
+    # effect size from -1 to 1, the matched-pairs rank-biserial correlation (W₊ - W₋) / (W₊ + W₋). W₊
+    # and W₋ are the sums of the ranks of the positive and the negative differences.
     effect: float | None = None
 
 

@@ -33,39 +33,24 @@ MILLISECONDS = 500
 
 @dataclass(frozen=True, kw_only=True)
 class FigureStage:
-    """A mixture of K diagonal Gaussians over a two-dimensional z, after some training epochs.
+    """A mixture of K diagonal Gaussians over a two-dimensional z, after some training epochs."""
 
-    Attributes:
-        name: its title in the figure, such as ``epoch 3``.
-        means: means of the components, (K, 2).
-        variances: variances of the components, (K, 2).
-        weights: mixing weights, (K,). Components with less weight are drawn thinner.
-    """
-
-    name: str
-    means: Array
-    variances: Array
-    weights: Array
+    name: str  # its title in the figure, such as ``epoch 3``
+    means: Array  # means of the components, (K, 2)
+    variances: Array  # variances of the components, (K, 2)
+    weights: Array  # mixing weights, (K,). Components with less weight are drawn thinner.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Instance:
-    """One image of the figure: its true posterior p(z | x) on a grid, and its learned mixtures.
+    """One image of the figure: its true posterior p(z | x) on a grid, and its learned mixtures."""
 
-    Attributes:
-        name: title of the image, such as ``instance 1``.
-        x: coordinates of the grid along the first dimension of z, (G,).
-        y: coordinates of the grid along the second dimension of z, (H,).
-        density: the true posterior at (x[i], y[j]) in row j, column i, (H, G), up to a factor.
-        recursive: the recursive mixture after more and more epochs.
-        blind: the blind mixture, which learns both components at once; it has as many stages.
-    """
-
-    name: str
-    x: Array
-    y: Array
-    density: Array
-    recursive: Sequence[FigureStage]
+    name: str  # title of the image, such as ``instance 1``
+    x: Array  # coordinates of the grid along the first dimension of z, (G,)
+    y: Array  # coordinates of the grid along the second dimension of z, (H,)
+    density: Array  # the true posterior at (x[i], y[j]) in row j, column i, (H, G), up to a factor
+    recursive: Sequence[FigureStage]  # the recursive mixture after more and more epochs
+    # the blind mixture, which learns both components at once; it has as many stages
     blind: Sequence[FigureStage]
 
 

@@ -22,27 +22,17 @@ CITATION = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """One number from a table of the paper by Kim and Pavlovic (NeurIPS 2020), see `CITATION`.
+    """One number from a table of the paper by Kim and Pavlovic (NeurIPS 2020), see `CITATION`."""
 
-    Attributes:
-        table: name of a table in ``published.json``, such as ``log_likelihood``.
-        data: name of the data set, as in `recmix.data`.
-        latent: dimension of z.
-        row: the method, and the value of the option that the table varies, such as RME(5).
-        mean: the number, in nats or milliseconds.
-        std: its standard deviation; None if the paper does not print one.
-        significance: meaning of its colour in the paper, such as ``best`` or ``p<=0.01``.
-        network: network of the decoder, ``conv`` or ``dense``.
-    """
-
-    table: str
-    data: str
-    latent: int
-    row: Row
-    mean: float
-    std: float | None = None
+    table: str  # name of a table in ``published.json``, such as ``log_likelihood``
+    data: str  # name of the data set, as in `recmix.data`
+    latent: int  # dimension of z
+    row: Row  # the method, and the value of the option that the table varies, such as RME(5)
+    mean: float  # the number, in nats or milliseconds
+    std: float | None = None  # its standard deviation; None if the paper does not print one
+    # meaning of its colour in the paper, such as ``best`` or ``p<=0.01``
     significance: str | None = None
-    network: str = "conv"
+    network: str = "conv"  # network of the decoder, ``conv`` or ``dense``
 
 
 @cache

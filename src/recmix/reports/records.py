@@ -51,15 +51,6 @@ SET_TITLES = {
 class Row:
     """A row of the tables of results: a method, its setting, and how its posterior is computed.
 
-    Attributes:
-        label: Name of the method in the tables.
-        setting: Value of the option that the tables vary for this method, such as the number of
-            components of RME; None if they vary no option.
-        options: The options by which the row differs from others with this label and setting.
-        inference: How the posterior is refined, in words. It is empty for the posterior of the encoder.
-        calibrated: Whether the posterior is calibrated on validation data.
-        noise: Whether the noise of the likelihood was changed. This changes p(x) too.
-
     >>> print(Row("RME", 5), Row("VAE+", options="learning_rate=0.0001"), sep=", ")
     RME(5), VAE+ [learning_rate=0.0001]
     >>> print(Row("RESIDUAL", inference="+2 steps", calibrated=True))
@@ -68,12 +59,15 @@ class Row:
     VAE+ calibrated with noise
     """
 
-    label: str
+    label: str  # name of the method in the tables
+    # value of the option that the tables vary for this method, such as the number of components of
+    # RME; None if they vary no option
     setting: Setting = None
-    options: str = ""
+    options: str = ""  # the options by which the row differs from others with this label and setting
+    # how the posterior is refined, in words. It is empty for the posterior of the encoder.
     inference: str = ""
-    calibrated: bool = False
-    noise: bool = False
+    calibrated: bool = False  # whether the posterior is calibrated on validation data
+    noise: bool = False  # whether the noise of the likelihood was changed. This changes p(x) too.
 
     @classmethod
     def of(cls, label: str, setting: Setting, inference: Inference) -> Row:
@@ -163,22 +157,14 @@ class TableColumn:
     """A column of the tables: a data set and all options of the model.
 
     Only scores in the same column can be compared.
-
-    Attributes:
-        data: name of the data set.
-        latent: dimension of z.
-        network: network of the encoder.
-        decoder_network: network of the decoder.
-        likelihood: name of the likelihood.
-        more: other options of data and model that differ from their defaults, see `more_options`.
     """
 
-    data: str
-    latent: int
-    network: str = "conv"
+    data: str  # name of the data set
+    latent: int  # dimension of z
+    network: str = "conv"  # of the encoder
     decoder_network: str = "conv"
     likelihood: str = "gaussian"
-    more: str = ""
+    more: str = ""  # other options of data and model that differ from their defaults, see `more_options`
 
     @property
     def title(self) -> str:
@@ -318,19 +304,12 @@ class Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreContent:
-    """Everything that was read from a store, the folder of run folders.
+    """Everything that was read from a store, the folder of run folders."""
 
-    Attributes:
-        folder: the store.
-        records: the runs that could be read.
-        problems: one message for each folder or file that could not be read.
-        figures: paths of the images in the folder ``figures`` of the store.
-    """
-
-    folder: Path
-    records: Sequence[Record]
-    problems: Sequence[str]
-    figures: Sequence[Path] = ()
+    folder: Path  # the store
+    records: Sequence[Record]  # the runs that could be read
+    problems: Sequence[str]  # one message for each folder or file that could not be read
+    figures: Sequence[Path] = ()  # paths of the images in the folder ``figures`` of the store
 
 
 def number(value: Any) -> float | None:

@@ -52,22 +52,16 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """The numbers in the tables of a report, for all runs of a folder.
+    """The numbers in the tables of a report, for all runs of a folder."""
 
-    Attributes:
-        rows: methods with their inference settings, in the order of the tables. The control VAE+, a
-            plain VAE that was trained further, is always one of them.
-        columns: data sets with the options of a model, in the order of the tables.
-        cells: {(row, column): cell}. Combinations without runs are missing.
-        samples: K of the IWAE-K bound that is compared.
-        holm: whether p-values were corrected for the number of tests in a column.
-    """
-
+    # methods with their inference settings, in the order of the tables. The control VAE+, a plain VAE
+    # that was trained further, is always one of them.
     rows: Sequence[Row]
-    columns: Sequence[TableColumn]
+    columns: Sequence[TableColumn]  # data sets with the options of a model, in the order of the tables
+    # {(row, column): cell}. Combinations without runs are missing.
     cells: Mapping[tuple[Row, TableColumn], Cell]
-    samples: int
-    holm: bool
+    samples: int  # K of the IWAE-K bound that is compared
+    holm: bool  # whether p-values were corrected for the number of tests in a column
 
     def best(self, column: TableColumn) -> Cell | None:
         """Return the cell of the best method in a table column, or None if the column has no score."""

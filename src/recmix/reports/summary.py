@@ -61,21 +61,13 @@ def to_json(rows: Sequence[dict[str, Any]], *, samples: int = 100) -> str:
 
 
 class Point(NamedTuple):
-    """A method as a point in the figure of accuracy gain against inference time.
+    """A method as a point in the figure of accuracy gain against inference time."""
 
-    Attributes:
-        name: name of the method with its settings, such as ``RME(2) +2 steps``.
-        label: name of the method alone, which selects colour and marker.
-        milliseconds: inference time for a batch of 128 examples.
-        nats: gain of the test bound over VAE+, the plain VAE that was trained further.
-        std: standard deviation of the gain over splits, if there are several.
-    """
-
-    name: str
-    label: str
-    milliseconds: float
-    nats: float
-    std: float | None = None
+    name: str  # name of the method with its settings, such as ``RME(2) +2 steps``
+    label: str  # name of the method alone, which selects colour and marker
+    milliseconds: float  # inference time for a batch of 128 examples
+    nats: float  # gain of the test bound over VAE+, the plain VAE that was trained further
+    std: float | None = None  # standard deviation of the gain over splits, if there are several
 
 
 def panels(rows: Sequence[dict[str, Any]]) -> dict[str, list[Point]]:

@@ -27,19 +27,12 @@ EMPTY = "–"
 
 
 class Level(NamedTuple):
-    """The meaning and colour of a mark in the tables: the best method, or a range of p-values.
+    """The meaning and colour of a mark in the tables: the best method, or a range of p-values."""
 
-    Attributes:
-        name: short name, for style sheets.
-        words: what the mark means, such as ``p ≤ 0.01``.
-        colour: the colour in the terminal; empty for the usual colour of text.
-        latex: name of the colour in LaTeX.
-    """
-
-    name: str
-    words: str
-    colour: str = ""
-    latex: str = ""
+    name: str  # short name, for style sheets
+    words: str  # what the mark means, such as ``p ≤ 0.01``
+    colour: str = ""  # the colour in the terminal; empty for the usual colour of text
+    latex: str = ""  # name of the colour in LaTeX
 
 
 LEVELS = {
@@ -65,33 +58,19 @@ def level_of(p: float | None) -> Level | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableEntry:
-    """A table cell as text, with the numbers by which the HTML page sorts it.
+    """A table cell as text, with the numbers by which the HTML page sorts it."""
 
-    Attributes:
-        text: the number that the cell shows: a mean score, a gain or a time.
-        spread: its standard deviation or interval.
-        value: the number as a float, for sorting.
-        level: the colour of the cell and its meaning; None for no colour.
-        bold: whether the number is bold.
-        p: the p-value as text, or the word ``best``.
-        more: further text, such as the effect size.
-        paper: the number of Kim and Pavlovic (2020) for the same cell; empty if there is none.
-        paper_spread: the standard deviation of this number.
-        paper_value: this number as a float, for sorting.
-        difference: our number minus this number.
-    """
-
-    text: str = EMPTY
-    spread: str = ""
-    value: float | None = None
-    level: Level | None = None
-    bold: bool = False
-    p: str = ""
-    more: str = ""
-    paper: str = ""
-    paper_spread: str = ""
-    paper_value: float | None = None
-    difference: str = ""
+    text: str = EMPTY  # the number that the cell shows: a mean score, a gain or a time
+    spread: str = ""  # its standard deviation or interval
+    value: float | None = None  # the number as a float, for sorting
+    level: Level | None = None  # the colour of the cell and its meaning; None for no colour
+    bold: bool = False  # whether the number is bold
+    p: str = ""  # the p-value as text, or the word ``best``
+    more: str = ""  # further text, such as the effect size
+    paper: str = ""  # the number of Kim and Pavlovic (2020) for the same cell; empty if there is none
+    paper_spread: str = ""  # the standard deviation of this number
+    paper_value: float | None = None  # this number as a float, for sorting
+    difference: str = ""  # our number minus this number
 
     @property
     def signed_spread(self) -> str:
@@ -105,38 +84,23 @@ class TableEntry:
 
 
 class Line(NamedTuple):
-    """One row of a `Table`, with its cells as text.
+    """One row of a `Table`, with its cells as text."""
 
-    Attributes:
-        row: the method, its setting and its inference.
-        entries: the cells, one for each column of the table.
-        first: whether the row is the first one of its method.
-    """
-
-    row: Row
-    entries: Sequence[TableEntry]
-    first: bool
+    row: Row  # the method, its setting and its inference
+    entries: Sequence[TableEntry]  # the cells, one for each column of the table
+    first: bool  # whether the row is the first one of its method
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table as text cells, which can be written as HTML, Markdown, LaTeX or terminal text.
+    """A table as text cells, which can be written as HTML, Markdown, LaTeX or terminal text."""
 
-    Attributes:
-        key: short name of the table, such as ``gain``.
-        title: title above the table.
-        caption: what the numbers are.
-        columns: the columns: data sets, each with a latent dimension.
-        lines: the rows.
-        notes: notes below the table.
-    """
-
-    key: str
-    title: str
-    caption: str
-    columns: Sequence[TableColumn]
-    lines: Sequence[Line]
-    notes: Sequence[str]
+    key: str  # short name of the table, such as ``gain``
+    title: str  # title above the table
+    caption: str  # what the numbers are
+    columns: Sequence[TableColumn]  # the columns: data sets, each with a latent dimension
+    lines: Sequence[Line]  # the rows
+    notes: Sequence[str]  # notes below the table
 
     @cached_property
     def printed(self) -> list[bool]:
