@@ -21,11 +21,9 @@ import argparse
 import functools
 import gzip
 import json
-import math
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -89,18 +87,8 @@ REFINED: dict[str, dict[str, Any]] = {
     "VAE+ refined, 8 steps": {"refine": 8, "how": "variational", "checks": 4},
     "VAE+ Laplace, 4 steps": {"refine": 4, "checks": 4},
 }
-PARTS = {
-    "methods": math.inf,
-    "refined": 40.0,
-    "gap": 60.0,
-    "calibrated": 30.0,
-    "slow": math.inf,
-    "reports": 20.0,
-    "times": 40.0,
-    "longer": math.inf,
-    "molecules": math.inf,
-}
-"""The parts of a study in their order, each with the seconds after which it begins nothing new."""
+PARTS = ("methods", "refined", "gap", "calibrated", "slow", "reports", "times", "longer", "molecules")
+"""The parts of a study in their order."""
 PROTOCOL = {"encodings": 4, "decodings": 4, "samples": 2000}
 """Draws of z and of molecules with which reconstruction, validity and uniqueness are measured."""
 PARTITION = ("x_train", "x_val", "x_test")
@@ -157,7 +145,7 @@ class Study:
 
     def __init__(self, kind: str, given: argparse.Namespace) -> None:
         self.kind, self.given, self.began = kind, given, time.time()
-        self.limit, self.out = math.inf, given.out / f"{kind}.json"
+        self.out = given.out / f"{kind}.json"
         self.sets = [read(kind, split, given) for split in range(given.splits)]
         if given.tiny:
             few = {p: ArrayExamples(np.asarray(getattr(self.sets[0], p)[:32])) for p in PARTITION}
@@ -167,7 +155,7 @@ class Study:
         self.memory = given.memory * 2**30 if torch.cuda.is_available() else None
         self.scores: dict[tuple[str, int], Callable[[], tuple[Any, ...]]] = {}
         self.models: dict[str, list[recmix.Model]] = {}
-        names = ("rows", "times", "skipped", "history", "gaps", "reports", "molecules")
+        names = ("rows", "times", "history", "gaps", "reports", "molecules")
         self.found: dict[str, Any] = {"about": {}, "second_history": {}} | {name: [] for name in names}
         if given.load and self.out.exists():
             self.found |= json.loads(self.out.read_text())
@@ -186,33 +174,14 @@ class Study:
         self.out.parent.mkdir(parents=True, exist_ok=True)
         self.out.write_text(json.dumps(self.found, indent=1, default=str) + "\n")
 
-    def late(self, *what: Any) -> bool:
-        """Whether the time of this part or of the study is over; then `what` is noted as skipped."""
-        over = time.time() > min(self.limit, self.began + self.given.seconds)
-        if over:
-            self.found["skipped"].append(" ".join(map(str, what)))
-        return over
-
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """A part of the study with its own limit of time. An error ends the part, not the study."""
-        self.limit = time.time() + PARTS[name]
-        try:
-            yield
-        except (recmix.RecmixError, RuntimeError, LookupError) as error:
-            self.found["skipped"].append(f"{name}: {error}")
-            self.say(name, "FAILED:", error)
-        self.limit = math.inf
-        self.store()
-
     def run(self, parts: list[str]) -> None:
         """Do these parts, the most important ones first."""
         if self.given.load:
             self.loaded()
         for name in [part for part in PARTS if part in parts]:
-            with self.part(name):
-                getattr(self, name)()
-                self.say(f"{name} done")
+            getattr(self, name)()
+            self.store()
+            self.say(f"{name} done")
 
     def add(
         self,
@@ -220,8 +189,6 @@ class Study:
         models: list[Callable[[], recmix.Model]],
         over: str = "",
         few: int | None = None,
-        *,
-        always: bool = False,
     ) -> None:
         """Score a row in every split, and compare it with another row on the same examples.
 
@@ -230,12 +197,11 @@ class Study:
             models: makes the model of each split.
             over: name of the row to compare with, which was scored or loaded before.
             few: how many test examples are scored; None means all.
-            always: whether the row is scored even if the time is over.
         """
         done = {found["split"] for found in self.found["rows"] if found["row"] == row}
         self.remember(row, models, few)
         for split in range(len(models)):
-            if split in done or (not always and self.late(row, split)):
+            if split in done:
                 continue
             inference, *bounds = self.scores[row, split]()
             found = {"row": row, "split": split, "examples": len(bounds[0]), "inference": inference}
@@ -301,8 +267,8 @@ class Study:
         self.second([name for name in self.given.rows if name != SLOW])
 
     def slow(self) -> None:
-        """The second stage of the method that takes longest, if there is time left for it."""
-        if not self.given.load and SLOW in self.given.rows and not self.late(SLOW):
+        """The second stage of the method that takes longest."""
+        if not self.given.load and SLOW in self.given.rows:
             self.second([SLOW])
 
     def second(self, names: list[str]) -> None:
@@ -338,12 +304,12 @@ class Study:
             models = trained[i * len(splits) : (i + 1) * len(splits)]
             self.found["second_history"][name] = _curves(models)
             over = "VAE+ longer" if name != "VAE+ longer" else ""
-            self.add(name, [lambda m=model: m for model in models], over, always=True)
+            self.add(name, [lambda m=model: m for model in models], over)
 
     def score(self, name: str) -> None:
         """Score the models of one row on all test examples."""
         over = "VAE+" if name not in ("VAE", "VAE+") else ""
-        self.add(name, [lambda m=model: m for model in self.models[name]], over, always=True)
+        self.add(name, [lambda m=model: m for model in self.models[name]], over)
 
     @property
     def best(self) -> list[recmix.Model]:
@@ -372,8 +338,6 @@ class Study:
     def gap(self) -> None:
         """The gap of VAE+ and its two parts, on a few examples."""
         for split in range(len(self.found["gaps"]), len(self.sets)):
-            if self.late("gap", split):
-                return
             x = self.tests[split][: self.given.gap]
             measured = self.best[split].gap(x, samples=300, check=0, memory=self.memory)
             self.found["gaps"].append({"split": split, "examples": len(x), **measured.summary()["test"]})
@@ -386,8 +350,6 @@ class Study:
             for name, models in [pair for pair in self.models.items() if pair[0] in ("VAE", "VAE+")]:
                 if any((r["row"], r["split"]) == (name, split) for r in self.found["reports"]):
                     continue
-                if self.late("report", name, split):
-                    return
                 report = models[split].latent_report(x, 20, memory=self.memory).to_json()
                 self.found["reports"].append({"row": name, "split": split, **report})
                 self.store()
@@ -406,8 +368,6 @@ class Study:
         shortest_first = sorted(REFINED.items(), key=lambda pair: pair[1]["refine"])
         used |= {name: self.best[0].using(**options) for name, options in shortest_first}
         for name, model in used.items():
-            if self.late("time", name):
-                return
             x = self.tests[0][:100].to(model.device)
             repeats = 2 if name in REFINED else 10
             taken = posterior_milliseconds(model.method, x, model.inference, repeats=repeats)
@@ -429,8 +389,6 @@ class Study:
         if not self.sets[0].vocabulary.molecules:
             return
         for split in range(len(self.found["molecules"]), len(self.sets)):
-            if self.late("molecules", split):
-                return
             data = self.sets[split]
             train = data.vocabulary.decode(np.asarray(data.x_train[:]))
             scores = molecule_scores(self.best[split], self.tests[split][:250], train, **PROTOCOL)
@@ -476,7 +434,6 @@ def main() -> None:
     parser.add_argument("--held", type=int, default=100, help="validation texts for calibration")
     parser.add_argument("--refined", type=int, default=100, help="test texts that are also refined")
     parser.add_argument("--gap", type=int, default=16, help="test texts whose gap is measured")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="nothing new after this time")
     parser.add_argument("--memory", type=int, default=8, help="GiB of activations at a time, on a GPU")
     parser.add_argument("--save", type=Path, default=None, help="folder for all trained models")
     parser.add_argument("--load", type=Path, default=None, help="folder of models trained before")

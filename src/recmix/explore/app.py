@@ -199,9 +199,7 @@ def _add_information(routes: Routes) -> None:
         return respond(request, {"runs": described, "default": catalogue.default})
 
     paging = {"start": Integer(0, 0, LARGEST), "count": Integer(24, 1, min(256, limits.images))}
-    axes = catalogue.axes
-    shown = reference.any_array("B") if axes is None else array(("B", *axes))
-    part = {"total": WHOLE, "start": WHOLE, "images": shown}
+    part = {"total": WHOLE, "start": WHOLE, "images": routes.examples("B")}
 
     def paged(path: str, responses: Mapping[int | str, Any]) -> Any:
         """A decorator that adds a route for some of the test examples of a run."""

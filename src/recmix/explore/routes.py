@@ -75,7 +75,7 @@ class Routes:
             limits = (-LARGEST_LATENT, LARGEST_LATENT)
             arrays[takes] = array("BD", sizes=self.catalogue.sizes(), limits=limits)
         elif takes in LEADING and self.catalogue.array_runs:
-            arrays[takes] = self._given(LEADING[takes])
+            arrays[takes] = self.examples(LEADING[takes], given=True)
         names = TEXT_FIELDS.get(takes or "", ()) if self.catalogue.has_texts else ()
         written = reference.text_fields(names, self.limits.texts, self.limits.characters)
         about = reference.responses(
@@ -125,17 +125,21 @@ class Routes:
         size = memory.check_answer(numbers, itemsize=itemsize, npy=npy, most=self.limits.answer)
         request.scope[memory.ACCOUNT].add(size)
 
-    def _given(self, lead: str) -> dict[str, Any]:
-        """Return the OpenAPI schema of examples in a request; `lead` names their first axes."""
-        axes, limits = self.catalogue.axes, self.catalogue.limits
+    def examples(self, lead: str, *, given: bool = False) -> dict[str, Any]:
+        """Return the OpenAPI schema of examples; `lead` names their axes before those of one example.
+
+        Examples that are `given` in a request have limits of sizes and values.
+        """
+        axes = self.catalogue.axes
         if axes is None:
             return reference.any_array(lead)
-        return array((*lead, *axes), sizes=self.catalogue.sizes(), limits=limits)
+        if not given:
+            return array((*lead, *axes))
+        return array((*lead, *axes), sizes=self.catalogue.sizes(), limits=self.catalogue.limits)
 
     def decoded(self, lead: str) -> dict[str, Any]:
-        """Return the OpenAPI schema of decoded examples in an answer; `lead` names their first axes."""
-        axes = self.catalogue.axes if self.catalogue.decodes_examples else None
-        return reference.any_array(lead) if axes is None else array((*lead, *axes))
+        """Return the OpenAPI schema of decoded examples in an answer; `lead` is as for `examples`."""
+        return self.examples(lead) if self.catalogue.decodes_examples else reference.any_array(lead)
 
     async def batched(
         self, compute: Callable[[ExplorableModel, Array], Answer], run: ServedRun, rows: Array
