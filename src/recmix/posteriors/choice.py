@@ -32,8 +32,8 @@ def choose(which: Tensor, first: Posterior, second: Posterior) -> Posterior:
     tensor([1., 2.])
     """
     if isinstance(first, Mixture) and isinstance(second, Mixture):
-        pairs = list(zip(first.components, second.components, strict=False))
-        parts = [choose(which, *pair) for pair in pairs]
+        components = zip(first.components, second.components, strict=False)
+        parts = [choose(which, *pair) for pair in components]
         same = len(first.components) == len(second.components)
         if same and not any(isinstance(part, Choice) for part in parts):
             weights = torch.where(which[:, None], first.log_weights, second.log_weights)
@@ -42,16 +42,14 @@ def choose(which: Tensor, first: Posterior, second: Posterior) -> Posterior:
     for kind in (Gaussian, FullGaussian, LowRankGaussian):
         if kind in kinds and set(kinds) <= {kind, Gaussian}:
             like: Any = first if isinstance(first, kind) else second
-            return like.from_parts(*_chosen(which, like.parts_of(first), like.parts_of(second)))
+            pairs = zip(like.parts_of(first), like.parts_of(second), strict=True)
+            return like.from_parts(*(_pick(which, one, two, one.dim() - 1) for one, two in pairs))
     return Choice(which, first, second)
 
 
-def _chosen(which: Tensor, first: list[Tensor], second: list[Tensor]) -> list[Tensor]:
-    """For each example, the tensors of `first` where `which` is True, else those of `second`."""
-    return [
-        torch.where(which.view(-1, *(1 for _ in one.shape[1:])), one, two)
-        for one, two in zip(first, second, strict=True)
-    ]
+def _pick(which: Tensor, first: Tensor, second: Tensor, after: int = 0) -> Tensor:
+    """Entries of `first` or `second`, which have `after` axes after the batch axis."""
+    return torch.where(which.view(-1, *(1 for _ in range(after))), first, second)
 
 
 class Choice(Posterior):
@@ -67,27 +65,23 @@ class Choice(Posterior):
         super().__init__(first.mean)
         self.which, self.first, self.second = which, first, second
 
-    def _pick(self, first: Tensor, second: Tensor, after: int = 0) -> Tensor:
-        """Entries of `first` or `second`; `after` is their number of axes after the batch axis."""
-        return torch.where(self.which.view(-1, *(1 for _ in range(after))), first, second)
-
     @property
     def mean(self) -> Tensor:
         """The mean of the posterior that is chosen for each example, (B, D)."""
-        return self._pick(self.first.mean, self.second.mean, 1)
+        return _pick(self.which, self.first.mean, self.second.mean, 1)
 
     @property
     def variance(self) -> Tensor:
-        """The variance of each latent dimension, under the posterior chosen for each example, (B, D)."""
-        return self._pick(self.first.variance, self.second.variance, 1)
+        """The variance of the posterior that is chosen for each example, (B, D)."""
+        return _pick(self.which, self.first.variance, self.second.variance, 1)
 
     def entropy(self) -> Tensor:
         """The entropy of the posterior that is chosen for each example, (B,)."""
-        return self._pick(self.first.entropy(), self.second.entropy())
+        return _pick(self.which, self.first.entropy(), self.second.entropy())
 
     def log_prob(self, value: Tensor) -> Tensor:
         """log q(z | x), (..., B), for latent points z (..., B, D)."""
-        return self._pick(self.first.log_prob(value), self.second.log_prob(value))
+        return _pick(self.which, self.first.log_prob(value), self.second.log_prob(value))
 
     def rsample_and_log_prob(
         self, samples: int = 1, *, generator: torch.Generator | None = None
@@ -95,20 +89,13 @@ class Choice(Posterior):
         """S = `samples` reparameterised samples z, (S, B, D), and their log densities, (S, B)."""
         one, log_one = self.first.rsample_and_log_prob(samples, generator=generator)
         two, log_two = self.second.rsample_and_log_prob(samples, generator=generator)
-        return self._pick(one, two, 1), self._pick(log_one, log_two)
+        return _pick(self.which, one, two, 1), _pick(self.which, log_one, log_two)
 
     @property
     def can_scale(self) -> bool:
-        """Whether `scaled` can multiply the standard deviations of both posteriors by a factor."""
+        """Whether both posteriors can be scaled."""
         return self.first.can_scale and self.second.can_scale
 
     def scaled(self, factor: float | Tensor) -> Choice:
-        """Multiply the standard deviations of both posteriors by about f = `factor`; the means stay.
-
-        If f is above 1, a standard deviation below 1 stays below 1, see `Posterior.scaled`. The choice
-        for each example stays the same.
-
-        Args:
-            factor: f, one number, or one for each example (B,).
-        """
+        """Both posteriors wider or narrower, see `Posterior.scaled`. The choice stays the same."""
         return Choice(self.which, self.first.scaled(factor), self.second.scaled(factor))

@@ -16,10 +16,7 @@ __all__ = ["Flow", "Reflected", "Reflections", "Transform", "check_flows", "unit
 
 
 class Transform(ABC):
-    """Base class of an invertible function f of latent points z, for one batch of examples x.
-
-    The parameters of f may be different for each example x.
-    """
+    """Base class of invertible functions f of latent points z, one for each example."""
 
     @abstractmethod
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -27,17 +24,14 @@ class Transform(ABC):
 
     @abstractmethod
     def inverse(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """u = f⁻¹(z), (S, B, D), and log |det ∂f/∂u|, (S, B), for z (S, B, D).
-
-        The second result belongs to the forward function f at u, not to f⁻¹.
-        """
+        """u = f⁻¹(z), (S, B, D), and log |det ∂f/∂u|, (S, B), for z (S, B, D)."""
 
 
 class Flow(Posterior):
     """The density of z_T = f_T(… f_1(z_0)), where z_0 is drawn from a diagonal Gaussian.
 
     log q(z_T) = log N(z_0; μ, diag σ²) - Σ_t log |det ∂z_t/∂z_{t-1}|. Drawing a sample also gives its
-    density. The density of any other z needs the inverse functions; it is exact, but may be slower.
+    density. The density of any other z needs the inverse functions. It is exact, but may be slower.
 
     The property `mean` is the transformed μ. It equals E[z] if the functions are affine in z; otherwise
     E[z] has no closed form.
@@ -58,14 +52,7 @@ class Flow(Posterior):
         self.transforms = list(transforms)
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Transform samples z_0 of the base Gaussian by all functions of the flow.
-
-        Args:
-            z: z_0, (S, B, D).
-
-        Returns:
-            The result z_T, (S, B, D), and log |det ∂z_T/∂z_0|, (S, B).
-        """
+        """Transform samples z_0, (S, B, D), to z_T, (S, B, D), with log |det ∂z_T/∂z_0|, (S, B)."""
         log_det = torch.zeros_like(z[..., 0])
         for transform in self.transforms:
             z, part = transform.forward(z)
@@ -73,14 +60,7 @@ class Flow(Posterior):
         return z, log_det
 
     def inverse(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Transform z_T back to z_0, with the inverse functions in reverse order.
-
-        Args:
-            z: z_T, (S, B, D).
-
-        Returns:
-            The point z_0 of the base Gaussian, (S, B, D), and log |det ∂z_T/∂z_0|, (S, B).
-        """
+        """Transform z_T, (S, B, D), back to z_0, (S, B, D), with log |det ∂z_T/∂z_0|, (S, B)."""
         log_det = torch.zeros_like(z[..., 0])
         for transform in reversed(self.transforms):
             z, part = transform.inverse(z)
@@ -100,19 +80,11 @@ class Flow(Posterior):
     def rsample_and_log_prob(
         self, samples: int = 1, *, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
-        """S = `samples` samples z for each example, (S, B, D), and their log densities, (S, B).
-
-        Both are computed in one pass.
-        """
+        """S = `samples` samples z, (S, B, D), and their log densities, (S, B), computed in one pass."""
         return self._pushed(*self.base.rsample_and_log_prob(samples, generator=generator))
 
     def from_noise(self, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Convert standard normal noise to points z, (S, B, D), with log densities log q(z), (S, B).
-
-        Args:
-            noise: noise of the base Gaussian, (S, B, D), or (S, 1, D) if all examples use the same
-                noise.
-        """
+        """Points z, (S, B, D), and log q(z), (S, B), from standard normal noise (S, B, D)."""
         return self._pushed(*self.base.from_noise(noise))
 
     def _pushed(self, start: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
@@ -121,7 +93,7 @@ class Flow(Posterior):
         return z, log_q - log_det
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """log q(z | x), (..., B), for any latent points z (..., B, D), by the inverse of the flow."""
+        """log q(z | x), (..., B), for latent points z (..., B, D), by the inverse of the flow."""
         start, log_det = self.inverse(value)
         return self.base.log_prob(start) - log_det
 
@@ -130,23 +102,18 @@ class Reflections(Transform):
     """Householder reflections, one after another: z <- (I - 2 u uᵀ) z for each unit vector u.
 
     Args:
-        units: the vectors u_1 … u_T, each (B, D), or (D,) if it is the same for all examples. The
-            norm of each vector is 1 (see `unit`).
+        units: the vectors u_1 … u_T of norm 1, each (B, D), or (D,) if it is the same for all examples.
     """
 
     def __init__(self, units: Sequence[Tensor]) -> None:
         self.units = list(units)
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """The reflected z, (S, B, D), and log |det| of the reflections, (S, B), which is 0."""
+        """The reflected z, (S, B, D), and log |det| of the Jacobian, (S, B), which is 0."""
         return self._reflect(z, self.units)
 
     def inverse(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Undo the reflections: apply them in reverse order. Each reflection is its own inverse.
-
-        Returns:
-            The original z, (S, B, D), and log |det| of the reflections, (S, B), which is 0.
-        """
+        """The points before the reflections, (S, B, D), and log |det|, (S, B), which is 0."""
         return self._reflect(z, self.units[::-1])
 
     @staticmethod
@@ -158,8 +125,6 @@ class Reflections(Transform):
 
 class Reflected(Flow):
     """A diagonal Gaussian, reflected by an orthogonal matrix H: N(H μ, H diag σ² Hᵀ).
-
-    The result is a Gaussian with a full covariance.
 
     Args:
         base: the diagonal Gaussian N(μ, diag σ²).
@@ -174,11 +139,7 @@ class Reflected(Flow):
         super().__init__(base, [reflections])
 
     def kl_to_prior(self, z: Tensor, log_q: Tensor) -> Tensor:
-        """KL(q || N(0, I)) in closed form, (1, B).
-
-        It equals the KL divergence of the base Gaussian, because the reflections leave N(0, I)
-        unchanged. The arguments z and log_q are not used.
-        """
+        """KL(q || N(0, I)), (1, B). It is the KL of the base: reflections do not change N(0, I)."""
         return self.base.kl_to_prior(z, log_q)
 
     @property
@@ -196,7 +157,7 @@ class Reflected(Flow):
 
     @property
     def variance(self) -> Tensor:
-        """The variance of each latent dimension, the diagonal of the covariance, (B, D)."""
+        """The variance of each latent dimension, (B, D)."""
         return self.scale_tril.square().sum(-1)
 
     def entropy(self) -> Tensor:
@@ -204,19 +165,15 @@ class Reflected(Flow):
         return self.base.entropy()
 
     def describe(self) -> dict[str, Tensor]:
-        """The tensors that define the density: ``{"means": μ, "scale_tril": L}``.
-
-        μ, (B, D), is the mean. L, (B, D, D), is the lower triangular factor of the covariance L Lᵀ.
-        """
+        """The mean and the factor of the covariance: ``{"means": μ, "scale_tril": L}``."""
         return {"means": self.mean, "scale_tril": self.scale_tril}
 
 
 def unit(v: Tensor) -> Tensor:
     """The unit vectors v / |v| of vectors v (..., D). A zero vector stays zero.
 
-    A reflection at a zero vector is the identity. v is first divided by its largest entry, because
-    in float32 the squares of entries overflow above 1e19 and vanish below 1e-23. A small constant
-    in the norm would also avoid division by zero, but then I - 2 v vᵀ would not be orthogonal.
+    v is first divided by its largest entry: in float32 the squares of entries overflow above 1e19 and
+    vanish below 1e-23.
     """
     largest = v.detach().abs().amax(-1, keepdim=True)
     safe = torch.where(largest >= torch.finfo(v.dtype).tiny, largest, torch.ones_like(largest))
@@ -225,13 +182,7 @@ def unit(v: Tensor) -> Tensor:
 
 
 def check_flows(name: str, flows: int, latent: int) -> None:
-    """Raise an error if `flows` is below 1 or `latent` is below 2.
-
-    Args:
-        name: name of the method, for the error message.
-        flows: number of steps (invertible functions) of a normalising flow.
-        latent: dimension of z.
-    """
+    """Raise an error if `flows`, the number of steps of a flow, is below 1 or `latent` is below 2."""
     if flows < 1:
         raise ConfigError(
             f"{name} with flows={flows}: expected 1 or more (the paper uses 1, 2, 4 and 8); "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Self
 
 import torch
@@ -10,17 +9,16 @@ from torch import Tensor
 
 from recmix.model.replaceable import replaceable
 from recmix.posteriors.gaussian import Gaussian, precision_shares
-from recmix.posteriors.posterior import AnyGaussian
+from recmix.posteriors.posterior import FactoredGaussian
 
 __all__ = ["FullGaussian", "cholesky", "in_double"]
 
 
-class FullGaussian(AnyGaussian):
+class FullGaussian(FactoredGaussian):
     """Gaussian q(z | x) = N(μ(x), Σ(x)) with a full covariance Σ = L Lᵀ.
 
-    The constructor takes L. `from_precision` takes Σ⁻¹ instead: the object then stores a triangular
-    factor of Σ⁻¹ and does not form L, and samples are computed by a triangular solve. Both ways give the
-    same samples from the same noise.
+    The constructor takes L. `from_precision` takes Σ⁻¹. The object then stores a triangular factor of
+    Σ⁻¹ and draws samples by a triangular solve. Both ways give the same samples from the same noise.
 
     Args:
         mean: μ, (B, D).
@@ -60,10 +58,10 @@ class FullGaussian(AnyGaussian):
         return made
 
     def scaled(self, factor: float | Tensor) -> FullGaussian:
-        """The Gaussian with the same mean and standard deviations multiplied by about f = `factor`.
+        """A wider or narrower Gaussian with the same mean.
 
-        Σ is the covariance. For f above 1 the new precision is I + (Σ⁻¹ - I)/f². So a direction that is
-        narrower than the prior N(0, I) stays narrower. For f below 1 the new covariance is f² Σ.
+        For f = `factor` above 1 the new precision is I + (Σ⁻¹ - I)/f², otherwise the new covariance is
+        f² Σ.
 
         Args:
             factor: f, one number, or one for each example (B,).
@@ -89,10 +87,7 @@ class FullGaussian(AnyGaussian):
 
     @property
     def precision_factor(self) -> Tensor:
-        """The inverse R = L⁻¹ of the factor L of the covariance L Lᵀ, (B, D, D).
-
-        R is lower triangular. The precision matrix is Rᵀ R.
-        """
+        """The lower triangular factor R = L⁻¹, (B, D, D), of the precision matrix Rᵀ R."""
         return self._factor if self._inverted else _inverse(self._factor)
 
     @property
@@ -103,73 +98,39 @@ class FullGaussian(AnyGaussian):
 
     @property
     def variance(self) -> Tensor:
-        """The variance of each latent dimension, the diagonal of the covariance, (B, D)."""
+        """The variance of each latent dimension, (B, D)."""
         return self.scale_tril.square().sum(-1)
 
     def whiten(self, z: Tensor) -> Tensor:
-        """Compute the noise ε = L⁻¹ (z - μ), (..., B, D), for latent points z (..., B, D).
-
-        μ is the mean and L the lower triangular factor of the covariance L Lᵀ. If z is a sample of this
-        Gaussian, ε is standard normal.
-        """
+        """The noise ε = L⁻¹ (z - μ), (..., B, D), for latent points z (..., B, D)."""
         apply = _multiply if self._inverted else _solve
         return apply(self._factor, z - self.mean)
 
-    def from_noise(self, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute points z = μ + L ε, (S, B, D), from noise ε, and their log densities, (S, B).
-
-        μ is the mean and L the lower triangular factor of the covariance L Lᵀ.
-
-        Args:
-            noise: ε, standard normal, (S, B, D), or (S, 1, D) if all examples use the same noise.
-        """
-        apply = _solve if self._inverted else _multiply
-        z = self.mean + apply(self._factor, noise)
-        return z, -0.5 * noise.square().sum(-1) - self._log_normaliser()
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        """log q(z | x), (..., B), for latent points z (..., B, D)."""
-        return -0.5 * self.whiten(value).square().sum(-1) - self._log_normaliser()
-
-    def entropy(self) -> Tensor:
-        """The entropy ½ log det(2πe Σ) of each example, (B,), where Σ is the covariance."""
-        return self._log_normaliser() + 0.5 * self.mean.shape[-1]
-
     def kl_to_prior(self, z: Tensor, log_q: Tensor) -> Tensor:
-        """KL(q || N(0, I)) in closed form, (1, B); the arguments z and log_q are not used.
-
-        It is ½ (tr Σ + |μ|² - D - log det Σ) for the mean μ and the covariance Σ in D dimensions.
-        """
+        """KL(q || N(0, I)) = ½ (tr Σ + |μ|² - D - log det Σ), (1, B). Arguments are not used."""
         second_moment = self.scale_tril.square().sum((-2, -1)) + self.mean.square().sum(-1)
-        return (0.5 * (second_moment - self.mean.shape[-1]) - self._log_scale())[None]
+        return (0.5 * (second_moment - self.mean.shape[-1]) - self._log_det())[None]
 
     def describe(self) -> dict[str, Tensor]:
-        """The tensors that define the density: ``{"means": μ, "scale_tril": L}``.
-
-        μ, (B, D), is the mean. L, (B, D, D), is the lower triangular factor of the covariance L Lᵀ.
-        """
+        """The mean and the factor of the covariance: ``{"means": μ, "scale_tril": L}``."""
         return {"means": self.mean, "scale_tril": self.scale_tril}
 
-    def multiply(self, vector: Tensor) -> Tensor:
-        """The product L v, (..., B, D), where the covariance is L Lᵀ, for vectors v (..., B, D)."""
-        return (_solve if self._inverted else _multiply)(self._factor, vector)
+    def multiply(self, noise: Tensor) -> Tensor:
+        """The product L ε, (..., B, D), for vectors ε (..., B, D). The covariance is L Lᵀ."""
+        return (_solve if self._inverted else _multiply)(self._factor, noise)
 
-    def multiply_transposed(self, vector: Tensor) -> Tensor:
-        """The product Lᵀ v, (..., B, D), where the covariance is L Lᵀ, for vectors v (..., B, D)."""
+    def multiply_transposed(self, v: Tensor) -> Tensor:
+        """The product Lᵀ v, (..., B, D), for vectors v (..., B, D). The covariance is L Lᵀ."""
         if not self._inverted:
-            return _multiply(self._factor.mT, vector)
-        upper = self._factor.mT.expand(*vector.shape, -1)
-        found: Tensor = torch.linalg.solve_triangular(upper, vector[..., None], upper=True)
+            return _multiply(self._factor.mT, v)
+        upper = self._factor.mT.expand(*v.shape, -1)
+        found: Tensor = torch.linalg.solve_triangular(upper, v[..., None], upper=True)
         return found.squeeze(-1)
 
     def parts_of(self, other: Any) -> list[Tensor]:
-        """The mean (B, D) and a triangular factor (B, D, D) of `other`, in the form of this object.
+        """The mean (B, D) and a triangular factor (B, D, D) of the Gaussian `other`.
 
-        If this object stores a factor of the precision, the result has a factor of the precision of
-        `other`, else of its covariance. `choose` combines two Gaussians in this way, example by example.
-
-        Args:
-            other: a `FullGaussian` or a diagonal Gaussian, for the same number of examples.
+        The factor belongs to the precision if this object stores a precision, else to the covariance.
         """
         if isinstance(other, Gaussian):
             scale = other.stddev.reciprocal() if self._inverted else other.stddev
@@ -180,13 +141,10 @@ class FullGaussian(AnyGaussian):
         """Make a Gaussian from the mean (B, D) and the factor (B, D, D) that `parts_of` returns."""
         return self._from_factor(*parts, inverted=self._inverted)
 
-    def _log_scale(self) -> Tensor:
+    def _log_det(self) -> Tensor:
         """½ log det Σ, (B,)."""
         log_factor = self._factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         return -log_factor if self._inverted else log_factor
-
-    def _log_normaliser(self) -> Tensor:
-        return self._log_scale() + 0.5 * self.mean.shape[-1] * math.log(2 * math.pi)
 
 
 def _inverse(factor: Tensor) -> Tensor:
@@ -198,21 +156,18 @@ def _inverse(factor: Tensor) -> Tensor:
 
 @replaceable
 def in_double(factor: Tensor) -> Tensor:
-    """Convert a triangular factor of a precision or covariance to float64.
-
-    In float32 the sum of a precision of 1e7 and the prior's precision of 1 would lose the 1.
-    """
+    """Convert to float64. In float32, a precision of 1e7 plus the prior's 1 would lose the 1."""
     return factor.double()
 
 
 @replaceable
 def cholesky(matrix: Tensor) -> Tensor:
-    """Compute lower Cholesky factors of symmetric matrices (B, D, D). The result is always finite.
+    """Lower Cholesky factors of symmetric matrices (B, D, D). The result is always finite.
 
-    A matrix with a condition number of 1e7 is no longer positive definite after rounding to float32. So
-    a small multiple of the identity is added: 4 times the machine precision times the trace. If the
-    factorisation of a matrix still fails, the matrix is replaced by its diagonal. For a precision matrix
-    this gives a valid, slightly narrower Gaussian. The CPU does not wait for the GPU.
+    Rounding to float32 can make a matrix with condition number 1e7 indefinite. So the function adds a
+    small multiple of the identity: 4 times the machine precision times the trace. If the factorisation
+    still fails, the diagonal replaces the matrix. For a precision this gives a valid, slightly narrower
+    Gaussian. The CPU does not wait for the GPU.
     """
     eps = torch.finfo(matrix.dtype).eps
     size = matrix.shape[-1]
@@ -228,7 +183,7 @@ def cholesky(matrix: Tensor) -> Tensor:
 
 
 def _multiply(factor: Tensor, noise: Tensor) -> Tensor:
-    """The product L ε for every sample: L (B, D, D), ε (..., B, D) -> (..., B, D)."""
+    """L ε for every sample: L (B, D, D), ε (..., B, D) -> (..., B, D)."""
     if noise.dim() != 3 or factor.dim() != 3:
         product: Tensor = (factor @ noise[..., None]).squeeze(-1)
         return product
@@ -236,7 +191,7 @@ def _multiply(factor: Tensor, noise: Tensor) -> Tensor:
 
 
 def _solve(factor: Tensor, difference: Tensor) -> Tensor:
-    """The solution L⁻¹ v for every sample: L (B, D, D), v (..., B, D) -> (..., B, D)."""
+    """L⁻¹ v for every sample: L (B, D, D), v (..., B, D) -> (..., B, D)."""
     if difference.dim() != 3 or factor.dim() != 3:
         wide = difference[..., None]
         lower = factor.expand(*wide.shape[:-2], -1, -1)

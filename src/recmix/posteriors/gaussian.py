@@ -37,14 +37,7 @@ class Gaussian(AnyGaussian):
 
     @classmethod
     def from_clamped(cls, mean: Tensor, log_variance: Tensor) -> Self:
-        """Make a Gaussian whose log-variance is not clamped, because it is clamped already.
-
-        The usual constructor clamps it to `LOG_VARIANCE_RANGE`, which is [-20, 20].
-
-        Args:
-            mean: μ, (B, D).
-            log_variance: log σ², (B, D), within this range.
-        """
+        """Make a Gaussian from a mean and a log-variance that already lies in `LOG_VARIANCE_RANGE`."""
         made = cls.__new__(cls)
         AnyGaussian.__init__(made, mean)
         made.log_variance = log_variance
@@ -66,13 +59,7 @@ class Gaussian(AnyGaussian):
         return self.log_variance.exp()
 
     def from_noise(self, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute points z = μ + σ ε, (S, B, D), from noise ε, and their log densities, (S, B).
-
-        μ is the mean and σ the standard deviation.
-
-        Args:
-            noise: ε, standard normal, (S, B, D), or (S, 1, D) if all examples use the same noise.
-        """
+        """Points z = μ + σ ε, (S, B, D), and log q(z), (S, B), from standard normal ε (S, B, D)."""
         return _draw(self.mean, self.log_variance, noise)
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -80,11 +67,11 @@ class Gaussian(AnyGaussian):
         return gaussian_log_prob(value, self.mean, self.log_variance)
 
     def entropy(self) -> Tensor:
-        """The entropy ½ Σ_d (log σ_d² + log 2πe), (B,). σ_d² is the variance of latent dimension d."""
+        """The entropy ½ Σ_d (log σ_d² + log 2πe), (B,)."""
         return 0.5 * (self.log_variance + (LOG_2PI + 1)).sum(-1)
 
     def kl_to_prior(self, z: Tensor, log_q: Tensor) -> Tensor:
-        """KL(q || N(0, I)) in closed form, (1, B); the arguments z and log_q are not used."""
+        """KL(q || N(0, I)) in closed form, (1, B). Arguments are not used."""
         return _kl_to_prior(self.mean, self.log_variance)
 
     def kl_by_dimension(self) -> Tensor:
@@ -92,15 +79,7 @@ class Gaussian(AnyGaussian):
         return 0.5 * (self.mean.square() + self.variance - 1 - self.log_variance)
 
     def scaled(self, factor: float | Tensor) -> Gaussian:
-        """The Gaussian with the same mean and standard deviations multiplied by about f = `factor`.
-
-        σ is the standard deviation. For f above 1 the new precision is 1 + (σ⁻² - 1)/f². So a σ below 1,
-        the standard deviation of the prior N(0, I), stays below 1. For f below 1 the new standard
-        deviation is f σ.
-
-        Args:
-            factor: f, one number, or one for each example (B,).
-        """
+        """A wider or narrower Gaussian with the same mean, see `Posterior.scaled`."""
         share, rest = precision_shares(factor, 1)
         return Gaussian(self._mean, -((-self.log_variance).exp() * share + rest).log())
 
@@ -113,10 +92,7 @@ class Gaussian(AnyGaussian):
         return Gaussian.from_clamped(*torch.stack([self._mean, self.log_variance]).unbind())
 
     def parts_of(self, other: Gaussian) -> list[Tensor]:
-        """The mean and the log-variance of the Gaussian `other`, (B, D) each.
-
-        `from_parts` makes a Gaussian from these tensors.
-        """
+        """The mean and the log-variance of the Gaussian `other`, (B, D) each."""
         return [other.mean, other.log_variance]
 
     def from_parts(self, *parts: Tensor) -> Self:
@@ -126,13 +102,7 @@ class Gaussian(AnyGaussian):
 
 @fusable
 def gaussian_log_prob(z: Tensor, mean: Tensor, log_variance: Tensor) -> Tensor:
-    """log N(z; μ, diag σ²), summed over the last axis: (..., D) -> (...). The arguments are broadcast.
-
-    Args:
-        z: latent points (..., D).
-        mean: μ, (..., D).
-        log_variance: log σ², (..., D).
-    """
+    """log N(z; μ, diag σ²), (...), for z, μ and log σ² (..., D). The shapes are broadcast."""
     squares = (z - mean).square() * (-log_variance).exp()
     return -0.5 * ((squares + log_variance).sum(-1) + z.shape[-1] * LOG_2PI)
 
@@ -149,13 +119,12 @@ def _kl_to_prior(mean: Tensor, log_variance: Tensor) -> Tensor:
 
 
 def precision_shares(factor: float | Tensor, axes: int) -> tuple[float | Tensor, float | Tensor]:
-    """The numbers a and b such that `Posterior.scaled` replaces a precision P by a·P + b·I.
+    """The numbers a and b with which `Posterior.scaled` replaces a precision P by a·P + b·I.
 
-    For f = `factor`, a is 1/f², and b is 1 - 1/f², or 0 if this is negative. The standard deviations are
-    then multiplied by about f. If `factor` is a tensor, a and b are tensors that broadcast with P.
+    For f = `factor`, a is 1/f², and b is 1 - 1/f² or 0 if this is negative.
 
     Args:
-        factor: f, one number, or one for each example (B,).
+        factor: f, one number, or one for each example (B,). For a tensor, a and b broadcast with P.
         axes: number of axes of P after the batch axis: 1 for a diagonal, 2 for a matrix.
 
     >>> precision_shares(2.0, 1), precision_shares(0.5, 1)

@@ -10,18 +10,17 @@ from torch import Tensor
 
 from recmix.posteriors.full import in_double
 from recmix.posteriors.gaussian import Gaussian, precision_shares
-from recmix.posteriors.posterior import AnyGaussian
+from recmix.posteriors.posterior import FactoredGaussian
 
 __all__ = ["LowRankGaussian"]
 
 
-class LowRankGaussian(AnyGaussian):
+class LowRankGaussian(FactoredGaussian):
     """Gaussian q(z | x) = N(μ(x), L Lᵀ) with L = diag(a) (I + left rightᵀ).
 
-    `left` and `right` are matrices with D rows and r columns, for each example. The D x D matrices L and
-    L Lᵀ are never formed. Time and memory grow with D·r, so this class can be used where `FullGaussian`
-    would be too large. With left = 0, q is the diagonal Gaussian with standard deviations a. The r x r
-    matrix I + rightᵀ left must be invertible. (Comments in the code call `left` and `right` B and C.)
+    `left` and `right` have D rows and r columns for each example. Time and memory grow with D·r, because
+    L is never formed. So this class can be used where `FullGaussian` would be too large. The r x r
+    matrix I + rightᵀ left must be invertible.
 
     Args:
         mean: μ, (B, D).
@@ -44,7 +43,7 @@ class LowRankGaussian(AnyGaussian):
 
     @property
     def variance(self) -> Tensor:
-        """The variance of each latent dimension, the diagonal of the covariance, (B, D)."""
+        """The variance of each latent dimension, (B, D)."""
         # Row i of I + B Cᵀ is eᵢ + C bᵢ, where bᵢ is row i of B.
         across = self.left @ (self.right.mT @ self.right)
         rows = 1 + (2 * self.left * self.right + across * self.left).sum(-1)
@@ -52,70 +51,37 @@ class LowRankGaussian(AnyGaussian):
         return (2 * self.log_scale).exp() * rows.clamp(min=eps)
 
     def multiply(self, noise: Tensor) -> Tensor:
-        """The product L ε, (..., B, D), where the covariance is L Lᵀ.
-
-        Args:
-            noise: vectors ε, (..., B, D), or (..., 1, D) if all examples use the same vectors.
-        """
+        """The product L ε, (..., B, D), for vectors ε (..., B, D). The covariance is L Lᵀ."""
         return self.log_scale.exp() * (noise + _expand(self.left, _reduce(self.right, noise)))
 
     def multiply_transposed(self, v: Tensor) -> Tensor:
-        """The product Lᵀ v, (..., B, D), where the covariance is L Lᵀ.
-
-        Args:
-            v: vectors (..., B, D), or (..., 1, D) if all examples use the same vectors.
-        """
+        """The product Lᵀ v, (..., B, D), for vectors v (..., B, D). The covariance is L Lᵀ."""
         scaled = self.log_scale.exp() * v
         return scaled + _expand(self.right, _reduce(self.left, scaled))
 
     def whiten(self, z: Tensor) -> Tensor:
-        """Compute the noise ε = L⁻¹ (z - μ), (..., B, D), for latent points z (..., B, D).
+        """The noise ε = L⁻¹ (z - μ), (..., B, D), for latent points z (..., B, D).
 
-        μ is the mean and L Lᵀ the covariance. If z is a sample of this Gaussian, ε is standard normal.
-        The inverse uses the Woodbury identity (I + left rightᵀ)⁻¹ = I - left (I + rightᵀ left)⁻¹ rightᵀ.
+        The Woodbury identity gives (I + left rightᵀ)⁻¹ = I - left (I + rightᵀ left)⁻¹ rightᵀ.
         """
         scaled = (z - self.mean) * (-self.log_scale).exp()
-        solved = torch.linalg.solve_ex(self._core(), self.right.mT).result.mT  # (B, D, r)
+        solved = torch.linalg.solve_ex(
+            _core(self.left, self.right), self.right.mT
+        ).result.mT  # (B, D, r)
         return scaled - _expand(self.left, _reduce(solved, scaled))
 
-    def from_noise(self, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute points z = μ + L ε, (S, B, D), from noise ε, and their log densities, (S, B).
-
-        μ is the mean and L Lᵀ the covariance.
-
-        Args:
-            noise: ε, standard normal, (S, B, D), or (S, 1, D) if all examples use the same noise.
-        """
-        z = self.mean + self.multiply(noise)
-        return z, -0.5 * noise.square().sum(-1) - self._log_normaliser()
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        """log q(z | x), (..., B), for latent points z (..., B, D)."""
-        return -0.5 * self.whiten(value).square().sum(-1) - self._log_normaliser()
-
-    def entropy(self) -> Tensor:
-        """The entropy ½ log det(2πe L Lᵀ) of each example, (B,), where L Lᵀ is the covariance."""
-        return self._log_normaliser() + 0.5 * self.mean.shape[-1]
-
     def kl_to_prior(self, z: Tensor, log_q: Tensor) -> Tensor:
-        """KL(q || N(0, I)) in closed form, (1, B); the arguments z and log_q are not used.
-
-        It is ½ (tr L Lᵀ + |μ|² - D) - log |det L| for the mean μ and the covariance L Lᵀ in D
-        dimensions.
-        """
+        """KL(q || N(0, I)) = ½ (tr L Lᵀ + |μ|² - D) - log |det L|, (1, B). Arguments are not used."""
         second_moment = (self.variance + self.mean.square()).sum(-1)
         return (0.5 * (second_moment - self.mean.shape[-1]) - self._log_det())[None]
 
     def scaled(self, factor: float | Tensor) -> LowRankGaussian:
-        """The Gaussian with the same mean and standard deviations multiplied by about f = `factor`.
+        """A wider or narrower Gaussian with the same mean.
 
-        Σ is the covariance. For f above 1 the new precision is I + (Σ⁻¹ - I)/f². So a direction that is
-        narrower than the prior N(0, I) stays narrower. For f below 1 the new covariance is f² Σ. Both
-        are exact.
-
-        If f is one number of at most 1, only `log_scale` changes. Otherwise the new matrices `left` and
-        `right` have up to 2 r columns. Then the gradient is not finite if the columns of the old `left`
-        and `right`, taken together, are linearly dependent.
+        For f = `factor` above 1 the new precision is I + (Σ⁻¹ - I)/f², where Σ is the covariance.
+        Otherwise the new covariance is f² Σ. Unless f is one number of at most 1, the new matrices
+        `left` and `right` have up to 2 r columns. Then the gradient is not finite if the columns of the
+        old `left` and `right`, taken together, are linearly dependent.
 
         Args:
             factor: f, one number, or one for each example (B,).
@@ -145,22 +111,13 @@ class LowRankGaussian(AnyGaussian):
         return LowRankGaussian(self._mean, *(t.to(self.log_scale.dtype) for t in made))
 
     def describe(self) -> dict[str, Tensor]:
-        """The tensors that define the density, {name: tensor}, for L = diag(a) (I + left rightᵀ).
-
-        The covariance is L Lᵀ. ``means`` and ``log_scales`` (log a) are (B, D). ``left`` and ``right``
-        are (B, D, r).
-        """
+        """The mean and log a, (B, D), and left and right, (B, D, r): L = diag(a) (I + left rightᵀ)."""
         return dict(zip(("means", "log_scales", "left", "right"), self.parts_of(self), strict=True))
 
     def parts_of(self, other: Any) -> list[Tensor]:
-        """The tensors that define the Gaussian `other`: mean, log_scale, left and right.
+        """The mean and log_scale, (B, D), and left and right, (B, D, r), of the Gaussian `other`.
 
-        The mean and log_scale are (B, D). The matrices left and right are (B, D, r), where r is at least
-        as large as in this object. Missing columns are filled with zeros, which do not change the
-        density. `choose` combines two Gaussians in this way, example by example.
-
-        Args:
-            other: a `LowRankGaussian` or a diagonal Gaussian, for the same number of examples.
+        Missing columns are filled with zeros, which do not change the density.
         """
         if isinstance(other, Gaussian):
             zero = torch.zeros_like(self.left)
@@ -174,24 +131,12 @@ class LowRankGaussian(AnyGaussian):
         """Make a Gaussian from the tensors mean, log_scale, left and right, which `parts_of` returns."""
         return type(self)(*parts)
 
-    def _core(self) -> Tensor:
-        return _core(self.left, self.right)
-
     def _log_det(self) -> Tensor:
-        """log |det L| = Σ log a + log |det M| with M = I + rightᵀ left, (B,).
-
-        log |det M| is half of log det(M Mᵀ), which has a Cholesky factorisation, as in `FullGaussian`.
-        With `torch.linalg.slogdet` instead, the posterior could not be captured as a CUDA graph. M Mᵀ
-        has the squared condition number of M, so it is computed in float64, and M must have a condition
-        number below 1e7.
-        """
-        core = in_double(self._core())
+        """log |det L| = Σ log a + log |det M| with M = I + rightᵀ left, (B,)."""
+        core = in_double(_core(self.left, self.right))
         factor = torch.linalg.cholesky_ex(core @ core.mT).L
         log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         return self.log_scale.sum(-1) + log_det.to(self.log_scale.dtype)
-
-    def _log_normaliser(self) -> Tensor:
-        return self._log_det() + 0.5 * self.mean.shape[-1] * math.log(2 * math.pi)
 
 
 def _core(left: Tensor, right: Tensor) -> Tensor:
@@ -200,15 +145,15 @@ def _core(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _identity(columns: Tensor) -> Tensor:
-    """The identity matrix (r, r) for a matrix of r columns, in its data type and on its device."""
+    """The identity matrix (r, r) for matrices of r columns."""
     return torch.eye(columns.shape[-1], dtype=columns.dtype, device=columns.device)
 
 
 def _reduce(columns: Tensor, v: Tensor) -> Tensor:
-    """The products Mᵀ v: M = `columns` (B, D, r), v (..., B, D) -> (..., B, r)."""
+    """Mᵀ v for M = `columns` (B, D, r): v (..., B, D) -> (..., B, r)."""
     return torch.einsum("...d,...dr->...r", v, columns)
 
 
 def _expand(columns: Tensor, weights: Tensor) -> Tensor:
-    """The products M w: M = `columns` (B, D, r), w = `weights` (..., B, r) -> (..., B, D)."""
+    """M w for M = `columns` (B, D, r): w = `weights` (..., B, r) -> (..., B, D)."""
     return torch.einsum("...r,...dr->...d", weights, columns)

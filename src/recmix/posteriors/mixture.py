@@ -58,10 +58,10 @@ class Mixture(Posterior):
 
     @classmethod
     def from_stack(cls, stack: Gaussian, log_weights: Tensor) -> Mixture:
-        """Make a mixture of K diagonal Gaussians that are given in one `Gaussian` object.
+        """Make a mixture of K diagonal Gaussians from one `Gaussian` object with tensors (K, B, D).
 
         Args:
-            stack: a Gaussian whose tensors are (K, B, D); the first axis counts the components.
+            stack: a Gaussian whose first axis counts the components.
             log_weights: log α, (B, K).
         """
         made = cls.__new__(cls)
@@ -72,7 +72,7 @@ class Mixture(Posterior):
 
     @property
     def components(self) -> list[Posterior]:
-        """The list of the K components q_0 … q_{K-1} of the mixture."""
+        """The list of the K components q_0 … q_{K-1}."""
         if not self._components and self._stack is not None:
             pairs = zip(*(part.unbind() for part in self._stack), strict=True)
             self._components = [Gaussian.from_clamped(*pair) for pair in pairs]
@@ -80,30 +80,24 @@ class Mixture(Posterior):
 
     @property
     def weights(self) -> Tensor:
-        """The mixing weights α of the K components, (B, K), which sum to 1 for each example."""
+        """The mixing weights α of the K components, (B, K)."""
         return self.log_weights.exp()
 
     @property
     def mean(self) -> Tensor:
-        """The mean of the mixture, Σ_m α_m μ_m, (B, D), where μ_m is the mean of component m."""
+        """The mean of the mixture, Σ_m α_m μ_m, (B, D). Component m has the mean μ_m."""
         means = self._stack[0] if self._stack else torch.stack([q.mean for q in self.components])
         return (self.weights.movedim(-1, 0)[..., None] * means).sum(0)
 
     @property
     def variance(self) -> Tensor:
-        """The variance of each latent dimension, Σ_m α_m (σ_m² + μ_m²) - mean², (B, D).
-
-        μ_m and σ_m² are the mean and variance of component m.
-        """
+        """The variance of each latent dimension, Σ_m α_m (σ_m² + μ_m²) - mean², (B, D)."""
         moments = torch.stack([q.variance + q.mean.square() for q in self.components])
         return (self.weights.movedim(-1, 0)[..., None] * moments).sum(0) - self.mean.square()
 
     @property
     def has_rsample(self) -> bool:  # type: ignore[override]
-        """Whether samples carry gradients to all parameters, also to the weights.
-
-        This is true if all components are diagonal Gaussians, or if all are full Gaussians.
-        """
+        """Whether samples carry gradients to all parameters, also to the weights."""
         return self._diagonal or self._full
 
     @property
@@ -112,24 +106,15 @@ class Mixture(Posterior):
         return all(q.can_scale for q in self.components)
 
     def scaled(self, factor: float | Tensor) -> Mixture:
-        """Multiply the standard deviations of each component by about f = `factor`.
-
-        The means of the components and the weights stay the same. If f is above 1, a standard deviation
-        below 1 stays below 1, see `Posterior.scaled`.
-
-        Args:
-            factor: f, one number, or one for each example (B,).
-        """
+        """The mixture of the scaled components, see `Posterior.scaled`. The weights stay the same."""
         if self._stack is not None:
             return self.from_stack(Gaussian.from_clamped(*self._stack).scaled(factor), self.log_weights)
         return Mixture([q.scaled(factor) for q in self.components], self.log_weights)
 
     def describe(self) -> dict[str, Tensor] | None:
-        """The tensors that define the density, {name: tensor}.
+        """``log_weights`` (B, K), and the tensors (B, K, ...) that define the components.
 
-        ``log_weights`` is (B, K) for K components. The other tensors hold the means, variances and so on
-        of all components: (B, K, ...). The result is None if the components have tensors of different
-        names.
+        The result is None if the components have tensors of different names.
         """
         parts = [q.describe() for q in self.components]
         if any(part is None or part.keys() != (parts[0] or {}).keys() for part in parts):
@@ -139,18 +124,14 @@ class Mixture(Posterior):
         return {"log_weights": self.log_weights, **stacked}
 
     def copy(self) -> Posterior:
-        """The same density with copies of all tensors.
-
-        If the mixture was made by `from_stack`, all means and log-variances are copied in one
-        operation.
-        """
+        """The same density with copies of all tensors. A stack is copied in one operation."""
         if self._stack is None:
             return super().copy()
         whole = Gaussian.from_clamped(*torch.stack(self._stack).unbind())
         return self.from_stack(whole, self.log_weights.clone())
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Mixture:
-        """The same density, expanded to a larger batch_shape; `_instance` is not used."""
+        """The same density, expanded to a larger batch_shape. `_instance` is not used."""
         log_weights = self.log_weights.expand(*batch_shape, -1)
         return Mixture([q.expand(batch_shape) for q in self.components], log_weights)
 
@@ -175,13 +156,14 @@ class Mixture(Posterior):
         Args:
             samples: S, the number of samples for each example.
             generator: the random number generator.
-            stratified: whether the S picks of a component are spread evenly over the weights,
-                instead of being drawn independently. Averages over the samples keep their
-                expectation and have a smaller variance.
+            stratified: whether the S picks of a component are spread evenly over the weights, instead of
+                being drawn independently. Averages over samples then have the same expectation and less
+                variance.
         """
         choice = self._choose(samples, generator, stratified)  # (S, B)
         z = self._draw(choice, generator)
-        if self.has_rsample and torch.is_grad_enabled() and (z.requires_grad or self._needs_grad):
+        needs_grad = z.requires_grad or self.log_weights.requires_grad
+        if self.has_rsample and torch.is_grad_enabled() and needs_grad:
             z = self._implicit(z.detach())
         return z, self.log_prob(z)
 
@@ -196,10 +178,6 @@ class Mixture(Posterior):
     @property
     def _full(self) -> bool:
         return all(isinstance(q, FullGaussian) for q in self.components)
-
-    @property
-    def _needs_grad(self) -> bool:
-        return self.log_weights.requires_grad
 
     def _means_and_log_variances(self) -> tuple[Tensor, Tensor]:
         """The means and log-variances of diagonal Gaussian components, (K, B, D) each."""
@@ -236,12 +214,10 @@ class Mixture(Posterior):
     def _implicit(self, z: Tensor) -> Tensor:
         """The samples z (S, B, D) with the gradient of reparameterised samples attached.
 
-        Let φ be the parameters of the mixture and T_d(z; φ) = F(z_d | z_<d) its conditional
-        distribution function in dimension d. A sample z solves T(z; φ) = u for a fixed uniform u.
-        So dz/dφ = -(∂T/∂z)⁻¹ ∂T/∂φ, and ∂T/∂z is lower triangular.
-
-        With z = μ_k + L_k ε_k, component k has F_k(z_d | z_<d) = Φ(ε_kd), where Φ is the standard
-        normal distribution function. This holds for diagonal and for full covariances.
+        Let φ be the parameters of the mixture and T_d(z; φ) = F(z_d | z_<d) its conditional distribution
+        function in dimension d. A sample z solves T(z; φ) = u for a fixed uniform u. So dz/dφ =
+        -(∂T/∂z)⁻¹ ∂T/∂φ, and ∂T/∂z is lower triangular. With z = μ_k + L_k ε_k, component k has F_k(z_d
+        | z_<d) = Φ(ε_kd), the standard normal distribution function.
         """
         noise, scale, root = self._standardised(z)  # ε (K, S, B, D), L_dd (K, 1, B, D), L⁻¹ or None
         log_pdf = -0.5 * (noise.square() + math.log(2 * math.pi)) - scale.log()

@@ -16,20 +16,18 @@ from torch.distributions.kl import register_kl
 from recmix.errors import ConfigError
 from recmix.model.priors import Prior, standard_normal
 
-__all__ = ["AnyGaussian", "Posterior", "randn"]
+__all__ = ["AnyGaussian", "FactoredGaussian", "Posterior", "randn"]
 
 
 class Posterior(Distribution, ABC):
     """Base class of posteriors q(z | x): distributions with batch_shape (B,) and event_shape (D,).
 
-    A posterior has the usual methods of torch's distributions: `sample`, `rsample`, `log_prob`, `mean`,
-    `variance`, `entropy`, and `torch.distributions.kl_divergence` with a standard normal where closed
-    forms exist. In addition, `rsample_and_log_prob` gives samples with their log densities in one pass,
-    from a given random number generator.
+    B is the number of examples, D the dimension of z. A posterior has the usual methods of torch's
+    distributions: `sample`, `rsample`, `log_prob`, `mean`, `variance` and `entropy`.
+    `torch.distributions.kl_divergence` with a standard normal works where a closed form exists.
 
-    A subclass holds tensors that carry gradients to the networks that computed them. It defines `mean`,
-    `log_prob` and `rsample_and_log_prob`. Arguments are not validated, because this would make the CPU
-    wait for the GPU.
+    A subclass defines `mean`, `log_prob` and `rsample_and_log_prob`. Arguments are not validated,
+    because this would make the CPU wait for the GPU.
 
     Args:
         mean: any tensor of shape (*batch_shape, D). Only its shape is used.
@@ -48,17 +46,12 @@ class Posterior(Distribution, ABC):
     def rsample_and_log_prob(
         self, samples: int = 1, *, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
-        """S reparameterised samples z, (S, B, D), and their log densities, (S, B).
-
-        Args:
-            samples: S, the number of samples for each example.
-            generator: the random number generator.
-        """
+        """S = `samples` reparameterised samples z, (S, B, D), and their log densities, (S, B)."""
 
     def from_noise(self, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Convert standard normal noise to points z, (S, B, D), with log densities log q(z), (S, B).
 
-        Different posteriors can be compared with less variance if all use the same noise.
+        Two posteriors can be compared with less variance if both use the same noise.
 
         Args:
             noise: standard normal noise (S, B, D), or (S, 1, D) if all examples use the same noise.
@@ -87,35 +80,31 @@ class Posterior(Distribution, ABC):
 
     @property
     def weights(self) -> Tensor:
-        """The mixing weights of K components, (B, K), which sum to 1 for each example.
-
-        A posterior that is not a mixture has K = 1.
-        """
+        """The mixing weights of K components, (B, K). K is 1 if the posterior is not a mixture."""
         return torch.ones_like(self.mean[..., :1])
 
     @property
     def components(self) -> list[Posterior]:
-        """The components of a mixture, in a list. For other posteriors the list has only this object."""
+        """The components of a mixture. For other posteriors the list has only this object."""
         return [self]
 
     def kl(self, prior: Prior, z: Tensor, log_q: Tensor) -> Tensor:
-        """The KL divergence KL(q || p(z)) to a prior, for each of B examples.
+        """The KL divergence KL(q || p(z)) to the prior p(z), for each of B examples.
 
-        If a closed form exists, the result is exact and has the shape (B,) or (1, B). Otherwise it is
-        the estimate log q(z) - log p(z) for each of the S samples, (S, B).
+        The result is exact, (B,) or (1, B), if a closed form exists. Otherwise it is the estimate log
+        q(z) - log p(z) for each of S samples, (S, B).
 
         Args:
             prior: p(z).
-            z: samples of q, (S, B, D), where D is the dimension of z.
+            z: samples of q, (S, B, D).
             log_q: log densities of the samples under q, (S, B).
         """
         return self.kl_to_prior(z, log_q) if prior.standard else log_q - prior.log_prob(z)
 
     def kl_to_prior(self, z: Tensor, log_q: Tensor) -> Tensor:
-        """The KL divergence KL(q || N(0, I)) to the standard normal prior.
+        """The KL divergence KL(q || N(0, I)) to the standard normal: exact (1, B), or estimates (S, B).
 
-        If a closed form exists, the result is exact and has the shape (1, B). Otherwise it is the
-        estimate log q(z) - log N(z; 0, I) for each of the S samples, (S, B).
+        Without a closed form, log q(z) - log N(z; 0, I) is the estimate for each of S samples.
 
         Args:
             z: samples of q, (S, B, D).
@@ -124,28 +113,21 @@ class Posterior(Distribution, ABC):
         return log_q - standard_normal(z)
 
     def kl_by_dimension(self) -> Tensor | None:
-        """KL(q || N(0, I)) of each latent dimension, (B, D).
-
-        The result is None if the KL is not a sum over dimensions.
-        """
+        """KL(q || N(0, I)) of each latent dimension, (B, D); None if the KL is not such a sum."""
         return None
 
     @property
     def can_scale(self) -> bool:
-        """Whether `scaled` can make this posterior wider or narrower.
-
-        Calibration needs this: it chooses a factor of the standard deviations on validation examples.
-        """
+        """Whether `scaled` can make this posterior wider or narrower, as calibration needs."""
         return False
 
     def scaled(self, factor: float | Tensor) -> Posterior:
         """A wider or narrower posterior: standard deviations are multiplied by about f = `factor`.
 
         The mean of a Gaussian, and of each component of a mixture, stays the same. If f is at most 1,
-        each standard deviation σ becomes f σ. If f is above 1, the precision 1/σ² becomes
-        1 + (1/σ² - 1)/f². Then a small σ is multiplied by about f, but a σ below 1, the standard
-        deviation of the prior N(0, I), stays below 1. A σ of 1 does not change: there x gives no
-        information on z.
+        each standard deviation σ becomes f σ. If f is above 1, the precision 1/σ² becomes 1 + (1/σ² -
+        1)/f². Then a small σ is multiplied by about f, but a σ below 1 stays below 1, the standard
+        deviation of the prior N(0, I).
 
         Args:
             factor: f, one number, or one for each example (B,).
@@ -156,10 +138,7 @@ class Posterior(Distribution, ABC):
         )
 
     def describe(self) -> dict[str, Tensor] | None:
-        """The tensors (B, ...) that define the density, {name: tensor}, for export to files.
-
-        The result is None if the density cannot be described by tensors.
-        """
+        """The tensors (B, ...) that define the density, {name: tensor}; None if there are none."""
         return None
 
     def copy(self) -> Posterior:
@@ -168,7 +147,7 @@ class Posterior(Distribution, ABC):
         return copied
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Posterior:
-        """The same density, expanded to a larger batch_shape; `_instance` is not used."""
+        """The same density, expanded to a larger batch_shape. `_instance` is not used."""
         raise NotImplementedError(f"{type(self).__name__} cannot be expanded")
 
     def __repr__(self) -> str:
@@ -176,7 +155,7 @@ class Posterior(Distribution, ABC):
 
 
 def _copy_tensors(value: Any) -> Any:
-    """A copy of a posterior, or of a value in it, with all tensors copied; networks are shared."""
+    """A copy of a posterior, or of a value in it. Tensors are copied, networks are shared."""
     if isinstance(value, Size):
         return value
     if isinstance(value, Tensor):
@@ -192,14 +171,12 @@ def _copy_tensors(value: Any) -> Any:
 
 
 def randn(shape: Sequence[int], like: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Draw standard normal noise of the given shape, on the device and in the dtype of `like`."""
+    """Standard normal noise of the given shape, on the device and in the dtype of `like`."""
     return torch.randn(shape, generator=generator, device=like.device, dtype=like.dtype)
 
 
 class AnyGaussian(Posterior):
-    """Base class of Gaussian posteriors q(z | x). The mode is the mean.
-
-    Subclasses add the covariance: `Gaussian` (diagonal), `FullGaussian` and `LowRankGaussian`.
+    """Base class of Gaussian posteriors. Subclasses add the covariance.
 
     Args:
         mean: μ, (B, D).
@@ -221,7 +198,7 @@ class AnyGaussian(Posterior):
 
     @property
     def can_scale(self) -> bool:
-        """True: the method `scaled` works for every Gaussian."""
+        """True: every Gaussian can be scaled."""
         return True
 
     def rsample_and_log_prob(
@@ -232,11 +209,10 @@ class AnyGaussian(Posterior):
 
     @abstractmethod
     def parts_of(self, other: Any) -> list[Tensor]:
-        """The tensors (B, ...) that define the Gaussian `other`, as the class of this object needs them.
+        """The tensors (B, ...) from which `from_parts` makes a Gaussian equal to `other`.
 
-        For example, a `FullGaussian` gives a diagonal Gaussian as a mean and a triangular matrix.
-        `from_parts` makes a Gaussian from these tensors. So the tensors of two Gaussians can be
-        combined.
+        For example, `FullGaussian` describes a diagonal Gaussian by a mean and a triangular matrix. So
+        the tensors of two Gaussians can be combined.
 
         Args:
             other: this object, another Gaussian of the same class, or a diagonal Gaussian.
@@ -244,18 +220,54 @@ class AnyGaussian(Posterior):
 
     @abstractmethod
     def from_parts(self, *parts: Tensor) -> Self:
-        """Make a Gaussian of the class of this object from the tensors that `parts_of` returns."""
+        """Make a Gaussian of this class from the tensors that `parts_of` returns."""
 
     def split(self, count: int) -> list[Self]:
-        """Split the batch of B examples into `count` posteriors of B / count consecutive examples."""
+        """Split a batch of B examples into `count` posteriors of B / count consecutive examples."""
         pieces = (part.unflatten(0, (count, -1)).unbind() for part in self.parts_of(self))
         return [self.from_parts(*some) for some in zip(*pieces, strict=True)]
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Self:
-        """The same density, expanded to a larger batch_shape; `_instance` is not used."""
+        """The same density, expanded to a larger batch_shape. `_instance` is not used."""
         old = len(self.batch_shape)
         parts = self.parts_of(self)
         return self.from_parts(*(part.expand(*batch_shape, *part.shape[old:]) for part in parts))
+
+
+class FactoredGaussian(AnyGaussian):
+    """Base class of Gaussian posteriors N(μ, L Lᵀ) that are given by a D x D matrix L."""
+
+    @abstractmethod
+    def multiply(self, noise: Tensor) -> Tensor:
+        """The product L ε, (..., B, D), of the factor L of the covariance and vectors ε (..., B, D)."""
+
+    @abstractmethod
+    def multiply_transposed(self, v: Tensor) -> Tensor:
+        """The product Lᵀ v, (..., B, D), of the factor L of the covariance and vectors v (..., B, D)."""
+
+    @abstractmethod
+    def whiten(self, z: Tensor) -> Tensor:
+        """The noise ε = L⁻¹ (z - μ), (..., B, D), of which z (..., B, D) was made by z = μ + L ε."""
+
+    @abstractmethod
+    def _log_det(self) -> Tensor:
+        """log |det L|, (B,)."""
+
+    def _log_normaliser(self) -> Tensor:
+        return self._log_det() + 0.5 * self.mean.shape[-1] * math.log(2 * math.pi)
+
+    def from_noise(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Points z = μ + L ε, (S, B, D), and log q(z), (S, B), from standard normal ε (S, B, D)."""
+        z = self.mean + self.multiply(noise)
+        return z, -0.5 * noise.square().sum(-1) - self._log_normaliser()
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """log q(z | x), (..., B), for latent points z (..., B, D)."""
+        return -0.5 * self.whiten(value).square().sum(-1) - self._log_normaliser()
+
+    def entropy(self) -> Tensor:
+        """The entropy ½ log det(2πe Σ) of each example, (B,), where Σ = L Lᵀ is the covariance."""
+        return self._log_normaliser() + 0.5 * self.mean.shape[-1]
 
 
 @register_kl(Posterior, Independent)

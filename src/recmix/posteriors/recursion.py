@@ -1,6 +1,6 @@
-"""Compute the mixing weights and the ELBO of a mixture that grows by one component at a time.
+"""The mixing weights and the ELBO of a mixture that grows by one component at a time.
 
-Step m adds the component q_m with the weight ε_m to the mixture: Q_m = (1 - ε_m) Q_{m-1} + ε_m q_m.
+Step m adds the component q_m with the weight ε_m: Q_m = (1 - ε_m) Q_{m-1} + ε_m q_m.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def recursive_log_weights(log_eps: Tensor, log_rest: Tensor) -> Tensor:
 def extend_mixture(
     score: Tensor, minimum: float, maximum: float, log_alpha: Tensor, before: Tensor, new: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Compute the log-weights and the log density of Q_m = (1 - ε) Q_{m-1} + ε q_m.
+    """The log-weights and the log density of Q_m = (1 - ε) Q_{m-1} + ε q_m.
 
-    Q_{m-1} is a mixture of m components, q_m the new component, and ε its weight.
+    Q_{m-1} is a mixture of m components.
 
     Args:
         score: real numbers s, (B,). The weight is ε = minimum + (maximum - minimum)·sigmoid(s).
@@ -71,17 +71,10 @@ def extended_elbo(
 ) -> Tensor:
     """The ELBO of the mixture Q_m = (1 - ε) Q_{m-1} + ε q_m, averaged over the batch, a scalar.
 
-    The ELBO is estimated from one sample z of each of the m + 1 components. The network that computes
-    the score is trained to maximise it. Q_{m-1} is a mixture of m components, and q_m is the new
-    component.
+    It is estimated from one sample z of each of the m + 1 components. The other arguments are those of
+    `extend_mixture`.
 
     Args:
-        score: real numbers s, (B,). The weight is ε = minimum + (maximum - minimum)·sigmoid(s).
-        minimum: the smallest ε.
-        maximum: the largest ε.
-        log_alpha: log-weights of Q_{m-1}, (m, B).
-        before: log Q_{m-1}(z) at the samples, (m + 1, B).
-        new: log q_m(z) at the samples, (m + 1, B).
         log_joint: log p(x, z) at the samples, (m + 1, B).
     """
     weights, log_mixture = extend_mixture(score, minimum, maximum, log_alpha, before, new)
