@@ -25,7 +25,7 @@ from recmix.inference.gauss_newton import (
     normal_equations,
 )
 from recmix.model.latent import LatentModel, standard_normal
-from recmix.model.likelihoods import Gaussian, make_likelihood
+from recmix.model.likelihoods import LIKELIHOODS, Gaussian
 from recmix.model.networks import make_decoder
 from recmix.posteriors.full import cholesky
 
@@ -70,7 +70,7 @@ def close(got, expected, tolerance):
 
 def latent_model(decoder, latent, shape, likelihood="gaussian"):
     centre = torch.rand(shape, generator=torch.Generator().manual_seed(5))
-    made = LatentModel(decoder, make_likelihood(likelihood), latent=latent, shape=shape, centre=centre)
+    made = LatentModel(decoder, LIKELIHOODS[likelihood](), latent=latent, shape=shape, centre=centre)
     return made.to(DEVICE)
 
 
@@ -428,9 +428,9 @@ def test_number_of_parts_depends_on_the_batch(programs, parts, monkeypatch):
 def test_log_joint_and_its_derivatives(name, shape, latent):
     torch.manual_seed(0)
     if name == "bernoulli":
-        likelihood = make_likelihood(name)
+        likelihood = LIKELIHOODS[name]()
     else:
-        likelihood = make_likelihood("gaussian", variance=0.3, floor=0.5 if "floor" in name else 1e-6)
+        likelihood = LIKELIHOODS["gaussian"](variance=0.3, floor=0.5 if "floor" in name else 1e-6)
         likelihood.log_variance.data.fill_(-1.3)
     likelihood.to(DEVICE)
     image, z = torch.rand(3, *shape, device=DEVICE), torch.randn(2, 3, latent, device=DEVICE)

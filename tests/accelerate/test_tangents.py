@@ -9,7 +9,7 @@ from recmix.accelerate.chain_log_joint import ChainLogJoint
 from recmix.accelerate.tangents import chain_jacobian, layer_chain
 from recmix.inference.gauss_newton import LogJoint, decoder_jacobian, jacobian, make_log_joint
 from recmix.model.latent import LatentModel
-from recmix.model.likelihoods import make_likelihood
+from recmix.model.likelihoods import LIKELIHOODS
 from recmix.model.networks import make_decoder
 
 OWN = nn.Sequential(
@@ -25,7 +25,7 @@ OWN = nn.Sequential(
 
 
 def model(decoder, shape):
-    return LatentModel(decoder, make_likelihood("bernoulli"), latent=3, shape=shape).double()
+    return LatentModel(decoder, LIKELIHOODS["bernoulli"](), latent=3, shape=shape).double()
 
 
 @pytest.mark.parametrize("kind", ["conv", "dense", "own"])

@@ -3,7 +3,7 @@
 import torch
 
 from recmix.model.latent import LatentModel
-from recmix.model.likelihoods import make_likelihood
+from recmix.model.likelihoods import LIKELIHOODS
 from recmix.model.networks import make_decoder
 
 SHAPE = (1, 12, 12)
@@ -12,9 +12,7 @@ SHAPE = (1, 12, 12)
 def latent_model(likelihood="gaussian"):
     """A convolutional model with three latent dimensions."""
     torch.manual_seed(0)
-    return LatentModel(
-        make_decoder("conv", SHAPE, 3), make_likelihood(likelihood), latent=3, shape=SHAPE
-    )
+    return LatentModel(make_decoder("conv", SHAPE, 3), LIKELIHOODS[likelihood](), latent=3, shape=SHAPE)
 
 
 def x(n=5):

@@ -18,7 +18,7 @@ from recmix.inference.gauss_newton import (
     traceable,
 )
 from recmix.model.latent import LatentModel
-from recmix.model.likelihoods import Bernoulli, make_likelihood
+from recmix.model.likelihoods import Bernoulli, find_likelihood
 from recmix.model.likelihoods import Gaussian as GaussianLikelihood
 from recmix.model.networks import make_decoder
 
@@ -211,7 +211,7 @@ def test_steps_that_reuse_the_curvature_raise_log_joint_further(likelihood):
     decoder = make_decoder("conv", (1, 12, 12), 4)
     for p in decoder.parameters():
         p.data *= 2
-    model = LatentModel(decoder, make_likelihood(likelihood), latent=4, shape=(1, 12, 12)).double()
+    model = LatentModel(decoder, find_likelihood(likelihood)(), latent=4, shape=(1, 12, 12)).double()
     with torch.no_grad():
         x = model.decode(torch.randn(40, 4).double()).clamp(0, 1)
     start = torch.randn(40, 4).double()

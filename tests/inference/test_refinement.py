@@ -14,7 +14,7 @@ from recmix.inference.gauss_newton import ascend
 from recmix.inference.refinement import laplace, refine
 from recmix.inference.restarts import restart_scales
 from recmix.model.latent import LatentModel
-from recmix.model.likelihoods import make_likelihood
+from recmix.model.likelihoods import LIKELIHOODS
 from recmix.model.networks import make_decoder
 from recmix.posteriors import FullGaussian, Gaussian, Mixture
 
@@ -45,7 +45,7 @@ def test_log_joint_never_falls_for_any_component(likelihood, steps):
     decoder = make_decoder("conv", (1, 12, 12), 3)
     for p in decoder.parameters():
         p.data *= 3
-    model = LatentModel(decoder, make_likelihood(likelihood), latent=3, shape=(1, 12, 12)).double()
+    model = LatentModel(decoder, LIKELIHOODS[likelihood](), latent=3, shape=(1, 12, 12)).double()
     x = torch.rand(4, 1, 12, 12, dtype=torch.float64)
     parts = [Gaussian(normal(4, 3, seed=k), torch.zeros(4, 3).double()) for k in range(3)]
     q = Mixture(parts, normal(4, 3, seed=9).log_softmax(-1))
@@ -155,7 +155,7 @@ def test_batch_normalisation_in_eval_mode_is_an_affine_map():
     x = torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(0)).double()
     found = []
     for network in (decoder, written_out):
-        likelihood = make_likelihood("gaussian", variance=0.05)
+        likelihood = LIKELIHOODS["gaussian"](variance=0.05)
         model = LatentModel(network, likelihood, latent=2, shape=(1, 8, 8)).double().eval()
         parts = [Gaussian(normal(5, 2, seed=k), torch.zeros(5, 2).double()) for k in range(2)]
         for q in (parts[0], Mixture(parts, normal(5, 2, seed=4).log_softmax(-1))):
@@ -171,7 +171,7 @@ def test_batch_normalisation_in_eval_mode_is_an_affine_map():
 
 def test_batch_normalisation_in_training_mode_is_refused():
     decoder = normalised_decoder()
-    model = LatentModel(decoder, make_likelihood("gaussian"), latent=2, shape=(1, 8, 8)).double()
+    model = LatentModel(decoder, LIKELIHOODS["gaussian"](), latent=2, shape=(1, 8, 8)).double()
     q = Gaussian(torch.zeros(3, 2).double(), torch.zeros(3, 2).double())
     x = torch.zeros(3, 1, 8, 8).double()
     before = {name: value.clone() for name, value in decoder.state_dict().items()}
@@ -212,7 +212,7 @@ def two_modes(examples=60):
             shown = torch.cat([angle.sin(), 0.3 * z[:, :1], (2 * angle).sin(), z[:, 1:]], 1)
             return shown.view(-1, 1, 2, 2)
 
-    likelihood = make_likelihood("gaussian", variance=0.05)
+    likelihood = LIKELIHOODS["gaussian"](variance=0.05)
     model = LatentModel(Bent(), likelihood, latent=2, shape=(1, 2, 2)).double()
     z = normal(examples, 2, seed=3)
     with torch.no_grad():

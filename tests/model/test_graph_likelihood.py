@@ -9,7 +9,7 @@ from torch.func import hessian, jvp
 from recmix.errors import ConfigError
 from recmix.model.fields import Fields
 from recmix.model.likelihoods.graph import CategoricalGraph, graph_nodes
-from recmix.model.likelihoods.likelihood import make_likelihood
+from recmix.model.likelihoods.likelihood import LIKELIHOODS
 
 LIKELIHOOD = CategoricalGraph(3, node_classes=3, edge_classes=2)
 OUTPUTS = 3 * 3 + 3 * 2
@@ -122,7 +122,7 @@ def test_forward_mode_works():
 
 
 def test_it_is_made_by_name_and_from_its_options():
-    made = make_likelihood("graph", nodes=4, node_classes=3, edge_classes=2)
+    made = LIKELIHOODS["graph"](nodes=4, node_classes=3, edge_classes=2)
     assert made.named
     again = CategoricalGraph.for_data((10,), **made.model_options())
     assert repr(again) == repr(made)

@@ -11,7 +11,7 @@ from torch import distributions, nn
 from recmix.errors import ConfigError
 from recmix.model import assembly
 from recmix.model.assembly import Statistics
-from recmix.model.likelihoods import LIKELIHOODS, Bernoulli, Gaussian, Likelihood, make_likelihood
+from recmix.model.likelihoods import LIKELIHOODS, Bernoulli, Gaussian, Likelihood, find_likelihood
 from recmix.model.networks import reset
 from recmix.model.options import ModelOptions
 
@@ -21,7 +21,7 @@ few = settings(max_examples=30, deadline=None, derandomize=True)
 @pytest.fixture(params=["bernoulli", "gaussian"])
 def likelihood(request):
     options = {"variance": 0.3} if request.param == "gaussian" else {}
-    return make_likelihood(request.param, **options).double()
+    return LIKELIHOODS[request.param](**options).double()
 
 
 def data(scale=1.0, samples=4):
@@ -212,16 +212,12 @@ def test_only_the_gaussian_is_centred():
 @pytest.mark.parametrize("options", [{"variance": 0.0}, {"variance": math.nan}, {"floor": -1.0}])
 def test_gaussian_options_out_of_range(options):
     with pytest.raises(ConfigError, match=f"{next(iter(options))}=.*positive"):
-        make_likelihood("gaussian", **options)
+        LIKELIHOODS["gaussian"](**options)
 
 
-def test_unknown_names_and_options_list_the_valid_ones():
+def test_an_unknown_name_lists_the_valid_ones():
     with pytest.raises(ConfigError, match=r"unknown likelihood 'gausian'.*'gaussian'.*bernoulli"):
-        make_likelihood("gausian")
-    with pytest.raises(ConfigError, match=r"option of the gaussian.*'varience'.*'variance'.*floor"):
-        make_likelihood("gaussian", varience=1.0)
-    with pytest.raises(ConfigError, match="bernoulli likelihood has no options; remove 'variance'"):
-        make_likelihood("bernoulli", variance=1.0)
+        find_likelihood("gausian")
 
 
 def test_the_constructor_of_a_new_likelihood_gets_what_it_takes():

@@ -16,7 +16,6 @@ from recmix.model.likelihoods.likelihood import (
     Likelihood,
     bits_per_dimension,
     find_likelihood,
-    make_likelihood,
     register_likelihood,
     sum_event,
 )
@@ -40,7 +39,6 @@ __all__ = [
     "ZeroInflatedNegativeBinomial",
     "bits_per_dimension",
     "find_likelihood",
-    "make_likelihood",
     "register_likelihood",
     "sum_event",
 ]

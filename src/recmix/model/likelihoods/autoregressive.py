@@ -94,7 +94,7 @@ class Autoregressive(Likelihood):
         )
 
     def model_options(self) -> dict[str, Any]:
-        """The settings of this likelihood as model options, {name: value}. `for_data` takes them."""
+        """The settings of the causal network as model options, {name: value}."""
         network = self.network
         found = {"classes": self.classes, "causal": self.causal, "end_token": self.end_token}
         sizes = {"units": network.units, "heads": network.heads, "blocks": network.blocks}
@@ -103,25 +103,17 @@ class Autoregressive(Likelihood):
 
     @property
     def requirement(self) -> str:
-        """The values that examples may have, as a text for `recmix.data.check_values`.
-
-        It is "padded_classes:K" for K different tokens: whole numbers below K, and padding below 0.
-        """
+        """The text "padded_classes:K": examples hold whole numbers below K, and padding below 0."""
         return f"padded_classes:{self.classes}"
 
     def output_shape(self, shape: Shape) -> Shape:
-        """The shape of the decoder's output, (F,): one context vector of size F for each example."""
+        """The shape of the decoder's output, (F,): one context vector for each example."""
         return (self.network.units,)
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z) in nats, (S, B), for B examples and S samples of z for each.
+        """log p(x | z), (S, B), for tokens x (B, *event) and context vectors (S, B, F).
 
         All positions are computed at once, each from the true tokens before it.
-
-        Args:
-            x: token numbers (B, *event), where `event` is the shape of one example. Negative values are
-                padding.
-            decoded: the decoder's outputs: context vectors (S, B, F) of size F.
         """
         tokens, present = _tokens(x)
         logits = self.logits(x, decoded)
@@ -129,68 +121,42 @@ class Autoregressive(Likelihood):
         return ((chosen - logits.logsumexp(-1)) * present).sum(-1)
 
     def logits(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The logits of each token given the tokens before it and z, (S, B, T, K).
-
-        T is the number of positions, K the number of different tokens, and S the number of samples of z
-        for each of the B examples.
+        """The logits of each token given z and the tokens before it: (S, B, T, K).
 
         Args:
-            x: token numbers (B, *event), where `event` is the shape of one example.
-            decoded: the decoder's outputs: context vectors (S, B, F) of size F.
+            x: token numbers (B, *event).
+            decoded: the decoder's outputs: context vectors (S, B, F).
         """
         return self.network.logits(self.network(_tokens(x)[0], decoded)) / self.noise
 
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Draw one sequence of tokens for each context vector: (..., F) -> (..., *event), no gradient.
-
-        F is the size of a context vector and `event` the shape of one example. Tokens are drawn one
-        after the other. If `end_token` is on, all values after the end token are padding (-1).
-        """
+        """Draw tokens one after the other for each context vector: (..., F) -> (..., *event)."""
         return self._generate(decoded, lambda logits: draw_class(logits, generator))
 
     def most_likely(self, decoded: Tensor) -> Tensor:
-        """Choose the most likely token at each position, one after the other: (..., F) -> (..., *event).
-
-        Each choice depends on the tokens chosen before it. F is the size of a context vector and `event`
-        the shape of one example. If `end_token` is on, values after the end token are padding (-1).
-        """
+        """Take the most likely token at one position after the other: (..., F) -> (..., *event)."""
         return self._generate(decoded, lambda logits: logits.argmax(-1))
 
     def mean(self, decoded: Tensor) -> Tensor:
         """The most likely tokens as one-hot vectors, (..., *event, K), for context vectors (..., F).
 
-        `event` is the shape of one example, K the number of different tokens, and F the size of a
-        context vector. The one-hot vectors replace the true mean, which has no closed form. Padding has
-        only zeros.
+        They replace the mean, which has no closed form. Padding has only zeros.
         """
         tokens = self.most_likely(decoded)
         classes = torch.arange(self.classes, device=decoded.device, dtype=decoded.dtype)
         return (tokens[..., None] == classes).to(decoded.dtype)
 
     def precision(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The diagonal of the Gauss-Newton matrix of -log p(x | z), (B, F), for B examples.
-
-        The matrix contains second derivatives with respect to the context vector, which has F values;
-        see `fisher`. The computation needs F derivatives of the causal network.
-
-        Args:
-            x: examples (B, *event), where `event` is the shape of one example.
-            decoded: the decoder's outputs: context vectors (B, F).
-        """
+        """The diagonal of the Gauss-Newton matrix of `fisher`, (B, F), from F derivatives."""
         count = decoded.shape[-1]
         units = torch.eye(count, dtype=decoded.dtype, device=decoded.device)
         return self.fisher(x, decoded, units.expand(len(decoded), -1, -1)).diagonal(dim1=1, dim2=2)
 
     def mean_precision(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """Estimate the mean of the diagonal of the Gauss-Newton matrix G for each example, (B,).
+        """An estimate of the mean of the diagonal of the Gauss-Newton matrix G of `fisher`, (B,).
 
-        G, (F, F), approximates the second derivative of -log p(x | z) with respect to the context vector
-        of F values. The estimate is the average of vᵀ G v / F over a few fixed vectors v with entries
-        ±1. So it needs fewer derivatives than `precision`.
-
-        Args:
-            x: examples (B, *event), where `event` is the shape of one example.
-            decoded: the decoder's outputs: context vectors (B, F).
+        It is the average of vᵀ G v / F over a few fixed vectors v with entries ±1. So it needs fewer
+        derivatives of the causal network than `precision`.
         """
         signs = _signs(decoded.shape[-1], decoded.dtype, decoded.device)  # (F, PROBES)
         columns = signs.expand(len(decoded), -1, -1)
@@ -198,19 +164,14 @@ class Autoregressive(Likelihood):
         return products.clamp(min=0)
 
     def fisher(self, x: Tensor, decoded: Tensor, vectors: Tensor) -> Tensor:
-        """The product G V of the generalised Gauss-Newton matrix G with D column vectors V, (B, F, D).
+        """The product G V of the Gauss-Newton matrix G with column vectors V (B, F, D): (B, F, D).
 
-        G = Jᵀ W J, (B, F, F), approximates the second derivative of -log p(x | z) with respect to the
-        context vector. J is the derivative of the logits with respect to the context vector. W is the
-        Fisher information of the tokens with respect to the logits. Each token is predicted from the
-        observed tokens before it. The average of G over x ~ p(x | z) is the Fisher information.
+        G = Jᵀ W J approximates the second derivative of -log p(x | z) with respect to the context
+        vector. J is the derivative of the logits with respect to the context vector. W is the Fisher
+        information of the tokens with respect to the logits. Each token is predicted from the observed
+        tokens before it. The average of G over x ~ p(x | z) is the Fisher information.
 
         Dropout is off, also in training mode, because J and Jᵀ must belong to the same function.
-
-        Args:
-            x: examples (B, *event), where `event` is the shape of one example.
-            decoded: the decoder's outputs: context vectors (B, F) of size F.
-            vectors: V, column vectors (B, F, D).
         """
         with evaluation_mode(self.network):
             return self._gauss_newton(x, decoded.contiguous(), vectors)

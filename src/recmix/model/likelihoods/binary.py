@@ -30,22 +30,14 @@ class Bernoulli(Likelihood):
     can_temper = True
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z) in nats, (S, B), for B examples and S samples of z for each.
-
-        Args:
-            x: values in [0, 1], (B, *event), where `event` is the shape of one example.
-            decoded: logits l, (S, B, *event).
-        """
+        """log p(x | z), (S, B), for values x in [0, 1], (B, *event), and their logits (S, B, *event)."""
         # Above 40, log(1 + eˡ) = l to the last digit of float64; the default 20 is not enough.
         logits = self._logits(decoded)
         normaliser = F.softplus(logits, threshold=40)
         return -sum_event(torch.addcmul(normaliser, x, logits, value=-1), x)
 
     def mean(self, decoded: Tensor) -> Tensor:
-        """E[x | z], the probability of the value 1: sigmoid(l / τ) for each logit l in `decoded`.
-
-        τ is `noise`, the temperature of the logits.
-        """
+        """The probability of the value 1, sigmoid(l / τ), for logits l. τ is `noise`."""
         return self._logits(decoded).sigmoid()
 
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -54,20 +46,14 @@ class Bernoulli(Likelihood):
             return torch.bernoulli(self.mean(decoded), generator=generator)
 
     def residual(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The derivative of log p(x | z) with respect to the logits l: (x - p) / τ.
-
-        p = sigmoid(l / τ) is the probability of the value 1, and τ is `noise`, the temperature of the
-        logits. The result has the shape of `decoded`, which holds the logits l.
-        """
+        """The derivative of log p(x | z) with respect to the logits l: (x - sigmoid(l / τ)) / τ."""
         found = x - self.mean(decoded)
         return found if self.noise == 1 else found / self.noise
 
     def precision(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The diagonal of the Fisher information of p(x | z) with respect to the logits l.
+        """The diagonal of the Fisher information: p·(1 - p) / τ² for p = sigmoid(l / τ) and logits l.
 
-        It is p·(1 - p) / τ² for each value. p = sigmoid(l / τ) is the probability of the value 1, and τ
-        is `noise`, the temperature of the logits. The result has the shape of `decoded`, which holds the
-        logits l. The computation is accurate for very large positive and negative l.
+        The result is accurate for very large positive and negative l. τ is `noise`.
         """
         logits = self._logits(decoded)
         found = logits.sigmoid() * (-logits).sigmoid()
@@ -92,17 +78,12 @@ class ProbabilityBernoulli(Likelihood):
     values = "unit"
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z) in nats, (S, B), for B examples and S samples of z for each.
-
-        Args:
-            x: values in [0, 1], (B, *event), where `event` is the shape of one example.
-            decoded: probabilities p, (S, B, *event).
-        """
+        """log p(x | z), (S, B), for x in [0, 1], (B, *event), and probabilities (S, B, *event)."""
         p = decoded.clamp(*LIMITS)
         return sum_event(x * p.log() + (1 - x) * (-p).log1p(), x)
 
     def mean(self, decoded: Tensor) -> Tensor:
-        """E[x | z], the probability of the value 1. It is the decoder's output `decoded` itself."""
+        """The probability of the value 1, which is the decoder's output."""
         return decoded
 
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -111,19 +92,17 @@ class ProbabilityBernoulli(Likelihood):
             return torch.bernoulli(decoded.clamp(0, 1), generator=generator)
 
     def residual(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The derivative of log p(x | z) with respect to the probabilities p in `decoded`.
+        """The derivative of log p(x | z) with respect to the probability p: (x - p) / (p·(1 - p)).
 
-        It is (x - p) / (p·(1 - p)) for each value. The result has the shape of `decoded`. `log_prob`
-        clamps p to [1e-6, 1 - 1e-6], so the derivative is 0 where p is outside.
+        It is 0 where p is outside [1e-6, 1 - 1e-6], because `log_prob` clamps p.
         """
         p = decoded.clamp(*LIMITS)
         return (x - p) / (p * (1 - p)) * (p == decoded)
 
     def precision(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The diagonal of the Fisher information of p(x | z) with respect to the probabilities p.
+        """The diagonal of the Fisher information: 1 / (p·(1 - p)) for probabilities p.
 
-        It is 1 / (p·(1 - p)) for each value. The result has the shape of `decoded`, which holds p.
-        `log_prob` clamps p to [1e-6, 1 - 1e-6], so the result is 0 where p is outside.
+        It is 0 where p is outside [1e-6, 1 - 1e-6], because `log_prob` clamps p.
         """
         p = decoded.clamp(*LIMITS)
         return (p == decoded) / (p * (1 - p))

@@ -14,11 +14,10 @@ __all__ = ["Categorical", "draw_class", "pad_after_end"]
 
 
 def draw_class(logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Draw one class number for each vector of logits: (..., K) -> (...).
+    """Draw one class number for each vector of K logits: (..., K) -> (...).
 
-    K is the number of classes. The function does not wait for the GPU; `torch.multinomial` would copy a
-    value to the CPU. It draws an exponential waiting time with the rate e^logit for each class, and
-    returns the class with the shortest time.
+    `torch.multinomial` would make the CPU wait for the GPU. Here each class gets an exponential waiting
+    time with the rate e^logit, and the class with the shortest time is drawn.
 
     >>> draw_class(torch.tensor([[-200.0, 0.0], [0.0, -200.0]])).tolist()
     [1, 0]
@@ -68,94 +67,60 @@ class Categorical(Likelihood):
         self.classes, self.end_token = classes, end_token
 
     def model_options(self) -> dict[str, Any]:
-        """The settings of this likelihood as model options, {name: value}. `for_data` takes them."""
+        """The number of classes and the end token as model options, {name: value}."""
         return {"classes": self.classes, "end_token": self.end_token}
 
     @property
     def requirement(self) -> str:
-        """The values that examples may have, as a text for `recmix.data.check_values`.
-
-        It is "padded_classes:K" for K classes: whole numbers below K, and padding below 0.
-        """
+        """The text "padded_classes:K": examples hold whole numbers below K, and padding below 0."""
         return f"padded_classes:{self.classes}"
 
     def output_shape(self, shape: Shape) -> Shape:
-        """The shape of the decoder's output, (*shape, K): for each value of an example, K logits."""
+        """The shape of the decoder's output, (*shape, K): K logits for each value of an example."""
         return (*shape, self.classes)
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z) in nats, (S, B), for B examples and S samples of z for each.
-
-        Args:
-            x: class numbers (B, *event), where `event` is the shape of one example. Negative values are
-                padding.
-            decoded: logits (S, B, *event, K) of the K classes.
-        """
+        """log p(x | z), (S, B), for class numbers x (B, *event) and logits (S, B, *event, K)."""
         log_p = (decoded / self.noise).log_softmax(-1)
         chosen = x.clamp(min=0).long().expand(log_p.shape[:-1])[..., None]
         return sum_event(log_p.gather(-1, chosen).squeeze(-1) * (x >= 0), x)
 
     def mean(self, decoded: Tensor) -> Tensor:
-        """The probabilities of the K classes, (..., *event, K), for logits of the same shape.
-
-        `event` is the shape of one example.
-        """
+        """The probabilities of the K classes for logits (..., K), in the same shape."""
         return (decoded / self.noise).softmax(-1)
 
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Draw one class for each value, without gradient: logits (..., *event, K) -> (..., *event).
-
-        `event` is the shape of one example and K the number of classes. If `end_token` is on, all values
-        after the first class 0 are padding (-1).
-        """
+        """Draw one class for each vector of logits: (..., *event, K) -> (..., *event). No gradient."""
         with torch.no_grad():
             return self._padded(draw_class(decoded / self.noise, generator)).to(decoded.dtype)
 
     def most_likely(self, decoded: Tensor) -> Tensor:
-        """The most likely class of each value: logits (..., *event, K) -> class numbers (..., *event).
-
-        `event` is the shape of one example and K the number of classes. If `end_token` is on, all values
-        after the first class 0 are padding (-1).
-        """
+        """The most likely class for each vector of logits: (..., *event, K) -> (..., *event)."""
         return self._padded(decoded.argmax(-1)).to(decoded.dtype)
 
     def _padded(self, drawn: Tensor) -> Tensor:
         return pad_after_end(drawn) if self.end_token else drawn
 
     def residual(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The derivative of log p(x | z) with respect to the logits `decoded`, (B, *event, K).
+        """The derivative of log p(x | z) with respect to the logits, (B, *event, K).
 
-        `event` is the shape of one example, K the number of classes, and p_k the probability of class k.
-        The derivative is (1 - p_k) / τ for the class k = x, and -p_k / τ for all other classes k. τ is
-        `noise`, the temperature of the logits. The derivative is 0 where x is padding.
+        It is (1 - p_k) / τ for the class k = x and -p_k / τ for the others. p are the class
+        probabilities, τ is `noise`. Padding gives 0.
         """
         classes = torch.arange(self.classes, device=x.device, dtype=x.dtype)
         hot = (x[..., None] == classes).to(decoded.dtype)
         return (hot - self.mean(decoded)) * (x >= 0)[..., None] / self.noise
 
     def precision(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The diagonal of the Fisher information with respect to the logits `decoded`, (B, *event, K).
-
-        `event` is the shape of one example, K the number of classes, and p_k the probability of class k.
-        The diagonal is p_k·(1 - p_k) / τ², where τ is `noise`, the temperature of the logits. It is 0
-        where x is padding.
-        """
+        """The diagonal of the Fisher information, (B, *event, K): p_k·(1 - p_k) / τ². Padding has 0."""
         p = self.mean(decoded)
         return p * (1 - p) * (x >= 0)[..., None] / self.noise**2
 
     def fisher(self, x: Tensor, decoded: Tensor, vectors: Tensor) -> Tensor:
-        """The Fisher information of p(x | z) with respect to the logits, times `vectors`: (B, P, D).
+        """The Fisher information times `vectors` (B, P, D), for P logits of an example: (B, P, D).
 
-        For each value of x the Fisher information is the K by K matrix (diag(p) - p pᵀ) / τ². p are the
-        probabilities of the K classes, and τ is `noise`, the temperature of the logits. The matrix is 0
-        where x is padding.
-
-        Args:
-            x: examples (B, *event), where `event` is the shape of one example. Only the positions of
-                padding are read.
-            decoded: logits (B, *event, K).
-            vectors: D column vectors for each example, (B, P, D). P is the number of logits of an
-                example.
+        For each value of x it is the K by K matrix (diag(p) - p pᵀ) / τ², or 0 for padding. p are the
+        class probabilities, τ is `noise`.
         """
         p = self.mean(decoded).flatten(1, -2)[..., None]  # (B, values, K, 1)
         columns = vectors.unflatten(1, (-1, self.classes))  # (B, values, K, D)

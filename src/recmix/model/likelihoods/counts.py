@@ -27,16 +27,11 @@ class Poisson(Likelihood):
     values = "counts"
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z) in nats, (S, B), for B examples and S samples of z for each.
-
-        Args:
-            x: counts (B, *event), where `event` is the shape of one example.
-            decoded: log-rates l, (S, B, *event).
-        """
+        """log p(x | z), (S, B), for counts x (B, *event) and log-rates (S, B, *event)."""
         return sum_event(x * decoded - decoded.exp() - torch.lgamma(x + 1), x)
 
     def mean(self, decoded: Tensor) -> Tensor:
-        """E[x | z], the rate eˡ for log-rates l in `decoded`. The result has the shape of `decoded`."""
+        """E[x | z], the rate eˡ, for log-rates l. Both have the same shape."""
         return decoded.exp()
 
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -45,17 +40,11 @@ class Poisson(Likelihood):
             return torch.poisson(decoded.exp(), generator=generator)
 
     def residual(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The derivative of log p(x | z) with respect to the log-rates l: x - eˡ.
-
-        The result has the shape of `decoded`, which holds the log-rates l.
-        """
+        """The derivative of log p(x | z) with respect to the log-rates l: x - eˡ."""
         return x - decoded.exp()
 
     def precision(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The diagonal of the Fisher information with respect to the log-rates l: the rate eˡ.
-
-        The result has the shape of `decoded`, which holds the log-rates l.
-        """
+        """The diagonal of the Fisher information with respect to the log-rates l: the rate eˡ."""
         return decoded.exp()
 
 
@@ -66,9 +55,8 @@ class NegativeBinomial(Likelihood):
     log μ is the decoder's output. θ, the inverse dispersion, is a learned parameter with the shape of an
     example. It is the same for all examples.
 
-    If `library` is True, the decoder's output is the logarithm of each value's share of the total
-    count of the example, and μ is the share times this total. The total is then taken from x and is
-    not modelled.
+    If `library` is True, the decoder's output is the logarithm of each value's share of the total count
+    of the example. μ is the share times this total. The total is taken from x and is not modelled.
 
     Args:
         shape: shape of an example.
@@ -90,55 +78,32 @@ class NegativeBinomial(Likelihood):
 
     @property
     def named(self) -> bool:
-        """Whether a saved model can store this likelihood by its name and weights alone.
-
-        This is true if `library` is False.
-        """
+        """True if `library` is False: then a saved model can store this likelihood by its name."""
         return not self.library
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z) in nats, (S, B), for B examples and S samples of z for each.
-
-        Args:
-            x: counts (B, *event), where `event` is the shape of one example.
-            decoded: log μ, the logarithms of the means, (S, B, *event). If `library` is on, the
-                logarithms of each value's share of the total count.
-        """
+        """log p(x | z), (S, B), for counts x (B, *event) and log-means (S, B, *event)."""
         return sum_event(self._log_terms(x, decoded), x)
 
     def mean(self, decoded: Tensor) -> Tensor:
-        """E[x | z], the mean μ = exp(decoded), of the shape of `decoded`.
-
-        If `library` is on, the result is each value's share of the total count instead.
-        """
+        """E[x | z] = exp(decoded), or each value's share of the total count if `library` is on."""
         return decoded.exp()
 
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Draw one count for each value of `decoded`, with the same shape and without gradient.
-
-        A count is a Poisson draw whose rate is a gamma draw.
-        """
+        """Draw one count for each value of `decoded`: a Poisson draw whose rate is a gamma draw."""
         with torch.no_grad():
             theta = self._log_theta().exp().expand_as(decoded)
             rate = torch._standard_gamma(theta, generator=generator) * decoded.exp() / theta
             return torch.poisson(rate, generator=generator)
 
     def residual(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The derivative of log p(x | z) with respect to log μ: (x - μ)·θ / (θ + μ), (B, *event).
-
-        μ is the mean of each value, and θ its learned inverse dispersion divided by `noise`. `event` is
-        the shape of an example.
-        """
+        """The derivative of log p(x | z) with respect to log μ: (x - μ)·θ / (θ + μ), (B, *event)."""
         mean = self._log_mean(x, decoded).exp()
         theta = self._log_theta().exp()
         return (x - mean) * theta / (theta + mean)
 
     def precision(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The diagonal of the Fisher information with respect to log μ: μ·θ / (θ + μ), (B, *event).
-
-        μ is the mean of each value, and θ its learned inverse dispersion divided by `noise`. `event` is
-        the shape of an example.
-        """
+        """The diagonal of the Fisher information with respect to log μ: μ·θ / (θ + μ), (B, *event)."""
         mean = self._log_mean(x, decoded).exp()
         theta = self._log_theta().exp()
         return mean * theta / (theta + mean)
@@ -183,86 +148,48 @@ class ZeroInflatedNegativeBinomial(NegativeBinomial):
         self.axis = -len(shape)
 
     def output_shape(self, shape: Shape) -> Shape:
-        """The shape of the decoder's output: the shape of an example with the first axis twice as long.
-
-        The first half holds log μ, where μ is the mean of the negative binomial. The second half holds
-        the logits of an additional zero.
-        """
+        """The shape of the decoder's output: log μ, then the logits of a zero, along the first axis."""
         return (2 * shape[0], *shape[1:])
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z) in nats, (S, B), for B examples and S samples of z for each.
-
-        Args:
-            x: counts (B, *event), where `event` is the shape of one example.
-            decoded: log μ, then the logits of an additional zero, (S, B, *output); see `output_shape`.
-        """
+        """log p(x | z), (S, B), for counts x (B, *event) and decoder outputs (S, B, *output)."""
         level, logit = decoded.chunk(2, dim=self.axis)
         counted = self._log_terms(x, level) - F.softplus(logit)  # log p(not an additional zero) + log NB
         added = logit - F.softplus(logit)
         return sum_event(torch.where(x == 0, torch.logaddexp(counted, added), counted), x)
 
     def mean(self, decoded: Tensor) -> Tensor:
-        """E[x | z], (..., *event), for decoder outputs (..., *output).
-
-        The mean is μ, the mean of the negative binomial, times the probability of no additional zero.
-        `event` is the shape of one example and `output` the shape of the decoder's output for it.
-        """
+        """E[x | z], (..., *event): μ times the probability of no additional zero."""
         level, logit = decoded.chunk(2, dim=self.axis)
         return level.exp() * torch.sigmoid(-logit)
 
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Draw counts (..., *event) for decoder outputs (..., *output), without gradient.
-
-        `event` is the shape of one example and `output` the shape of the decoder's output for it.
-        """
+        """Draw counts (..., *event) for decoder outputs (..., *output), without gradient."""
         with torch.no_grad():
             level, logit = decoded.chunk(2, dim=self.axis)
             kept = torch.bernoulli(torch.sigmoid(-logit), generator=generator)
             return kept * super().sample(level, generator)
 
     def residual(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The derivative of log p(x | z) with respect to the decoder's output, (B, *output).
-
-        It is computed by automatic differentiation.
-
-        Args:
-            x: counts (B, *event), where `event` is the shape of one example.
-            decoded: decoder outputs (B, *output): log μ, then the logits of an additional zero.
-        """
+        """The derivative of log p(x | z), (B, *output), by automatic differentiation."""
         return Likelihood.residual(self, x, decoded)
 
     def precision(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The diagonal of the Fisher information with respect to the decoder's output.
-
-        The result has the shape of `decoded`, (B, *output). First come the entries for log μ, where μ is
-        the mean of the negative binomial. Then come the entries for the logits of an additional zero.
-        """
+        """The diagonal of the Fisher information, (B, *output): for log μ, then for the logits."""
         of_mean, _, of_logit = self._information(x, decoded)
         return torch.cat([of_mean, of_logit], dim=self.axis)
 
     def fisher(self, x: Tensor, decoded: Tensor, vectors: Tensor) -> Tensor:
-        """The Fisher information with respect to the decoder's output, times `vectors`: (B, P, D).
+        """The Fisher information of P decoder outputs times `vectors` (B, P, D): (B, P, D).
 
-        For each count the Fisher information is a 2 by 2 matrix. Its rows belong to log μ, where μ
-        is the mean of the negative binomial, and to the logit of an additional zero.
-
-        Args:
-            x: counts (B, *event). Only the total count of each example is read, and only if `library` is
-                on.
-            decoded: decoder outputs (B, *output): log μ, then the logits of an additional zero.
-            vectors: D column vectors for each example, (B, P, D). P is the number of outputs of an
-                example.
+        For each count it is a 2 by 2 matrix. Its rows belong to log μ and to the logit of a zero.
         """
         of_mean, both, of_logit = (p.flatten(1)[..., None] for p in self._information(x, decoded))
         one, two = vectors.chunk(2, dim=1)
         return torch.cat([of_mean * one + both * two, both * one + of_logit * two], dim=1)
 
     def _information(self, x: Tensor, decoded: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The three entries of each count's 2 by 2 Fisher information, each (B, *event).
-
-        They are the entry of log μ, the off-diagonal entry, and the entry of the logit of a zero.
-        """
+        """Each count's Fisher information (B, *event): of log μ, off the diagonal, and of the logit."""
         level, logit = decoded.chunk(2, dim=self.axis)
         mean, theta = self._log_mean(x, level).exp(), self._log_theta().exp()
         added, counted = logit.sigmoid(), torch.sigmoid(-logit)
@@ -279,13 +206,13 @@ class ZeroInflatedNegativeBinomial(NegativeBinomial):
 class Multinomial(Likelihood):
     """A likelihood of bags of words: N words drawn from softmax(l), where N is the total count of x.
 
-    log p(x|z) = log N! - Σ log x_k! + Σ x_k log softmax(l)_k, where x_k is the count of word k and
-    l is the decoder's output. N is taken from x and is not modelled.
+    log p(x|z) = log N! - Σ log x_k! + Σ x_k log softmax(l)_k, where x_k is the count of word k and l is
+    the decoder's output. N is taken from x and is not modelled.
 
     Args:
         coefficient: whether log N! - Σ log x_k! is included. Without it the result is the log
-            probability of the words in one given order, which is used to compute perplexities of
-            topic models.
+            probability of the words in one given order. The perplexity of topic models is computed from
+            this.
 
     >>> words = torch.tensor([[2.0, 1.0, 0.0]])
     >>> round(Multinomial(coefficient=False).log_prob(words, torch.zeros(1, 3)).item(), 4)  # 3 log ⅓
@@ -301,19 +228,11 @@ class Multinomial(Likelihood):
 
     @property
     def named(self) -> bool:
-        """Whether a saved model can store this likelihood by its name alone.
-
-        This is true if `coefficient` is True.
-        """
+        """True if `coefficient` is True: then a saved model can store this likelihood by its name."""
         return self.coefficient
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z) in nats, (S, B), for B examples and S samples of z for each.
-
-        Args:
-            x: word counts (B, F), where F is the size of the vocabulary.
-            decoded: logits l, (S, B, F).
-        """
+        """log p(x | z), (S, B), for counts x (B, F) of F words and logits (S, B, F)."""
         if x.ndim != 2:
             raise ConfigError(
                 "the multinomial likelihood is for vectors of counts (B, F), got x of shape "
@@ -326,17 +245,13 @@ class Multinomial(Likelihood):
         return found
 
     def mean(self, decoded: Tensor) -> Tensor:
-        """The probabilities of the F words, softmax(l / τ), (..., F), for logits l (..., F).
-
-        τ is `noise`, the temperature of the logits.
-        """
+        """The probabilities of the F words, softmax(l / τ), (..., F), for logits l. τ is `noise`."""
         return (decoded / self.noise).softmax(-1)
 
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Draw one word for each vector of logits: (..., F) -> one-hot vectors (..., F), no gradient.
+        """Draw a single word for each vector of logits, as a one-hot vector: (..., F) -> (..., F).
 
-        F is the number of different words. The total count of an example is not modelled, so only one
-        word is drawn.
+        The total count of an example is not modelled.
         """
         with torch.no_grad():
             flat = self.mean(decoded).flatten(0, -2)
@@ -344,33 +259,18 @@ class Multinomial(Likelihood):
             return torch.zeros_like(flat).scatter_(-1, drawn, 1.0).view_as(decoded)
 
     def residual(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The derivative of log p(x | z) with respect to the logits l: (x - N·p) / τ, (B, F).
-
-        p = softmax(l / τ) are the probabilities of the words, and τ is `noise`, the temperature of the
-        logits. N is the total count of each example and F the number of different words.
-        """
+        """The derivative of log p(x | z) with respect to the logits: (x - N·p) / τ, (B, F)."""
         return (x - total(x) * self.mean(decoded)) / self.noise
 
     def precision(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The diagonal of the Fisher information with respect to the logits l, (B, F).
-
-        It is N·p·(1 - p) / τ². p = softmax(l / τ) are the probabilities of the words, and τ is `noise`,
-        the temperature of the logits. N is the total count of each example and F the number of different
-        words.
-        """
+        """The diagonal of the Fisher information, (B, F): N·p·(1 - p) / τ² for word probabilities p."""
         p = self.mean(decoded)
         return total(x) * p * (1 - p) / self.noise**2
 
     def fisher(self, x: Tensor, decoded: Tensor, vectors: Tensor) -> Tensor:
-        """The Fisher information with respect to the logits l, times `vectors`: (B, F, D).
+        """The Fisher information N·(diag(p) - p pᵀ) / τ² times `vectors` (B, F, D): (B, F, D).
 
-        The Fisher information is N·(diag(p) - p pᵀ) / τ². p = softmax(l / τ) are the probabilities of
-        the words, τ is `noise`, the temperature of the logits, and N is the total count of the example.
-
-        Args:
-            x: word counts (B, F); only the total count N of each example is read.
-            decoded: logits l, (B, F), for F different words.
-            vectors: D column vectors for each example, (B, F, D).
+        N is the total count of an example, p are the probabilities of the F words, and τ is `noise`.
         """
         p = self.mean(decoded)[..., None]
         weighted = p * (vectors - (p * vectors).sum(1, keepdim=True))
@@ -378,5 +278,5 @@ class Multinomial(Likelihood):
 
 
 def total(x: Tensor) -> Tensor:
-    """Sum all values of each example x (B, *event). The axes are kept with size 1: (B, 1, ...)."""
+    """The sum of all values of each example x (B, *event). The axes are kept with size 1."""
     return x.sum(tuple(range(1 - x.ndim, 0)), keepdim=True)

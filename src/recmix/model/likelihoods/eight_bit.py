@@ -26,14 +26,14 @@ class LogisticMixture(Likelihood):
     A value is k / 255, for k from 0 to 255.
 
     All channels of a pixel share the mixing weights. With three channels, the mean of green depends
-    linearly on red, and the mean of blue depends linearly on red and green. The probability of a
-    value is the mass of the logistic in an interval of width 1/255 around it; the first and the
-    last interval extend to infinity. So p(x|z) is a discrete distribution, and `bits_per_dimension`
-    gives the length of a code for x.
+    linearly on red, and the mean of blue depends linearly on red and green. The probability of a value
+    is the mass of the logistic in an interval of width 1/255 around it; the first and the last interval
+    extend to infinity. So p(x|z) is a discrete distribution, and `bits_per_dimension` gives the length
+    of a code for x.
 
-    For M components, the channels of the decoder's output are: M logits, then M means for each
-    channel, then M log-scales for each channel, and with three channels 3 M coefficients of the
-    linear dependence.
+    For M components, the channels of the decoder's output are: M logits, then M means for each channel,
+    then M log-scales for each channel, and with three channels 3 M coefficients of the linear
+    dependence.
 
     Args:
         shape: (C, H, W) with C of 1 or 3.
@@ -65,29 +65,19 @@ class LogisticMixture(Likelihood):
 
     @property
     def named(self) -> bool:
-        """Whether a saved model can store this likelihood by its name alone.
-
-        This is true if the number of mixture components has its default value.
-        """
+        """True for the default `components`: then a saved model can store the likelihood by name."""
         return self.components == COMPONENTS
 
     def output_shape(self, shape: Shape) -> Shape:
-        """The shape of the decoder's output for images (C, H, W): (n, H, W).
+        """The shape of the decoder's output, (n, H, W): n mixture parameters for each pixel.
 
-        For each pixel there are n parameters of the mixture: logits, means, log-scales and coefficients.
-        n is 3 M for one channel and 10 M for three channels, where M is the number of components.
+        For M components, n is 3 M for one channel and 10 M for three channels.
         """
         each = 3 if self.channels == 1 else 10
         return (each * self.components, *shape[1:])
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z) in nats, (S, B), for B examples and S samples of z for each.
-
-        Args:
-            x: images (B, C, H, W) with values k / 255, for k from 0 to 255.
-            decoded: decoder outputs (S, B, n, H, W), where n is the number of mixture parameters of a
-                pixel.
-        """
+        """log p(x | z), (S, B), for images x (B, C, H, W) and decoder outputs (S, B, n, H, W)."""
         logits, means, log_scales, coefficients = self._parts(decoded)
         value = 2 * x - 1  # in [-1, 1]
         means = self._conditional_means(value[..., None, :, :], means, coefficients)
@@ -107,10 +97,9 @@ class LogisticMixture(Likelihood):
         return by_component.logsumexp(-3).sum((-2, -1))
 
     def mean(self, decoded: Tensor) -> Tensor:
-        """The mean images (..., C, H, W), with values in [0, 1], for decoder outputs (..., n, H, W).
+        """The mean images (..., C, H, W) for decoder outputs (..., n, H, W), with values in [0, 1].
 
-        It is the mean of the mixture before discretisation, clipped to [0, 1]. n is the number of
-        mixture parameters of a pixel.
+        The mean is computed before the values are rounded to k / 255.
         """
         logits, means, _, coefficients = self._parts(decoded)
         weights = logits.softmax(-3)[..., None, :, :, :]
@@ -122,10 +111,7 @@ class LogisticMixture(Likelihood):
         return (((weights * means).sum(-3) + 1) / 2).clamp(0, 1)
 
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Draw one image (..., C, H, W) for each decoder output (..., n, H, W), without gradient.
-
-        Its values are k / 255, for k from 0 to 255. n is the number of mixture parameters of a pixel.
-        """
+        """Draw one image (..., C, H, W) for each decoder output (..., n, H, W), without gradient."""
         with torch.no_grad():
             logits, means, log_scales, coefficients = self._parts(decoded)
             gumbel = -(-_uniform(logits, generator).log()).log()
@@ -148,31 +134,15 @@ class LogisticMixture(Likelihood):
             return ((torch.stack(drawn, -3) + 1) * 127.5).round() / 255
 
     def blocks(self, values: Tensor) -> Tensor:
-        """Group the n outputs of each pixel: (S, B, n, H, W) -> (S, B, H·W, n).
-
-        B is the number of images, and S the number of samples or vectors for each image. `fisher` treats
-        the outputs of one pixel as correlated, and the outputs of different pixels as uncorrelated.
-        """
+        """Group the n outputs of each pixel, which are correlated: (S, B, n, H, W) -> (S, B, H·W, n)."""
         return values.flatten(3).mT
 
     def unblock(self, values: Tensor, output: Shape) -> Tensor:
-        """Undo `blocks`: rearrange values from (S, B, H·W, n) to (S, B, n, H, W).
-
-        B is the number of images, and S the number of samples or vectors for each image. n is the number
-        of decoder outputs of a pixel.
-
-        Args:
-            values: one number for each output of each pixel, (S, B, H·W, n).
-            output: shape of the decoder's output for one image, (n, H, W).
-        """
+        """Undo `blocks`: (S, B, H·W, n) -> (S, B, n, H, W)."""
         return values.mT.reshape(*values.shape[:2], *output)
 
     def _parts(self, decoded: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Split the decoder's output into the parameters of the M mixture components.
-
-        Returns:
-            Logits (..., M, H, W), and means, log-scales and coefficients, (..., C, M, H, W) each.
-        """
+        """Logits (..., M, H, W), and means, log-scales and coefficients, (..., C, M, H, W) each."""
         count, channels = self.components, self.channels
         logits = decoded[..., :count, :, :]
         rest = decoded[..., count:, :, :].unflatten(-3, (-1, channels, count))
@@ -182,7 +152,7 @@ class LogisticMixture(Likelihood):
         return logits, means, log_scales.clamp(min=LEAST_LOG_SCALE) + wider, slopes
 
     def _conditional_means(self, given: Tensor, means: Tensor, coefficients: Tensor) -> Tensor:
-        """The mean of each channel given the values of the channels before it, (..., C, M, H, W).
+        """The mean of each channel, given the channels before it: (..., C, M, H, W).
 
         Args:
             given: values of the channels, (..., C, 1, H, W).

@@ -66,43 +66,27 @@ class CategoricalGraph(Likelihood):
         self.register_buffer("_columns", columns, persistent=False)
 
     def model_options(self) -> dict[str, Any]:
-        """The settings of this likelihood as model options, {name: value}. `for_data` takes them."""
+        """The numbers of node and edge classes as model options, {name: value}."""
         return {"node_classes": self.node_classes, "edge_classes": self.edge_classes}
 
     @classmethod
     def for_data(cls, shape: Shape, **options: Any) -> Likelihood:
-        """Make a new likelihood for graphs of up to n nodes, packed as vectors of n(n+1)/2 numbers.
-
-        Args:
-            shape: shape of a packed graph, (n(n+1)/2,).
-            **options: model options, of which `node_classes` and `edge_classes` are used.
-        """
+        """Make a new likelihood for graphs of up to n nodes, packed as vectors of n(n+1)/2 numbers."""
         sizes = {"nodes": graph_nodes(shape), "node_classes": 0, "edge_classes": 0}
         return super().for_data(shape, **sizes | options)
 
     @property
     def requirement(self) -> str:
-        """The values that examples may have, as a text for `recmix.data.check_values`.
-
-        The values are class numbers of nodes, then class numbers of edges. Values below 0 are padding.
-        For n nodes, m edges, A node classes and E edge classes the text is "padded_classes:A*n+E*m".
-        """
+        """The text "padded_classes:A*n+E*m": n values below A, then m below E; padding is below 0."""
         nodes, edges = f"{self.node_classes}*{self.nodes}", f"{self.edge_classes}*{self.edges}"
         return f"padded_classes:{nodes}+{edges}"
 
     def output_shape(self, shape: Shape) -> Shape:
-        """The shape of the decoder's output, (n·A + n(n-1)/2·E,), for graphs of up to n nodes.
-
-        A is the number of node classes and E the number of edge classes.
-        """
+        """The shape of the decoder's output: (n·A + n(n-1)/2·E,) for A node and E edge classes."""
         return (self.nodes * self.node_classes + self.edges * self.edge_classes,)
 
     def split(self, decoded: Tensor) -> tuple[Tensor, Tensor]:
-        """Split decoder outputs (..., P) into logits of nodes (..., n, A) and edges (..., n(n-1)/2, E).
-
-        P is the number of logits of a graph, n the largest number of nodes, A the number of node classes
-        and E the number of edge classes.
-        """
+        """Split logits (..., P) into logits of nodes (..., n, A) and edges (..., n(n-1)/2, E)."""
         nodes, edges = decoded.split(
             [self.nodes * self.node_classes, self.edges * self.edge_classes], dim=-1
         )
@@ -112,52 +96,38 @@ class CategoricalGraph(Likelihood):
         )
 
     def log_prob(self, x: Any, decoded: Tensor) -> Tensor:
-        """log p(x | z) in nats, (S, B), for B examples and S samples of z for each.
+        """log p(x | z), (S, B), for B graphs x and logits (S, B, P).
 
         Args:
             x: graphs: a dict with the classes ``nodes`` (B, n) and ``edges`` (B, n(n-1)/2), or both in
                 one tensor (B, n(n+1)/2). n is the largest number of nodes.
-            decoded: logits (S, B, P) of all nodes, then of all edges. P is the number of logits of a
-                graph.
+            decoded: logits of all nodes, then of all edges.
         """
         nodes, edges = self._fields(x)
         node_logits, edge_logits = self.split(decoded / self.noise)
         return _log_prob(nodes, node_logits) + _log_prob(edges, edge_logits)
 
     def mean(self, decoded: Tensor) -> Tensor:
-        """The probabilities of all classes, (..., P), for logits (..., P).
-
-        P is the number of logits of a graph. The order is the same as for the logits: all nodes, then
-        all edges.
-        """
+        """The probabilities of all classes, (..., P), in the order of the logits (..., P)."""
         return self._join(*(part.softmax(-1) for part in self.split(decoded / self.noise)))
 
     def most_likely(self, decoded: Tensor) -> Tensor:
-        """The graph of the most probable classes: logits (..., P) -> class numbers (..., n(n+1)/2).
-
-        P is the number of logits of a graph and n the largest number of nodes. Nodes after the first "no
-        node", and edges to nodes that do not exist, are -1.
-        """
+        """The graph of the most likely classes: logits (..., P) -> class numbers (..., n(n+1)/2)."""
         with torch.no_grad():
             nodes, edges = (part.argmax(-1) for part in self.split(decoded))
             return self._consistent(nodes, edges).to(decoded.dtype)
 
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Draw one graph for each vector of logits, without gradient: (..., P) -> (..., n(n+1)/2).
-
-        P is the number of logits of a graph and n the largest number of nodes. Nodes after the first "no
-        node", and edges to nodes that do not exist, are -1.
-        """
+        """Draw one graph for each vector of logits: (..., P) -> (..., n(n+1)/2). No gradient."""
         with torch.no_grad():
             nodes, edges = (draw_class(part, generator) for part in self.split(decoded / self.noise))
             return self._consistent(nodes, edges).to(decoded.dtype)
 
     def residual(self, x: Any, decoded: Tensor) -> Tensor:
-        """The derivative of log p(x | z) with respect to the logits `decoded`, (B, P).
+        """The derivative of log p(x | z) with respect to the P logits, (B, P).
 
-        P is the number of logits of a graph. p_k is the probability of class k of a node or edge. The
-        derivative is (1 - p_k) / τ for the class k that the node or edge has, and -p_k / τ for all other
-        classes k. τ is `noise`, the temperature of the logits. The derivative is 0 where x is padding.
+        It is (1 - p_k) / τ for the class k of a node or edge and -p_k / τ for other classes. p are the
+        class probabilities, τ is `noise`. Padding gives 0.
         """
         parts = []
         pairs = zip(self._fields(x), self.split(decoded / self.noise), strict=True)
@@ -168,27 +138,17 @@ class CategoricalGraph(Likelihood):
         return self._join(*parts) / self.noise
 
     def precision(self, x: Any, decoded: Tensor) -> Tensor:
-        """The diagonal of the Fisher information with respect to the logits `decoded`, (B, P).
-
-        P is the number of logits of a graph. p_k is the probability of class k of a node or edge. The
-        diagonal is p_k·(1 - p_k) / τ², where τ is `noise`, the temperature of the logits. It is 0 where
-        x is padding.
-        """
+        """The diagonal of the Fisher information, (B, P): p_k·(1 - p_k) / τ², or 0 for padding."""
         parts = []
         for values, p in zip(self._fields(x), self.split(self.mean(decoded)), strict=True):
             parts.append(p * (1 - p) * (values >= 0)[..., None])
         return self._join(*parts) / self.noise**2
 
     def fisher(self, x: Any, decoded: Tensor, vectors: Tensor) -> Tensor:
-        """The Fisher information of p(x | z) with respect to the logits, times `vectors`: (B, P, D).
+        """The Fisher information times `vectors` (B, P, D), for P logits of a graph: (B, P, D).
 
-        For each node and edge the Fisher information is (diag(p) - p pᵀ) / τ², where p are its class
-        probabilities and τ is `noise`, the temperature of the logits. It is 0 where x is padding.
-
-        Args:
-            x: graphs, in the form that `log_prob` takes; only the positions of padding are read.
-            decoded: logits (B, P), where P is the number of logits of a graph.
-            vectors: D column vectors for each graph, (B, P, D).
+        For each node and edge it is (diag(p) - p pᵀ) / τ², or 0 for padding. p are the class
+        probabilities, τ is `noise`.
         """
         parts = []
         found = zip(self._fields(x), self.split(self.mean(decoded)), self.split(vectors.mT), strict=True)

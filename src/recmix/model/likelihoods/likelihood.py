@@ -20,7 +20,6 @@ __all__ = [
     "Shape",
     "bits_per_dimension",
     "find_likelihood",
-    "make_likelihood",
     "register_likelihood",
     "sum_event",
 ]
@@ -41,10 +40,9 @@ class Likelihood(nn.Module, ABC):
     Decoder outputs have shape (S, B, *output) or (B, *output): S is the number of samples of z for each
     example, `output` is the result of `output_shape(event)`. Log densities are in nats.
 
-    A likelihood of your own defines `log_prob` and `sample`. The other methods have defaults: `mean`
-    averages samples, `residual` uses automatic differentiation, and `precision` and `fisher` average
-    products of the derivative of log p over samples. These defaults are slower than formulas and have a
-    sampling error, so override them where you can.
+    A likelihood of your own defines `log_prob` and `sample`. The other methods have defaults, which use
+    automatic differentiation and averages over samples. Formulas are faster and have no sampling error,
+    so override the defaults where you can.
 
     Attributes:
         name: the name of the likelihood in options; "own" for a class that is not registered.
@@ -77,17 +75,14 @@ class Likelihood(nn.Module, ABC):
     def named(self) -> bool:
         """Whether a saved model can store this likelihood by its name and weights alone.
 
-        If not, for example with unusual constructor arguments, the likelihood is treated as a user's own
-        object. The user must pass it again when the model is loaded.
+        If not, for example with unusual constructor arguments, the user must pass the likelihood again
+        when the model is loaded.
         """
         return self.name in LIKELIHOODS
 
     @property
     def requirement(self) -> str:
-        """A text that says which values examples may have, such as "real" or "counts".
-
-        `recmix.data.check_values` lists these texts, and checks whether data have such values.
-        """
+        """The values that examples may have, as a text that `recmix.data.check_values` understands."""
         return self.values
 
     @abstractmethod
@@ -96,46 +91,29 @@ class Likelihood(nn.Module, ABC):
 
         Args:
             x: B examples (B, *event), where `event` is the shape of one example.
-            decoded: decoder outputs (S, B, *output), for S samples of z for each example. `output` is
-                the shape of the decoder's output for one z.
+            decoded: decoder outputs (S, B, *output), for S samples of z for each example.
         """
 
     @abstractmethod
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Draw one example x ~ p(x | z) for each decoder output: (..., *event), without gradient.
-
-        `event` is the shape of one example, and `output` the shape of the decoder's output for one z.
-
-        Args:
-            decoded: decoder outputs (..., *output).
-            generator: the random number generator; by default torch's global one.
-        """
+        """Draw one example, (..., *event), for each decoder output (..., *output), without gradient."""
 
     def mean(self, decoded: Tensor) -> Tensor:
-        """E[x | z], (..., *event), for decoder outputs (..., *output). This default averages samples.
-
-        `event` is the shape of one example, and `output` the shape of the decoder's output for one z.
-        """
+        """E[x | z], (..., *event), for decoder outputs (..., *output). This default averages samples."""
         generator = torch.Generator(decoded.device).manual_seed(0)
         drawn: Tensor = sum(self.sample(decoded, generator) for _ in range(MEAN_SAMPLES))  # type: ignore[assignment]
         return drawn / MEAN_SAMPLES
 
     def most_likely(self, decoded: Tensor) -> Tensor:
-        """Choose one example of high probability for each decoder output: (..., *event), no gradient.
+        """Choose one example of high probability, (..., *event), for each decoder output (..., *output).
 
-        For real numbers and counts the example is E[x | z]. For classes it holds class numbers. `event`
-        is the shape of one example.
-
-        Args:
-            decoded: decoder outputs (..., *output), where `output` is the shape for one z.
+        For real numbers and counts the example is E[x | z]. For classes it holds class numbers.
         """
         with torch.no_grad():
             return self.mean(decoded)
 
     def residual(self, x: Tensor, decoded: Tensor) -> Tensor:
         """The derivative of log p(x | z) with respect to the decoder's output, (B, *output).
-
-        This default uses automatic differentiation.
 
         Args:
             x: examples (B, *event), where `event` is the shape of one example.
@@ -149,39 +127,28 @@ class Likelihood(nn.Module, ABC):
         return found
 
     def precision(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The diagonal of the Fisher information of p(x | z) with respect to the decoder's output.
-
-        The result has the shape (B, *output). This default averages over samples.
+        """The diagonal of the Fisher information with respect to the decoder's output, (B, *output).
 
         Args:
-            x: examples (B, *event), where `event` is the shape of one example. Only quantities that are
-                not modelled are read from them: the total count of an example, or which values are
-                padding. This default reads nothing.
+            x: examples (B, *event). Only what is not modelled is read: the total count of an example, or
+                which values are padding.
             decoded: decoder outputs (B, *output), where `output` is the shape for one example.
         """
         return self._scores(decoded).square().mean(0)
 
     def mean_precision(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The diagonal of the Fisher information, averaged over all decoder outputs of an example: (B,).
-
-        The diagonal is the result of `precision`.
-
-        Args:
-            x: examples (B, *event), where `event` is the shape of one example.
-            decoded: decoder outputs (B, *output), where `output` is the shape for one example.
-        """
+        """The diagonal of the Fisher information, averaged over the decoder's outputs: (B,)."""
         return self.precision(x, decoded).flatten(1).mean(1)
 
     def fisher(self, x: Tensor, decoded: Tensor, vectors: Tensor) -> Tensor:
         """The Fisher information W with respect to the decoder's output, times `vectors`: (B, P, D).
 
-        P is the number of decoder outputs for one example, D the number of vectors. W = E[r rᵀ], where r
-        is the `residual` and the expectation is over x ~ p(x | z). This default averages over samples of
-        x. It treats outputs in different blocks (see `blocks`) as uncorrelated.
+        P is the number of decoder outputs for one example. W = E[r rᵀ], where r is the `residual` and
+        the expectation is over x ~ p(x | z). This default averages over samples of x. It treats outputs
+        in different blocks (see `blocks`) as uncorrelated.
 
         Args:
-            x: examples (B, *event), where `event` is the shape of one example. Only quantities that are
-                not modelled are read from them, as in `precision`.
+            x: examples (B, *event). Only what is not modelled is read, as in `precision`.
             decoded: decoder outputs (B, *output).
             vectors: D column vectors for each example, (B, P, D), such as the decoder's Jacobian.
         """
@@ -198,35 +165,24 @@ class Likelihood(nn.Module, ABC):
         """Group decoder outputs that may be correlated: (S, B, *output) -> (S, B, blocks, n).
 
         `fisher` treats the n outputs of one block, such as the outputs of one pixel, as correlated. In
-        this default each output is a separate block, so n is 1.
-
-        Args:
-            values: one number for each decoder output of B examples, for S samples of each.
+        this default each output is a block of its own, so n is 1.
         """
         return values.flatten(2)[..., None]
 
     def unblock(self, values: Tensor, output: Shape) -> Tensor:
-        """Undo `blocks`: rearrange values from (S, B, G, n) to (S, B, *output).
-
-        Args:
-            values: one number for each decoder output, in G groups of n outputs.
-            output: shape of the decoder's output for one example.
-        """
+        """Undo `blocks`: (S, B, blocks, n) -> (S, B, *output)."""
         return values.reshape(*values.shape[:2], *output)
 
     def output_shape(self, shape: Shape) -> Shape:
-        """The shape of the decoder's output for one example, given the shape of an example.
-
-        In this default both shapes are the same.
-        """
+        """The shape of the decoder's output for examples of this shape. By default both are the same."""
         return shape
 
     def tempered(self, noise: float) -> Likelihood:
         """Make a likelihood like this one with more or less noise. Both share their parameters.
 
         Args:
-            noise: a factor. It multiplies the variance (Gaussian), the scale (logistic), the
-                dispersion (negative binomial) or the temperature of the logits (Bernoulli, categorical,
+            noise: a factor. It multiplies the variance (Gaussian), the scale (logistic), the dispersion
+                (negative binomial) or the temperature of the logits (Bernoulli, categorical,
                 multinomial). 1 gives the trained likelihood.
         """
         if not self.can_temper:
@@ -245,12 +201,11 @@ class Likelihood(nn.Module, ABC):
     def for_data(cls, shape: Shape, **options: Any) -> Likelihood:
         """Make a new likelihood of this class for a data set.
 
-        Arguments for which the constructor has no parameter are ignored.
-
         Args:
             shape: shape of an example.
             **options: `variance`, the variance of the data around their mean, and model options
-                (`recmix.model.options.ModelOptions`), such as `classes`.
+                (`recmix.model.options.ModelOptions`). Options that the constructor does not take are
+                ignored.
         """
         taken = constructor_options(cls)
         known: dict[str, Any] = {"shape": shape, **options}
@@ -270,9 +225,7 @@ class Likelihood(nn.Module, ABC):
 
 
 def sum_event(values: Tensor, x: Tensor) -> Tensor:
-    """Sum `values` over the axes of one example, so that (S, B, *event) becomes (S, B).
-
-    `event` is the shape of one example.
+    """Sum `values` over the axes of one example: (S, B, *event) -> (S, B).
 
     Args:
         values: one number for each value of the examples, (S, B, *event) or (B, *event).
@@ -284,8 +237,7 @@ def sum_event(values: Tensor, x: Tensor) -> Tensor:
 def bits_per_dimension(log_prob: Tensor, shape: Shape) -> Tensor:
     """Convert log p(x) in nats to bits per value of x: -log_prob / (number of values · log 2).
 
-    The result has the shape of `log_prob`. For discrete x it is the length of an
-    optimal code for x, in bits per value.
+    For discrete x it is the length of an optimal code for x, in bits per value.
 
     Args:
         log_prob: log p(x) in nats, of any shape.
@@ -325,7 +277,7 @@ def constructor_options(kind: type[Likelihood]) -> list[str]:
 
 
 def find_likelihood(name: str) -> type[Likelihood]:
-    """Return the likelihood class that is registered under a name, or raise an error."""
+    """The likelihood class that is registered under a name, or an error."""
     if not isinstance(name, str):
         advice = f": write {name.__name__}(...)" if isinstance(name, type) else ""
         raise ConfigError(
@@ -334,28 +286,3 @@ def find_likelihood(name: str) -> type[Likelihood]:
     if name not in LIKELIHOODS:
         raise ConfigError(unknown("likelihood", name, LIKELIHOODS))
     return LIKELIHOODS[name]
-
-
-def make_likelihood(name: str, **options: Any) -> Likelihood:
-    """Make the likelihood that is registered under a name.
-
-    Args:
-        name: the registered name.
-        **options: arguments of the constructor.
-
-    Raises:
-        ConfigError: There is no likelihood of this name, or its constructor has no such argument.
-
-    >>> make_likelihood("gaussian", variance=0.1)
-    Gaussian(variance=0.1, floor=1e-06)
-    """
-    kind = find_likelihood(name)
-    valid = constructor_options(kind)
-    for option in options:
-        if option not in valid:
-            raise ConfigError(
-                unknown(f"option of the {name} likelihood", option, valid)
-                if valid
-                else f"the {name} likelihood has no options; remove {option!r}"
-            )
-    return kind(**options)

@@ -33,9 +33,8 @@ class Gaussian(Likelihood):
     of values of x.
 
     The variance never falls below the floor. If the parameter `log_variance` lies below log(floor) by a
-    distance d, log(floor) + d is used. The gradient has full strength on both sides, so the variance can
-    leave the floor again; with a clamp or a softplus it could not. Read the property `variance`, not the
-    raw parameter.
+    distance d, log(floor) + d is used. So the gradient has full strength on both sides, and the variance
+    can leave the floor again. Read the property `variance`, not the parameter.
 
     Args:
         variance: Initial σ²; the variance of the data is a good choice.
@@ -71,10 +70,7 @@ class Gaussian(Likelihood):
 
     @property
     def named(self) -> bool:
-        """Whether a saved model can store this likelihood by its name and weights alone.
-
-        This is true if `floor`, the smallest variance, has its default value.
-        """
+        """True for the default floor: then a saved model can store this likelihood by its name."""
         return self.floor == FLOOR
 
     @property
@@ -106,16 +102,11 @@ class Gaussian(Likelihood):
         return found if self.noise == 1 else found + math.log(self.noise)
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z) in nats, (S, B), for B examples and S samples of z for each.
-
-        Args:
-            x: examples (B, *event) minus the training mean. `event` is the shape of one example.
-            decoded: the decoder's outputs, which are the means, (S, B, *event).
-        """
+        """log p(x | z), (S, B), for examples x (B, *event) and means (S, B, *event)."""
         return _gaussian_log_prob(x, decoded, self._log_variance())
 
     def mean(self, decoded: Tensor) -> Tensor:
-        """E[x | z], which is the decoder's output `decoded` itself."""
+        """E[x | z], which is the decoder's output."""
         return decoded
 
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -127,17 +118,11 @@ class Gaussian(Likelihood):
             return decoded + self.variance.sqrt() * noise
 
     def residual(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The derivative of log p(x | z) with respect to the decoder's output m: (x - m)/σ².
-
-        The result has the shape of `decoded`, which holds the means m.
-        """
+        """The derivative of log p(x | z) with respect to the means m: (x - m)/σ²."""
         return (x - decoded) * (-self._log_variance()).exp()
 
     def precision(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The diagonal of the Fisher information with respect to the decoder's output: 1/σ².
-
-        The result has the shape of `decoded`. σ² is the variance.
-        """
+        """The diagonal of the Fisher information with respect to the means: 1/σ², in their shape."""
         return (-self._log_variance()).exp().expand_as(decoded)
 
     def extra_repr(self) -> str:
@@ -175,12 +160,7 @@ class FeatureGaussian(Gaussian):
         self._start(learned)
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z) in nats, (S, B), for B examples and S samples of z for each.
-
-        Args:
-            x: examples (B, *event) minus the training mean. `event` is the shape of one example.
-            decoded: the decoder's outputs, which are the means, (S, B, *event).
-        """
+        """log p(x | z), (S, B), for examples x (B, *event) and means (S, B, *event)."""
         log_variance = self._log_variance()
         errors = (x - decoded).square() * (-log_variance).exp()
         return -0.5 * sum_event(errors + log_variance + math.log(2 * math.pi), x)
@@ -215,43 +195,25 @@ class DecodedGaussian(Likelihood):
 
     @property
     def named(self) -> bool:
-        """Whether a saved model can store this likelihood by its name alone.
-
-        This is true if `floor`, the smallest variance, has its default value.
-        """
+        """True for the default floor: then a saved model can store this likelihood by its name."""
         return self.floor == DECODED_FLOOR
 
     def output_shape(self, shape: Shape) -> Shape:
-        """The shape of the decoder's output: the shape of an example with the first axis twice as long.
-
-        The first half holds the means, the second half the log-variances.
-        """
+        """The shape of the decoder's output: twice the first axis of an example, the same others."""
         return (2 * shape[0], *shape[1:])
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z) in nats, (S, B), for B examples and S samples of z for each.
-
-        Args:
-            x: examples (B, *event) minus the training mean. `event` is the shape of one example.
-            decoded: means, then log-variances, (S, B, *output); see `output_shape`.
-        """
+        """log p(x | z), (S, B), for examples x (B, *event) and decoder outputs (S, B, *output)."""
         mean, variance, _ = self._parts(decoded)
         terms = (x - mean).square() / variance + variance.log() + math.log(2 * math.pi)
         return -0.5 * sum_event(terms, x)
 
     def mean(self, decoded: Tensor) -> Tensor:
-        """E[x | z], (..., *event), which is the first half of the decoder's output (..., *output).
-
-        `event` is the shape of one example and `output` the shape of the decoder's output for it.
-        """
+        """E[x | z], (..., *event), the first half of the decoder's output (..., *output)."""
         return decoded.chunk(2, dim=self.axis)[0]
 
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Draw x = m + σ·noise, (..., *event), for decoder outputs (..., *output), without gradient.
-
-        m is the mean and σ the standard deviation that the decoder gives for each value. `event` is the
-        shape of one example and `output` the shape of the decoder's output for it.
-        """
+        """Draw x = m + σ·noise, (..., *event), for decoder outputs (..., *output), without gradient."""
         with torch.no_grad():
             mean, variance, _ = self._parts(decoded)
             noise = torch.randn(mean.shape, generator=generator, dtype=mean.dtype, device=mean.device)
@@ -260,8 +222,8 @@ class DecodedGaussian(Likelihood):
     def precision(self, x: Tensor, decoded: Tensor) -> Tensor:
         """The diagonal of the Fisher information with respect to the decoder's output (m, l).
 
-        The result has the shape of `decoded`. It is 1/σ² for the means m and ½ (d log σ² / dl)² for the
-        values l, where σ² = `noise`·(floor + eˡ). All other entries of the Fisher information are 0.
+        It is 1/σ² for the means m and ½ (d log σ² / dl)² for the values l, where σ² = `noise`·(floor +
+        eˡ). All other entries of the Fisher information are 0.
         """
         _, variance, share = self._parts(decoded)
         return torch.cat([1 / variance, 0.5 * share.square()], dim=self.axis)
