@@ -54,16 +54,7 @@ TOKEN_OPTIONS = ("causal", "token_dropout")
 
 @dataclass(frozen=True)
 class Own:
-    """The parts of a model that the user wrote: encoder, decoder, likelihood and prior.
-
-    A part that is None is made from the model options.
-
-    Attributes:
-        encoder: the user's encoder.
-        decoder: the user's decoder.
-        likelihood: the user's likelihood.
-        prior: the user's prior.
-    """
+    """The parts of a model that the user wrote. A part that is None is made from the model options."""
 
     encoder: nn.Module | None = None
     decoder: nn.Module | None = None
@@ -71,23 +62,16 @@ class Own:
     prior: Any = None
 
     def copied(self) -> Own:
-        """Return a deep copy, in which the encoder, decoder, likelihood and prior are copies too."""
+        """A deep copy."""
         return copy.deepcopy(self)
 
     def or_those_of(self, model: LatentModel, encoder: nn.Module, named: ModelOptions) -> Own:
-        """Replace parts that are None by copies of the parts of a trained model that the user wrote.
-
-        The parts are the encoder, decoder, likelihood and prior. If a part of this object is None, and
-        the user wrote that part of the trained model, the trained part is copied. Other parts that are
-        None stay None.
+        """Replace parts that are None by copies of the user's own parts of a trained model.
 
         Args:
             model: the trained model.
             encoder: the encoder of the trained model.
             named: the options of the trained model. The value "own" marks a user's own object.
-
-        Returns:
-            A new `Own`. This object is not changed.
         """
         theirs = {
             "encoder": (named.network, encoder),
@@ -119,8 +103,7 @@ def complete_options(
 ) -> ModelOptions:
     """Make complete model options from given values, a trained model's options and the defaults.
 
-    For each option, the given value is used. If there is none, the value of the trained model is used,
-    and else the default.
+    Given values come first, then the values of the trained model, then the defaults.
 
     Args:
         given: option values by name; None means not given.
@@ -204,12 +187,7 @@ def _check_kind(kind: str, network: str, likelihood: str | None) -> None:
 
 
 def needs_classes(given: Mapping[str, Any]) -> bool:
-    """Whether a model with these options needs the number of classes in the data.
-
-    This is true if the likelihood or the network takes tokens and the option `classes` is not given.
-
-    Args:
-        given: option values by name; None means not given.
+    """Whether the model needs the number of classes: it takes tokens, and `classes` is not given.
 
     >>> needs_classes({"likelihood": "categorical"}), needs_classes({"network": "gru", "classes": 5})
     (True, False)
@@ -226,11 +204,10 @@ def make_model(
     own: Own = NOTHING,
     statistics: Statistics = NO_STATISTICS,
 ) -> tuple[LatentModel, nn.Module]:
-    """Make the model p(x, z) and its encoder from options and from parts that the user wrote.
+    """Make the model p(x, z) and the encoder of q(z | x), from options and the user's own parts.
 
-    If the user's encoder and decoder share parameters, for example because both contain one whole VAE,
-    the decoder is copied. Otherwise, loading the stored weights of the decoder would overwrite the
-    weights of the encoder.
+    If the user's encoder and decoder share parameters, the decoder is copied. Otherwise, loading the
+    stored weights of the decoder would overwrite the weights of the encoder.
 
     Args:
         model: the options of the model.
@@ -238,9 +215,6 @@ def make_model(
         fields: names and shapes of the fields of an example, if it has several.
         own: the user's own encoder, decoder, likelihood and prior. Parts that are None are made new.
         statistics: mean and variance of the training data, and a few training examples.
-
-    Returns:
-        The model and the encoder of q(z | x).
     """
     likelihood = own.likelihood or _likelihood(model, shape, statistics)
     output = likelihood.output_shape(shape)
@@ -291,7 +265,7 @@ def make_model(
 
 
 def _curvature(model: ModelOptions) -> CurvatureNetwork | None:
-    """Make the curvature network that the options name, or None."""
+    """The curvature network that the options name, or None."""
     if model.curvature == "none":
         return None
     with torch.random.fork_rng():  # the other networks get the same first weights with and without it
@@ -300,7 +274,7 @@ def _curvature(model: ModelOptions) -> CurvatureNetwork | None:
 
 
 def _own_encoder(own: Own, seen: Any) -> Any:
-    """Make the encoder from the user's own one; the error says if encoder and decoder are swapped."""
+    """The user's encoder as a module. The error says if encoder and decoder are swapped."""
     assert own.encoder is not None
     try:
         with evaluation_mode(own.encoder):
@@ -323,7 +297,7 @@ def _is_encoder(network: nn.Module, seen: Any) -> bool:
 
 
 def _likelihood(options: ModelOptions, shape: Shape, statistics: Statistics) -> Likelihood:
-    """Make the likelihood that the options name."""
+    """The likelihood that the options name."""
     name = options.likelihood or "gaussian"
     if name == OWN:
         raise RunError(

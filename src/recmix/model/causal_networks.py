@@ -64,7 +64,7 @@ class CausalNetwork(nn.Module, ABC):
         """Make the layers between the embedding and the last normalisation."""
 
     def forward(self, tokens: Tensor, context: Tensor) -> Tensor:
-        """Compute the hidden states (..., B, T, U) of all T positions at once.
+        """The hidden states (..., B, T, U) of all T positions at once.
 
         The hidden state of position t depends on the context and on the tokens before t. `logits`
         converts it to the logits of token t.
@@ -82,21 +82,12 @@ class CausalNetwork(nn.Module, ABC):
         return found
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Convert hidden states (..., U) to logits (..., K) of the next token.
-
-        U is the size of a hidden state and K the number of different tokens.
-        """
+        """The logits (..., K) of the next token, from hidden states (..., U)."""
         return self.bias(hidden @ self.tokens.weight[: self.classes].mT)
 
     @abstractmethod
     def start(self, context: Tensor) -> Tensor:
-        """Make the network's state before the first position, for N sequences.
-
-        `advance` takes this state at the first position. Its shape depends on the kind of network.
-
-        Args:
-            context: context vectors (N, U), where U is the size of a hidden state.
-        """
+        """The state before the first position for context vectors (N, U). `advance` takes this state."""
 
     @abstractmethod
     def _advance(self, h: Tensor, state: Tensor, t: int) -> tuple[Tensor, Tensor]:
@@ -109,7 +100,7 @@ class CausalNetwork(nn.Module, ABC):
     def advance(
         self, before: Tensor | None, context: Tensor, state: Tensor, t: int
     ) -> tuple[Tensor, Tensor]:
-        """Compute the logits of one position, and the state for the next position.
+        """The logits (N, K) of position t, and the state for the next position.
 
         Sampling calls this for one position after the other.
 
@@ -118,9 +109,6 @@ class CausalNetwork(nn.Module, ABC):
             context: context vectors (N, U), where U is the size of a hidden state.
             state: the result of `start`, or the state that this method returned for position t - 1.
             t: the position.
-
-        Returns:
-            The logits (N, K) of the K possible tokens at position t, and the next state.
         """
         if before is None:
             before = torch.full(context.shape[:1], self.classes, device=context.device)
@@ -143,7 +131,7 @@ class CausalNetwork(nn.Module, ABC):
 class CausalTransformer(CausalNetwork):
     """A transformer that predicts each token from the tokens before it and a context vector.
 
-    `forward` returns the hidden states of all positions. `CausalNetwork` lists the arguments.
+    The arguments are those of `CausalNetwork`.
 
     >>> network = CausalTransformer(5, 10, units=8)
     >>> network(torch.zeros(3, 5, dtype=torch.int64), torch.zeros(4, 3, 8)).shape
@@ -162,11 +150,7 @@ class CausalTransformer(CausalNetwork):
         self.register_buffer("future", later, persistent=False)
 
     def start(self, context: Tensor) -> Tensor:
-        """Make the state before the first position: an empty cache of attention keys and values.
-
-        Its shape is (layers, 2, N, heads, T, U / heads). N is the number of sequences, T the
-        number of positions and U the size of a hidden state.
-        """
+        """An empty cache of attention keys and values, (layers, 2, N, heads, T, U / heads)."""
         size = (len(self.layers), 2, context.shape[0], self.heads, self.length, self.units // self.heads)
         return context.new_zeros(size)
 
@@ -188,8 +172,7 @@ class CausalTransformer(CausalNetwork):
 class CausalGRU(CausalNetwork):
     """Recurrent layers that predict each token from the tokens before it and a context vector.
 
-    The layers have residual connections. `forward` returns the hidden states of all positions.
-    `CausalNetwork` lists the arguments.
+    The layers have residual connections. The arguments are those of `CausalNetwork`.
 
     >>> network = CausalGRU(5, 10, units=8)
     >>> network(torch.zeros(3, 5, dtype=torch.int64), torch.zeros(4, 3, 8)).shape
@@ -201,10 +184,7 @@ class CausalGRU(CausalNetwork):
         self.drop = nn.Dropout(self.dropout)
 
     def start(self, context: Tensor) -> Tensor:
-        """Make the initial states of all layers, (layers, N, U), which are zero.
-
-        N is the number of sequences and U the size of a hidden state.
-        """
+        """The initial states of all layers, (layers, N, U), which are zero."""
         return context.new_zeros(len(self.layers), *context.shape)
 
     def _advance(self, h: Tensor, state: Tensor, t: int) -> tuple[Tensor, Tensor]:

@@ -17,14 +17,12 @@ HIDDEN = (512, 512, 512)
 
 
 class CurvatureNetwork(nn.Module):
-    """A network that predicts a factor L(z) of the posterior's covariance near a latent point z.
+    """A network that predicts a factor L(z), (D, D), of the posterior's covariance near a point z.
 
-    L Lᵀ approximates the covariance H(z)⁻¹. L(z) is a (D, D) matrix.
-
-    H = Jᵀ W J + C is the Gauss-Newton curvature of -log p(x, z): J is the decoder's Jacobian at z, W the
-    likelihood's Fisher information and C the curvature of -log p(z). For likelihoods whose W depends on
-    the decoder's output alone, H is a function of z and does not depend on x. For other likelihoods the
-    network predicts an average over examples near z.
+    L Lᵀ approximates H(z)⁻¹. H = Jᵀ W J + C is the Gauss-Newton curvature of -log p(x, z): J is the
+    decoder's Jacobian at z, W the likelihood's Fisher information and C the curvature of -log p(z). If W
+    depends on the decoder's output alone, H does not depend on x. Otherwise the network predicts an
+    average over examples near z.
 
     With rank 0, L is the product of a constant triangular matrix (a typical L) and a triangular matrix
     that the network predicts. With a rank r, L = diag(a) (I + U Vᵀ), where U and V have r columns each.
@@ -70,23 +68,21 @@ class CurvatureNetwork(nn.Module):
     def start_at(self, centre: Tensor, spread: Tensor, typical: Tensor) -> None:
         """Set the constants of the network from the data, before the network is trained.
 
-        D is the dimension of z. L is the factor that the network predicts; L Lᵀ is a covariance.
-
         Args:
             centre: the mean of the latent points of the data, (D,).
             spread: the standard deviations of these points, (D,).
-            typical: a typical L for these data. With rank 0 it is a lower triangular matrix (D, D), else
-                a diagonal (D,).
+            typical: a typical factor L of the covariance: lower triangular (D, D) for rank 0, else a
+                diagonal (D,).
         """
         for buffer, value in ((self.centre, centre), (self.spread, spread), (self.typical, typical)):
             buffer.copy_(value)
 
     def forward(self, z: Tensor) -> tuple[Tensor, ...]:
-        """Predict the factor L of the posterior's covariance L Lᵀ near latent points z (B, D).
+        """The factor L of the posterior's covariance L Lᵀ near latent points z (B, D).
 
         Returns:
-            With rank 0, a tuple with one tensor: the lower triangular matrices L, (B, D, D). With a rank
-            r, log a (B, D), U (B, D, r) and V (B, D, r) of L = diag(a) (I + U Vᵀ).
+            For rank 0, a tuple with the lower triangular matrices L, (B, D, D). For a rank r, log a (B,
+            D), U (B, D, r) and V (B, D, r) of L = diag(a) (I + U Vᵀ).
         """
         out: Tensor = self.head(self.layers((z - self.centre) / self.spread))
         if self.rank:
@@ -98,18 +94,16 @@ class CurvatureNetwork(nn.Module):
 
 @replaceable
 def scaled_triangle(out: Tensor, typical: Tensor, places: Tensor) -> Tensor:
-    """Compute L = T diag(exp a) M, (B, D, D), from the outputs of a `CurvatureNetwork` with rank 0.
+    """L = T diag(exp a) M, (B, D, D), from the outputs of a `CurvatureNetwork` with rank 0.
 
-    L Lᵀ is the predicted covariance of z. M is lower triangular with ones on the diagonal. T is a
-    constant matrix.
+    M is lower triangular with ones on the diagonal.
 
     Args:
-        out: the network's outputs (B, D(D + 1)/2). The first D numbers are a. The others are the entries
-            of M below its diagonal, row by row.
-        typical: T, (D, D), lower triangular.
-        places: a code for each of the D² entries of M, row by row, (D²,). Code 0 means that the entry
-            is 0. Code 1 means that it is 1. Code 2 + i means that it is number i of the outputs for the
-            entries below the diagonal.
+        out: the network's outputs (B, D(D + 1)/2): first a, (B, D), then the entries of M below its
+            diagonal, row by row.
+        typical: the constant matrix T, (D, D), lower triangular.
+        places: for each of the D² entries of M, row by row: 0 for the entry 0, 1 for the entry 1, or 2 +
+            i for entry i below the diagonal.
     """
     scale, below = out.tensor_split([len(typical)], dim=-1)
     padded = torch.cat([torch.zeros_like(scale[:, :1]), torch.ones_like(scale[:, :1]), below], -1)

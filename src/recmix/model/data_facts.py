@@ -1,4 +1,4 @@
-"""The class `Statistics`: statistics of the training data that are needed to make a new model."""
+"""Statistics of the training data that are needed to make a new model."""
 
 from __future__ import annotations
 

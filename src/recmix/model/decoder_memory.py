@@ -11,10 +11,9 @@ __all__ = ["decode_bytes"]
 
 
 def decode_bytes(model: LatentModel) -> int:
-    """Return the bytes of memory that are needed to decode one latent vector z and score it.
+    """The bytes of memory that are needed to decode one latent vector z and score it.
 
-    The layers are run once, and the sizes of their outputs are added. Layers of the likelihood are
-    included.
+    The layers of the decoder and the likelihood are run once, and the sizes of their outputs are added.
     """
     total = largest = 0
 

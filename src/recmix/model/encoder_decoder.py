@@ -1,9 +1,8 @@
 """The classes `Encoder` and `Decoder` of all built-in networks, and functions for networks of any kind.
 
-An encoder maps examples x (B, *shape) to the mean and log-variance of q(z|x), concatenated in one
-tensor (B, 2·latent). A decoder maps latent points z (N, latent) to the parameters of the
-likelihood, (N, *output). The shape of an example has one axis or more: (F,) for vectors, (C, H, W)
-for images.
+An encoder maps examples x (B, *shape) to the mean and log-variance of q(z|x), concatenated in one tensor
+(B, 2·latent). A decoder maps latent points z (N, latent) to the parameters of the likelihood, (N,
+*output).
 """
 
 from __future__ import annotations
@@ -104,10 +103,6 @@ def feature_size(encoder: nn.Module, latent: int) -> int:
 
     For a module that is not an `Encoder`, F is 2·latent, the size of the module's output.
 
-    Args:
-        encoder: An `Encoder`, or any module that maps examples to (B, 2·latent).
-        latent: Dimension of z.
-
     >>> feature_size(Encoder(nn.Flatten(), nn.Linear(64, 10)), 5), feature_size(nn.Flatten(), 32)
     (64, 64)
     """
@@ -115,16 +110,10 @@ def feature_size(encoder: nn.Module, latent: int) -> int:
 
 
 def encode_with_features(encoder: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute an encoder's F features, (B, F), and its output, (B, 2·latent), in one pass.
+    """An encoder's F features, (B, F), and its output, (B, 2·latent), for examples x (B, *shape).
 
-    The output holds the mean and log-variance of q(z|x).
-
-    A module that is not an `Encoder` has no separate features: its output is returned as the
-    features too. To define the features of your own network, build it as `Encoder(features, head)`.
-
-    Args:
-        encoder: An `Encoder`, or any module that maps examples to (B, 2·latent).
-        x: Examples (B, *shape).
+    The output holds the mean and log-variance of q(z|x). If the module is not an `Encoder`, its output
+    is returned as the features too.
 
     >>> import torch
     >>> encoder = Encoder(nn.Flatten(), nn.Linear(64, 10))
@@ -141,7 +130,7 @@ def encode_with_features(encoder: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]
 
 @contextmanager
 def evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """Context in which a module is in evaluation mode. Afterwards each submodule has its old mode."""
+    """A context in which a module is in evaluation mode. Afterwards each submodule has its old mode."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
@@ -164,11 +153,8 @@ def reset(module: nn.Module) -> None:
     """Give all parameters of a module new random values, like those of a new module.
 
     The function calls `reset_parameters` of every submodule. Inner submodules come first, so that an
-    outer module can override their values. If a parameter cannot be reset, an error is raised and
-    nothing changes.
-
-    Raises:
-        ConfigError: A parameter belongs to a module without `reset_parameters`.
+    outer module can override their values. If a parameter belongs to a module without
+    `reset_parameters`, an error is raised and nothing changes.
 
     >>> layer = nn.Linear(3, 2)
     >>> before = layer.weight.clone()
@@ -190,7 +176,7 @@ def reset(module: nn.Module) -> None:
 
 
 def checked_shape(shape: Sequence[int]) -> Shape:
-    """Convert the shape of an example to a tuple of ints, or raise an error if it is not valid.
+    """The shape of an example as a tuple of ints, or an error if it is not valid.
 
     >>> checked_shape([784])
     (784,)
@@ -206,21 +192,21 @@ def checked_shape(shape: Sequence[int]) -> Shape:
 
 
 def checked_latent(latent: int) -> int:
-    """Return the dimension of z unchanged, or raise an error if it is below 1."""
+    """The dimension of z, or an error if it is below 1."""
     if latent < 1:
         raise ConfigError(f"latent={latent}: expected a latent dimension of at least 1")
     return latent
 
 
 def checked_hidden(hidden: int) -> int:
-    """Return the size of a hidden layer unchanged, or raise an error if it is below 1."""
+    """The size of a hidden layer, or an error if it is below 1."""
     if hidden < 1:
         raise ConfigError(f"hidden={hidden}: expected a hidden layer of at least 1 unit")
     return hidden
 
 
 def scaled(units: int, width: float) -> int:
-    """Multiply a layer's number of units by the factor `width`. The result is an int of at least 1.
+    """A layer's number of units times the factor `width`, rounded, and at least 1.
 
     >>> scaled(32, 2.0), scaled(10, 0.01)
     (64, 1)

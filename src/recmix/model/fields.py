@@ -54,7 +54,7 @@ class Fields:
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, Any]) -> Fields:
-        """Read the names and shapes of the fields from a dict of arrays (N, *shape) of N examples.
+        """The fields of a dict of arrays (N, *shape) of N examples.
 
         >>> Fields.of_arrays({"nodes": np.zeros((7, 4)), "edges": np.zeros((7, 4, 4))})
         Fields({'nodes': (4,), 'edges': (4, 4)})
@@ -68,24 +68,22 @@ class Fields:
 
     @property
     def size(self) -> int:
-        """The number of values P of one packed example: the sum over all fields."""
+        """The number of values of one packed example: the sum over all fields."""
         return sum(math.prod(shape) for _, shape in self.entries)
 
     def pack(self, values: Mapping[str, Any]) -> Any:
-        """Flatten and concatenate the fields of a batch of examples.
+        """Flatten and concatenate the fields of a batch of examples: (B, size).
+
+        The result is a tensor if any value is a tensor, else a numpy array of float32. Floating tensors
+        keep their type; all other values become float32.
 
         Args:
-            values: For each field name, an array, tensor or list (B, *shape). `shape` is the field's
-                shape. B may stand for several axes.
-
-        Returns:
-            The packed examples (B, P), where P is `size`. The result is a tensor if any value is a
-            tensor, else a numpy array of float32. Floating tensors keep their type; all other
-            values become float32.
+            values: For each field name, an array, tensor or list (B, *shape). B may stand for several
+                axes.
 
         Raises:
-            DataError: If a field is missing, unknown, of another shape, or has an integer that
-                float32 cannot represent exactly.
+            DataError: If a field is missing, unknown, of another shape, or has an integer that float32
+                cannot represent exactly.
         """
         if set(values) != set(self.shapes):
             raise DataError(
@@ -110,9 +108,9 @@ class Fields:
         return torch.cat(self._flat(found), dim=-1)
 
     def unpack(self, x: Array) -> dict[str, Array]:
-        """Split packed examples (B, P) into a dict with one array (B, *shape) for each field.
+        """Split packed examples (B, size) into a dict with one array (B, *shape) for each field.
 
-        P is `size`, the number of values of one packed example. B may stand for several axes.
+        B may stand for several axes.
         """
         packed: Any = x
         if not packed.ndim or packed.shape[-1] != self.size:
@@ -127,15 +125,12 @@ class Fields:
         }
 
     def to_json(self) -> list[list[Any]]:
-        """The fields as a list of [name, shape] pairs, which JSON can store. `from_json` reads it."""
+        """The fields as a list of [name, shape] pairs, which `from_json` reads."""
         return [[name, list(shape)] for name, shape in self.entries]
 
     @classmethod
     def from_json(cls, pairs: Sequence[Sequence[Any]]) -> Fields:
         """Make the `Fields` again from the result of `to_json`.
-
-        Args:
-            pairs: The result of `to_json`.
 
         >>> Fields.from_json(Fields({"tokens": (5,), "length": ()}).to_json()).size
         6
@@ -154,7 +149,7 @@ class Fields:
             start = stop
 
     def _flat(self, values: Mapping[str, Any]) -> list[Any]:
-        """Each field as (B, number of its values), in order; raises an error on a wrong shape."""
+        """Each field as (B, number of its values), in order, or an error for a wrong shape."""
         flat: list[Any] = []
         for name, shape in self.entries:
             value = values[name]

@@ -37,8 +37,7 @@ ACCEPTED = (
 class ForeignEncoder(nn.Module):
     """Adapter for an encoder from another project. It converts the encoder's output to one tensor.
 
-    The adapter returns the mean and log-variance of q(z | x) in one tensor (B, 2 D), where D is the
-    dimension of z. If the network returns a `MultivariateNormal`, the adapter returns it unchanged.
+    The result is that of `read_posterior`: the mean and log-variance of q(z | x), (B, 2 D).
 
     Args:
         network: the user's encoder. See `read_posterior` for the forms of its output.
@@ -49,22 +48,12 @@ class ForeignEncoder(nn.Module):
         self.network = network
 
     def forward(self, x: Any) -> Tensor | MultivariateNormal:
-        """Run the user's encoder and return its posterior q(z | x).
-
-        Args:
-            x: B examples, in the form that the user's encoder takes.
-
-        Returns:
-            The means and log-variances of z, concatenated to (B, 2 D), where D is the dimension of z; or
-            the `MultivariateNormal` that the encoder returned.
-        """
+        """The posterior q(z | x) of the user's encoder, in the form of `read_posterior`."""
         return read_posterior(self.network(x))
 
 
 class ForeignDecoder(nn.Module):
     """Adapter for a decoder from another project. It maps z (N, D) to one tensor (N, *output).
-
-    D is the dimension of z, and `output` is the shape of the decoder's output for one z.
 
     Args:
         network: the user's decoder. See `read_reconstruction` for the forms of its output.
@@ -78,19 +67,16 @@ class ForeignDecoder(nn.Module):
         self.latent = tuple(latent)
 
     def forward(self, z: Tensor) -> Tensor:
-        """The decoder's output (N, *output) for N latent points z (N, D). D is the dimension of z."""
+        """The decoder's output (N, *output) for N latent points z (N, D)."""
         return read_reconstruction(self.network(z.reshape(len(z), *self.latent)))
 
 
 def as_encoder(network: nn.Module, example: Any) -> nn.Module:
     """Return the network itself if it returns one tensor (B, 2 D), else a `ForeignEncoder` around it.
 
-    B is the number of examples and D the dimension of z. The network is run once on `example` to see
-    what it returns.
-
     Args:
         network: a user's encoder.
-        example: a batch of examples, in the form that the encoder takes.
+        example: a batch of examples, on which the encoder is tried.
     """
     check_module(network, "encoder")
     if isinstance(network, ForeignEncoder):
@@ -105,9 +91,6 @@ def as_encoder(network: nn.Module, example: Any) -> nn.Module:
 
 def as_decoder(network: nn.Module, latent: tuple[int, ...], like: Tensor) -> nn.Module:
     """Return the network itself if it maps z (N, D) to one tensor, else a `ForeignDecoder` around it.
-
-    N is the number of latent points and D the dimension of z. The network is run once to see what it
-    returns.
 
     Args:
         network: a user's decoder.
@@ -143,7 +126,7 @@ def latent_shape(encoder: nn.Module, example: Any) -> tuple[int, ...]:
 def read_posterior(out: Any) -> Tensor | MultivariateNormal:
     """Convert an encoder's output to the mean and log-variance of q(z | x), (B, 2 D).
 
-    B is the number of examples and D the dimension of z. A `MultivariateNormal` is returned unchanged.
+    A `MultivariateNormal` is returned unchanged.
 
     Args:
         out: a tensor (B, 2 D); a torch `Normal`, `Independent` normal or `MultivariateNormal`; a pair of
@@ -232,7 +215,7 @@ def _get(out: Any, name: str) -> Any:
 
 
 def _tried(network: nn.Module, given: Any, what: str) -> Any:
-    """Run a user's network without gradients; an error is raised if it uses batch statistics."""
+    """Run a user's network without gradients, or raise an error if it uses batch statistics."""
     for part in network.modules():
         if isinstance(part, _BatchNorm) and (part.training or part.running_mean is None):
             raise ConfigError(
@@ -250,12 +233,7 @@ def _tried(network: nn.Module, given: Any, what: str) -> Any:
 
 
 def check_module(network: Any, what: str) -> None:
-    """Raise an error if an encoder or decoder is not a torch module.
-
-    Args:
-        network: the object that the user gave.
-        what: "encoder" or "decoder", for the error message.
-    """
+    """Raise an error if the user's encoder or decoder (`what`) is not a torch module."""
     if isinstance(network, nn.Module):
         return
     advice = "put a function into the forward method of a module"

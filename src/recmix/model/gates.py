@@ -21,15 +21,13 @@ Classes = int | tuple[tuple[int, int], ...]
 class Gate(nn.Module):
     """A small network that computes the mixing weight ε(x) of a new mixture component.
 
-    ε(x) = ε_min + (ε_max - ε_min)·sigmoid(s(x)), where s is a network with one hidden layer. So ε(x)
-    lies between two bounds. The upper bound ε_max keeps a new component from getting nearly all of the
-    weight.
+    ε(x) = ε_min + (ε_max - ε_min)·sigmoid(s(x)), where s is a network with one hidden layer. The upper
+    bound ε_max keeps a new component from getting nearly all of the weight.
 
     Args:
         shape: Shape of one example, with any number of axes.
         hidden: Size of the hidden layer.
-        classes: Number of classes if an example is a sequence of tokens. For a graph, two pairs (number
-            of values, number of classes): of its nodes and of its edges. 0 for all other examples.
+        classes: Number of classes, see `Classes`. 0 if x holds no classes.
         minimum: ε_min, above 0.
         maximum: ε_max, above ε_min and below 1.
 
@@ -58,24 +56,11 @@ class Gate(nn.Module):
         self.layers = _small_network(shape, hidden, 1, classes)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the mixing weight ε(x) of the new component for each example x (B, *shape).
-
-        Returns:
-            log ε(x) and log(1 - ε(x)), (B,) each.
-        """
+        """log ε(x) and log(1 - ε(x)), (B,) each, for examples x (B, *shape)."""
         return self.bounded(self.layers(x).squeeze(-1))
 
     def bounded(self, score: Tensor) -> tuple[Tensor, Tensor]:
-        """Convert scores s to mixing weights ε between the two bounds of this gate.
-
-        ε = ε_min + (ε_max - ε_min)·sigmoid(s).
-
-        Args:
-            score: s, the network's output before the sigmoid, of any shape.
-
-        Returns:
-            log ε and log(1 - ε), each of the shape of `score`.
-        """
+        """log ε and log(1 - ε) for scores s of any shape, within the bounds of this gate."""
         return bounded(score, self.minimum, self.maximum)
 
     def extra_repr(self) -> str:
@@ -85,18 +70,7 @@ class Gate(nn.Module):
 
 @fusable
 def bounded(score: Tensor, minimum: float, maximum: float) -> tuple[Tensor, Tensor]:
-    """Convert scores to mixing weights ε between two bounds.
-
-    ε = minimum + (maximum - minimum)·sigmoid(score).
-
-    Args:
-        score: real numbers, of any shape.
-        minimum: the lower bound of ε.
-        maximum: the upper bound of ε.
-
-    Returns:
-        log ε and log(1 - ε), each of the shape of `score`.
-    """
+    """log ε and log(1 - ε) for ε = minimum + (maximum - minimum)·sigmoid(score), of any shape."""
     span = maximum - minimum
     # 1 - ε is formed as a sum of positive terms too: log(1 - ε) stays finite for ε_max near 1.
     log_eps = (minimum + span * torch.sigmoid(score)).log()
@@ -113,8 +87,7 @@ class WeightNet(nn.Module):
         shape: Shape of one example, with any number of axes.
         order: Number of mixture components.
         hidden: Size of the hidden layer.
-        classes: Number of classes if an example is a sequence of tokens. For a graph, two pairs (number
-            of values, number of classes): of its nodes and of its edges. 0 for all other examples.
+        classes: Number of classes, see `Classes`. 0 if x holds no classes.
 
     >>> WeightNet((1, 8, 8), 4)(torch.zeros(3, 1, 8, 8)).exp().sum(-1).allclose(torch.ones(3))
     True
@@ -138,12 +111,8 @@ class WeightNet(nn.Module):
 class TokenCounts(nn.Module):
     """A linear layer on the token counts of an example: (B, T) -> (B, hidden).
 
-    Each token has a learned vector. The result is the sum of the vectors of all tokens of the example,
-    divided by T, the number of positions. Values below 0 are padding and add nothing.
-
-    Args:
-        classes: Number of different tokens.
-        hidden: Size of the result.
+    Each token has a learned vector. The result is the sum of the vectors of all tokens, divided by the
+    number of positions T. Values below 0 are padding and add nothing.
 
     >>> TokenCounts(10, 4)(torch.tensor([[3.0, 0.0, -1.0]])).shape
     torch.Size([1, 4])
@@ -154,10 +123,7 @@ class TokenCounts(nn.Module):
         self.vectors = nn.Embedding(classes, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The sum of the vectors of the tokens x (B, T), divided by T: (B, hidden).
-
-        T is the number of positions. Values below 0 are padding and add nothing.
-        """
+        """The sum of the vectors of the tokens x (B, T), divided by T: (B, hidden)."""
         present = (x >= 0)[..., None]
         each: Tensor = self.vectors(x.clamp(min=0).long()) * present
         return each.sum(1) / x.shape[1]
@@ -166,11 +132,9 @@ class TokenCounts(nn.Module):
 class ClassShares(nn.Module):
     """Computes the share of each class among the values of each group: (B, values) -> (B, classes).
 
-    The groups are, for example, the nodes and the edges of a graph. An example holds the class numbers
-    of all values: first the values of the first group, and so on.
-
-    Values below 0 are padding. They belong to no class, but they count in the number of values by which
-    the shares are divided.
+    Groups are, for example, the nodes and the edges of a graph. x holds the class numbers of the first
+    group, then those of the second group, and so on. Values below 0 are padding. They belong to no
+    class, but count as values of the group.
 
     Args:
         groups: for each group, the pair (number of values, number of classes).
@@ -184,25 +148,18 @@ class ClassShares(nn.Module):
         self.groups = groups
 
     def forward(self, x: Tensor) -> Tensor:
-        """The share of each class in its group, (B, number of classes of all groups).
-
-        Args:
-            x: class numbers (B, number of values of all groups); values below 0 are padding.
-        """
+        """The share of each class in its group, for class numbers x (B, values of all groups)."""
         return torch.cat([part.mean(1) for part in one_hot(x, self.groups)], -1)
 
 
 def one_hot(x: Tensor, groups: tuple[tuple[int, int], ...]) -> list[Tensor]:
-    """Convert class numbers to one-hot vectors, separately for each group of values.
+    """Convert class numbers to one-hot vectors (B, values, classes), separately for each group.
 
-    The groups are, for example, the nodes and the edges of a graph.
+    Groups are, for example, the nodes and the edges of a graph. Padding gives zeros.
 
     Args:
         x: class numbers (B, number of values of all groups); values below 0 are padding.
         groups: for each group, the pair (number of values, number of classes).
-
-    Returns:
-        For each group, a tensor (B, values, classes) of zeros and ones. Padding has only zeros.
     """
     found = []
     for values, (_, classes) in zip(x.split([size for size, _ in groups], -1), groups, strict=True):
@@ -212,7 +169,7 @@ def one_hot(x: Tensor, groups: tuple[tuple[int, int], ...]) -> list[Tensor]:
 
 
 def _small_network(shape: Sequence[int], hidden: int, outputs: int, classes: Classes) -> nn.Sequential:
-    """The paper's small network: it flattens an example and has one hidden layer with ReLU.
+    """The paper's small network: a flattened example, then one hidden layer with ReLU.
 
     For tokens and graphs, the hidden layer sees how often each class occurs.
     """

@@ -87,20 +87,13 @@ def graph_decoder(
 ) -> Decoder:
     """Make a decoder of graphs: a transformer over the nodes, then logits of nodes and node pairs.
 
-    It maps z (N, latent) to logits (N, P): first the logits of all nodes, then the logits of all
-    edges.
+    It maps z (N, latent) to logits (N, P): first of all nodes, then of all edges. The other options are
+    those of `graph_encoder`.
 
     Args:
-        shape: Shape of a graph as one vector of node and edge classes, (n(n+1)/2,) for up to n nodes.
-        latent: Dimension of z.
-        output: Shape (P,) of the decoder's output that the graph likelihood needs. Another shape raises
-            an error.
-        node_classes: Number of node classes, "no node" included.
-        edge_classes: Number of edge classes, "no edge" included.
-        units: Size of the state of a node, a multiple of `heads`.
-        blocks: Number of transformer layers.
-        heads: Number of attention heads.
-        activation: relu, leaky_relu, elu, silu, gelu or tanh.
+        output: Shape (P,) that the likelihood needs. Another shape than that of this decoder is an
+            error.
+        heads: Number of attention heads, which divides `units`.
 
     >>> graph_decoder((10,), 2, node_classes=3, edge_classes=2, units=8)(torch.zeros(5, 2)).shape
     torch.Size([5, 24])
@@ -131,15 +124,7 @@ class GraphFeatures(nn.Module):
     Each layer updates the state h_i of node i: h_i += MLP(LN(h_i), Σ_j W_e(ij) LN(h_j)). LN is layer
     normalisation, e(ij) is the class of the edge between i and j, and W_e is a matrix for each class. A
     gated sum over the nodes gives the features. Nodes that do not exist have no influence.
-
-    Args:
-        nodes: n, the largest number of nodes.
-        node_classes: Number of node classes, "no node" included.
-        edge_classes: Number of edge classes, "no edge" included.
-        units: Size of the state of a node, and number of features.
-        blocks: Number of blocks of two layers each.
-        activation: Name of the activation.
-        positions: Whether the network sees the index of each node.
+    `graph_encoder` explains the arguments.
 
     >>> GraphFeatures(4, 3, 2, units=8)(torch.zeros(5, 10)).shape
     torch.Size([5, 8])
@@ -175,11 +160,11 @@ class GraphFeatures(nn.Module):
         self.register_buffer("_pairs", _pair_numbers(nodes), persistent=False)
 
     def forward(self, x: Any) -> Tensor:
-        """The features (B, units) of B graphs.
+        """The features (B, units) of B graphs with up to n nodes.
 
         Args:
             x: a dict with the classes ``nodes`` (B, n) and ``edges`` (B, n(n-1)/2), or both in one
-                tensor (B, n(n+1)/2). n is the largest number of nodes.
+                tensor (B, n(n+1)/2).
         """
         if isinstance(x, Mapping):
             nodes, edges = x["nodes"], x["edges"]
@@ -199,7 +184,7 @@ class GraphFeatures(nn.Module):
         return found
 
     def wider(self, width: float) -> GraphFeatures:
-        """Make a new network of this kind with new weights and `width` times as many units."""
+        """A new network of this kind with new weights and `width` times as many units."""
         return GraphFeatures(
             self.nodes,
             self.node_classes,
@@ -248,16 +233,7 @@ class GraphLogits(nn.Module):
     Each node starts with its own vector plus a linear function of z. The logit of edge class e between
     nodes i and j is (⟨a_ei, b_ej⟩ + ⟨a_ej, b_ei⟩)/2 + c_e,ij. Here a_ei and b_ei are linear functions of
     the state of node i, and c_e,ij is a parameter. So the logit is the same for (i, j) and (j, i).
-
-    Args:
-        nodes: n, the largest number of nodes.
-        latent: Dimension of z.
-        node_classes: Number of node classes, "no node" included.
-        edge_classes: Number of edge classes, "no edge" included.
-        units: Size of the state of a node, a multiple of `heads`.
-        blocks: Number of transformer layers.
-        heads: Number of attention heads.
-        activation: Name of the activation.
+    `graph_decoder` explains the arguments.
 
     >>> GraphLogits(4, 2, 3, 2, units=8)(torch.zeros(5, 2)).shape  # 4·3 of nodes, 6·2 of edges
     torch.Size([5, 24])
@@ -300,11 +276,7 @@ class GraphLogits(nn.Module):
         nn.init.zeros_(self.bias.weight)
 
     def forward(self, z: Tensor) -> Tensor:
-        """The logits (N, P) for N latent points z (N, latent).
-
-        P is the number of logits of one graph. The logits of all nodes come first (node by node, one
-        logit for each node class), then the logits of all edges.
-        """
+        """The logits (N, P) for latent points z (N, latent): of all nodes, then of all edges."""
         h = self.start(z)[..., None, :] + self.own.weight  # (N, n, units)
         for layer in self.layers:
             h = layer(h)
@@ -320,10 +292,7 @@ class GraphLogits(nn.Module):
 
 
 class _AttentionLayer(nn.Module):
-    """A transformer layer, (N, n, units) -> (N, n, units).
-
-    Attention is written out: the fused one has no forward-mode derivative.
-    """
+    """A transformer layer, (N, n, units) -> (N, n, units), with a forward-mode derivative."""
 
     def __init__(self, units: int, heads: int, activation: str) -> None:
         super().__init__()

@@ -92,10 +92,6 @@ class MoleculeGraphs(Vocabulary):
             texts: SMILES strings. Invalid strings are left out.
             length: the largest number of atoms; by default the size of the largest molecule. Molecules
                 with more atoms are left out.
-
-        Raises:
-            DataError: No text is a molecule of at most `length` atoms, or the largest molecule is too
-                large.
         """
         found: Counter[AtomType] = Counter()
         most = 0
@@ -120,8 +116,8 @@ class MoleculeGraphs(Vocabulary):
     def normal_forms(cls, texts: Sequence[str]) -> list[str]:
         """Convert each text to its canonical SMILES string without stereochemistry.
 
-        Texts with the same canonical string describe the same graph. A text that is not a valid SMILES
-        string is returned unchanged.
+        Texts with the same canonical string describe the same graph. An invalid text is returned
+        unchanged.
         """
         return [form or text for form, text in zip(canonical_smiles(texts), texts, strict=True)]
 
@@ -142,17 +138,8 @@ class MoleculeGraphs(Vocabulary):
     def encode(self, texts: Sequence[str]) -> Encoded:
         """Convert SMILES strings to packed graphs, float32 (N, n(n+1)/2), of at most n atoms.
 
-        A packed graph is one vector: the classes of all atoms, then the classes of all bonds.
-
         A text is left out if it is not a valid SMILES string, or if its molecule has more than n atoms,
         an atom of an unknown type, or a bond that is not single, double or triple.
-
-        Args:
-            texts: SMILES strings.
-
-        Returns:
-            The graphs of the N texts that were converted, the indices of these texts, and the number of
-            texts that were left out for each reason.
         """
         x = np.full((len(texts), *self.shape), -1, np.float32)
         kept: list[int] = []
@@ -169,9 +156,8 @@ class MoleculeGraphs(Vocabulary):
     def decode(self, x: np.ndarray) -> list[str]:
         """Convert N packed graphs (N, n(n+1)/2) to canonical SMILES strings without stereochemistry.
 
-        n is the largest number of atoms. The result for a graph is "" if it has no atom, if a value is
-        not a class number, or if RDKit refuses it. RDKit refuses an atom with too many bonds, and rings
-        without a Kekulé form.
+        The result for a graph is "" if it has no atom, if a value is not a class number, or if RDKit
+        refuses it. RDKit refuses an atom with too many bonds, and rings without a Kekulé form.
         """
         x = np.asarray(x)
         if x.ndim != 2 or x.shape[1:] != self.shape or x.dtype.kind not in "biuf":
@@ -184,11 +170,7 @@ class MoleculeGraphs(Vocabulary):
             return [self._text(row, atoms) for row in x]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the vocabulary as values that JSON can store: ``{"types": [...], "length": n}``.
-
-        Each type is a list [symbol, charge, hydrogens] for one type of atom. n is the largest number of
-        atoms.
-        """
+        """The atom types and the largest number of atoms: ``{"types": [...], "length": n}``."""
         return {"types": [list(kind) for kind in self.types], "length": self.length}
 
     @classmethod
@@ -214,7 +196,7 @@ class MoleculeGraphs(Vocabulary):
         return f"MoleculeGraphs({len(self.types)} atom types, up to {self.length} atoms)"
 
     def _write(self, text: str, row: np.ndarray) -> str:
-        """Write a molecule into a row of -1; returns the reason if it cannot be encoded, else ""."""
+        """Write a molecule into a row of -1. Returns the reason if it cannot be encoded, else ""."""
         graph = _graph(text)
         if isinstance(graph, str):
             return graph
@@ -243,10 +225,7 @@ class MoleculeGraphs(Vocabulary):
 
 
 def require_rdkit() -> Any:
-    """Import and return the module `rdkit.Chem`.
-
-    If RDKit is missing, an error says how to install it.
-    """
+    """Import the module `rdkit.Chem`, or raise an error that says how to install RDKit."""
     try:
         from rdkit import Chem
     except ImportError as error:
@@ -274,7 +253,7 @@ def canonical_smiles(texts: Sequence[str], *, stereo: bool = False) -> list[str]
 
 
 def quiet() -> Any:
-    """Context in which RDKit writes no messages."""
+    """A context in which RDKit writes no messages."""
     require_rdkit()
     from rdkit import rdBase
 
@@ -303,7 +282,7 @@ def _is_type(kind: Any) -> bool:
 
 
 def read_molecule(text: str) -> Any:
-    """Convert the first word of a text to an RDKit molecule; None if it is not valid SMILES."""
+    """The first word of a text as an RDKit molecule, or None if it is not valid SMILES."""
     words = text.split(None, 1)
     mol = require_rdkit().MolFromSmiles(words[0]) if words else None
     return mol if mol is not None and mol.GetNumAtoms() else None

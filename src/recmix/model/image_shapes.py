@@ -16,7 +16,7 @@ ImageShape = tuple[int, int, int]
 
 
 def checked_image(shape: Sequence[int], sides: tuple[int, int], kind: str) -> ImageShape:
-    """Return the shape of an image as (C, H, W), or raise an error if the network cannot take it.
+    """The shape of an image as (C, H, W), or an error if the network cannot take it.
 
     Args:
         shape: Channels, height and width.
@@ -42,8 +42,8 @@ def checked_image(shape: Sequence[int], sides: tuple[int, int], kind: str) -> Im
 def halvings(shape: ImageShape) -> list[tuple[int, int]]:
     """List the (height, width) of an image and of all feature maps of a convolutional network.
 
-    Each map has half the height and width of the map before it, rounded down. The first map whose
-    shorter side is at most 4 is the last one.
+    Each map has half the size of the map before it, rounded down. The last map is the first one whose
+    shorter side is at most 4.
 
     >>> halvings((1, 28, 28))
     [(28, 28), (14, 14), (7, 7), (3, 3)]
@@ -58,7 +58,7 @@ def halvings(shape: ImageShape) -> list[tuple[int, int]]:
 def image_output(
     shape: ImageShape, output: Sequence[int] | None, kind: str
 ) -> tuple[int, Shape, list[nn.Module]]:
-    """Find how a convolutional decoder must end so that its output has the shape `output`.
+    """How a convolutional decoder must end so that its output has the shape `output`.
 
     An output (C', H, W) is made from C' channels. An output (C', H, W, K), such as K logits for each
     value, is made from C'·K channels.
@@ -69,8 +69,7 @@ def image_output(
         kind: Name of the network, for the error message.
 
     Returns:
-        The number of channels of the last convolution, the shape of the output, and the layers to add
-        after the last convolution.
+        The number of channels of the last convolution, the shape of the output, and the layers to add.
 
     >>> image_output((3, 8, 8), (3, 8, 8, 256), "conv")
     (768, (3, 8, 8, 256), [LastAxis(3, 256)])

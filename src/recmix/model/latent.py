@@ -77,18 +77,14 @@ class LatentModel(nn.Module):
 
     @property
     def shift(self) -> Tensor | None:
-        """The training mean that is subtracted from x, in the shape of an example.
-
-        It is None if the likelihood is not centred. Then nothing is subtracted.
-        """
+        """The training mean that is subtracted from x, or None if the likelihood is not centred."""
         return self.centre if self.likelihood.centred else None
 
     def observed(self, x: Tensor) -> Any:
         """Convert examples x (B, *shape) to the form that the networks and the likelihood take.
 
-        The training mean is subtracted from x if the likelihood is centred. Then x is divided by
-        `spread`, if there is one. If the model has `fields`, the result is a dict with one tensor for
-        each field. Otherwise it is one tensor (B, *shape).
+        The result of `standardised` is split into a dict with one tensor for each field, if the model
+        has `fields`.
         """
         seen = self.standardised(x)
         return seen if self.fields is None else self.fields.unpack(seen)
@@ -106,18 +102,13 @@ class LatentModel(nn.Module):
     def decoder_output(self, z: Tensor) -> Tensor:
         """The decoder's output, (S, B, *output), for latent points z (S, B, D).
 
-        It holds the parameters of p(x | z), such as logits. S is the number of samples of z for each of
-        the B examples, and D the dimension of z.
+        It holds the parameters of p(x | z), such as logits, for S samples of z for each of B examples.
         """
         out: Tensor = self.decoder(z.flatten(0, -2))
         return out.view(*z.shape[:-1], *out.shape[1:])
 
     def decode(self, z: Tensor) -> Tensor:
-        """The mean E[x | z], (..., *shape), for latent points z (..., D).
-
-        It is in the original units of the data. D is the dimension of z, and `shape` the shape of an
-        example.
-        """
+        """The mean E[x | z], (..., *shape), for latent points z (..., D), in the units of the data."""
         mean = self.likelihood.mean(self.decoder_output(z))
         if self.spread is not None:
             mean = mean * self.spread
@@ -135,26 +126,18 @@ class LatentModel(nn.Module):
         return found if self.spread is None else found - self.spread.log().sum()
 
     def log_conditional(self, x: Tensor, z: Tensor) -> Tensor:
-        """log p(x | z), (S, B), for examples x (B, *shape) and latent points z (S, B, D).
-
-        S is the number of samples of z for each of the B examples, and D the dimension of z. The result
-        is in nats.
-        """
+        """log p(x | z) in nats, (S, B), for examples x (B, *shape) and latent points z (S, B, D)."""
         return self.log_density(self.observed(x), self.decoder_output(z))
 
     def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
-        """log p(x, z), (S, B), for examples x (B, *shape) and latent points z (S, B, D).
-
-        S is the number of samples of z for each of the B examples, and D the dimension of z. The result
-        is in nats.
-        """
+        """log p(x, z) in nats, (S, B), for examples x (B, *shape) and latent points z (S, B, D)."""
         return self.log_conditional(x, z) + self.prior.log_prob(z)
 
     def with_noise(self, noise: float) -> LatentModel:
-        """Make a model like this one, with the noise of the likelihood multiplied by `noise`.
+        """A model like this one, with the noise of the likelihood multiplied by `noise`.
 
-        The noise is, for example, the variance of a Gaussian likelihood; see `Likelihood.tempered`.
-        Networks and parameters are shared with this model. The new model has another p(x).
+        The noise is, for example, the variance of a Gaussian likelihood; see `Likelihood.tempered`. Both
+        models share their networks, but p(x) is different.
         """
         if noise == 1:
             return self

@@ -46,8 +46,6 @@ def mlp_encoder(
     It maps examples (B, *shape) to the mean and log-variance of q(z|x), (B, 2·latent).
 
     Args:
-        shape: Shape of one example, with any number of axes.
-        latent: Dimension of z.
         widths: Sizes of the hidden layers, in the order from the example to z. If it is empty, the
             encoder is linear.
         activation: relu, leaky_relu, elu, silu, gelu or tanh.
@@ -79,20 +77,14 @@ def mlp_decoder(
 ) -> Decoder:
     """Make a fully connected decoder: the hidden layers of `mlp_encoder` in reverse order.
 
-    It maps z (N, latent) to (N, *output).
-
-    The Jacobian of a decoder is only defined if the output for one example does not depend on the other
-    examples of the batch. With batch normalisation this holds in evaluation mode only.
+    It maps z (N, latent) to (N, *output). The other options are those of `mlp_encoder`. The Jacobian of
+    a decoder is only defined if examples of a batch do not depend on each other. With batch
+    normalisation this holds in evaluation mode only.
 
     Args:
-        shape: Shape of one example, with any number of axes.
-        latent: Dimension of z.
         output: Shape of the decoder's output for one example; by default the shape of the example.
         widths: Sizes of the hidden layers, in the order from the example to z. So the size of the last
             hidden layer comes first.
-        activation: relu, leaky_relu, elu, silu, gelu or tanh.
-        normalisation: none, layer or batch. It is applied before each activation.
-        dropout: Share of hidden units that are set to zero in training mode.
 
     >>> import torch
     >>> mlp_decoder((13,), 2, (13, 2), widths=(64, 32))(torch.zeros(5, 2)).shape
@@ -108,7 +100,7 @@ def mlp_decoder(
 
 
 def make_activation(name: str) -> nn.Module:
-    """Make the activation layer of this name: relu, leaky_relu, elu, silu, gelu or tanh.
+    """The activation layer of this name, which is a key of `ACTIVATIONS`.
 
     >>> make_activation("silu")
     SiLU()

@@ -21,18 +21,9 @@ ROUNDING = 1e-3
 
 
 def check_encoder(module: nn.Module, shape: Sequence[int], latent: int) -> None:
-    """Run an encoder on two examples and check the shape of its output.
+    """Run an encoder on two examples (2, *shape); raise an error unless it gives (2, 2·latent).
 
-    The module runs in evaluation mode, so that statistics of batch normalisation do not change. Its
-    mode is restored afterwards.
-
-    Args:
-        module: Should map (2, *shape) to (2, 2·latent).
-        shape: Shape of one example.
-        latent: Dimension of z.
-
-    Raises:
-        ConfigError: The module fails, or its output has another shape.
+    The module runs in evaluation mode, so that statistics of batch normalisation do not change.
 
     >>> check_encoder(nn.Flatten(), (1, 8, 8), 32)
     """
@@ -41,19 +32,9 @@ def check_encoder(module: nn.Module, shape: Sequence[int], latent: int) -> None:
 
 
 def check_decoder(module: nn.Module, output: Sequence[int], latent: int) -> None:
-    """Run a decoder on two latent points and check the shape of its output.
+    """Run a decoder on two latent points (2, latent); raise an error unless it gives (2, *output).
 
-    The module runs in evaluation mode, so that statistics of batch normalisation do not change. Its mode
-    is restored afterwards.
-
-    Args:
-        module: Should map (2, latent) to (2, *output).
-        output: Shape of the output that the likelihood needs for one example. For many likelihoods
-            this is the shape of the example.
-        latent: Dimension of z.
-
-    Raises:
-        ConfigError: The module fails, or its output has another shape.
+    The module runs in evaluation mode, so that statistics of batch normalisation do not change.
 
     >>> check_decoder(nn.Unflatten(1, (1, 8, 8)), (1, 8, 8), 64)
     """
@@ -64,13 +45,7 @@ def check_decoder(module: nn.Module, output: Sequence[int], latent: int) -> None
 def check_probabilities(module: nn.Module, likelihood: Likelihood, latent: int, like: Tensor) -> None:
     """Raise an error if the likelihood needs probabilities and the decoder returns other values.
 
-    The decoder is run once on random latent points.
-
-    Args:
-        module: The decoder, which takes z (N, latent).
-        likelihood: The likelihood that takes the decoder's output.
-        latent: Dimension of z.
-        like: A tensor with the device and dtype of the decoder.
+    The arguments are those of `mistaken_output`.
     """
     if isinstance(likelihood, ProbabilityBernoulli) and (
         text := mistaken_output(module, likelihood, latent, like)
@@ -80,19 +55,16 @@ def check_probabilities(module: nn.Module, likelihood: Likelihood, latent: int, 
 
 @torch.no_grad()
 def mistaken_output(module: nn.Module, likelihood: Likelihood, latent: int, like: Tensor) -> str:
-    """Find out whether a decoder probably returns logits instead of probabilities, or the reverse.
+    """Explain why a decoder probably returns logits instead of probabilities, or the reverse.
 
-    The decoder is run on random z.
+    The decoder is run on random z. The result is "" if there is no mistake, or if the likelihood is
+    neither `Bernoulli` nor `ProbabilityBernoulli`.
 
     Args:
         module: The decoder, which takes z (N, latent).
         likelihood: The likelihood that takes the decoder's output.
         latent: Dimension of z.
         like: A tensor with the device and dtype of the decoder.
-
-    Returns:
-        An explanation of the probable mistake. It is "" if there is none, or if the likelihood is
-        neither `Bernoulli` nor `ProbabilityBernoulli`.
 
     >>> mistaken_output(nn.Sigmoid(), Bernoulli(), 3, torch.zeros(()))[:40]
     'the bernoulli likelihood needs logits, b'

@@ -156,12 +156,7 @@ def make_encoder(kind: str, shape: Sequence[int], latent: int, **options: Any) -
         kind: A name in `NETWORKS`, or "auto" for the default kind for this shape.
         shape: Shape of one example.
         latent: Dimension of z.
-        **options: Options of this kind: the keyword-only arguments of its function, such as
-            `conv_encoder` or `mlp_encoder`.
-
-    Raises:
-        ConfigError: There is no network of this kind, it has no such option, or it does not take this
-            shape.
+        **options: Options of this kind, such as the keyword-only arguments of `conv_encoder`.
 
     >>> import torch
     >>> make_encoder("mlp", (13,), 2, widths=(64,))(torch.zeros(3, 13)).shape
@@ -176,19 +171,10 @@ def make_encoder(kind: str, shape: Sequence[int], latent: int, **options: Any) -
 def make_decoder(
     kind: str, shape: Sequence[int], latent: int, output: Sequence[int] | None = None, **options: Any
 ) -> Decoder:
-    """Make a decoder by the name of its kind of network.
+    """Make a decoder by the name of its kind of network. The arguments are those of `make_encoder`.
 
     Args:
-        kind: A name in `NETWORKS`, or "auto" for the default kind for this shape.
-        shape: Shape of one example.
-        latent: Dimension of z.
         output: Shape of the decoder's output for one example; by default the shape of the example.
-        **options: Options of this kind: the keyword-only arguments of its function, such as
-            `conv_decoder` or `mlp_decoder`.
-
-    Raises:
-        ConfigError: There is no network of this kind, it has no such option, or it does not give this
-            shape.
 
     >>> import torch
     >>> make_decoder("conv", (1, 8, 8), 2, (2, 8, 8))(torch.zeros(3, 2)).shape
@@ -205,14 +191,12 @@ DATA_OPTIONS = ("classes", "node_classes", "edge_classes", "end_token")
 
 
 def network_options(kind: str, options: ModelOptions, role: str = "decoder") -> dict[str, Any]:
-    """Select the model options that apply to this kind of network and differ from their defaults.
-
-    The result can be passed to `make_encoder` or `make_decoder` as keyword arguments.
+    """The options of this kind of network that differ from their defaults, for `make_encoder`.
 
     Args:
         kind: A name in `NETWORKS`.
         options: The model's options.
-        role: "encoder" or "decoder": which of the two networks the result is for.
+        role: "encoder" or "decoder".
 
     >>> network_options("mlp", ModelOptions(widths=(64, 64), blocks=3))
     {'widths': (64, 64)}
@@ -230,10 +214,8 @@ def check_network_options(
 
     Args:
         options: The model's options.
-        kinds: Names of the kinds of the encoder and the decoder, such as "conv". A user's own module is
-            left out, because it has no options.
-        others: Names of options that other parts of the model use, such as options of the
-            likelihood.
+        kinds: Names of the kinds of the encoder and the decoder. A user's own module has no name here.
+        others: Names of options that other parts of the model use, such as the likelihood.
 
     >>> check_network_options(ModelOptions(blocks=3), ["conv", "resnet"])
     """

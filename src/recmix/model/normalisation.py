@@ -11,12 +11,9 @@ __all__ = ["LayerNorm"]
 class LayerNorm(nn.LayerNorm):
     """Layer normalisation over the last axis, with correct second derivatives.
 
-    Inside `torch.func` transformations it uses elementary operations, otherwise torch's own kernel. The
-    kernel has a forward-mode derivative. But the derivative of this derivative is wrong: it treats the
-    mean and the variance as constants. Training on Gauss-Newton curvature needs this second derivative.
-
-    Args:
-        units: size of the last axis.
+    Torch's kernel has a forward-mode derivative, but the derivative of this derivative is wrong: it
+    treats the mean and the variance as constants. So `torch.func` transformations use elementary
+    operations here. Training on Gauss-Newton curvature needs the second derivative.
 
     >>> LayerNorm(8)(torch.zeros(3, 8)).shape
     torch.Size([3, 8])

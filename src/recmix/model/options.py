@@ -1,9 +1,8 @@
 """Options of models, training and inference, with their defaults, help texts and valid values.
 
-Each option is defined once. A group of options is a frozen dataclass whose fields are made by
-`option`. Python arguments, the command line, TOML files, experiment grids, the documentation and
-the run folder all read these fields. To add an option, add a field and the line of code that uses
-it.
+Each option is defined once, as a field of a frozen dataclass. Python arguments, the command line, TOML
+files, grids, the documentation and the run folder all read these fields. To add an option, add a field
+and the line of code that uses it.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def option(
     at_most: float | None = None,
     below: float | None = None,
 ) -> Any:
-    """Make a dataclass field that defines an option. It is used in subclasses of `Options`.
+    """Make a dataclass field that defines an option, in a subclass of `Options`.
 
     Args:
         default: the value if none is given; None means that the code chooses a value.
@@ -70,7 +69,7 @@ class Option(NamedTuple):
         help: the help text.
         choices: all valid values of a text option; empty if there is no such list.
         limits: limits of a number, {name: limit}. The names are "at least", "above", "at most" and
-            "below". The limit None means that there is no limit.
+            "below". None means no limit.
     """
 
     name: str
@@ -111,10 +110,9 @@ class Option(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Base class of a group of options.
+    """Base class of a group of options: a frozen dataclass whose fields are made by `option`.
 
-    A subclass is a frozen dataclass whose fields are made by `option`. The option values are converted
-    and checked when an object is made.
+    The option values are converted and checked when an object is made.
     """
 
     def __post_init__(self) -> None:
@@ -133,8 +131,8 @@ class Options:
     def changed(self) -> dict[str, Any]:
         """The options that differ from their defaults, {name: value}.
 
-        The hashes that identify settings use only these options. So a hash stays the same when a later
-        version of the library adds an option whose default changes nothing.
+        The hashes that identify settings use only these. So a hash stays the same when a later version
+        of the library adds an option whose default changes nothing.
         """
         known = options_of(type(self))
         return {k: v for k, v in vars(self).items() if v != known[k].default}

@@ -19,17 +19,15 @@ __all__ = ["PairFeatures", "TokenPairFeatures"]
 class PairFeatures(nn.Sequential):
     """A network that computes features (B, hidden) of an example (B, *shape) and another tensor.
 
-    For images the network has the convolutions and the hidden layer of `conv_encoder`. The other
-    tensor (B, *other) is added as further channels: C' channels for the shape (C', H, W), or C'·K
-    channels for (C', H, W, K). Clips (T, C, H, W) are treated in the same way. In all other cases the
-    values of both tensors are concatenated to one vector, and the network is fully connected. This
-    includes images and clips whose shape does not fit the shape of the other tensor.
+    For images and clips, the other tensor (B, *other) is added as further channels, if its shape fits.
+    The layers are those of `conv_encoder` or `video_encoder`. Otherwise the values of both tensors are
+    concatenated to one vector, and the network is fully connected.
 
     Args:
         shape: Shape of the example.
-        other: Shape of the other tensor, for example of the decoder's output.
-        latent: Dimension of z, for making the encoder whose layers are used. It does not change the
-            number of features.
+        other: Shape of the other tensor, for example of the decoder's output: (C', H, W) or (C', H, W,
+            K).
+        latent: Dimension of z, for making the encoder whose layers are used.
         width: Multiplies the channels and the hidden layers.
         groups: For graphs, two pairs (number of values, number of classes): of nodes and of edges. The
             network then sees the example's classes as one-hot vectors. Empty for other examples.
@@ -85,10 +83,7 @@ class PairFeatures(nn.Sequential):
 
 
 def _channel_axis(shape: Shape, other: Shape) -> int | None:
-    """The axis of the channels of an image or clip to which `other` can add further channels.
-
-    The result is None if the shapes do not fit together.
-    """
+    """The axis of the channels to which `other` can be added, or None if the shapes do not fit."""
     channels = {"conv": 0, "video": 1}.get(default_network(shape))
     if channels is None or len(other) - len(shape) not in (0, 1):
         return None
@@ -100,12 +95,11 @@ def _channel_axis(shape: Shape, other: Shape) -> int | None:
 class TokenPairFeatures(nn.Module):
     """A network that computes features (B, hidden) of tokens x (B, T) and another tensor.
 
-    The other tensor, such as a residual, is (B, T, K), with K numbers for each of T positions, or
-    (B, F). It is mapped to the size of the hidden states and added to the embedded tokens. Positions of
-    padding are ignored.
+    The other tensor is (B, T, K), with K numbers for each position, or (B, F). It is mapped to the size
+    of the hidden states and added to the embedded tokens. Positions of padding are ignored.
 
     Args:
-        features: A network that computes features of the tokens alone. The new network uses its layers.
+        features: A network that computes features of the tokens alone. Its layers are used.
         other: Shape of the other tensor for one example.
 
     Attributes:

@@ -39,18 +39,15 @@ def conv_encoder(
 ) -> Encoder:
     """Make the convolutional encoder of Kim and Pavlovic (2020), for images with sides from 8 to 128.
 
-    It maps images (B, C, H, W) to the mean and log-variance of q(z|x), (B, 2·latent).
-
-    4x4 convolutions (stride 2, padding 1) halve the image, rounding down, while its shorter side
-    exceeds 4: 28 -> 14 -> 7 -> 3, 32 -> 16 -> 8 -> 4, 64 -> ... -> 4. The first two convolutions
-    have 32 channels, the others 64. A hidden layer and a linear head follow. LeakyReLU(0.01) is
-    applied after every layer except the head.
+    It maps images (B, C, H, W) to the mean and log-variance of q(z|x), (B, 2·latent). 4x4 convolutions
+    (stride 2, padding 1) halve the image, rounding down, while its shorter side exceeds 4: 28 -> 14 -> 7
+    -> 3. The first two convolutions have 32 channels, the others 64. A hidden layer and a linear head
+    follow. LeakyReLU(0.01) is applied after every layer except the head.
 
     Args:
         shape: Channels, height and width of the images.
         latent: Dimension of z.
-        hidden: Size of the hidden layer; by default 256 for images of at most 1024 values, else
-            512.
+        hidden: Size of the hidden layer; by default 256 for images of at most 1024 values, else 512.
         width: Multiplies the channels and the hidden layer.
 
     >>> encoder = conv_encoder((1, 28, 28), 20)
@@ -79,20 +76,16 @@ def conv_decoder(
 ) -> Decoder:
     """Make the convolutional decoder of Kim and Pavlovic (2020), for images with sides from 8 to 128.
 
-    It has the layers of `conv_encoder` in reverse order, with ReLU. It maps z (N, latent) to (N,
-    *output).
-
-    It has two linear layers, then 4x4 transposed convolutions (stride 2, padding 1). Each
-    convolution doubles the height and width. Where the encoder rounded down, an output padding of 1
-    restores the odd size (3 -> 7 -> 14 -> 28).
+    It maps z (N, latent) to (N, *output). It has the layers of `conv_encoder` in reverse order, with
+    ReLU: two linear layers, then 4x4 transposed convolutions (stride 2, padding 1). Where the encoder
+    rounded down, an output padding of 1 restores the odd size (3 -> 7 -> 14 -> 28).
 
     Args:
         shape: Channels, height and width of the images.
         latent: Dimension of z.
-        output: Shape of the decoder's output for one example, (C', H, W) or (C', H, W, K); by
-            default the shape of the image.
-        hidden: Size of the hidden layer; by default 256 for images of at most 1024 values, else
-            512.
+        output: Shape of the decoder's output for one example, (C', H, W) or (C', H, W, K); by default
+            the shape of the image.
+        hidden: Size of the hidden layer, as in `conv_encoder`.
 
     >>> conv_decoder((1, 28, 28), 20)(torch.zeros(2, 20)).shape
     torch.Size([2, 1, 28, 28])
@@ -122,17 +115,10 @@ def dense_encoder(
 ) -> Encoder:
     """Make a fully connected encoder with as many parameters as `conv_encoder` (within 3 %).
 
-    It maps images (B, C, H, W) to the mean and log-variance of q(z|x), (B, 2·latent).
-
-    It has two hidden layers with LeakyReLU(0.01). First both get the same width, the largest one
-    that does not exceed the number of parameters of `conv_encoder`. Then the layer farther from the
-    image is widened until the numbers match.
-
-    Args:
-        shape: Channels, height and width of the images.
-        latent: Dimension of z.
-        hidden: Size of the hidden layer of the `conv_encoder` to match.
-        width: The option `width` of the `conv_encoder` to match.
+    The arguments are those of the `conv_encoder` to match. The network has two hidden layers with
+    LeakyReLU(0.01). First both get the same width, the largest one that does not exceed the number of
+    parameters of `conv_encoder`. Then the layer farther from the image is widened until the numbers
+    match.
 
     >>> dense = dense_encoder((1, 28, 28), 20)
     >>> dense.features
@@ -170,16 +156,7 @@ def dense_decoder(
 ) -> Decoder:
     """Make a fully connected decoder with as many parameters as `conv_decoder` (within 3 %).
 
-    It maps z (N, latent) to (N, *output).
-
-    It has two hidden layers with ReLU. Their widths are chosen so that the numbers of parameters match.
-
-    Args:
-        shape: Channels, height and width of the images.
-        latent: Dimension of z.
-        output: Shape of the decoder's output for one example, (C', H, W) or (C', H, W, K); by default
-            the shape of the image.
-        hidden: Size of the hidden layer of the `conv_decoder` to match.
+    The arguments are those of the `conv_decoder` to match. The network has two hidden layers with ReLU.
 
     >>> dense_decoder((1, 28, 28), 20)(torch.zeros(2, 20)).shape
     torch.Size([2, 1, 28, 28])
@@ -219,17 +196,10 @@ def _chain_count(*sizes: int) -> int:
 def _twin_widths(
     count: Callable[[int, int], int], twin: nn.Module, shape: Sequence[int]
 ) -> tuple[int, int]:
-    """Widths of two hidden layers so that a network has as many parameters as the network `twin`.
+    """Widths of two hidden layers, so that a network has about as many parameters as `twin`.
 
-    The first width is that of the layer next to the image, the second that of the other layer.
-
-    Args:
-        count: Number of parameters of the network with these two widths.
-        twin: The convolutional network to match.
-        shape: Shape of the image, for the error message.
-
-    Raises:
-        ConfigError: No widths match within `TWIN_TOLERANCE`.
+    The first width is that of the layer next to the image. `count` gives the number of parameters of the
+    network for two widths. `shape` is the shape of the image, for the error message.
     """
     target = parameter_count(twin)
     near = bisect_right(range(target + 1), target, key=lambda width: count(width, width)) - 1

@@ -40,8 +40,6 @@ def standard_normal(z: Tensor) -> Tensor:
 class Prior(nn.Module, ABC):
     """Base class of priors p(z), which are densities of latent points z (..., D).
 
-    D is the dimension of z.
-
     Attributes:
         name: name of the prior in options.
         standard: whether the prior is N(0, I), for which KL divergences have closed forms.
@@ -52,18 +50,17 @@ class Prior(nn.Module, ABC):
 
     @abstractmethod
     def log_prob(self, z: Tensor) -> Tensor:
-        """log p(z) in nats, (...), for latent points z (..., D). D is the dimension of z."""
+        """log p(z) in nats, (...), for latent points z (..., D)."""
 
     @abstractmethod
     def sample(self, n: int, *, generator: torch.Generator | None = None) -> Tensor:
         """Draw n latent points z from the prior: (n, D), without gradient."""
 
     def gradient_and_curvature(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """The gradient ∇ log p(z) and the curvature -∇² log p(z) at B latent points z (B, D).
+        """The gradient ∇ log p(z), (B, D), and the curvature -∇² log p(z), (B, D, D), at z (B, D).
 
-        The gradient is (B, D), the curvature (B, D, D). Eigenvalues of the curvature below a small
-        positive minimum are raised to this minimum. The results carry no gradient to the prior's
-        parameters.
+        Eigenvalues of the curvature below a small positive minimum are raised to this minimum. The
+        results carry no gradient to the prior's parameters.
         """
         with torch.enable_grad():
             at = z.detach().requires_grad_()
@@ -109,10 +106,7 @@ class StandardNormal(Prior):
         return torch.randn(n, len(like), generator=generator, device=like.device, dtype=like.dtype)
 
     def gradient_and_curvature(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """The gradient ∇ log p(z) = -z, (B, D), and the curvature -∇² log p(z) = I, (D, D).
-
-        The curvature is the same for all B latent points z (B, D).
-        """
+        """The gradient ∇ log p(z) = -z, (B, D), and the curvature -∇² log p(z) = I, (D, D)."""
         identity = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)
         return -z, identity
 
@@ -139,10 +133,7 @@ class GaussianMixturePrior(Prior):
         self.log_variances = nn.Parameter(torch.zeros(components, latent))
 
     def log_prob(self, z: Tensor) -> Tensor:
-        """log p(z) = log Σ_k w_k N(z; μ_k, σ²_k), (...), for latent points z (..., D).
-
-        w_k, μ_k and σ²_k are the weight, mean and variances of Gaussian k.
-        """
+        """log p(z) = log Σ_k w_k N(z; μ_k, σ²_k), (...), for latent points z (..., D)."""
         return _log_mixture(z, self.means, self.log_variances, self.logits.log_softmax(-1))
 
     @torch.no_grad()
@@ -156,8 +147,8 @@ class VampPrior(Prior):
     """A prior that is the average of the encoder's posteriors for learned pseudo-examples.
 
     p(z) = 1/K Σ_k N(z; μ(u_k), σ²(u_k)), where u_k are the pseudo-examples, and μ and σ² are the
-    encoder's outputs. The encoder is not a submodule of the prior: its parameters are trained as
-    part of the posterior.
+    encoder's outputs. The encoder is not a submodule of the prior: its parameters are trained as part of
+    the posterior.
 
     Args:
         encoder: maps (K, *shape) to (K, 2 D), the means and log-variances.
@@ -189,12 +180,7 @@ class VampPrior(Prior):
         self._encoder = (encoder,)  # in a tuple, so that it is not a submodule
 
     def start_at(self, examples: Tensor) -> None:
-        """Replace the first N pseudo-examples by examples of the data.
-
-        Args:
-            examples: (N, *shape), as the encoder gets them. If N is larger than the number of
-                pseudo-examples, the rest is ignored.
-        """
+        """Replace the first pseudo-examples by `examples` (N, *shape), as the encoder gets them."""
         count = min(len(examples), len(self.pseudo_examples))
         with torch.no_grad():
             self.pseudo_examples[:count] = examples[:count].to(self.pseudo_examples)
@@ -204,10 +190,7 @@ class VampPrior(Prior):
         return means, log_variances
 
     def log_prob(self, z: Tensor) -> Tensor:
-        """log p(z), (...), for latent points z (..., D).
-
-        p(z) is the average of the encoder's posterior densities for the pseudo-examples.
-        """
+        """log p(z), (...), for latent points z (..., D): the average of the encoder's posteriors."""
         means, log_variances = self._parameters_of_components()
         weights = means.new_full((len(means),), -math.log(len(means)))
         return _log_mixture(z, means, log_variances, weights)
@@ -255,7 +238,7 @@ class OwnPrior(Prior):
         return self.density if has_both or not callable(self.density) else self.density()
 
     def log_prob(self, z: Tensor) -> Tensor:
-        """log p(z), (...), for z (..., D); raises an error if the density gives another shape."""
+        """log p(z), (...), for z (..., D), or an error if the density gives another shape."""
         found: Tensor = self._distribution().log_prob(z)
         if found.shape != z.shape[:-1]:
             raise ConfigError(
@@ -269,8 +252,8 @@ class OwnPrior(Prior):
     def sample(self, n: int, *, generator: torch.Generator | None = None) -> Tensor:
         """Draw n latent points z from the user's density: (n, D).
 
-        The density uses torch's global random generator. If `generator` is given, the global one is
-        seeded from it for the draw and restored afterwards.
+        The density uses torch's global random generator. If `generator` is given, it seeds the global
+        one for this draw only.
         """
         if generator is None:
             drawn: Tensor = self._distribution().sample((n,))
@@ -325,13 +308,7 @@ def make_prior(
 
 
 def as_prior(prior: Any, latent: int) -> Prior:
-    """Convert an object to a `Prior`.
-
-    Args:
-        prior: None for N(0, I); a `Prior`, which is returned unchanged; or a distribution or module
-            that `OwnPrior` accepts.
-        latent: dimension of z, used for N(0, I).
-    """
+    """Convert an object to a `Prior`. None gives N(0, I); other objects are described in `OwnPrior`."""
     if prior is None:
         return StandardNormal(latent)
     return prior if isinstance(prior, Prior) else OwnPrior(prior)

@@ -59,24 +59,16 @@ class Replaceable(Generic[P, R]):
     def register(self, alternative: Callable[..., Any]) -> Callable[..., Any]:
         """Add an alternative implementation and return it. This method can be used as a decorator.
 
-        Args:
-            alternative: a function with the same arguments as the plain function. It returns
-                NotImplemented for arguments that it does not support.
+        The alternative has the arguments of the plain function. It returns NotImplemented for arguments
+        that it does not support.
         """
         self.alternatives.append(alternative)
         return alternative
 
     def register_for_gpu(self, alternative: Callable[..., Any]) -> Callable[..., Any]:
-        """Add an alternative implementation if there is a GPU. This method can be used as a decorator.
+        """Like `register`, but only on a machine with a GPU or with TRITON_INTERPRET=1.
 
-        Without a GPU the alternative is added only if the environment has TRITON_INTERPRET=1, which runs
-        Triton kernels on the CPU.
-
-        Args:
-            alternative: a function with the same arguments as the plain function; see `register`.
-
-        Returns:
-            `alternative`, unchanged.
+        With TRITON_INTERPRET=1 in the environment, Triton kernels run on the CPU.
         """
         interpreted = os.environ.get("TRITON_INTERPRET") == "1"  # kernels run on the CPU, for tests
         return self.register(alternative) if torch.cuda.is_available() or interpreted else alternative
@@ -94,8 +86,7 @@ FUSABLE: list[Replaceable[..., Any]] = []
 def fusable(function: Callable[P, R]) -> Replaceable[P, R]:
     """Decorator that marks a function which a compiler may fuse into one GPU kernel.
 
-    The function must be a pure function of tensors and numbers. It is added to `FUSABLE`,
-    the list of all functions with this decorator.
+    The function must be a pure function of tensors and numbers. It is added to `FUSABLE`.
     """
     made = Replaceable(function)
     FUSABLE.append(made)

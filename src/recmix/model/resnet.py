@@ -44,10 +44,6 @@ class ResidualBlock(nn.Module):
 
     The weights of the last convolution are initially zero, so a new block returns x.
 
-    Args:
-        channels: C, the number of channels.
-        activation: Name of the activation before each convolution.
-
     >>> x = torch.rand(2, 16, 7, 7)
     >>> torch.equal(ResidualBlock(16)(x), x)
     True
@@ -63,7 +59,7 @@ class ResidualBlock(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """x + c(x), (N, C, H, W), for a feature map x (N, C, H, W). c has two 3x3 convolutions."""
+        """x + c(x), (N, C, H, W), for a feature map x (N, C, H, W)."""
         change: Tensor = self.layers(x)
         return x + change
 
@@ -80,11 +76,10 @@ def resnet_encoder(
 ) -> Encoder:
     """Make a residual convolutional encoder, for images with sides from 8 to 256.
 
-    It maps images (B, C, H, W) to the mean and log-variance of q(z|x), (B, 2·latent).
-
-    It begins with residual blocks at the resolution of the image. Then 4x4 convolutions (stride 2) halve
-    the image while its shorter side exceeds 4; residual blocks follow each of these convolutions. At the
-    end are a hidden layer and a linear head.
+    It maps images (B, C, H, W) to the mean and log-variance of q(z|x), (B, 2·latent). It begins with
+    residual blocks at the resolution of the image. 4x4 convolutions (stride 2) halve the image while its
+    shorter side exceeds 4; residual blocks follow each of these convolutions. At the end are a hidden
+    layer and a linear head.
 
     Args:
         shape: Channels, height and width of the images.
@@ -126,20 +121,12 @@ def resnet_decoder(
 ) -> Decoder:
     """Make a residual decoder: the sizes, channels and blocks of `resnet_encoder` in reverse order.
 
-    It maps z (N, latent) to (N, *output).
-
-    Each higher resolution is reached by repeating pixels, followed by a 3x3 convolution.
+    It maps z (N, latent) to (N, *output). Each higher resolution is reached by repeating pixels,
+    followed by a 3x3 convolution. The other options are those of `resnet_encoder`.
 
     Args:
-        shape: Channels, height and width of the images.
-        latent: Dimension of z.
         output: Shape of the decoder's output for one example, (C', H, W) or (C', H, W, K); by default
             the shape of the image.
-        widths: Channels at each resolution, beginning with the resolution of the image. If there are
-            more resolutions than numbers, the last number is used for the rest.
-        blocks: Number of residual blocks at each resolution.
-        activation: relu, leaky_relu, elu, silu, gelu or tanh.
-        hidden: Size of the hidden layer.
 
     >>> resnet_decoder((1, 28, 28), 20)(torch.zeros(2, 20)).shape
     torch.Size([2, 1, 28, 28])

@@ -26,7 +26,7 @@ __all__ = ["GRU", "Places", "TransformerBlock", "checked_share", "checked_units"
 
 
 def checked_units(units: int, heads: int) -> int:
-    """Return the size of hidden states unchanged, or raise an error if `heads` does not divide it."""
+    """The size of hidden states, or an error if the number of attention heads does not divide it."""
     if units < 1 or heads < 1 or units % heads:
         raise ConfigError(
             f"units={units}, heads={heads}: expected units to be a multiple of heads, both at least 1, "
@@ -36,12 +36,7 @@ def checked_units(units: int, heads: int) -> int:
 
 
 def checked_share(name: str, share: float) -> float:
-    """Return a dropout share unchanged, or raise an error if it is not in [0, 1).
-
-    Args:
-        name: name of the option, for the error message.
-        share: share of values that are set to zero.
-    """
+    """A share of dropout, or an error if it is not in [0, 1). `name` is the option's name."""
     if not 0 <= share < 1:
         raise ConfigError(f"{name}={share}: expected a share from 0 to below 1")
     return share
@@ -52,7 +47,7 @@ class Places(nn.Module):
 
     Args:
         length: T, the number of positions.
-        units: U, the size of the vectors.
+        units: U, the size of the embeddings.
         spread: standard deviation of the initial embeddings.
 
     >>> Places(5, 8)(torch.zeros(2, 5, 8)).shape
@@ -122,7 +117,7 @@ class TransformerBlock(nn.Module):
         return self._after(h, self._attend(q, k, v, hidden))
 
     def extend(self, h: Tensor, cache: Tensor, t: int) -> Tensor:
-        """Compute the hidden states (N, U) of position t alone, from a cache of the positions before it.
+        """The hidden states (N, U) of position t alone, from a cache of the positions before it.
 
         Sampling of tokens calls this for one position after the other.
 
@@ -167,8 +162,7 @@ class TransformerBlock(nn.Module):
 def _precision_of_products() -> Iterator[None]:
     """A context in which cuDNN uses TF32 only if other matrix products do.
 
-    By default it uses TF32 and they do not. Then results would depend on whether the fused kernel is
-    used.
+    By default only cuDNN uses it. Then results would depend on whether the fused kernel is used.
     """
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = torch.get_float32_matmul_precision() != "highest"
@@ -215,12 +209,7 @@ class GRU(nn.Module):
         return torch.stack(found, 1)
 
     def advance(self, given: Tensor, state: Tensor) -> Tensor:
-        """Compute the next state of each of N sequences, (N, U), from one more input.
-
-        Args:
-            given: the inputs (N, U), where U is the size of inputs and states.
-            state: the states before this input, (N, U).
-        """
+        """The next state (N, U) of N sequences, from one more input `given` (N, U)."""
         return self._next(self._given(given), state)
 
     def _given(self, inputs: Tensor) -> Tensor:

@@ -44,14 +44,12 @@ MIX = 8
 class TokenFeatures(nn.Module, ABC):
     """Base class of networks that compute features (B, U) of sequences of tokens x (B, T).
 
-    The features are the mean of the hidden states over all tokens.
-
-    x may have several axes, which are flattened. Padding (values below 0) has no influence on the
-    result.
+    The features are the mean of the hidden states over all tokens. Padding (values below 0) has no
+    influence on them.
 
     Args:
         length: T, the number of positions.
-        classes: K, the number of different tokens.
+        classes: the number of different tokens.
         units: U, the size of hidden states.
         heads: number of attention heads, for transformers.
         blocks: number of layers.
@@ -93,10 +91,10 @@ class TokenFeatures(nn.Module, ABC):
         """All layers: h (B, T, U), where `padding` (B, T) is True after the last token."""
 
     def forward(self, x: Tensor, more: Tensor | None = None) -> Tensor:
-        """The features (B, U) of tokens x (B, T). U is the size of hidden states.
+        """The features (B, U) of tokens x (B, T), whose values below 0 are padding.
 
         Args:
-            x: token numbers (B, T) of T positions; values below 0 are padding.
+            x: token numbers; several axes of positions are flattened.
             more: numbers that are added to the embedded tokens, (B, T, U) or (B, 1, U); None adds
                 nothing.
         """
@@ -110,7 +108,7 @@ class TokenFeatures(nn.Module, ABC):
         return mean
 
     def wider(self, width: float) -> Self:
-        """Make a new network of this kind with new weights and `width` times as many units."""
+        """A new network of this kind with new weights and `width` times as many units."""
         units = max(1, round(scaled(self.units, width) / self.heads)) * self.heads
         return type(self)(
             self.length,
@@ -126,8 +124,7 @@ class TokenFeatures(nn.Module, ABC):
 class TransformerFeatures(TokenFeatures):
     """A transformer that computes features (B, units) of sequences of tokens (B, T).
 
-    The features are the mean of the last hidden states over all tokens. `TokenFeatures` lists the
-    arguments.
+    The arguments are those of `TokenFeatures`.
 
     >>> TransformerFeatures(5, 10, units=8)(torch.tensor([[1.0, 9.0, 0.0, -1.0, -1.0]])).shape
     torch.Size([1, 8])
@@ -150,7 +147,7 @@ class GRUFeatures(TokenFeatures):
     """Recurrent layers that compute features (B, units) of sequences of tokens (B, T).
 
     Every second layer reads the tokens from the last to the first. Each layer has a residual connection.
-    `TokenFeatures` lists the arguments.
+    The arguments are those of `TokenFeatures`.
 
     >>> GRUFeatures(5, 10, units=8)(torch.tensor([[1.0, 9.0, 0.0, -1.0, -1.0]])).shape
     torch.Size([1, 8])
@@ -186,13 +183,13 @@ def transformer_encoder(
 ) -> Encoder:
     """Make a transformer encoder of tokens: attention, then the mean over the tokens.
 
-    It maps tokens (B, T) to the mean and log-variance of q(z|x), (B, 2·latent). Padding has no
-    influence.
+    It maps tokens (B, T) to the mean and log-variance of q(z|x), (B, 2·latent). Values below 0 are
+    padding.
 
     Args:
         shape: Shape of one example, such as (T,).
         latent: Dimension of z.
-        classes: K, the number of different tokens.
+        classes: the number of different tokens.
         units: Size of the hidden states.
         heads: Number of attention heads; it divides `units`.
         blocks: Number of transformer blocks.
@@ -228,17 +225,8 @@ def gru_encoder(
 ) -> Encoder:
     """Make a recurrent encoder of tokens: GRU layers, then the mean of their states over the tokens.
 
-    It maps tokens (B, T) to the mean and log-variance of q(z|x), (B, 2·latent). Padding has no
-    influence.
-
-    Args:
-        shape: Shape of one example, such as (T,).
-        latent: Dimension of z.
-        classes: K, the number of different tokens.
-        units: Size of the hidden states.
-        blocks: Number of layers. Every second layer reads the tokens backwards.
-        dropout: Share of a layer's outputs that are set to zero in training mode.
-        width: Multiplies `units`.
+    It maps tokens (B, T) to the mean and log-variance of q(z|x), (B, 2·latent). Every second layer reads
+    the tokens backwards. The options are those of `transformer_encoder`.
 
     >>> gru_encoder((5,), 2, classes=10, units=8)(torch.zeros(3, 5)).shape
     torch.Size([3, 4])
@@ -252,26 +240,14 @@ def gru_encoder(
 def token_encoder(features: TokenFeatures | GraphFeatures, latent: int, width: float = 1.0) -> Encoder:
     """Make an encoder of tokens or graphs from a feature network and a new linear head.
 
-    The encoder maps examples to the mean and log-variance of q(z|x), (B, 2·latent).
-
-    Args:
-        features: the network that computes features of examples. If `width` is not 1, a new network of
-            the same kind is made instead.
-        latent: Dimension of z.
-        width: Multiplies the number of units of the feature network.
+    If `width` is not 1, a new feature network with `width` times as many units is made first.
     """
     made = features if width == 1 else features.wider(width)
     return Encoder(made, nn.Linear(made.units, 2 * checked_latent(latent)))
 
 
 class _Sequence(nn.Module):
-    """Maps z (N, D) to hidden states (N, T, U): z at every position, and learned positions.
-
-    Args:
-        latent: D.
-        length: T.
-        units: U.
-    """
+    """Maps z (N, D) to hidden states (N, T, U): z at every position, and learned positions."""
 
     def __init__(self, latent: int, length: int, units: int) -> None:
         super().__init__()
@@ -316,17 +292,11 @@ def transformer_decoder(
 
     Every position gets z, and all positions are computed at once. If `output` has only one axis, there
     are no positions, and the decoder is a network with one hidden layer. The likelihood
-    ``autoregressive`` needs this: its decoder output is one context vector.
+    ``autoregressive`` needs this: its decoder output is one context vector. The other options are those
+    of `transformer_encoder`.
 
     Args:
-        shape: Shape of one example, such as (T,).
-        latent: Dimension of z.
         output: Shape of the decoder's output for one example; by default the shape of the example.
-        units: Size of the hidden states.
-        heads: Number of attention heads; it divides `units`.
-        blocks: Number of transformer blocks.
-        dropout: Share of hidden values that are set to zero in training mode.
-        activation: relu, leaky_relu, elu, silu, gelu or tanh.
 
     >>> transformer_decoder((5,), 2, (5, 10), units=8)(torch.zeros(3, 2)).shape
     torch.Size([3, 5, 10])
@@ -348,16 +318,8 @@ def gru_decoder(
 ) -> Decoder:
     """Make a recurrent decoder: z (N, latent) -> (N, T, K), such as K logits for each of T positions.
 
-    Every position gets z. If `output` has only one axis, the decoder is a network with one hidden layer,
-    as in `transformer_decoder`.
-
-    Args:
-        shape: Shape of one example, such as (T,).
-        latent: Dimension of z.
-        output: Shape of the decoder's output for one example; by default the shape of the example.
-        units: Size of the hidden states.
-        blocks: Number of layers. Every second layer reads the positions backwards.
-        dropout: Share of hidden values that are set to zero in training mode.
+    Every position gets z. Every second layer reads the positions backwards. The arguments are those of
+    `transformer_decoder`.
 
     >>> gru_decoder((5,), 2, (5, 10), units=8)(torch.zeros(3, 2)).shape
     torch.Size([3, 5, 10])

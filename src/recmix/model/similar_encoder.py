@@ -18,10 +18,9 @@ __all__ = ["similar_encoder", "token_classes", "token_features"]
 
 
 def token_classes(encoder: nn.Module | None) -> Classes:
-    """Return the number of different tokens that an encoder reads.
+    """The number of different tokens that an encoder reads, or 0 if it reads none.
 
-    For an encoder of graphs, the result is two pairs (number of values, number of classes): of nodes and
-    of edges. It is 0 for all other encoders.
+    For graphs the result is two pairs (number of values, number of classes): of nodes and of edges.
 
     >>> from recmix.model.networks import graph_encoder, mlp_encoder
     >>> from recmix.model.sequence_networks import gru_encoder
@@ -39,24 +38,17 @@ def token_classes(encoder: nn.Module | None) -> Classes:
 
 
 def _classes(model: LatentModel) -> int:
-    """The number of classes of a model whose examples are sequences of tokens (T,); 0 for others."""
+    """The number of classes if an example is a sequence of tokens (T,), else 0."""
     classes: int = getattr(model.likelihood, "classes", 0)
     tokens = model.likelihood.values == "classes" and model.fields is None and len(model.shape) == 1
     return classes if tokens else 0
 
 
 def token_features(encoder: nn.Module | None, model: LatentModel, width: float) -> TokenFeatures | None:
-    """Make a new network that computes features of tokens, like the network inside an encoder.
+    """Make a new network for features of tokens, like the one inside `encoder`; None without tokens.
 
-    If the encoder is None or the user's own module, the new network is the default transformer.
-
-    Args:
-        encoder: the encoder whose kind of network is used, or None.
-        model: the model, which gives the shape of an example and the number of classes.
-        width: factor by which the size of hidden states is multiplied.
-
-    Returns:
-        The new network, or None if the examples or the encoder have no tokens.
+    If the encoder is None or the user's own module, the new network is the default transformer. `width`
+    multiplies the size of hidden states.
     """
     if isinstance(encoder, Encoder):
         given = encoder.features
@@ -66,16 +58,10 @@ def token_features(encoder: nn.Module | None, model: LatentModel, width: float) 
 
 
 def similar_encoder(encoder: nn.Module, model: LatentModel, width: float) -> Encoder:
-    """Make a new encoder that is similar to a given encoder but has other layer sizes.
+    """Make a new encoder of the same kind as `encoder`, with layers `width` times as large.
 
-    For tokens and graphs the new encoder has the same kind of network as the given encoder. Otherwise it
-    has the default network for the shape of an example.
-
-    Args:
-        encoder: the given encoder.
-        model: the model, which gives the shapes of x and z.
-        width: factor of the layer sizes. For tokens and graphs it multiplies the sizes of the given
-            encoder, otherwise the sizes of the default encoder.
+    If the given encoder reads no tokens or graphs, the new one is the default encoder for the shape of
+    an example.
     """
     if (tokens := token_features(encoder, model, width)) is not None:
         return token_encoder(tokens, model.latent)

@@ -33,9 +33,7 @@ UNITS = 128
 
 
 def is_clip(shape: Sequence[int]) -> bool:
-    """Whether examples of this shape are clips that the video networks take.
-
-    A clip is (T, C, H, W): T frames of C channels. H and W must be from 8 to 64.
+    """Whether examples of this shape are clips (T, C, H, W) with H and W from 8 to 64.
 
     >>> is_clip((10, 1, 16, 16)), is_clip((1, 28, 28)), is_clip((10, 1, 128, 128))
     (True, False, False)
@@ -45,9 +43,6 @@ def is_clip(shape: Sequence[int]) -> bool:
 
 class EachFrame(nn.Module):
     """Applies a network to each of the T frames of a clip: (N, T, ...) -> (N, T, ...).
-
-    Args:
-        network: Maps frames (N, ...) to (N, ...).
 
     >>> EachFrame(nn.Flatten())(torch.zeros(2, 5, 1, 8, 8)).shape
     torch.Size([2, 5, 64])

@@ -41,10 +41,8 @@ class Encoded(NamedTuple):
 class Vocabulary(ABC):
     """Base class of vocabularies, which convert texts to examples of one shape and back.
 
-    Texts are, for example, sentences or SMILES strings of molecules.
-
-    A vocabulary belongs to a data set and is stored with every model that was trained on it. A subclass
-    is registered with `register_vocabulary`.
+    Texts are, for example, sentences or SMILES strings. A vocabulary belongs to a data set and is stored
+    with every model that was trained on it. A subclass is registered with `register_vocabulary`.
 
     Attributes:
         kind: the name under which the class is registered, such as "smiles".
@@ -66,19 +64,14 @@ class Vocabulary(ABC):
 
     @abstractmethod
     def encode(self, texts: Sequence[str]) -> Encoded:
-        """Convert texts to examples of numbers. Texts that cannot be converted are left out.
-
-        Returns:
-            The examples (N, *shape), the indices of their N texts, and the number of texts with each
-            problem, such as "empty".
-        """
+        """Convert texts to examples of numbers. Texts that cannot be converted are left out."""
 
     @classmethod
     def normal_forms(cls, texts: Sequence[str]) -> list[str]:
         """Convert each text to a normal form. Texts with the same example have the same normal form.
 
         When data are split, texts with the same normal form are all training texts or all held-out
-        texts. By default the normal form is the text itself.
+        texts.
         """
         return list(texts)
 
@@ -88,10 +81,7 @@ class Vocabulary(ABC):
 
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
-        """Return the vocabulary, without its `kind`, as a dict that JSON can store.
-
-        `from_json` makes the vocabulary again from this dict.
-        """
+        """The content of the vocabulary, without its `kind`, as a dict for `from_json`."""
 
     @classmethod
     @abstractmethod
@@ -99,10 +89,7 @@ class Vocabulary(ABC):
         """Make the vocabulary again from the result of `to_json`. Other content raises a `DataError`."""
 
     def describe(self) -> dict[str, Any]:
-        """Return the vocabulary as a dict that JSON can store: its `kind` and the items of `to_json`.
-
-        `vocabulary_from_json` makes the vocabulary again from this dict.
-        """
+        """The vocabulary as a dict for `vocabulary_from_json`: its `kind` and the items of `to_json`."""
         return {"kind": self.kind, **self.to_json()}
 
     @cached_property
@@ -116,30 +103,20 @@ VOCABULARIES: dict[str, type[Vocabulary]] = {}
 
 
 def register_vocabulary(kind: type[Vocabulary]) -> type[Vocabulary]:
-    """Class decorator that registers a vocabulary class under its `kind`.
-
-    `vocabulary_from_json` can then make vocabularies of this kind from stored files.
-    """
+    """Class decorator that registers a vocabulary class under its `kind`."""
     VOCABULARIES[kind.kind] = kind
     return kind
 
 
 def vocabulary_from_json(stored: Any) -> Vocabulary:
-    """Make a vocabulary again from the result of `Vocabulary.describe`.
-
-    Args:
-        stored: a dict with the kind and the content of the vocabulary.
-
-    Raises:
-        DataError: The content does not describe a vocabulary.
-    """
+    """Make a vocabulary again from the result of `Vocabulary.describe`, or raise a `DataError`."""
     if not isinstance(stored, Mapping) or not isinstance(stored.get("kind"), str):
         raise DataError("this is not a stored vocabulary: expected an object with the field 'kind'")
     return find_vocabulary(stored["kind"]).from_json(stored)
 
 
 def find_vocabulary(kind: str) -> type[Vocabulary]:
-    """Return the vocabulary class that is registered under this name, or raise an error.
+    """The vocabulary class that is registered under this name, or an error.
 
     >>> find_vocabulary("smiles").molecules
     True
