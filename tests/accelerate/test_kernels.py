@@ -15,9 +15,10 @@ from recmix.accelerate import kernels, layers
 from recmix.accelerate.stacked import Stacked, StackedEncoders, _sequence
 from recmix.accelerate.stacked_posteriors import _encoders, _gates
 from recmix.methods.registry import METHODS
+from recmix.model.gates import Gate, bounded
 from recmix.model.latent import LatentModel
 from recmix.model.likelihoods import Gaussian as GaussianLikelihood
-from recmix.model.networks import Gate, bounded, make_decoder, make_encoder
+from recmix.model.networks import make_decoder, make_encoder
 from recmix.posteriors import recursive_log_weights
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

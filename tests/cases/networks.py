@@ -1,6 +1,6 @@
 """What the tests of networks share."""
 
-from recmix.model.networks import parameter_count
+from recmix.model.encoder_decoder import parameter_count
 
 __all__ = ["trace"]
 

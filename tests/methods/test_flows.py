@@ -14,10 +14,11 @@ from recmix.methods.householder import HouseholderFlow
 from recmix.methods.inverse_autoregressive import GATE_RANGE, InverseAutoregressiveFlow
 from recmix.methods.method import update
 from recmix.methods.registry import find_component, find_method
+from recmix.model.encoder_decoder import reset
 from recmix.model.latent import LatentModel, standard_normal
 from recmix.model.likelihoods import Bernoulli
 from recmix.model.likelihoods import Gaussian as GaussianLikelihood
-from recmix.model.networks import Encoder, make_decoder, make_encoder, reset
+from recmix.model.networks import Encoder, make_decoder, make_encoder
 from recmix.posteriors import Flow, Gaussian, Mixture, Reflected
 from recmix.training.arguments import method_options
 

@@ -4,9 +4,10 @@ import torch
 from torch import nn
 
 from recmix.methods.full_gaussian import FullComponent
+from recmix.model.encoder_decoder import reset
 from recmix.model.latent import LatentModel
 from recmix.model.likelihoods import Bernoulli
-from recmix.model.networks import make_decoder, make_encoder, reset
+from recmix.model.networks import make_decoder, make_encoder
 from recmix.posteriors import Gaussian
 
 SHAPE = (1, 8, 8)

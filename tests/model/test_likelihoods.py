@@ -11,8 +11,8 @@ from torch import distributions, nn
 from recmix.errors import ConfigError
 from recmix.model import assembly
 from recmix.model.assembly import Statistics
+from recmix.model.encoder_decoder import reset
 from recmix.model.likelihoods import LIKELIHOODS, Bernoulli, Gaussian, Likelihood, find_likelihood
-from recmix.model.networks import reset
 from recmix.model.options import ModelOptions
 
 few = settings(max_examples=30, deadline=None, derandomize=True)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from recmix.errors import ConfigError
+from recmix.model.encoder_decoder import parameter_count, reset
 from recmix.model.mlp import ACTIVATIONS, NORMALISATIONS
 from recmix.model.networks import (
     NETWORKS,
@@ -20,8 +21,6 @@ from recmix.model.networks import (
     make_decoder,
     make_encoder,
     network_options,
-    parameter_count,
-    reset,
 )
 from recmix.model.options import ModelOptions, options_of
 

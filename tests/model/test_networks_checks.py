@@ -8,19 +8,17 @@ from torch import nn
 
 from recmix.errors import ConfigError
 from recmix.model.assembly import Own, make_model
+from recmix.model.encoder_decoder import reset
 from recmix.model.likelihoods import Bernoulli, Gaussian, ProbabilityBernoulli
-from recmix.model.network_checks import ROUNDING, mistaken_output
+from recmix.model.network_checks import ROUNDING, check_decoder, check_encoder, mistaken_output
 from recmix.model.networks import (
-    check_decoder,
-    check_encoder,
-    conv_encoder,
     encode_with_features,
     feature_size,
     make_decoder,
     make_encoder,
-    reset,
 )
 from recmix.model.options import ModelOptions
+from recmix.model.paper_networks import conv_encoder
 
 
 def test_check_accepts_the_built_in_networks():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from recmix.errors import ConfigError
-from recmix.model.networks import Gate, WeightNet
+from recmix.model.gates import Gate, WeightNet
 
 few = settings(max_examples=40, deadline=None, derandomize=True)
 

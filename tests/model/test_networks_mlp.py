@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from recmix.errors import ConfigError
-from recmix.model.mlp import ACTIVATIONS
-from recmix.model.networks import mlp_decoder, mlp_encoder, parameter_count
+from recmix.model.encoder_decoder import parameter_count
+from recmix.model.mlp import ACTIVATIONS, mlp_decoder, mlp_encoder
 from recmix.model.normalisation import LayerNorm
 
 double = torch.float64

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from recmix.model.networks import conv_encoder
 from recmix.model.pair_features import PairFeatures
+from recmix.model.paper_networks import conv_encoder
 
 any_shape = st.lists(st.integers(1, 9), min_size=1, max_size=4).map(tuple)
 

@@ -10,15 +10,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from recmix.errors import ConfigError
-from recmix.model.networks import (
-    Decoder,
-    Encoder,
-    conv_decoder,
-    conv_encoder,
-    dense_decoder,
-    dense_encoder,
-    parameter_count,
-)
+from recmix.model.encoder_decoder import parameter_count
+from recmix.model.networks import Decoder, Encoder
+from recmix.model.paper_networks import conv_decoder, conv_encoder, dense_decoder, dense_encoder
 
 # Each row: a layer's output shape for one example, and its parameter count. From the paper's tables.
 ENCODER_TABLE = {

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from recmix.errors import ConfigError
-from recmix.model.networks import parameter_count, resnet_decoder, resnet_encoder
-from recmix.model.resnet import ResidualBlock
+from recmix.model.encoder_decoder import parameter_count
+from recmix.model.resnet import ResidualBlock, resnet_decoder, resnet_encoder
 
 MAKE = (resnet_encoder, resnet_decoder)
 few = settings(max_examples=8, deadline=None, derandomize=True)

@@ -6,10 +6,12 @@ from torch import nn
 
 import recmix
 from recmix.errors import ConfigError
+from recmix.model.encoder_decoder import parameter_count
 from recmix.model.gates import Gate, WeightNet
 from recmix.model.latent import LatentModel
 from recmix.model.likelihoods import Categorical
-from recmix.model.networks import Encoder, make_decoder, make_encoder, mlp_encoder, parameter_count
+from recmix.model.mlp import mlp_encoder
+from recmix.model.networks import Encoder, make_decoder, make_encoder
 from recmix.model.pair_features import TokenPairFeatures
 from recmix.model.sequence_layers import GRU, TransformerBlock
 from recmix.model.sequence_networks import GRUFeatures, TokenFeatures, TransformerFeatures

@@ -5,7 +5,8 @@ import torch
 
 import recmix
 from recmix.errors import ConfigError
-from recmix.model.networks import default_network, make_decoder, make_encoder, reset
+from recmix.model.encoder_decoder import reset
+from recmix.model.networks import default_network, make_decoder, make_encoder
 from recmix.model.video_networks import EachFrame, video_decoder, video_encoder
 
 CLIP = (3, 2, 9, 12)

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn import functional as F
 
-from recmix.model.networks import Encoder, Gate, bounded
+from recmix.model.gates import Gate, bounded
+from recmix.model.networks import Encoder
 from recmix.posteriors import Gaussian, recursive_log_weights
 from recmix.posteriors.gaussian import LOG_VARIANCE_RANGE
 

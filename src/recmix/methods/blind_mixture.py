@@ -9,8 +9,9 @@ from recmix.errors import ConfigError
 from recmix.methods.component import MAX_ORDER
 from recmix.methods.method import ELBO, Method, Objective, Optimizers, same_shapes
 from recmix.methods.registry import find_component, register
+from recmix.model.encoder_decoder import reset
+from recmix.model.gates import WeightNet
 from recmix.model.latent import LatentModel
-from recmix.model.networks import WeightNet, reset
 from recmix.model.replaceable import replaceable
 from recmix.model.similar_encoder import token_classes
 from recmix.posteriors import Gaussian, Mixture

@@ -25,8 +25,8 @@ from recmix.methods.method import (
 )
 from recmix.methods.optimizers import make_optimizer, model_groups
 from recmix.methods.registry import find_component, register
+from recmix.model.gates import Gate
 from recmix.model.latent import LatentModel
-from recmix.model.networks import Gate
 from recmix.model.replaceable import replaceable
 from recmix.model.similar_encoder import token_classes
 from recmix.posteriors import Mixture, Posterior, recursive_log_weights

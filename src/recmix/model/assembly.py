@@ -13,19 +13,17 @@ from torch import nn
 from recmix.errors import ConfigError, RunError
 from recmix.model.curvature_network import CurvatureNetwork
 from recmix.model.data_facts import Statistics
-from recmix.model.encoder_decoder import evaluation_mode
+from recmix.model.encoder_decoder import Shape, evaluation_mode
 from recmix.model.fields import Fields
 from recmix.model.foreign import ForeignEncoder, as_decoder, as_encoder, latent_shape
 from recmix.model.latent import LatentModel
 from recmix.model.likelihoods import Gaussian, Likelihood, find_likelihood
 from recmix.model.likelihoods.likelihood import constructor_options
+from recmix.model.network_checks import check_decoder, check_encoder
 from recmix.model.networks import (
     AUTO_NETWORK,
     NETWORKS,
     TOKEN_NETWORKS,
-    Shape,
-    check_decoder,
-    check_encoder,
     check_network_options,
     default_network,
     keyword_options,
@@ -107,13 +105,9 @@ def complete_options(
 
     Args:
         given: option values by name; None means not given.
-        shape: shape of an example.
         kind: kind of the data, such as "binary", "counts", "tokens" or "real". It decides the default
             likelihood and the default networks.
         classes: one more than the largest value in the data, if it is needed; see `needs_classes`.
-        fields: names and shapes of the fields of an example, if it has several.
-        vocabulary: how the examples are written as texts, if they are texts.
-        own: the user's own encoder, decoder, likelihood and prior.
         before: the options of the trained model, if there is one.
     """
     found = {k: v for k, v in given.items() if v is not None}
@@ -208,13 +202,6 @@ def make_model(
 
     If the user's encoder and decoder share parameters, the decoder is copied. Otherwise, loading the
     stored weights of the decoder would overwrite the weights of the encoder.
-
-    Args:
-        model: the options of the model.
-        shape: shape of an example.
-        fields: names and shapes of the fields of an example, if it has several.
-        own: the user's own encoder, decoder, likelihood and prior. Parts that are None are made new.
-        statistics: mean and variance of the training data, and a few training examples.
     """
     likelihood = own.likelihood or _likelihood(model, shape, statistics)
     output = likelihood.output_shape(shape)
@@ -227,7 +214,8 @@ def make_model(
     example = torch.zeros(2, *shape).to(like)
     seen = example if fields is None else fields.unpack(example)
     if own.encoder is None:
-        kind = _built_in(model.network, "encoder")
+        kind = model.network
+        _refuse_own(kind, "encoder")
         options = network_options(kind, model, "encoder")
         encoder: nn.Module = make_encoder(kind, shape, model.latent, **options)
     else:
@@ -235,7 +223,8 @@ def make_model(
         if fields is None and not isinstance(encoder, ForeignEncoder):
             check_encoder(encoder, shape, model.latent)
     if own.decoder is None:
-        kind = _built_in(model.decoder_network or model.network, "decoder")
+        kind = model.decoder_network or model.network
+        _refuse_own(kind, "decoder")
         options = network_options(kind, model, "decoder")
         decoder: nn.Module = make_decoder(kind, shape, model.latent, output, **options)
     else:
@@ -299,11 +288,7 @@ def _is_encoder(network: nn.Module, seen: Any) -> bool:
 def _likelihood(options: ModelOptions, shape: Shape, statistics: Statistics) -> Likelihood:
     """The likelihood that the options name."""
     name = options.likelihood or "gaussian"
-    if name == OWN:
-        raise RunError(
-            "this run has its user's own likelihood. Classes are code and are not stored: pass "
-            "likelihood=…"
-        )
+    _refuse_own(name, "likelihood")
     kind = find_likelihood(name)
     variance = statistics.variance if options.standardise != "features" else 1.0
     chosen = {k: v for k, v in options.changed().items() if k in _options_of(kind)}
@@ -343,10 +328,7 @@ def _prior(options: ModelOptions, shape: Shape, own: Own, encoder: nn.Module) ->
     """The user's own prior, or else the prior that the options name."""
     if own.prior is not None:
         return as_prior(own.prior, options.latent)
-    if options.prior == OWN:
-        raise RunError(
-            "this run has its user's own prior. Classes are code and are not stored: pass prior=…"
-        )
+    _refuse_own(options.prior, "prior")
     network = NETWORKS.get(options.network)
     if options.prior == "vamp" and network is not None and network.reads_classes:
         raise ConfigError(
@@ -362,9 +344,9 @@ def _prior(options: ModelOptions, shape: Shape, own: Own, encoder: nn.Module) ->
     )
 
 
-def _built_in(kind: str, what: str) -> str:
+def _refuse_own(kind: str, what: str) -> None:
+    """Raise an error if an option names the user's own part, and this part was not given."""
     if kind == OWN:
         raise RunError(
             f"this run has its user's own {what}. Modules are code and are not stored: pass {what}=…"
         )
-    return kind

@@ -11,9 +11,9 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-from recmix.errors import ConfigError
+from recmix.model.encoder_decoder import check_shares, check_sizes
 from recmix.model.normalisation import LayerNorm
-from recmix.model.sequence_layers import GRU, Places, TransformerBlock, checked_share, checked_units
+from recmix.model.sequence_layers import GRU, Places, TransformerBlock, checked_units
 
 __all__ = ["CAUSAL", "CausalGRU", "CausalNetwork", "CausalTransformer"]
 
@@ -21,17 +21,14 @@ __all__ = ["CAUSAL", "CausalGRU", "CausalNetwork", "CausalTransformer"]
 class CausalNetwork(nn.Module, ABC):
     """Base class of networks that predict the next token from the tokens before it and a context.
 
-    The context is a vector for each sequence, such as the decoder's output. It is added to the input of
-    every position and to the last hidden state. The last layer shares its weights with the token
-    embedding.
+    The context is a vector of size U for each sequence, such as the decoder's output. It is added to the
+    input of every position and to the last hidden state. The last layer shares its weights with the
+    token embedding.
 
     Args:
         length: T, the number of positions.
         classes: K, the number of different tokens.
         units: U, the size of hidden states, and of the context.
-        heads: number of attention heads, for transformers.
-        blocks: number of layers.
-        dropout: share of hidden values that are set to zero in training mode.
         token_dropout: share of the input tokens that are replaced by a special token in training mode.
     """
 
@@ -47,11 +44,10 @@ class CausalNetwork(nn.Module, ABC):
         token_dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        check_sizes(blocks=blocks)
+        check_shares(dropout=dropout, token_dropout=token_dropout)
         self.length, self.classes, self.units, self.heads = length, classes, units, heads
-        self.dropout, self.blocks = checked_share("dropout", dropout), blocks
-        self.token_dropout = checked_share("token_dropout", token_dropout)
-        if blocks < 1:
-            raise ConfigError(f"blocks={blocks}: expected at least 1")
+        self.dropout, self.token_dropout, self.blocks = dropout, token_dropout, blocks
         self.tokens = nn.Embedding(classes + 2, units)  # also for "start" and "hidden"
         self.inward, self.outward = nn.Linear(units, units), nn.Linear(units, units, bias=False)
         self.norm = LayerNorm(units)

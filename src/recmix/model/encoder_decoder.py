@@ -20,8 +20,8 @@ __all__ = [
     "Decoder",
     "Encoder",
     "Shape",
-    "checked_hidden",
-    "checked_latent",
+    "check_shares",
+    "check_sizes",
     "checked_shape",
     "encode_with_features",
     "evaluation_mode",
@@ -44,14 +44,10 @@ class Encoder(nn.Module):
         features: Maps x (B, *shape) to (B, hidden).
         head: Maps (B, hidden) to (B, 2·latent), the mean and log-variance of q(z|x).
 
-    Attributes:
-        hidden: Number of features.
-        latent: Dimension of z.
-
     >>> import torch
     >>> encoder = Encoder(nn.Flatten(), nn.Linear(64, 2 * 5))
-    >>> encoder(torch.zeros(3, 1, 8, 8)).shape
-    torch.Size([3, 10])
+    >>> encoder(torch.zeros(3, 1, 8, 8)).shape, encoder.hidden, encoder.latent
+    (torch.Size([3, 10]), 64, 5)
     """
 
     def __init__(self, features: nn.Module, head: nn.Linear) -> None:
@@ -74,11 +70,6 @@ class Encoder(nn.Module):
 
 class Decoder(nn.Module):
     """A decoder: layers that map z (N, latent) to (N, *shape), without a last activation.
-
-    Args:
-        layers: The layers.
-        shape: Shape of the output for one latent point.
-        latent: Dimension of z.
 
     >>> import torch
     >>> layers = nn.Sequential(nn.Linear(5, 64), nn.Unflatten(1, (1, 8, 8)))
@@ -141,11 +132,7 @@ def evaluation_mode(module: nn.Module) -> Iterator[None]:
 
 
 def parameter_count(module: nn.Module) -> int:
-    """The number of values in all parameters of a module.
-
-    >>> parameter_count(nn.Linear(3, 2))
-    8
-    """
+    """The number of values in all parameters of a module."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 
@@ -155,12 +142,6 @@ def reset(module: nn.Module) -> None:
     The function calls `reset_parameters` of every submodule. Inner submodules come first, so that an
     outer module can override their values. If a parameter belongs to a module without
     `reset_parameters`, an error is raised and nothing changes.
-
-    >>> layer = nn.Linear(3, 2)
-    >>> before = layer.weight.clone()
-    >>> reset(layer)
-    >>> bool((layer.weight == before).any())
-    False
     """
     for path, part in module.named_modules():
         if not hasattr(part, "reset_parameters"):
@@ -176,11 +157,7 @@ def reset(module: nn.Module) -> None:
 
 
 def checked_shape(shape: Sequence[int]) -> Shape:
-    """The shape of an example as a tuple of ints, or an error if it is not valid.
-
-    >>> checked_shape([784])
-    (784,)
-    """
+    """The shape of an example as a tuple of ints, or an error if it is not valid."""
     sizes = list(shape) if isinstance(shape, Sequence) else []
     if not sizes or not all(_is_size(size) for size in sizes):
         given = tuple(shape) if isinstance(shape, Sequence) else shape
@@ -191,18 +168,18 @@ def checked_shape(shape: Sequence[int]) -> Shape:
     return tuple(int(size) for size in sizes)
 
 
-def checked_latent(latent: int) -> int:
-    """The dimension of z, or an error if it is below 1."""
-    if latent < 1:
-        raise ConfigError(f"latent={latent}: expected a latent dimension of at least 1")
-    return latent
+def check_sizes(**sizes: int) -> None:
+    """Raise an error if a size, such as latent=0, is below 1."""
+    for name, size in sizes.items():
+        if size < 1:
+            raise ConfigError(f"{name}={size}: expected at least 1")
 
 
-def checked_hidden(hidden: int) -> int:
-    """The size of a hidden layer, or an error if it is below 1."""
-    if hidden < 1:
-        raise ConfigError(f"hidden={hidden}: expected a hidden layer of at least 1 unit")
-    return hidden
+def check_shares(**shares: float) -> None:
+    """Raise an error if a share, such as dropout=1.0, is not in [0, 1)."""
+    for name, share in shares.items():
+        if not 0 <= share < 1:
+            raise ConfigError(f"{name}={share}: expected a share from 0 to below 1")
 
 
 def scaled(units: int, width: float) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -90,13 +90,12 @@ class Fields:
                 f"got the fields {', '.join(map(str, values)) or 'none'}; "
                 f"expected {', '.join(self.shapes)}"
             )
-        given = [values[name] for name in self.shapes]
         torch = sys.modules.get("torch")
+        given = [values[name] for name in self.shapes]
         tensors = [value for value in given if torch is not None and isinstance(value, torch.Tensor)]
         if torch is None or not tensors:
-            parts = [_float32(np.asarray(value), name) for name, value in values.items()]
-            flat = self._flat(dict(zip(values, parts, strict=True)))
-            return np.concatenate(flat, axis=-1)
+            arrays = {name: _float32(np.asarray(value), name) for name, value in values.items()}
+            return np.concatenate(self._flat(arrays), axis=-1)
         found = {}
         for name, value in values.items():
             tensor = torch.as_tensor(value, device=tensors[0].device)
@@ -118,11 +117,13 @@ class Fields:
                 f"packed examples have shape {tuple(packed.shape)}; expected (..., {self.size}) for "
                 f"the fields {self.shapes}"
             )
-        lead = packed.shape[:-1]
-        return {
-            name: packed[..., start:stop].reshape((*lead, *shape))
-            for name, shape, start, stop in self._places()
-        }
+        found = {}
+        start = 0
+        for name, shape in self.entries:
+            stop = start + math.prod(shape)
+            found[name] = packed[..., start:stop].reshape((*packed.shape[:-1], *shape))
+            start = stop
+        return found
 
     def to_json(self) -> list[list[Any]]:
         """The fields as a list of [name, shape] pairs, which `from_json` reads."""
@@ -139,14 +140,6 @@ class Fields:
 
     def __repr__(self) -> str:
         return f"Fields({self.shapes})"
-
-    def _places(self) -> Iterator[tuple[str, tuple[int, ...], int, int]]:
-        """For each field: name, shape, start and (exclusive) end position in a packed example."""
-        start = 0
-        for name, shape in self.entries:
-            stop = start + math.prod(shape)
-            yield name, shape, start, stop
-            start = stop
 
     def _flat(self, values: Mapping[str, Any]) -> list[Any]:
         """Each field as (B, number of its values), in order, or an error for a wrong shape."""
@@ -184,11 +177,7 @@ def check_exact(
 ) -> None:
     """Raise an error if float32 cannot represent the integers from `low` to `high` exactly.
 
-    Args:
-        low: the smallest integer.
-        high: the largest integer.
-        what: a description of the data with these integers, for the error message.
-        advice: what the user can do about it, for the error message.
+    The error message begins with `what`, a description of the data, and ends with `advice`.
     """
     largest = max(low, high, key=abs)
     if abs(largest) > LARGEST_INTEGER:

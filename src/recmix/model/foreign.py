@@ -57,8 +57,7 @@ class ForeignDecoder(nn.Module):
 
     Args:
         network: the user's decoder. See `read_reconstruction` for the forms of its output.
-        latent: the shape of z for one example that `network` takes, such as (4, 8, 8). D is the product
-            of these sizes.
+        latent: the shape of z for one example that `network` takes, such as (4, 8, 8).
     """
 
     def __init__(self, network: nn.Module, latent: tuple[int, ...]) -> None:
@@ -74,9 +73,7 @@ class ForeignDecoder(nn.Module):
 def as_encoder(network: nn.Module, example: Any) -> nn.Module:
     """Return the network itself if it returns one tensor (B, 2 D), else a `ForeignEncoder` around it.
 
-    Args:
-        network: a user's encoder.
-        example: a batch of examples, on which the encoder is tried.
+    The network is tried on `example`, a batch of examples.
     """
     check_module(network, "encoder")
     if isinstance(network, ForeignEncoder):
@@ -92,10 +89,7 @@ def as_encoder(network: nn.Module, example: Any) -> nn.Module:
 def as_decoder(network: nn.Module, latent: tuple[int, ...], like: Tensor) -> nn.Module:
     """Return the network itself if it maps z (N, D) to one tensor, else a `ForeignDecoder` around it.
 
-    Args:
-        network: a user's decoder.
-        latent: the shape of z for one example that the network takes.
-        like: a tensor with the device and dtype on which the network is tried.
+    The network is tried on zeros of the shape `latent`, with the device and dtype of the tensor `like`.
     """
     check_module(network, "decoder")
     if isinstance(network, ForeignDecoder):
@@ -107,12 +101,7 @@ def as_decoder(network: nn.Module, latent: tuple[int, ...], like: Tensor) -> nn.
 
 
 def latent_shape(encoder: nn.Module, example: Any) -> tuple[int, ...]:
-    """The shape of z for one example, read from the mean that an encoder returns.
-
-    Args:
-        encoder: a user's encoder, or a `ForeignEncoder`.
-        example: a batch of examples to try the encoder on.
-    """
+    """The shape of z for one example, read from the mean that an encoder returns for `example`."""
     network = encoder.network if isinstance(encoder, ForeignEncoder) else encoder
     out = _tried(network, example, "encoder")
     if isinstance(out, Tensor):

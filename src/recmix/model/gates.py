@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from recmix.errors import ConfigError
-from recmix.model.encoder_decoder import checked_hidden, checked_shape
+from recmix.model.encoder_decoder import check_sizes, checked_shape
 from recmix.model.replaceable import fusable
 
-__all__ = ["ClassShares", "Classes", "Gate", "TokenCounts", "WeightNet", "bounded", "one_hot"]
+__all__ = ["Classes", "Gate", "WeightNet", "bounded", "one_hot"]
 
 Classes = int | tuple[tuple[int, int], ...]
 """Number of classes; for a graph two pairs (number of values, number of classes): nodes, then edges."""
@@ -57,15 +57,7 @@ class Gate(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """log ε(x) and log(1 - ε(x)), (B,) each, for examples x (B, *shape)."""
-        return self.bounded(self.layers(x).squeeze(-1))
-
-    def bounded(self, score: Tensor) -> tuple[Tensor, Tensor]:
-        """log ε and log(1 - ε) for scores s of any shape, within the bounds of this gate."""
-        return bounded(score, self.minimum, self.maximum)
-
-    def extra_repr(self) -> str:
-        """The two bounds of the mixing weight, shown when the module is printed."""
-        return f"minimum={self.minimum}, maximum={self.maximum}"
+        return bounded(self.layers(x).squeeze(-1), self.minimum, self.maximum)
 
 
 @fusable
@@ -84,7 +76,6 @@ class WeightNet(nn.Module):
     It maps examples (B, *shape) to log α, (B, order): the log-softmax of the network's outputs.
 
     Args:
-        shape: Shape of one example, with any number of axes.
         order: Number of mixture components.
         hidden: Size of the hidden layer.
         classes: Number of classes, see `Classes`. 0 if x holds no classes.
@@ -97,8 +88,7 @@ class WeightNet(nn.Module):
         self, shape: Sequence[int], order: int, *, hidden: int = 10, classes: Classes = 0
     ) -> None:
         super().__init__()
-        if order < 1:
-            raise ConfigError(f"order={order}: expected at least one component")
+        check_sizes(order=order)
         self.order = order
         self.layers = _small_network(shape, hidden, order, classes)
 
@@ -108,14 +98,10 @@ class WeightNet(nn.Module):
         return scores.log_softmax(-1)
 
 
-class TokenCounts(nn.Module):
-    """A linear layer on the token counts of an example: (B, T) -> (B, hidden).
+class _TokenCounts(nn.Module):
+    """The sum of a learned vector for each token, divided by the length: (B, T) -> (B, hidden).
 
-    Each token has a learned vector. The result is the sum of the vectors of all tokens, divided by the
-    number of positions T. Values below 0 are padding and add nothing.
-
-    >>> TokenCounts(10, 4)(torch.tensor([[3.0, 0.0, -1.0]])).shape
-    torch.Size([1, 4])
+    Values below 0 are padding and add nothing.
     """
 
     def __init__(self, classes: int, hidden: int) -> None:
@@ -123,24 +109,16 @@ class TokenCounts(nn.Module):
         self.vectors = nn.Embedding(classes, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The sum of the vectors of the tokens x (B, T), divided by T: (B, hidden)."""
         present = (x >= 0)[..., None]
         each: Tensor = self.vectors(x.clamp(min=0).long()) * present
         return each.sum(1) / x.shape[1]
 
 
-class ClassShares(nn.Module):
-    """Computes the share of each class among the values of each group: (B, values) -> (B, classes).
+class _ClassShares(nn.Module):
+    """The share of each class among the values of each group: (B, values) -> (B, classes).
 
-    Groups are, for example, the nodes and the edges of a graph. x holds the class numbers of the first
-    group, then those of the second group, and so on. Values below 0 are padding. They belong to no
-    class, but count as values of the group.
-
-    Args:
-        groups: for each group, the pair (number of values, number of classes).
-
-    >>> ClassShares(((2, 3), (1, 2)))(torch.tensor([[2.0, -1.0, 0.0]]))
-    tensor([[0.0000, 0.0000, 0.5000, 1.0000, 0.0000]])
+    Groups are, for example, the nodes and the edges of a graph. Values below 0 are padding. They belong
+    to no class, but count as values of the group.
     """
 
     def __init__(self, groups: tuple[tuple[int, int], ...]) -> None:
@@ -148,7 +126,6 @@ class ClassShares(nn.Module):
         self.groups = groups
 
     def forward(self, x: Tensor) -> Tensor:
-        """The share of each class in its group, for class numbers x (B, values of all groups)."""
         return torch.cat([part.mean(1) for part in one_hot(x, self.groups)], -1)
 
 
@@ -174,13 +151,13 @@ def _small_network(shape: Sequence[int], hidden: int, outputs: int, classes: Cla
     For tokens and graphs, the hidden layer sees how often each class occurs.
     """
     values = math.prod(checked_shape(shape))
-    hidden = checked_hidden(hidden)
+    check_sizes(hidden=hidden)
     first: list[nn.Module]
     if isinstance(classes, tuple):
         total = sum(count for _, count in classes)
-        first = [ClassShares(classes), nn.Linear(total, hidden)]
+        first = [_ClassShares(classes), nn.Linear(total, hidden)]
     elif classes:
-        first = [TokenCounts(classes, hidden), nn.Linear(hidden, hidden)]
+        first = [_TokenCounts(classes, hidden), nn.Linear(hidden, hidden)]
     else:
         first = [nn.Flatten(), nn.Linear(values, hidden)]
     return nn.Sequential(*first, nn.ReLU(), nn.Linear(hidden, outputs))

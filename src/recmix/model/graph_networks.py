@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from recmix.errors import ConfigError
-from recmix.model.encoder_decoder import Decoder, Encoder, checked_latent, checked_shape, scaled
+from recmix.model.encoder_decoder import Decoder, Encoder, check_sizes, checked_shape, scaled
 from recmix.model.likelihoods.graph import graph_nodes
 from recmix.model.mlp import make_activation
 from recmix.model.normalisation import LayerNorm
 
-__all__ = ["GraphFeatures", "GraphLogits", "graph_decoder", "graph_encoder"]
+__all__ = ["GraphFeatures", "graph_decoder", "graph_encoder"]
 
 UNITS, BLOCKS, HEADS = 128, 2, 4
 """Defaults: size of the state of a node, number of blocks, attention heads of the decoder."""
@@ -61,6 +61,7 @@ def graph_encoder(
     >>> encoder(torch.zeros(5, 10)).shape
     torch.Size([5, 4])
     """
+    check_sizes(latent=latent)
     features = GraphFeatures(
         graph_nodes(checked_shape(shape)),
         node_classes,
@@ -70,7 +71,7 @@ def graph_encoder(
         activation=activation,
         positions=positions,
     )
-    return Encoder(features, nn.Linear(features.hidden, 2 * checked_latent(latent)))
+    return Encoder(features, nn.Linear(features.hidden, 2 * latent))
 
 
 def graph_decoder(
@@ -98,17 +99,9 @@ def graph_decoder(
     >>> graph_decoder((10,), 2, node_classes=3, edge_classes=2, units=8)(torch.zeros(5, 2)).shape
     torch.Size([5, 24])
     """
+    check_sizes(latent=latent)
     nodes = graph_nodes(checked_shape(shape))
-    logits = GraphLogits(
-        nodes,
-        checked_latent(latent),
-        node_classes,
-        edge_classes,
-        units=units,
-        blocks=blocks,
-        heads=heads,
-        activation=activation,
-    )
+    logits = _GraphLogits(nodes, latent, node_classes, edge_classes, units, blocks, heads, activation)
     made = (nodes * node_classes + nodes * (nodes - 1) // 2 * edge_classes,)
     if output is not None and tuple(output) != made:
         raise ConfigError(
@@ -144,7 +137,7 @@ class GraphFeatures(nn.Module):
         positions: bool = True,
     ) -> None:
         super().__init__()
-        _check_sizes(units=units, blocks=blocks)
+        check_sizes(units=units, blocks=blocks)
         self.nodes, self.units, self.hidden = nodes, units, units
         self.node_classes, self.edge_classes = node_classes, edge_classes
         self.blocks, self.activation = blocks, activation
@@ -227,16 +220,13 @@ class _MessageLayer(nn.Module):
         return found
 
 
-class GraphLogits(nn.Module):
-    """A transformer over the nodes that maps latent points z to logits of all nodes and edges.
+class _GraphLogits(nn.Module):
+    """A transformer over the nodes that maps latent points z (N, latent) to logits (N, P).
 
-    Each node starts with its own vector plus a linear function of z. The logit of edge class e between
-    nodes i and j is (⟨a_ei, b_ej⟩ + ⟨a_ej, b_ei⟩)/2 + c_e,ij. Here a_ei and b_ei are linear functions of
-    the state of node i, and c_e,ij is a parameter. So the logit is the same for (i, j) and (j, i).
-    `graph_decoder` explains the arguments.
-
-    >>> GraphLogits(4, 2, 3, 2, units=8)(torch.zeros(5, 2)).shape  # 4·3 of nodes, 6·2 of edges
-    torch.Size([5, 24])
+    The logits of all nodes come first, then the logits of all edges. Each node starts with its own
+    vector plus a linear function of z. The logit of edge class e between nodes i and j is (⟨a_ei, b_ej⟩
+    + ⟨a_ej, b_ei⟩)/2 + c_e,ij. Here a_ei and b_ei are linear functions of the state of node i, and
+    c_e,ij is a parameter. So the logit is the same for (i, j) and (j, i).
     """
 
     _upper: Tensor
@@ -247,14 +237,13 @@ class GraphLogits(nn.Module):
         latent: int,
         node_classes: int,
         edge_classes: int,
-        *,
-        units: int = UNITS,
-        blocks: int = BLOCKS,
-        heads: int = HEADS,
-        activation: str = "silu",
+        units: int,
+        blocks: int,
+        heads: int,
+        activation: str,
     ) -> None:
         super().__init__()
-        _check_sizes(units=units, blocks=blocks, heads=heads)
+        check_sizes(units=units, blocks=blocks, heads=heads)
         if units % heads:
             raise ConfigError(f"units={units} with heads={heads}: expected a multiple of {heads}")
         self.nodes, self.edge_classes = nodes, edge_classes
@@ -276,7 +265,6 @@ class GraphLogits(nn.Module):
         nn.init.zeros_(self.bias.weight)
 
     def forward(self, z: Tensor) -> Tensor:
-        """The logits (N, P) for latent points z (N, latent): of all nodes, then of all edges."""
         h = self.start(z)[..., None, :] + self.own.weight  # (N, n, units)
         for layer in self.layers:
             h = layer(h)
@@ -322,9 +310,3 @@ def _pair_numbers(nodes: int) -> Tensor:
     numbers = torch.full((nodes, nodes), len(rows))
     numbers[rows, columns] = numbers[columns, rows] = torch.arange(len(rows))
     return numbers
-
-
-def _check_sizes(**sizes: int) -> None:
-    for name, size in sizes.items():
-        if size < 1:
-            raise ConfigError(f"{name}={size}: expected at least 1")

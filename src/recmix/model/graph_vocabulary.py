@@ -159,15 +159,10 @@ class MoleculeGraphs(Vocabulary):
         The result for a graph is "" if it has no atom, if a value is not a class number, or if RDKit
         refuses it. RDKit refuses an atom with too many bonds, and rings without a Kekulé form.
         """
-        x = np.asarray(x)
-        if x.ndim != 2 or x.shape[1:] != self.shape or x.dtype.kind not in "biuf":
-            raise DataError(
-                f"decode got {x.dtype} of shape {x.shape}; expected numbers of shape "
-                f"(N, {self.shape[0]})"
-            )
+        rows = self._rows(x)
         with quiet():
             atoms = [_atom(kind) for kind in self.types]
-            return [self._text(row, atoms) for row in x]
+            return [self._text(row, atoms) for row in rows]
 
     def to_json(self) -> dict[str, Any]:
         """The atom types and the largest number of atoms: ``{"types": [...], "length": n}``."""
@@ -183,14 +178,6 @@ class MoleculeGraphs(Vocabulary):
                 "and 'types', a list of [symbol, charge, hydrogens] such as [\"C\", 0, null]"
             )
         return cls([AtomType(*kind) for kind in types], length)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, MoleculeGraphs):
-            return NotImplemented
-        return (self.types, self.length) == (other.types, other.length)
-
-    def __hash__(self) -> int:
-        return hash((self.types, self.length))
 
     def __repr__(self) -> str:
         return f"MoleculeGraphs({len(self.types)} atom types, up to {self.length} atoms)"

@@ -9,19 +9,16 @@ from torch import Tensor, nn
 from recmix.errors import ConfigError
 from recmix.model.encoder_decoder import Shape, checked_shape
 
-__all__ = ["ImageShape", "LastAxis", "checked_image", "halvings", "image_output"]
+__all__ = ["ImageShape", "checked_image", "halvings", "image_output"]
 
 ImageShape = tuple[int, int, int]
 """Channels, height and width of one image."""
 
 
 def checked_image(shape: Sequence[int], sides: tuple[int, int], kind: str) -> ImageShape:
-    """The shape of an image as (C, H, W), or an error if the network cannot take it.
+    """The shape (C, H, W) of an image, or an error if a network of this kind cannot take it.
 
-    Args:
-        shape: Channels, height and width.
-        sides: The smallest and the largest height or width that the network accepts.
-        kind: Name of the network, for the error message.
+    `sides` are the smallest and the largest height or width that the network accepts.
     """
     checked = checked_shape(shape)
     if len(checked) != 3:
@@ -63,16 +60,8 @@ def image_output(
     An output (C', H, W) is made from C' channels. An output (C', H, W, K), such as K logits for each
     value, is made from C'·K channels.
 
-    Args:
-        shape: Channels, height and width of the image.
-        output: Shape of the decoder's output for one example; by default the shape of the image.
-        kind: Name of the network, for the error message.
-
     Returns:
         The number of channels of the last convolution, the shape of the output, and the layers to add.
-
-    >>> image_output((3, 8, 8), (3, 8, 8, 256), "conv")
-    (768, (3, 8, 8, 256), [LastAxis(3, 256)])
     """
     wanted = shape if output is None else checked_shape(output)
     if len(wanted) not in (3, 4) or wanted[1:3] != shape[1:]:
@@ -83,25 +72,15 @@ def image_output(
         )
     if len(wanted) == 3:
         return wanted[0], wanted, []
-    return wanted[0] * wanted[3], wanted, [LastAxis(wanted[0], wanted[3])]
+    return wanted[0] * wanted[3], wanted, [_LastAxis(wanted[0], wanted[3])]
 
 
-class LastAxis(nn.Module):
-    """Splits C·K channels into C and K and moves K to the end: (N, C·K, H, W) -> (N, C, H, W, K).
-
-    >>> import torch
-    >>> LastAxis(3, 5)(torch.zeros(2, 15, 8, 8)).shape
-    torch.Size([2, 3, 8, 8, 5])
-    """
+class _LastAxis(nn.Module):
+    """Splits C·K channels into C and K and moves K to the end: (N, C·K, H, W) -> (N, C, H, W, K)."""
 
     def __init__(self, channels: int, values: int) -> None:
         super().__init__()
         self.sizes = (channels, values)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The feature map x (N, C·K, H, W), rearranged to (N, C, H, W, K)."""
         return x.unflatten(1, self.sizes).movedim(2, -1)
-
-    def extra_repr(self) -> str:
-        """The sizes C and K, shown when the module is printed."""
-        return f"{self.sizes[0]}, {self.sizes[1]}"

@@ -9,7 +9,14 @@ from itertools import pairwise
 from torch import nn
 
 from recmix.errors import ConfigError, unknown
-from recmix.model.encoder_decoder import Decoder, Encoder, checked_latent, checked_shape, scaled
+from recmix.model.encoder_decoder import (
+    Decoder,
+    Encoder,
+    check_shares,
+    check_sizes,
+    checked_shape,
+    scaled,
+)
 from recmix.model.normalisation import LayerNorm
 
 __all__ = ["ACTIVATIONS", "NORMALISATIONS", "make_activation", "mlp_decoder", "mlp_encoder"]
@@ -59,9 +66,10 @@ def mlp_encoder(
     >>> encoder(torch.zeros(5, 13)).shape, encoder.hidden
     (torch.Size([5, 4]), 32)
     """
+    check_sizes(latent=latent)
     sizes = [math.prod(checked_shape(shape)), *(scaled(n, width) for n in _checked_widths(widths))]
     hidden = _hidden_layers(sizes, activation, normalisation, dropout)
-    head = nn.Linear(sizes[-1], 2 * checked_latent(latent))
+    head = nn.Linear(sizes[-1], 2 * latent)
     return Encoder(nn.Sequential(nn.Flatten(), *hidden), head)
 
 
@@ -90,8 +98,9 @@ def mlp_decoder(
     >>> mlp_decoder((13,), 2, (13, 2), widths=(64, 32))(torch.zeros(5, 2)).shape
     torch.Size([5, 13, 2])
     """
+    check_sizes(latent=latent)
     wanted = checked_shape(shape if output is None else output)
-    sizes = [checked_latent(latent), *_checked_widths(widths)[::-1]]
+    sizes = [latent, *_checked_widths(widths)[::-1]]
     layers = _hidden_layers(sizes, activation, normalisation, dropout)
     layers += [nn.Linear(sizes[-1], math.prod(wanted))]
     if len(wanted) > 1:
@@ -100,11 +109,7 @@ def mlp_decoder(
 
 
 def make_activation(name: str) -> nn.Module:
-    """The activation layer of this name, which is a key of `ACTIVATIONS`.
-
-    >>> make_activation("silu")
-    SiLU()
-    """
+    """The activation layer of this name, which is a key of `ACTIVATIONS`."""
     if name not in ACTIVATIONS:
         raise ConfigError(unknown("activation", name, ACTIVATIONS))
     return ACTIVATIONS[name]()
@@ -115,8 +120,7 @@ def _hidden_layers(
 ) -> list[nn.Module]:
     if normalisation not in NORMALISATIONS:
         raise ConfigError(unknown("normalisation", normalisation, NORMALISATIONS))
-    if not 0 <= dropout < 1:
-        raise ConfigError(f"dropout={dropout}: expected a share from 0 to below 1")
+    check_shares(dropout=dropout)
     layers: list[nn.Module] = []
     for before, after in pairwise(sizes):
         layers += [nn.Linear(before, after)]

@@ -24,8 +24,6 @@ def check_encoder(module: nn.Module, shape: Sequence[int], latent: int) -> None:
     """Run an encoder on two examples (2, *shape); raise an error unless it gives (2, 2·latent).
 
     The module runs in evaluation mode, so that statistics of batch normalisation do not change.
-
-    >>> check_encoder(nn.Flatten(), (1, 8, 8), 32)
     """
     advice = f"mean and log-variance of {latent} latent dimensions side by side"
     _check_output("encoder", module, (2, *shape), (2, 2 * latent), advice)
@@ -35,8 +33,6 @@ def check_decoder(module: nn.Module, output: Sequence[int], latent: int) -> None
     """Run a decoder on two latent points (2, latent); raise an error unless it gives (2, *output).
 
     The module runs in evaluation mode, so that statistics of batch normalisation do not change.
-
-    >>> check_decoder(nn.Unflatten(1, (1, 8, 8)), (1, 8, 8), 64)
     """
     advice = "what the likelihood reads for each latent point"
     _check_output("decoder", module, (2, latent), (2, *output), advice)
@@ -57,14 +53,8 @@ def check_probabilities(module: nn.Module, likelihood: Likelihood, latent: int, 
 def mistaken_output(module: nn.Module, likelihood: Likelihood, latent: int, like: Tensor) -> str:
     """Explain why a decoder probably returns logits instead of probabilities, or the reverse.
 
-    The decoder is run on random z. The result is "" if there is no mistake, or if the likelihood is
-    neither `Bernoulli` nor `ProbabilityBernoulli`.
-
-    Args:
-        module: The decoder, which takes z (N, latent).
-        likelihood: The likelihood that takes the decoder's output.
-        latent: Dimension of z.
-        like: A tensor with the device and dtype of the decoder.
+    The decoder `module` is run on random z, with the device and dtype of the tensor `like`. The result
+    is "" if there is no mistake, or if the likelihood is neither `Bernoulli` nor `ProbabilityBernoulli`.
 
     >>> mistaken_output(nn.Sigmoid(), Bernoulli(), 3, torch.zeros(()))[:40]
     'the bernoulli likelihood needs logits, b'

@@ -1,4 +1,4 @@
-"""Make encoders and decoders by name. Other parts of the library import networks from here.
+"""Make encoders and decoders by the name of a kind of network.
 
 An encoder maps examples x (B, *shape) to the mean and log-variance of q(z|x), concatenated in one
 tensor (B, 2·latent). A decoder maps z (N, latent) to the parameters of the likelihood, (N,
@@ -18,18 +18,13 @@ from recmix.errors import ConfigError, unknown
 from recmix.model.encoder_decoder import (
     Decoder,
     Encoder,
-    Shape,
     checked_shape,
     encode_with_features,
     feature_size,
-    parameter_count,
-    reset,
 )
-from recmix.model.gates import Gate, WeightNet, bounded
 from recmix.model.graph_networks import graph_decoder, graph_encoder
 from recmix.model.mlp import mlp_decoder, mlp_encoder
-from recmix.model.network_checks import check_decoder, check_encoder
-from recmix.model.options import ModelOptions, options_of
+from recmix.model.options import ModelOptions
 from recmix.model.paper_networks import SIDES, conv_decoder, conv_encoder, dense_decoder, dense_encoder
 from recmix.model.resnet import resnet_decoder, resnet_encoder
 from recmix.model.sequence_networks import (
@@ -46,39 +41,15 @@ __all__ = [
     "TOKEN_NETWORKS",
     "Decoder",
     "Encoder",
-    "Gate",
     "Network",
-    "Shape",
-    "WeightNet",
-    "bounded",
-    "check_decoder",
-    "check_encoder",
     "check_network_options",
-    "conv_decoder",
-    "conv_encoder",
     "default_network",
-    "dense_decoder",
-    "dense_encoder",
     "encode_with_features",
     "feature_size",
-    "graph_decoder",
-    "graph_encoder",
-    "gru_decoder",
-    "gru_encoder",
     "keyword_options",
     "make_decoder",
     "make_encoder",
-    "mlp_decoder",
-    "mlp_encoder",
     "network_options",
-    "parameter_count",
-    "reset",
-    "resnet_decoder",
-    "resnet_encoder",
-    "transformer_decoder",
-    "transformer_encoder",
-    "video_decoder",
-    "video_encoder",
 ]
 
 AUTO_NETWORK = "auto"
@@ -98,8 +69,8 @@ class Network(NamedTuple):
             derivative with respect to an example.
     """
 
-    encoder: Callable[..., Encoder]  # (shape, latent, *, options)
-    decoder: Callable[..., Decoder]  # (shape, latent, output, *, options)
+    encoder: Callable[..., Encoder]
+    decoder: Callable[..., Decoder]
     reads_classes: bool = False
 
 
@@ -131,9 +102,7 @@ def default_network(shape: Sequence[int], kind: str = "") -> str:
     - "conv": images (C, H, W) with sides from 8 to 128
     - "mlp": all other shapes
 
-    Args:
-        shape: Shape of one example.
-        kind: Kind of the data, such as "tokens", "graph" or "real".
+    `kind` is the kind of the data, such as "tokens", "graph" or "real".
 
     >>> default_network((1, 28, 28)), default_network((784,)), default_network((3, 256, 256))
     ('conv', 'mlp', 'mlp')
@@ -154,24 +123,20 @@ def make_encoder(kind: str, shape: Sequence[int], latent: int, **options: Any) -
 
     Args:
         kind: A name in `NETWORKS`, or "auto" for the default kind for this shape.
-        shape: Shape of one example.
-        latent: Dimension of z.
         **options: Options of this kind, such as the keyword-only arguments of `conv_encoder`.
 
     >>> import torch
     >>> make_encoder("mlp", (13,), 2, widths=(64,))(torch.zeros(3, 13)).shape
     torch.Size([3, 4])
     """
-    kind = _known(kind, shape, "encoder")
-    make = NETWORKS[kind].encoder
-    _check_given(make, kind, "encoder", options)
-    return make(shape, latent, **options)
+    made: Encoder = _maker(kind, shape, "encoder", options)(shape, latent, **options)
+    return made
 
 
 def make_decoder(
     kind: str, shape: Sequence[int], latent: int, output: Sequence[int] | None = None, **options: Any
 ) -> Decoder:
-    """Make a decoder by the name of its kind of network. The arguments are those of `make_encoder`.
+    """Make a decoder by the name of its kind of network. Other arguments are those of `make_encoder`.
 
     Args:
         output: Shape of the decoder's output for one example; by default the shape of the example.
@@ -180,10 +145,8 @@ def make_decoder(
     >>> make_decoder("conv", (1, 8, 8), 2, (2, 8, 8))(torch.zeros(3, 2)).shape
     torch.Size([3, 2, 8, 8])
     """
-    kind = _known(kind, shape, "decoder")
-    make = NETWORKS[kind].decoder
-    _check_given(make, kind, "decoder", options)
-    return make(shape, latent, output, **options)
+    made: Decoder = _maker(kind, shape, "decoder", options)(shape, latent, output, **options)
+    return made
 
 
 DATA_OPTIONS = ("classes", "node_classes", "edge_classes", "end_token")
@@ -193,10 +156,7 @@ DATA_OPTIONS = ("classes", "node_classes", "edge_classes", "end_token")
 def network_options(kind: str, options: ModelOptions, role: str = "decoder") -> dict[str, Any]:
     """The options of this kind of network that differ from their defaults, for `make_encoder`.
 
-    Args:
-        kind: A name in `NETWORKS`.
-        options: The model's options.
-        role: "encoder" or "decoder".
+    `role` is "encoder" or "decoder".
 
     >>> network_options("mlp", ModelOptions(widths=(64, 64), blocks=3))
     {'widths': (64, 64)}
@@ -216,18 +176,17 @@ def check_network_options(
         options: The model's options.
         kinds: Names of the kinds of the encoder and the decoder. A user's own module has no name here.
         others: Names of options that other parts of the model use, such as the likelihood.
-
-    >>> check_network_options(ModelOptions(blocks=3), ["conv", "resnet"])
     """
     kinds, others = list(kinds), {*others, *DATA_OPTIONS}
-    users = {
-        name: [k for k, network in NETWORKS.items() if name in _options_of_both(network)]
-        for name in options_of(ModelOptions)
-    }
     for name, value in options.changed().items():
-        if users[name] and not set(users[name]) & set(kinds) and name not in others:
+        users = [
+            kind
+            for kind, network in NETWORKS.items()
+            if name in (*keyword_options(network.encoder), *keyword_options(network.decoder))
+        ]
+        if users and not set(users) & set(kinds) and name not in others:
             raise ConfigError(
-                f"{name}={value!r} is an option of network {' and '.join(users[name])}, got network "
+                f"{name}={value!r} is an option of network {' and '.join(users)}, got network "
                 f"{' and '.join(dict.fromkeys(kinds))}: leave {name} out, or choose another network"
             )
 
@@ -242,19 +201,13 @@ def keyword_options(make: Callable[..., Any]) -> list[str]:
     return [one.name for one in parameters if one.kind is one.KEYWORD_ONLY]
 
 
-def _options_of_both(network: Network) -> set[str]:
-    return {*keyword_options(network.encoder), *keyword_options(network.decoder)}
-
-
-def _known(kind: str, shape: Sequence[int], role: str) -> str:
+def _maker(kind: str, shape: Sequence[int], role: str, options: Mapping[str, Any]) -> Callable[..., Any]:
+    """The function that makes the encoder or decoder of a kind, or an error if the options are wrong."""
     if kind == AUTO_NETWORK:
-        return default_network(shape)
+        kind = default_network(shape)
     if kind not in NETWORKS:
         raise ConfigError(unknown(role, kind, [*NETWORKS, AUTO_NETWORK]))
-    return kind
-
-
-def _check_given(make: Callable[..., Any], kind: str, role: str, options: Mapping[str, Any]) -> None:
+    make: Callable[..., Any] = getattr(NETWORKS[kind], role)
     valid = keyword_options(make)
     for option in options:
         if option not in valid:
@@ -265,3 +218,4 @@ def _check_given(make: Callable[..., Any], kind: str, role: str, options: Mappin
                 f"the {kind} {role} needs the option {name}, which texts and graphs give by their "
                 "vocabulary: give it, or choose another network"
             )
+    return make

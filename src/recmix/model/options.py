@@ -37,14 +37,8 @@ def option(
 ) -> Any:
     """Make a dataclass field that defines an option, in a subclass of `Options`.
 
-    Args:
-        default: the value if none is given; None means that the code chooses a value.
-        help: one or two sentences in plain words.
-        choices: all valid values of a text option.
-        at_least: smallest valid number.
-        above: valid numbers are larger than this.
-        at_most: largest valid number.
-        below: valid numbers are smaller than this.
+    The limits are those of a number: `below=1` means that 1 is not valid, `at_most=1` that 1 is valid.
+    The default None means that the code chooses a value.
     """
     limits = {"at least": at_least, "above": above, "at most": at_most, "below": below}
     about = {"help": help, "choices": tuple(choices), "limits": limits}
@@ -65,8 +59,6 @@ class Option(NamedTuple):
     Attributes:
         name: the name in Python, in TOML files and on the command line.
         kind: the type, such as `int` or `str | None`.
-        default: the value if none is given.
-        help: the help text.
         choices: all valid values of a text option; empty if there is no such list.
         limits: limits of a number, {name: limit}. The names are "at least", "above", "at most" and
             "below". None means no limit.

@@ -32,9 +32,6 @@ class PairFeatures(nn.Sequential):
         groups: For graphs, two pairs (number of values, number of classes): of nodes and of edges. The
             network then sees the example's classes as one-hot vectors. Empty for other examples.
 
-    Attributes:
-        hidden: Number of features.
-
     >>> features = PairFeatures((1, 8, 8), (2, 8, 8), 5)
     >>> features(torch.zeros(3, 1, 8, 8), torch.zeros(3, 2, 8, 8)).shape
     torch.Size([3, 256])
@@ -96,14 +93,8 @@ class TokenPairFeatures(nn.Module):
     """A network that computes features (B, hidden) of tokens x (B, T) and another tensor.
 
     The other tensor is (B, T, K), with K numbers for each position, or (B, F). It is mapped to the size
-    of the hidden states and added to the embedded tokens. Positions of padding are ignored.
-
-    Args:
-        features: A network that computes features of the tokens alone. Its layers are used.
-        other: Shape of the other tensor for one example.
-
-    Attributes:
-        hidden: Number of features.
+    of the hidden states and added to the embedded tokens. Positions of padding are ignored. The network
+    uses the layers of `features`, a network for the tokens alone.
 
     >>> from recmix.model.sequence_networks import GRUFeatures
     >>> pair = TokenPairFeatures(GRUFeatures(5, 10, units=8), (5, 10))

@@ -18,8 +18,7 @@ from recmix.errors import ConfigError
 from recmix.model.encoder_decoder import (
     Decoder,
     Encoder,
-    checked_hidden,
-    checked_latent,
+    check_sizes,
     parameter_count,
     scaled,
 )
@@ -54,7 +53,7 @@ def conv_encoder(
     >>> encoder(torch.zeros(2, 1, 28, 28)).shape, encoder.hidden
     (torch.Size([2, 40]), 256)
     """
-    checked_latent(latent)
+    check_sizes(latent=latent)
     image = checked_image(shape, SIDES, "conv")
     hidden = scaled(_hidden_size(image, hidden), width)
     sizes = halvings(image)
@@ -90,7 +89,7 @@ def conv_decoder(
     >>> conv_decoder((1, 28, 28), 20)(torch.zeros(2, 20)).shape
     torch.Size([2, 1, 28, 28])
     """
-    checked_latent(latent)
+    check_sizes(latent=latent)
     image = checked_image(shape, SIDES, "conv")
     last, wanted, end = image_output(image, output, "conv")
     hidden = _hidden_size(image, hidden)
@@ -180,7 +179,8 @@ def dense_decoder(
 def _hidden_size(shape: ImageShape, hidden: int | None) -> int:
     if hidden is None:
         return 256 if math.prod(shape) <= 1024 else 512
-    return checked_hidden(hidden)
+    check_sizes(hidden=hidden)
+    return hidden
 
 
 def _channels(sizes: Sequence[object]) -> list[int]:

@@ -285,14 +285,11 @@ PRIORS = ("standard", "mixture", "vamp", "flow")
 def make_prior(
     name: str, latent: int, *, components: int, encoder: nn.Module, shape: tuple[int, ...]
 ) -> Prior:
-    """Make the built-in prior of this name.
+    """Make the built-in prior of this name, which is one of `PRIORS`.
 
     Args:
-        name: one of `PRIORS`.
-        latent: D, the dimension of z.
         components: number of Gaussians of a mixture, or of pseudo-examples of a VampPrior.
         encoder: the encoder that a VampPrior uses.
-        shape: shape of an example.
     """
     if name == "standard":
         return StandardNormal(latent)

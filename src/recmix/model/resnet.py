@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from recmix.errors import ConfigError
-from recmix.model.encoder_decoder import Decoder, Encoder, checked_hidden, checked_latent, scaled
+from recmix.model.encoder_decoder import Decoder, Encoder, check_sizes, scaled
 from recmix.model.image_shapes import checked_image, halvings, image_output
 from recmix.model.mlp import make_activation
 
@@ -95,10 +95,11 @@ def resnet_encoder(
     >>> encoder(torch.zeros(2, 1, 28, 28)).shape, encoder.hidden
     (torch.Size([2, 40]), 256)
     """
+    check_sizes(latent=latent, blocks=blocks, hidden=hidden)
     image = checked_image(shape, SIDES, "resnet")
     sizes = halvings(image)
     channels = [scaled(n, width) for n in _channels(widths, len(sizes))]
-    hidden = scaled(checked_hidden(hidden), width)
+    hidden = scaled(hidden, width)
     layers: list[nn.Module] = [_Convolution(image[0], channels[0])]
     layers += _stage(channels[0], blocks, activation)
     for before, after in pairwise(channels):
@@ -106,7 +107,7 @@ def resnet_encoder(
         layers += _stage(after, blocks, activation)
     layers += [*_normalised(channels[-1], activation), nn.Flatten()]
     layers += [nn.Linear(channels[-1] * math.prod(sizes[-1]), hidden), make_activation(activation)]
-    return Encoder(nn.Sequential(*layers), nn.Linear(hidden, 2 * checked_latent(latent)))
+    return Encoder(nn.Sequential(*layers), nn.Linear(hidden, 2 * latent))
 
 
 def resnet_decoder(
@@ -131,12 +132,13 @@ def resnet_decoder(
     >>> resnet_decoder((1, 28, 28), 20)(torch.zeros(2, 20)).shape
     torch.Size([2, 1, 28, 28])
     """
+    check_sizes(latent=latent, blocks=blocks, hidden=hidden)
     image = checked_image(shape, SIDES, "resnet")
     last, wanted, end = image_output(image, output, "resnet")
     sizes = halvings(image)[::-1]
     channels = _channels(widths, len(sizes))[::-1]
     smallest = (channels[0], *sizes[0])
-    layers: list[nn.Module] = [nn.Linear(checked_latent(latent), checked_hidden(hidden))]
+    layers: list[nn.Module] = [nn.Linear(latent, hidden)]
     layers += [make_activation(activation), nn.Linear(hidden, math.prod(smallest))]
     layers += [nn.Unflatten(1, smallest), *_stage(channels[0], blocks, activation)]
     for (before, after), size in zip(pairwise(channels), sizes[1:], strict=True):
@@ -180,8 +182,6 @@ def _normalised(channels: int, activation: str) -> list[nn.Module]:
 
 
 def _stage(channels: int, blocks: int, activation: str) -> list[nn.Module]:
-    if blocks < 1:
-        raise ConfigError(f"blocks={blocks}: expected at least one residual block at each resolution")
     return [ResidualBlock(channels, activation) for _ in range(blocks)]
 
 

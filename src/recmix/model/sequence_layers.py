@@ -19,10 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from recmix.errors import ConfigError
+from recmix.model.encoder_decoder import check_shares
 from recmix.model.mlp import make_activation
 from recmix.model.normalisation import LayerNorm
 
-__all__ = ["GRU", "Places", "TransformerBlock", "checked_share", "checked_units"]
+__all__ = ["GRU", "Places", "TransformerBlock", "checked_units"]
 
 
 def checked_units(units: int, heads: int) -> int:
@@ -35,20 +36,10 @@ def checked_units(units: int, heads: int) -> int:
     return units
 
 
-def checked_share(name: str, share: float) -> float:
-    """A share of dropout, or an error if it is not in [0, 1). `name` is the option's name."""
-    if not 0 <= share < 1:
-        raise ConfigError(f"{name}={share}: expected a share from 0 to below 1")
-    return share
-
-
 class Places(nn.Module):
     """Learned position embeddings, which are added to hidden states (..., T, U).
 
-    Args:
-        length: T, the number of positions.
-        units: U, the size of the embeddings.
-        spread: standard deviation of the initial embeddings.
+    `spread` is the standard deviation of the initial embeddings.
 
     >>> Places(5, 8)(torch.zeros(2, 5, 8)).shape
     torch.Size([2, 5, 8])
@@ -75,10 +66,8 @@ class TransformerBlock(nn.Module):
     Both parts have a residual connection.
 
     Args:
-        units: U, the size of the hidden states.
-        heads: number of attention heads; it divides `units`.
+        units: U, the size of the hidden states, a multiple of `heads`.
         dropout: share of the outputs of both parts that are set to zero in training mode.
-        activation: activation of the small network.
         fused: whether to use torch's fused attention. It has no forward-mode derivative and no second
             derivative.
 
@@ -98,7 +87,8 @@ class TransformerBlock(nn.Module):
         super().__init__()
         self.heads, self.fused = heads, fused
         self.size = checked_units(units, heads) // heads
-        self.drop = checked_share("dropout", dropout)
+        check_shares(dropout=dropout)
+        self.drop = dropout
         self.first, self.second = LayerNorm(units), LayerNorm(units)
         self.qkv, self.out = nn.Linear(units, 3 * units), nn.Linear(units, units)
         self.mlp = nn.Sequential(

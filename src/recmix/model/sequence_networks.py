@@ -16,16 +16,17 @@ import torch
 from torch import Tensor, nn
 
 from recmix.errors import ConfigError
-from recmix.model.encoder_decoder import Decoder, Encoder, checked_latent, checked_shape, scaled
+from recmix.model.encoder_decoder import (
+    Decoder,
+    Encoder,
+    check_shares,
+    check_sizes,
+    checked_shape,
+    scaled,
+)
 from recmix.model.graph_networks import GraphFeatures
 from recmix.model.normalisation import LayerNorm
-from recmix.model.sequence_layers import (
-    GRU,
-    Places,
-    TransformerBlock,
-    checked_share,
-    checked_units,
-)
+from recmix.model.sequence_layers import GRU, Places, TransformerBlock, checked_units
 
 __all__ = [
     "GRUFeatures",
@@ -45,16 +46,12 @@ class TokenFeatures(nn.Module, ABC):
     """Base class of networks that compute features (B, U) of sequences of tokens x (B, T).
 
     The features are the mean of the hidden states over all tokens. Padding (values below 0) has no
-    influence on them.
+    influence on them. The options are those of `transformer_encoder`.
 
     Args:
         length: T, the number of positions.
         classes: the number of different tokens.
         units: U, the size of hidden states.
-        heads: number of attention heads, for transformers.
-        blocks: number of layers.
-        dropout: share of hidden values that are set to zero in training mode.
-        activation: activation, for transformers.
     """
 
     def __init__(
@@ -69,13 +66,11 @@ class TokenFeatures(nn.Module, ABC):
         activation: str = "gelu",
     ) -> None:
         super().__init__()
-        self.heads, self.blocks, self.activation = heads, blocks, activation
-        self.dropout = checked_share("dropout", dropout)
-        if classes < 2 or blocks < 1:
-            raise ConfigError(
-                f"classes={classes}, blocks={blocks}: expected at least 2 classes, the number of "
-                "different tokens, and at least 1 block"
-            )
+        check_sizes(blocks=blocks)
+        check_shares(dropout=dropout)
+        if classes < 2:
+            raise ConfigError(f"classes={classes}: expected at least 2, the number of different tokens")
+        self.heads, self.blocks, self.dropout, self.activation = heads, blocks, dropout, activation
         self.length, self.classes, self.units = length, classes, units
         self.tokens = nn.Embedding(classes, units)
         self.places = Places(length, units)
@@ -242,8 +237,9 @@ def token_encoder(features: TokenFeatures | GraphFeatures, latent: int, width: f
 
     If `width` is not 1, a new feature network with `width` times as many units is made first.
     """
+    check_sizes(latent=latent)
     made = features if width == 1 else features.wider(width)
-    return Encoder(made, nn.Linear(made.units, 2 * checked_latent(latent)))
+    return Encoder(made, nn.Linear(made.units, 2 * latent))
 
 
 class _Sequence(nn.Module):
@@ -268,7 +264,8 @@ class _Recurrent(nn.Module):
     def __init__(self, units: int, blocks: int, dropout: float) -> None:
         super().__init__()
         self.layers = nn.ModuleList(GRU(units) for _ in range(blocks))
-        self.dropout = nn.Dropout(checked_share("dropout", dropout))
+        check_shares(dropout=dropout)
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, h: Tensor) -> Tensor:
         for number, layer in enumerate(self.layers):
@@ -335,8 +332,8 @@ def _token_decoder(
     units: int,
     layers: Sequence[nn.Module],
 ) -> Decoder:
+    check_sizes(latent=latent)
     wanted = checked_shape(shape if output is None else output)
-    latent = checked_latent(latent)
     if len(wanted) == 1:
         found = [nn.Linear(latent, units), nn.GELU(), nn.Linear(units, wanted[0])]
         return Decoder(nn.Sequential(*found), shape=wanted, latent=latent)

@@ -22,7 +22,8 @@ def token_classes(encoder: nn.Module | None) -> Classes:
 
     For graphs the result is two pairs (number of values, number of classes): of nodes and of edges.
 
-    >>> from recmix.model.networks import graph_encoder, mlp_encoder
+    >>> from recmix.model.graph_networks import graph_encoder
+    >>> from recmix.model.mlp import mlp_encoder
     >>> from recmix.model.sequence_networks import gru_encoder
     >>> token_classes(gru_encoder((5,), 2, classes=7)), token_classes(mlp_encoder((5,), 2))
     (7, 0)

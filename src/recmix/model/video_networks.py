@@ -17,8 +17,7 @@ from recmix.model.encoder_decoder import (
     Decoder,
     Encoder,
     Shape,
-    checked_hidden,
-    checked_latent,
+    check_sizes,
     checked_shape,
 )
 from recmix.model.paper_networks import conv_decoder, conv_encoder
@@ -77,10 +76,11 @@ def video_encoder(
     >>> encoder(torch.zeros(2, 5, 1, 16, 16)).shape, encoder.hidden
     (torch.Size([2, 8]), 128)
     """
+    check_sizes(latent=latent, units=units)
     _, *frame = _checked_clip(shape)
-    still = conv_encoder(frame, latent, hidden=checked_hidden(units), width=width)
+    still = conv_encoder(frame, latent, hidden=units, width=width)
     layers = [EachFrame(still.features), GRU(still.hidden), _Last()]
-    return Encoder(nn.Sequential(*layers), nn.Linear(still.hidden, 2 * checked_latent(latent)))
+    return Encoder(nn.Sequential(*layers), nn.Linear(still.hidden, 2 * latent))
 
 
 def video_decoder(
@@ -105,6 +105,7 @@ def video_decoder(
     >>> video_decoder((5, 1, 16, 16), 4)(torch.zeros(2, 4)).shape
     torch.Size([2, 5, 1, 16, 16])
     """
+    check_sizes(latent=latent, units=units)
     clip = _checked_clip(shape)
     wanted = clip if output is None else checked_shape(output)
     copies, rest = divmod(wanted[0], clip[0])
@@ -114,9 +115,8 @@ def video_decoder(
             f"({clip[0]}, channels, {clip[2]}, {clip[3]}), or that with one more axis at the end; "
             "decoder_network='mlp' gives any shape"
         )
-    seen = checked_hidden(units) + checked_latent(latent)
     frame = (copies * wanted[1], *wanted[2:])
-    still = conv_decoder(clip[1:], seen, frame, hidden=units)
+    still = conv_decoder(clip[1:], units + latent, frame, hidden=units)
     layers: list[nn.Module] = [_Unroll(latent, units, clip[0]), EachFrame(still.layers)]
     if copies > 1:
         layers += [_CopiesFirst(copies)]

@@ -92,6 +92,22 @@ class Vocabulary(ABC):
         """The vocabulary as a dict for `vocabulary_from_json`: its `kind` and the items of `to_json`."""
         return {"kind": self.kind, **self.to_json()}
 
+    def _rows(self, x: Any) -> np.ndarray:
+        """Examples (N, *shape) as an array, or an error if these are other data."""
+        rows = np.asarray(x)
+        if rows.ndim != 2 or rows.shape[1:] != self.shape or rows.dtype.kind not in "biuf":
+            raise DataError(
+                f"decode got {rows.dtype} of shape {rows.shape}; expected numbers of shape "
+                f"(N, {self.shape[0]})"
+            )
+        return rows
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Vocabulary) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
     @cached_property
     def digest(self) -> str:
         """SHA-256 hash of `describe()`. Equal vocabularies have equal hashes."""

@@ -55,10 +55,7 @@ def _pick(which: Tensor, first: Tensor, second: Tensor, after: int = 0) -> Tenso
 class Choice(Posterior):
     """A posterior that is, for each example, one of two given posteriors.
 
-    Args:
-        which: booleans (B,). True takes `first`, False takes `second`.
-        first: a posterior for B examples.
-        second: another posterior for the same examples.
+    `which`, (B,), is True for the examples whose posterior is `first`.
     """
 
     def __init__(self, which: Tensor, first: Posterior, second: Posterior) -> None:

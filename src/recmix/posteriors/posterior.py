@@ -91,24 +91,16 @@ class Posterior(Distribution, ABC):
     def kl(self, prior: Prior, z: Tensor, log_q: Tensor) -> Tensor:
         """The KL divergence KL(q || p(z)) to the prior p(z), for each of B examples.
 
-        The result is exact, (B,) or (1, B), if a closed form exists. Otherwise it is the estimate log
-        q(z) - log p(z) for each of S samples, (S, B).
-
-        Args:
-            prior: p(z).
-            z: samples of q, (S, B, D).
-            log_q: log densities of the samples under q, (S, B).
+        The result is exact, (B,) or (1, B), if a closed form exists. Otherwise it is the estimate log_q
+        - log p(z) from S samples z of q, (S, B, D), with log densities log_q, (S, B).
         """
         return self.kl_to_prior(z, log_q) if prior.standard else log_q - prior.log_prob(z)
 
     def kl_to_prior(self, z: Tensor, log_q: Tensor) -> Tensor:
-        """The KL divergence KL(q || N(0, I)) to the standard normal: exact (1, B), or estimates (S, B).
+        """The KL divergence KL(q || N(0, I)) to the standard normal, for each of B examples.
 
-        Without a closed form, log q(z) - log N(z; 0, I) is the estimate for each of S samples.
-
-        Args:
-            z: samples of q, (S, B, D).
-            log_q: log densities of the samples under q, (S, B).
+        The result is exact, (1, B), if a closed form exists. Otherwise it is the estimate log_q - log
+        N(z; 0, I) from S samples z of q, (S, B, D), with log densities log_q, (S, B).
         """
         return log_q - standard_normal(z)
 

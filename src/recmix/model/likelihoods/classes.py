@@ -10,7 +10,7 @@ from torch import Tensor
 from recmix.errors import ConfigError
 from recmix.model.likelihoods.likelihood import Likelihood, Shape, register_likelihood, sum_event
 
-__all__ = ["Categorical", "draw_class", "pad_after_end"]
+__all__ = ["Categorical", "class_log_probs", "class_residuals", "draw_class", "pad_after_end"]
 
 
 def draw_class(logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -34,6 +34,20 @@ def pad_after_end(tokens: Tensor) -> Tensor:
     """
     ended = (tokens == 0).cumsum(-1) - (tokens == 0).long()
     return torch.where(ended > 0, -1, tokens)
+
+
+def class_log_probs(x: Tensor, logits: Tensor) -> Tensor:
+    """log p of each class x (B, ...) under logits (S, B, ..., K): (S, B, ...). Padding has 0."""
+    log_p = logits.log_softmax(-1)
+    chosen = x.clamp(min=0).long().expand(log_p.shape[:-1])[..., None]
+    return log_p.gather(-1, chosen).squeeze(-1) * (x >= 0)
+
+
+def class_residuals(x: Tensor, logits: Tensor) -> Tensor:
+    """The derivative of `class_log_probs` with respect to the logits (B, ..., K)."""
+    classes = torch.arange(logits.shape[-1], device=x.device, dtype=x.dtype)
+    hot = (x[..., None] == classes).to(logits.dtype)
+    return (hot - logits.softmax(-1)) * (x >= 0)[..., None]
 
 
 @register_likelihood("categorical")
@@ -81,9 +95,7 @@ class Categorical(Likelihood):
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
         """log p(x | z), (S, B), for class numbers x (B, *event) and logits (S, B, *event, K)."""
-        log_p = (decoded / self.noise).log_softmax(-1)
-        chosen = x.clamp(min=0).long().expand(log_p.shape[:-1])[..., None]
-        return sum_event(log_p.gather(-1, chosen).squeeze(-1) * (x >= 0), x)
+        return sum_event(class_log_probs(x, decoded / self.noise), x)
 
     def mean(self, decoded: Tensor) -> Tensor:
         """The probabilities of the K classes for logits (..., K), in the same shape."""
@@ -107,9 +119,7 @@ class Categorical(Likelihood):
         It is (1 - p_k) / τ for the class k = x and -p_k / τ for the others. p are the class
         probabilities, τ is `noise`. Padding gives 0.
         """
-        classes = torch.arange(self.classes, device=x.device, dtype=x.dtype)
-        hot = (x[..., None] == classes).to(decoded.dtype)
-        return (hot - self.mean(decoded)) * (x >= 0)[..., None] / self.noise
+        return class_residuals(x, decoded / self.noise) / self.noise
 
     def precision(self, x: Tensor, decoded: Tensor) -> Tensor:
         """The diagonal of the Fisher information, (B, *event, K): p_k·(1 - p_k) / τ². Padding has 0."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from recmix.errors import ConfigError
-from recmix.model.likelihoods.classes import draw_class
+from recmix.model.likelihoods.classes import class_log_probs, class_residuals, draw_class
 from recmix.model.likelihoods.likelihood import Likelihood, Shape, register_likelihood
 
 __all__ = ["CategoricalGraph", "graph_nodes"]
@@ -105,7 +105,8 @@ class CategoricalGraph(Likelihood):
         """
         nodes, edges = self._fields(x)
         node_logits, edge_logits = self.split(decoded / self.noise)
-        return _log_prob(nodes, node_logits) + _log_prob(edges, edge_logits)
+        scores = class_log_probs(nodes, node_logits).sum(-1)
+        return scores + class_log_probs(edges, edge_logits).sum(-1)
 
     def mean(self, decoded: Tensor) -> Tensor:
         """The probabilities of all classes, (..., P), in the order of the logits (..., P)."""
@@ -129,13 +130,8 @@ class CategoricalGraph(Likelihood):
         It is (1 - p_k) / τ for the class k of a node or edge and -p_k / τ for other classes. p are the
         class probabilities, τ is `noise`. Padding gives 0.
         """
-        parts = []
         pairs = zip(self._fields(x), self.split(decoded / self.noise), strict=True)
-        for values, logits in pairs:
-            classes = torch.arange(logits.shape[-1], device=values.device, dtype=values.dtype)
-            hot = (values[..., None] == classes).to(logits.dtype)
-            parts.append((hot - logits.softmax(-1)) * (values >= 0)[..., None])
-        return self._join(*parts) / self.noise
+        return self._join(*(class_residuals(values, logits) for values, logits in pairs)) / self.noise
 
     def precision(self, x: Any, decoded: Tensor) -> Tensor:
         """The diagonal of the Fisher information, (B, P): p_k·(1 - p_k) / τ², or 0 for padding."""
@@ -157,10 +153,6 @@ class CategoricalGraph(Likelihood):
             weighted = p * (columns - (p * columns).sum(-1, keepdim=True))
             parts.append(weighted * (values >= 0)[:, None, :, None])
         return self._join(*parts).mT / self.noise**2
-
-    def extra_repr(self) -> str:
-        """The numbers of nodes and of classes, shown when the likelihood is printed."""
-        return f"nodes={self.nodes}, node_classes={self.node_classes}, edge_classes={self.edge_classes}"
 
     def _fields(self, x: Any) -> tuple[Tensor, Tensor]:
         """The nodes (B, n) and the edges (B, edges) of graphs."""
@@ -196,10 +188,3 @@ def graph_nodes(shape: Shape) -> int:
             "(741,) for 38: the fields 'nodes' (n,) and 'edges' (n(n-1)/2,)"
         )
     return nodes
-
-
-def _log_prob(values: Tensor, logits: Tensor) -> Tensor:
-    """The sum of the log-probabilities of classes (B, n) under logits (S, B, n, K), without padding."""
-    log_p = logits.log_softmax(-1)
-    chosen = values.clamp(min=0).long().expand(log_p.shape[:-1])[..., None]
-    return (log_p.gather(-1, chosen).squeeze(-1) * (values >= 0)).sum(-1)

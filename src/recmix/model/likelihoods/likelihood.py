@@ -113,12 +113,7 @@ class Likelihood(nn.Module, ABC):
             return self.mean(decoded)
 
     def residual(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The derivative of log p(x | z) with respect to the decoder's output, (B, *output).
-
-        Args:
-            x: examples (B, *event), where `event` is the shape of one example.
-            decoded: decoder outputs (B, *output), where `output` is the shape for one example.
-        """
+        """The derivative of log p(x | z) with respect to the decoder's output, (B, *output)."""
         keep = torch.is_grad_enabled() and decoded.requires_grad
         with torch.enable_grad():
             at = decoded if keep else decoded.detach().requires_grad_()
@@ -237,11 +232,7 @@ def sum_event(values: Tensor, x: Tensor) -> Tensor:
 def bits_per_dimension(log_prob: Tensor, shape: Shape) -> Tensor:
     """Convert log p(x) in nats to bits per value of x: -log_prob / (number of values · log 2).
 
-    For discrete x it is the length of an optimal code for x, in bits per value.
-
-    Args:
-        log_prob: log p(x) in nats, of any shape.
-        shape: shape of an example.
+    For discrete x of this shape it is the length of an optimal code, in bits per value.
 
     >>> bits_per_dimension(torch.tensor(-64 * math.log(2)), (1, 8, 8))
     tensor(1.)
