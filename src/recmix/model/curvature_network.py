@@ -63,7 +63,10 @@ class CurvatureNetwork(nn.Module):
         self.register_buffer("centre", torch.zeros(latent))
         self.register_buffer("spread", torch.ones(latent))
         self.register_buffer("typical", torch.ones(latent) if rank else torch.eye(latent))
-        self.register_buffer("places", _places(latent), persistent=False)
+        places = torch.eye(latent, dtype=torch.int64)  # see `scaled_triangle`
+        rows, columns = torch.tril_indices(latent, latent, -1)
+        places[rows, columns] = 2 + torch.arange(len(rows))
+        self.register_buffer("places", places.flatten(), persistent=False)
 
     def start_at(self, centre: Tensor, spread: Tensor, typical: Tensor) -> None:
         """Set the constants of the network from the data, before the network is trained.
@@ -109,12 +112,3 @@ def scaled_triangle(out: Tensor, typical: Tensor, places: Tensor) -> Tensor:
     padded = torch.cat([torch.zeros_like(scale[:, :1]), torch.ones_like(scale[:, :1]), below], -1)
     unit = padded[:, places].unflatten(-1, typical.shape)
     return typical @ (scale.exp()[..., None] * unit)
-
-
-def _places(latent: int) -> Tensor:
-    """For each entry of a unit lower triangular matrix, its index in (0, 1, entries below); (D²,)."""
-    places = torch.zeros(latent, latent, dtype=torch.int64)
-    places.fill_diagonal_(1)
-    rows, columns = torch.tril_indices(latent, latent, -1)
-    places[rows, columns] = 2 + torch.arange(len(rows))
-    return places.flatten()

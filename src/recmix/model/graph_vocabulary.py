@@ -297,14 +297,9 @@ def _types(mol: Any) -> list[AtomType]:
     mol.UpdatePropertyCache(False)
     require_rdkit().Kekulize(mol, clearAromaticFlags=True)
     return [
-        _bracket_type(atom) if atom.GetNoImplicit() else _plain(atom.GetSymbol())
+        _bracket_type(atom) if atom.GetNoImplicit() else AtomType(atom.GetSymbol())
         for atom in mol.GetAtoms()
     ]
-
-
-@cache
-def _plain(symbol: str) -> AtomType:
-    return AtomType(symbol)
 
 
 def _bracket_type(atom: Any) -> AtomType:

@@ -67,7 +67,7 @@ class Option(NamedTuple):
     name: str
     kind: Any
     default: Any
-    help: str
+    help: str = ""
     choices: tuple[str, ...] = ()
     limits: Mapping[str, float | None] = types.MappingProxyType({})
 
@@ -142,17 +142,7 @@ def options_of(group: type) -> dict[str, Option]:
 @functools.cache
 def _options_of(group: Any) -> dict[str, Option]:
     hints = typing.get_type_hints(group)
-    return {
-        f.name: Option(
-            f.name,
-            hints[f.name],
-            f.default,
-            f.metadata.get("help", ""),
-            f.metadata.get("choices", ()),
-            f.metadata.get("limits", {}),
-        )
-        for f in fields(group)
-    }
+    return {f.name: Option(f.name, hints[f.name], f.default, **f.metadata) for f in fields(group)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -93,15 +93,9 @@ def fusable(function: Callable[P, R]) -> Replaceable[P, R]:
     return made
 
 
-_loaded = False
-
-
+@functools.cache
 def load_accelerated() -> None:
     """Import the faster implementations in `recmix.accelerate` once, if it is installed."""
-    global _loaded  # noqa: PLW0603  (once for the process)
-    if _loaded:
-        return
-    _loaded = True
     try:
         importlib.import_module("recmix.accelerate")
     except ModuleNotFoundError as error:

@@ -38,13 +38,6 @@ def token_classes(encoder: nn.Module | None) -> Classes:
     return features.classes if isinstance(features, TokenFeatures) else 0
 
 
-def _classes(model: LatentModel) -> int:
-    """The number of classes if an example is a sequence of tokens (T,), else 0."""
-    classes: int = getattr(model.likelihood, "classes", 0)
-    tokens = model.likelihood.values == "classes" and model.fields is None and len(model.shape) == 1
-    return classes if tokens else 0
-
-
 def token_features(encoder: nn.Module | None, model: LatentModel, width: float) -> TokenFeatures | None:
     """Make a new network for features of tokens, like the one inside `encoder`; None without tokens.
 
@@ -54,7 +47,8 @@ def token_features(encoder: nn.Module | None, model: LatentModel, width: float) 
     if isinstance(encoder, Encoder):
         given = encoder.features
         return given.wider(width) if isinstance(given, TokenFeatures) else None
-    classes = _classes(model)
+    sequences = model.likelihood.values == "classes" and model.fields is None and len(model.shape) == 1
+    classes: int = getattr(model.likelihood, "classes", 0) if sequences else 0
     return TransformerFeatures(model.shape[0], classes).wider(width) if classes else None
 
 

@@ -111,7 +111,7 @@ class Autoregressive(Likelihood):
         return (self.network.units,)
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z), (S, B), for tokens x (B, *event) and context vectors (S, B, F).
+        """log p(x | z), (S, B), for tokens x (B, *event) and S context vectors of each, (S, B, F).
 
         All positions are computed at once, each from the true tokens before it.
         """
@@ -147,16 +147,19 @@ class Autoregressive(Likelihood):
         return (tokens[..., None] == classes).to(decoded.dtype)
 
     def precision(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The diagonal of the Gauss-Newton matrix of `fisher`, (B, F), from F derivatives."""
+        """The diagonal of the Gauss-Newton matrix of -log p(x | z), (B, F); see `fisher`.
+
+        The computation needs F derivatives of the causal network.
+        """
         count = decoded.shape[-1]
         units = torch.eye(count, dtype=decoded.dtype, device=decoded.device)
         return self.fisher(x, decoded, units.expand(len(decoded), -1, -1)).diagonal(dim1=1, dim2=2)
 
     def mean_precision(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """An estimate of the mean of the diagonal of the Gauss-Newton matrix G of `fisher`, (B,).
+        """An estimate of the mean of `precision` for each example, (B,).
 
-        It is the average of vᵀ G v / F over a few fixed vectors v with entries ±1. So it needs fewer
-        derivatives of the causal network than `precision`.
+        It is the average of vᵀ G v / F over a few fixed vectors v with entries ±1, where G is the
+        Gauss-Newton matrix of `fisher`. So it needs fewer derivatives of the causal network.
         """
         signs = _signs(decoded.shape[-1], decoded.dtype, decoded.device)  # (F, PROBES)
         columns = signs.expand(len(decoded), -1, -1)

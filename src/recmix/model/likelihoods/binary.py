@@ -30,14 +30,14 @@ class Bernoulli(Likelihood):
     can_temper = True
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z), (S, B), for values x in [0, 1], (B, *event), and their logits (S, B, *event)."""
+        """log p(x | z), (S, B), for x in [0, 1], (B, *event), and S logits of each, (S, B, *event)."""
         # Above 40, log(1 + eˡ) = l to the last digit of float64; the default 20 is not enough.
         logits = self._logits(decoded)
         normaliser = F.softplus(logits, threshold=40)
         return -sum_event(torch.addcmul(normaliser, x, logits, value=-1), x)
 
     def mean(self, decoded: Tensor) -> Tensor:
-        """The probability of the value 1, sigmoid(l / τ), for logits l. τ is `noise`."""
+        """The probability of the value 1, sigmoid(l / τ), for logits l. τ is the temperature `noise`."""
         return self._logits(decoded).sigmoid()
 
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -46,14 +46,18 @@ class Bernoulli(Likelihood):
             return torch.bernoulli(self.mean(decoded), generator=generator)
 
     def residual(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The derivative of log p(x | z) with respect to the logits l: (x - sigmoid(l / τ)) / τ."""
+        """The derivative of log p(x | z) with respect to the logits l: (x - sigmoid(l / τ)) / τ.
+
+        τ is the temperature `noise`.
+        """
         found = x - self.mean(decoded)
         return found if self.noise == 1 else found / self.noise
 
     def precision(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The diagonal of the Fisher information: p·(1 - p) / τ² for p = sigmoid(l / τ) and logits l.
+        """The diagonal of the Fisher information with respect to the logits l: p·(1 - p) / τ².
 
-        The result is accurate for very large positive and negative l. τ is `noise`.
+        p = sigmoid(l / τ) is the probability of the value 1, and τ the temperature `noise`. The result
+        is accurate for very large positive and negative l.
         """
         logits = self._logits(decoded)
         found = logits.sigmoid() * (-logits).sigmoid()
@@ -78,7 +82,7 @@ class ProbabilityBernoulli(Likelihood):
     values = "unit"
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z), (S, B), for x in [0, 1], (B, *event), and probabilities (S, B, *event)."""
+        """log p(x | z), (S, B), for x in [0, 1], (B, *event), and S probabilities of each."""
         p = decoded.clamp(*LIMITS)
         return sum_event(x * p.log() + (1 - x) * (-p).log1p(), x)
 

@@ -94,7 +94,7 @@ class Categorical(Likelihood):
         return (*shape, self.classes)
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z), (S, B), for class numbers x (B, *event) and logits (S, B, *event, K)."""
+        """log p(x | z), (S, B), for classes x (B, *event) and S logits of each, (S, B, *event, K)."""
         return sum_event(class_log_probs(x, decoded / self.noise), x)
 
     def mean(self, decoded: Tensor) -> Tensor:
@@ -116,21 +116,25 @@ class Categorical(Likelihood):
     def residual(self, x: Tensor, decoded: Tensor) -> Tensor:
         """The derivative of log p(x | z) with respect to the logits, (B, *event, K).
 
-        It is (1 - p_k) / τ for the class k = x and -p_k / τ for the others. p are the class
-        probabilities, τ is `noise`. Padding gives 0.
+        It is (1 - p_k) / τ for the class k = x and -p_k / τ for other classes k. p_k is the probability
+        of class k, and τ the temperature `noise`. The derivative is 0 where x is padding.
         """
         return class_residuals(x, decoded / self.noise) / self.noise
 
     def precision(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The diagonal of the Fisher information, (B, *event, K): p_k·(1 - p_k) / τ². Padding has 0."""
+        """The diagonal of the Fisher information with respect to the logits, (B, *event, K).
+
+        It is p_k·(1 - p_k) / τ² for the probability p_k of class k and the temperature τ = `noise`, and
+        0 where x is padding.
+        """
         p = self.mean(decoded)
         return p * (1 - p) * (x >= 0)[..., None] / self.noise**2
 
     def fisher(self, x: Tensor, decoded: Tensor, vectors: Tensor) -> Tensor:
         """The Fisher information times `vectors` (B, P, D), for P logits of an example: (B, P, D).
 
-        For each value of x it is the K by K matrix (diag(p) - p pᵀ) / τ², or 0 for padding. p are the
-        class probabilities, τ is `noise`.
+        For each value of x it is the K by K matrix (diag(p) - p pᵀ) / τ² of the class probabilities p
+        and the temperature τ = `noise`. It is 0 where x is padding.
         """
         p = self.mean(decoded).flatten(1, -2)[..., None]  # (B, values, K, 1)
         columns = vectors.unflatten(1, (-1, self.classes))  # (B, values, K, D)

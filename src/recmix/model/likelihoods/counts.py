@@ -27,7 +27,7 @@ class Poisson(Likelihood):
     values = "counts"
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z), (S, B), for counts x (B, *event) and log-rates (S, B, *event)."""
+        """log p(x | z), (S, B), for counts x (B, *event) and S log-rates of each, (S, B, *event)."""
         return sum_event(x * decoded - decoded.exp() - torch.lgamma(x + 1), x)
 
     def mean(self, decoded: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ class NegativeBinomial(Likelihood):
         return not self.library
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z), (S, B), for counts x (B, *event) and log-means (S, B, *event)."""
+        """log p(x | z), (S, B), for counts x (B, *event) and S log-means of each, (S, B, *event)."""
         return sum_event(self._log_terms(x, decoded), x)
 
     def mean(self, decoded: Tensor) -> Tensor:
@@ -97,13 +97,19 @@ class NegativeBinomial(Likelihood):
             return torch.poisson(rate, generator=generator)
 
     def residual(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The derivative of log p(x | z) with respect to log μ: (x - μ)·θ / (θ + μ), (B, *event)."""
+        """The derivative of log p(x | z) with respect to log μ: (x - μ)·θ / (θ + μ), (B, *event).
+
+        μ is the mean of each count, and θ its inverse dispersion.
+        """
         mean = self._log_mean(x, decoded).exp()
         theta = self._log_theta().exp()
         return (x - mean) * theta / (theta + mean)
 
     def precision(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The diagonal of the Fisher information with respect to log μ: μ·θ / (θ + μ), (B, *event)."""
+        """The diagonal of the Fisher information with respect to log μ: μ·θ / (θ + μ), (B, *event).
+
+        μ is the mean of each count, and θ its inverse dispersion.
+        """
         mean = self._log_mean(x, decoded).exp()
         theta = self._log_theta().exp()
         return mean * theta / (theta + mean)
@@ -232,7 +238,7 @@ class Multinomial(Likelihood):
         return self.coefficient
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z), (S, B), for counts x (B, F) of F words and logits (S, B, F)."""
+        """log p(x | z), (S, B), for counts x (B, F) of F words and S logits of each, (S, B, F)."""
         if x.ndim != 2:
             raise ConfigError(
                 "the multinomial likelihood is for vectors of counts (B, F), got x of shape "
@@ -245,7 +251,10 @@ class Multinomial(Likelihood):
         return found
 
     def mean(self, decoded: Tensor) -> Tensor:
-        """The probabilities of the F words, softmax(l / τ), (..., F), for logits l. τ is `noise`."""
+        """The probabilities of the F words, softmax(l / τ), (..., F), for logits l.
+
+        τ is the temperature `noise`.
+        """
         return (decoded / self.noise).softmax(-1)
 
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -259,18 +268,27 @@ class Multinomial(Likelihood):
             return torch.zeros_like(flat).scatter_(-1, drawn, 1.0).view_as(decoded)
 
     def residual(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The derivative of log p(x | z) with respect to the logits: (x - N·p) / τ, (B, F)."""
+        """The derivative of log p(x | z) with respect to the logits: (x - N·p) / τ, (B, F).
+
+        N is the total count of an example, p are the probabilities of the F words, and τ is the
+        temperature `noise`.
+        """
         return (x - total(x) * self.mean(decoded)) / self.noise
 
     def precision(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The diagonal of the Fisher information, (B, F): N·p·(1 - p) / τ² for word probabilities p."""
+        """The diagonal of the Fisher information with respect to the logits: N·p·(1 - p) / τ², (B, F).
+
+        N is the total count of an example, p are the probabilities of the F words, and τ is the
+        temperature `noise`.
+        """
         p = self.mean(decoded)
         return total(x) * p * (1 - p) / self.noise**2
 
     def fisher(self, x: Tensor, decoded: Tensor, vectors: Tensor) -> Tensor:
         """The Fisher information N·(diag(p) - p pᵀ) / τ² times `vectors` (B, F, D): (B, F, D).
 
-        N is the total count of an example, p are the probabilities of the F words, and τ is `noise`.
+        N is the total count of an example, p are the probabilities of the F words, and τ is the
+        temperature `noise`.
         """
         p = self.mean(decoded)[..., None]
         weighted = p * (vectors - (p * vectors).sum(1, keepdim=True))

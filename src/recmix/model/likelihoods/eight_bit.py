@@ -77,7 +77,7 @@ class LogisticMixture(Likelihood):
         return (each * self.components, *shape[1:])
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z), (S, B), for images x (B, C, H, W) and decoder outputs (S, B, n, H, W)."""
+        """log p(x | z), (S, B), for images x (B, C, H, W) and S outputs of each, (S, B, n, H, W)."""
         logits, means, log_scales, coefficients = self._parts(decoded)
         value = 2 * x - 1  # in [-1, 1]
         means = self._conditional_means(value[..., None, :, :], means, coefficients)

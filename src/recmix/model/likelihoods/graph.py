@@ -127,14 +127,19 @@ class CategoricalGraph(Likelihood):
     def residual(self, x: Any, decoded: Tensor) -> Tensor:
         """The derivative of log p(x | z) with respect to the P logits, (B, P).
 
-        It is (1 - p_k) / τ for the class k of a node or edge and -p_k / τ for other classes. p are the
-        class probabilities, τ is `noise`. Padding gives 0.
+        It is (1 - p_k) / τ for the class k of a node or edge and -p_k / τ for other classes k. p_k is
+        the probability of class k, and τ the temperature `noise`. The derivative is 0 where x is
+        padding.
         """
         pairs = zip(self._fields(x), self.split(decoded / self.noise), strict=True)
         return self._join(*(class_residuals(values, logits) for values, logits in pairs)) / self.noise
 
     def precision(self, x: Any, decoded: Tensor) -> Tensor:
-        """The diagonal of the Fisher information, (B, P): p_k·(1 - p_k) / τ², or 0 for padding."""
+        """The diagonal of the Fisher information with respect to the P logits, (B, P).
+
+        It is p_k·(1 - p_k) / τ² for the probability p_k of class k and the temperature τ = `noise`, and
+        0 where x is padding.
+        """
         parts = []
         for values, p in zip(self._fields(x), self.split(self.mean(decoded)), strict=True):
             parts.append(p * (1 - p) * (values >= 0)[..., None])
@@ -143,8 +148,8 @@ class CategoricalGraph(Likelihood):
     def fisher(self, x: Any, decoded: Tensor, vectors: Tensor) -> Tensor:
         """The Fisher information times `vectors` (B, P, D), for P logits of a graph: (B, P, D).
 
-        For each node and edge it is (diag(p) - p pᵀ) / τ², or 0 for padding. p are the class
-        probabilities, τ is `noise`.
+        For each node and edge it is (diag(p) - p pᵀ) / τ² for the class probabilities p and the
+        temperature τ = `noise`. It is 0 where x is padding.
         """
         parts = []
         found = zip(self._fields(x), self.split(self.mean(decoded)), self.split(vectors.mT), strict=True)

@@ -102,7 +102,7 @@ class Gaussian(Likelihood):
         return found if self.noise == 1 else found + math.log(self.noise)
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z), (S, B), for examples x (B, *event) and means (S, B, *event)."""
+        """log p(x | z), (S, B), for examples x (B, *event) and S means of each, (S, B, *event)."""
         return _gaussian_log_prob(x, decoded, self._log_variance())
 
     def mean(self, decoded: Tensor) -> Tensor:
@@ -160,7 +160,7 @@ class FeatureGaussian(Gaussian):
         self._start(learned)
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z), (S, B), for examples x (B, *event) and means (S, B, *event)."""
+        """log p(x | z), (S, B), for examples x (B, *event) and S means of each, (S, B, *event)."""
         log_variance = self._log_variance()
         errors = (x - decoded).square() * (-log_variance).exp()
         return -0.5 * sum_event(errors + log_variance + math.log(2 * math.pi), x)
