@@ -335,13 +335,7 @@ def _prior(options: ModelOptions, shape: Shape, own: Own, encoder: nn.Module) ->
             "prior='vamp' learns pseudo-examples by their gradient, but class numbers, which network="
             f"{options.network!r} reads, have none: use prior='mixture' or prior='flow'"
         )
-    return make_prior(
-        options.prior,
-        options.latent,
-        components=options.prior_components,
-        encoder=encoder,
-        shape=shape,
-    )
+    return make_prior(options.prior, options.latent, options.prior_components, encoder, shape)
 
 
 def _refuse_own(kind: str, what: str) -> None:

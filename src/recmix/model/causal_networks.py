@@ -74,8 +74,7 @@ class CausalNetwork(nn.Module, ABC):
         h = self._embed(before) + self.inward(context)[..., None, :]
         lead = h.shape[:-2]
         states = self._run(h.reshape(-1, *h.shape[-2:])).reshape(*lead, *h.shape[-2:])
-        found: Tensor = self.norm(states + self.outward(context)[..., None, :])
-        return found
+        return self.norm(states + self.outward(context)[..., None, :])
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The logits (..., K) of the next token, from hidden states (..., U)."""
@@ -146,7 +145,10 @@ class CausalTransformer(CausalNetwork):
         self.register_buffer("future", later, persistent=False)
 
     def start(self, context: Tensor) -> Tensor:
-        """An empty cache of attention keys and values, (layers, 2, N, heads, T, U / heads)."""
+        """The state before the first position: an empty cache of attention keys and values.
+
+        Its shape is (layers, 2, N, heads, T, U / heads), for N sequences and hidden states of size U.
+        """
         size = (len(self.layers), 2, context.shape[0], self.heads, self.length, self.units // self.heads)
         return context.new_zeros(size)
 
@@ -180,7 +182,7 @@ class CausalGRU(CausalNetwork):
         self.drop = nn.Dropout(self.dropout)
 
     def start(self, context: Tensor) -> Tensor:
-        """The initial states of all layers, (layers, N, U), which are zero."""
+        """The states of all layers before the first position: zeros (layers, N, U) for N sequences."""
         return context.new_zeros(len(self.layers), *context.shape)
 
     def _advance(self, h: Tensor, state: Tensor, t: int) -> tuple[Tensor, Tensor]:

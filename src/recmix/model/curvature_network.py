@@ -97,9 +97,9 @@ class CurvatureNetwork(nn.Module):
 
 @replaceable
 def scaled_triangle(out: Tensor, typical: Tensor, places: Tensor) -> Tensor:
-    """L = T diag(exp a) M, (B, D, D), from the outputs of a `CurvatureNetwork` with rank 0.
+    """The matrices L = T diag(exp a) M, (B, D, D), that a `CurvatureNetwork` with rank 0 predicts.
 
-    M is lower triangular with ones on the diagonal.
+    L Lᵀ is the predicted covariance. M is lower triangular with ones on the diagonal.
 
     Args:
         out: the network's outputs (B, D(D + 1)/2): first a, (B, D), then the entries of M below its

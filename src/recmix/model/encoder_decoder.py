@@ -64,8 +64,7 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The mean and log-variance of q(z|x), in one tensor (B, 2·latent), for x (B, *shape)."""
-        output: Tensor = self.head(self.features(x))
-        return output
+        return self.head(self.features(x))
 
 
 class Decoder(nn.Module):
@@ -85,8 +84,7 @@ class Decoder(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         """The parameters of the likelihood, (N, *shape), for latent points z (N, latent)."""
-        decoded: Tensor = self.layers(z)
-        return decoded
+        return self.layers(z)
 
 
 def feature_size(encoder: nn.Module, latent: int) -> int:

@@ -173,8 +173,7 @@ class GraphFeatures(nn.Module):
             h = layer(h * exists, adjacency)
         h = self.norm(h)
         pooled = (exists * torch.sigmoid(self.gate(h)) * self.value(h)).sum(-2)
-        found: Tensor = self.last(pooled)
-        return found
+        return self.last(pooled)
 
     def wider(self, width: float) -> GraphFeatures:
         """A new network of this kind with new weights and `width` times as many units."""
@@ -216,8 +215,7 @@ class _MessageLayer(nn.Module):
         normal = self.norm(h)
         sent = self.message(normal).unflatten(-1, (self.kinds, -1)).movedim(-2, -3)  # (B, E-1, n, units)
         received = (adjacency @ sent).sum(-3)
-        found: Tensor = h + self.update(torch.cat([normal, received], -1))
-        return found
+        return h + self.update(torch.cat([normal, received], -1))
 
 
 class _GraphLogits(nn.Module):
@@ -300,8 +298,7 @@ class _AttentionLayer(nn.Module):
         query, key, value = split.unbind(-4)  # (N, heads, n, units / heads) each
         weights = (query @ key.mT / math.sqrt(query.shape[-1])).softmax(-1)
         h = h + self.join((weights @ value).movedim(-3, -2).flatten(-2))
-        found: Tensor = h + self.update(h)
-        return found
+        return h + self.update(h)
 
 
 def _pair_numbers(nodes: int) -> Tensor:

@@ -83,8 +83,8 @@ class LatentModel(nn.Module):
     def observed(self, x: Tensor) -> Any:
         """Convert examples x (B, *shape) to the form that the networks and the likelihood take.
 
-        The result of `standardised` is split into a dict with one tensor for each field, if the model
-        has `fields`.
+        This is the result of `standardised`. If the model has `fields`, it is split into a dict with one
+        tensor for each field.
         """
         seen = self.standardised(x)
         return seen if self.fields is None else self.fields.unpack(seen)

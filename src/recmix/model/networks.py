@@ -129,8 +129,7 @@ def make_encoder(kind: str, shape: Sequence[int], latent: int, **options: Any) -
     >>> make_encoder("mlp", (13,), 2, widths=(64,))(torch.zeros(3, 13)).shape
     torch.Size([3, 4])
     """
-    made: Encoder = _maker(kind, shape, "encoder", options)(shape, latent, **options)
-    return made
+    return _maker(kind, shape, "encoder", options)(shape, latent, **options)
 
 
 def make_decoder(
@@ -145,8 +144,7 @@ def make_decoder(
     >>> make_decoder("conv", (1, 8, 8), 2, (2, 8, 8))(torch.zeros(3, 2)).shape
     torch.Size([3, 2, 8, 8])
     """
-    made: Decoder = _maker(kind, shape, "decoder", options)(shape, latent, output, **options)
-    return made
+    return _maker(kind, shape, "decoder", options)(shape, latent, output, **options)
 
 
 DATA_OPTIONS = ("classes", "node_classes", "edge_classes", "end_token")

@@ -75,8 +75,7 @@ class PairFeatures(nn.Sequential):
             if other.ndim == self._axes + 2:  # (B, ..., C', H, W, K) -> (B, ..., C'·K, H, W)
                 other = other.movedim(-1, axis + 1).flatten(axis, axis + 1)
             joined = torch.cat([x, other], axis)
-        features: Tensor = super().forward(joined)
-        return features
+        return super().forward(joined)
 
 
 def _channel_axis(shape: Shape, other: Shape) -> int | None:
@@ -112,5 +111,4 @@ class TokenPairFeatures(nn.Module):
     def forward(self, x: Tensor, other: Tensor) -> Tensor:
         """The features (B, hidden) of x (B, T) and the other tensor (B, *other)."""
         more = self.project(other if self._by_position else other.flatten(1)[:, None])
-        features: Tensor = self.features(x, more)
-        return features
+        return self.features(x, more)

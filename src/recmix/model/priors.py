@@ -256,8 +256,7 @@ class OwnPrior(Prior):
         one for this draw only.
         """
         if generator is None:
-            drawn: Tensor = self._distribution().sample((n,))
-            return drawn
+            return self._distribution().sample((n,))
         seed = int(torch.randint(2**62, (1,), generator=generator, device=generator.device))
         with torch.random.fork_rng():
             torch.manual_seed(seed)
@@ -283,7 +282,7 @@ PRIORS = ("standard", "mixture", "vamp", "flow")
 
 
 def make_prior(
-    name: str, latent: int, *, components: int, encoder: nn.Module, shape: tuple[int, ...]
+    name: str, latent: int, components: int, encoder: nn.Module, shape: tuple[int, ...]
 ) -> Prior:
     """Make the built-in prior of this name, which is one of `PRIORS`.
 

@@ -203,7 +203,7 @@ class GRU(nn.Module):
         return self._next(self._given(given), state)
 
     def _given(self, inputs: Tensor) -> Tensor:
-        """The inputs' part of the gates, (..., 3 U), for inputs (..., U)."""
+        """The part of the gates that depends on the inputs (..., U) alone, (..., 3 U)."""
         cell: Any = self.cell
         return F.linear(inputs, cell.weight_ih_l0, cell.bias_ih_l0)
 

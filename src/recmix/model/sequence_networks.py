@@ -99,8 +99,7 @@ class TokenFeatures(nn.Module, ABC):
         if more is not None:
             h = h + more
         h = self._run(h * present, x < 0) * present
-        mean: Tensor = self.norm(h.sum(1) / present.sum(1).clamp(min=1))
-        return mean
+        return self.norm(h.sum(1) / present.sum(1).clamp(min=1))
 
     def wider(self, width: float) -> Self:
         """A new network of this kind with new weights and `width` times as many units."""
@@ -254,8 +253,7 @@ class _Sequence(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         own = self.widen(self.mix(z).unflatten(-1, (self.length, MIX)))
-        h: Tensor = self.places(self.everywhere(z)[:, None] + own)
-        return h
+        return self.places(self.everywhere(z)[:, None] + own)
 
 
 class _Recurrent(nn.Module):

@@ -81,7 +81,7 @@ class Vocabulary(ABC):
 
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
-        """The content of the vocabulary, without its `kind`, as a dict for `from_json`."""
+        """The content of the vocabulary as a dict, from which `from_json` makes the vocabulary again."""
 
     @classmethod
     @abstractmethod

@@ -52,7 +52,10 @@ class Flow(Posterior):
         self.transforms = list(transforms)
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Transform samples z_0, (S, B, D), to z_T, (S, B, D), with log |det ∂z_T/∂z_0|, (S, B)."""
+        """Transform samples z_0 of the base, (S, B, D), to samples z_T of the flow, (S, B, D).
+
+        The second result is log |det ∂z_T/∂z_0|, (S, B).
+        """
         log_det = torch.zeros_like(z[..., 0])
         for transform in self.transforms:
             z, part = transform.forward(z)
@@ -60,7 +63,10 @@ class Flow(Posterior):
         return z, log_det
 
     def inverse(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Transform z_T, (S, B, D), back to z_0, (S, B, D), with log |det ∂z_T/∂z_0|, (S, B)."""
+        """Transform points z_T of the flow, (S, B, D), back to points z_0 of the base, (S, B, D).
+
+        The second result is log |det ∂z_T/∂z_0|, (S, B).
+        """
         log_det = torch.zeros_like(z[..., 0])
         for transform in reversed(self.transforms):
             z, part = transform.inverse(z)
@@ -88,7 +94,7 @@ class Flow(Posterior):
         return self._pushed(*self.base.from_noise(noise))
 
     def _pushed(self, start: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
-        """Transform samples of the base, (S, B, D), and their log densities, (S, B)."""
+        """Transform samples of the base, (S, B, D), with their log densities, (S, B)."""
         z, log_det = self.forward(start)
         return z, log_q - log_det
 
@@ -152,8 +158,7 @@ class Reflected(Flow):
         columns, _ = self.forward(axes[:, None].expand(latent, batch, latent))  # H of each axis
         r = torch.linalg.qr(self.base.stddev[..., None] * columns.transpose(0, 1)).R  # (B, D, D)
         sign = torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(r.dtype)
-        scale: Tensor = (sign[..., None] * r).mT
-        return scale
+        return (sign[..., None] * r).mT
 
     @property
     def variance(self) -> Tensor:
@@ -165,7 +170,7 @@ class Reflected(Flow):
         return self.base.entropy()
 
     def describe(self) -> dict[str, Tensor]:
-        """The mean and the factor of the covariance: ``{"means": μ, "scale_tril": L}``."""
+        """The mean μ and the factor L of the covariance L Lᵀ: ``{"means": μ, "scale_tril": L}``."""
         return {"means": self.mean, "scale_tril": self.scale_tril}
 
 

@@ -87,7 +87,7 @@ class FullGaussian(FactoredGaussian):
 
     @property
     def precision_factor(self) -> Tensor:
-        """The lower triangular factor R = L⁻¹, (B, D, D), of the precision matrix Rᵀ R."""
+        """The lower triangular matrix R, (B, D, D), for which Rᵀ R is the precision matrix."""
         return self._factor if self._inverted else _inverse(self._factor)
 
     @property
@@ -112,7 +112,7 @@ class FullGaussian(FactoredGaussian):
         return (0.5 * (second_moment - self.mean.shape[-1]) - self._log_det())[None]
 
     def describe(self) -> dict[str, Tensor]:
-        """The mean and the factor of the covariance: ``{"means": μ, "scale_tril": L}``."""
+        """The mean μ and the factor L of the covariance L Lᵀ: ``{"means": μ, "scale_tril": L}``."""
         return {"means": self.mean, "scale_tril": self.scale_tril}
 
     def multiply(self, noise: Tensor) -> Tensor:
@@ -150,8 +150,7 @@ class FullGaussian(FactoredGaussian):
 def _inverse(factor: Tensor) -> Tensor:
     """The inverse of lower triangular matrices (B, D, D)."""
     identity = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
-    found: Tensor = torch.linalg.solve_triangular(factor, identity.expand_as(factor), upper=False)
-    return found
+    return torch.linalg.solve_triangular(factor, identity.expand_as(factor), upper=False)
 
 
 @replaceable
@@ -178,15 +177,13 @@ def cholesky(matrix: Tensor) -> Tensor:
     # not selected, so it must not be part of the graph.
     failed = torch.linalg.cholesky_ex(ridged.detach()).info > 0
     safe = torch.where(failed[..., None, None], matrix * identity, ridged)
-    factor: Tensor = torch.linalg.cholesky_ex(safe).L
-    return factor
+    return torch.linalg.cholesky_ex(safe).L
 
 
 def _multiply(factor: Tensor, noise: Tensor) -> Tensor:
     """L ε for every sample: L (B, D, D), ε (..., B, D) -> (..., B, D)."""
     if noise.dim() != 3 or factor.dim() != 3:
-        product: Tensor = (factor @ noise[..., None]).squeeze(-1)
-        return product
+        return (factor @ noise[..., None]).squeeze(-1)
     return (factor @ noise.permute(1, 2, 0)).permute(2, 0, 1)
 
 
@@ -195,8 +192,7 @@ def _solve(factor: Tensor, difference: Tensor) -> Tensor:
     if difference.dim() != 3 or factor.dim() != 3:
         wide = difference[..., None]
         lower = factor.expand(*wide.shape[:-2], -1, -1)
-        found: Tensor = torch.linalg.solve_triangular(lower, wide, upper=False).squeeze(-1)
-        return found
+        return torch.linalg.solve_triangular(lower, wide, upper=False).squeeze(-1)
     columns = difference.permute(1, 2, 0)
     solved: Tensor = torch.linalg.solve_triangular(factor, columns, upper=False)
     return solved.permute(2, 0, 1)

@@ -130,13 +130,15 @@ class Posterior(Distribution, ABC):
         )
 
     def describe(self) -> dict[str, Tensor] | None:
-        """The tensors (B, ...) that define the density, {name: tensor}; None if there are none."""
+        """The tensors (B, ...) that define the density, {name: tensor}, for export to files.
+
+        The result is None if tensors cannot describe the density.
+        """
         return None
 
     def copy(self) -> Posterior:
         """The same density with copies of all its tensors."""
-        copied: Posterior = _copy_tensors(self)
-        return copied
+        return _copy_tensors(self)
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Posterior:
         """The same density, expanded to a larger batch_shape. `_instance` is not used."""

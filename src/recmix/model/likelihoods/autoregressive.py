@@ -130,15 +130,18 @@ class Autoregressive(Likelihood):
         return self.network.logits(self.network(_tokens(x)[0], decoded)) / self.noise
 
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Draw tokens one after the other for each context vector: (..., F) -> (..., *event)."""
+        """Draw tokens (..., *event), one after the other, for context vectors (..., F). No gradient."""
         return self._generate(decoded, lambda logits: draw_class(logits, generator))
 
     def most_likely(self, decoded: Tensor) -> Tensor:
-        """Take the most likely token at one position after the other: (..., F) -> (..., *event)."""
+        """Tokens (..., *event) for context vectors (..., F): at each position the most likely token.
+
+        Each choice depends on the tokens chosen before it.
+        """
         return self._generate(decoded, lambda logits: logits.argmax(-1))
 
     def mean(self, decoded: Tensor) -> Tensor:
-        """The most likely tokens as one-hot vectors, (..., *event, K), for context vectors (..., F).
+        """The most likely tokens as one-hot vectors of K classes, (..., *event, K).
 
         They replace the mean, which has no closed form. Padding has only zeros.
         """
@@ -192,8 +195,7 @@ class Autoregressive(Likelihood):
             change = moved @ words.mT / self.noise
             weighted = p * (change - (p * change).sum(-1, keepdim=True))
             (found,) = pull(weighted @ words / self.noise)
-            result: Tensor = found
-            return result
+            return found
 
         each = tokens.numel() * self.classes
         most = TANGENT_VALUES.get(x.device.type, TANGENT_VALUES["cpu"])

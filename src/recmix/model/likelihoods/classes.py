@@ -44,7 +44,7 @@ def class_log_probs(x: Tensor, logits: Tensor) -> Tensor:
 
 
 def class_residuals(x: Tensor, logits: Tensor) -> Tensor:
-    """The derivative of `class_log_probs` with respect to the logits (B, ..., K)."""
+    """The derivative of `class_log_probs` with respect to the logits (B, ..., K). Padding has 0."""
     classes = torch.arange(logits.shape[-1], device=x.device, dtype=x.dtype)
     hot = (x[..., None] == classes).to(logits.dtype)
     return (hot - logits.softmax(-1)) * (x >= 0)[..., None]

@@ -170,7 +170,7 @@ class ZeroInflatedNegativeBinomial(NegativeBinomial):
         return level.exp() * torch.sigmoid(-logit)
 
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Draw counts (..., *event) for decoder outputs (..., *output), without gradient."""
+        """Draw counts (..., *event), without gradient, for decoder outputs (..., *output)."""
         with torch.no_grad():
             level, logit = decoded.chunk(2, dim=self.axis)
             kept = torch.bernoulli(torch.sigmoid(-logit), generator=generator)
@@ -181,7 +181,7 @@ class ZeroInflatedNegativeBinomial(NegativeBinomial):
         return Likelihood.residual(self, x, decoded)
 
     def precision(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The diagonal of the Fisher information, (B, *output): for log μ, then for the logits."""
+        """The diagonal of the Fisher information with respect to the decoder's output, (B, *output)."""
         of_mean, _, of_logit = self._information(x, decoded)
         return torch.cat([of_mean, of_logit], dim=self.axis)
 
@@ -195,7 +195,7 @@ class ZeroInflatedNegativeBinomial(NegativeBinomial):
         return torch.cat([of_mean * one + both * two, both * one + of_logit * two], dim=1)
 
     def _information(self, x: Tensor, decoded: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Each count's Fisher information (B, *event): of log μ, off the diagonal, and of the logit."""
+        """The entries of each count's 2 by 2 Fisher information: for log μ, mixed, and for the logit."""
         level, logit = decoded.chunk(2, dim=self.axis)
         mean, theta = self._log_mean(x, level).exp(), self._log_theta().exp()
         added, counted = logit.sigmoid(), torch.sigmoid(-logit)

@@ -86,7 +86,10 @@ class CategoricalGraph(Likelihood):
         return (self.nodes * self.node_classes + self.edges * self.edge_classes,)
 
     def split(self, decoded: Tensor) -> tuple[Tensor, Tensor]:
-        """Split logits (..., P) into logits of nodes (..., n, A) and edges (..., n(n-1)/2, E)."""
+        """Split P logits of a graph (..., P) into those of the nodes and those of the edges.
+
+        The results are (..., n, A) for A classes of n nodes and (..., n(n-1)/2, E) for E edge classes.
+        """
         nodes, edges = decoded.split(
             [self.nodes * self.node_classes, self.edges * self.edge_classes], dim=-1
         )
@@ -109,17 +112,23 @@ class CategoricalGraph(Likelihood):
         return scores + class_log_probs(edges, edge_logits).sum(-1)
 
     def mean(self, decoded: Tensor) -> Tensor:
-        """The probabilities of all classes, (..., P), in the order of the logits (..., P)."""
+        """The class probabilities (..., P) for P logits of a graph (..., P), in the same order."""
         return self._join(*(part.softmax(-1) for part in self.split(decoded / self.noise)))
 
     def most_likely(self, decoded: Tensor) -> Tensor:
-        """The graph of the most likely classes: logits (..., P) -> class numbers (..., n(n+1)/2)."""
+        """The graph of the most likely classes, (..., n(n+1)/2), for P logits of a graph (..., P).
+
+        Nodes after the first "no node", and edges to nodes that do not exist, are -1.
+        """
         with torch.no_grad():
             nodes, edges = (part.argmax(-1) for part in self.split(decoded))
             return self._consistent(nodes, edges).to(decoded.dtype)
 
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Draw one graph for each vector of logits: (..., P) -> (..., n(n+1)/2). No gradient."""
+        """Draw one graph, (..., n(n+1)/2), for P logits of a graph (..., P), without gradient.
+
+        Nodes after the first "no node", and edges to nodes that do not exist, are -1.
+        """
         with torch.no_grad():
             nodes, edges = (draw_class(part, generator) for part in self.split(decoded / self.noise))
             return self._consistent(nodes, edges).to(decoded.dtype)
