@@ -159,13 +159,7 @@ def complete_options(
 
 
 def _check_kind(kind: str, network: str, likelihood: str | None) -> None:
-    """Raise an error if texts or graphs are given to a network or a likelihood of the other kind.
-
-    Args:
-        kind: kind of the data.
-        network: the encoder's network.
-        likelihood: the name of the likelihood, if it is given.
-    """
+    """Raise an error if texts or graphs are given to a network or a likelihood of the other kind."""
     reads = {"tokens": "texts", "graph": "graphs"}
     measured = ("gaussian", "gaussian-features", "gaussian-decoded")  # class numbers are no measurements
     wrong = {

@@ -79,7 +79,7 @@ class TokenVocabulary(Vocabulary):
 
     @classmethod
     def is_valid(cls, tokens: Sequence[str]) -> bool:
-        """Whether the tokens of a text have the syntax of this kind of texts."""
+        """Whether the tokens of a text have the right syntax. In this default they have."""
         return True
 
     @classmethod
@@ -96,9 +96,6 @@ class TokenVocabulary(Vocabulary):
                 smallest T that suffices for 99 % of the texts.
             size: the largest number of tokens to take. By default 10,000 for words, and no limit for
                 SMILES strings.
-
-        Raises:
-            DataError: No text has a token.
         """
         if size is None:
             size = cls.default_size
@@ -122,13 +119,8 @@ class TokenVocabulary(Vocabulary):
     def encode(self, texts: Sequence[str]) -> Encoded:
         """Convert texts to token numbers, float32 (N, T), with an end token (0) and padding (-1).
 
-        T is the number of positions of an example. Empty texts and texts of more than T - 1 tokens are
-        left out; N is the number of the other texts. Tokens that are not in the vocabulary become
-        ``<unknown>``.
-
-        Returns:
-            The token numbers, the indices of the N texts, and `problems`: the numbers of empty texts, of
-            too long texts, of texts with unknown tokens and of texts with a wrong syntax.
+        Empty texts and texts of more than T - 1 tokens are left out; N is the number of the other texts.
+        Tokens that are not in the vocabulary become ``<unknown>``.
         """
         rows: list[int] = []
         kept: list[int] = []
@@ -160,22 +152,13 @@ class TokenVocabulary(Vocabulary):
     def decode(self, x: np.ndarray) -> list[str]:
         """Convert N examples of token numbers, (N, T), to texts.
 
-        T is the number of positions. A text stops before the end token or the first padding. An example
-        with a value that is not a token number gives "".
+        A text stops before the end token or the first padding. An example with a value that is not a
+        token number gives "".
         """
-        rows = np.asarray(x)
-        if rows.ndim != 2 or rows.shape[1] != self.length or rows.dtype.kind not in "biuf":
-            raise DataError(
-                f"decode got {rows.dtype} of shape {rows.shape}; expected numbers of shape "
-                f"(N, {self.length})"
-            )
-        return [self._text(row) for row in rows]
+        return [self._text(row) for row in self._rows(x)]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the vocabulary as values that JSON can store: ``{"length": T, "tokens": [...]}``.
-
-        T is the largest number of tokens of an example. The tokens include ``<end>`` and ``<unknown>``.
-        """
+        """The tokens and the number of positions T: ``{"length": T, "tokens": [...]}``."""
         return {"length": self.length, "tokens": list(self.tokens)}
 
     @classmethod
@@ -203,14 +186,6 @@ class TokenVocabulary(Vocabulary):
         except ConfigError as error:
             raise DataError(f"wrong content of a vocabulary: {error}") from error
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, TokenVocabulary):
-            return NotImplemented
-        return (self.kind, self.tokens, self.length) == (other.kind, other.tokens, other.length)
-
-    def __hash__(self) -> int:
-        return hash((self.kind, self.tokens, self.length))
-
     def __repr__(self) -> str:
         return f"{type(self).__name__}(classes={self.classes}, length={self.length})"
 
@@ -229,6 +204,8 @@ class TokenVocabulary(Vocabulary):
 class Words(TokenVocabulary):
     """A vocabulary that cuts texts into words at white space.
 
+    The arguments are those of `TokenVocabulary`.
+
     >>> words = Words.from_texts(["the cat sat", "the dog"], length=5)
     >>> words.tokens
     ('<end>', '<unknown>', 'the', 'cat', 'dog', 'sat')
@@ -239,10 +216,6 @@ class Words(TokenVocabulary):
     {'with tokens that are not in the vocabulary': 1, 'empty': 1}
     >>> words.decode(encoded.x)
     ['the cat <unknown>']
-
-    Args:
-        tokens: the words of classes 2, 3, ..., all different.
-        length: T, the largest number of words of an example, the end token included.
     """
 
     kind = "words"
@@ -250,7 +223,7 @@ class Words(TokenVocabulary):
 
     @classmethod
     def normal_forms(cls, texts: Sequence[str]) -> list[str]:
-        """Return each text with exactly one space between words."""
+        """Each text with exactly one space between words."""
         return [" ".join(text.split()) for text in texts]
 
     @classmethod
@@ -268,30 +241,20 @@ class Words(TokenVocabulary):
 class Smiles(TokenVocabulary):
     """A vocabulary that cuts SMILES strings of molecules into chemical tokens.
 
-    A token is an atom in brackets such as ``[C@@H]``, ``Br``, ``Cl``, a ring number such as ``%12``,
-    or any other character. A name after the string, separated by white space, is ignored.
+    A token is an atom in brackets such as ``[C@@H]``, ``Br``, ``Cl``, a ring number such as ``%12``, or
+    any other character. A name after the string, separated by white space, is ignored. A string with a
+    wrong syntax is counted, but kept. An example with an unknown token is no molecule, so its text is
+    "". The arguments are those of `TokenVocabulary`.
 
     >>> Smiles.split("C[C@@H](Cl)c1ccccc1 name")
     ['C', '[C@@H]', '(', 'Cl', ')', 'c', '1', 'c', 'c', 'c', 'c', 'c', '1']
     >>> smiles = Smiles.from_texts(["CCO", "CCl"])
     >>> smiles.tokens, smiles.shape
     (('<end>', '<unknown>', 'C', 'Cl', 'O'), (4,))
-    >>> smiles.decode(smiles.encode(["ClCO"]).x)
-    ['ClCO']
-
-    A string with a wrong syntax is counted, but kept.
-
+    >>> smiles.decode(smiles.encode(["ClCO", "CN"]).x)
+    ['ClCO', '']
     >>> smiles.encode(["C(C"]).problems["that are not valid SMILES strings"]
     1
-
-    An example with an unknown token is no molecule, so its text is "".
-
-    >>> smiles.decode(smiles.encode(["CN"]).x)
-    ['']
-
-    Args:
-        tokens: the tokens of classes 2, 3, ..., all different.
-        length: T, the largest number of tokens of an example, the end token included.
     """
 
     kind = "smiles"
@@ -310,16 +273,12 @@ class Smiles(TokenVocabulary):
 
     @classmethod
     def join(cls, tokens: Sequence[str]) -> str:
-        """Join tokens to a SMILES string. The result is "" if a token is ``<unknown>``."""
+        """Join tokens to a SMILES string, or return "" if a token is ``<unknown>``."""
         return "" if SPECIAL[UNKNOWN] in tokens else "".join(tokens)
 
 
 def _covering(lengths: Counter[int]) -> int:
-    """The smallest length that suffices for the share `COVERED` of the texts.
-
-    Args:
-        lengths: how many texts have each length.
-    """
+    """The smallest length that suffices for the share `COVERED` of the texts."""
     needed = math.ceil(COVERED * lengths.total())
     for length in sorted(lengths):
         needed -= lengths[length]

@@ -36,16 +36,12 @@ _ALLOWED = {
 
 
 def has_smiles_syntax(tokens: Sequence[str]) -> bool:
-    """Whether tokens have the syntax of a SMILES string.
+    """Whether tokens have the syntax of a SMILES string: atoms, bonds, branches, rings and dots.
 
-    Known are atoms, bonds, branches, ring closures and dots. Whether the molecule is possible, for
-    example whether a carbon atom has four bonds, is not checked.
+    Chemistry is not checked, for example whether a carbon atom has four bonds.
 
     >>> has_smiles_syntax(["C", "1", "C", "C", "1"]), has_smiles_syntax(["C", "(", "C"])
     (True, False)
-
-    Args:
-        tokens: the chemical tokens of a string, such as ``C``, ``Cl`` and ``[C@@H]``.
     """
     kinds = ["start", *map(_kind, tokens), "end"]
     if not all(pair in _ALLOWED for pair in pairwise(kinds)):
