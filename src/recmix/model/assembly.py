@@ -60,7 +60,7 @@ class Own:
     prior: Any = None
 
     def copied(self) -> Own:
-        """A deep copy."""
+        """A copy with copies of all parts."""
         return copy.deepcopy(self)
 
     def or_those_of(self, model: LatentModel, encoder: nn.Module, named: ModelOptions) -> Own:
@@ -248,7 +248,6 @@ def make_model(
 
 
 def _curvature(model: ModelOptions) -> CurvatureNetwork | None:
-    """The curvature network that the options name, or None."""
     if model.curvature == "none":
         return None
     with torch.random.fork_rng():  # the other networks get the same first weights with and without it
@@ -280,7 +279,6 @@ def _is_encoder(network: nn.Module, seen: Any) -> bool:
 
 
 def _likelihood(options: ModelOptions, shape: Shape, statistics: Statistics) -> Likelihood:
-    """The likelihood that the options name."""
     name = options.likelihood or "gaussian"
     _refuse_own(name, "likelihood")
     kind = find_likelihood(name)

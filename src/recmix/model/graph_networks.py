@@ -162,7 +162,7 @@ class GraphFeatures(nn.Module):
         if isinstance(x, Mapping):
             nodes, edges = x["nodes"], x["edges"]
         else:
-            nodes, edges = x.split([self.nodes, self._edges], dim=-1)
+            nodes, edges = x.split([self.nodes, self.nodes * (self.nodes - 1) // 2], dim=-1)
         dtype = self.embedding.weight.dtype
         exists = (nodes > 0).to(dtype)[..., None]  # (B, n, 1)
         h = self.embedding(nodes.clamp(min=0).long())
@@ -186,10 +186,6 @@ class GraphFeatures(nn.Module):
             activation=self.activation,
             positions=self.position is not None,
         )
-
-    @property
-    def _edges(self) -> int:
-        return self.nodes * (self.nodes - 1) // 2
 
     def _adjacency(self, edges: Tensor, dtype: torch.dtype) -> Tensor:
         """The adjacency matrices of all edge classes but "no edge", (B, E - 1, n, n)."""

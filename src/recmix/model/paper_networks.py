@@ -196,10 +196,9 @@ def _chain_count(*sizes: int) -> int:
 def _twin_widths(
     count: Callable[[int, int], int], twin: nn.Module, shape: Sequence[int]
 ) -> tuple[int, int]:
-    """Widths of two hidden layers, so that a network has about as many parameters as `twin`.
+    """Widths of the layer next to the image and of the other layer, to match the parameters of `twin`.
 
-    The first width is that of the layer next to the image. `count` gives the number of parameters of the
-    network for two widths. `shape` is the shape of the image, for the error message.
+    `count` gives the number of parameters of the network for two widths.
     """
     target = parameter_count(twin)
     near = bisect_right(range(target + 1), target, key=lambda width: count(width, width)) - 1

@@ -149,10 +149,7 @@ def resnet_decoder(
 
 
 class _Convolution(nn.Conv2d):
-    """A convolution with random initial weights, scaled by `gain`.
-
-    With gain 1, its initial output has about the standard deviation of its input.
-    """
+    """A convolution with random initial weights, scaled by `gain`. 1 keeps the standard deviation."""
 
     def __init__(
         self, before: int, after: int, kernel: int = 3, *, stride: int = 1, gain: float = 1.0
@@ -161,7 +158,6 @@ class _Convolution(nn.Conv2d):
         super().__init__(before, after, kernel, stride=stride, padding=1)
 
     def reset_parameters(self) -> None:
-        """Draw new random weights, multiply them by `gain`, and set the bias to zero."""
         nn.init.kaiming_normal_(self.weight, nonlinearity="linear")
         with torch.no_grad():
             self.weight.mul_(self.gain)

@@ -98,7 +98,7 @@ class Mixture(Posterior):
     @property
     def has_rsample(self) -> bool:  # type: ignore[override]
         """Whether samples carry gradients to all parameters, also to the weights."""
-        return self._diagonal or self._full
+        return self._diagonal or all(isinstance(q, FullGaussian) for q in self.components)
 
     @property
     def can_scale(self) -> bool:
@@ -175,10 +175,6 @@ class Mixture(Posterior):
     def _diagonal(self) -> bool:
         return self._stack is not None or all(isinstance(q, Gaussian) for q in self.components)
 
-    @property
-    def _full(self) -> bool:
-        return all(isinstance(q, FullGaussian) for q in self.components)
-
     def _means_and_log_variances(self) -> tuple[Tensor, Tensor]:
         """The means and log-variances of diagonal Gaussian components, (K, B, D) each."""
         if self._stack is not None:
@@ -247,11 +243,9 @@ class Mixture(Posterior):
         return z - moved.squeeze(-1)
 
     def _standardised(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The noise ε_k = L_k⁻¹ (z - μ_k) of each component k, for samples z (S, B, D).
+        """The noise ε_k = L_k⁻¹ (z - μ_k), (K, S, B, D), the diagonals of L_k (K, 1, B, D), and L_k⁻¹.
 
-        Returns:
-            ε_k (K, S, B, D), the diagonals of L_k (K, 1, B, D), and L_k⁻¹, or None for diagonal
-            covariances.
+        The last result is None for diagonal covariances.
         """
         if self._diagonal:
             means, log_variances = self._means_and_log_variances()

@@ -152,13 +152,7 @@ class LogisticMixture(Likelihood):
         return logits, means, log_scales.clamp(min=LEAST_LOG_SCALE) + wider, slopes
 
     def _conditional_means(self, given: Tensor, means: Tensor, coefficients: Tensor) -> Tensor:
-        """The mean of each channel, given the channels before it: (..., C, M, H, W).
-
-        Args:
-            given: values of the channels, (..., C, 1, H, W).
-            means: means without the dependence on other channels, (..., C, M, H, W).
-            coefficients: coefficients of the linear dependence, (..., C, M, H, W).
-        """
+        """The mean of each channel, given the values of the channels before it: (..., C, M, H, W)."""
         if self.channels == 1:
             return means
         red, green, blue = means.unbind(-4)
