@@ -146,7 +146,7 @@ def one_hot(x: Tensor, groups: tuple[tuple[int, int], ...]) -> list[Tensor]:
 
 
 def _small_network(shape: Sequence[int], hidden: int, outputs: int, classes: Classes) -> nn.Sequential:
-    """The paper's small network, with one hidden layer. It sees how often each class occurs."""
+    """The paper's small network, with one hidden layer. Tokens and classes are counted first."""
     values = math.prod(checked_shape(shape))
     check_sizes(hidden=hidden)
     first: list[nn.Module]
