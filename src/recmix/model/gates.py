@@ -25,7 +25,6 @@ class Gate(nn.Module):
     bound ε_max keeps a new component from getting nearly all of the weight.
 
     Args:
-        shape: Shape of one example, with any number of axes.
         hidden: Size of the hidden layer.
         classes: Number of classes, see `Classes`. 0 if x holds no classes.
         minimum: ε_min, above 0.

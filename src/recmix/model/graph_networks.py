@@ -46,7 +46,6 @@ def graph_encoder(
 
     Args:
         shape: Shape of a packed example, (n(n+1)/2,) for up to n nodes.
-        latent: Dimension of z.
         node_classes: Number of node classes, "no node" included.
         edge_classes: Number of edge classes, "no edge" included.
         units: Size of the state of a node.

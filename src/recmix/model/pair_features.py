@@ -24,11 +24,9 @@ class PairFeatures(nn.Sequential):
     concatenated to one vector, and the network is fully connected.
 
     Args:
-        shape: Shape of the example.
         other: Shape of the other tensor, for example of the decoder's output: (C', H, W) or (C', H, W,
             K).
         latent: Dimension of z, for making the encoder whose layers are used.
-        width: Multiplies the channels and the hidden layers.
         groups: For graphs, two pairs (number of values, number of classes): of nodes and of edges. The
             network then sees the example's classes as one-hot vectors. Empty for other examples.
 

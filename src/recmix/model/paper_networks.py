@@ -44,8 +44,6 @@ def conv_encoder(
     follow. LeakyReLU(0.01) is applied after every layer except the head.
 
     Args:
-        shape: Channels, height and width of the images.
-        latent: Dimension of z.
         hidden: Size of the hidden layer; by default 256 for images of at most 1024 values, else 512.
         width: Multiplies the channels and the hidden layer.
 
@@ -80,8 +78,6 @@ def conv_decoder(
     rounded down, an output padding of 1 restores the odd size (3 -> 7 -> 14 -> 28).
 
     Args:
-        shape: Channels, height and width of the images.
-        latent: Dimension of z.
         output: Shape of the decoder's output for one example, (C', H, W) or (C', H, W, K); by default
             the shape of the image.
         hidden: Size of the hidden layer, as in `conv_encoder`.

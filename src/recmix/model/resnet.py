@@ -82,8 +82,6 @@ def resnet_encoder(
     layer and a linear head.
 
     Args:
-        shape: Channels, height and width of the images.
-        latent: Dimension of z.
         widths: Channels at each resolution, beginning with the resolution of the image. If there are
             more resolutions than numbers, the last number is used for the rest.
         blocks: Number of residual blocks at each resolution.

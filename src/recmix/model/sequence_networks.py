@@ -181,8 +181,6 @@ def transformer_encoder(
     padding.
 
     Args:
-        shape: Shape of one example, such as (T,).
-        latent: Dimension of z.
         classes: the number of different tokens.
         units: Size of the hidden states.
         heads: Number of attention heads; it divides `units`.

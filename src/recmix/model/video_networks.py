@@ -67,8 +67,6 @@ def video_encoder(
     of the frames. A linear head follows its last state.
 
     Args:
-        shape: Frames, channels, height and width of a clip.
-        latent: Dimension of z.
         units: Size of the hidden layer of a frame and of the GRU's state.
         width: Multiplies the channels, the hidden layer and the state.
 
@@ -96,8 +94,6 @@ def video_decoder(
     The layers of `conv_decoder` make each frame from z and from the GRU's state at this frame.
 
     Args:
-        shape: Frames, channels, height and width of a clip.
-        latent: Dimension of z.
         output: Shape of the decoder's output for one example, (k·T, C', H, W) or (k·T, C', H, W, K),
             where k is a whole number; by default the shape of the clip.
         units: Size of the GRU's state and of the hidden layer of a frame.
