@@ -149,8 +149,8 @@ def complete_options(
     kinds = [name for name in (network, decoder_network) if name != OWN]
     used = [] if found["likelihood"] == OWN else _options_of(find_likelihood(found["likelihood"]))
     check_network_options(options, kinds, used)
-    for name, value in given.items():
-        if name in TOKEN_OPTIONS and value and name not in used:
+    for name, value in options.changed().items():  # a resumed run gives all options, with their defaults
+        if name in TOKEN_OPTIONS and name not in used:
             raise ConfigError(
                 f"{name}={value!r} is an option of the likelihood autoregressive, got "
                 f"{found['likelihood']}: leave {name} out, or choose another likelihood"
