@@ -205,6 +205,14 @@ def test_molecules_with_the_same_graph_are_in_one_part():
     assert not train & val
 
 
+def test_a_vocabulary_of_graphs_gives_the_split_of_its_own_data(tmp_path):
+    pytest.importorskip("rdkit")
+    texts = [f"{'C' * n}{end}" for n in range(1, 11) for end in ("O", "N")]
+    path = write(tmp_path / "a.smi", [*texts, *(text[::-1] for text in texts)])
+    data = load(path, graphs=True)
+    assert load(path, vocabulary=data.vocabulary).fingerprint == data.fingerprint
+
+
 def test_nothing_left_is_an_error_with_counts(tmp_path):
     path = write(tmp_path / "a.txt", ["a b c d"] * 5 + ["", "a b c", "c b a"])
     with pytest.raises(

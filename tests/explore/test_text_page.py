@@ -147,3 +147,18 @@ def test_images_and_texts_are_shown_together(browser, runs):
         assert page.locator("#image").is_visible()
         assert page.locator("#text").is_visible()
         assert page.locator("#cards article").count() == page.locator("#text-cards article").count() == 1
+
+
+def test_sentences_and_molecules_are_written_in_one_box(browser, runs):
+    pytest.importorskip("rdkit")
+    how = {"ready": text_ready, "allowed": ("422",)}
+    with (
+        served(app_of(runs["vae"], runs["smiles"])) as address,
+        opened(browser, address, **how) as page,
+    ):
+        assert page.inner_text("#text-label") == "Write a sentence, or a molecule as a SMILES string"
+        assert page.inner_text("#text-note") == "Up to 6 words or 11 tokens, depending on the run."
+        page.fill("#text-input", "CCO")
+        picture = page.locator("#text-drawing img")  # drawn, although the first run is of sentences
+        picture.wait_for()
+        assert picture.evaluate("image => image.complete && image.naturalWidth > 0")

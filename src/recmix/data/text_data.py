@@ -163,6 +163,8 @@ def data_of_texts(
             f"the vocabulary is of {vocabulary.kind}, but {name} has texts of {made.kind}: give "
             "texts of the kind that the model was trained on"
         )
+    if vocabulary is not None:
+        made = type(vocabulary)  # its normal forms decide the split, as for the data of the vocabulary
     given = {key: _clean(texts, key, made) for key, texts in parts.items() if texts is not None}
     total = sum(map(len, given.values()))
     filled = {key: [text for text in texts if text] for key, texts in given.items()}

@@ -26,12 +26,13 @@ export class TextExplorer extends Section {
   }
 
   #setUpWriting(runs) {
-    const [{ texts }] = runs;
+    const hint = runs.find((run) => run.texts.hint)?.texts.hint;
     const molecules = runs.every((run) => run.texts.molecules);
-    $("text-label").textContent = molecules ? "Write a molecule as a SMILES string" : "Write a sentence";
+    const sentences = runs.every((run) => !run.texts.molecules);
+    $("text-label").textContent = molecules ? "Write a molecule as a SMILES string" : sentences ? "Write a sentence" : "Write a sentence, or a molecule as a SMILES string";
     $("text-input").classList.toggle("smiles", molecules);
-    $("text-note").textContent = [texts.length ? `Up to ${texts.length} ${molecules ? "tokens" : "words"}.` : null, texts.hint ? `${texts.hint}.` : null].filter(Boolean).join(" ");
-    this.drawing = new TextView(runs[0], "p", { "aria-hidden": "true" });
+    $("text-note").textContent = [lengths(runs), hint ? `${hint}.` : null].filter(Boolean).join(" ");
+    this.drawing = new TextView(runs.find((run) => run.texts.drawn) ?? runs[0], "p", { "aria-hidden": "true" });
     this.drawing.words.hidden = true;
     $("text-drawing").append(this.drawing.box);
     const changed = debounced(() => this.#changed(), 300);
@@ -77,7 +78,7 @@ export class TextExplorer extends Section {
     }
     for (const card of this.on) card.setText(text);
     this.drawing.set(text.trim());
-    drawAll(this.cards[0].run, [this.drawing]).catch(() => { this.drawing.draw(null); });
+    drawAll(this.drawing.run, [this.drawing]).catch(() => { this.drawing.draw(null); });
   }
 
   // What the runs say about the text: once, if all say the same.
@@ -141,4 +142,10 @@ class TextInterpolation extends Interpolation {
   ask(a, b) {
     for (const panel of this.panels) panel.ask("/interpolate", { texts: [a, b], steps: POINTS }, (found) => showTexts(panel, found));
   }
+}
+
+// How long a text may be, in each of the runs.
+function lengths(runs) {
+  const limits = new Set(runs.filter((run) => run.texts.length).map((run) => `${run.texts.length} ${run.texts.molecules ? "tokens" : "words"}`));
+  return limits.size ? `Up to ${[...limits].join(" or ")}${limits.size > 1 ? ", depending on the run" : ""}.` : null;
 }
