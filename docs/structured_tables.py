@@ -56,7 +56,9 @@ def rows(kind: str, study: str = "") -> str:
             line += [f"{statistics.mean(row[bound] for row in part):.2f}", gain]
         lines.append([*line, f"{times[name]:,.0f}" if name in times else ""])
     heads = ["row", "examples", "ELBO", "over VAE+", "IWAE-100", "over VAE+", "µs"]
-    return table(heads, lines, numbers=6)
+    if not times:
+        heads, lines = heads[:-1], [line[:-1] for line in lines]
+    return table(heads, lines, numbers=len(heads) - 1)
 
 
 def _gain(part: list[dict[str, Any]], control: list[dict[str, Any]], bound: str, *, paired: bool) -> str:
