@@ -11,6 +11,7 @@ from recmix.inference.gauss_newton import LogJoint, decoder_jacobian, jacobian, 
 from recmix.model.latent import LatentModel
 from recmix.model.likelihoods import LIKELIHOODS
 from recmix.model.networks import make_decoder
+from recmix.model.priors import GaussianMixturePrior, StandardNormal
 
 OWN = nn.Sequential(
     nn.Linear(3, 12),
@@ -91,10 +92,12 @@ def test_jacobian_on_a_cpu_without_gradients(kind, batch, monkeypatch):
     z = torch.randn(batch, 3, dtype=torch.float64)
     expected = decoder_jacobian.plain(decoder, z, 3)
     for examples in (2, 100):
+        layers = layer_chain(decoder)
+        reached = tangents._reached(layers, z)[1:]
         sizes = [
-            s[0].numel()
-            for s in tangents._values_and_slopes(layer_chain(decoder), z)[1]
-            if s is not None
+            after[0].numel()
+            for layer, after in zip(layers, reached, strict=True)
+            if type(layer) in tangents.ACTIVATIONS
         ]
         monkeypatch.setattr(tangents, "BLOCK", examples * 3 * max(sizes, default=1))
         with torch.no_grad():
@@ -119,6 +122,21 @@ def test_jacobian_on_a_cpu_uses_blocks_of_examples(monkeypatch):
     assert seen == [2, 2, 1]
     decoder_jacobian(decoder, z, 3)  # with gradients
     assert seen == [2, 2, 1, 5]
+
+
+@pytest.mark.parametrize("kind", ["conv", "dense", "own", "one channel", "linear"])
+@pytest.mark.parametrize("prior", [StandardNormal, GaussianMixturePrior])
+def test_gradient_on_a_cpu_equals_autograd(kind, prior):
+    torch.manual_seed(0)
+    own = {"own": OWN, "one channel": ONE_CHANNEL, "linear": LINEAR}
+    decoder = (own.get(kind) or make_decoder(kind, (1, 12, 12), 3)).double()
+    z = torch.randn(5, 3, dtype=torch.float64)
+    x = torch.rand_like(decoder(z))
+    likelihood = make_likelihood("bernoulli")
+    made = LatentModel(decoder, likelihood, latent=3, shape=x.shape[1:], prior=prior(3)).double()
+    joint = make_log_joint(made, x, torch.float64)
+    with torch.no_grad():
+        torch.testing.assert_close(joint.gradient(z), LogJoint.gradient(joint, z))
 
 
 def test_log_joint_on_a_cpu():

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from recmix.accelerate.newton import kernels_apply
-from recmix.accelerate.tangents import fast_on_cpu, layer_chain, values
+from recmix.accelerate.tangents import fast_on_cpu, layer_chain, value_and_pullback, values
 from recmix.inference.gauss_newton import LogJoint, make_log_joint
 from recmix.model.latent import LatentModel
 
@@ -42,6 +42,24 @@ class ChainLogJoint(LogJoint):
         decoded = torch.cat([values(layers, part) for part in z.flatten(0, 1).split(ROWS)])
         decoded = decoded.view(*z.shape[:2], *decoded.shape[1:])
         return self.model.log_density(self.observed, decoded) + self.model.prior.log_prob(z)
+
+    def gradient(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """log p(x, z), (B,), and its derivative with respect to z, (B, D), at z (B, D).
+
+        The derivative of the decoder is computed layer by layer. If gradients are enabled or something
+        is traced, the result comes from `LogJoint.gradient`.
+        """
+        layers = layer_chain(self.model.decoder)
+        if layers is None or not fast_on_cpu(z) or torch.is_inference_mode_enabled():
+            return super().gradient(z)
+        decoded, pullback = value_and_pullback(layers, z)
+        likelihood = self.model.log_density(self.observed, decoded[None]).squeeze(0)
+        slope = pullback(self.model.likelihood.residual(self.observed, decoded))
+        with torch.enable_grad():
+            at = z.detach().requires_grad_()
+            prior = self.model.prior.log_prob(at)
+            (slope_of_prior,) = torch.autograd.grad(prior.sum(), at)
+        return likelihood + prior.detach(), slope + slope_of_prior
 
 
 @make_log_joint.register

@@ -18,31 +18,26 @@ from torch import Tensor, nn
 from recmix.inference.gauss_newton import decoder_jacobian, is_traceable, jacobian_needs_autograd
 from recmix.model.networks import Decoder
 
-__all__ = ["chain_jacobian", "fast_on_cpu", "layer_chain", "values"]
+__all__ = ["chain_jacobian", "fast_on_cpu", "layer_chain", "value_and_pullback", "values"]
 
-Slope = Callable[[nn.Module, Tensor, Tensor], Tensor]
+Pull = Callable[[nn.Module, Tensor, Tensor, Tensor], Tensor]
 
 
-def _leaky(layer: nn.Module, before: Tensor, _after: Tensor) -> Tensor:
+def _leaky(layer: nn.Module, gradient: Tensor, before: Tensor, _after: Tensor) -> Tensor:
     leak = layer.negative_slope if isinstance(layer, nn.LeakyReLU) else 0.0
-    return torch.where(before > 0, 1.0, leak).to(before.dtype)
+    pulled: Tensor = torch.ops.aten.leaky_relu_backward(gradient, before, leak, False)
+    return pulled
 
 
-SLOPES: dict[type[nn.Module], Slope] = {
+ACTIVATIONS: dict[type[nn.Module], Pull] = {
     nn.ReLU: _leaky,
     nn.LeakyReLU: _leaky,
-    nn.Tanh: lambda _layer, _before, after: 1 - after.square(),
-    nn.Sigmoid: lambda _layer, _before, after: after * (1 - after),
+    nn.Tanh: lambda _layer, gradient, _before, after: gradient * (1 - after.square()),
+    nn.Sigmoid: lambda _layer, gradient, _before, after: gradient * (after * (1 - after)),
 }
-"""Functions (layer, input, output) that give the derivative of an activation, by its class."""
+"""Functions (layer, gradient, input, output) that multiply a gradient by an activation's derivative."""
 BLOCK = 2**20
 """Most values of one layer's tangents that are computed at a time on a CPU."""
-KEPT = 2**25 - 2**14
-"""Size of an array that is made and freed once. After this the C library of Linux keeps freed memory.
-
-Otherwise it would return large arrays to the system, and getting memory again would take as long as the
-arithmetic.
-"""
 SHAPES = (nn.Flatten, nn.Unflatten, nn.Identity)
 
 
@@ -62,9 +57,10 @@ def layer_chain(network: nn.Module) -> list[nn.Module] | None:
     if type(network) is nn.Sequential:
         parts = [layer_chain(part) for part in network]
         return None if None in parts else [layer for part in parts for layer in part or []]
-    if isinstance(network, nn.Conv2d | nn.ConvTranspose2d) and network.padding_mode != "zeros":
+    convolution = isinstance(network, nn.Conv2d | nn.ConvTranspose2d)
+    if convolution and (network.padding_mode != "zeros" or isinstance(network.padding, str)):
         return None
-    simple = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d, *SLOPES, *SHAPES)
+    simple = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d, *ACTIVATIONS, *SHAPES)
     return [network] if type(network) in simple else None
 
 
@@ -78,19 +74,61 @@ def values(layers: list[nn.Module], z: Tensor) -> Tensor:
     torch.Size([5, 3])
     """
     for layer in layers:
-        z = layer(z) if type(layer) in SLOPES else _linear(layer, z, bias=True)
+        z = layer(z) if type(layer) in ACTIVATIONS else _linear(layer, z, bias=True)
     return z
 
 
-def _values_and_slopes(layers: list[nn.Module], z: Tensor) -> tuple[Tensor, list[Tensor | None]]:
-    """The output at z (B, D); for each layer the slope (B, …) if it is an activation, else None."""
-    slopes: list[Tensor | None] = []
+def value_and_pullback(layers: list[nn.Module], z: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """The output (B, ...) of a chain of layers at z (B, D), and its pullback.
+
+    The pullback is a function. It maps a gradient with respect to the output to the gradient with
+    respect to z. This is backpropagation without the gradients of the parameters.
+
+    >>> layer = nn.Linear(2, 3)
+    >>> output, pullback = value_and_pullback([layer], torch.zeros(1, 2))
+    >>> torch.equal(pullback(torch.eye(3)), layer.weight)
+    True
+    """
+    reached = _reached(layers, z)
+
+    def pullback(gradient: Tensor) -> Tensor:
+        for layer, before, after in reversed(list(zip(layers, reached, reached[1:], strict=False))):
+            gradient = _pull(layer, gradient, before, after)
+        return gradient
+
+    return reached[-1], pullback
+
+
+def _reached(layers: list[nn.Module], z: Tensor) -> list[Tensor]:
+    """z (B, D), then the output of each layer."""
+    reached = [z]
     for layer in layers:
-        before = z
-        z = values([layer], z)
-        slope = SLOPES.get(type(layer))
-        slopes.append(None if slope is None else slope(layer, before, z))
-    return z, slopes
+        reached.append(values([layer], reached[-1]))
+    return reached
+
+
+def _pull(layer: Any, gradient: Tensor, before: Tensor, after: Tensor) -> Tensor:
+    """The gradient with respect to a layer's input, from the gradient with respect to its output."""
+    if type(layer) in ACTIVATIONS:
+        return ACTIVATIONS[type(layer)](layer, gradient, before, after)
+    if isinstance(layer, nn.Linear):
+        return gradient @ layer.weight
+    if not isinstance(layer, nn.Conv2d | nn.ConvTranspose2d):
+        return gradient.reshape(before.shape)
+    pulled: Tensor = torch.ops.aten.convolution_backward(
+        gradient.contiguous(memory_format=torch.channels_last),
+        before.contiguous(memory_format=torch.channels_last),
+        layer.weight,
+        None,
+        layer.stride,
+        layer.padding,
+        layer.dilation,
+        layer.transposed,
+        layer.output_padding,
+        layer.groups,
+        (True, False, False),  # only the gradient of the input
+    )[0]
+    return pulled
 
 
 def _move(layers: list[nn.Module], slopes: Sequence[Tensor | None], tangents: Tensor) -> Tensor:
@@ -100,7 +138,7 @@ def _move(layers: list[nn.Module], slopes: Sequence[Tensor | None], tangents: Te
 
     Args:
         layers: the chain.
-        slopes: slopes of the activations for B examples, from `_values_and_slopes`.
+        slopes: slopes of the activations for B examples, (B, ...); None for the other layers.
         tangents: directions (T, D).
     """
     moved = tangents.clone().unsqueeze(0)  # (1, T, D): for all examples, while they are equal
@@ -125,16 +163,20 @@ def _linear(layer: Any, rows: Tensor, *, bias: bool) -> Tensor:
     if isinstance(layer, nn.ConvTranspose2d):
         if fast and layer.out_channels == 1:
             return _to_one_channel(layer, rows, bias=bias)
-        return F.conv_transpose2d(
+        shift = layer.bias if bias else None
+        made = F.conv_transpose2d(
             rows,
             layer.weight,
-            layer.bias if bias else None,
+            None if fast else shift,
             layer.stride,  # type: ignore[arg-type]
             layer.padding,  # type: ignore[arg-type]
             layer.output_padding,  # type: ignore[arg-type]
             layer.groups,
             layer.dilation,  # type: ignore[arg-type]
         )
+        if fast and shift is not None:  # on a CPU faster than inside the convolution
+            made.add_(shift.view(-1, 1, 1))
+        return made
     if isinstance(layer, nn.Conv2d):
         return F.conv2d(
             rows,
@@ -199,13 +241,17 @@ def chain_jacobian(decoder: nn.Module, z: Tensor, chunk: int) -> tuple[Tensor, T
     layers = layer_chain(decoder)
     if layers is None:
         return NotImplemented
-    at, slopes = _values_and_slopes(layers, z)
+    reached = _reached(layers, z)
+    at = reached[-1]
+    slopes = [
+        _pull(layer, torch.ones_like(after), before, after) if type(layer) in ACTIVATIONS else None
+        for layer, before, after in zip(layers, reached, reached[1:], strict=False)
+    ]
     batch, latent = z.shape
     units = torch.eye(latent, dtype=z.dtype, device=z.device)
     sizes = [slope[0].numel() for slope in slopes if slope is not None]
     examples = min(BLOCK // max(sizes), chunk * batch) // latent if sizes and fast_on_cpu(z) else 0
     if 0 < examples < batch:
-        torch.empty(KEPT, dtype=torch.uint8)
         starts = range(0, batch, examples)
         pieces = [[None if s is None else s[i : i + examples] for s in slopes] for i in starts]
         columns = torch.cat([_move(layers, piece, units) for piece in pieces])

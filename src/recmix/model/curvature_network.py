@@ -110,5 +110,5 @@ def scaled_triangle(out: Tensor, typical: Tensor, places: Tensor) -> Tensor:
     """
     scale, below = out.tensor_split([len(typical)], dim=-1)
     padded = torch.cat([torch.zeros_like(scale[:, :1]), torch.ones_like(scale[:, :1]), below], -1)
-    unit = padded[:, places].unflatten(-1, typical.shape)
+    unit = padded.index_select(-1, places).unflatten(-1, typical.shape)
     return typical @ (scale.exp()[..., None] * unit)
