@@ -25,8 +25,9 @@ OWN = nn.Sequential(
 )
 
 
-def model(decoder, shape):
-    return LatentModel(decoder, LIKELIHOODS["bernoulli"](), latent=3, shape=shape).double()
+def model(decoder, shape, prior=None):
+    likelihood = LIKELIHOODS["bernoulli"]()
+    return LatentModel(decoder, likelihood, latent=3, shape=shape, prior=prior).double()
 
 
 @pytest.mark.parametrize("kind", ["conv", "dense", "own"])
@@ -132,9 +133,7 @@ def test_gradient_on_a_cpu_equals_autograd(kind, prior):
     decoder = (own.get(kind) or make_decoder(kind, (1, 12, 12), 3)).double()
     z = torch.randn(5, 3, dtype=torch.float64)
     x = torch.rand_like(decoder(z))
-    likelihood = make_likelihood("bernoulli")
-    made = LatentModel(decoder, likelihood, latent=3, shape=x.shape[1:], prior=prior(3)).double()
-    joint = make_log_joint(made, x, torch.float64)
+    joint = make_log_joint(model(decoder, x.shape[1:], prior(3)), x, torch.float64)
     with torch.no_grad():
         torch.testing.assert_close(joint.gradient(z), LogJoint.gradient(joint, z))
 
