@@ -39,11 +39,7 @@ class ChunkedAdam(torch.optim.Adam):
             self.update_group(group)
 
     def update_group(self, group: dict[str, Any]) -> None:
-        """Update the parameters of one parameter group. `step` calls this for each group.
-
-        Args:
-            group: an entry of the optimiser's `param_groups`.
-        """
+        """Update the parameters of one parameter group, an entry of `param_groups`."""
         lists: tuple[list[Tensor], ...] = ([], [], [], [], [], [])
         self._init_group(group, *lists)
         params, grads, firsts, seconds, _, steps = lists
@@ -72,8 +68,7 @@ class ChunkedAdam(torch.optim.Adam):
 def _pieces(*row: Tensor) -> Iterable[tuple[Tensor, ...]]:
     """Cut a parameter, its gradient and its Adam moments into pieces of at most `CHUNK` numbers.
 
-    Args:
-        *row: these four tensors, then the parameter's step count, which all its pieces share.
+    The last tensor of `row` is the parameter's step count, which all its pieces share.
     """
     *tensors, step = row
     if tensors[0].numel() <= CHUNK or not all(t.is_contiguous() for t in tensors):
@@ -84,14 +79,7 @@ def _pieces(*row: Tensor) -> Iterable[tuple[Tensor, ...]]:
 
 
 def capturable_adam(groups: list[dict[str, Any]], learning_rate: float) -> torch.optim.Optimizer:
-    """Make an Adam optimiser. On a GPU, a CUDA graph can capture its steps.
-
-    The optimiser is a `ChunkedAdam` on a GPU, and torch's Adam on other devices.
-
-    Args:
-        groups: the parameter groups, as `torch.optim.Adam` takes them.
-        learning_rate: the initial learning rate.
-    """
+    """Make an Adam optimiser for parameter groups: a `ChunkedAdam` on a GPU, else torch's Adam."""
     if device_of(groups).type != "cuda":
         return adam(groups, learning_rate)
     return with_tensor_rates(ChunkedAdam(groups, lr=learning_rate, fused=True, capturable=True))
@@ -101,7 +89,7 @@ def with_tensor_rates(optimizer: torch.optim.Adam) -> torch.optim.Adam:
     """Prepare an optimiser's learning rates for CUDA graphs and return the same optimiser.
 
     Each parameter group stores its first learning rate as ``initial_lr``. On a GPU the learning rate
-    ``lr`` becomes a tensor. A captured CUDA graph then reads the present value of ``lr`` at each replay.
+    ``lr`` becomes a tensor, so that a captured CUDA graph reads its present value at each replay.
     """
     device = device_of(optimizer.param_groups)
     for group in optimizer.param_groups:

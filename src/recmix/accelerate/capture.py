@@ -32,11 +32,7 @@ def recover_generators(device: torch.device, *generators: torch.Generator) -> No
     """Make random generators usable again after the capture of a CUDA graph failed.
 
     After a failed capture a generator can draw random numbers only inside a capture. A copy of its state
-    does not have this limit. So the state of each generator is replaced by a copy of this state.
-
-    Args:
-        device: the CUDA device of the capture; its default generator is recovered too.
-        generators: further generators that took part in the capture.
+    does not have this limit, so it replaces the state. The device's default generator is recovered too.
     """
     if device.type != "cuda":
         return

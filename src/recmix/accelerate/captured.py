@@ -94,11 +94,8 @@ class Captured:
     def _capture(self, method: Method, x: Tensor, versions: list[Any]) -> _Graph:
         """Capture a CUDA graph that computes the posterior of batches with the shape of x.
 
-        Args:
-            method: the method whose posterior is captured.
-            x: any batch with the wanted shape.
-            versions: numbers that change with the parameters. They are stored with the graph, to
-                see later whether the graph is outdated.
+        The numbers `versions` change with the parameters. They are stored to see whether the graph is
+        outdated.
         """
         device = x.device
         with torch.inference_mode(False):  # a tensor made in inference mode cannot be overwritten later
@@ -127,15 +124,7 @@ _captured: WeakKeyDictionary[Method, dict[Inference, Captured]] = WeakKeyDiction
 
 @infer_no_grad.register_for_gpu
 def replay(method: Method, x: Tensor, inference: Inference) -> Posterior:
-    """Compute q(z | x) without gradients on a GPU, by replaying a CUDA graph.
-
-    This is the GPU version of `infer_no_grad`. It returns NotImplemented if x is not on a GPU.
-
-    Args:
-        method: the method whose posterior is computed.
-        x: examples (B, ...).
-        inference: settings that say how the posterior is refined and calibrated.
-    """
+    """GPU version of `infer_no_grad`: replay a CUDA graph. NotImplemented if x is not on a GPU."""
     if not x.is_cuda:
         return NotImplemented
     known = _captured.get(method)

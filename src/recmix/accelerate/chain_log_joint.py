@@ -31,11 +31,7 @@ class ChainLogJoint(LogJoint):
     """
 
     def log_joint(self, z: Tensor) -> Tensor:
-        """log p(x, z), (T, B), of T latent points for each of the B examples: z (T, B, D).
-
-        The decoder is evaluated layer by layer if gradients are disabled and nothing is traced.
-        Otherwise the result comes from `LogJoint.log_joint`.
-        """
+        """log p(x, z), (T, B), of T latent points for each of the B examples: z (T, B, D)."""
         layers = layer_chain(self.model.decoder)
         if layers is None or not fast_on_cpu(z):
             return super().log_joint(z)
@@ -46,8 +42,7 @@ class ChainLogJoint(LogJoint):
     def gradient(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """log p(x, z), (B,), and its derivative with respect to z, (B, D), at z (B, D).
 
-        The derivative of the decoder is computed layer by layer. If gradients are enabled or something
-        is traced, the result comes from `LogJoint.gradient`.
+        The derivative of the decoder is computed layer by layer, without autograd.
         """
         layers = layer_chain(self.model.decoder)
         if layers is None or not fast_on_cpu(z) or torch.is_inference_mode_enabled():
@@ -66,17 +61,11 @@ class ChainLogJoint(LogJoint):
 def make_chain_log_joint(
     model: LatentModel, x: Tensor, dtype: torch.dtype, chunk: int | None = None
 ) -> LogJoint:
-    """Make a `ChainLogJoint` if x is on the CPU and the decoder is a chain of simple layers.
+    """Make a `ChainLogJoint`, which computes log p(x, z) of one batch x fast on a CPU.
 
-    The object computes log p(x, z) of one batch x as a function of z. In all other cases the function
-    returns NotImplemented, and `make_log_joint` tries its next version. It also returns NotImplemented
-    if Triton's interpreter runs the GPU kernels on the CPU, as the tests of recmix do.
-
-    Args:
-        model: the model p(x, z).
-        x: examples (B, ...).
-        dtype: data type of z.
-        chunk: number of columns of the decoder's Jacobian per pass; None for the default.
+    The function returns NotImplemented if x is not on the CPU, if the decoder is not a chain of simple
+    layers, or if Triton's interpreter runs the GPU kernels on the CPU, as in tests. The arguments are
+    those of `make_log_joint`.
     """
     if x.device.type != "cpu" or kernels_apply("cpu", dtype) or layer_chain(model.decoder) is None:
         return NotImplemented

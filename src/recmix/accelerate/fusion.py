@@ -43,10 +43,7 @@ def fusing() -> Iterator[None]:
 
 @functools.cache
 def _fused(function: Replaceable[..., Any]) -> Callable[..., Any]:
-    """Return a version of `function` that runs its plain code compiled by `torch.compile`.
-
-    The version returns NotImplemented when it is called inside code that is itself being compiled.
-    """
+    """`function` with its plain code compiled; NotImplemented inside code that is itself compiled."""
     compiled = torch.compile(function.plain)
 
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -240,11 +240,7 @@ def _power_of_two(n: int) -> int:
 
 
 def split(weight: Tensor) -> Tensor:
-    """Split float32 numbers (...) into two TF32 numbers each, (2, ...).
-
-    The first is the TF32 number nearest to the weight. The second is the remainder, rounded to
-    TF32.
-    """
+    """Split float32 numbers into the nearest TF32 numbers and the TF32 remainders: (...) -> (2, ...)."""
 
     def nearest(x: Tensor) -> Tensor:
         return ((x.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)

@@ -23,8 +23,9 @@ def sequence(
 ) -> Run | None:
     """Turn K networks of the same shape into one function f(x, centre) that uses Triton kernels.
 
-    The function subtracts the centre from each example of the batch x, and evaluates all networks. The
-    centre has the shape of one example; None subtracts nothing.
+    The function subtracts `centre`, an image or None, from each example of the batch x. It gives the N
+    outputs of each network for B examples, (K, B, N). `sequence` returns None if the kernels do not
+    support a layer.
 
     Args:
         networks: the layers of each network: convolutions, then linear layers, with activations after
@@ -32,10 +33,6 @@ def sequence(
         shape: shape of one example, (C, H, W) or (I,).
         limits: smallest and largest value of the second half of the last layer's outputs, which is
             clamped.
-
-    Returns:
-        The function. It gives the N outputs of each network for B examples, (K, B, N). `sequence`
-        returns None if the kernels do not support a layer.
     """
     made: list[tuple[Any, tuple[Tensor, Tensor], dict[str, Any]]] = []
     size = tuple(shape)
@@ -89,8 +86,9 @@ def recursion(
 ) -> Run | None:
     """Turn the gates of a recursive mixture, which give its weights, into one function f(x, centre).
 
-    The function subtracts the centre from each example of the batch x, and evaluates all gates. The
-    centre has the shape of one example; None subtracts nothing.
+    The function subtracts `centre`, an image or None, from each example of the batch x. It gives the
+    mixing weights log α for B examples, (B, number of components). `recursion` returns None if the
+    kernels do not support a layer.
 
     The first layers of all gates are computed as one matrix product. Its long sum over the pixels is
     divided into parts that run in parallel. A second kernel adds the parts and computes the rest.
@@ -101,10 +99,6 @@ def recursion(
         shape: shape of one example.
         minimum: the smallest ε.
         maximum: the largest ε.
-
-    Returns:
-        The function. It gives the mixing weights log α for B examples, (B, number of components).
-        `recursion` returns None if the kernels do not support a layer.
     """
     pixels = math.prod(shape)
     kinds = [[layer for layer in gate if type(layer) is not nn.Flatten] for gate in gates]
@@ -136,13 +130,7 @@ def recursion(
 
 
 def _packed(layers: Sequence[Any], columns: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Pack one layer of K networks: weights (2, K, N, depth) in the kernel's order, biases (K, N).
-
-    Args:
-        layers: K convolutions or linear layers with N outputs.
-        columns: channels, rows and columns of the inputs that one output depends on; their product
-            is the depth.
-    """
+    """Pack one layer of K networks: weights (2, K, N, depth) in the kernel's order, biases (K, N)."""
     weights = [layer.weight.detach().reshape(-1, *columns) for layer in layers]
     return split(torch.stack([w.permute(0, 2, 3, 1).flatten(1) for w in weights])), _biases(layers)
 
@@ -153,10 +141,7 @@ def _biases(layers: Sequence[Any]) -> Tensor:
 
 
 def _slope(layer: nn.Module) -> float | None:
-    """The factor by which an activation multiplies negative values: 0 for ReLU, 1 for the identity.
-
-    None if the layer is not ReLU, LeakyReLU or the identity.
-    """
+    """An activation's factor of negative values: 0 for ReLU, 1 for the identity; None for others."""
     if type(layer) is nn.LeakyReLU:
         return float(layer.negative_slope)
     return {nn.ReLU: 0.0, nn.Identity: 1.0}.get(type(layer))

@@ -73,10 +73,7 @@ class Muon(ChunkedAdam):
 def muon(groups: Iterable[dict[str, Any]], learning_rate: float) -> torch.optim.Adam:
     """Make an optimiser that uses Muon for parameters with two or more axes, and Adam for the others.
 
-    Args:
-        groups: the parameter groups, as `torch.optim.Adam` takes them. Each is divided into a group
-            for Muon and a group for Adam.
-        learning_rate: the initial learning rate.
+    Each given parameter group is divided into a group for Muon and a group for Adam.
     """
     divided = []
     for group in groups:
@@ -117,12 +114,6 @@ def orthogonal_batch(matrices: Sequence[Tensor]) -> list[Tensor]:
     """Change all singular values of each matrix to about 1, for all matrices in one batch.
 
     All matrices are padded with zeros to the same shape. The padding is removed from the results.
-
-    Args:
-        matrices: matrices with two axes, of any shapes.
-
-    Returns:
-        For each matrix U S Vᵀ, approximately U Vᵀ, of the same shape.
     """
     flat = [m.t() if m.shape[0] > m.shape[1] else m for m in matrices]
     rows, columns = (max(m.shape[axis] for m in flat) for axis in (0, 1))

@@ -36,8 +36,8 @@ learned refinement 11 % faster, with 26 it makes it 2 % slower, with 50 it makes
 def kernels_apply(device_type: str, dtype: torch.dtype) -> bool:
     """Whether the Triton kernels for Gauss-Newton steps may be used now.
 
-    They need a GPU (or Triton's interpreter) and float32. Gradients must be disabled, and the code
-    must not be compiled or traced.
+    They need a GPU (or Triton's interpreter), float32 and disabled gradients. They are not used in code
+    that is compiled or traced.
     """
     available = device_type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
     traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() or is_traceable()
@@ -49,9 +49,9 @@ def _applies(like: Tensor) -> bool:
 
 
 class KernelLogJoint(LogJoint):
-    """A `LogJoint` (log p(x, z) of one batch x as a function of z) that uses Triton kernels.
+    """log p(x, z) of one batch x as a function of z: a `LogJoint` that uses Triton kernels.
 
-    Where the kernels do not apply, it uses the plain code of `LogJoint`.
+    Where the kernels do not apply, the plain code of `LogJoint` is used.
     """
 
     def __init__(
@@ -71,11 +71,7 @@ class KernelLogJoint(LogJoint):
         return self.model.decoder_output(z)
 
     def linearise(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """The decoder's output (B, *output) and its Jacobian (B, P, D) at z (B, D), by Triton kernels.
-
-        P is the number of output values for one example. If the kernels do not apply, the result comes
-        from `LogJoint.linearise`.
-        """
+        """The decoder's output (B, *output) and its Jacobian (B, P, D) at z (B, D); P output values."""
         if self.packed and _applies(z):
             pushed = tangent_kernels.push(self.packed, z, self.chunk or tangent_chunk(self.model, z))
             if pushed is not None:
@@ -83,10 +79,7 @@ class KernelLogJoint(LogJoint):
         return super().linearise(z)
 
     def log_joint(self, z: Tensor) -> Tensor:
-        """log p(x, z), (T, B), of T latent points for each of B examples: z (T, B, D).
-
-        Triton kernels compute it. If the kernels do not apply, torch computes it.
-        """
+        """log p(x, z), (T, B), of T latent points for each of B examples: z (T, B, D)."""
         decoded = self._decoded(z)
         scored = newton_kernels.score(self.model.likelihood, self.observed, decoded, z, slopes=False)
         if scored is not None:
@@ -94,15 +87,7 @@ class KernelLogJoint(LogJoint):
         return self.model.log_density(self.observed, decoded) + standard_normal(z)
 
     def assemble(self, z: Tensor, decoded: Tensor, slope: Tensor) -> NormalEquations:
-        """The value, gradient and Gauss-Newton curvature of log p(x, z) at z, by Triton kernels.
-
-        If the kernels do not apply, the result comes from `LogJoint.assemble`.
-
-        Args:
-            z: latent points (B, D).
-            decoded: the decoder's output at z, (B, *output).
-            slope: the decoder's Jacobian at z, (B, P, D), for P output values per example.
-        """
+        """The value, gradient and Gauss-Newton curvature of log p(x, z), see `LogJoint.assemble`."""
         if _applies(z):
             likelihood = self.model.likelihood
             scored = newton_kernels.score(likelihood, self.observed, decoded[None], z[None], slopes=True)
@@ -116,9 +101,8 @@ class KernelLogJoint(LogJoint):
     def gradient(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """log p(x, z), (B,), and its derivative with respect to z, (B, D), at z (B, D).
 
-        If z has at most `JACOBIAN_UP_TO` dimensions, Triton kernels compute both from the decoder's
-        whole Jacobian. With more dimensions autograd is used: it is faster, because it computes only the
-        gradient.
+        Up to `JACOBIAN_UP_TO` dimensions, Triton kernels compute both from the decoder's whole Jacobian.
+        Above, autograd is faster, because it computes only the gradient.
         """
         if not self.packed or z.shape[-1] > JACOBIAN_UP_TO:
             return super().gradient(z)
@@ -126,9 +110,7 @@ class KernelLogJoint(LogJoint):
         return here.log_joint, here.gradient
 
     def dampings(self, level: Tensor) -> Tensor:
-        """The T candidates for the damping of one Gauss-Newton step, (T, B).
-
-        They are multiples of λ. One multiplication computes all of them.
+        """The T candidates for the damping of one step, (T, B), by one multiplication.
 
         Args:
             level: the present damping λ of each example, (B,).
@@ -145,19 +127,7 @@ class KernelLogJoint(LogJoint):
         level: Tensor,
         least: float,
     ) -> tuple[Tensor, Tensor]:
-        """Select the best candidate step of each example; return the next z (B, D) and damping λ (B,).
-
-        One Triton kernel does this. If the kernel does not apply, `LogJoint.choose` is used.
-
-        Args:
-            reached: log p(x, z + step) for each of the T candidate steps, (T, B).
-            here: value, gradient and curvature of log p(x, z) at z.
-            z: latent points (B, D).
-            step: candidate steps (T, B, D).
-            tried: the dampings of the candidate steps, (T, B).
-            level: the present damping λ (B,).
-            least: lower limit of the next λ.
-        """
+        """Select the best candidate step of each example by one Triton kernel, see `LogJoint.choose`."""
         limits = (least, LARGEST)
         given = (reached, here.log_joint, z, step, tried, level)
         chosen = newton_kernels.choose(*given, beyond=10 * DAMPINGS[-1], limits=limits)
@@ -170,14 +140,8 @@ def make_kernel_log_joint(
 ) -> LogJoint:
     """Make a `KernelLogJoint`, which computes log p(x, z) of one batch x by Triton kernels.
 
-    The function returns NotImplemented if the kernels do not apply. The kernels support Gaussian and
-    Bernoulli likelihoods and the prior N(0, I).
-
-    Args:
-        model: the model p(x, z).
-        x: examples (B, ...).
-        dtype: data type of z.
-        chunk: number of columns of the decoder's Jacobian per pass; None for the default.
+    The kernels support Gaussian and Bernoulli likelihoods and the prior N(0, I). The function returns
+    NotImplemented if the kernels do not apply. The arguments are those of `make_log_joint`.
     """
     simple = type(model.likelihood) in (Bernoulli, Gaussian) and model.prior.standard
     simple = simple and model.likelihood.noise == 1
@@ -188,15 +152,9 @@ def make_kernel_log_joint(
 
 @damped_step.register
 def damped_step_by_kernels(gradient: Tensor, precision: Tensor, damping: Tensor) -> Tensor:
-    """The damped Gauss-Newton steps δ = (H + λ I)⁻¹ g, (L, B, D), by one Triton kernel.
+    """`damped_step` by one Triton kernel: δ = (H + λ I)⁻¹ g, (L, B, D), for L dampings λ per example.
 
-    L is the number of dampings λ that are tried for each of B examples. The function returns
-    NotImplemented if the kernel does not apply.
-
-    Args:
-        gradient: g, the gradient of log p(x, z), (L, B, D).
-        precision: H, the Gauss-Newton curvature of -log p(x, z), (L, B, D, D).
-        damping: λ, (L, B).
+    The function returns NotImplemented if the kernel does not apply.
     """
     if not _applies(gradient):
         return NotImplemented
@@ -206,7 +164,7 @@ def damped_step_by_kernels(gradient: Tensor, precision: Tensor, damping: Tensor)
 
 @cholesky.register
 def cholesky_by_kernels(matrix: Tensor) -> Tensor:
-    """Compute the lower Cholesky factors of matrices (B, D, D) by one kernel.
+    """`cholesky` by one Triton kernel: lower Cholesky factors of matrices (B, D, D).
 
     The function returns NotImplemented if the kernel does not apply.
     """
@@ -218,10 +176,9 @@ def cholesky_by_kernels(matrix: Tensor) -> Tensor:
 
 @in_double.register
 def keep_float32(factor: Tensor) -> Tensor:
-    """Return a triangular factor (..., D, D) unchanged, in float32, if the Triton kernels apply.
+    """`in_double` for the Triton kernels: return a triangular factor (..., D, D) unchanged, in float32.
 
-    This is an alternative to `in_double`, which converts the factor to float64. The kernels do not need
-    float64, because they add a small multiple of the identity to the matrix themselves. The function
-    returns NotImplemented if the kernels do not apply.
+    The kernels do not need float64, because they add a small multiple of the identity to the matrix. The
+    function returns NotImplemented if the kernels do not apply.
     """
     return factor if _applies(factor) else NotImplemented

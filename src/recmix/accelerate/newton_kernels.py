@@ -60,7 +60,7 @@ _broken: set[str] = set()
 def unless_broken(function: Callable[P, R | None]) -> Callable[P, R | None]:
     """Decorator for a function that calls a Triton kernel.
 
-    If the kernel cannot compile or run, the decorated function warns once and returns None.
+    If the kernel cannot compile or run, the function warns once and returns None.
     """
 
     @functools.wraps(function)
@@ -322,7 +322,7 @@ def _choose(
 def score(
     likelihood: Likelihood, image: Tensor, decoded: Tensor, z: Tensor, *, slopes: bool
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Compute log p(x, z) and its derivatives by one kernel, for L latent points per example.
+    """Compute log p(x, z) and derivatives by one kernel, for L latent points per example.
 
     Args:
         likelihood: p(x | z).
@@ -332,10 +332,9 @@ def score(
         slopes: whether to compute the derivatives. If False, the last two results are not valid.
 
     Returns:
-        Three tensors, or None if the kernel does not apply. The first is log p(x, z), (L, B). The other
-        two are derivatives of log p(x | z) with respect to each of the P = C · H · W decoder outputs,
-        (L, B, P) each: the first derivative (residual), and the negative expected second derivative
-        (precision).
+        log p(x, z), (L, B), and two derivatives of log p(x | z) with respect to each of the P = C · H ·
+        W decoder outputs, (L, B, P) each: the first derivative (residual), and the negative expected
+        second derivative (precision). None if the kernel does not apply.
     """
     kind, (levels, batch, latent) = type(likelihood), z.shape
     if kind not in (Gaussian, Bernoulli) or decoded.shape != (levels, *image.shape):
@@ -362,11 +361,9 @@ def equations(
 ) -> tuple[Tensor, Tensor] | None:
     """The gradient and the curvature matrix of log p(x, z) for one Gauss-Newton step, by one kernel.
 
-    P is the number of decoder outputs for one example.
-
     Args:
-        slope: J, the decoder's Jacobian with respect to z, (B, P, D).
-        weight: the diagonal of W, the precision of each of the P decoder outputs, (B, P).
+        slope: J, the decoder's Jacobian with respect to z, (B, P, D), for P decoder outputs per example.
+        weight: the diagonal of W, the precision of each decoder output, (B, P).
         residual: r, the derivative of log p(x | z) with respect to each decoder output, (B, P).
         z: latent points (B, D).
 
@@ -400,39 +397,28 @@ def equations(
 
 
 def candidate_dampings(level: Tensor, multiples: tuple[float, ...]) -> Tensor:
-    """The L candidate dampings of a Gauss-Newton step, (L, B): `level` times each of L multiples.
-
-    Args:
-        level: the present damping of each example, (B,).
-        multiples: L factors.
-    """
+    """The L candidate dampings of a Gauss-Newton step, (L, B): `level` (B,) times L multiples."""
     return _on_device(multiples, level.device) * level
 
 
 @functools.cache
 def _on_device(multiples: tuple[float, ...], device: torch.device) -> Tensor:
-    """The multiples as a tensor (L, 1) on a device.
-
-    It is cached, because nothing can be copied from the host while a CUDA graph is captured.
-    """
+    """The multiples as a tensor (L, 1); cached, because a CUDA graph cannot copy from the host."""
     return torch.tensor(multiples, dtype=torch.float32, device=device)[:, None]
 
 
 @unless_broken
 def solve(gradient: Tensor, precision: Tensor, damping: Tensor) -> Tensor | None:
-    """Solve (H + λ I) δ = g for the damped Gauss-Newton steps δ, (L, B, D).
+    """Solve (H + λ I) δ = g for the damped steps δ, (L, B, D); None if the kernel does not apply.
 
     The method is Gauss-Jordan elimination that keeps the matrix symmetric. For positive definite
-    matrices it is about as accurate as a Cholesky factor (Peters and Wilkinson 1975), and it gives
-    the solution directly.
+    matrices it is about as accurate as a Cholesky factor (Peters and Wilkinson 1975), and it gives the
+    solution directly.
 
     Args:
         gradient: g, the gradient of log p(x, z), (L, B, D), for L dampings and B examples.
         precision: H, the Gauss-Newton curvature of -log p(x, z), (L, B, D, D).
         damping: λ, (L, B).
-
-    Returns:
-        The steps, or None if the kernel does not apply.
     """
     latent = gradient.shape[-1]
     if latent > LARGEST or gradient.dim() != 3 or not usable(gradient, precision, damping):
@@ -462,11 +448,7 @@ def solve(gradient: Tensor, precision: Tensor, damping: Tensor) -> Tensor | None
 
 @unless_broken
 def factor(matrix: Tensor) -> Tensor | None:
-    """Compute the lower Cholesky factors of matrices (B, D, D) by one kernel.
-
-    The plain version is `recmix.posteriors.full.cholesky`. The function returns None if the kernel does
-    not apply.
-    """
+    """`cholesky` by one kernel: lower Cholesky factors of (B, D, D); None if it does not apply."""
     batch, latent, _ = matrix.shape
     if latent > LARGEST or not usable(matrix):
         return None
@@ -505,11 +487,11 @@ def choose(
         step: candidate steps, (L, B, D).
         tried: the dampings λ of these steps, (L, B).
         level: the present λ, (B,).
-        beyond: the factor that multiplies the present λ if no step increased log p(x, z).
+        beyond: the factor of the present λ if no step raises log p(x, z).
         limits: smallest and largest value of the next λ.
 
     Returns:
-        The next z (B, D) and the next λ (B,), or None if the kernel does not apply.
+        The next z (B, D) and the next λ (B,); None if the kernel does not apply.
     """
     given = (reached, joint, z, step, tried, level)
     if not usable(*given):

@@ -137,17 +137,12 @@ def _advance(
 
 @unless_broken
 def triangle_kernel(out: Tensor, typical: Tensor) -> Tensor | None:
-    """Compute the covariance factor L = T diag(exp a) M of each example by one Triton kernel.
-
-    M is lower triangular, with ones on its diagonal. The posterior covariance near z is about L Lᵀ.
+    """`scaled_triangle` by one Triton kernel: L = T diag(exp a) M, (B, D, D); None if it does not apply.
 
     Args:
-        out: outputs of the curvature network, which predicts L, (B, D (D + 1) / 2): first the D numbers
-            a, then the entries of M below its diagonal, row by row.
+        out: outputs of the curvature network, (B, D (D + 1) / 2): first the D numbers a, then the
+            entries of the unit triangular matrix M below its diagonal, row by row.
         typical: T, (D, D), lower triangular.
-
-    Returns:
-        L, (B, D, D), or None if the kernel does not apply.
     """
     latent = len(typical)
     if latent > LARGEST or not usable(out, typical):
@@ -161,18 +156,12 @@ def triangle_kernel(out: Tensor, typical: Tensor) -> Tensor | None:
 
 @unless_broken
 def direction_kernel(factor: Tensor, gradient: Tensor, pairs: Sequence[Pair]) -> Tensor | None:
-    """Compute the quasi-Newton direction of each example by one Triton kernel.
-
-    The direction is the gradient times L Lᵀ, corrected by earlier steps (L-BFGS). The plain version is
-    `direction`.
+    """`direction` by one Triton kernel: the next steps' directions, (B, D); None if it does not apply.
 
     Args:
-        factor: L, (B, D, D), lower triangular.
+        factor: L, (B, D, D), lower triangular. L Lᵀ is about the inverse curvature of -log p(x, z).
         gradient: gradient of log p(x, z) with respect to z, (B, D).
         pairs: earlier steps and their changes of the gradient; at most two.
-
-    Returns:
-        The directions (B, D), or None if the kernel does not apply.
     """
     batch, latent = gradient.shape
     given = [part for pair in reversed(pairs) for part in pair]
@@ -192,18 +181,7 @@ def direction_kernel(factor: Tensor, gradient: Tensor, pairs: Sequence[Pair]) ->
 def advance_kernel(
     at: Iterate, step: Tensor, reached: Tensor, gradient: Tensor
 ) -> tuple[Iterate, Pair] | None:
-    """Accept the steps that raise log p(x, z), by one Triton kernel. The plain version is `advance`.
-
-    Args:
-        at: the present point of each example.
-        step: the step of each example, (B, D).
-        reached: log p(x, z) after the step, (B,).
-        gradient: the gradient of log p(x, z) with respect to z after the step, (B, D).
-
-    Returns:
-        The next point, and the pair of step and gradient change for `direction_kernel`. None if the
-        kernel does not apply.
-    """
+    """`advance` by one Triton kernel: accept steps that raise log p(x, z); None if it does not apply."""
     batch, latent = step.shape
     given = (*at, step, reached, gradient)
     if latent > LARGEST or not usable(*given):
@@ -222,15 +200,7 @@ def _warps(latent: int) -> int:
 
 @scaled_triangle.register_for_gpu
 def triangle_by_kernel(out: Tensor, typical: Tensor, places: Tensor) -> Tensor:
-    """GPU version of `scaled_triangle`: the covariance factors L (B, D, D), by one Triton kernel.
-
-    The function returns NotImplemented if the kernel does not apply.
-
-    Args:
-        out: outputs of the curvature network, (B, D (D + 1) / 2), see `triangle_kernel`.
-        typical: T in L = T diag(exp a) M, a constant lower triangular matrix (D, D).
-        places: not used.
-    """
+    """GPU version of `scaled_triangle`; returns NotImplemented if its kernel does not apply."""
     if not kernels_apply(out.device.type, out.dtype):
         return NotImplemented
     factor = triangle_kernel(out, typical)
@@ -241,15 +211,7 @@ def triangle_by_kernel(out: Tensor, typical: Tensor, places: Tensor) -> Tensor:
 def direction_by_kernel(
     q: FullGaussian | LowRankGaussian, gradient: Tensor, pairs: Sequence[Pair]
 ) -> Tensor:
-    """GPU version of `direction`: the directions (B, D) of the next steps, by one Triton kernel.
-
-    The function returns NotImplemented if the kernel does not apply.
-
-    Args:
-        q: a Gaussian with the covariance L Lᵀ at z.
-        gradient: the gradient of log p(x, z) at z, (B, D).
-        pairs: earlier steps, the oldest first.
-    """
+    """GPU version of `direction`; returns NotImplemented if its kernel does not apply."""
     if not isinstance(q, FullGaussian) or not kernels_apply(gradient.device.type, gradient.dtype):
         return NotImplemented
     found = direction_kernel(q.scale_tril, gradient, pairs)
@@ -260,17 +222,7 @@ def direction_by_kernel(
 def advance_by_kernel(
     at: Iterate, step: Tensor, reached: Tensor, gradient: Tensor
 ) -> tuple[Iterate, Pair]:
-    """GPU version of `advance`: accept the steps that raise log p(x, z), by one Triton kernel.
-
-    The function returns the next point and the pair (step, change of the gradient) of each example, or
-    NotImplemented if the kernel does not apply.
-
-    Args:
-        at: the present point of each example.
-        step: the step of each example, (B, D).
-        reached: log p(x, z) after the step, (B,).
-        gradient: the gradient of log p(x, z) with respect to z after the step, (B, D).
-    """
+    """GPU version of `advance`; returns NotImplemented if its kernel does not apply."""
     if not kernels_apply(step.device.type, step.dtype):
         return NotImplemented
     found = advance_kernel(at, step, reached, gradient)

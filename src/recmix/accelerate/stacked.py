@@ -91,10 +91,7 @@ class Stacked:
                 self.how = ""
 
     def held(self) -> Any:
-        """Return an object that keeps the combined weights of the networks in memory.
-
-        A captured CUDA graph reads these weights. Keep the returned object as long as the graph is used.
-        """
+        """The combined weights. A CUDA graph reads them: keep them as long as the graph is used."""
         return self._run
 
     def fix(self, x: Tensor) -> None:
@@ -113,11 +110,8 @@ class Stacked:
     def __call__(self, x: Tensor, shift: Tensor | None = None) -> Tensor | None:
         """Evaluate all K networks together: x (B, ...) -> (K, B, F), with F outputs of each network.
 
-        The result is None if the networks cannot be combined into one function.
-
-        Args:
-            x: the input of all networks.
-            shift: a tensor that is subtracted from x first.
+        The result is None if the networks cannot be combined. If `shift` is given, it is subtracted from
+        x first.
         """
         if self.how == "separate" or x.device.type not in self.devices:
             return None
@@ -136,10 +130,7 @@ class Stacked:
         return None if self._run is None else self._run(x, shift)
 
     def _state(self, x: Tensor) -> list[Any]:
-        """A key that changes when the stacked function must be built again.
-
-        It holds shape, dtype and device of x, and numbers that change with the networks' weights.
-        """
+        """A key that changes when the stacked function must be built again."""
         return [x.shape[1:], x.dtype, x.device, *state(self._places)]
 
     def _build(self, x: Tensor, shift: Tensor | None) -> Run | None:
@@ -171,10 +162,7 @@ class Stacked:
         return _shifted(made)
 
     def _try_kernels(self, layers: list[list[nn.Module]], x: Tensor, shift: Tensor | None) -> Run | None:
-        """A function that evaluates these layers by Triton kernels; it is run once on x as a test.
-
-        None if the kernels do not support the layers, or if the test fails.
-        """
+        """A function that evaluates these layers by Triton kernels, tested on x; None if it fails."""
         given = self._held if shift is None else [*self._held, shift]
         if any(one.dtype != x.dtype or one.device != x.device for one in given):
             return None
@@ -215,14 +203,10 @@ class StackedEncoders(Stacked):
     """
 
     def gaussians(self, x: Tensor, shift: Tensor | None = None) -> Gaussian | None:
-        """Compute the Gaussians of all K encoders for a batch, with means and log-variances (K, B, D).
+        """One object for the Gaussians of all K encoders, with means and log-variances (K, B, D).
 
-        Args:
-            x: examples (B, ...).
-            shift: a tensor that is subtracted from x first.
-
-        Returns:
-            One object for all K · B Gaussians, or None if the encoders cannot be evaluated together.
+        The result is None if the encoders cannot be evaluated together. If `shift` is given, it is
+        subtracted from x (B, ...) first.
         """
         parameters = self(x, shift)
         if parameters is None:
@@ -258,14 +242,10 @@ class StackedGates(Stacked):
         self.bounds = (gates[0].minimum, gates[0].maximum) if gates else (0.0, 1.0)
 
     def log_weights(self, x: Tensor, shift: Tensor | None = None) -> Tensor | None:
-        """Compute the mixing weights log α of the M + 1 components for a batch, (B, M + 1).
+        """The mixing weights log α of the M + 1 components for examples x (B, ...): (B, M + 1).
 
-        Args:
-            x: examples (B, ...).
-            shift: a tensor that is subtracted from x first.
-
-        Returns:
-            The log-weights, or None if the M gates cannot be evaluated together.
+        The result is None if the M gates cannot be evaluated together. If `shift` is given, it is
+        subtracted from x first.
         """
         out = self(x, shift)
         if out is None or self.how == "triton":
@@ -279,10 +259,9 @@ class StackedGates(Stacked):
 
 
 def places(networks: Sequence[nn.Module]) -> list[tuple[dict[str, Any], str]]:
-    """Return where each parameter and buffer of the networks is stored, as pairs (dictionary, key).
+    """Where each parameter and buffer of the networks is stored, as pairs (dictionary, key).
 
-    The dictionary holds the parameters or the buffers of one module. ``dictionary[key]`` gives the
-    present tensor, also after the module's tensor was replaced by another tensor.
+    ``dictionary[key]`` gives the present tensor, also after the module's tensor was replaced.
     """
     return [
         (kept, name)
@@ -295,15 +274,10 @@ def places(networks: Sequence[nn.Module]) -> list[tuple[dict[str, Any], str]]:
 
 
 def state(kept: Sequence[tuple[dict[str, Any], str]]) -> list[list[int]]:
-    """Return numbers that change when a parameter or buffer is changed or replaced.
-
-    Compare two results to find out whether a network has changed in between.
+    """The version counters and the addresses of tensors: they change if a tensor is changed or replaced.
 
     Args:
-        kept: where the tensors are stored: dictionaries and keys, from `places`.
-
-    Returns:
-        The version counters of the tensors, and their addresses in memory.
+        kept: where the tensors are stored, from `places`.
     """
     now = [place[name] for place, name in kept]
     return [[t._version for t in now], list(map(Tensor.data_ptr, now))]
@@ -332,11 +306,8 @@ POINTWISE = (nn.ReLU, nn.LeakyReLU, nn.Tanh, nn.SiLU, nn.GELU, nn.ELU, nn.Sigmoi
 def _stack_layers(networks: list[list[nn.Module]]) -> Callable[[Tensor], Tensor] | None:
     """Stack K networks layer by layer with torch operations; None if a layer does not allow it.
 
-    The first layer reads one input that all networks share. Then convolutions keep the networks as
-    K groups of channels, and linear layers keep them as a batch of K matrices.
-
-    Args:
-        networks: the layers of each network.
+    The first layer reads one input that all networks share. Then convolutions keep the networks as K
+    groups of channels, and linear layers keep them as a batch of K matrices.
     """
     count = len(networks)
     made: list[Layer] = []

@@ -28,26 +28,15 @@ _stacks: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()
 
 
 def stacks_of(owner: nn.Module) -> list[Stacked]:
-    """Return the `Stacked` objects (networks that are evaluated together) that were made for `owner`.
-
-    The list is empty until `owner` has computed a posterior with networks that are evaluated together.
-
-    Args:
-        owner: a method or a component.
-    """
+    """The `Stacked` networks (evaluated together) that were made for a method or component so far."""
     return [stack for stack, _ in _stacks.get(owner, [])]
 
 
 def _stack(owner: Any, kind: type[S], networks: list[nn.Module], **how: Any) -> S:
-    """The `Stacked` networks of class `kind` that belong to a method or component.
+    """The `Stacked` networks of class `kind` that belong to a method or component `owner`.
 
-    They are made at the first call, and built again after the owner was trained.
-
-    Args:
-        owner: the method or component.
-        kind: subclass of `Stacked`.
-        networks: the networks to stack.
-        **how: further arguments of `kind`.
+    They are made at the first call, and built again after the owner was trained. `how` are further
+    arguments of `kind`.
     """
     kept = _stacks.setdefault(owner, [])
     for entry in kept:
@@ -74,10 +63,7 @@ def _all_gaussian(method: Method) -> bool:
 
 
 def _seen(model: LatentModel, x: Tensor) -> tuple[Tensor, Tensor | None]:
-    """The input of the networks as x and a shift that is still to be subtracted; None for no shift.
-
-    Triton kernels can subtract the shift while they read x.
-    """
+    """The input of the networks as x and a shift, which the kernels subtract; None for no shift."""
     return (x, model.shift) if model.spread is None else (model.standardised(x), None)
 
 
@@ -92,17 +78,9 @@ def _gates(method: RecursiveMixture) -> StackedGates:
 
 @encode.register_for_gpu
 def encode_by_kernels(component: Component, x: Tensor, model: LatentModel) -> Gaussian:
-    """Compute the Gaussian that a component's encoder gives for x on a GPU, by Triton kernels.
+    """GPU version of `encode`: the Gaussian that a component's encoder gives for x, by Triton kernels.
 
-    This is the GPU version of `encode`. It returns NotImplemented if the kernels do not apply.
-
-    Args:
-        component: the component with the encoder.
-        x: examples (B, ...).
-        model: the model p(x, z); its data statistics standardise x.
-
-    Returns:
-        A Gaussian with mean and log-variance (B, D).
+    The function returns NotImplemented if the kernels do not apply.
     """
     if not x.is_cuda or not _applies(component) or model.fields is not None:
         return NotImplemented
@@ -115,15 +93,9 @@ def encode_by_kernels(component: Component, x: Tensor, model: LatentModel) -> Ga
 
 @recursive_mixture.register_for_gpu
 def stacked_recursive_mixture(method: RecursiveMixture, x: Tensor) -> Mixture:
-    """Compute the posterior of a recursive mixture with one pass for all encoders.
+    """GPU version of `recursive_mixture`, with one pass for all encoders, in parallel to the gates.
 
-    The gates, which compute the mixture weights, are evaluated in parallel to the encoders. This is the
-    GPU version of `recursive_mixture`. It returns NotImplemented if the encoders or the gates cannot be
-    evaluated together.
-
-    Args:
-        method: the recursive mixture.
-        x: examples (B, ...).
+    The function returns NotImplemented if the encoders or the gates cannot be evaluated together.
     """
     if method.order < 2 or not _applies(method) or not _all_gaussian(method):
         return NotImplemented
@@ -139,14 +111,9 @@ def stacked_recursive_mixture(method: RecursiveMixture, x: Tensor) -> Mixture:
 
 @blind_mixture.register_for_gpu
 def stacked_blind_mixture(method: BlindMixture, x: Tensor) -> Mixture:
-    """Compute the posterior of a blind mixture with one pass for all encoders.
+    """GPU version of `blind_mixture`, with one pass for all encoders.
 
-    A blind mixture is a mixture of encoders that are trained together. This is the GPU version of
-    `blind_mixture`. It returns NotImplemented if the encoders cannot be evaluated together.
-
-    Args:
-        method: the blind mixture.
-        x: examples (B, ...).
+    The function returns NotImplemented if the encoders cannot be evaluated together.
     """
     if not _applies(method) or not _all_gaussian(method):
         return NotImplemented

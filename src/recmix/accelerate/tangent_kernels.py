@@ -263,13 +263,7 @@ def _fold(
 
 
 class LayerStep(NamedTuple):
-    """A step of a decoder: a layer with weights, and the activation after it.
-
-    Attributes:
-        layer: a linear layer or a transposed convolution.
-        shape: shape of the step's output for one example, (N,) or (C, H, W).
-        activation: the activation after the layer; None if there is no activation.
-    """
+    """A step of a decoder: a layer with weights, and the activation after it."""
 
     layer: Any
     shape: tuple[int, ...]  # of its output for one example: (N,) or (C, H, W)
@@ -279,7 +273,7 @@ class LayerStep(NamedTuple):
 def plan(layers: list[nn.Module]) -> list[LayerStep] | None:
     """Group a decoder's layers into steps: a layer with weights, and the activation after it.
 
-    The function returns None if the kernels do not support the layers.
+    None if the kernels do not support the layers.
 
     >>> net = [nn.Linear(2, 9), nn.ReLU(), nn.Unflatten(1, (1, 3, 3)), nn.ConvTranspose2d(1, 4, 2)]
     >>> [step.shape for step in plan(net)]
@@ -323,7 +317,7 @@ class Packed:
     noticed, so make a new object for each sequence of Gauss-Newton steps.
 
     Args:
-        steps: the steps that `plan` returns: a layer with weights, and the activation after it.
+        steps: the steps that `plan` returns.
     """
 
     def __init__(self, steps: list[LayerStep]) -> None:
@@ -370,15 +364,10 @@ class Packed:
         return (*before, *shape, *counts, *inputs, *stride, *padding)
 
     def weight(self, i: int, precision: str) -> Tensor:
-        """The weight of decoder step i as a matrix, packed for the Triton kernel `_layer`.
+        """The weight of decoder step i as a matrix (SH · SW · O, AH · AW · C), see `geometry`.
 
-        Args:
-            i: number of the step.
-            precision: precision of the products; for "tf32" the weight is rounded to TF32.
-
-        Returns:
-            A matrix (SH · SW · O, AH · AW · C); `geometry` explains these sizes. Each row belongs to
-            an output, each column to an input.
+        Each row belongs to an output, each column to an input. For the precision "tf32" the weight is
+        rounded to TF32.
         """
         layer, shape = self.steps[i].layer, self.layout(i)
         if not isinstance(layer, nn.Linear):
@@ -388,36 +377,25 @@ class Packed:
         return self._packed(i, layer.weight.t().unflatten(1, shape), shape[1:], precision)
 
     def tail(self, precision: str) -> Tensor:
-        """The weight of the last decoder step as a matrix (C, O · KH · KW).
+        """The weight of the last decoder step, a transposed convolution, as a matrix (C, O · KH · KW).
 
-        The last step is a transposed convolution with C input channels, O output channels and kernel
-        size (KH, KW). Row c has the weights of input channel c. The kernel that computes the last two
-        steps together uses this matrix, see `_can_fuse`.
-
-        Args:
-            precision: precision of the products; for "tf32" the weight is rounded to TF32.
+        Row c has the weights of input channel c. The kernel that computes the last two steps together
+        uses this matrix, see `_can_fuse`. For the precision "tf32" the weight is rounded to TF32.
         """
         flat = self.steps[-1].layer.weight.flatten(1)
         return self._packed("tail", flat.t()[..., None, None], (1, 1), precision)
 
     def first(self, start: int, stop: int) -> Tensor:
-        """Derivatives of the first layer's output with respect to T latent dimensions, (T, H · W · C).
+        """Derivatives of the first layer's output with respect to latent dimensions, (T, H · W · C).
 
-        They are the layer's weights, so they are the same for all examples.
-
-        Args:
-            start: the first of these dimensions.
-            stop: the dimension after the last one; T = stop - start.
+        They are the layer's weights, so they are the same for all examples. The T dimensions are `start`
+        to `stop` - 1.
         """
         axes = self.steps[0].layer.weight.t()[start:stop].unflatten(1, self.layout(0))
         return self._packed((start, stop), axes.transpose(0, 1), (1, 1), PRECISION)
 
     def _packed(self, name: Any, weight: Tensor, stride: tuple[int, ...], precision: str) -> Tensor:
-        """Pack a weight (C, O, KH, KW) as a matrix (SH SW O, AH AW C), and cache it under `name`.
-
-        SH and SW are the stride, AH and AW the numbers of input rows and columns that an output
-        depends on. For TF32 products the weight is rounded to TF32.
-        """
+        """Pack a weight (C, O, KH, KW) as in `weight`, and cache it under `name`."""
         key = (name, precision == "tf32")
         if key not in self._made:
             (sh, sw), (channels, outputs, kh, kw) = stride, weight.shape
@@ -430,14 +408,9 @@ class Packed:
 
 
 def pack(layers: list[nn.Module], z: Tensor) -> Packed | None:
-    """Prepare a decoder's layers for the Triton kernels.
+    """Prepare a decoder's layers for the Triton kernels, to evaluate the decoder at z (B, D).
 
-    Args:
-        layers: the layers of the decoder, in order.
-        z: latent points (B, D) at which the decoder will be evaluated.
-
-    Returns:
-        The prepared decoder, or None if the kernels do not support the layers or z.
+    None if the kernels do not support the layers or z.
 
     >>> pack([nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 3)], torch.zeros(1, 2))
     """
@@ -450,14 +423,7 @@ def pack(layers: list[nn.Module], z: Tensor) -> Packed | None:
 
 @unless_broken
 def values(packed: Packed, z: Tensor) -> Tensor | None:
-    """Compute the decoder's output (N, ...) at N latent points z (N, D) by Triton kernels.
-
-    The result is None if the kernels do not apply.
-
-    Args:
-        packed: the decoder, prepared by `pack`.
-        z: latent points.
-    """
+    """The decoder's output (N, ...) at z (N, D), by Triton kernels; None if they do not apply."""
     if not usable(z) or _too_many(packed, len(z)):
         return None
     with torch.cuda.device_of(z):
@@ -467,16 +433,14 @@ def values(packed: Packed, z: Tensor) -> Tensor | None:
 
 @unless_broken
 def push(packed: Packed, z: Tensor, chunk: int) -> tuple[Tensor, Tensor] | None:
-    """Compute the decoder's output at z and its Jacobian with respect to z, by Triton kernels.
+    """The decoder's output (B, ...) at z (B, D) and its Jacobian (B, P, D), by Triton kernels.
+
+    P is the number of output values per example. None if the kernels do not apply.
 
     Args:
         packed: the decoder, prepared by `pack`.
-        z: latent points (B, D).
+        z: latent points.
         chunk: number of latent directions for which derivatives are computed at a time.
-
-    Returns:
-        The output (B, ...) and the Jacobian (B, P, D), for P output values per example. None if the
-        kernels do not apply.
     """
     latent = z.shape[1]
     if not usable(z) or _too_many(packed, len(z) * min(chunk, latent)):
@@ -494,9 +458,8 @@ def push(packed: Packed, z: Tensor, chunk: int) -> tuple[Tensor, Tensor] | None:
 def _values(packed: Packed, z: Tensor, fused: bool) -> Iterator[Tensor]:
     """Yield the output (N, values) of each decoder step for z (N, D).
 
-    If `fused`, one kernel computes the last two steps together. Then the output of the
-    second-to-last step is not available, and partial products of the last step are yielded in its
-    place.
+    If `fused`, one kernel computes the last two steps together: the partial products of the last step
+    are yielded in place of the output of the second-to-last step.
     """
     at, count = z.contiguous(), len(packed.steps)
     for i in range(count - fused):
@@ -507,7 +470,7 @@ def _values(packed: Packed, z: Tensor, fused: bool) -> Iterator[Tensor]:
 
 
 def _tangents(packed: Packed, at: list[Tensor], moved: Tensor) -> Tensor:
-    """Propagate tangents through all decoder steps after the first; return (B, T, values).
+    """Move tangents through all decoder steps after the first; return (B, T, values).
 
     Args:
         packed: the decoder's steps.
@@ -530,8 +493,7 @@ def _too_many(packed: Packed, rows: int) -> bool:
 def _can_fuse(steps: list[LayerStep]) -> bool:
     """Whether one kernel can compute the second-to-last step and the products of the last step.
 
-    Both layers must be transposed convolutions. One input position of the last step must contribute
-    to fewer outputs than it has channels.
+    One input position of the last step must contribute to fewer outputs than it has channels.
     """
     before, last = steps[-2:]
     if last.activation or not all(isinstance(step.layer, nn.ConvTranspose2d) for step in steps[-2:]):
@@ -583,13 +545,7 @@ def _run(packed: Packed, i: int, x: Tensor, rows: int, at: list[Tensor] | None, 
 
 
 def _folded(packed: Packed, x: Tensor, bias: Tensor | None) -> Tensor:
-    """Sum the partial products from `_run` to the output of the last step, (rows, values).
-
-    Args:
-        packed: the decoder's steps.
-        x: partial products.
-        bias: the last layer's bias; None for tangents, or if there is none.
-    """
+    """Sum the partial products x from `_run` to the output of the last step, (rows, values)."""
     shape, window = packed.steps[-1].shape, packed.window(len(packed.steps) - 1)
     out = x.new_empty(len(x), math.prod(shape))
     sizes = (*packed.steps[-2].shape[1:], *shape, *(n for pair in window for n in pair))

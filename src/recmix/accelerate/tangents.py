@@ -135,11 +135,6 @@ def _move(layers: list[nn.Module], slopes: Sequence[Tensor | None], tangents: Te
     """The derivatives (B, T, …) of a chain's output along the directions `tangents` (T, D).
 
     They are (1, T, …) if no layer is an activation: then they are equal for all examples.
-
-    Args:
-        layers: the chain.
-        slopes: slopes of the activations for B examples, (B, ...); None for the other layers.
-        tangents: directions (T, D).
     """
     moved = tangents.clone().unsqueeze(0)  # (1, T, D): for all examples, while they are equal
     for layer, slope in zip(layers, slopes, strict=True):
@@ -194,8 +189,7 @@ def _linear(layer: Any, rows: Tensor, *, bias: bool) -> Tensor:
 def fast_on_cpu(like: Tensor) -> bool:
     """Whether the fast CPU code for chains of layers may be used for the tensor `like`.
 
-    This code has no gradient and cannot be traced. So the result is True if `like` is on the CPU,
-    gradients are disabled, and torch neither compiles nor traces.
+    It must be on the CPU, with gradients disabled. Torch must neither compile nor trace.
     """
     traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() or is_traceable()
     return like.device.type == "cpu" and not torch.is_grad_enabled() and not traced
@@ -224,19 +218,16 @@ def _to_one_channel(layer: Any, rows: Tensor, *, bias: bool) -> Tensor:
 
 @decoder_jacobian.register
 def chain_jacobian(decoder: nn.Module, z: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
-    """Compute the output and the Jacobian of a decoder that is a chain of simple layers.
+    """The output (B, ...) and the Jacobian (B, P, D) of a decoder that is a chain of simple layers.
 
-    On a CPU without gradients, the Jacobian is computed for a few examples at a time. So the
-    derivatives of a layer stay in the processor's cache, and their memory is used again.
+    P is the number of output values per example. On a CPU without gradients, a few examples are computed
+    at a time: their derivatives stay in the processor's cache. For other decoders the function returns
+    NotImplemented.
 
     Args:
         decoder: the decoder.
         z: latent points (B, D).
         chunk: number of latent directions for which derivatives are computed at a time.
-
-    Returns:
-        The output (B, ...) and the Jacobian (B, P, D), for P output values per example.
-        NotImplemented if the decoder is not a chain of simple layers.
     """
     layers = layer_chain(decoder)
     if layers is None:
@@ -263,9 +254,5 @@ def chain_jacobian(decoder: nn.Module, z: Tensor, chunk: int) -> tuple[Tensor, T
 
 @jacobian_needs_autograd.register
 def chain_needs_autograd(decoder: nn.Module) -> bool:
-    """Whether the Jacobian of a decoder needs autograd: False for a chain of simple layers.
-
-    For such a chain, `chain_jacobian` uses plain tensor operations. For other decoders the function
-    returns NotImplemented; then `jacobian_needs_autograd` decides.
-    """
+    """False for a chain of simple layers, whose Jacobian needs no autograd; else NotImplemented."""
     return NotImplemented if layer_chain(decoder) is None else False
