@@ -147,7 +147,7 @@ def write_npz(path, arrays, method=zipfile.ZIP_DEFLATED):
 def test_large_arrays_in_a_small_npz_are_rejected_before_they_are_read(
     tmp_path, monkeypatch, limit, names
 ):
-    monkeypatch.setattr(formats, "_read_member", lambda *_: pytest.fail("it was read"))
+    monkeypatch.setattr(formats, "StepReader", lambda *_: pytest.fail("it was read"))
     zeros = np.zeros((MEBI // 8 // len(names) + 1,))
     path = write_npz(tmp_path / "a.npz", dict.fromkeys(names, zeros))
     refused(read_npz, path, message=r"a\.npz holds \d+ bytes.*RECMIX_MAX_BYTES")

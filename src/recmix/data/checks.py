@@ -61,8 +61,9 @@ use recmix.data.ArrayExamples(x_train.astype('float32'))
     """
     if isinstance(x, Mapping):
         if fields is None:
+            names = ", ".join(map(str, x)) or "none"
             raise DataError(
-                f"{what} is a dict with the fields {_names(x)}, but the examples have no fields; "
+                f"{what} is a dict with the fields {names}, but the examples have no fields; "
                 f"{_EXPECTED}, as a numpy array or a torch tensor"
             )
         array, _ = pack_fields(x, what, Fields(fields))
@@ -168,10 +169,6 @@ def shape_text(shape: tuple[int, ...]) -> str:
     ('1x28x28', '7 values')
     """
     return "x".join(map(str, shape)) if len(shape) > 1 else f"{math.prod(shape)} values"
-
-
-def _names(x: Mapping[str, Any]) -> str:
-    return ", ".join(map(str, x)) or "none"
 
 
 def _check_type(array: Array, given: str, what: str) -> None:

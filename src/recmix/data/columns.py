@@ -18,7 +18,7 @@ from recmix.data.limits import check_file, check_size
 from recmix.errors import DataError
 from recmix.model.fields import check_exact
 
-__all__ = ["ColumnTable", "is_frame", "read_csv", "read_parquet", "table_of_frame"]
+__all__ = ["ColumnTable", "is_frame", "is_number", "read_csv", "read_parquet", "table_of_frame"]
 
 _TEXT_SHARE = 8  # reading text needs about this many times its size in memory
 _OLDEST_PYARROW = (14, 0, 1)  # older versions unpickle what a file contains
@@ -40,14 +40,9 @@ def is_frame(x: Any) -> bool:
 def table_of_frame(frame: Any, what: str) -> ColumnTable:
     """Return the numbers and the column names of a pandas DataFrame. The index is not used."""
     names = tuple(map(str, frame.columns))
-    _refuse_columns(
-        what,
-        [
-            f"{name!r} ({kind})"
-            for name, kind in zip(names, frame.dtypes, strict=True)
-            if not _plain(kind)
-        ],
-    )
+    kinds = zip(names, frame.dtypes, strict=True)
+    wrong = [f"{name!r} ({kind})" for name, kind in kinds if getattr(kind, "kind", "O") not in "biuf"]
+    _refuse_columns(what, wrong)
     columns = (frame.iloc[:, number] for number in range(len(names)))
     return _table(what, names, len(frame), map(_column_values, columns))
 
@@ -67,7 +62,7 @@ def read_csv(path: Path) -> ColumnTable:
             first = next(csv.reader(lines), ["end"])
     if lines.tell() == start:
         raise DataError(f"{path} is empty; expected numbers separated by commas")
-    names = None if all(map(_is_number, first)) else tuple(cell.strip() for cell in first)
+    names = None if all(map(is_number, first)) else tuple(cell.strip() for cell in first)
     if names is None:
         lines.seek(start)
     elif len(names) == 1 and any(mark in names[0] for mark in ";\t"):
@@ -160,11 +155,6 @@ def _refuse_columns(what: str, wrong: Sequence[str]) -> None:
         )
 
 
-def _plain(kind: Any) -> bool:
-    """Whether a pandas dtype is a number or a boolean."""
-    return getattr(kind, "kind", "O") in tuple("biuf")
-
-
 def _column_values(column: Any) -> Any:
     """Return a pandas column as a numpy array. Missing values become NaN."""
     if isinstance(column.dtype, np.dtype):
@@ -174,7 +164,8 @@ def _column_values(column: Any) -> Any:
     return column.to_numpy(np.dtype(column.dtype.kind + "8") if column.dtype.kind in "iuf" else np.bool_)
 
 
-def _is_number(cell: str) -> bool:
+def is_number(cell: str) -> bool:
+    """Whether a text is a number."""
     try:
         float(cell)
     except ValueError:
@@ -195,7 +186,7 @@ def _wrong_cell(text: str, names: tuple[str, ...] | None, width: int) -> str | N
         if len(row) != width:
             return f"line {reader.line_num}: {len(row)} values, expected {width}"
         for number, cell in enumerate(row):
-            if not _is_number(cell):
+            if not is_number(cell):
                 name = repr(names[number]) if names else str(number + 1)
                 shown = "is empty" if not cell.strip() else f"is {cell[:40]!r}, not a number"
                 return f"line {reader.line_num}: column {name} {shown}"

@@ -27,13 +27,7 @@ from numpy.typing import NDArray
 
 from recmix.data import mat_process
 from recmix.data.examples import Array
-from recmix.data.limits import (
-    StepReader,
-    check_file,
-    check_members,
-    max_bytes,
-    read_at_most,
-)
+from recmix.data.limits import StepReader, check_file, check_members, max_bytes, read_at_most
 from recmix.errors import ConfigError, DataError
 
 __all__ = [
@@ -281,7 +275,11 @@ def read_npz(path: Path, notes: list[str] | None = None) -> dict[str, Any]:
         else:
             wanted = keys
         check_members(path, [members[key] for key in wanted])
-        arrays = {key: _read_member(archive, members[key]) for key in wanted}
+        arrays: dict[str, Array] = {}
+        for key in wanted:
+            with archive.open(members[key]) as stream:
+                reader: Any = StepReader(stream)  # numpy's type annotations want more than `read`
+                arrays[key] = np.lib.format.read_array(reader, allow_pickle=False)
         if "x_train" in keys:
             return arrays
         if wanted is not keys:
@@ -307,13 +305,6 @@ def read_npz(path: Path, notes: list[str] | None = None) -> dict[str, Any]:
             "optional): name the parts so, with numpy.savez(path, x_train=..., x_test=...)"
         )
     return {"x_train": arrays}
-
-
-def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
-    with archive.open(member) as stream:
-        reader: Any = StepReader(stream)  # numpy's type annotations want more than `read`
-        array: Array = np.lib.format.read_array(reader, allow_pickle=False)
-        return array
 
 
 def _sparse_matrix(arrays: dict[str, Array]) -> Any:

@@ -85,8 +85,7 @@ def _check(examples: Any, rule: _Requirement, likelihood: str, what: str) -> Non
         else:
             row = start + place // max(1, math.prod(values.shape[1:]))
         sign = "negative " if value < 0 else ""
-        low, high = _range(examples)
-        advice = rule.advice.format(scale=_scale_advice(low, high, what))
+        advice = rule.advice.format(scale=_scale_advice(examples, what))
         raise DataError(
             f"the {likelihood} likelihood needs {rule.needs}, but {what} has the {sign}value "
             f"{value:.6g} in example {row}: {advice}"
@@ -110,19 +109,12 @@ def _as_float(values: Array) -> Array:
         return values.astype(np.float32, copy=False)
 
 
-def _range(examples: Any) -> tuple[float, float]:
-    """Return the smallest and the largest value of the examples."""
-    low, high = math.inf, -math.inf
+def _scale_advice(examples: Any, what: str) -> str:
+    """Say how to bring the values of examples into [0, 1]."""
+    low, high = (0.0, 0.0) if isinstance(examples, SparseExamples) else (math.inf, -math.inf)
     for _, values in _parts(examples):
         numbers = _as_float(values)
         low, high = min(low, float(numbers.min())), max(high, float(numbers.max()))
-    if isinstance(examples, SparseExamples):
-        low, high = min(low, 0.0), max(high, 0.0)
-    return low, high
-
-
-def _scale_advice(low: float, high: float, what: str) -> str:
-    """Say how to bring values between `low` and `high` into [0, 1]."""
     if low >= -0.01 and high <= 1.01:
         return f"use {what}.clip(0, 1)"
     if low >= -1 and high <= 1:

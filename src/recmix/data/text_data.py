@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from recmix.data.columns import is_number
 from recmix.data.examples import ArrayExamples
 from recmix.data.formats import read_bytes
 from recmix.data.limits import check_size
@@ -322,14 +323,6 @@ def _vocabulary(made: type[Vocabulary], texts: Sequence[str], options: Mapping[s
     return found
 
 
-def _is_number(word: str) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True
-
-
 def _notes(
     parts: Mapping[str, Sequence[str]],
     forms: Mapping[str, str],
@@ -339,7 +332,7 @@ def _notes(
     options: Mapping[str, Any],
 ) -> Iterable[str]:
     """Yield the notes of a data set of texts."""
-    if all(_is_number(word) for texts in parts.values() for text in texts for word in text.split()):
+    if all(is_number(word) for texts in parts.values() for text in texts for word in text.split()):
         yield "all words are numbers: is this a table? Then save it as .csv or .npy"
     if left_out:
         said = ", ".join(f"{count:,} {problem}" for problem, count in left_out.items())

@@ -92,7 +92,9 @@ def _replace(path: Path, content: bytes) -> None:
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     try:
         with os.fdopen(handle, "wb") as file:
-            os.fchmod(file.fileno(), 0o666 & ~_umask())
+            mask = os.umask(0o077)  # it can be read only by setting it
+            os.umask(mask)
+            os.fchmod(file.fileno(), 0o666 & ~mask)
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -123,13 +125,6 @@ def _remove_parts(path: Path) -> None:
     for part in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
         with contextlib.suppress(OSError):
             part.unlink()
-
-
-def _umask() -> int:
-    """Return the umask of the process. It can be read only by setting it."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from numbers import Integral
 from typing import Any, Self
 
@@ -212,14 +212,10 @@ class LatentEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
     def _by_chunks(
         self, X: Any, function: Callable[[np.ndarray[Any, Any]], torch.Tensor]
     ) -> np.ndarray[Any, Any]:
-        parts = [function(part).cpu().numpy() for part in _chunks(X)]
+        found = []
+        for start in range(0, X.shape[0], CHUNK):
+            part = X[start : start + CHUNK]
+            dense = part.toarray() if sparse.issparse(X) else part
+            found.append(function(dense).cpu().numpy())
         kind = np.float32 if X.dtype == np.float32 else np.float64
-        return np.concatenate(parts).astype(kind, copy=False)
-
-
-def _chunks(X: Any) -> Iterator[np.ndarray[Any, Any]]:
-    """Yield parts of X, dense."""
-    stored_sparse = bool(sparse.issparse(X))
-    for start in range(0, X.shape[0], CHUNK):
-        part = X[start : start + CHUNK]
-        yield part.toarray() if stored_sparse else part
+        return np.concatenate(found).astype(kind, copy=False)
