@@ -27,6 +27,7 @@ __all__ = [
 Array = NDArray[Any]
 Index = slice | Sequence[int] | NDArray[Any]
 
+_SAMPLE = 10_000  # statistics of examples that stay in files are computed from this many
 _CHUNK_VALUES = 1 << 22  # number of values processed at once: 16 MiB of float32
 
 
@@ -34,7 +35,8 @@ class Examples(ABC):
     """A sequence of examples, read by index. All have the same shape, called the event shape.
 
     ``examples[i]`` is one example, float32. ``examples[index]`` is float32 (B, *event), where the index
-    is a slice, an integer array or a mask. ``numpy.asarray(examples)`` reads all examples.
+    is a slice, an integer array or a mask. ``numpy.asarray(examples)`` reads all examples. Statistics of
+    examples that stay in files are computed from 10,000 random examples.
 
     Attributes:
         in_memory: False if the examples stay in files and are read each time they are used.
@@ -90,37 +92,25 @@ class Examples(ABC):
     def __repr__(self) -> str:
         return f"{type(self).__name__}(shape={self.shape})"
 
-    def mean(self, sample: int = 10_000, seed: int = 0) -> NDArray[np.float32]:
-        """Return the mean over the examples, an array of the shape of one example.
+    def mean(self) -> NDArray[np.float32]:
+        """Return the mean over the examples, an array of the shape of one example."""
+        return self._mean(self._sample()).astype(np.float32)
 
-        Args:
-            sample: Number of random examples to use if the examples are not in memory.
-            seed: Seed of the random choice.
-        """
-        return self._mean(self._sample(sample, seed)).astype(np.float32)
-
-    def variance(self, mean: Array, sample: int = 10_000, seed: int = 0) -> float:
+    def variance(self, mean: Array) -> float:
         """Return the mean of (x - mean)² over all examples and all their values, one number.
 
-        Args:
-            mean: An array of the shape of one example.
-            sample: Number of random examples to use if the examples are not in memory.
-            seed: Seed of the random choice.
+        `mean` is an array of the shape of one example.
         """
-        chosen = self._sample(sample, seed)
+        chosen = self._sample()
         squares = (np.square(chunk - mean).sum(dtype=np.float64) for chunk in self._chunks(chosen))
         return float(sum(squares)) / (len(chosen) * math.prod(self.shape[1:]))
 
-    def deviation(self, sample: int = 10_000, seed: int = 0) -> NDArray[np.float32]:
+    def deviation(self) -> NDArray[np.float32]:
         """Return the standard deviation over the examples, an array of the shape of one example.
 
         The result is 1 where all examples have the same value.
-
-        Args:
-            sample: Number of random examples to use if the examples are not in memory.
-            seed: Seed of the random choice.
         """
-        chosen = self._sample(sample, seed)
+        chosen = self._sample()
         mean, first = self._mean(chosen), self[chosen[:1]]
         squares = np.zeros(self.shape[1:], np.float64)
         constant = np.ones(self.shape[1:], np.bool_)
@@ -135,11 +125,12 @@ class Examples(ABC):
             total += chunk.sum(axis=0, dtype=np.float64)
         return total / len(chosen)
 
-    def _sample(self, sample: int, seed: int) -> NDArray[np.int64]:
+    def _sample(self) -> NDArray[np.int64]:
+        """Return the indices of the examples that statistics are computed from."""
         count = len(self)
-        if self.in_memory or count <= sample:
+        if self.in_memory or count <= _SAMPLE:
             return np.arange(count)
-        return np.sort(np.random.default_rng(seed).choice(count, sample, replace=False))
+        return np.sort(np.random.default_rng(0).choice(count, _SAMPLE, replace=False))
 
     def _chunks(self, chosen: NDArray[np.int64]) -> Iterator[NDArray[np.float32]]:
         for part in chunk_slices((len(chosen), *self.shape[1:])):

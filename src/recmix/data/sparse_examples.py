@@ -62,22 +62,16 @@ class SparseExamples(Examples):
             digest.update(np.ascontiguousarray(part).data)
         return digest.hexdigest()
 
-    def mean(self, sample: int = 10_000, seed: int = 0) -> NDArray[np.float32]:
-        """Return the mean over all examples, (F,). `sample` and `seed` have no effect."""
+    def mean(self) -> NDArray[np.float32]:
+        """Return the mean over the examples, (F,)."""
         return (self._sum(self.raw.data) / len(self)).astype(np.float32)
 
-    def variance(self, mean: Array, sample: int = 10_000, seed: int = 0) -> float:
-        """Return the mean of (x - mean)² over all values, for a given `mean` (F,).
-
-        `sample` and `seed` have no effect: all examples are used.
-        """
+    def variance(self, mean: Array) -> float:
+        """Return the mean of (x - mean)² over all values, for a given `mean` (F,)."""
         return float(self._squares(np.asarray(mean, np.float64)).mean()) / len(self)
 
-    def deviation(self, sample: int = 10_000, seed: int = 0) -> NDArray[np.float32]:
-        """Return the standard deviation over all examples, (F,); 1 where all values are equal.
-
-        `sample` and `seed` have no effect.
-        """
+    def deviation(self) -> NDArray[np.float32]:
+        """Return the standard deviation over the examples, (F,); 1 where all values are equal."""
         mean = self._sum(self.raw.data) / len(self)
         same_as_first = self.raw.data == self.take([0])[0][self.raw.indices]
         constant = (self._stored() == 0) | (self._sum(same_as_first) == len(self))
