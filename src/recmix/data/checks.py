@@ -92,15 +92,10 @@ use recmix.data.ArrayExamples(x_train.astype('float32'))
 
 
 def pack_fields(x: Mapping[str, Any], what: str, fields: Fields | None = None) -> tuple[Array, Fields]:
-    """Pack a dict of arrays (N, *shape) into one float32 array (N, P), and return it with the shapes.
+    """Pack a dict of arrays {name: (N, *shape)} into one float32 array (N, P); return also the shapes.
 
     P is the number of values of one example in all arrays together. Values are used as they are; uint8
-    is not divided by 255.
-
-    Args:
-        x: {field name: array (N, *shape)}.
-        what: Name of `x` in error messages.
-        fields: Required names and shapes; None accepts any.
+    is not divided by 255. `fields` has the required names and shapes; None accepts any.
     """
     arrays = {}
     for name, value in x.items():

@@ -48,7 +48,8 @@ def download(
 ) -> Path:
     """Download a file from the first URL that gives it intact, and return its path.
 
-    The file gets its name after it was checked. So a file with this name is always complete.
+    The file gets its name after it was checked. So a file with this name is always complete. If every
+    URL failed, a `DownloadError` is raised.
 
     Args:
         urls: URLs to try in this order.
@@ -56,10 +57,6 @@ def download(
         md5: Expected MD5 sum of the decompressed content; None for no check.
         file_sum: Expected checksum of the file itself, see `checksum`; None for no check.
         timeout: Seconds to wait for an answer before the next URL is tried.
-
-    Raises:
-        DownloadError: If every URL failed.
-        DataError: If the disk cannot be written.
     """
     reasons = []
     for url in urls:

@@ -329,8 +329,7 @@ def from_pillow(
         image: The pillow image.
         channels: 1 for grey, 3 for colour; by default 1 for a grey image, else 3.
         size: (H, W) of the result; by default the size of the image after the crop.
-        crop: Side of the square that is cut from the centre and resized to `size`; "square" for the
-            largest square. None means that the image must already have the size `size`.
+        crop: See `FileImages`.
         location: Name of the image in error messages.
     """
     from PIL import Image

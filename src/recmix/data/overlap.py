@@ -48,18 +48,15 @@ def count_training_examples(
     vocabulary: Vocabulary | None = None,
     train: Examples | None = None,
 ) -> int | None:
-    """Count how many of the examples are training examples of a run.
+    """Count how many of the examples are training examples of a run; None if these are not known.
 
-    The result is None if the training examples are not known: the data of the run cannot be loaded
-    again, and its folder has no hashes of them. Two examples are the same if their values are equal as
-    float32, in the same order. Their shapes may differ.
+    Two examples are the same if their values are equal as float32, in the same order. Their shapes may
+    differ.
 
     Args:
         examples: The examples to look for among the training examples.
         description: The result of `Data.describe` of the run's data.
         folder: The run folder, if there is one. For data in memory it has hashes of the examples.
-        root: Folder of the named data sets.
-        vocabulary: Vocabulary of the run, if its examples are texts.
         train: The training examples of the run, if they are loaded already.
     """
     stored = None if folder is None else folder / TRAINING_EXAMPLES

@@ -140,8 +140,7 @@ def _find_files(spec: NamedSet, root: Path) -> dict[str, Path]:
 def find_or_download(spec: NamedSet, root: Path, download: bool = True) -> dict[str, Path]:
     """Return the files of a named data set as {published name: path}. Missing files are downloaded.
 
-    Raises:
-        DataError: If a required file is missing and cannot be downloaded.
+    A required file that is missing and cannot be downloaded is an error.
     """
     found = _find_files(spec, root)
     missing = _missing_required(spec, found)

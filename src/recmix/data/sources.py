@@ -135,7 +135,6 @@ def load_for_training(name: str | Path, *, start: str | Path | None = None, **op
     warning.
 
     Args:
-        name: A name or a path, as in `load`.
         start: Folder or address of the run of the trained model, or None.
         **options: Other arguments of `load`.
     """
@@ -201,6 +200,8 @@ def rebuild(
 ) -> Data:
     """Load the data again from the result of `Data.describe`, and check that they are the same.
 
+    Examples that were in memory cannot be loaded again, and changed examples are an error.
+
     >>> rebuild(load("digits", seed=3).describe()).seed
     3
 
@@ -208,12 +209,8 @@ def rebuild(
         description: The result of `Data.describe`; it may have been saved as JSON.
         root: Folder of the named sets; by default the folder in `description` if it still holds the
             files of the set, else the default of `load`.
-        download: Whether missing files are downloaded.
         vocabulary: The vocabulary of the model that was trained on the data. It is needed only if it was
             made from the texts of other data.
-
-    Raises:
-        DataError: If the data were arrays in memory, or the examples have changed.
     """
     if not description:
         raise DataError(
@@ -264,10 +261,8 @@ def load_again(
     Args:
         source: A name or a path, as in `load`.
         description: The result of `Data.describe` of the run's data.
-        root: Folder of the named sets, see `load`.
         vocabulary: Vocabulary of the run, if its examples are texts.
-        shape: Shape of an example that the model of the run was made for, see `load`; by default the
-            shape in the description.
+        shape: Shape of an example, see `load`; by default the shape in the description.
     """
     seed = description.get("seed", 0)
     shape = _shape(description) if shape is None else shape
@@ -287,15 +282,12 @@ def load_again(
 def has_same_examples(data: Data, description: Mapping[str, Any]) -> bool:
     """Whether data have the same examples as the data of a run, even if they come from another file.
 
-    If the run had no test examples, only training and validation examples are compared.
+    `description` is the result of `Data.describe` of the run's data. If the run had no test examples,
+    only training and validation examples are compared.
 
     >>> x = load("digits")
     >>> has_same_examples(x, x.describe()), has_same_examples(x, load("digits", seed=1).describe())
     (True, False)
-
-    Args:
-        data: The data to compare with the data of the run.
-        description: The result of `Data.describe` of the run's data.
     """
     expected = description.get("fingerprint")
     if data.fingerprint == expected:

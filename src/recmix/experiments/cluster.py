@@ -47,7 +47,7 @@ Files = dict[str, bytes]
 
 
 class Mailbox:
-    """A Ray actor that receives files from the tasks of a driver, and can tell the tasks to stop."""
+    """A Ray actor that receives files of the runs in progress, and can tell the runs to stop."""
 
     def __init__(self) -> None:
         self.stopped = False
@@ -203,9 +203,9 @@ def do(
 
 @contextlib.contextmanager
 def _posting(store: Store, digest: str, mailbox: Any) -> Iterator[threading.Event]:
-    """Send the files of a run to the mailbox from time to time, in a thread.
+    """Send the files of a run to the Ray actor `Mailbox` from time to time, in a thread.
 
-    If the mailbox says so, the run is stopped by SIGTERM. Then the yielded event is set.
+    If the actor says so, the run is stopped by SIGTERM. Then the yielded event is set.
     """
     ray, over = _ray(), threading.Event()
 

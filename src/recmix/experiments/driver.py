@@ -125,7 +125,7 @@ def run_grid(
 
 
 def _fetch(grid: Grid, queue: JobQueue, root: Path | None, console: Console) -> None:
-    """Download missing data sets before the workers start. Block the runs that get no data."""
+    """Download missing data sets before the runs start. Block the runs that get no data."""
     from recmix.data import inventory, load
 
     wanted = {entry.job.column["data"] for entry in queue.of_kind("waiting")}

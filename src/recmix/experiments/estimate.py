@@ -1,7 +1,4 @@
-"""Estimate how long the remaining runs of a grid will take.
-
-The estimate uses the times of finished runs, and the times of a few updates if these were measured.
-"""
+"""Estimate how long the remaining runs of a grid will take. A run trains and scores one model."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ class GridJob:
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """All runs that one TOML file describes."""
+    """All runs that one TOML file describes. A run trains and scores one model."""
 
     name: str  # from the name of the file
     title: str  # title of the table of results
@@ -150,7 +150,7 @@ def digest_of(definition: Mapping[str, Any]) -> str:
 
 
 def read_grid(file: Path) -> Grid:
-    """Read a TOML file, and return the grid that it describes."""
+    """Read a TOML file, and return the `Grid`, the list of runs, that it describes."""
     content = read_toml(file)
     try:
         return expand(content, file.stem)
@@ -159,7 +159,7 @@ def read_grid(file: Path) -> Grid:
 
 
 def expand(content: Mapping[str, Any], name: str) -> Grid:
-    """Make the grid that the content of a TOML file describes.
+    """Make the `Grid`, the list of runs, that the content of a TOML file describes.
 
     >>> grid = expand({"columns": [{"data": "digits", "latent": 2}],
     ...                "methods": [{"name": "rme", "order": [2, 3]}],
@@ -194,7 +194,11 @@ def expand(content: Mapping[str, Any], name: str) -> Grid:
 
 
 def _with_controls(entries: list[GridRow]) -> tuple[list[GridRow], list[str]]:
-    """Return all rows, first stages (VAE) and controls (VAE+) first, and notes on added rows."""
+    """Return all rows of the table, and notes on rows that were added.
+
+    The first rows are the models from which other rows start (VAE), and the controls (VAE+): the same
+    models, trained longer.
+    """
     rows: list[GridRow] = []
     notes: list[str] = []
 
@@ -288,7 +292,7 @@ def _template(
 
 
 def _score_keys(row: GridRow, default: Inference, protocol: Mapping[str, Any]) -> list[str]:
-    """Return the names of all scores of a run of this row. Calibration is scored on test data only."""
+    """Return the names of all scores of a run of this row. Calibrated scores are on test data only."""
     used = [default, *(replace(row.inference, refine=steps) for steps in row.refined)]
     plain = [ScoreKey("test", samples, how) for samples in protocol["samples"] for how in used]
     keys = list(plain)

@@ -71,7 +71,7 @@ class JobQueue:
 
     @property
     def open(self) -> bool:
-        """Whether this driver has runs left that it can start now or perhaps later."""
+        """Whether there are runs left that this process can start now or perhaps later."""
         return any(self.of_kind("waiting", "elsewhere"))
 
     def block(self, jobs: Iterable[GridJob], reason: str) -> None:
@@ -112,7 +112,7 @@ class JobQueue:
         return None
 
     def look(self) -> None:
-        """Update the states of runs that another driver works on, at most once per second."""
+        """Read the states of runs of other processes of `recmix grid`, at most once per second."""
         if time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + LOOK_AGAIN
@@ -121,7 +121,7 @@ class JobQueue:
         self._block_dependent()
 
     def find_others(self) -> None:
-        """Change the state of waiting runs that another driver works on to ``elsewhere``."""
+        """Give waiting runs that another process of `recmix grid` works on the state ``elsewhere``."""
         for entry in list(self.of_kind("waiting")):
             if holder := self.store.holder(entry.job.digest):
                 entry.kind, entry.reason = "elsewhere", holder
@@ -152,7 +152,7 @@ class JobQueue:
         return entry
 
     def _begin(self, entry: QueuedJob) -> bool:
-        """Whether a claimed run still has to be done. Another driver may have finished it."""
+        """Whether a locked run still has to be done. Another process may have finished it."""
         if entry.retry:
             entry.retry = False
             self.store.forget_failure(entry.job.digest)

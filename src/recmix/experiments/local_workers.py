@@ -111,7 +111,7 @@ def run_here(
 
 
 def _take(queue: JobQueue, slot: Slot) -> list[QueuedJob]:
-    """Claim the next run, and on a GPU further runs that can be trained together with it."""
+    """Lock the next run, and on a GPU further runs that can be trained together with it."""
     together: list[QueuedJob] = []
     most = 1 if slot.gpu is None else REPLICAS
     while len(together) < most:
@@ -175,7 +175,7 @@ def cores() -> int:
 
 
 def _gpus(device: str) -> list[str]:
-    """Return the GPUs for the workers as values of CUDA_VISIBLE_DEVICES; empty without GPUs."""
+    """Return the GPUs for the worker processes as values of CUDA_VISIBLE_DEVICES."""
     if device == "cpu":
         return []
     import torch

@@ -120,7 +120,7 @@ class Store:
         return self.folder(digest) / "log.txt"
 
     def check_format(self) -> None:
-        """Raise an error if another version of recmix wrote this folder in another file format."""
+        """Raise an error if another version of recmix wrote this folder in another format."""
         for path in sorted(self.root.glob("grid-*.json")):
             if found := _mapping_or_empty(path):  # a damaged list of runs is replaced
                 check_format(found.get("format", 0), f"the store {self.root} ({path.name})")
@@ -248,7 +248,10 @@ class Store:
         return found
 
     def claim(self, digest: str) -> Claim | None:
-        """Lock a run, so that no other process works on it; None if another process has locked it."""
+        """Lock the folder of a run, so that no other process trains the run.
+
+        The result is the lock, or None if another process has locked the folder.
+        """
         path = self.folder(digest) / "lock"
         self._make(path.parent)
         descriptor = -1

@@ -58,13 +58,14 @@ def time_updates(
 ) -> dict[Kind, Timed]:
     """Measure how long a few training updates of each kind of run take; return {kind: times}.
 
-    Kinds whose data are missing are left out.
+    Runs of one kind have the same method, setting, data and model. Kinds whose data are missing are left
+    out.
 
     Args:
         waiting: the runs that are not done.
         jobs: all runs of the grid.
-        threads: CPU threads of a worker.
-        replicas: largest number of runs of one kind that a worker trains at once.
+        threads: CPU threads of a worker process.
+        replicas: largest number of runs of one kind that a worker process trains at once.
         report: function that is called with a line of text for each kind.
     """
     import torch

@@ -1,4 +1,4 @@
-"""Show the progress of a grid in the terminal, and what `recmix grid` prints besides."""
+"""Print the progress, the plan and the summary of a grid (a list of models to train)."""
 
 from __future__ import annotations
 

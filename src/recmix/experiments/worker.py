@@ -103,12 +103,11 @@ def work(
 ) -> str:
     """Train and score one run as its ``job.json`` says. A run that was begun is continued.
 
-    Args:
-        stopped: an event that is set if this process was asked to stop. An exception then counts as an
-            interruption, not as a failure.
+    If the event `stopped` is set, this process was asked to stop, and an exception is an interruption,
+    not a failure.
 
     Returns:
-        ``done``, ``failed`` (the reason is in the store) or ``interrupted``.
+        ``done``, ``failed`` (the reason is in the file ``failed.json``) or ``interrupted``.
     """
     result, error = _attempt(lambda: _train_and_score(store, digest, device, data_root), stopped)
     if error is not None:

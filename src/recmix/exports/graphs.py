@@ -102,10 +102,7 @@ class DecoderGraph(Graph):
 class PosteriorGraph(Graph):
     """The function from examples x (B, ...) to the tensors that define q(z | x).
 
-    Args:
-        method: a trained method, as `frozen` returns it.
-        inference: how the posterior is refined and calibrated.
-        outputs: {name: shape} of the tensors.
+    `outputs` has the names and shapes of the tensors.
     """
 
     def __init__(self, method: Method, inference: Inference, outputs: dict[str, Shape]) -> None:
@@ -221,14 +218,9 @@ def frozen(method: Method, *, fuse: bool) -> Method:
 
 @torch.no_grad()
 def posterior_graph(method: Method, inference: Inference) -> Graph:
-    """Make the function from examples x to the posterior q(z | x) of a method.
+    """Make the function from examples x to the posterior q(z | x) of a method that `frozen` returned.
 
-    Args:
-        method: a trained method, as `frozen` returns it.
-        inference: how the posterior is refined and calibrated.
-
-    Raises:
-        ConfigError: the posterior cannot be exported.
+    A posterior that cannot be exported is a ConfigError.
     """
     _check_curvature(method, inference)
     half = torch.full((2, *method.model.shape), 0.5, dtype=method.model.centre.dtype)

@@ -93,9 +93,8 @@ class Run:
         """Make the folder of a new run and write the spec of the run into it.
 
         Args:
-            spec: everything that defines the run: its options and a description of its data.
-            overwrite: whether to replace a run that the folder already holds; otherwise such a run is an
-                error.
+            spec: the options of the run and a description of its data.
+            overwrite: whether to replace a run in the folder; otherwise such a run is an error.
             vocabulary: the vocabulary of the data, if they are texts.
         """
         if self.folder.exists() and not self.folder.is_dir():
@@ -117,10 +116,7 @@ class Run:
             raise
 
     def check_free(self, *, overwrite: bool = False) -> None:
-        """Raise an error if the folder holds files of a run that a new run would replace.
-
-        If `overwrite` is true, a complete run may be replaced.
-        """
+        """Raise an error if the folder holds files of a run, except a complete run with `overwrite`."""
         if self.exists:
             if not overwrite:
                 raise RunError(

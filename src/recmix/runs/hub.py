@@ -138,15 +138,10 @@ def upload_run(
 def prepare_upload(
     folder: str | Path, out: str | Path, *, repo: str = "USER/NAME", licence: str | None = None
 ) -> list[str]:
-    """Write the files that `upload_run` uploads into a folder on this machine; return their names.
+    """Write the files that `upload_run` uploads into the empty folder `out`; return their names.
 
     ``spec.json`` is written without the paths of this machine. The model card (README.md) is added.
-
-    Args:
-        folder: the run folder.
-        out: an empty folder, or one that does not exist yet.
-        repo: the repository, for the model card.
-        licence: the licence of the weights, for the model card.
+    `repo` and `licence` appear in the model card.
     """
     run, place = Run(folder), Path(out)
     spec = run.spec()
