@@ -1,4 +1,4 @@
-"""Convert examples in memory to `Examples`, such as arrays, lists, torch data sets and DataFrames."""
+"""Convert arrays, lists, torch data sets, DataFrames and other examples in memory to `Examples`."""
 
 from __future__ import annotations
 

@@ -162,10 +162,9 @@ _MNIST = NamedSet(
     note="grey values",
 )
 _FASHION_URL = "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion"
-_FASHION_MNIST = NamedSet(
+_FASHION_MNIST = dataclasses.replace(
+    _MNIST,
     name="fashion-mnist",
-    shape=(1, 28, 28),
-    published_counts=(60_000, None, 10_000),
     read=partial(_read_mnist, "fashion-mnist"),
     files=tuple(
         DataFile(name, (f"{_FASHION_URL}/{name}.gz",), file_sum=f"md5:{md5}")
@@ -178,7 +177,6 @@ _FASHION_MNIST = NamedSet(
     page="https://github.com/zalandoresearch/fashion-mnist",
     citation="Xiao, Rasul, Vollgraf: Fashion-MNIST: a novel image dataset for benchmarking machine "
     "learning algorithms. arXiv:1708.07747, 2017",
-    note="grey values",
 )
 _STATIC_MNIST_URL = "https://www.cs.toronto.edu/~larocheh/public/datasets/binarized_mnist"
 _SVHN_URL = "http://ufldl.stanford.edu/housenumbers/"

@@ -163,7 +163,7 @@ def _load_texts(
     vocabulary: Vocabulary | None,
     options: Mapping[str, Any],
 ) -> Data:
-    """Load the texts of a file, or of the files of a folder, by part."""
+    """Load the training, validation and test texts of a file or of a folder of files."""
     check_no_resize(options, f"{path} holds texts: leave them out")
     name = path.name if path.is_dir() else path.name[: -len(text_suffix(path))]
     kept = text_options(options) | _split_options(options)

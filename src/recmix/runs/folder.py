@@ -277,7 +277,7 @@ class Run:
         write_json(self.folder / TUNED, {"inference": inference.to_json(), **more})
 
     def vocabulary(self) -> Vocabulary | None:
-        """Read how the run writes texts as examples; None if its data are not texts.
+        """Read the vocabulary, which converts texts to numbers; None if the data are not texts.
 
         It is an error if the file holds another vocabulary than the run was trained with.
         """

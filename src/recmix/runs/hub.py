@@ -162,7 +162,7 @@ def prepare_upload(
 
 
 def _without_paths(spec: Spec) -> dict[str, Any]:
-    """Return the JSON values of a spec, with the last part of each path instead of the path."""
+    """Return a spec as JSON values, with only the last part of each path."""
     content = spec.to_json()
     content["data"].pop("root", None)
     for part, name in (("data", "path"), ("init", "run")):

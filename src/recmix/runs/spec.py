@@ -140,7 +140,7 @@ def check_description(data: Mapping[str, Any]) -> None:
 
 
 def _check_kinds(values: Mapping[str, Any], kinds: Mapping[str, tuple[type, ...]]) -> None:
-    """Reject a value of another JSON type than its name has in `kinds`."""
+    """Raise an error if a value has another JSON type than `kinds` says for its name."""
     for name, expected in kinds.items():
         value = values.get(name)
         if name in values and type(value) not in expected:
