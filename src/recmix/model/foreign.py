@@ -79,8 +79,7 @@ def as_encoder(network: nn.Module, example: Any) -> nn.Module:
     if isinstance(network, ForeignEncoder):
         return network
     out = _tried(network, example, "encoder")
-    plain = isinstance(out, Tensor) and out.ndim == 2 and out.shape[1] % 2 == 0
-    if plain:
+    if isinstance(out, Tensor) and out.ndim == 2 and out.shape[1] % 2 == 0:
         return network
     read_posterior(out)  # refuses what cannot be read
     return ForeignEncoder(network)
@@ -122,9 +121,7 @@ def read_posterior(out: Any) -> Tensor | MultivariateNormal:
             mean and log-variance; or a dict or object that holds them under usual names, such as ``mu``
             and ``logvar``.
     """
-    if isinstance(out, Tensor):
-        return out
-    if isinstance(out, MultivariateNormal):
+    if isinstance(out, Tensor | MultivariateNormal):
         return out
     mean, log_variance = _mean_and_rest(out)
     return torch.cat([mean.flatten(1), log_variance.flatten(1)], 1)

@@ -126,11 +126,17 @@ class LatentModel(nn.Module):
         return found if self.spread is None else found - self.spread.log().sum()
 
     def log_conditional(self, x: Tensor, z: Tensor) -> Tensor:
-        """log p(x | z) in nats, (S, B), for examples x (B, *shape) and latent points z (S, B, D)."""
+        """log p(x | z) in nats, (S, B), for examples x (B, *shape) and latent points z (S, B, D).
+
+        S is the number of samples of z for each of the B examples.
+        """
         return self.log_density(self.observed(x), self.decoder_output(z))
 
     def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
-        """log p(x, z) in nats, (S, B), for examples x (B, *shape) and latent points z (S, B, D)."""
+        """log p(x, z) in nats, (S, B), for examples x (B, *shape) and latent points z (S, B, D).
+
+        S is the number of samples of z for each of the B examples.
+        """
         return self.log_conditional(x, z) + self.prior.log_prob(z)
 
     def with_noise(self, noise: float) -> LatentModel:

@@ -7,7 +7,6 @@ A clip has one latent vector z. Forward-mode derivatives and second derivatives 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -159,4 +158,4 @@ def _checked_clip(shape: Sequence[int]) -> Shape:
             f"width) with sides from {CLIP_SIDES[0]} to {CLIP_SIDES[1]}; network='conv' takes images, "
             "network='mlp' takes any shape"
         )
-    return cast("tuple[int, int, int, int]", checked)
+    return checked

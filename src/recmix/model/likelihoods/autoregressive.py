@@ -130,11 +130,11 @@ class Autoregressive(Likelihood):
         return self.network.logits(self.network(_tokens(x)[0], decoded)) / self.noise
 
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Draw tokens (..., *event), one after the other, for context vectors (..., F). No gradient."""
+        """Draw tokens (..., *event), one after the other, for each context vector (..., F)."""
         return self._generate(decoded, lambda logits: draw_class(logits, generator))
 
     def most_likely(self, decoded: Tensor) -> Tensor:
-        """Tokens (..., *event) for context vectors (..., F): at each position the most likely token.
+        """The most likely tokens (..., *event), one after the other, for context vectors (..., F).
 
         Each choice depends on the tokens chosen before it.
         """

@@ -98,15 +98,15 @@ class ProbabilityBernoulli(Likelihood):
     def residual(self, x: Tensor, decoded: Tensor) -> Tensor:
         """The derivative of log p(x | z) with respect to the probability p: (x - p) / (p·(1 - p)).
 
-        It is 0 where p is outside [1e-6, 1 - 1e-6], because `log_prob` clamps p.
+        The derivative is 0 where p is outside [1e-6, 1 - 1e-6], because `log_prob` clamps p.
         """
         p = decoded.clamp(*LIMITS)
         return (x - p) / (p * (1 - p)) * (p == decoded)
 
     def precision(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The diagonal of the Fisher information: 1 / (p·(1 - p)) for probabilities p.
+        """The diagonal of the Fisher information with respect to the probability p: 1 / (p·(1 - p)).
 
-        It is 0 where p is outside [1e-6, 1 - 1e-6], because `log_prob` clamps p.
+        The result is 0 where p is outside [1e-6, 1 - 1e-6], because `log_prob` clamps p.
         """
         p = decoded.clamp(*LIMITS)
         return (p == decoded) / (p * (1 - p))

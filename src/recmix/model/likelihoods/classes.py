@@ -102,12 +102,12 @@ class Categorical(Likelihood):
         return (decoded / self.noise).softmax(-1)
 
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Draw one class for each vector of logits: (..., *event, K) -> (..., *event). No gradient."""
+        """Draw one class for each vector of K logits: (..., *event, K) -> (..., *event)."""
         with torch.no_grad():
             return self._padded(draw_class(decoded / self.noise, generator)).to(decoded.dtype)
 
     def most_likely(self, decoded: Tensor) -> Tensor:
-        """The most likely class for each vector of logits: (..., *event, K) -> (..., *event)."""
+        """The most likely class for each vector of K logits: (..., *event, K) -> (..., *event)."""
         return self._padded(decoded.argmax(-1)).to(decoded.dtype)
 
     def _padded(self, drawn: Tensor) -> Tensor:

@@ -195,7 +195,7 @@ class ZeroInflatedNegativeBinomial(NegativeBinomial):
         return torch.cat([of_mean * one + both * two, both * one + of_logit * two], dim=1)
 
     def _information(self, x: Tensor, decoded: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The entries of each count's 2 by 2 Fisher information: for log μ, mixed, and for the logit."""
+        """Each count's Fisher information: for log μ, for log μ with the logit, and for the logit."""
         level, logit = decoded.chunk(2, dim=self.axis)
         mean, theta = self._log_mean(x, level).exp(), self._log_theta().exp()
         added, counted = logit.sigmoid(), torch.sigmoid(-logit)

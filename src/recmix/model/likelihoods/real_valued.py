@@ -199,7 +199,7 @@ class DecodedGaussian(Likelihood):
         return self.floor == DECODED_FLOOR
 
     def output_shape(self, shape: Shape) -> Shape:
-        """The shape of the decoder's output: twice the first axis of an example, the same others."""
+        """The shape of the decoder's output. Its first axis is twice as long as that of an example."""
         return (2 * shape[0], *shape[1:])
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
