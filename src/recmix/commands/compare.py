@@ -14,7 +14,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from recmix.commands.own_parts import Networks, check_can_load, check_fields, load_run, make_own_parts
+from recmix.commands.own_parts import Networks, check_can_load, load_run, make_own_parts
 from recmix.commands.terminal import Device, Root, err, out, plain
 from recmix.errors import ConfigError, NonFiniteError
 from recmix.runs.data_options import DATA_OPTIONS
@@ -73,7 +73,6 @@ def compare_command(
         check_can_load(init, own=networks is not None)
     texts: dict[str, Any] = {"length": length, "vocabulary_size": vocabulary_size, "graphs": graphs}
     found = load_for_training(data, root=data_root, start=init, size=size, crop=crop, **texts)
-    check_fields(found, own=networks is not None)
     for note in found.notes:
         err.print(plain(note), highlight=False)
     if learning_rate is None:

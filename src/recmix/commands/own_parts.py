@@ -13,19 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from recmix.commands.python_model import call_function, is_python_path
-from recmix.errors import ConfigError, DataError, RunError, unknown
+from recmix.errors import ConfigError, RunError, unknown
 from recmix.runs.hub import open_run
 from recmix.runs.spec import Spec
 
 if TYPE_CHECKING:
     from recmix.api import Model
-    from recmix.data import Data
 
 __all__ = [
     "NETWORKS_HELP",
     "Networks",
     "check_can_load",
-    "check_fields",
     "check_no_own_parts",
     "has_own_parts",
     "load_run",
@@ -120,24 +118,6 @@ def check_no_own_parts(spec: Spec, folder: str | Path, advice: str) -> None:
     """
     if own := " and ".join(_own_parts(spec)):
         raise RunError(f"{folder} has its user's own {own}, which are code and not stored: {advice}")
-
-
-def check_fields(data: Data, *, own: bool) -> None:
-    """Raise an error if an example has several fields (named arrays) and there are no networks for them.
-
-    There are no built-in networks for examples with several fields, except for texts and molecules.
-
-    Args:
-        data: the training data.
-        own: whether the user names a function that makes networks. Then there is no error.
-    """
-    if data.fields is None or data.vocabulary is not None or own:
-        return
-    raise DataError(
-        f"{data.name} has the arrays {', '.join(data.fields)}. They are read as the fields of one "
-        f"example. To use one, save it alone: numpy.savez(path, x_train={next(iter(data.fields))}). "
-        "To use all, name a function that makes networks for them: --networks module:function"
-    )
 
 
 def has_own_parts(spec: Spec) -> bool:

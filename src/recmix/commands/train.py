@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from recmix.commands.own_parts import NETWORKS_HELP, check_fields, make_own_parts
+from recmix.commands.own_parts import NETWORKS_HELP, make_own_parts
 from recmix.commands.terminal import err, first_process, out, plain
 from recmix.commands.train_flags import read_flags
 from recmix.commands.train_help import TrainCommand, complete, epilog
 from recmix.errors import ConfigError, RunError
 from recmix.runs.data_options import DATA_OPTIONS
-from recmix.runs.folder import VOCABULARY, Run
-
-if TYPE_CHECKING:
-    from recmix.data import Data
-    from recmix.model.vocabulary import Vocabulary
+from recmix.runs.folder import Run
 
 __all__ = ["add_train"]
 
@@ -89,89 +85,58 @@ def add_train(app: typer.Typer, *, with_options: bool, panel: str = "", example:
 
 def _train(**given: Any) -> None:
     """Train a method on data, or continue an interrupted run."""
-    from recmix.api import fit, fit_preset
+    from recmix.data import load_for_training
+    from recmix.training.fit import train_models
+    from recmix.training.presets import train_preset
 
     request, resume, overwrite = read_flags(given)
     prints = first_process()
-    data = _load_data(request, resume=resume, new=prints and not (resume or overwrite))
     folder, flag = Path(request["out"]), ""  # the flag is what the next commands need to load the run
-    if prints:
-        err.print(f"{data.name}: " + ", ".join(f"{n} {part}" for part, n in data.counts.items() if n))
-        for note in data.notes:
-            err.print(plain(note), highlight=False)
-    check_fields(data, own=bool(request.keys() & {"networks", "network"}))
     if "networks" in request:
         flag = f" --networks {request['networks']}"
         request |= _own_parts(request.pop("networks"), request)
-    both: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "progress": True}
+    start = request.get("init")
+    data = partial(  # the data are loaded when all options have been checked
+        load_for_training,
+        request.pop("data"),
+        root=request.pop("data_root", None),
+        seed=request.pop("split_seed", None),
+        start=start if isinstance(start, str | Path) else None,  # other values are refused
+        resumed=Run(folder) if resume else None,
+        tell=partial(err.print, markup=False, highlight=False) if prints else None,
+        **{name: request.pop(name, None) for name in DATA_OPTIONS},
+    )
+    request |= {"data": data, "resume": resume, "overwrite": overwrite}
     if "preset" in request:
-        model = fit_preset(request.pop("preset"), data, **both, **request)
+        trained = train_preset(**request, progress=True)
     else:
-        model = fit(request.pop("method"), data, **both, **request)
+        trained = train_models([request], progress=True)[0]
     if not prints:
         return
-    status = Run(folder).status()
-    best, epoch = status.get("best_validation"), status.get("best_epoch")
+    spec, epochs = trained.spec, len(trained.history)
+    best, epoch = trained.outcome.get("best_validation"), trained.outcome.get("best_epoch")
     if not isinstance(best, int | float) or not isinstance(epoch, int):
         raise RunError(
             f"{folder / 'status.json'} is damaged: it does not name the best epoch and its validation "
             "bound. Delete the file, and continue the run with --resume"
         )
-    if model.spec.auto:
-        out.print(model.spec.auto["why"], highlight=False)
-    early = len(model.history) < (model.spec.training.epochs or 0) and not model.spec.auto
-    why = f" (stopped: {plain(status.get('reason'))}, see --patience)" if early else ""
+    if spec.auto:
+        out.print(spec.auto["why"], highlight=False)
+    early = epochs < (spec.training.epochs or 0) and not spec.auto
+    why = f" (stopped: {plain(trained.outcome.get('reason'))}, see --patience)" if early else ""
     out.print(
-        f"{model.spec.label}: {len(model.history)} epochs{why}, best validation bound "
-        f"{best:.2f} nats at epoch {epoch}. "
+        f"{spec.label}: {epochs} epochs{why}, best validation bound {best:.2f} nats at epoch {epoch}. "
         f"Saved in {plain(folder)}",
         highlight=False,
     )
-    if epoch == len(model.history) == model.spec.training.epochs and not model.spec.auto:
-        faster = ". A new run with a larger --learning-rate may help, too" if model.spec.init else ""
+    if epoch == epochs == spec.training.epochs and not spec.auto:
+        faster = ". A new run with a larger --learning-rate may help, too" if spec.init else ""
         out.print(
             "The last epoch was the best, so that longer training may help: "
             f"recmix train --resume --out {plain(folder)} --epochs {2 * epoch}{flag}{faster}",
             highlight=False,
         )
     out.print(f"Next: recmix evaluate {plain(folder)}{flag}", highlight=False)
-
-
-def _load_data(request: dict[str, Any], *, resume: bool, new: bool) -> Data:
-    """The data of a training. Their options are removed from the request.
-
-    Args:
-        request: the options of the command.
-        resume: whether a run is continued. Its data are split as before.
-        new: whether a folder that holds a run is refused, before the data are read.
-    """
-    from recmix.data import load_again, load_for_training, rebuild
-
-    run = Run(request["out"])
-    if new:
-        run.check_free()
-    source, root = request.pop("data"), request.pop("data_root", None)
-    seed = request.pop("split_seed", None)
-    how = {name: request.pop(name, None) for name in DATA_OPTIONS}
-    if isinstance(source, dict):
-        described = source
-        data = rebuild(source, root=root, vocabulary=_vocabulary(run) if run.exists else None)
-    elif resume and run.exists and seed is None and not any(how.values()):
-        described = run.spec().data
-        data = load_again(source, described, root=root, vocabulary=_vocabulary(run))
-    else:
-        start = request.get("init")
-        start = start if isinstance(start, str | Path) else None  # other values are refused later
-        return load_for_training(source, root=root, seed=seed or 0, start=start, **how)
-    counts = described.get("counts")
-    if isinstance(counts, Mapping) and counts.get("test") is None:  # the run had no test examples
-        return dataclasses.replace(data, x_test=None)
-    return data
-
-
-def _vocabulary(run: Run) -> Vocabulary | None:
-    """The vocabulary of a run; None if a kill came before it was written: it is then made again."""
-    return run.vocabulary() if (run.folder / VOCABULARY).exists() else None
 
 
 def _own_parts(path: Any, request: dict[str, Any]) -> dict[str, Any]:

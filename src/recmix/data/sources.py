@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 from recmix.data.limits import check_path
@@ -17,6 +19,7 @@ from recmix.data.text_data import DataWarning, check_no_options, from_texts, is_
 from recmix.data.user_data import from_arrays, has_image_files, load_path
 from recmix.errors import DataError, unknown
 from recmix.model.vocabulary import Vocabulary
+from recmix.runs.folder import VOCABULARY, Run
 from recmix.runs.hub import open_run
 
 __all__ = ["as_data", "has_same_examples", "load", "load_again", "load_for_training", "rebuild"]
@@ -127,25 +130,60 @@ def _load(
     return load_path(path, seed, vocabulary, options, shape)
 
 
-def load_for_training(name: str | Path, *, start: str | Path | None = None, **options: Any) -> Data:
-    """Load data as `load` does, for a model that starts from a trained model, and without warnings.
+def load_for_training(
+    name: str | Path | Mapping[str, Any],
+    *,
+    start: str | Path | None = None,
+    resumed: Run | None = None,
+    tell: Callable[[str], object] | None = None,
+    root: str | Path | None = None,
+    seed: int | None = None,
+    **options: Any,
+) -> Data:
+    """Load the data of a new training, or of a training that is continued, without warnings.
 
     Texts are read with the vocabulary of the trained model. Examples get the shape that this model
-    takes, if only axes of size 1 differ. The caller should show `Data.notes`, which `load` shows as a
-    warning.
+    takes, if only axes of size 1 differ.
 
     Args:
-        start: Folder or address of the run of the trained model, or None.
+        name: A name or a path, as in `load`; or the result of `Data.describe` for data to load again.
+        start: Folder or address of the run with the trained model to start from, or None.
+        resumed: The run that is continued, or None. Its data are split as before.
+        tell: Called with texts for the user: the numbers of examples, and the notes that `load` gives
+            as a warning.
+        root: Folder of the named sets, see `load`.
+        seed: Seed of the random split. None means 0, or that of the run that is continued.
         **options: Other arguments of `load`.
     """
-    run = None if start is None else open_run(start)
-    if run is not None and run.exists:
-        given = any(options.get(key) for key in ("length", "vocabulary_size", "graphs"))
-        options["shape"] = run.spec().shape
-        options["vocabulary"] = None if given else run.vocabulary()
+    described: Mapping[str, Any] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DataWarning)
-        return load(name, **options)
+        if isinstance(name, Mapping):
+            described = name
+            data = rebuild(described, root=root, vocabulary=_vocabulary(resumed))
+        elif resumed and resumed.exists and seed is None and not any(options.values()):
+            described = resumed.spec().data
+            data = load_again(name, described, root=root, vocabulary=_vocabulary(resumed))
+        else:
+            run = None if start is None else open_run(start)
+            if run is not None and run.exists:
+                given = any(options.get(key) for key in ("length", "vocabulary_size", "graphs"))
+                options["shape"] = run.spec().shape
+                options["vocabulary"] = None if given else run.vocabulary()
+            data = load(name, root=root, seed=seed or 0, **options)
+    if not _held_out_test(described):
+        data = dataclasses.replace(data, x_test=None)
+    if tell is not None:
+        tell(f"{data.name}: " + ", ".join(f"{n} {part}" for part, n in data.counts.items() if n))
+        for note in data.notes:
+            tell(note)
+    return data
+
+
+def _vocabulary(run: Run | None) -> Vocabulary | None:
+    """The vocabulary of a run; None if a kill came before it was written: it is then made again."""
+    there = run is not None and run.exists and (run.folder / VOCABULARY).exists()
+    return run.vocabulary() if run is not None and there else None
 
 
 def as_data(
@@ -166,7 +204,8 @@ def as_data(
         source: A `Data`, which is returned as it is; a name or path for `load`; or training examples in
             memory for `from_arrays`: an array, a tensor, a list, a dict of arrays, a DataFrame, a sparse
             matrix, a torch Dataset or a DataLoader. Of a DataLoader only the data set is used. A list of
-            texts is given to `from_texts`, as sentences of words.
+            texts is given to `from_texts`, as sentences of words. Also a function without arguments that
+            returns one of these.
         seed: Seed of the split.
         root: Folder of the named sets, see `load`.
         download: Whether missing files are downloaded.
@@ -174,6 +213,8 @@ def as_data(
         description: Result of `Data.describe` for the data of a run that is continued; None for a new
             run. If the run had no test examples, none are held out of examples in memory.
     """
+    if isinstance(source, FunctionType | partial):
+        source = source()
     if isinstance(source, Data):
         return in_shape(source, shape)
     if isinstance(source, str | Path):

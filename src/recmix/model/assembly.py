@@ -127,9 +127,12 @@ def complete_options(
         usual if name == AUTO_NETWORK else name for name in (network, decoder_network)
     )
     if network is None or decoder_network is None:
+        names = list(fields.shapes) if fields else [""]
         raise ConfigError(
-            f"the examples have the fields {', '.join(fields.shapes if fields else ())}, for which "
-            "there is no built-in network: give encoder= and decoder=, which take a dict of tensors"
+            f"the examples have the fields {', '.join(names)}, for which there is no built-in network. "
+            "Give your own networks, which take a dict of tensors: encoder= and decoder= "
+            "(--networks module:function). Or save one field alone as the data: "
+            f"numpy.savez(path, x_train={names[0]})"
         )
     found |= {"network": network, "decoder_network": decoder_network}
     if (likelihood := own.likelihood) is not None:

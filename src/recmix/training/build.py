@@ -41,6 +41,8 @@ class Trained:
         history: the metrics of each epoch.
         folder: the run folder, or None if nothing was written.
         vocabulary: how texts are written as examples, if the data were texts.
+        outcome: the best epoch, its validation bound and why the training ended, as in
+            ``status.json``; empty if the method was only loaded.
     """
 
     method: Method
@@ -48,6 +50,7 @@ class Trained:
     history: list[dict[str, float]] = field(default_factory=list)
     folder: Path | None = None
     vocabulary: Vocabulary | None = None
+    outcome: dict[str, Any] = field(default_factory=dict)
 
 
 class TrainedModel(Protocol):

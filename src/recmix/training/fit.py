@@ -78,9 +78,15 @@ def _train_plans(plans: Sequence[Plan], progress: bool | None) -> list[Trained]:
             raise failure
     for plan in plans_left:
         if plan.finished is None:
-            run, history = plan.request.run, jobs[id(plan)].state.history
-            folder = run.folder if run else None
-            plan.finished = Trained(plan.method.eval(), plan.spec, history, folder, plan.data.vocabulary)
+            run, job = plan.request.run, jobs[id(plan)]
+            plan.finished = Trained(
+                plan.method.eval(),
+                plan.spec,
+                job.state.history,
+                run.folder if run else None,
+                plan.data.vocabulary,
+                job.outcome,
+            )
     return [plan.finished for plan in plans if plan.finished]
 
 

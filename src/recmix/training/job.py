@@ -7,7 +7,7 @@ import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -131,6 +131,16 @@ class Job:
     def active(self) -> bool:
         """Whether the training has epochs left and has not been stopped early."""
         return self.state.epoch < self.epochs and not self.state.stopped
+
+    @property
+    def outcome(self) -> dict[str, Any]:
+        """The best epoch, its validation bound, and why the training ended."""
+        return {
+            "epoch": self.state.epoch,
+            "best_epoch": self.state.best_epoch,
+            "best_validation": self.state.best_score,
+            "reason": self.state.stopped or "all epochs done",
+        }
 
     def start(self) -> None:
         """Load the checkpoint to resume from, if there is one; otherwise prepare a new training."""
@@ -332,17 +342,10 @@ class Job:
         for p in self.method.parameters():
             p.grad = None
         if run := self.out:
-            state, reason = self.state, self.state.stopped or "all epochs done"
-            save_weights(run.weights, self.best, state.best_epoch)
-            write_json(run.folder / "history.json", state.history)
-            run.set_status(
-                "done",
-                epoch=state.epoch,
-                best_epoch=state.best_epoch,
-                best_validation=state.best_score,
-                reason=reason,
-            )
-            run.log("done", epoch=state.epoch, reason=reason)
+            save_weights(run.weights, self.best, self.state.best_epoch)
+            write_json(run.folder / "history.json", self.state.history)
+            run.set_status("done", **self.outcome)
+            run.log("done", epoch=self.state.epoch, reason=self.outcome["reason"])
         self.world.wait()
         if warning:
             warnings.warn(warning, stacklevel=2)  # the last statement, as a warning may be an error

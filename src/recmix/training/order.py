@@ -301,28 +301,31 @@ def _finish(
     why = summary(steps)
     spec = dataclasses.replace(spec, options=chosen.spec.options, auto=spec.auto | {"why": why})
     history: list[dict[str, float]] = []
-    best: dict[str, Any] = {"best_epoch": 0}
+    best_epoch = 0
     for part in path:
-        if part.folder is not None:
-            stands = Run(part.folder).status()
-            if stands["best_epoch"] or not history:
-                best["best_epoch"] = len(history) + stands["best_epoch"]
-            best["best_validation"] = stands["best_validation"]
+        if part.outcome["best_epoch"]:
+            best_epoch = len(history) + part.outcome["best_epoch"]
         order = part.spec.options["order"]
         done = len(history)
         history += [row | {"epoch": done + row["epoch"], "order": order} for row in part.history]
+    outcome = {
+        "epoch": len(history),
+        "best_epoch": best_epoch,
+        "best_validation": chosen.outcome["best_validation"],
+        "reason": why,
+    }
     if run and world().writer:
         write_json(run.folder / "spec.json", spec.to_json())
-        save_weights(run.weights, chosen.method.state_dict(), best["best_epoch"])
+        save_weights(run.weights, chosen.method.state_dict(), best_epoch)
         write_json(run.folder / "history.json", history)
         write_json(run.folder / "order.json", _record(steps, spec, test))
-        run.set_status("done", epoch=len(history), **best, reason=why)
+        run.set_status("done", **outcome)
         run.log("done", epoch=len(history), reason=why)
         for step in run.folder.glob("order_*"):
             Run(step).checkpoint.unlink(missing_ok=True)  # only unfinished steps need theirs
     world().wait()
     folder = None if run is None else run.folder
-    return Trained(chosen.method, spec, history, folder, chosen.vocabulary)
+    return Trained(chosen.method, spec, history, folder, chosen.vocabulary, outcome)
 
 
 def _t_test(values: NDArray[np.float64]) -> tuple[float, float, float]:

@@ -80,7 +80,7 @@ class Plan:
                     own=asked.own,
                 )
                 spec = dataclasses.replace(made.spec, inference=self.spec.inference)
-                self.finished = dataclasses.replace(made, spec=spec)
+                self.finished = dataclasses.replace(made, spec=spec, outcome=run.status())
                 return
             if group.writer:
                 run.set_vocabulary(self.data.vocabulary)

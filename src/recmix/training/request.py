@@ -147,7 +147,6 @@ def read_request(
         encoder, decoder = as_networks(encoder, decoder)
     _check_arguments(encoder, decoder, init, resume, overwrite, vae_epochs, callbacks)
     own, options = _own_parts(Own(encoder, decoder), options, likelihood=likelihood, prior=prior)
-    run = None if out is None else Run(out)
     given = read_options(method, options, REQUEST)
     cls, instance = given.cls, method if isinstance(method, Method) else None
     if instance:
@@ -164,7 +163,7 @@ def read_request(
         first = read_request(
             starts_from,
             **vars(copies) | {k: v for k, v in given.model.items() if k in PARTS and v},
-            out=None if run is None else run.folder / starts_from,
+            out=None if out is None else Path(out) / starts_from,
             resume=resume,
             overwrite=overwrite,
             **{k: v for k, v in given.model.items() if k not in PARTS},
@@ -191,6 +190,9 @@ def read_request(
         changes_decoder = training.train == "all" and inference.how != "learned"
         if changes_decoder and "curvature" not in model:
             model = model | {"curvature": "none"}  # it would no longer fit the decoder
+    run = None if out is None else Run(out)
+    if run and not resume:
+        run.check_free(overwrite=overwrite)
     continued, rate = init is not None or first is not None, training.learning_rate
     training = by_stage(training, cls, continued=continued)
     settings, auto = split_auto(given.method)

@@ -76,6 +76,8 @@ def train_preset(
     if resume and overwrite:
         raise ConfigError("resume and overwrite exclude each other: continue a run, or replace it")
     world()  # sets the GPU of this process, before a model is loaded on it
+    if out is not None and not resume:
+        Run(out).check_free(overwrite=overwrite)
     init = arguments.pop("init", None)
     modules = {name: arguments.pop(name, None) for name in ("encoder", "decoder")}
     callbacks = arguments.pop("callbacks", ())
