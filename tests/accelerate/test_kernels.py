@@ -14,12 +14,13 @@ from torch.nn import functional as F
 from recmix.accelerate import kernels, layers
 from recmix.accelerate.stacked import Stacked, StackedEncoders, _sequence
 from recmix.accelerate.stacked_posteriors import _encoders, _gates
+from recmix.methods.gates import Gate
 from recmix.methods.registry import METHODS
-from recmix.model.gates import Gate, bounded
 from recmix.model.latent import LatentModel
 from recmix.model.likelihoods import Gaussian as GaussianLikelihood
 from recmix.model.networks import make_decoder, make_encoder
 from recmix.posteriors import recursive_log_weights
+from recmix.posteriors.recursion import bounded
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

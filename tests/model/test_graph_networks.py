@@ -7,15 +7,15 @@ from torch.func import jacfwd, jacrev, vmap
 
 from recmix.data import check_values
 from recmix.errors import ConfigError, DataError
+from recmix.methods.gates import Gate, WeightNet, token_classes
 from recmix.methods.residual import Corrector
 from recmix.model.encoder_decoder import reset
 from recmix.model.fields import Fields
-from recmix.model.gates import Gate, WeightNet
 from recmix.model.graph_networks import graph_decoder, graph_encoder
 from recmix.model.latent import LatentModel
 from recmix.model.likelihoods import Categorical
 from recmix.model.likelihoods.graph import CategoricalGraph
-from recmix.model.similar_encoder import similar_encoder, token_classes
+from recmix.model.similar_encoder import similar_encoder
 
 SIZES = {"node_classes": 4, "edge_classes": 3, "units": 8, "blocks": 1}
 NODES, SHAPE, FIELDS = 5, (15,), Fields({"nodes": (5,), "edges": (10,)})

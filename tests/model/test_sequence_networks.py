@@ -6,8 +6,8 @@ from torch import nn
 
 import recmix
 from recmix.errors import ConfigError
+from recmix.methods.gates import Gate, WeightNet, token_classes
 from recmix.model.encoder_decoder import parameter_count
-from recmix.model.gates import Gate, WeightNet
 from recmix.model.latent import LatentModel
 from recmix.model.likelihoods import Categorical
 from recmix.model.mlp import mlp_encoder
@@ -15,7 +15,7 @@ from recmix.model.networks import Encoder, make_decoder, make_encoder
 from recmix.model.pair_features import TokenPairFeatures
 from recmix.model.sequence_layers import GRU, TransformerBlock
 from recmix.model.sequence_networks import GRUFeatures, TokenFeatures, TransformerFeatures
-from recmix.model.similar_encoder import similar_encoder, token_classes, token_features
+from recmix.model.similar_encoder import similar_encoder, token_features
 
 LENGTH, CLASSES = 6, 5
 double = torch.float64

@@ -202,7 +202,7 @@ def _log_weights(
     factor = tl.load(weight + unit, mask=unit_there, other=0.0)
     score = tl.sum(hidden * factor[None, :, :], 2)
     score += tl.load(last + g - 1, mask=gated, other=0.0)[None, :]
-    # ε and 1 - ε as sums of positive terms, like `networks.bounded`.
+    # ε and 1 - ε as sums of positive terms, like `recursion.bounded`.
     log_eps = tl.log(MINIMUM + (MAXIMUM - MINIMUM) * tl.sigmoid(score))
     log_rest = tl.log((1 - MAXIMUM) + (MAXIMUM - MINIMUM) * tl.sigmoid(-score))
     log_eps = tl.where(gated[None, :], log_eps, 0.0)

@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn import functional as F
 
-from recmix.model.gates import Gate, bounded
+from recmix.methods.gates import Gate
 from recmix.model.networks import Encoder
 from recmix.posteriors import Gaussian, recursive_log_weights
 from recmix.posteriors.gaussian import LOG_VARIANCE_RANGE
+from recmix.posteriors.recursion import bounded
 
 __all__ = ["Stacked", "StackedEncoders", "StackedGates", "places", "state"]
 

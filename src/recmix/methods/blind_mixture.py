@@ -7,13 +7,12 @@ from torch import Tensor, nn
 
 from recmix.errors import ConfigError
 from recmix.methods.component import MAX_ORDER
+from recmix.methods.gates import WeightNet, token_classes
 from recmix.methods.method import ELBO, Method, Objective, Optimizers, same_shapes
 from recmix.methods.registry import find_component, register
 from recmix.model.encoder_decoder import reset
-from recmix.model.gates import WeightNet
 from recmix.model.latent import LatentModel
 from recmix.model.replaceable import replaceable
-from recmix.model.similar_encoder import token_classes
 from recmix.posteriors import Gaussian, Mixture
 
 __all__ = ["BlindMixture", "blind_mixture", "collapse_report"]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from recmix.errors import ConfigError
 from recmix.inference import Inference
 from recmix.methods.component import MAX_ORDER
+from recmix.methods.gates import Gate, token_classes
 from recmix.methods.method import (
     ELBO,
     TEACHER_SAMPLES,
@@ -25,10 +26,8 @@ from recmix.methods.method import (
 )
 from recmix.methods.optimizers import make_optimizer, model_groups
 from recmix.methods.registry import find_component, register
-from recmix.model.gates import Gate
 from recmix.model.latent import LatentModel
 from recmix.model.replaceable import replaceable
-from recmix.model.similar_encoder import token_classes
 from recmix.posteriors import Mixture, Posterior, recursive_log_weights
 from recmix.posteriors.recursion import extend_mixture, extended_elbo
 

@@ -23,13 +23,14 @@ from recmix.inference.gauss_newton import make_log_joint
 from recmix.inference.learned import gaussian_at
 from recmix.inference.restarts import best_restart, restart_scales
 from recmix.methods.component import Component
+from recmix.methods.gates import token_classes
 from recmix.methods.method import TEACHER_SAMPLES, Method
 from recmix.methods.registry import register, register_component
 from recmix.methods.vae import GaussianComponent, elbo_gradient
 from recmix.methods.wide import WIDTH
 from recmix.model.latent import LatentModel
 from recmix.model.pair_features import PairFeatures, TokenPairFeatures
-from recmix.model.similar_encoder import token_classes, token_features
+from recmix.model.similar_encoder import token_features
 from recmix.objectives import elbo
 from recmix.posteriors import Gaussian, Posterior
 from recmix.posteriors.gaussian import LOG_VARIANCE_RANGE

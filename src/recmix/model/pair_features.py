@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from recmix.model.encoder_decoder import Shape, checked_shape
-from recmix.model.gates import one_hot
 from recmix.model.networks import default_network, make_encoder
 from recmix.model.sequence_networks import TokenFeatures
 
-__all__ = ["PairFeatures", "TokenPairFeatures"]
+__all__ = ["PairFeatures", "TokenPairFeatures", "one_hot"]
 
 
 class PairFeatures(nn.Sequential):
@@ -110,3 +109,19 @@ class TokenPairFeatures(nn.Module):
         """The features (B, hidden) of x (B, T) and the other tensor (B, *other)."""
         more = self.project(other if self._by_position else other.flatten(1)[:, None])
         return self.features(x, more)
+
+
+def one_hot(x: Tensor, groups: tuple[tuple[int, int], ...]) -> list[Tensor]:
+    """Convert class numbers to one-hot vectors (B, values, classes), separately for each group.
+
+    Groups are, for example, the nodes and the edges of a graph. Padding gives zeros.
+
+    Args:
+        x: class numbers (B, number of values of all groups); values below 0 are padding.
+        groups: for each group, the pair (number of values, number of classes).
+    """
+    found = []
+    for values, (_, classes) in zip(x.split([size for size, _ in groups], -1), groups, strict=True):
+        kinds = torch.arange(classes, device=x.device, dtype=x.dtype)
+        found.append((values[..., None] == kinds).to(x.dtype))
+    return found

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from recmix.model.gates import Classes
 from recmix.model.graph_networks import GraphFeatures
 from recmix.model.networks import Encoder, make_encoder
 from recmix.model.sequence_networks import TokenFeatures, TransformerFeatures, token_encoder
@@ -14,28 +13,7 @@ from recmix.model.sequence_networks import TokenFeatures, TransformerFeatures, t
 if TYPE_CHECKING:
     from recmix.model.latent import LatentModel
 
-__all__ = ["similar_encoder", "token_classes", "token_features"]
-
-
-def token_classes(encoder: nn.Module | None) -> Classes:
-    """The number of different tokens that an encoder reads, or 0 if it reads none.
-
-    For graphs the result is two pairs (number of values, number of classes): of nodes and of edges.
-
-    >>> from recmix.model.graph_networks import graph_encoder
-    >>> from recmix.model.mlp import mlp_encoder
-    >>> from recmix.model.sequence_networks import gru_encoder
-    >>> token_classes(gru_encoder((5,), 2, classes=7)), token_classes(mlp_encoder((5,), 2))
-    (7, 0)
-    >>> token_classes(graph_encoder((10,), 2, node_classes=3, edge_classes=2))
-    ((4, 3), (6, 2))
-    """
-    features = encoder.features if isinstance(encoder, Encoder) else None
-    if isinstance(features, GraphFeatures):
-        nodes = features.nodes
-        edges = nodes * (nodes - 1) // 2
-        return ((nodes, features.node_classes), (edges, features.edge_classes))
-    return features.classes if isinstance(features, TokenFeatures) else 0
+__all__ = ["similar_encoder", "token_features"]
 
 
 def token_features(encoder: nn.Module | None, model: LatentModel, width: float) -> TokenFeatures | None:

@@ -8,10 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from recmix.model.gates import bounded
 from recmix.model.replaceable import fusable
 
-__all__ = ["extend_mixture", "extended_elbo", "recursive_log_weights"]
+__all__ = ["bounded", "extend_mixture", "extended_elbo", "recursive_log_weights"]
 
 
 def recursive_log_weights(log_eps: Tensor, log_rest: Tensor) -> Tensor:
@@ -33,6 +32,16 @@ def recursive_log_weights(log_eps: Tensor, log_rest: Tensor) -> Tensor:
     first = torch.zeros_like(log_eps[:, :1])
     later = log_rest.flip(-1).cumsum(-1).flip(-1)  # Σ_{j>=m} log(1 - ε_j), m = 1 … M
     return torch.cat([first, log_eps], -1) + torch.cat([later, first], -1)
+
+
+@fusable
+def bounded(score: Tensor, minimum: float, maximum: float) -> tuple[Tensor, Tensor]:
+    """log ε and log(1 - ε) for ε = minimum + (maximum - minimum)·sigmoid(score), of any shape."""
+    span = maximum - minimum
+    # 1 - ε is formed as a sum of positive terms too: log(1 - ε) stays finite for ε_max near 1.
+    log_eps = (minimum + span * torch.sigmoid(score)).log()
+    log_rest = ((1 - maximum) + span * torch.sigmoid(-score)).log()
+    return log_eps, log_rest
 
 
 @fusable

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from recmix.errors import ConfigError
-from recmix.model.gates import Gate, WeightNet
+from recmix.methods.gates import Gate, WeightNet
 
 few = settings(max_examples=40, deadline=None, derandomize=True)
 
@@ -80,8 +80,6 @@ def test_weight_net_has_one_small_hidden_layer():
     assert rows == [((10,), 7_850), ((5,), 55)]
     with pytest.raises(ConfigError, match="order=0"):
         WeightNet((1, 8, 8), 0)
-    with pytest.raises(ConfigError, match="hidden=0"):
-        WeightNet((1, 8, 8), 2, hidden=0)
 
 
 @few

@@ -10,10 +10,16 @@ from torch import Tensor, nn
 
 from recmix.errors import ConfigError
 from recmix.model.encoder_decoder import check_sizes, checked_shape
-from recmix.model.replaceable import fusable
+from recmix.model.graph_networks import GraphFeatures
+from recmix.model.networks import Encoder
+from recmix.model.pair_features import one_hot
+from recmix.model.sequence_networks import TokenFeatures
+from recmix.posteriors.recursion import bounded
 
-__all__ = ["Classes", "Gate", "WeightNet", "bounded", "one_hot"]
+__all__ = ["Classes", "Gate", "WeightNet", "token_classes"]
 
+HIDDEN = 10
+"""Size of the hidden layer."""
 Classes = int | tuple[tuple[int, int], ...]
 """Number of classes; for a graph two pairs (number of values, number of classes): nodes, then edges."""
 
@@ -25,7 +31,6 @@ class Gate(nn.Module):
     bound ε_max keeps a new component from getting nearly all of the weight.
 
     Args:
-        hidden: Size of the hidden layer.
         classes: Number of classes, see `Classes`. 0 if x holds no classes.
         minimum: ε_min, above 0.
         maximum: ε_max, above ε_min and below 1.
@@ -39,7 +44,6 @@ class Gate(nn.Module):
         self,
         shape: Sequence[int],
         *,
-        hidden: int = 10,
         classes: Classes = 0,
         minimum: float = 0.001,
         maximum: float = 0.1,
@@ -52,21 +56,11 @@ class Gate(nn.Module):
             )
         self.minimum = minimum
         self.maximum = maximum
-        self.layers = _small_network(shape, hidden, 1, classes)
+        self.layers = _small_network(shape, 1, classes)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """log ε(x) and log(1 - ε(x)), (B,) each, for examples x (B, *shape)."""
         return bounded(self.layers(x).squeeze(-1), self.minimum, self.maximum)
-
-
-@fusable
-def bounded(score: Tensor, minimum: float, maximum: float) -> tuple[Tensor, Tensor]:
-    """log ε and log(1 - ε) for ε = minimum + (maximum - minimum)·sigmoid(score), of any shape."""
-    span = maximum - minimum
-    # 1 - ε is formed as a sum of positive terms too: log(1 - ε) stays finite for ε_max near 1.
-    log_eps = (minimum + span * torch.sigmoid(score)).log()
-    log_rest = ((1 - maximum) + span * torch.sigmoid(-score)).log()
-    return log_eps, log_rest
 
 
 class WeightNet(nn.Module):
@@ -76,20 +70,17 @@ class WeightNet(nn.Module):
 
     Args:
         order: Number of mixture components.
-        hidden: Size of the hidden layer.
         classes: Number of classes, see `Classes`. 0 if x holds no classes.
 
     >>> WeightNet((1, 8, 8), 4)(torch.zeros(3, 1, 8, 8)).exp().sum(-1).allclose(torch.ones(3))
     True
     """
 
-    def __init__(
-        self, shape: Sequence[int], order: int, *, hidden: int = 10, classes: Classes = 0
-    ) -> None:
+    def __init__(self, shape: Sequence[int], order: int, *, classes: Classes = 0) -> None:
         super().__init__()
         check_sizes(order=order)
         self.order = order
-        self.layers = _small_network(shape, hidden, order, classes)
+        self.layers = _small_network(shape, order, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """The logarithms of the mixing weights α(x), (B, order), for examples x (B, *shape)."""
@@ -128,32 +119,36 @@ class _ClassShares(nn.Module):
         return torch.cat([part.mean(1) for part in one_hot(x, self.groups)], -1)
 
 
-def one_hot(x: Tensor, groups: tuple[tuple[int, int], ...]) -> list[Tensor]:
-    """Convert class numbers to one-hot vectors (B, values, classes), separately for each group.
+def token_classes(encoder: nn.Module | None) -> Classes:
+    """The number of different tokens that an encoder reads, or 0 if it reads none.
 
-    Groups are, for example, the nodes and the edges of a graph. Padding gives zeros.
+    For graphs the result is two pairs (number of values, number of classes): of nodes and of edges.
 
-    Args:
-        x: class numbers (B, number of values of all groups); values below 0 are padding.
-        groups: for each group, the pair (number of values, number of classes).
+    >>> from recmix.model.graph_networks import graph_encoder
+    >>> from recmix.model.mlp import mlp_encoder
+    >>> from recmix.model.sequence_networks import gru_encoder
+    >>> token_classes(gru_encoder((5,), 2, classes=7)), token_classes(mlp_encoder((5,), 2))
+    (7, 0)
+    >>> token_classes(graph_encoder((10,), 2, node_classes=3, edge_classes=2))
+    ((4, 3), (6, 2))
     """
-    found = []
-    for values, (_, classes) in zip(x.split([size for size, _ in groups], -1), groups, strict=True):
-        kinds = torch.arange(classes, device=x.device, dtype=x.dtype)
-        found.append((values[..., None] == kinds).to(x.dtype))
-    return found
+    features = encoder.features if isinstance(encoder, Encoder) else None
+    if isinstance(features, GraphFeatures):
+        nodes = features.nodes
+        edges = nodes * (nodes - 1) // 2
+        return ((nodes, features.node_classes), (edges, features.edge_classes))
+    return features.classes if isinstance(features, TokenFeatures) else 0
 
 
-def _small_network(shape: Sequence[int], hidden: int, outputs: int, classes: Classes) -> nn.Sequential:
+def _small_network(shape: Sequence[int], outputs: int, classes: Classes) -> nn.Sequential:
     """The paper's small network, with one hidden layer. Tokens and classes are counted first."""
     values = math.prod(checked_shape(shape))
-    check_sizes(hidden=hidden)
     first: list[nn.Module]
     if isinstance(classes, tuple):
         total = sum(count for _, count in classes)
-        first = [_ClassShares(classes), nn.Linear(total, hidden)]
+        first = [_ClassShares(classes), nn.Linear(total, HIDDEN)]
     elif classes:
-        first = [_TokenCounts(classes, hidden), nn.Linear(hidden, hidden)]
+        first = [_TokenCounts(classes, HIDDEN), nn.Linear(HIDDEN, HIDDEN)]
     else:
-        first = [nn.Flatten(), nn.Linear(values, hidden)]
-    return nn.Sequential(*first, nn.ReLU(), nn.Linear(hidden, outputs))
+        first = [nn.Flatten(), nn.Linear(values, HIDDEN)]
+    return nn.Sequential(*first, nn.ReLU(), nn.Linear(HIDDEN, outputs))
