@@ -9,12 +9,12 @@ from typing import Any
 from recmix.data import SETS
 from recmix.errors import ConfigError
 from recmix.inference import Inference
+from recmix.methods.method_options import growth_options, method_options
 from recmix.methods.registry import COMPONENTS, METHODS
 from recmix.model.likelihoods import LIKELIHOODS, Autoregressive, Likelihood
 from recmix.model.options import ModelOptions, Option, options_of
 from recmix.model.priors import PRIORS, GaussianMixturePrior, StandardNormal, VampPrior
 from recmix.runs.training_options import Training
-from recmix.training.arguments import growth_options, method_options
 from recmix.training.presets import presets, read_preset
 
 __all__ = ["TABLES", "table"]

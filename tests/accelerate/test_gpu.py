@@ -17,6 +17,7 @@ from recmix.accelerate.stacked_posteriors import stacks_of
 from recmix.errors import DataError, NonFiniteError
 from recmix.inference import Inference
 from recmix.methods.method import Objective, infer
+from recmix.methods.method_options import method_options
 from recmix.methods.registry import METHODS
 from recmix.model.data_facts import Statistics
 from recmix.model.likelihoods.likelihood import Likelihood, sum_event
@@ -24,7 +25,6 @@ from recmix.model.options import ModelOptions
 from recmix.posteriors import Mixture
 from recmix.runs.spec import Spec
 from recmix.runs.training_options import Training
-from recmix.training.arguments import method_options
 from recmix.training.build import build
 from recmix.training.engines import Eager, pick_engine
 from recmix.training.job import Job

@@ -21,6 +21,7 @@ from recmix.errors import ConfigError
 from recmix.evaluation.bounds import bounds_of
 from recmix.inference import Inference
 from recmix.methods.method import Method, Objective
+from recmix.methods.method_options import method_options
 from recmix.methods.registry import METHODS, find_component, find_method
 from recmix.methods.training_checks import check_can_be_distilled
 from recmix.model.latent import LatentModel
@@ -28,7 +29,6 @@ from recmix.model.likelihoods import Bernoulli
 from recmix.model.likelihoods import Gaussian as GaussianLikelihood
 from recmix.model.networks import make_decoder, make_encoder
 from recmix.posteriors import Flow, FullGaussian, Gaussian
-from recmix.training.arguments import method_options
 
 __all__ = [
     "ALL",

@@ -8,6 +8,7 @@ import torch
 
 from recmix.errors import ConfigError
 from recmix.methods.boosted import BoostedER1, BoostedER2
+from recmix.methods.method_options import method_options
 from recmix.methods.recursive import RecursiveMixture
 from recmix.methods.registry import find_method
 from recmix.methods.vae import VAE
@@ -15,7 +16,6 @@ from recmix.model.latent import LatentModel
 from recmix.model.likelihoods import Gaussian as GaussianLikelihood
 from recmix.model.networks import make_decoder, make_encoder
 from recmix.posteriors import Gaussian
-from recmix.training.arguments import method_options
 
 SHAPE = (1, 8, 8)
 LATENT = 3

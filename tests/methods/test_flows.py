@@ -13,6 +13,7 @@ from recmix.errors import ConfigError
 from recmix.methods.householder import HouseholderFlow
 from recmix.methods.inverse_autoregressive import GATE_RANGE, InverseAutoregressiveFlow
 from recmix.methods.method import update
+from recmix.methods.method_options import method_options
 from recmix.methods.registry import find_component, find_method
 from recmix.model.encoder_decoder import reset
 from recmix.model.latent import LatentModel, standard_normal
@@ -20,7 +21,6 @@ from recmix.model.likelihoods import Bernoulli
 from recmix.model.likelihoods import Gaussian as GaussianLikelihood
 from recmix.model.networks import Encoder, make_decoder, make_encoder
 from recmix.posteriors import Flow, Gaussian, Mixture, Reflected
-from recmix.training.arguments import method_options
 
 SHAPE = (1, 8, 8)
 S, B, D = 3, 5, 4

@@ -9,11 +9,12 @@ from cases.training import images
 import recmix
 from recmix.errors import ConfigError
 from recmix.inference import Inference
+from recmix.methods.method_options import growth_options, method_options
 from recmix.methods.registry import METHODS
 from recmix.methods.vae import VAE
 from recmix.model.options import ModelOptions, option, options_of
 from recmix.runs.training_options import Training
-from recmix.training.arguments import GROUPS, growth_options, method_options, read_options, split_auto
+from recmix.training.arguments import GROUPS, read_options, split_auto
 
 SHARED = {name: found for group in GROUPS.values() for name, found in options_of(group).items()}
 LIMITED = [

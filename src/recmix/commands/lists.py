@@ -71,8 +71,8 @@ def methods_command(
     as_json: Json = False,
 ) -> None:
     """List the methods and their options."""
+    from recmix.methods.method_options import growth_options, method_options
     from recmix.methods.registry import METHODS
-    from recmix.training.arguments import growth_options, method_options
 
     if name is not None and name not in METHODS:
         raise ConfigError(unknown("method", name, METHODS))

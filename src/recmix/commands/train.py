@@ -151,13 +151,18 @@ def _own_parts(path: Any, request: dict[str, Any]) -> dict[str, Any]:
 def _train_with_options() -> Callable[..., None]:
     """`_train` with one flag for each option, typed and described."""
     from recmix.data import SETS
+    from recmix.methods.method_options import growth_options, method_options
     from recmix.methods.registry import METHODS
     from recmix.model.options import Option, options_of
-    from recmix.training.arguments import GROUPS, growth_options, method_options
+    from recmix.training.arguments import GROUPS
     from recmix.training.presets import presets
 
-    own = {name: method_options(cls) | growth_options(cls) for name, cls in sorted(METHODS.items())}
-    values = {"method": [*own, "curvature"], "data": [*SETS], "preset": presets()}
+    own = {name: method_options(name) | growth_options(name) for name in sorted(METHODS)}
+    values = {
+        "method": lambda: [*own, "curvature"],
+        "data": lambda: [*SETS],
+        "preset": presets,
+    }
     shared = {group: options_of(cls) for group, cls in GROUPS.items()}
 
     def flag(name: str, kind: Any, text: str, panel: str, default: Any = None) -> inspect.Parameter:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from rich.panel import Panel
@@ -110,14 +111,14 @@ def epilog(examples: dict[str, str]) -> str:
     return "\n".join([" Examples:", *lines, ""])
 
 
-def complete(names: list[str]) -> Any:
+def complete(names: Callable[[], list[str]]) -> Any:
     """Make a function for shell completion: it returns the names that begin with a given text.
 
     Args:
-        names: all valid names.
+        names: returns all valid names.
     """
 
     def find(incomplete: str) -> list[str]:
-        return [name for name in names if name.startswith(incomplete)]
+        return [name for name in names() if name.startswith(incomplete)]
 
     return find

@@ -262,7 +262,7 @@ def _templates(
 def _template(
     row: GridRow, column: GridColumn, protocol: Mapping[str, Any], start: GridJob | None
 ) -> GridJob:
-    from recmix.training.arguments import method_options
+    from recmix.methods.method_options import method_options
     from recmix.training.fit import IGNORED_ON_RESUME
 
     training, inference = stage_training(column.budget, row), row.inference

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
-import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from recmix.errors import ConfigError, unknown
 from recmix.inference import Inference
-from recmix.methods.component import MAX_ORDER
 from recmix.methods.method import Method
+from recmix.methods.method_options import growth_options, method_options
 from recmix.methods.registry import find_method
-from recmix.model.options import ModelOptions, Option, options_of
+from recmix.model.options import ModelOptions, options_of
 from recmix.runs.training_options import Training
 
-__all__ = ["AUTO", "GROUPS", "Given", "growth_options", "method_options", "read_options", "split_auto"]
+__all__ = ["AUTO", "GROUPS", "Given", "read_options", "split_auto"]
 
 AUTO = "auto"
 """The value of `order` that means: as many components as give a significant gain."""
@@ -39,44 +37,6 @@ class Given(NamedTuple):
     model: dict[str, Any]  # only what was given
     training: dict[str, Any]
     inference: dict[str, Any]
-
-
-def method_options(method: type[Method]) -> dict[str, Option]:
-    """Return the options that belong to this method only, as {name: option}.
-
-    They are the keyword-only arguments of the method's constructor.
-    """
-    hints = typing.get_type_hints(method.__init__)
-    help_texts = _arguments(method.__doc__ or "")
-    return {
-        name: Option(name, hints[name], parameter.default, help_texts.get(name, ""))
-        for name, parameter in inspect.signature(method.__init__).parameters.items()
-        if parameter.kind is parameter.KEYWORD_ONLY
-    }
-
-
-def growth_options(method: type[Method]) -> dict[str, Option]:
-    """Return the options that belong to ``order = "auto"``, as {name: option}.
-
-    With ``order = "auto"``, the number of mixture components is chosen automatically. The result is
-    empty if components cannot be added to this method.
-    """
-    if not method.can_grow:
-        return {}
-    order = method_options(method)["order"]
-    text = f"{order.help.rstrip('.')}; auto: as many as give a significant gain."
-    limits = {"at least": 2, "at most": MAX_ORDER}
-    return {
-        "order": Option("order", int | typing.Literal["auto"], order.default, text),
-        "max_order": Option("max_order", int, 8, "With order auto: the largest order.", limits=limits),
-        "significance": Option(
-            "significance",
-            float,
-            0.05,
-            "With order auto: level of the test that a new component must pass.",
-            limits={"above": 0, "below": 0.5},
-        ),
-    }
 
 
 def split_auto(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any] | None]:
@@ -144,18 +104,3 @@ def read_options(
         for group, options in groups.items()
     }
     return Given(cls, mine, **shared)
-
-
-def _arguments(docstring: str) -> dict[str, str]:
-    """Return the text of each argument in the Args section of a docstring, by name."""
-    found: dict[str, str] = {}
-    name = ""
-    for line in inspect.cleandoc(docstring).partition("Args:\n")[2].splitlines():
-        if not line.startswith("    "):
-            break
-        if not line.startswith("     ") and ": " in line:
-            name, _, text = line.strip().partition(": ")
-            found[name] = text
-        elif name:
-            found[name] += " " + line.strip()
-    return found

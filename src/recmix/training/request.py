@@ -17,12 +17,13 @@ from torch import nn
 from recmix.errors import ConfigError, shown
 from recmix.inference import Inference
 from recmix.methods.method import Method, Objective
+from recmix.methods.method_options import method_options
 from recmix.model.assembly import Own, needs_classes
 from recmix.model.likelihoods import Likelihood, find_likelihood
 from recmix.runs.folder import Run
 from recmix.runs.hub import is_hub_address
 from recmix.runs.training_options import Training
-from recmix.training.arguments import Given, method_options, read_options, split_auto
+from recmix.training.arguments import Given, read_options, split_auto
 from recmix.training.build import TrainedModel, load_trained, pick_device
 from recmix.training.curvature_request import VALIDATION
 from recmix.training.labels import row_label
@@ -273,7 +274,7 @@ def _with_instance(method: Method, given: Given, options: Mapping[str, Any]) -> 
                 f"{name} is already fixed by the {method.name} instance, got {name}={options[name]!r}: "
                 "make the instance with it, or give the method's name or class"
             )
-    model, known = method.model, method_options(type(method))
+    model, known = method.model, method_options(method)
     dtype = str(model.centre.dtype).removeprefix("torch.")
     return given._replace(
         method={n: method.options.get(n, option.default) for n, option in known.items()},

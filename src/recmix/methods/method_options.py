@@ -1,0 +1,70 @@
+"""Find the options of a method in its constructor."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+
+from recmix.methods.component import MAX_ORDER
+from recmix.methods.method import Method
+from recmix.methods.registry import find_method
+from recmix.model.options import Option
+
+__all__ = ["growth_options", "method_options"]
+
+
+def method_options(method: str | type[Method] | Method) -> dict[str, Option]:
+    """Return the options that belong to this method only, as {name: option}.
+
+    They are the keyword-only arguments of the method's constructor.
+
+    >>> list(method_options("iaf"))
+    ['flows', 'hidden']
+    """
+    cls = find_method(method)
+    hints = typing.get_type_hints(cls.__init__)
+    help_texts = _arguments(cls.__doc__ or "")
+    return {
+        name: Option(name, hints[name], parameter.default, help_texts.get(name, ""))
+        for name, parameter in inspect.signature(cls.__init__).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    }
+
+
+def growth_options(method: str | type[Method] | Method) -> dict[str, Option]:
+    """Return the options that belong to ``order = "auto"``, as {name: option}.
+
+    With ``order = "auto"``, the number of mixture components is chosen automatically. The result is
+    empty if components cannot be added to this method.
+    """
+    if not find_method(method).can_grow:
+        return {}
+    order = method_options(method)["order"]
+    text = f"{order.help.rstrip('.')}; auto: as many as give a significant gain."
+    limits = {"at least": 2, "at most": MAX_ORDER}
+    return {
+        "order": Option("order", int | typing.Literal["auto"], order.default, text),
+        "max_order": Option("max_order", int, 8, "With order auto: the largest order.", limits=limits),
+        "significance": Option(
+            "significance",
+            float,
+            0.05,
+            "With order auto: level of the test that a new component must pass.",
+            limits={"above": 0, "below": 0.5},
+        ),
+    }
+
+
+def _arguments(docstring: str) -> dict[str, str]:
+    """Return the text of each argument in the Args section of a docstring, by name."""
+    found: dict[str, str] = {}
+    name = ""
+    for line in inspect.cleandoc(docstring).partition("Args:\n")[2].splitlines():
+        if not line.startswith("    "):
+            break
+        if not line.startswith("     ") and ": " in line:
+            name, _, text = line.strip().partition(": ")
+            found[name] = text
+        elif name:
+            found[name] += " " + line.strip()
+    return found
