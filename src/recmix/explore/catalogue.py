@@ -149,16 +149,21 @@ class ServedRun:
         return data.x_val if data.x_test is None else data.x_test
 
     def test_images(self, start: int, count: int) -> dict[str, Any]:
-        """Return ``images``, `count` test examples (B, ...) from number ``start`` of ``total`` on.
+        """Return at most `count` test examples of the run's data, beginning with number `start`.
 
-        B is less than `count` at the end of the data.
+        Returns:
+            ``images`` (B, ...), the given ``start``, and the number of all test examples as ``total``.
         """
         images = self.test_examples
         part = images[start : start + count] if start < len(images) else np.zeros((0, *images.shape[1:]))
         return {"start": start, "total": len(images), "images": np.ascontiguousarray(part)}
 
     def test_texts(self, start: int, count: int) -> dict[str, Any]:
-        """Return `count` test texts as ``texts``, beginning with number ``start`` of ``total``."""
+        """Return at most `count` test texts of the run's data, beginning with number `start`.
+
+        Returns:
+            ``texts``, the given ``start``, and the number of all test texts as ``total``.
+        """
         examples, vocabulary = self.test_examples, self.needed_vocabulary()
         texts = vocabulary.decode(examples[start : start + count]) if start < len(examples) else []
         return {"start": start, "total": len(examples), "texts": texts}
@@ -333,7 +338,10 @@ class Catalogue:
 
     @property
     def limits(self) -> tuple[float, float] | None:
-        """The smallest and the largest value in examples of all served models; None if they differ."""
+        """The smallest and the largest value that all served models accept in examples.
+
+        It is None if the likelihoods of the models accept different ranges, or only counts or classes.
+        """
         needs = {run.model.latent_model.likelihood.requirement for run in self.array_runs}
         if needs <= {"unit", "binary_or_unit", "eight_bit"}:
             return (0, 1)

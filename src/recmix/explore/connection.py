@@ -78,7 +78,7 @@ class Connection(HttpToolsProtocol):
         self._start_unread_timer()
 
     def resume_writing(self) -> None:
-        """Continue sending, because the client has read a part."""
+        """Continue sending, because the client has read a part of the answer."""
         super().resume_writing()
         self._stop_unread_timer()
 

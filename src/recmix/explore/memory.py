@@ -130,5 +130,5 @@ def numbers_in(path: str, run: ServedRun, rows: int, fields: Mapping[str, int]) 
 
 
 def numbers_in_texts(run: ServedRun, texts: int) -> int:
-    """Estimate the size of `texts` texts as a count of numbers: two for each token."""
+    """Estimate the size of an answer with `texts` texts as a count of numbers, for `check_answer`."""
     return texts * (2 * math.prod(run.model.spec.shape) + 2 * run.latent + 32)

@@ -110,9 +110,9 @@ def request_body(
 
 
 def parameters(integers: Mapping[str, Integer], runs: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Make the OpenAPI description of a route's query parameters, which are all optional.
+    """Make the OpenAPI description of the optional query parameters of a route.
 
-    There is no parameter ``run`` if there are no `runs` that it can name.
+    If `runs` has names of runs, the parameters include ``run``.
     """
     known = _schemas(integers, runs).items()
     return [{"name": n, "in": "query", "required": False, "schema": schema} for n, schema in known]

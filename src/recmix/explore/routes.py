@@ -126,9 +126,10 @@ class Routes:
         request.scope[memory.ACCOUNT].add(size)
 
     def examples(self, lead: str, *, given: bool = False) -> dict[str, Any]:
-        """Return the OpenAPI schema of examples; `lead` names their axes before those of one example.
+        """Return the OpenAPI schema of an array of examples.
 
-        Examples that are `given` in a request have limits of sizes and values.
+        The letters of `lead` name the axes before the axes of one example. If the examples are `given` in a
+        request, the schema has the sizes of the axes and the limits of the values.
         """
         axes = self.catalogue.axes
         if axes is None:
@@ -138,7 +139,7 @@ class Routes:
         return array((*lead, *axes), sizes=self.catalogue.sizes(), limits=self.catalogue.limits)
 
     def decoded(self, lead: str) -> dict[str, Any]:
-        """Return the OpenAPI schema of decoded examples in an answer; `lead` is as for `examples`."""
+        """Return the OpenAPI schema of an array of decoded examples; for `lead` see `examples`."""
         return self.examples(lead) if self.catalogue.decodes_examples else reference.any_array(lead)
 
     async def batched(

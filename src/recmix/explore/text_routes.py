@@ -104,7 +104,7 @@ class TextAnswers:
         return {"text": read.read[0], "problems": read.problems[0], **found}
 
     async def interpolate(self, run: ServedRun, given: Texts, steps: int) -> Answer:
-        """Return points ``z`` (steps, D) between the posterior means of two texts, as ``texts`` too."""
+        """Decode points ``z`` (steps, D) between the posterior means of two texts to ``texts``."""
         if len(given) != 2:
             raise Refused(422, f"two texts are needed, got {len(given)}")
         read = await self._read(run, given)
@@ -139,9 +139,10 @@ class TextAnswers:
         }
 
     async def draw(self, run: ServedRun, given: Texts) -> Answer:
-        """Draw molecules, given as SMILES strings, as SVG (null for one that cannot be drawn).
+        """Draw molecules, given as SMILES strings, as SVG texts.
 
-        The field ``hint`` says how to install RDKit if it is missing.
+        A drawing is null if the text is not a valid molecule. If RDKit is missing, the field ``hint``
+        says how to install it.
         """
         if not run.needed_vocabulary().molecules:
             raise Refused(422, f"{run.name} is no run of molecules: its texts cannot be drawn")

@@ -93,7 +93,10 @@ class Integer:
     high: int
 
     def read(self, name: str, given: Any) -> int:
-        """Return the integer `given` in JSON or in the URL for the field `name`, if it is valid."""
+        """Return the value of the field `name` as an integer; raise `Refused` if it is not valid.
+
+        The value `given` is a number from JSON or a text from the URL.
+        """
         if isinstance(given, str) and re.fullmatch(r"-?[0-9]{1,20}", given):
             given = int(given)
         if isinstance(given, bool) or not isinstance(given, int) or not self.low <= given <= self.high:

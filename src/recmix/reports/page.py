@@ -97,7 +97,7 @@ def _counts(records: Sequence[Record]) -> dict[str, int]:
 
 
 def _highlights(results: Results) -> list[dict[str, Any]]:
-    """Return per table column the best row, its bound, its gain over VAE+, and the paper's best."""
+    """Return for each table column its best row, and the best number of the paper, for the summary."""
     found = []
     for place, column in enumerate(results.columns):
         cell = results.best(column)

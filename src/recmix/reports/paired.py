@@ -36,7 +36,8 @@ def signed_rank_p(differences: Sequence[float] | Array) -> float:
     W₊ is the sum of the ranks of the positive differences, ranked by absolute value. The p-value is the
     probability of at least the observed W₊ if each sign is positive with probability 1/2. Ties share
     their mean rank. Zeros are ranked, but are neither positive nor negative (Pratt 1959). The p-value is
-    exact; only for more than `MOST_TIED` differences with ties or zeros is it a normal approximation.
+    exact, except for more than `MOST_TIED` differences with ties or zeros: then it is a normal
+    approximation.
 
     >>> signed_rank_p([1, 2, 3, 4, 5, 6]) == 1 / 64
     True

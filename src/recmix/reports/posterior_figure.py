@@ -57,9 +57,9 @@ class Instance:
 def posterior_stages(instances: Sequence[Instance], path: Path) -> Path:
     """Draw how a recursive mixture (upper row) and a blind mixture (lower row) learn the posterior.
 
-    Contours show the true posterior. Ellipses show one and two standard deviations of the mixture's
-    components: red for the first, cyan for the second. From left to right the mixture is trained for
-    more epochs.
+    A recursive mixture learns its two Gaussians one after the other, a blind mixture learns both at
+    once. From left to right, the mixtures are trained for more epochs. Contours show the true posterior,
+    ellipses one and two standard deviations of each Gaussian.
 
     Args:
         instances: the images, each with its true posterior and its mixtures.
@@ -85,11 +85,7 @@ def posterior_stages(instances: Sequence[Instance], path: Path) -> Path:
 def posterior_animation(instances: Sequence[Instance], path: Path) -> Path:
     """Write an animated GIF that shows how mixtures of two Gaussians learn the true posterior.
 
-    Each frame shows the mixtures of all images after the same number of training epochs.
-
-    Args:
-        instances: the images, each with its true posterior and its mixtures.
-        path: the file to write.
+    Each frame shows the mixtures of all `instances` (images) after the same number of epochs.
     """
     count = max(len(one.recursive) for one in instances)
     frames = []

@@ -90,7 +90,7 @@ class Results:
 
 
 def select(records: Iterable[Record]) -> dict[int, Record]:
-    """Select the finished run with the best validation bound for each split, {split: run}.
+    """Select the finished run with the best validation bound for each split of the data, {split: run}.
 
     A run without a validation bound is selected only if no other has one. Among equal bounds, the lower
     restart number decides, then the name of the folder.
@@ -191,7 +191,7 @@ def _cell(row: Row, column: TableColumn, records: Sequence[Record], names: Mappi
 
 
 def _moments(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """Return mean and standard deviation (divisor n - 1); None for what has too few values."""
+    """Return mean and standard deviation (divisor n - 1), each None if there are too few values."""
     if not values:
         return None, None
     array = np.asarray(values)

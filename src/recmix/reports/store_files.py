@@ -60,9 +60,9 @@ def read_json(folder: str, name: str) -> Any:
 
 
 def read_optional(folder: str, name: str, kind: type, messages: list[str]) -> Any:
-    """Return the content of a JSON file that a run need not have, or None.
+    """Return the content of a JSON file, or None if the run has no such file or the file is damaged.
 
-    A damaged file, or a content that is not of the type `kind`, adds a message to `messages`.
+    If the file is damaged, or its content is not of the type `kind`, a message is added to `messages`.
     """
     try:
         content = read_json(folder, name)
@@ -95,9 +95,9 @@ def read_log(folder: str, name: str) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def _ends(head: bytes, tail: bytes, size: int) -> list[str]:
-    """Return the lines of a log, or its first and last lines and the number of those between.
+    """Return the lines of a log, given as its first and last bytes `head` and `tail`.
 
-    `head` and `tail` are the bytes that were read; `size` is the size of the file.
+    Of a long log, only the first and last lines are returned, and a line between them says how many are left out.
     """
     lines = head.decode("utf-8", "replace").splitlines()
     if not tail and len(lines) <= LOG_HEAD + LOG_TAIL:

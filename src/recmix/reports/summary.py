@@ -74,11 +74,8 @@ def panels(rows: Sequence[dict[str, Any]]) -> dict[str, list[Point]]:
     """Return the points of the figure of gain over VAE+ against inference time, {panel title: points}.
 
     There is one panel for each data set and latent dimension. If some rows of a panel were timed while
-    no other run used the machine, only these are shown.
-
-    Two kinds of rows are left out: rows that were timed on another device than VAE+, and rows with
-    calibration or a changed noise. Calibration does not change the time, and these rows have another
-    control.
+    no other program used the machine, only these are shown. Three kinds of rows are left out: rows that
+    were timed on another device than VAE+, calibrated rows, and rows with a changed noise.
     """
     shown = [
         row
@@ -109,7 +106,7 @@ def why_no_panel(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _other_device(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> bool:
-    """Whether the inference of a method was timed on another device than VAE+ on the same data."""
+    """Whether a row was timed on another device than the control VAE+ on the same data."""
     controls = (r for r in rows if (r["column"], r["row"]) == (row["column"], str(CONTROL)))
     control = next(controls, None)
     return control is not None and control["devices"] != row["devices"]
@@ -188,12 +185,12 @@ def _line(cell: Cell, results: Results) -> dict[str, Any]:
 
 
 def _factor(scored: Sequence[Score], name: str) -> float | None:
-    """Return the mean over runs of one option of their scores' inference, such as ``scale``."""
+    """Return the mean over runs of a calibrated option, such as ``scale``."""
     return _mean(number((run.scores[key].get("inference") or {}).get(name)) for run, key in scored)
 
 
 def _inference(name: str) -> Inference:
-    """Return the inference that the name of a score contains, or the default inference."""
+    """Return the settings of inference that the name of a score contains, or the default ones."""
     key = parsed(name)
     return Inference() if key is None else key.inference
 
@@ -223,7 +220,7 @@ def _validation(cell: Cell, samples: int) -> dict[str, Any]:
 
 
 def _over_control(cell: Cell, results: Results) -> dict[str, Any]:
-    """Return the fields about a row's gain over VAE+: mean, standard deviation, p-value and others."""
+    """Return the fields on the gain over the control VAE+: mean, standard deviation, p-value and others."""
     control = results.cells.get((control_of(cell.row), cell.column))
     theirs = control.values if control is not None else {}
     shared = sorted(cell.values.keys() & theirs.keys())

@@ -45,7 +45,7 @@ LEVELS = {
 
 
 def level_of(p: float | None) -> Level | None:
-    """Return the mark for a p-value, one of `LEVELS`, or None if `p` is None.
+    """Return the `Level` of a p-value, one of `LEVELS`, or None if `p` is None.
 
     >>> [level_of(p).name for p in (0.01, 0.05, 0.1, 0.2)]
     ['strong', 'weak', 'hint', 'little']
@@ -168,7 +168,7 @@ def likelihood_table(results: Results) -> Table:
 
 
 def gain_table(results: Results) -> Table:
-    """Return the table of differences from VAE+ in test log-likelihood, in nats.
+    """Return the table of gains: differences from VAE+ in test log-likelihood, in nats.
 
     VAE+ is the plain VAE, trained further with the same schedule as the other methods.
     """
@@ -207,7 +207,7 @@ def gain_table(results: Results) -> Table:
 
 
 def time_table(results: Results) -> Table:
-    """Return the table of times to compute the posterior of a batch of 128 examples, in milliseconds."""
+    """Return the table of inference times: milliseconds for the posterior of a batch of 128 examples."""
 
     def entry(cell: Cell, digits: int) -> TableEntry:
         if cell.milliseconds is None:
