@@ -128,8 +128,8 @@ class Routes:
     def examples(self, lead: str, *, given: bool = False) -> dict[str, Any]:
         """Return the OpenAPI schema of an array of examples.
 
-        The letters of `lead` name the axes before the axes of one example. If the examples are `given` in a
-        request, the schema has the sizes of the axes and the limits of the values.
+        The letters of `lead` name the axes before the axes of one example. If the examples are `given`
+        in a request, the schema has the sizes of the axes and the limits of the values.
         """
         axes = self.catalogue.axes
         if axes is None:

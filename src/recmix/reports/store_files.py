@@ -97,7 +97,7 @@ def read_log(folder: str, name: str) -> tuple[list[dict[str, Any]], list[str]]:
 def _ends(head: bytes, tail: bytes, size: int) -> list[str]:
     """Return the lines of a log, given as its first and last bytes `head` and `tail`.
 
-    Of a long log, only the first and last lines are returned, and a line between them says how many are left out.
+    Of a long log, only the first and last lines are returned. A line between them counts the others.
     """
     lines = head.decode("utf-8", "replace").splitlines()
     if not tail and len(lines) <= LOG_HEAD + LOG_TAIL:

@@ -220,7 +220,7 @@ def _validation(cell: Cell, samples: int) -> dict[str, Any]:
 
 
 def _over_control(cell: Cell, results: Results) -> dict[str, Any]:
-    """Return the fields on the gain over the control VAE+: mean, standard deviation, p-value and others."""
+    """Return the fields on the gain over the control VAE+: mean, standard deviation and p-value."""
     control = results.cells.get((control_of(cell.row), cell.column))
     theirs = control.values if control is not None else {}
     shared = sorted(cell.values.keys() & theirs.keys())
