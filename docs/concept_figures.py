@@ -14,6 +14,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
 
 import recmix
 from recmix.objectives import elbo
@@ -87,28 +88,21 @@ def recursion(bound: float = 5.0) -> None:
     def gaussian(row: Tensor) -> Gaussian:
         return Gaussian(row[None, :2], row[None, 2:])
 
-    parts = [
-        optimised(
-            torch.tensor([0.5, 0.3, -2.0, -2.0]), lambda row: elbo(model, x, gaussian(row), 64).mean()
-        )
-    ]
+    def own_elbo(row: Tensor) -> Tensor:
+        return elbo(model, x, gaussian(row), 64).mean()
+
+    parts = [optimised(torch.tensor([0.5, 0.3, -2.0, -2.0]), own_elbo)]
     gates: list[Tensor] = []
 
     def mixture(rows: list[Tensor], gates: list[Tensor]) -> Mixture:
         log_weights = torch.zeros(1, 1)
         for gate in gates:
-            log_weights = torch.cat(
-                [
-                    log_weights + nn.functional.logsigmoid(-gate),
-                    nn.functional.logsigmoid(gate)[None, None],
-                ],
-                1,
-            )
+            before, new = logsigmoid(-gate), logsigmoid(gate)[None, None]
+            log_weights = torch.cat([log_weights + before, new], 1)
         return Mixture([gaussian(row) for row in rows], log_weights)
 
     figure, axes = plt.subplots(1, 4, figsize=(12, 3.9), sharey=True, layout="constrained")
-    shown = iter(axes)
-    for order in range(1, 5):
+    for order, axis in enumerate(axes, 1):
         if order > 1:
             before = mixture(parts, gates)
 
@@ -120,19 +114,15 @@ def recursion(bound: float = 5.0) -> None:
 
             start = parts[-1] + 0.5 * torch.randn(4)
             parts.append(optimised(start, gain))
-            gates.append(
-                optimised(
-                    torch.tensor(0.0),
-                    lambda gate: elbo(model, x, mixture(parts, [*gates, gate]), 64).mean(),
-                    200,
-                    0.1,
-                )
-            )
+
+            def whole_elbo(gate: Tensor) -> Tensor:
+                return elbo(model, x, mixture(parts, [*gates, gate]), 64).mean()
+
+            gates.append(optimised(torch.tensor(0.0), whole_elbo, steps=200, rate=0.1))
         q = mixture(parts, gates) if order > 1 else gaussian(parts[0])
         with torch.no_grad():
             found = elbo(model, x, q, 4000).item()
         print(f"order {order}: ELBO {found:.2f}, log p(x) {evidence:.2f}")
-        axis = next(shown)
         axis.contourf(a, b, (log_joint - log_joint.max()).exp().view_as(a), levels=8, cmap="Greys")
         for row, colour in zip(parts, COLOURS, strict=False):
             ellipse(axis, row[:2], torch.diag(row[2:].exp()), colour)

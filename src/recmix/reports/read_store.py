@@ -124,7 +124,7 @@ def _read_run(path: str, name: str, messages: list[str]) -> Record:
             names = printable(", ".join(inside[:3])) + ", ..." * (len(inside) > 3)
             raise RunError(f"is a folder of runs ({names}), which are left out: give {path} itself")
         raise RunError("does not hold a run (no spec.json in it), or is only half written")
-    spec = None if content is None else _spec(content)
+    spec = None if content is None else Spec.from_json(content, "spec.json")
     status = read_optional(path, "status.json", dict, messages) or {}
     history = read_optional(path, "history.json", list, messages) or []
     scores = read_optional(path, "scores.json", dict, messages) or {}
@@ -160,18 +160,6 @@ def _read_run(path: str, name: str, messages: list[str]) -> Record:
 
 def _holds_run(entry: os.DirEntry[str]) -> bool:
     return entry.is_dir(follow_symlinks=False) and os.path.isfile(os.path.join(entry, "spec.json"))
-
-
-def _spec(content: Any) -> Spec:
-    try:
-        spec = Spec.from_json(content, "spec.json")
-    except RunError:
-        raise
-    except Exception as error:  # any other fault of a damaged file
-        raise RunError(f"spec.json is incomplete or damaged: {error}") from error
-    if not isinstance(spec.data, dict) or not isinstance(spec.options, dict):
-        raise RunError("spec.json is incomplete or damaged: data and options must be JSON objects")
-    return spec
 
 
 def _place(spec: Spec | None, job: Mapping[str, Any], scores: Mapping[str, Any]) -> dict[str, Any]:
