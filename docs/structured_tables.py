@@ -40,9 +40,7 @@ def rows(kind: str, study: str = "") -> str:
     """
     found = _read(f"{study}{kind}")
     times = {time["row"]: time["microseconds"] for time in found["times"]}
-    by_name: dict[str, list[dict[str, Any]]] = {}
-    for row in found["rows"]:
-        by_name.setdefault(row["row"], []).append(row)
+    by_name = _by_name(found["rows"])
     several = max(len(part) for part in by_name.values())
     lines = []
     for name, part in by_name.items():
@@ -85,9 +83,7 @@ def longer() -> str:
     """The methods that continue from VAE+, and their differences from VAE+ that continues as long."""
     lines = []
     for kind in ("parallel", "graphs"):
-        by_name: dict[str, list[dict[str, Any]]] = {}
-        for row in _read(f"longer_{kind}")["rows"]:
-            by_name.setdefault(row["row"], []).append(row)
+        by_name = _by_name(_read(f"longer_{kind}")["rows"])
         control = "VAE+ longer"
         for name in (name for name in by_name if name.endswith(" longer")):
             line = [KINDS[kind], name]
@@ -161,4 +157,12 @@ def training() -> str:
 
 def _read(kind: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((RESULTS / f"{kind}.json").read_text())
+    return found
+
+
+def _by_name(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """The results of each row, one for each split."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(row["row"], []).append(row)
     return found

@@ -52,7 +52,8 @@ def read_texts(vocabulary: Vocabulary, texts: Sequence[str], *, most: int, longe
     for place, text in enumerate(texts):
         name = "the text" if len(texts) == 1 else f"text {place + 1}"
         if not text.strip():
-            raise Refused(422, f"{name} is empty: write {_kind(vocabulary)}")
+            kind = "a SMILES string" if vocabulary.molecules else "a sentence"
+            raise Refused(422, f"{name} is empty: write {kind}")
         found = vocabulary.encode([text])
         if not len(found.x):
             why = ", ".join(found.problems) or "cannot be read"
@@ -70,10 +71,6 @@ def check_texts(texts: Sequence[str], *, most: int, longest: int) -> None:
     for text in texts:
         if len(text) > longest:
             raise Refused(413, f"a text of {len(text)} characters is too long: at most {longest}")
-
-
-def _kind(vocabulary: Vocabulary) -> str:
-    return "a SMILES string" if vocabulary.molecules else "a sentence"
 
 
 def _problems(vocabulary: Vocabulary, text: str, counted: dict[str, int]) -> list[str]:

@@ -51,8 +51,8 @@ def frontiers(panels: Mapping[str, Sequence[Point]], path: Path, *, samples: int
         figure.set_layout_engine("none")  # labels are placed in the final layout
         for axes, points in zip(grid.flat, panels.values(), strict=False):
             places = [(point.milliseconds, point.nats) for point in points]
-            names = [(point.name, looks[point.label][0]) for point in points]
-            labels = [(place, *name) for place, name in zip(places, names, strict=True)]
+            colours = [looks[point.label][0] for point in points]
+            labels = list(zip(places, [point.name for point in points], colours, strict=True))
             label_points(axes, labels, places, offset=OFFSET, expand=(1.1, 1.5), fontsize=8)
         return save(figure, path)
 
@@ -137,8 +137,8 @@ def refinement_times(
         figure.set_layout_engine("none")  # labels are placed in the final layout
         places = [(point.milliseconds, point.bound) for point in points]
         labels = [
-            (place, str(point.steps), looks[point.how][0])
-            for place, point in zip(places, points, strict=True)
+            ((point.milliseconds, point.bound), str(point.steps), looks[point.how][0])
+            for point in points
             if point.steps
         ]
         if labels:
