@@ -71,7 +71,10 @@ class KernelLogJoint(LogJoint):
         return self.model.decoder_output(z)
 
     def linearise(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """The decoder's output (B, *output) and its Jacobian (B, P, D) at z (B, D); P output values."""
+        """The decoder's output (B, *output) and its Jacobian (B, P, D) at z (B, D).
+
+        P is the number of output values for one example.
+        """
         if self.packed and _applies(z):
             pushed = tangent_kernels.push(self.packed, z, self.chunk or tangent_chunk(self.model, z))
             if pushed is not None:

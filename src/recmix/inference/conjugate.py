@@ -67,10 +67,9 @@ def conjugate(
     estimated. A step never lowers log p(x, z): if no candidate step of an example raises it, the z of
     this example stays. The results carry no gradient. Memory grows linearly with the dimension of z.
 
-    H is the sum of a part from the likelihood and C, the curvature of the prior. For the prior N(0, I),
-    C = I. For another prior with up to 64 latent dimensions, C is computed as a full matrix, and its
-    eigenvalues are raised to a small positive minimum. For another prior with more dimensions, only the
-    diagonal of C is estimated, and its values are raised to this minimum.
+    For a prior other than N(0, I) with up to 64 latent dimensions, its curvature is a full matrix, whose
+    eigenvalues are raised to a small positive minimum. With more dimensions, only its diagonal is
+    estimated, and the values are raised to this minimum.
 
     Args:
         model: the model p(x, z).
@@ -80,7 +79,7 @@ def conjugate(
         iterations: number of conjugate gradient iterations for each step. Each needs one product of H
             and a vector. D iterations solve the equations exactly, up to rounding.
         chunk: number of examples in one pass. By default, as many as give about 8 million decoder output
-            values. Reduce it if the memory is not enough for the decoder's hidden layers.
+            values.
 
     >>> from recmix.model.likelihoods import Gaussian as Noise
     >>> decoder = torch.nn.Sequential(torch.nn.Linear(2, 64), torch.nn.Unflatten(1, (1, 8, 8)))
@@ -148,14 +147,7 @@ def _direction(
 
 
 def _best_length(joint: LogJoint, z: Tensor, step: Tensor, before: Tensor) -> Tensor:
-    """The length of the best candidate step of each example, (B, 1); 0 if none increases log p(x, z).
-
-    Args:
-        joint: log p(x, z) of the examples.
-        z: latent points (B, D).
-        step: δ, (B, D).
-        before: log p(x, z), (B,).
-    """
+    """The length of the best candidate step of each example, (B, 1); 0 if none increases log p(x, z)."""
     best, chosen = before, torch.zeros_like(before)
     for length in LENGTHS:  # one after another: this needs less memory
         reached = LogJoint.log_joint(joint, (z + length * step)[None]).squeeze(0)
@@ -170,11 +162,8 @@ def _solve(
 ) -> Tensor:
     """An approximate solution δ (B, D) of (H + λ I) δ = g, by conjugate gradients from δ = 0.
 
-    Args:
-        multiply: the function v -> H v, for v (B, D).
-        gradient: g, (B, D).
-        level: λ in units of gᵀ H g / gᵀ g, the curvature along the gradient, (B, 1).
-        iterations: number of iterations. An example whose equations are solved stays unchanged.
+    λ is `level` (B, 1) times the curvature along the gradient, gᵀ H g / gᵀ g. An example whose equations
+    are solved stays unchanged.
     """
     step, residual, direction = torch.zeros_like(gradient), gradient, gradient
     squared = _dot(residual, residual)
@@ -276,12 +265,7 @@ def _prior_curvature(model: LatentModel, z: Tensor) -> Tensor:
 
 
 def _diagonal(multiply: Callable[[Tensor], Tensor], like: Tensor) -> Tensor:
-    """The average of v ⊙ A v over the probes v: an estimate of the diagonal of A, (B, D).
-
-    Args:
-        multiply: the function v -> A v, for v (B, D).
-        like: a tensor (B, D); only its shape, data type and device are used.
-    """
+    """The average of v ⊙ A v over the probes v: an estimate of the diagonal of A, (B, D)."""
     total = torch.zeros_like(like)
     for probe in _probes(like.shape[-1], like.dtype, like.device):
         wide = probe.expand_as(like)
@@ -327,7 +311,7 @@ def _by_forward_mode(decoder: nn.Module, z: Tensor, v: Tensor) -> Tensor:
 def _by_reverse_mode(decoder: nn.Module, z: Tensor, v: Tensor) -> Tensor:
     """The Jacobian-vector product J v, (B, *output), by reverse-mode differentiation.
 
-    The product Jᵀ u is linear in u. Its derivative with respect to u, applied to v, is J v.
+    Jᵀ u is linear in u. Its derivative with respect to u, applied to v, is J v.
     """
     with torch.enable_grad():
         at = z.detach().requires_grad_()
@@ -362,17 +346,10 @@ def curvature_product(model: LatentModel, x: Tensor, z: Tensor, v: Tensor, push:
 
 
 def choose_push(decoder: nn.Module, z: Tensor) -> Push:
-    """Choose the function that computes Jacobian-vector products of a decoder.
+    """Choose the function (decoder, z, v) -> J v, where J is the decoder's Jacobian at z.
 
     It uses forward-mode differentiation if all modules of the decoder support it, else reverse mode.
-
-    Args:
-        decoder: the network.
-        z: a latent point (1, D) at which forward mode is tried.
-
-    Returns:
-        A function of the decoder, z (B, D) and v (B, D). It returns the product J v, (B, *output), where
-        J is the decoder's Jacobian at z.
+    Forward mode is tried at z, (1, D).
     """
     return _by_forward_mode if _has_forward_mode(decoder, z) else _by_reverse_mode
 

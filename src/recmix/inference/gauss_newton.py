@@ -68,10 +68,7 @@ LARGEST = 1e12
 class NormalEquations(NamedTuple):
     """The value, gradient and Gauss-Newton curvature of log p(x, z) at latent points z (B, D).
 
-    Attributes:
-        log_joint: log p(x, z), (B,).
-        gradient: g, the derivative of log p(x, z) with respect to z, (B, D).
-        precision: H, the approximate negative second derivative, positive definite, (B, D, D).
+    The curvature is the approximate negative second derivative. It is positive definite.
     """
 
     log_joint: Tensor  # (B,) log p(x, z)
@@ -88,8 +85,7 @@ def jacobian(model: LatentModel, z: Tensor, *, chunk: int | None = None) -> tupl
     Args:
         model: the model whose decoder is used.
         z: latent points (B, D).
-        chunk: number of columns of J that are computed in one pass. By default it is as large as
-            possible with moderate use of memory.
+        chunk: number of columns of J that are computed in one pass; by default it limits the memory.
 
     >>> from recmix.model.likelihoods import Gaussian
     >>> decoder = torch.nn.Sequential(torch.nn.Linear(2, 64), torch.nn.Unflatten(1, (1, 8, 8)))
@@ -172,8 +168,8 @@ def is_traceable() -> bool:
 def _by_reverse_mode(decoder: nn.Module, z: Tensor) -> tuple[Tensor, Tensor]:
     """The result of `decoder_jacobian` without gradients, by reverse-mode differentiation only.
 
-    The product Jᵀ u is linear in u, so its derivative with respect to u, applied to a unit vector
-    t, is the column J t of the Jacobian. The batch is repeated once for each of the D columns.
+    The product Jᵀ u is linear in u, so its derivative with respect to u, applied to a unit vector t, is
+    the column J t of the Jacobian. The batch is repeated once for each of the D columns.
     """
     batch, latent = z.shape
     unit = torch.eye(latent, dtype=z.dtype, device=z.device)
@@ -223,14 +219,12 @@ class LogJoint:
         return jacobian(self.model, z, chunk=self.chunk)
 
     def assemble(self, z: Tensor, decoded: Tensor, slope: Tensor) -> NormalEquations:
-        """The value, gradient and curvature of log p(x, z) at z, from the decoder's output and Jacobian.
-
-        P is the number of output values for one example.
+        """The value, gradient and curvature of log p(x, z), from the decoder's output and Jacobian.
 
         Args:
             z: latent points (B, D).
             decoded: the decoder's output at z, (B, *output).
-            slope: the decoder's Jacobian at z, (B, P, D).
+            slope: the decoder's Jacobian at z, (B, P, D), for P output values per example.
         """
         model, observed = self.model, self.observed
         residual = model.likelihood.residual(observed, decoded).flatten(1)  # (B, P)
@@ -255,11 +249,7 @@ class LogJoint:
         return joint.detach(), gradient
 
     def dampings(self, level: Tensor) -> Tensor:
-        """The T candidates for the damping of one Gauss-Newton step, (T, B).
-
-        Args:
-            level: the present damping λ of each example, (B,). The candidates are multiples of it.
-        """
+        """The T candidates for the damping of one step, (T, B): multiples of `level`, (B,)."""
         return torch.stack([multiple * level for multiple in DAMPINGS])
 
     def choose(
@@ -359,9 +349,9 @@ def ascend(
     Gaussian likelihood the first step reaches the maximum exactly.
 
     The returned z carries no gradient. Where gradients are enabled, the returned gradient g and
-    curvature H carry gradients to the parameters of the decoder and of the likelihood. A caller can
-    use H as the precision of a Gaussian. It can use g to differentiate the maximum itself: when g
-    changes by dg, the maximum moves by H⁻¹ dg (implicit function theorem).
+    curvature H carry gradients to the parameters of the decoder and of the likelihood. A caller can use
+    H as the precision of a Gaussian, and g to differentiate the maximum itself: when g changes by dg,
+    the maximum moves by H⁻¹ dg (implicit function theorem).
 
     Args:
         model: the model p(x, z).
@@ -370,8 +360,8 @@ def ascend(
         steps: number of Gauss-Newton steps.
         damping: the first λ. For comparison, the precision of the prior N(0, I) is 1.
         chunk: number of columns of the decoder's Jacobian per pass, see `jacobian`.
-        reuse: number of further steps after each Gauss-Newton step; they use a new gradient and the
-            same curvature.
+        reuse: number of further steps after each Gauss-Newton step, with a new gradient and the same
+            curvature.
 
     Returns:
         The last z (B, D), and the value, gradient and curvature of log p(x, z) at this z.
@@ -393,16 +383,10 @@ def ascend(
 
 
 def _reuse_curvature(joint: LogJoint, z: Tensor, precision: Tensor, level: Tensor) -> Tensor:
-    """One step from z that uses the gradient at z and the curvature of an earlier point.
+    """One step from z with a new gradient and the curvature of an earlier point, `precision`.
 
-    For each example the step is multiplied by each factor in `LENGTHS`, and the product with the
-    highest log p(x, z) is taken. If no product increases log p(x, z), the example keeps its z.
-
-    Args:
-        joint: log p(x, z) of the batch.
-        z: latent points (B, D).
-        precision: the curvature H at the earlier point, (B, D, D).
-        level: the damping λ (B,).
+    For each example the best of the lengths in `LENGTHS` is taken. If none increases log p(x, z), z
+    stays.
     """
     before, gradient = joint.gradient(z)
     step = damped_step(gradient[None], precision[None], level[None])  # (1, B, D)

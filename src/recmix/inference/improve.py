@@ -22,14 +22,7 @@ LARGEST_SCALE = 8.0
 
 
 def improve(inference: Inference, model: LatentModel, x: Tensor, q: Posterior) -> Posterior:
-    """The posterior q, refined and then calibrated.
-
-    Args:
-        inference: the settings of the refinement and the calibration.
-        model: the model p(x, z).
-        x: examples (B, *shape).
-        q: the posterior that the encoder gives for x.
-    """
+    """The posterior q of examples x, refined and then calibrated: see `Inference`."""
     if inference.refine:
         settings = {name: getattr(inference, name) for name in ("how", "reuse", "restarts")}
         refined = refine(model, x, q, steps=inference.refine, **settings)
@@ -39,14 +32,10 @@ def improve(inference: Inference, model: LatentModel, x: Tensor, q: Posterior) -
 
 
 def calibrate(inference: Inference, model: LatentModel, x: Tensor, q: Posterior) -> Posterior:
-    """The posterior q with its standard deviations multiplied by the calibrated factor.
+    """The posterior q of examples x with its standard deviations multiplied by the calibrated factor.
 
-    Args:
-        inference: settings that contain the factor. It is `inference.scale` for all examples if
-            `inference.slope` is 0. Otherwise each example has its own factor, see `example_scales`.
-        model: the model p(x, z).
-        x: examples (B, *shape).
-        q: the posterior for x.
+    The factor is `inference.scale` for all examples if `inference.slope` is 0. Otherwise each example
+    has its own factor, see `example_scales`.
     """
     if inference.slope:
         fit = model.log_joint(x, q.mean[None])[0]

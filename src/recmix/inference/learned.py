@@ -79,14 +79,9 @@ def check_curvature(model: LatentModel) -> None:
 def gaussian_at(
     model: LatentModel, z: Tensor, mean: Tensor | None = None
 ) -> FullGaussian | LowRankGaussian:
-    """The Gaussian N(mean, L Lᵀ). The model's curvature network predicts the factor L at z.
+    """The Gaussian N(mean, L Lᵀ). The model's curvature network predicts the factor L at z (B, D).
 
-    It is a `FullGaussian` if the network has rank 0, else a `LowRankGaussian`.
-
-    Args:
-        model: the model p(x, z) with a curvature network.
-        z: latent points (B, D).
-        mean: means of the Gaussian (B, D); by default z.
+    It is a `FullGaussian` if the network has rank 0, else a `LowRankGaussian`. By default the mean is z.
     """
     assert model.curvature is not None
     parts = model.curvature(z)

@@ -101,16 +101,7 @@ def refine(
 ) -> Posterior:
     """The posterior q with each component replaced by a better Gaussian near its mean.
 
-    The mixing weights stay. All components are refined in one batch.
-
-    Args:
-        model: the model p(x, z).
-        x: examples (B, *shape).
-        q: the posterior for x.
-        steps: number of steps.
-        how: the kind of refinement: ``gauss-newton``, ``learned``, ``variational`` or ``conjugate``.
-        reuse: number of further steps with the same curvature after each step.
-        restarts: number of starting points for each example and component. The best end point is used.
+    The mixing weights stay. All components are refined in one batch. `Inference` explains the settings.
 
     >>> from recmix.model.likelihoods import Gaussian as Noise
     >>> decoder = torch.nn.Sequential(torch.nn.Linear(2, 64), torch.nn.Unflatten(1, (1, 8, 8)))
@@ -127,13 +118,7 @@ def refine(
 
 
 class Settings(NamedTuple):
-    """The numerical settings of a refinement, which improves a posterior by a few steps.
-
-    Attributes:
-        steps: number of steps.
-        reuse: number of further steps with the same curvature after each step.
-        restarts: number of starting points for each example and component.
-    """
+    """The numbers of steps, of steps with the same curvature, and of starting points."""
 
     steps: int
     reuse: int

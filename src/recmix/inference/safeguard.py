@@ -24,17 +24,10 @@ def never_worse(
 ) -> Posterior:
     """Choose for each example the posterior with the higher ELBO: `refined` or `start`.
 
-    Both ELBOs are estimated from the same fixed noise. So the same example always gives the same result.
-    If both posteriors are Gaussians, a control variate reduces the error of the ELBO before the
-    refinement. The control variate is log r(z), where r is the refined posterior. It is close to
-    log p(x, z) up to a constant, and its mean under the other posterior has a closed form.
-
-    Args:
-        model: the model p(x, z).
-        x: examples (B, *shape).
-        start: the posterior before the refinement.
-        refined: the posterior after the refinement.
-        pairs: number of pairs ±ε of noise vectors.
+    Both ELBOs are estimated from the same fixed noise, `pairs` pairs ±ε. So the same example always
+    gives the same result. If both posteriors are Gaussians, a control variate reduces the error of the
+    ELBO before the refinement. The control variate is log r(z), where r is the refined posterior. It is
+    close to log p(x, z) up to a constant, and its mean under the other posterior has a closed form.
     """
     with torch.no_grad():
         noise = common_noise(pairs, refined.mean)
@@ -63,12 +56,9 @@ def _correction(start: Posterior, refined: Posterior, noise: Tensor) -> Tensor |
 
 
 def elbo_at_noise(joint: LogJoint, q: Posterior, noise: Tensor) -> Tensor:
-    """An estimate of the ELBO of q for each example, (B,), from given noise.
+    """An estimate of the ELBO of q for each example, (B,), from S given noise vectors (S, 1, D).
 
-    Args:
-        joint: log p(x, z) of the examples.
-        q: the posterior for x. Each of its components uses the same noise.
-        noise: S standard normal vectors, the same for all examples, (S, 1, D).
+    Each component of q uses the same noise.
     """
     parts = q.components
     drawn = [part.from_noise(noise) for part in parts]

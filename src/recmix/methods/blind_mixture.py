@@ -73,14 +73,7 @@ class BlindMixture(Method):
         return blind_mixture(self, x)
 
     def loss(self, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """The training loss: minus the ELBO of the mixture, averaged over the batch, a scalar.
-
-        The ELBO Σ_m α_m E_{q_m}[log p(x, z) - log Q(z)] is estimated with one sample of each component.
-
-        Args:
-            x: examples (B, *shape).
-            generator: source of the random noise.
-        """
+        """Minus the ELBO of the mixture, averaged over the batch, a scalar."""
         return -self._bound(x, generator)[0].mean()
 
     def step(
@@ -91,18 +84,12 @@ class BlindMixture(Method):
         objective: Objective = ELBO,
         generator: torch.Generator | None = None,
     ) -> dict[str, Tensor]:
-        """Train all parameters on one batch x (B, *shape).
-
-        Args:
-            x: examples.
-            optimizers: {name: optimiser}, made by the method `optimizers`.
-            objective: changes of the training objective; by default none.
-            generator: source of the random noise.
+        """Train all parameters on one batch x (B, *shape); the arguments are those of `Method.step`.
 
         Returns:
             {name: scalar tensor on the device}: ``loss``, ``elbo``, and two metrics of a collapse.
-            ``weight_entropy`` is near 0 if one component takes all weight. ``min_pairwise_kl`` is near
-            0 if two components are equal.
+            ``weight_entropy`` is near 0 if one component takes all weight. ``min_pairwise_kl`` is near 0
+            if two components are equal.
         """
         elbo, q, scores = self._bound(x, generator)
         loss = -elbo.mean()

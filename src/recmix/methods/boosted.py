@@ -72,11 +72,9 @@ class _Boosted(RecursiveMixture):
 
     @abstractmethod
     def entropy(self, q: Posterior, log_q: Tensor) -> Tensor:
-        """The entropy H[q_m] of a new component: exact, (B,), or estimated from one sample, (1, B).
+        """The entropy H[q_m] of a new component: exact, (B,), or estimated, (1, B).
 
-        Args:
-            q: the component q_m.
-            log_q: log q_m(z) at one sample z of q_m, (1, B).
+        The estimate uses `log_q`, log q_m(z) at one sample z of q_m, (1, B).
         """
 
     def nu(self, m: int) -> Tensor:
@@ -93,13 +91,8 @@ class _Boosted(RecursiveMixture):
         """The reward of a new component q_m: KL(q_m || Q_{m-1}) + ν H[q_m], a scalar (batch mean).
 
         Q_{m-1} is the mixture of the components before m, H the entropy and ν the factor `nu`. The KL
-        has no upper bound. With the option `literal` the reward is only ν H[q_m].
-
-        Args:
-            m: index of the component.
-            q: the component q_m.
-            log_q: log q_m(z) at one sample z of q_m, (1, B).
-            distance: log q_m(z) - log Q_{m-1}(z) at this sample, (1, B).
+        has no upper bound. With the option `literal` the reward is only ν H[q_m]. The arguments are
+        those of `RecursiveMixture.novelty`.
         """
         reward = self.nu(m) * self.entropy(q, log_q).mean()
         return reward if self.literal else distance.mean() + reward
@@ -112,11 +105,7 @@ class _Boosted(RecursiveMixture):
         objective: Objective = ELBO,
         generator: torch.Generator | None = None,
     ) -> dict[str, Tensor]:
-        """Train on one batch x (B, *shape), and add 1 to the number of training iterations.
-
-        Each component is updated in turn, and its mixture weight after it; the decoder is updated last.
-        Arguments and returned metrics, {name: scalar tensor}, are those of `RecursiveMixture.step`.
-        """
+        """Train on one batch as `RecursiveMixture.step` does, and count the training iteration."""
         metrics = super().step(x, optimizers, objective=objective, generator=generator)
         self.iteration += 1
         return metrics
@@ -169,10 +158,7 @@ class BoostedER1(_Boosted):
     reference = "Locatello et al. 2018"
 
     def entropy(self, q: Posterior, log_q: Tensor) -> Tensor:
-        """Estimate the entropy of the new component q by minus `log_q`, (1, B).
-
-        `log_q` is log q(z) at one sample z of q for each example, (1, B).
-        """
+        """An estimate of the entropy of the component q: minus log q(z) at one sample z, (1, B)."""
         return -log_q
 
 
@@ -213,5 +199,5 @@ class BoostedER2(_Boosted):
     needs_entropy = True
 
     def entropy(self, q: Posterior, log_q: Tensor) -> Tensor:
-        """The exact entropy of the new component q for each example, (B,); log_q is not used."""
+        """The exact entropy of the component q for each example, (B,); log_q is not used."""
         return q.entropy()

@@ -67,12 +67,7 @@ class Component(CountsTraining, ABC):
 
     @abstractmethod
     def forward(self, x: Tensor, model: LatentModel) -> Posterior:
-        """The posterior q(z | x) for examples x (B, *shape).
-
-        Args:
-            x: examples.
-            model: p(x, z); used by components that evaluate the decoder.
-        """
+        """The posterior q(z | x) for examples x (B, *shape). Some components evaluate the decoder."""
 
     def extra_networks(self) -> list[nn.Module]:
         """The networks that a training step evaluates in addition to the encoder."""
@@ -104,9 +99,5 @@ class Component(CountsTraining, ABC):
     def for_recursion(
         cls, encoder: nn.Module, model: LatentModel, count: int, setting: int | None = None
     ) -> list[Component]:
-        """Make the components of a recursive mixture, to which components are added one at a time.
-
-        By default the result and the arguments are those of `for_mixture`: `count` components, each
-        with its own copy of `encoder`.
-        """
+        """Make the components of a recursive mixture; by default as `for_mixture` does."""
         return cls.for_mixture(encoder, model, count, setting)

@@ -59,9 +59,8 @@ class CurvatureTraining:
     def prepare(self, x: Tensor) -> None:
         """Set the constants of the curvature network from validation examples x (B, *shape).
 
-        The constants are the mean and the spread of the posterior means of the examples, and a typical
-        scale of the posterior covariance that the network predicts.
-        Training calls this once, before the first step.
+        They are the mean and the spread of the posterior means of the examples, and a typical scale of
+        the posterior covariance. Training calls this once, before the first step.
         """
         model, x = self.method.model, x[:EXAMPLES]
         with torch.no_grad():
@@ -77,12 +76,7 @@ class CurvatureTraining:
     def optimizers(self, learning_rate: float, *, optimizer: str = "adam", **_: Any) -> Optimizers:
         """Make the optimiser of the curvature network, and return {"all": optimiser}.
 
-        The curvature network predicts the posterior covariance near a latent point z. Other keyword
-        arguments, such as ``variance_rate``, are ignored.
-
-        Args:
-            learning_rate: the learning rate of the network.
-            optimizer: ``adam`` or ``muon``.
+        Other keyword arguments, such as ``variance_rate``, are ignored.
         """
         groups = [{"params": list(self.network.parameters()), "lr": learning_rate}]
         return {"all": make_optimizer(optimizer, groups, learning_rate)}
@@ -97,11 +91,7 @@ class CurvatureTraining:
     ) -> dict[str, Tensor]:
         """Train the curvature network on one batch; return {"loss": scalar tensor on the device}.
 
-        Args:
-            x: examples (B, *shape).
-            optimizers: {"all": optimiser}, made by the method `optimizers`.
-            objective: not used.
-            generator: source of the random noise.
+        The arguments are those of `Method.step`; `objective` is not used.
         """
         loss = self.loss(x, generator=generator)
         update(loss, optimizers["all"])
@@ -110,12 +100,8 @@ class CurvatureTraining:
     def loss(self, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         """The loss ½ (L ε)ᵀ H (L ε) - log |det L| of the curvature network, averaged over the batch.
 
-        L is the network's factor of the covariance at a random point z near the posterior mean. H is
-        the Gauss-Newton curvature of -log p(x, z) there, and ε one standard normal vector per example.
-
-        Args:
-            x: examples (B, *shape).
-            generator: source of the random noise.
+        L is the network's factor of the covariance at a random point z near the posterior mean. H is the
+        Gauss-Newton curvature of -log p(x, z) there, and ε one standard normal vector per example.
         """
         model = self.method.model
         with torch.no_grad():

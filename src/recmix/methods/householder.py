@@ -59,11 +59,7 @@ class HouseholderComponent(Component):
 
     The result is a Gaussian with a full covariance.
 
-    Args:
-        encoder: network (B, *shape) -> (B, 2 D), which gives μ and log σ². The reflections are computed
-            from its features.
-        model: p(x, z); gives the dimension D of z.
-        flows: number of reflections, 1 or more.
+    The constructor's options are those of `HouseholderFlow`.
     """
 
     kind = "householder"

@@ -63,13 +63,7 @@ class ImportanceWeighted(Method):
         objective: Objective = ELBO,
         generator: torch.Generator | None = None,
     ) -> dict[str, Tensor]:
-        """Train all parameters on one batch x (B, *shape).
-
-        Args:
-            x: examples.
-            optimizers: {"all": optimiser}, made by the method `optimizers`.
-            objective: changes of the training objective; by default none.
-            generator: source of the random noise.
+        """Train all parameters on one batch x (B, *shape); the arguments are those of `Method.step`.
 
         Returns:
             {name: scalar tensor on the device}: ``loss``, ``iwae`` (the IWAE bound) and ``elbo``. Both
@@ -97,13 +91,6 @@ def _doubly_log_weights(
     log q(z_k | x), so the encoder receives gradients only through z_k. The log-mean multiplies them by
     w̃_k, and a hook on z_k multiplies them by w̃_k once more. The gradient of the decoder does not pass
     through z_k and is unchanged. So one backward pass gives both gradients.
-
-    Args:
-        model: p(x, z).
-        x: examples (B, *shape).
-        q: q(z | x).
-        samples: K.
-        generator: source of the random noise.
     """
     z, _ = q.rsample_and_log_prob(samples, generator=generator)
     detached = Gaussian(q.mean.detach(), q.log_variance.detach())

@@ -36,11 +36,7 @@ class LaplaceComponent(GaussianComponent):
     starting points worse. `VLAE` trains the encoder on the ELBO of the encoder's Gaussian instead. In a
     mixture the encoder of this component is not trained.
 
-    Args:
-        encoder: its mean is the starting point.
-        model: gives the shapes.
-        steps: number of Gauss-Newton steps, at least 1.
-        damping: the damping λ of the first step, in units of the prior's precision.
+    The constructor's options are those of `VLAE`.
     """
 
     kind = "laplace"
@@ -134,8 +130,7 @@ class VLAE(Method):
     def loss(self, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         """Minus the ELBO of the Laplace approximation, averaged over the batch, a scalar.
 
-        Its gradient trains the decoder on this ELBO, and the encoder on the ELBO of the encoder's own
-        Gaussian.
+        Its gradient trains the decoder on this ELBO, and the encoder on the ELBO of its own Gaussian.
         """
         x = x.to(self.model.centre.dtype)
         component: Any = self.components[0]

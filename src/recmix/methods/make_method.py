@@ -16,7 +16,7 @@ __all__ = ["make_method", "place"]
 
 
 def make_method(kind: Any, model: LatentModel, encoder: nn.Module, options: Mapping[str, Any]) -> Method:
-    """Make a new, untrained inference method: an object of the class `kind`.
+    """Make a new, untrained method for a model p(x, z), with the options {name: value}.
 
     Its initial weights come from torch's global random generator.
 
@@ -24,7 +24,7 @@ def make_method(kind: Any, model: LatentModel, encoder: nn.Module, options: Mapp
         kind: a subclass of `Method`, such as `VAE`.
         model: p(x, z).
         encoder: a new encoder for the model.
-        options: keyword arguments of the constructor of `kind`, {name: value}.
+        options: keyword arguments of the constructor of `kind`.
     """
     made: Method = kind(model, encoder, **options)
     if isinstance(model.prior, VampPrior):

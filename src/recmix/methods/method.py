@@ -126,13 +126,9 @@ class Method(CountsTraining, ABC):
         return self.component(0, x)
 
     def restarted(self, x: Tensor, restarts: int) -> Posterior:
-        """The posterior q(z | x), computed from several starting points; the best result is kept.
+        """The posterior q(z | x) of examples x (B, *shape), from several starting points per example.
 
-        Only methods with `can_restart` do this. The others ignore `restarts` and return `posterior`.
-
-        Args:
-            x: examples (B, *shape).
-            restarts: number of starting points for each example.
+        The best result is kept. Only methods with `can_restart` do this; others return `posterior`.
         """
         return self.posterior(x)
 
@@ -162,17 +158,10 @@ class Method(CountsTraining, ABC):
     def groups(
         self, parameters: Iterable[nn.Parameter], learning_rate: float, fresh_rate: float
     ) -> list[dict[str, Any]]:
-        """Divide parameters into groups for an optimiser, with another learning rate for new parameters.
+        """Divide parameters into up to two groups for an optimiser, {"params": [...], "lr": ...} each.
 
-        New parameters are those that are not in `inherited`: they do not start from trained values.
-
-        Args:
-            parameters: the parameters to divide.
-            learning_rate: learning rate of the parameters in `inherited`.
-            fresh_rate: learning rate of new parameters, relative to `learning_rate`.
-
-        Returns:
-            Up to two groups, as torch's optimisers take them: {"params": [...], "lr": ...}.
+        New parameters, which are not in `inherited`, get the learning rate learning_rate · fresh_rate.
+        They do not start from trained values.
         """
         old = {id(p) for p in self.inherited()}
         halves: tuple[list[nn.Parameter], list[nn.Parameter]] = ([], [])
@@ -189,7 +178,7 @@ class Method(CountsTraining, ABC):
         fresh_rate: float = 1.0,
         optimizer: str = "adam",
     ) -> Optimizers:
-        """Make the optimisers that `step` uses; by default a single optimiser for all parameters.
+        """Make the optimisers that `step` uses, {name: optimiser}; by default {"all": optimiser}.
 
         Args:
             learning_rate: learning rate of the networks.
@@ -197,9 +186,6 @@ class Method(CountsTraining, ABC):
             fresh_rate: learning rate of parameters that do not start from a trained model, relative to
                 `learning_rate`.
             optimizer: ``adam`` or ``muon``.
-
-        Returns:
-            {name: optimiser}; by default {"all": optimiser}.
         """
         shared = {id(p) for p in self.model.parameters()}
         own = [p for p in self.parameters() if id(p) not in shared]
@@ -253,8 +239,8 @@ class Method(CountsTraining, ABC):
         """Make one optimiser step on `loss`, with the changes that `objective` asks for.
 
         If `objective.separate_decoder` is True, `decoder_loss` trains the decoder, and `loss` trains all
-        other parameters. If d = `objective.distil` is above 0, the encoders minimise
-        (1 - d) · loss + d · distillation, where `distillation` computes the second loss.
+        other parameters. If `objective.distil` is above 0, the encoders minimise a weighted mean of
+        `loss` and `distillation`. The weight of `distillation` is `objective.distil`.
 
         Args:
             loss: the method's own loss on this batch.
@@ -303,17 +289,11 @@ class Method(CountsTraining, ABC):
     def decoder_loss(
         self, x: Tensor, q: Posterior, objective: Objective, generator: torch.Generator | None
     ) -> Tensor:
-        """The decoder's loss, a scalar. It is used if `objective.separate_decoder` is True.
+        """The decoder's loss, a scalar, for examples x; used if `objective.separate_decoder` is True.
 
         It is minus the IWAE bound if `objective.iwae_samples` is not 0, else minus the ELBO of the
-        refined posterior.
-
-        Args:
-            x: examples (B, *shape).
-            q: the posterior before refinement, without gradients. The posterior after refinement carries
-                gradients to the decoder.
-            objective: gives the number of IWAE samples and the settings of the refinement.
-            generator: source of the random noise.
+        refined posterior. That posterior carries gradients to the decoder; q, the posterior before
+        refinement, carries none.
         """
         q = objective.inference.for_training(self.model, x, q)
         if not objective.iwae_samples:
@@ -326,12 +306,9 @@ class Method(CountsTraining, ABC):
         return -log_mean_exp(self.model.log_joint(x, z) - log_q).mean()
 
     def prepare(self, x: Tensor) -> None:
-        """Choose options that depend on data. By default this does nothing.
+        """Choose options that depend on validation examples x (B, *shape). By default this does nothing.
 
         Training calls this once, before it continues from a trained model.
-
-        Args:
-            x: validation examples (B, *shape).
         """
 
     def start_from(self, other: Method) -> None:
@@ -348,15 +325,9 @@ class Method(CountsTraining, ABC):
 
 
 def infer(method: Method, x: Tensor, inference: Inference) -> Posterior:
-    """Compute the posterior q(z | x) of a method, refined and calibrated.
+    """Compute the posterior q(z | x) of a method for examples x (B, *shape), refined and calibrated.
 
-    Args:
-        method: the method that computes the posterior.
-        x: examples (B, *shape) on the method's device.
-        inference: settings that say how the posterior is refined and calibrated.
-
-    Returns:
-        The posterior for the B examples.
+    The settings `inference` say how the posterior is refined and calibrated.
     """
     restarts = inference.restarts
     q = method.posterior(x) if restarts == 1 else method.restarted(x, restarts)
@@ -365,14 +336,9 @@ def infer(method: Method, x: Tensor, inference: Inference) -> Posterior:
 
 @replaceable
 def infer_no_grad(method: Method, x: Tensor, inference: Inference) -> Posterior:
-    """Compute the posterior q(z | x) of a method, refined and calibrated, without gradients.
+    """Compute the posterior of a method, refined and calibrated, without gradients: see `infer`.
 
     On a GPU, later batches of the same shape are faster.
-
-    Args:
-        method: the method that computes the posterior.
-        x: examples (B, *shape) on the method's device.
-        inference: settings that say how the posterior is refined and calibrated.
     """
     with torch.no_grad():
         return infer(method, x, inference)

@@ -15,12 +15,10 @@ __all__ = ["OPTIMIZERS", "adam", "device_of", "make_optimizer", "model_groups"]
 
 
 def adam(groups: list[dict[str, Any]], learning_rate: float) -> torch.optim.Optimizer:
-    """Make torch's Adam for parameter groups.
+    """Make torch's Adam for parameter groups, {"params": [...], "lr": ...} each.
 
-    Args:
-        groups: parameter groups, {"params": [...], "lr": ...} each. Each group of the optimiser also
-            stores the first learning rate, as ``initial_lr``.
-        learning_rate: learning rate of groups without ``lr``.
+    Each group of the optimiser also stores the first learning rate, as ``initial_lr``. Groups without
+    ``lr`` get `learning_rate`.
     """
     fused = device_of(groups).type in ("cpu", "cuda")
     made = torch.optim.Adam(groups or [{"params": []}], lr=learning_rate, fused=fused)
@@ -42,15 +40,12 @@ OPTIMIZERS: dict[str, Callable[[list[dict[str, Any]], float], torch.optim.Optimi
 def make_optimizer(
     name: str, groups: Iterable[dict[str, Any]], learning_rate: float
 ) -> torch.optim.Optimizer:
-    """Make an optimiser by its name.
+    """Make an optimiser by its name, ``adam`` or ``muon``.
 
     Args:
-        name: ``adam`` or ``muon``.
+        name: the name; an unknown one raises a ConfigError.
         groups: parameter groups, {"params": [...], "lr": ...} each.
         learning_rate: learning rate of groups without ``lr``.
-
-    Raises:
-        ConfigError: there is no optimiser of this name.
     """
     load_accelerated()
     if name not in OPTIMIZERS:
@@ -65,11 +60,6 @@ def model_groups(model: LatentModel, learning_rate: float, variance_rate: float)
     parameters of the likelihood, such as the noise variance, get learning_rate · variance_rate.
     `variance_rate` is often above 1: Adam moves a scalar by at most the learning rate per step, and the
     variance must change by a large factor.
-
-    Args:
-        model: p(x, z).
-        learning_rate: learning rate of the networks.
-        variance_rate: learning rate of the likelihood's own parameters, relative to `learning_rate`.
     """
     networks = [model.decoder, *model.likelihood.children(), model.prior]
     networks += [] if model.curvature is None else [model.curvature]

@@ -35,21 +35,13 @@ __all__ = ["RecursiveMixture", "recursive_mixture"]
 
 
 class _Mixed(NamedTuple):
-    """The mixture of the first m components, after their updates on one batch.
-
-    Attributes:
-        components: the posteriors q_0 … q_{m-1}.
-        log_alpha: their log-weights in the mixture, (m, B).
-        z: one sample of each component, (m, B, D).
-        log_joint: log p(x, z) at these samples, (m, B).
-        log_mixture: log density of the mixture at these samples, (m, B).
-    """
+    """The mixture of the first m components, after their updates on one batch."""
 
     components: list[Posterior]
-    log_alpha: Tensor  # (m, B) log-weights of Q_{m-1}
-    z: Tensor  # (m, B, D) a sample of each component
-    log_joint: Tensor  # (m, B) log p(x, z)
-    log_mixture: Tensor  # (m, B) log Q_{m-1}(z)
+    log_alpha: Tensor  # (m, B), log-weights of the components
+    z: Tensor  # (m, B, D), one sample of each component
+    log_joint: Tensor  # (m, B), log p(x, z) at these samples
+    log_mixture: Tensor  # (m, B), log density of the mixture at these samples
 
 
 @register
@@ -127,11 +119,8 @@ class RecursiveMixture(Method):
     def component(self, m: int, x: Tensor, before: Posterior | None = None) -> Posterior:
         """The posterior q_m(z | x) of component m, for examples x (B, *shape).
 
-        Args:
-            m: index of the component.
-            x: examples.
-            before: q_{m-1}(z | x), if it is already known. Only a component that corrects the posterior
-                of the component before it uses this. If None, it is computed.
+        `before` is q_{m-1}(z | x), which only a component that corrects it uses. If None, it is
+        computed.
         """
         part: Any = self.components[m]
         if not part.corrects:
@@ -212,20 +201,10 @@ class RecursiveMixture(Method):
         fresh_rate: float = 1.0,
         optimizer: str = "adam",
     ) -> Optimizers:
-        """Make one optimiser for each component, one for each gate, and one for the decoder.
+        """Make an optimiser for each component, for each gate, and for the decoder: {name: optimiser}.
 
-        A gate is the network that computes the mixture weight of a component.
-
-        Args:
-            learning_rate: learning rate of the networks.
-            variance_rate: learning rate of the likelihood's variance, relative to `learning_rate`.
-            fresh_rate: learning rate of parameters that do not start from a trained model, relative to
-                `learning_rate`.
-            optimizer: ``adam`` or ``muon``.
-
-        Returns:
-            {name: optimiser}, with the names ``component_0``, ``component_1`` …, ``gate_1`` … and
-            ``decoder``.
+        The names are ``component_0``, ``component_1`` …, ``gate_1`` … and ``decoder``. The arguments are
+        those of `Method.optimizers`.
         """
 
         def own(module: nn.Module) -> torch.optim.Optimizer:
@@ -246,16 +225,10 @@ class RecursiveMixture(Method):
         objective: Objective = ELBO,
         generator: torch.Generator | None = None,
     ) -> dict[str, Tensor]:
-        """Train on one batch by Algorithm 1 of the paper.
+        """Train on one batch by Algorithm 1 of the paper; the arguments are those of `Method.step`.
 
         The components are updated one after the other. After each component, its gate is updated: the
         network that computes its mixture weight. The decoder is updated last.
-
-        Args:
-            x: examples (B, *shape).
-            optimizers: {name: optimiser}, made by the method `optimizers`.
-            objective: changes of the training objective; by default none.
-            generator: source of the random noise.
 
         Returns:
             {name: scalar tensor on the device}: ``loss`` and ``elbo`` of the whole mixture. With two or
@@ -297,11 +270,10 @@ class RecursiveMixture(Method):
         return metrics
 
     def _likelihood_gradient(self, x: Tensor, z: Tensor) -> Tensor:
-        """The gradient, with respect to z, of the batch mean of log p(x | z), (S, B, D).
+        """The gradient of the batch mean of log p(x | z) with respect to z (S, B, D).
 
-        It is computed once for the samples z (S, B, D) of all components. The decoder does not
-        change before the end of the batch, so each component's own update would compute the same
-        gradient.
+        It is computed once for the samples of all components: the decoder does not change before the end
+        of the batch.
         """
         with torch.enable_grad():
             z = z.detach().requires_grad_()
@@ -317,10 +289,7 @@ class RecursiveMixture(Method):
         teacher: Inference,
         generator: torch.Generator | None,
     ) -> list[Tensor]:
-        """Samples (S, B, D) of each component after its refinement by `teacher`, for distillation.
-
-        All components are refined together.
-        """
+        """Samples (S, B, D) of each component after its refinement by `teacher`, for distillation."""
         mixture = Mixture(components, x.new_zeros(len(x), self.order))
         refined = teacher.for_training(self.model, x, mixture)
         parts = refined.components
@@ -352,12 +321,7 @@ class RecursiveMixture(Method):
     ) -> _Mixed:
         """Add the component q_m, which was just updated, to the mixture, and update its gate ε_m.
 
-        Args:
-            mixed: the mixture of the components before m; None for m = 0, which has no gate.
-            m: index of the component.
-            x: examples (B, *shape).
-            optimizers: from `optimizers`.
-            generator: source of the random noise.
+        For m = 0 there is no gate, and `mixed`, the mixture of the components before m, is None.
         """
         with torch.no_grad():
             q = self.component(m, x, None if mixed is None else mixed.components[-1])

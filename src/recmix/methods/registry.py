@@ -48,8 +48,7 @@ def find_component(kind: str) -> type[Component]:
 def find_method(method: str | type[Method] | Method) -> type[Method]:
     """Return the class of a method, which is given as a name, a class or an instance.
 
-    Raises:
-        ConfigError: there is no method of this name, or `method` is something else.
+    Anything else, and an unknown name, raises a ConfigError.
     """
     if isinstance(method, Method):
         return type(method)

@@ -21,7 +21,7 @@ from recmix.errors import ConfigError
 from recmix.inference import Inference
 from recmix.inference.gauss_newton import make_log_joint
 from recmix.inference.learned import gaussian_at
-from recmix.inference.restarts import best_restart, restart_scales
+from recmix.inference.restarts import best_restart, repeated, restart_scales
 from recmix.methods.component import Component
 from recmix.methods.gates import token_classes
 from recmix.methods.method import TEACHER_SAMPLES, Method
@@ -101,8 +101,7 @@ class Corrector(nn.Module):
             example: examples x (B, *shape).
             residual: residuals (B, *output), with the shape of the decoder's output.
             parameters: (μ, log σ²) before the correction, (B, 2 D).
-            gradient: the result of `whitened_gradient` at μ, (B, D), if the option `whitened` is on;
-                else None.
+            gradient: the result of `whitened_gradient` at μ, (B, D); only with the option `whitened`.
         """
         seen = [self.features(example, residual), parameters, *([] if gradient is None else [gradient])]
         hidden = nn.functional.leaky_relu(self.joint(torch.cat(seen, -1)), 0.01)
@@ -144,16 +143,11 @@ def corrected(
 
 
 def whitened_gradient(model: LatentModel, x: Tensor, z: Tensor) -> Tensor:
-    """The gradient g of log p(x, z) at z, scaled by the local covariance: asinh(Lᵀ g), (B, D).
+    """The gradient g of log p(x, z) at z (B, D), scaled by the local covariance: asinh(Lᵀ g), (B, D).
 
     L is the factor of the covariance L Lᵀ that the model's curvature network gives at z. The step to the
     mode is about L Lᵀ g, so Lᵀ g is this step in units of L. asinh makes large values smaller. The
     result carries no gradient.
-
-    Args:
-        model: p(x, z), with a curvature network.
-        x: examples (B, *shape).
-        z: latent points (B, D).
     """
     if model.curvature is None:
         raise ConfigError(
@@ -172,14 +166,7 @@ class ResidualComponent(Component):
     The residual is x minus its reconstruction from the posterior mean. Before training, q(z | x) is
     the encoder's own Gaussian.
 
-    Args:
-        encoder: gives the first posterior.
-        model: gives the shapes of x and z.
-        corrections: number of corrections, 1 to 8.
-        shared: whether all corrections use the same corrector network.
-        width: factor of the correctors' layer sizes, see `Corrector`.
-        whitened: whether the correctors also see the whitened gradient of log p(x, z). Each
-            correction then takes one gradient of the decoder.
+    The constructor's options are those of `ResidualVAE`.
     """
 
     kind = "residual"
@@ -213,16 +200,10 @@ class ResidualComponent(Component):
     def for_recursion(
         cls, encoder: nn.Module, model: LatentModel, count: int, setting: int | None = None
     ) -> list[Component]:
-        """Make the components of a recursive mixture.
+        """Make the components of a recursive mixture: a Gaussian from the encoder, then corrections.
 
-        The first component is a Gaussian from the encoder. Each later component corrects the Gaussian
-        of the component before it.
-
-        Args:
-            encoder: a network that is copied for the first component.
-            model: gives the shapes of x and z.
-            count: number of components.
-            setting: must be None: each component makes one correction.
+        Each later component corrects the Gaussian of the component before it once, so `setting` must be
+        None.
         """
         if setting is not None:
             raise ConfigError(
@@ -233,7 +214,7 @@ class ResidualComponent(Component):
         return [first, *(CorrectionComponent(model, like=encoder) for _ in range(count - 1))]
 
     def extra_networks(self) -> list[nn.Module]:
-        """The networks that correct the posterior; a training step evaluates them after the encoder."""
+        """The networks that correct the posterior."""
         return list(self.correctors)
 
     def corrector(self, t: int) -> Corrector:
@@ -244,11 +225,8 @@ class ResidualComponent(Component):
     def iterates(self, x: Tensor, model: LatentModel, *, detach: bool = False) -> list[Tensor]:
         """The parameters (μ, log σ²) of the posterior after 0, 1, … T corrections, (B, 2 D) each.
 
-        Args:
-            x: examples (B, *shape).
-            model: p(x, z).
-            detach: whether each correction treats its input posterior as a constant. Then the ELBO after
-                a correction trains only the corrector of this correction.
+        With `detach`, each correction treats its input posterior as a constant. Then the ELBO after a
+        correction trains only the corrector of this correction.
         """
         found = [self.encoder(model.observed(x))]
         for t in range(self.corrections):
@@ -264,20 +242,14 @@ class ResidualComponent(Component):
     def restarted(self, x: Tensor, model: LatentModel, restarts: int) -> Gaussian:
         """Correct from several starting points; keep the best posterior found for each example.
 
-        The posteriors after 0, 1, … corrections are compared by Laplace's estimate of log p(x), which is
-        log p(x, μ) + ½ Σ log σ² up to a constant. μ and σ² are the mean and variance of a posterior.
-        This costs one more decoder pass, and nothing is differentiated.
-
-        Args:
-            x: examples (B, *shape).
-            model: p(x, z).
-            restarts: number of starting points for each example. A starting point is the encoder's mean
-                times one of `restart_scales`.
+        The starting points are the encoder's mean times each of `restart_scales`. The posteriors after
+        0, 1, … corrections are compared by Laplace's estimate of log p(x). Up to a constant it is
+        log p(x, μ) + ½ Σ log σ². This costs one more decoder pass, and nothing is differentiated.
         """
         mean, log_variance = self.encoder(model.observed(x)).chunk(2, dim=-1)
         now = torch.cat([torch.cat([s * mean, log_variance], -1) for s in restart_scales(restarts)])
-        repeated = x.repeat(restarts, *(1 for _ in model.shape))
-        observed = model.observed(repeated)
+        many = repeated(x, restarts)
+        observed = model.observed(many)
         best, best_score = now, torch.full_like(now[:, 0], -torch.inf)
         for t in range(self.corrections + 1):
             at, width = now.chunk(2, dim=-1)
@@ -288,7 +260,7 @@ class ResidualComponent(Component):
             best = torch.where(better[:, None], now, best)
             best_score = torch.where(better, score, best_score)
             if t < self.corrections:
-                now = corrected(model, self.corrector(t), repeated, now, decoded)
+                now = corrected(model, self.corrector(t), many, now, decoded)
         return Gaussian.from_parameters(best_restart(best_score, best, restarts))
 
 
@@ -314,12 +286,9 @@ class CorrectionComponent(Component):
         super().__init__(Corrector(model, width=width, like=like), model)
 
     def forward(self, x: Tensor, model: LatentModel, before: Posterior | None = None) -> Gaussian:
-        """The Gaussian q(z | x) that one correction makes of `before`; no gradient flows to `before`.
+        """The Gaussian that one correction makes of the previous component's Gaussian `before`.
 
-        Args:
-            x: examples (B, *shape).
-            model: p(x, z).
-            before: the Gaussian of the previous component; it must be given.
+        No gradient flows to `before`, which must be given.
         """
         if not isinstance(before, Gaussian):
             raise ConfigError(f"a correction needs the Gaussian that it corrects, got {before!r}")
@@ -377,14 +346,7 @@ class ResidualVAE(Method):
         return part
 
     def restarted(self, x: Tensor, restarts: int) -> Gaussian:
-        """The best Gaussian q(z | x) of each example x (B, *shape), found from several starting points.
-
-        The Gaussians are compared by an estimate of log p(x), see `ResidualComponent.restarted`.
-
-        Args:
-            x: examples.
-            restarts: number of starting points for each example.
-        """
+        """The best Gaussian q(z | x) of each example, see `ResidualComponent.restarted`."""
         return self._part.restarted(x, self.model, restarts)
 
     def loss(self, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
@@ -406,11 +368,6 @@ class ResidualVAE(Method):
 
         q_t is the posterior after t corrections. q* is the posterior after the last correction, refined
         by `teacher`.
-
-        Args:
-            x: examples (B, *shape).
-            teacher: settings of the refinement that gives q*.
-            generator: source of the random noise.
         """
         iterates = torch.stack(self._part.iterates(x, self.model, detach=True))  # (T + 1, B, 2 D)
         with torch.no_grad():

@@ -50,15 +50,7 @@ class SemiAmortisedComponent(Component):
     encoder receives the gradient at the last λ. Under `torch.no_grad` the steps are made too, and the
     result carries no gradient.
 
-    Args:
-        encoder: gives the starting point.
-        model: gives the shapes.
-        steps: number of gradient steps, at least 1.
-        step_size: η, the factor of the gradient in each step.
-        momentum: share of the previous step that is added to each step, in [0, 1).
-        clip: largest norm of one example's gradient (the norm, not its square); 0: no limit.
-        first_order: do not differentiate the steps.
-        samples: noise vectors in each step, at least 1.
+    The constructor's options are those of `SemiAmortised`, without `tune`.
     """
 
     kind = "sa"
@@ -123,7 +115,7 @@ class SemiAmortisedComponent(Component):
         return Gaussian.from_parameters(start + (refined - start).detach())
 
     def inner_elbo(self, x: Tensor, parameters: Tensor, model: LatentModel, step: int) -> Tensor:
-        """The ELBO of each example, (B,), which the gradient step with the number `step` increases.
+        """The ELBO of each example, (B,), which a gradient step increases.
 
         Args:
             x: examples (B, *shape).
@@ -213,19 +205,13 @@ class SemiAmortised(Method):
         self.tune = tune
 
     def prepare(self, x: Tensor) -> None:
-        """If `tune` is on, choose the step size on validation examples x (N, *shape).
-
-        Training calls this once, before it continues from a trained model.
-        """
+        """If `tune` is on, choose the step size on validation examples x (N, *shape)."""
         if self.tune:
             part: Any = self.components[0]
             tune_step_size(self, x, [part.step_size * share for share in SHARES])
 
     def loss(self, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """Minus the ELBO after the gradient steps, averaged over the batch, a scalar.
-
-        It is estimated with one sample of z for each example.
-        """
+        """Minus the ELBO after the gradient steps, averaged over the batch, a scalar."""
         return super().loss(x.to(self.model.centre.dtype), generator=generator)
 
 

@@ -16,17 +16,13 @@ __all__ = ["check_can_be_distilled", "check_kl_can_change"]
 
 
 def check_kl_can_change(method: Method | type[Method], name: str, x: Tensor | None = None) -> None:
-    """Raise an error if a training option that changes the KL cannot be used for this method.
+    """Raise a `ConfigError` if a training option that changes the KL cannot be used for this method.
 
     Args:
         method: the method to train, or its class.
         name: name of the option, ``kl_warmup`` or ``free_bits``.
         x: examples (B, *shape). If given, the function also checks that the KL is a sum over latent
             dimensions, as ``free_bits`` needs.
-
-    Raises:
-        ConfigError: the method does not only maximise one ELBO, or its KL is not a sum over latent
-            dimensions.
     """
     if not method.maximises_elbo_only():
         raise ConfigError(
@@ -45,8 +41,8 @@ def check_can_be_distilled(method: Method) -> None:
     """Raise a `ConfigError` if distillation cannot train the encoders of this method.
 
     Distillation maximises log q(z | x) at samples z of the refined posterior. So log q of each component
-    must carry gradients to its encoder. Refinement also needs a decoder whose output for one example
-    does not depend on the rest of the batch.
+    must carry gradients to its encoder. The decoder's output for one example must not depend on the rest
+    of its batch.
     """
     check_decoder_has_jacobian(method.model)
     parts: Any = method.components

@@ -27,12 +27,7 @@ class WideComponent(Component):
     Before training w(x) = 0, so the first encoder e alone gives the density. Both encoders read only x,
     so they can run in parallel.
 
-    Args:
-        encoder: e, the given encoder.
-        model: gives the shapes of x and z.
-        width: factor of the layer sizes of w. For tokens and graphs, 1 gives the sizes of the given
-            encoder. For all other x, 1 gives the sizes of the library's default encoder for this shape.
-            These can be smaller than those of the given encoder.
+    The constructor's options are those of `WideVAE`.
     """
 
     kind = "wide"
@@ -50,19 +45,13 @@ class WideComponent(Component):
         return [self.second]
 
     def forward(self, x: Tensor, model: LatentModel) -> Gaussian:
-        """Compute the Gaussian q(z | x) for x (B, *shape): (μ, log σ²) = e(x) + w(x).
-
-        e is the given encoder, w is the added encoder. Each of them runs once.
-        """
+        """The Gaussian q(z | x) for x (B, *shape), with the parameters e(x) + w(x)."""
         return Gaussian.from_parameters(
             self.encoder(model.observed(x)) + self.second(self._input(x, model))
         )
 
     def _input(self, x: Tensor, model: LatentModel) -> Any:
-        """The form of x that the second encoder reads.
-
-        It is the same as for the first encoder if both are of one kind, else the standardised x.
-        """
+        """x for the second encoder: as for the first if both are of one kind, else standardised."""
         alike = isinstance(self.encoder, Encoder) and (
             type(self.second.features) is type(self.encoder.features)
         )
