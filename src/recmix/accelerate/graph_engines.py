@@ -94,11 +94,8 @@ class CompileEngine(GraphEngine):
     def __init__(self, jobs: Sequence[Job]) -> None:
         with warnings.catch_warnings():  # torch's compiler warns about its own internals
             warnings.simplefilter("ignore")
-            self._compile(jobs)
-
-    def _compile(self, jobs: Sequence[Job]) -> None:
-        with fusing(), _compiled([net for job in jobs for net in job.method.networks()]):
-            super().__init__(jobs)
+            with fusing(), _compiled([net for job in jobs for net in job.method.networks()]):
+                super().__init__(jobs)
 
 
 @contextmanager

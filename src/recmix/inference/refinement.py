@@ -10,7 +10,7 @@ valid lower bounds of log p(x).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -101,7 +101,16 @@ def refine(
 ) -> Posterior:
     """The posterior q with each component replaced by a better Gaussian near its mean.
 
-    The mixing weights stay. All components are refined in one batch. `Inference` explains the settings.
+    The mixing weights stay. All components are refined in one batch.
+
+    Args:
+        model: the model p(x, z).
+        x: examples (B, *shape).
+        q: the posterior for x.
+        steps: number of steps.
+        how: the kind of refinement, a key of `HOW`.
+        reuse: number of further steps with the same curvature after each step.
+        restarts: number of starting points for each example and component. The best end point is used.
 
     >>> from recmix.model.likelihoods import Gaussian as Noise
     >>> decoder = torch.nn.Sequential(torch.nn.Linear(2, 64), torch.nn.Unflatten(1, (1, 8, 8)))
@@ -112,44 +121,29 @@ def refine(
     True
     """
     count = len(q.components)
-    settings = Settings(steps, reuse, restarts)
-    whole: Any = HOW[how](model, repeated(x, count), _joined(q.components), settings)
+    start = _joined(q.components)
+    whole: Any = HOW[how](model, repeated(x, count), start, steps, reuse, restarts)
     return Mixture(whole.split(count), q.log_weights) if isinstance(q, Mixture) else whole
 
 
-class Settings(NamedTuple):
-    """The numbers of steps, of steps with the same curvature, and of starting points."""
-
-    steps: int
-    reuse: int
-    restarts: int
-
-
-def _gauss_newton(model: LatentModel, x: Tensor, start: Gaussians, given: Settings) -> Posterior:
-    return laplace(model, x, start.mean, **given._asdict())
-
-
-def _learned(model: LatentModel, x: Tensor, start: Gaussians, given: Settings) -> Posterior:
-    return learned(model, x, start.mean, steps=given.steps, restarts=given.restarts)
-
-
-def _variational(model: LatentModel, x: Tensor, start: Gaussians, given: Settings) -> Posterior:
-    check_decoder_has_jacobian(model)
-    return variational(model, x, start, steps=given.steps, reuse=given.reuse)
-
-
-def _conjugate(model: LatentModel, x: Tensor, start: Gaussians, given: Settings) -> Posterior:
-    check_decoder_has_jacobian(model)
-    return conjugate(model, x, start.mean, steps=given.steps)
-
-
-HOW: dict[str, Callable[[LatentModel, Tensor, Gaussians, Settings], Posterior]] = {
-    "gauss-newton": _gauss_newton,
-    "learned": _learned,
-    "variational": _variational,
-    "conjugate": _conjugate,
+HOW: dict[str, Callable[[LatentModel, Tensor, Gaussians, int, int, int], Posterior]] = {
+    "gauss-newton": lambda model, x, start, steps, reuse, restarts: laplace(
+        model, x, start.mean, steps=steps, reuse=reuse, restarts=restarts
+    ),
+    "learned": lambda model, x, start, steps, _reuse, restarts: learned(
+        model, x, start.mean, steps=steps, restarts=restarts
+    ),
+    "variational": lambda model, x, start, steps, reuse, _restarts: variational(
+        model, x, start, steps=steps, reuse=reuse
+    ),
+    "conjugate": lambda model, x, start, steps, _reuse, _restarts: conjugate(
+        model, x, start.mean, steps=steps
+    ),
 }
-"""The kinds of refinement by name: functions (model, examples, one Gaussian for each, settings)."""
+"""The kinds of refinement by name: functions (model, x, start, steps, reuse, restarts) -> posterior.
+
+`start` is one Gaussian for each example. The numbers are those of `refine`.
+"""
 
 
 def _joined(parts: Sequence[Posterior]) -> Gaussians:

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from recmix.errors import ConfigError
-from recmix.inference.gauss_newton import LogJoint, make_log_joint
+from recmix.inference.gauss_newton import LogJoint, check_decoder_has_jacobian, make_log_joint
 from recmix.inference.restarts import repeated
 from recmix.inference.safeguard import common_noise
 from recmix.model.latent import LatentModel
@@ -68,6 +68,7 @@ def variational(
         reuse: number of further steps after each step. They change only the mean, with a new gradient
             and the same curvature.
     """
+    check_decoder_has_jacobian(model)
     if start.mean.shape[-1] > LARGEST:
         raise ConfigError(
             f"variational refinement forms a matrix of the latent dimension, {start.mean.shape[-1]}: it "
