@@ -72,7 +72,6 @@ def demo(folder: Path, *, overwrite: bool = False, quick: bool = False) -> Demo:
 
     Args:
         folder: folder for the runs and the figures.
-        overwrite: replace existing runs.
         quick: train for a few epochs only.
     """
     from recmix.api import fit

@@ -92,7 +92,6 @@ def examples_for(
     Args:
         models: {name: model}.
         data: name or path of the data.
-        root: folder of the named data sets.
     """
     from recmix.commands.model_and_data import check_data, data_of
 

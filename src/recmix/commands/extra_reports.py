@@ -26,7 +26,6 @@ class Measured(NamedTuple):
 
     Attributes:
         model: the trained model, with its refinement and calibration.
-        data: the data set.
         examples: the part of the data that is scored.
         samples: number of samples of q(z | x) per example.
         seed: seed of all random noise.

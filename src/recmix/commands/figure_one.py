@@ -63,16 +63,13 @@ def figure_one(
     on them.
 
     Args:
-        data: images with a test part.
         out: folder for the figures.
         vae_epochs: epochs of the VAE, unless `init` is given.
         epochs: epochs in which the mixtures are trained.
-        learning_rate: learning rate of the mixtures.
         bound: C in the paper. Training rewards a large KL of the second component to the first, up to
             this value. With the paper's C = 500 the second component leaves the picture.
         seed: seed of weights, data order and noise.
         init: a trained VAE with two latent dimensions.
-        progress: whether to show progress, as in `recmix.fit`.
 
     Returns:
         The paths of the PNG, the SVG and the animated GIF.
@@ -133,7 +130,6 @@ def true_posterior(
 
     Args:
         vae: a model with two latent dimensions.
-        x: the image, (1, ...).
         low: the lower left corner of the grid, (2,).
         high: the upper right corner of the grid, (2,).
         grid: number of points G along each side.
@@ -201,22 +197,7 @@ def _learn(
     seed: int,
     report: Any,
 ) -> list[Seen]:
-    """Train a mixture of two components from a VAE whose decoder stays fixed.
-
-    Args:
-        vae: the trained VAE.
-        data: the training data.
-        x: the images that the figure shows.
-        kind: the method. With `RecursiveMixture` the first component stays fixed too.
-        options: options of the method.
-        epochs: number of epochs.
-        learning_rate: learning rate.
-        seed: seed of weights, data order and noise.
-        report: called with the number of finished epochs.
-
-    Returns:
-        The components of the posterior of `x`, at the start and after every epoch.
-    """
+    """Train two components with a fixed decoder; return their posteriors of x after each epoch."""
     spec = Spec(
         method=kind.name,
         shape=vae.spec.shape,
@@ -271,9 +252,6 @@ def _window(seen: list[Seen], i: int, vae: Model, x: Tensor) -> tuple[np.ndarray
     The square is centred at the mean of the VAE's posterior. It contains the means of all
     components of all epochs that are within 12 standard deviations of this posterior from its
     centre.
-
-    Returns:
-        The lower left and the upper right corner, (2,) each.
     """
     q = vae.posterior(x[i : i + 1])
     assert isinstance(q, Gaussian)

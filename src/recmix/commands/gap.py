@@ -42,8 +42,6 @@ def report_gap(
     The gap is measured on some examples and, for comparison, on the same number of training examples.
 
     Args:
-        model: the trained model.
-        data: the data set that contains the examples.
         measured: the part of `data` to measure on, for example its test part.
         split: name of this part.
         own: whether the model was trained on `data`. Only then training examples are measured too.
@@ -100,7 +98,6 @@ def table_of(found: Gap, title: str) -> Table:
 
     Args:
         found: the measured gap of each example.
-        title: title of the table.
     """
     parts = found.summary()
     minus = f"{found.name} - train" if found.train is not None else ""

@@ -22,7 +22,6 @@ def load_model(run: str, data: str | None, device: str, *, networks: str | None 
     Args:
         run: the folder, or the function as ``module:function``.
         data: name or path of the data that the user gave, or None. It is required for a function.
-        device: the device for the model.
         networks: the function that makes the networks that the user wrote for the run, as
             ``module:function``; None if there are none.
     """
@@ -59,9 +58,7 @@ def data_of(model: Model, data: str | None, root: Path | None) -> Data:
     """Load the data for a model: the data that the user named, or the data of its training.
 
     Args:
-        model: the trained model.
         data: name or path of the data; None for the data of the training.
-        root: folder of the named data sets.
     """
     from recmix.data import load_again, rebuild
 
@@ -79,8 +76,6 @@ def check_data(model: Model, data: Data, parts: list[Any], run: str, name: str) 
     likelihood.
 
     Args:
-        model: the trained model.
-        data: the data to score.
         parts: the parts of `data` that are used, such as its test part.
         run: name of the run, for the message.
         name: name of the data, for the message.

@@ -75,7 +75,6 @@ def load_run(folder: str | Path, networks: str | None, *, device: str = "auto") 
         folder: the folder of the run, or its address on the Hugging Face Hub.
         networks: the function that makes the parts that the user wrote, as ``module:function``; None
             if there are no such parts.
-        device: the device for the model.
     """
     from recmix.api import load
 

@@ -16,11 +16,7 @@ class _PlainSwitches:
     """The help of such a command shows a switch without a type, because a switch takes no value."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return the arguments and options of the command.
-
-        Args:
-            ctx: the context of the command, from click.
-        """
+        """Return the arguments and options of the command."""
         found: list[Any] = super().get_params(ctx)  # type: ignore[misc]
         for option in found:
             if getattr(option, "is_flag", False) and option.metavar is None:
@@ -40,7 +36,6 @@ class Command(_PlainSwitches, TyperCommand):
 
         Args:
             ctx: the context of the command, from click. It gets the values of the options.
-            args: the words after the name of the command.
         """
         words = list(args)
         try:

@@ -101,11 +101,7 @@ HINTS = {
 
 
 def check_command(words: list[str]) -> None:
-    """Raise a ConfigError if the command does not exist; the message suggests an existing command.
-
-    Args:
-        words: the words of the command line.
-    """
+    """Raise a ConfigError if the command does not exist; the message suggests an existing command."""
     name = next((word for word in words if not word.startswith("-")), None)
     if name is None or name in COMMANDS or any("completion" in word for word in words):
         return
@@ -118,9 +114,6 @@ def add_commands(words: list[str]) -> None:
     """Register all commands. The options of ``train`` are added only if this command is called.
 
     The reason is that these options import torch, which is slow.
-
-    Args:
-        words: the words of the command line.
     """
     train_options = _names_train(words)
     app.registered_commands = []

@@ -35,11 +35,7 @@ def is_python_path(text: str) -> bool:
 
 
 def python_model(path: str) -> Model:
-    """Import a user's function, call it without arguments and return its model.
-
-    Args:
-        path: the function, as ``module:function``.
-    """
+    """Import a user's function, call it without arguments and return its model."""
     from recmix.api import Model
 
     found = call_function(path)
@@ -55,9 +51,6 @@ def call_function(path: str) -> Any:
     """Import a user's function, call it without arguments and return its result.
 
     Modules in the current directory can be imported, as with ``python -m``.
-
-    Args:
-        path: the function, as ``module:function``.
     """
     name, _, function = path.partition(":")
     make = _function(_module(name), function)

@@ -37,13 +37,11 @@ def folder_of_scores(
     If the model has a folder and the scores are not stored, a printed note says why.
 
     Args:
-        model: the trained model.
         source: the data that the user named.
         scored: the part of `source` that is scored.
         split: name of this part: train, val or test.
         run: folder or address of the run, as the user gave it.
         data: name or path of the data, as the user gave it.
-        root: folder of the named data sets.
         own: whether `source` are the data that the model was trained on.
     """
     if not model.spec.data:
@@ -56,8 +54,6 @@ def note_random_part(model: Model, data: Data, split: str, name: str, *, own: bo
     """Print a note if the user's file has no part `split`, so that a random tenth of it is scored.
 
     Args:
-        model: the trained model.
-        data: the data that the user named.
         split: name of the part that is scored: train, val or test.
         name: name or path of the data, as the user gave it.
         own: whether the model was trained on `data`. Then they are split as they were for the training,
@@ -85,10 +81,6 @@ def scored_data(model: Model, data: Data) -> dict[str, Any]:
     """Return an entry for a stored score that names the data: {"data": {"name": .., "fingerprint": ..}}.
 
     The entry is empty, {}, if the model was trained by recmix: then its run folder names the data.
-
-    Args:
-        model: the trained model.
-        data: the data that are scored.
     """
     if model.spec.data:
         return {}
@@ -103,7 +95,6 @@ def folder_of_one_data(model: Model, source: Data, run: str, data: str) -> Path 
     None is also returned if the model has no folder.
 
     Args:
-        model: the model.
         source: the data that the user named.
         run: folder or address of the run, as the user gave it.
         data: name or path of the data, as the user gave it.
@@ -141,14 +132,6 @@ def _trained_on(
     """How many of the scored examples are training examples of the model; None if it is not known.
 
     The test part of the model's own data was never used, so that it is not counted.
-
-    Args:
-        model: the model.
-        data: the data that the user named.
-        scored: the part of them that is scored.
-        split: name of this part.
-        root: folder of the data sets.
-        own: whether these are the data that the model was trained on.
     """
     from recmix.data.overlap import count_training_examples
 
@@ -164,16 +147,7 @@ def _trained_on(
 def _folder_of_own_data(
     folder: Path | None, run: str, data: str, trained: int | None, scored: Any, *, own: bool
 ) -> Path | None:
-    """The folder of a run that names its data, if they are the scored ones; None, with a note, else.
-
-    Args:
-        folder: the folder of the run, if it has one.
-        run: the run.
-        data: the data that the user named.
-        trained: how many scored examples equal a training example; None if it is not known.
-        scored: the scored examples.
-        own: whether these are the data that the run was trained on.
-    """
+    """The folder of a run that names its data, if they are the scored ones; None, with a note, else."""
     from recmix.data.overlap import count_repeated
 
     if own and not trained:

@@ -127,7 +127,6 @@ def print_scores(rows: list[tuple[str, dict[str, Any]]], title: str) -> None:
 
     Args:
         rows: a pair (name, scores) for each model, with scores from `recmix.evaluation.score.score`.
-        title: title of the table.
     """
     samples = rows[0][1]["samples"]
     table = Table("model", title=title)

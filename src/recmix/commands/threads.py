@@ -55,9 +55,6 @@ def choose_threads(words: list[str]) -> tuple[int | None, str]:
     A run that is resumed gets as many threads as before, because another number changes rounding.
     Other commands that compute get as many threads as there are idle cores.
 
-    Args:
-        words: the words of the command.
-
     Returns:
         The number of threads, and a sentence for the user, or "". The number is None if torch should
         choose: if OMP_NUM_THREADS is set, the command does not compute, or all cores are idle.

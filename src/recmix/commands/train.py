@@ -61,7 +61,6 @@ def add_train(app: typer.Typer, *, with_options: bool, panel: str = "", example:
     """Add the command ``train`` to the program; replace it if it exists.
 
     Args:
-        app: the program, to which commands are added.
         with_options: whether to add the flags of all methods, which loads torch.
         panel: heading of the command in the help of the program.
         example: an example of the command for the help of the program.

@@ -75,12 +75,7 @@ def _check_method(name: Any) -> None:
 
 
 def _stored(folder: Path, *, own: bool) -> dict[str, Any]:
-    """The options of the run in a folder, to continue it.
-
-    Args:
-        folder: the folder of the run.
-        own: whether the user gave the run's own networks.
-    """
+    """The options of the run in a folder, to continue it."""
     if (folder / PRESET).exists():
         from recmix.training.presets import stored_arguments
 

@@ -42,12 +42,7 @@ class TrainCommand(Command):
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the words after the name of the command, or print the help that they ask for.
-
-        Args:
-            ctx: the context of the command, from click.
-            args: the words after the name of the command.
-        """
+        """Read the words after the name of the command, or print the help that they ask for."""
         if ALL in args:
             groups = args[args.index(ALL) + 1 :]
             for name in groups:
@@ -61,7 +56,6 @@ class TrainCommand(Command):
         """Print the help: the options that people change first, and the names of the groups.
 
         Args:
-            ctx: the context of the command.
             formatter: not used, because the help is printed at once.
         """
         self._print_usage(ctx)
@@ -112,11 +106,7 @@ def epilog(examples: dict[str, str]) -> str:
 
 
 def complete(names: Callable[[], list[str]]) -> Any:
-    """Make a function for shell completion: it returns the names that begin with a given text.
-
-    Args:
-        names: returns all valid names.
-    """
+    """Make a function for shell completion: it returns the names that begin with a given text."""
 
     def find(incomplete: str) -> list[str]:
         return [name for name in names() if name.startswith(incomplete)]

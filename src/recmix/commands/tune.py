@@ -130,8 +130,6 @@ def table_of(found: Frontier, samples: int, title: str) -> Table:
 
     Args:
         found: the measured refinements, and the chosen one.
-        samples: K of the IWAE-K bound.
-        title: title of the table.
     """
     table = Table(title=title, box=SIMPLE_HEAD, padding=0, show_edge=False)
     table.add_column("refinement", no_wrap=True)

@@ -63,7 +63,6 @@ def annealed(
     result. The standard error comes from the differences between chains.
 
     Args:
-        model: p(x, z).
         x: examples (B, *shape).
         q: the Gaussian q(z) at the start of the path, one for each example.
         chains: number of chains per example; each gives one importance sample.
@@ -97,21 +96,7 @@ def _run_chains(
     *,
     adapt: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Run S chains per example along the path from q to the posterior; see `annealed`.
-
-    Args:
-        model: p(x, z).
-        x: examples (B, *shape).
-        q: the Gaussian at the start of the path.
-        chains: S.
-        temperatures: number of values of β on the path.
-        size: step size of each example, (B,).
-        generator: source of the random noise.
-        adapt: whether to adapt the step sizes during the run.
-
-    Returns:
-        Log-weights of the chains, (S, B), and step sizes (B,), adapted or as given.
-    """
+    """Run S chains per example along the path from q to the posterior; see `annealed`."""
     factor = q.scale_tril
     volume = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 

@@ -61,7 +61,6 @@ def bounds(
         x: examples (B, *shape).
         inference: refinement and calibration of the posterior; None for neither.
         samples: number of samples of z per example, for both bounds.
-        generator: source of the random noise.
         memory: bytes for the decoder's activations at a time; by default a value that suits the
             device. If needed, examples and samples are processed in several parts.
 
@@ -83,7 +82,6 @@ def at_once(model: LatentModel, memory: int | None = None) -> int:
     The decoder's activations for this number of vectors fit into `memory`.
 
     Args:
-        model: the model whose decoder is used.
         memory: bytes for the decoder's activations; by default a value that suits the device.
     """
     if memory is None:
@@ -102,11 +100,9 @@ def bounds_of(
     """Compute the ELBO and the IWAE bound of one batch x for a given posterior q.
 
     Args:
-        model: p(x, z).
         x: examples (B, *shape).
         q: q(z | x) of these examples.
         samples: number of samples of z per example, for both bounds.
-        generator: source of the random noise.
         at_once: largest number of latent vectors to decode at a time.
 
     Returns:

@@ -80,8 +80,6 @@ def calibrate(
         x: held-out examples (B, *shape).
         inference: how the posterior is refined before the calibration; None for no refinement. A
             calibration that it contains is ignored.
-        samples: K of the IWAE-K bound.
-        seed: seed of the sampling noise.
         memory: bytes for the decoder's activations at a time; by default a value that suits the
             device.
         noise: whether the likelihood's noise is chosen too. This changes p(x).
@@ -106,14 +104,6 @@ def _reached_with_noise(
     """Make a function from a change of the likelihood's noise to the IWAE bound of each example.
 
     The change is given in octaves: the noise is multiplied by 2 to this power.
-
-    Args:
-        method: a trained method.
-        x: held-out examples (B, *shape).
-        inference: refinement and calibration of the posterior.
-        samples: K of the IWAE-K bound.
-        seed: seed of the sampling noise.
-        count: largest number of latent vectors to decode at a time.
     """
 
     def reached(octaves: float) -> Tensor:
@@ -131,16 +121,7 @@ def _reached_with_noise(
 def _calibrate(
     method: Method, x: Tensor, used: Inference, samples: int, seed: int, count: int
 ) -> Calibration:
-    """Do what `calibrate` does, for a fixed noise of the likelihood.
-
-    Args:
-        method: a trained method.
-        x: held-out examples (B, *shape).
-        used: the refinement of the posterior, and the likelihood's noise.
-        samples: K of the IWAE-K bound.
-        seed: seed of the sampling noise.
-        count: largest number of latent vectors to decode at a time.
-    """
+    """Do what `calibrate` does, for a fixed noise of the likelihood."""
     model = used.model(method.model)
     parts = x.split(max(1, count // used.restarts))
     posteriors = [(part, infer(method, part, used)) for part in parts]
@@ -187,16 +168,6 @@ def _line_search(
 
     The search goes from `start` upwards in steps, then from `start` downwards. Each direction ends
     when a step does not clearly increase the bound (see `_is_higher`), or at `limit`.
-
-    Args:
-        reached: function from a value of the number to the bound of each example, (B,).
-        start: the first value.
-        best: the bound of each example at `start`, (B,).
-        step: distance between values.
-        limit: largest absolute value to try.
-
-    Returns:
-        The best value, and the bound of each example there, (B,).
     """
     ends = []
     for way in (step, -step):

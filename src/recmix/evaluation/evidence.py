@@ -57,7 +57,6 @@ def importance(
     """Estimate log p(x) of examples x by importance sampling from q (the IWAE bound).
 
     Args:
-        model: p(x, z).
         x: examples (B, *shape).
         q: the proposal density of z for each example.
         samples: number of importance samples per example.

@@ -39,7 +39,6 @@ class LatentReport:
 
     Attributes:
         examples: number of examples.
-        samples: K of the IWAE-K bound.
         nll: minus the IWAE-K bound, an upper bound of -log p(x).
         nll_se: its standard error.
         elbo: E_q[log p(x | z)] - KL(q || p(z)).
@@ -121,7 +120,6 @@ def latent_report(
     information of x and z, and more.
 
     Args:
-        method: a trained method.
         examples: the examples (N, *shape), at least two.
         inference: refinement and calibration of the posterior; None for neither.
         samples: K of the IWAE-K bound; the reconstruction is averaged over the same samples.

@@ -73,7 +73,6 @@ def modes(model: LatentModel, x: Tensor, starts: Tensor) -> tuple[FullGaussian, 
     the Laplace approximation q. So a wide mode may be preferred to a higher one.
 
     Args:
-        model: p(x, z).
         x: examples (B, *shape).
         starts: K starting points for each example, (K, B, D).
 
@@ -106,7 +105,6 @@ def maximise_elbo(
     never worse than any Gaussian of `begin`.
 
     Args:
-        model: p(x, z).
         x: examples (B, *shape).
         begin: Gaussians to start from. For the diagonal family each is replaced by the diagonal
             Gaussian with its mean and its conditional variances.
@@ -182,7 +180,6 @@ def balanced_noise(
         pairs: number of pairs of a noise vector and its negative.
         latent: D, the latent dimension.
         like: a tensor whose device and dtype the noise gets.
-        generator: source of the random noise.
     """
     draw = torch.randn(pairs, latent, device=like.device, dtype=torch.float64, generator=generator)
     # With draw = Q R, the rows of √pairs · Q have covariance I.
@@ -210,15 +207,7 @@ def _diagonal_of(q: FullGaussian) -> FullGaussian:
 def _expected_joint(
     model: LatentModel, x: Tensor, mean: Tensor, factor: Tensor, noise: Tensor
 ) -> Tensor:
-    """The mean of log p(x, μ + L ε) over noise vectors ε, (B,).
-
-    Args:
-        model: p(x, z).
-        x: examples (B, *shape).
-        mean: μ, (B, D).
-        factor: L, (B, D, D).
-        noise: vectors ε (S, D), the same for all examples.
-    """
+    """The mean of log p(x, μ + L ε) over noise vectors ε, (B,)."""
     z = mean + torch.einsum("bij,sj->sbi", factor, noise)
     return model.log_joint(x, z).mean(0)
 

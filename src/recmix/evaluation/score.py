@@ -40,11 +40,9 @@ def score(
     """Score a method: ELBO and IWAE bound with standard errors, mixing weights and inference time.
 
     Args:
-        method: a trained method.
         examples: the examples to score the method on.
         inference: refinement and calibration of the posterior; None for neither.
         samples: K of the IWAE-K bound; the ELBO is averaged over the same samples.
-        seed: seed of the sampling noise.
         memory: bytes for the decoder's activations at a time; by default a value that suits the
             device.
         against: other inference settings; the gains of `inference` over them are measured too.

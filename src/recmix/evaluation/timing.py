@@ -27,7 +27,6 @@ def posterior_milliseconds(
     """The median time in milliseconds to compute q(z | x) for a batch x and draw one sample from it.
 
     Args:
-        method: a trained method.
         x: the batch (B, *shape).
         inference: refinement and calibration of the posterior; None for neither.
         repeats: number of repetitions; a posterior that takes more than a second is timed once.
@@ -51,7 +50,6 @@ def pass_milliseconds(
     The result is a list of `passes` numbers: the mean milliseconds per batch of each pass.
 
     Args:
-        method: a trained method.
         batches: batches of the same size, (B, *shape) each.
         inference: refinement and calibration of the posterior; None for neither.
         passes: number of passes.

@@ -155,7 +155,6 @@ def candidates(
     are left out.
 
     Args:
-        method: a trained method.
         steps: numbers of refinement steps to try.
         base: inference settings whose other options, such as the calibration, are used in all results;
             None for the default options. If `base` has refinement steps, it is tried too.
@@ -200,8 +199,6 @@ def tune(
         x: validation examples (B, *shape) on the method's device, at least 2.
         budget: the limit as a multiple of the time of the encoder's own posterior, at least 1.
         milliseconds: the limit in milliseconds per example; give this or `budget`.
-        samples: K of the IWAE-K bound.
-        seed: seed of the sampling noise.
         memory: bytes for the decoder's activations at a time.
         base: inference settings whose other options, such as the calibration, all refinements use.
         tried: the inference settings to try; by default all `candidates`.
@@ -251,8 +248,6 @@ def best_refinement(
         method: a trained method in evaluation mode.
         x: validation examples (B, *shape) on the method's device.
         steps: number of refinement steps.
-        samples: K of the IWAE-K bound.
-        seed: seed of the sampling noise.
         memory: bytes for the decoder's activations at a time.
         base: inference settings whose other options, such as the calibration, all refinements use.
     """
@@ -372,7 +367,6 @@ def _milliseconds(
     The inferences take turns, so that another program that runs for a while slows all of them.
 
     Args:
-        method: a trained method.
         x: examples (B, *shape).
         inferences: the inferences; the first is the encoder's own posterior.
         budget: the time limit as a multiple of the time of the first inference, or None.

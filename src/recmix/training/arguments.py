@@ -25,7 +25,6 @@ class Given(NamedTuple):
     """A method's class, and the options that a user gave, as four dicts {name: value}.
 
     Attributes:
-        cls: the class of the method.
         method: options of the method. Options that were not given have their defaults.
         model: the given options of the model p(x, z), such as `latent`.
         training: the given options of training, such as `epochs`.

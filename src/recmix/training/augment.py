@@ -67,10 +67,6 @@ class Augment:
         """Return the batch (B, C, H, W) with its first images replaced by other images near the data.
 
         The caller must give examples in random order. Then the first images are a random choice.
-
-        Args:
-            x: the batch (B, C, H, W).
-            generator: source of random numbers.
         """
         turned, decoded = round(self.augment * len(x)), round(self.decoder_samples * len(x))
         parts = x.split([turned, decoded, len(x) - turned - decoded])
@@ -113,10 +109,5 @@ class Augment:
 
 
 def takes_decoder_samples(likelihood: Likelihood, kind: str) -> bool:
-    """Whether images that the decoder makes can replace training examples.
-
-    Args:
-        likelihood: the likelihood p(x | z).
-        kind: kind of the data, see `recmix.data.Data.kind`.
-    """
+    """Whether images that the decoder makes can replace examples of this `recmix.data.Data.kind`."""
     return likelihood.centred or kind in ("binary", "unit") or likelihood.values == "classes"

@@ -36,7 +36,6 @@ class Trained:
     """A trained method, with the options, history, folder and vocabulary of its training run.
 
     Attributes:
-        method: the trained method.
         spec: everything that defines the run: its options and a description of its data.
         history: the metrics of each epoch.
         folder: the run folder, or None if nothing was written.
@@ -128,7 +127,6 @@ def load_trained(
     Args:
         folder: a folder written by `recmix.fit`, `recmix.Model.save` or ``recmix train``; or the
             address of a run on the Hugging Face Hub, such as ``hf://user/name``.
-        device: the device for the method.
         own: the user's own encoder, decoder, likelihood and prior, if the method was trained with
             such objects. They must be of the same classes; their weights are replaced.
         method: the class of the method, if it is not registered.

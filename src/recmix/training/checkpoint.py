@@ -208,12 +208,7 @@ def _write(path: Path, tensors: dict[str, Tensor], header: dict[str, Any]) -> No
 
 
 def _digest(tensors: dict[str, Tensor], header: dict[str, Any]) -> str:
-    """Return the SHA-256 digest of the header, without the digest in it, and of the tensors.
-
-    Args:
-        tensors: contiguous tensors on the CPU, by name.
-        header: JSON values.
-    """
+    """Return the SHA-256 digest of the header, without the digest in it, and of the tensors."""
     rest = {name: value for name, value in header.items() if name != "sha256"}
     found = hashlib.sha256(json.dumps(rest, sort_keys=True).encode())
     for name, value in sorted(tensors.items()):

@@ -27,10 +27,6 @@ LARGE = 20_000
 def about_rate(rate: float, examples: int) -> str:
     """Return a sentence about the default learning rate of a training that starts from a trained model.
 
-    Args:
-        rate: the learning rate.
-        examples: number of training examples.
-
     >>> about_rate(1e-6, 60_000)
     'learning rate 1e-06: the default of a training that starts from a trained model'
     """

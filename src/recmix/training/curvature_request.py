@@ -35,16 +35,15 @@ def without_curvature_name(request: Mapping[str, Any]) -> dict[str, Any]:
     """Translate the method name ``curvature`` into arguments that `recmix.fit` can carry out.
 
     `fit(method="curvature", init=run)` adds a curvature network to a copy of the trained model `init`
-    and trains only this network. A curvature network predicts the posterior covariance near z.
+    and trains only this network.
 
     Args:
-        request: keyword arguments of `recmix.fit`. For ``curvature``, `init` is required: a trained
-            model or the folder of its run.
+        request: keyword arguments of `recmix.fit`.
 
     Returns:
-        New keyword arguments. For ``curvature``, `method` is the method class of `init`, `train` is
-        ``curvature``, and options that were not given come from `init` or have the defaults of this
-        training. For all other methods, the result is a copy of `request`.
+        New keyword arguments: `method` is that of `init`, `train` is ``curvature``, and options that
+        were not given come from `init` or have the defaults of this training. For all other methods,
+        a copy of `request`.
     """
     if not isinstance(request["method"], str) or request["method"] != CURVATURE:
         return dict(request)

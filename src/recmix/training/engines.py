@@ -22,8 +22,6 @@ __all__ = ["ENGINES", "Eager", "Engine", "pick_engine"]
 class Engine(ABC):
     """Trains several models side by side: each call of `step` trains every model on its next batch.
 
-    Subclasses run the steps in different ways, for example as one CUDA graph.
-
     Args:
         jobs: the trainings, one for each model. `Job.begin_epoch` has been called for each.
     """
@@ -35,10 +33,7 @@ class Engine(ABC):
 
     @abstractmethod
     def step(self) -> None:
-        """Do one training step for every model. Each model takes the next batch of its own job.
-
-        A `Job` is the training of one model.
-        """
+        """Do one training step for every model, with the next batch of its own data."""
 
 
 class Eager(Engine):
@@ -47,10 +42,7 @@ class Eager(Engine):
     name = "eager"
 
     def step(self) -> None:
-        """Do one training step for every model, one model after the other.
-
-        Each model takes the next batch of its own job. A `Job` is the training of one model.
-        """
+        """Do one training step for every model, one model after the other."""
         for job in self.jobs:
             job.step()
 

@@ -34,7 +34,6 @@ def train_models(requests: Sequence[dict[str, Any]], *, progress: bool | None = 
     Args:
         requests: for each model, a dict of keyword arguments of `recmix.fit`, including ``method``
             and ``data``.
-        progress: how progress is shown; False shows nothing, see `recmix.fit`.
 
     Returns:
         The trained models, in the order of `requests`.
@@ -91,11 +90,7 @@ def _train_plans(plans: Sequence[Plan], progress: bool | None) -> list[Trained]:
 
 
 def _with_order(plan: Plan, progress: bool | None) -> Trained:
-    """Choose the number of mixture components and return the mixture trained with it.
-
-    Afterwards `plan.method`, which holds the user's own modules if any, gets the weights of the
-    first component.
-    """
+    """Choose the number of mixture components, and return the mixture with this number."""
     assert plan.init is not None
     with deterministic(plan.spec.training.deterministic):
         found = choose_order(
@@ -108,7 +103,7 @@ def _with_order(plan: Plan, progress: bool | None) -> Trained:
             train_models=train_models,
             progress=progress,
         )
-    plan.method.start_from(found.method)
+    plan.method.start_from(found.method)  # it may hold the user's own modules
     return found
 
 
@@ -123,11 +118,7 @@ def _by_device(jobs: list[Job]) -> list[list[Job]]:
 
 
 def _name_whole_run(stop: Interrupted | OutOfMemory, waiting: Sequence[Plan]) -> RecmixError:
-    """The error that ended the first models, with the folders of the runs that the user requested.
-
-    The original message names the folder of the model that a run starts from. The status of each
-    waiting run becomes "interrupted", or "failed" if there was too little memory.
-    """
+    """Name the folder of each waiting run in the message, and write its status into this folder."""
     message, status = str(stop), "interrupted" if isinstance(stop, Interrupted) else "failed"
     for plan in waiting:
         run, first = plan.request.run, plan.first and plan.first.request.run

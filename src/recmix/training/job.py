@@ -41,8 +41,6 @@ class Job:
     """The training of one model: its method, data, optimisers, random generator and state.
 
     Args:
-        method: the method to train, in place.
-        data: training and validation data.
         training: training options, with `epochs` and `learning_rate` filled in.
         objective: what one training step maximises, such as the ELBO. Its `inference` says how the
             posterior is refined in validation.
@@ -314,11 +312,7 @@ class Job:
             self.out.log("epoch", epoch=self.state.epoch, **log)
 
     def interrupt(self, signal_name: str) -> str:
-        """Save the training after a signal, even within an epoch; return a message for the user.
-
-        Args:
-            signal_name: name of the signal, for the message.
-        """
+        """Save the training after a signal, even within an epoch; return a message for the user."""
         run, state = self.run, self.state
         at = f"epoch {state.epoch + 1}, batch {state.step}"
         if run is None:
@@ -393,11 +387,6 @@ class Job:
 
 
 def stop_all(jobs: list[Job], signal_name: str) -> NoReturn:
-    """Save every training after a signal such as SIGTERM, then raise Interrupted with a message.
-
-    Args:
-        jobs: the trainings.
-        signal_name: name of the signal, for the message.
-    """
+    """Save every training after a signal such as SIGTERM, then raise Interrupted with a message."""
     messages = [job.interrupt(signal_name) for job in jobs]
     raise Interrupted("\n".join(messages))

@@ -35,8 +35,6 @@ def train(
 
     Args:
         jobs: the trainings. More than one is useful only on a GPU.
-        engine: see `recmix.training.engines.pick_engine`.
-        progress: see `recmix.training.progress.watch`.
 
     Returns:
         For each job, the error that ended it, or None if it succeeded.
@@ -95,16 +93,7 @@ def _in_step(active: list[Job]) -> list[Job]:
 
 
 def _epoch(running: Engine, stop: list[str], report: Report) -> dict[int, NonFiniteError]:
-    """Train the engine's jobs for one epoch.
-
-    Args:
-        running: the engine.
-        stop: the name of a signal is in this list once the signal has been received.
-        report: called with the progress.
-
-    Returns:
-        The error of each job that failed, by the `id` of the job.
-    """
+    """Train the engine's jobs for one epoch."""
     jobs = running.jobs
     first, on_cpu = jobs[0], jobs[0].device.type == "cpu"
     failures: dict[int, NonFiniteError] = {}
@@ -190,10 +179,7 @@ def _stop_signals() -> Iterator[list[str]]:
 
 @contextmanager
 def _tensorboard(run: Run | None, training: Training) -> Iterator[Any]:
-    """Give a function that writes one row of the history to TensorBoard.
-
-    The function does nothing if there is no run folder or the option `tensorboard` is off.
-    """
+    """Give a function that writes one row of the history to TensorBoard, if the option is on."""
     if not (run and training.tensorboard):
         yield lambda row: None
         return

@@ -15,9 +15,6 @@ class Meter:
 
     All tensors are on the device and change in place, so they can be part of a captured CUDA graph.
     Reading their values waits for the device.
-
-    Args:
-        device: the device of the tensors.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -48,11 +45,7 @@ class Meter:
             self.first_bad = torch.full_like(self.sums, math.inf)
 
     def add(self, metrics: dict[str, Tensor]) -> None:
-        """Add the metrics of one batch to the sums.
-
-        Args:
-            metrics: {name of the metric: tensor with one number}.
-        """
+        """Add the metrics of one batch to the sums."""
         self._name(list(metrics))
         values = torch.stack(list(metrics.values())).to(torch.float64)
         self.sums.add_(values)
@@ -65,12 +58,7 @@ class Meter:
         return dict(zip(self.names, self.sums.tolist(), strict=True))
 
     def not_finite(self) -> tuple[str, int] | None:
-        """Return the name of a metric that was NaN or infinite, and the batch where this began.
-
-        Batches are numbered from 0.
-
-        The result is None if all metrics were finite.
-        """
+        """Return a metric that was NaN or infinite and its first such batch, from 0; None without one."""
         for name, step in zip(self.names, self.first_bad.tolist(), strict=True):
             if step < math.inf:
                 return name, int(step)

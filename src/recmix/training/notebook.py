@@ -28,7 +28,6 @@ class NotebookBar:
     """A progress bar in the output of a Jupyter notebook cell. It needs no widgets.
 
     Args:
-        title: text in front of the bar.
         total: number of epochs or items.
         done: how many of them are already done.
     """

@@ -146,8 +146,6 @@ def keep_used_parts(own: Own, shape: tuple[int, ...], latent: int) -> None:
 
     Args:
         own: the user's encoder and decoder. Each is changed in place if it is a `MethodModule`.
-        shape: shape of an example.
-        latent: dimension of z.
     """
     encoder, decoder = own.encoder, own.decoder
     like = torch.zeros(())

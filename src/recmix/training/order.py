@@ -127,12 +127,8 @@ def gains(
     noise.
 
     Args:
-        grown: the method with the new component.
-        control: the method without the new component.
-        examples: the examples to test on.
         inference: how the posterior is refined, as in the selection of the best epoch; None for no
             refinement.
-        samples: K of IWAE-K.
     """
     centre = grown.model.centre
     repetitions = max(1, SAMPLES // samples)
@@ -164,7 +160,6 @@ def judge(
         order: number of components, including the new one.
         gained: gain over the control for each of N examples, (N,), in nats.
         own: gain over the same mixture without the new component for each example, (N,), in nats.
-        significance: the significance level of the tests.
 
     >>> clear = np.array([0.5, 0.7, 0.6, 0.8, 0.4])
     >>> judge(2, clear, clear, 0.05).kept, judge(2, clear, -clear, 0.05).kept
@@ -197,12 +192,8 @@ def choose_order(
         spec: the options of the run. `spec.auto` holds the largest number of components and the
             significance level.
         data: training and validation examples. Test examples are not used.
-        init: the trained model to start from.
-        method: the class of the mixture.
-        run: the run folder, or None if nothing is written.
         resume: whether to continue the steps that are already in the folder.
         train_models: trains the two mixtures of a step, see `recmix.training.fit.train_models`.
-        progress: how progress is shown; False shows nothing, see `recmix.fit`.
 
     Returns:
         The mixture with the chosen number of components.
@@ -349,11 +340,7 @@ def _print(step: Step, progress: bool | None) -> None:
 
 
 def _name_whole_run(stop: Interrupted, run: Run | None, names: Sequence[str]) -> Interrupted:
-    """Return the message of an interruption with the folder of the whole run.
-
-    The original message names the folders of the two mixtures of a step. Also sets the status of
-    the run to "interrupted".
-    """
+    """Name the folder of the whole run in the message, instead of the folders of the two mixtures."""
     if run is None:
         return stop
     run.set_status("interrupted", epoch=0, reason="while choosing the order")

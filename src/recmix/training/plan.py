@@ -41,7 +41,6 @@ class Plan:
     Attributes:
         request: the arguments of the call, without the data.
         spec: everything that defines the run: its options and a description of its data.
-        data: training and validation data.
         method: the method to train, with its initial weights.
         first: the plan of the initial model, if the initial model must be trained first; else None.
         init: the trained model to start from, or None.

@@ -89,8 +89,6 @@ def count(title: str, total: int, show: bool | None = None) -> Iterator[Callable
     gives a function. Call it with the total number of items done so far.
 
     Args:
-        title: text in front of the bar.
-        total: number of items.
         show: False shows nothing; True and None are the same.
     """
     console = Console(stderr=True)
@@ -117,15 +115,7 @@ def count(title: str, total: int, show: bool | None = None) -> Iterator[Callable
 
 
 class _Lines:
-    """Prints a line of progress, at most one in `QUIET_SECONDS` seconds.
-
-    Args:
-        title: what is done.
-        total: number of epochs or items.
-        done: how many of them are already done.
-        unit: word in front of the number.
-        short: print a line at the end even if the work took less than `QUIET_SECONDS` seconds.
-    """
+    """Prints a line of progress, at most one in `QUIET_SECONDS` seconds."""
 
     def __init__(
         self, title: str, total: int, done: int = 0, *, unit: str = "", short: bool = False

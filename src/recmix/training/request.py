@@ -58,7 +58,6 @@ class Request:
     """The checked arguments of one call of `recmix.fit`, without its data.
 
     Attributes:
-        cls: the class of the method.
         instance: the method itself, if the user gave an instance.
         label: the name of the run in tables of results.
         options: options of the method, complete with defaults.
@@ -77,10 +76,8 @@ class Request:
         address: the address of `start` on the Hugging Face Hub, if it came from there.
         first: the request for the initial model, if the initial model must be trained first.
         vae_epochs: number of epochs of the initial model, if the user gave it.
-        run: the run folder, or None if nothing is written.
         found: whether the folder already held a run.
         resume: whether to continue the run in the folder.
-        overwrite: whether to replace the run in the folder.
         callbacks: functions that are called after each epoch.
     """
 
@@ -130,19 +127,7 @@ def read_request(
 ) -> Request:
     """Check the arguments of `recmix.fit`, except the data. Writes no files.
 
-    Args:
-        method: as in `recmix.fit`, like all arguments.
-        encoder: the user's own encoder.
-        decoder: the user's own decoder.
-        likelihood: name or object.
-        prior: name or object.
-        init: the trained model to start from, its folder or its address on the Hub.
-        out: the run folder.
-        resume: whether to continue the run in `out`.
-        overwrite: whether to replace the run in `out`.
-        vae_epochs: number of epochs of the model that is trained first, if there is no `init`.
-        callbacks: functions of (epoch, metrics) that are called after each epoch.
-        **options: options of the method, the model, training and inference.
+    The arguments are those of `recmix.fit`.
     """
     if encoder is not None and decoder is not None:
         encoder, decoder = as_networks(encoder, decoder)
@@ -248,13 +233,7 @@ def check_start(init: Any) -> None:
 
 
 def _own_parts(own: Own, options: dict[str, Any], **parts: Any) -> tuple[Own, dict[str, Any]]:
-    """Return the user's own objects, and the options with the parts that are given by name.
-
-    Args:
-        own: the user's own networks.
-        options: all other options of the request.
-        **parts: likelihood and prior, each a name, an object or None.
-    """
+    """Return the user's own objects, and the options with the parts that are given by name."""
     names = {name: part for name, part in parts.items() if isinstance(part, str)}
     objects = {k: part for k, part in parts.items() if part is not None and k not in names}
     given = objects.get("likelihood")
@@ -264,10 +243,7 @@ def _own_parts(own: Own, options: dict[str, Any], **parts: Any) -> tuple[Own, di
 
 
 def _with_instance(method: Method, given: Given, options: Mapping[str, Any]) -> Given:
-    """Add the options of a method instance to the options that the user gave.
-
-    Refuses a given option of the method or the model, because the instance has already fixed it.
-    """
+    """Add the options of a method instance, which fixes those of the method and the model."""
     for name in options:
         if name in given.method or name in given.model:
             raise ConfigError(
@@ -290,8 +266,6 @@ def by_stage(training: Training, cls: type[Method], *, continued: bool) -> Train
     of a new training.
 
     Args:
-        training: the training options as they were given.
-        cls: the class of the method.
         continued: whether the method starts from a trained model.
     """
     usual = SECOND_STAGE if continued else FIRST_STAGE

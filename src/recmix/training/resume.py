@@ -45,7 +45,6 @@ def is_complete(run: Run, spec: Spec, group: World) -> bool:
     writes the new ``spec.json`` after all processes have read the old one.
 
     Args:
-        run: the run folder.
         spec: the options and the data description of the requested run.
         group: the processes that train the model together.
     """

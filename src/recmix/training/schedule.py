@@ -21,10 +21,7 @@ def rate_factor(epoch: int, epochs: int, training: Training) -> float:
     >>> [round(rate_factor(e, 5, Training(schedule="linear", final_rate=0.0)), 2) for e in range(5)]
     [1.0, 0.75, 0.5, 0.25, 0.0]
 
-    Args:
-        epoch: number of the epoch, counted from 0.
-        epochs: total number of epochs.
-        training: training options; `warmup`, `schedule` and `final_rate` are used.
+    Epochs are counted from 0. The training options `warmup`, `schedule` and `final_rate` are used.
     """
     if epoch < training.warmup:
         return (epoch + 1) / (training.warmup + 1)
@@ -81,19 +78,11 @@ class KLWeight:
         self._before = torch.zeros((), device=like.device, dtype=torch.int64)
 
     def begin(self, epoch: int) -> None:
-        """Begin an epoch.
-
-        Args:
-            epoch: number of the epoch, counted from 0.
-        """
+        """Begin an epoch; epochs are counted from 0."""
         self._before.fill_(epoch * self.steps)
 
     def update(self, step: Tensor) -> None:
-        """Set the weight for one training step.
-
-        Args:
-            step: number of the step in the epoch, counted from 0; a tensor with one whole number.
-        """
+        """Set the weight for a training step: `step` is its number in the epoch, from 0, shape (1,)."""
         if self.epochs:
             done = (self._before + step.squeeze()) / (self.epochs * self.steps)
             self.value.copy_(done.clamp(max=1))

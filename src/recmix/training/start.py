@@ -22,10 +22,6 @@ def check_data(start: TrainedModel, data: Data) -> None:
     """Raise a ConfigError if the initial model and the data have different vocabularies.
 
     Also warn if the test examples of the data were probably training examples of the initial model.
-
-    Args:
-        start: the initial model.
-        data: the data of the new run.
     """
     theirs, ours = start.vocabulary, data.vocabulary
     if theirs is not None and ours is not None and theirs.digest != ours.digest:
@@ -52,8 +48,6 @@ def check_options(start: Spec, spec: Spec, *, networks: bool) -> None:
     The initial model is the trained model whose weights the new run starts from.
 
     Args:
-        start: the options (spec) of the initial model.
-        spec: the options (spec) of the new run.
         networks: if True, all model options must be equal. If False, only the latent dimension and the
             likelihood must be equal. Options of the curvature network are never compared.
     """
@@ -80,7 +74,6 @@ def check_architecture(start: TrainedModel, method: Method) -> None:
 
     Args:
         start: the trained model whose weights the new training starts from.
-        method: the new method.
     """
     pairs = {
         "encoder": (start.method.base_encoder, method.base_encoder),

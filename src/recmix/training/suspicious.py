@@ -42,8 +42,6 @@ def warn_if_suspicious(data: Data, method: Method, *, own_decoder: bool) -> None
     """Warn of very few examples, of values that are all equal, and of probabilities used as logits.
 
     Args:
-        data: the training data.
-        method: the method before its training.
         own_decoder: whether the user wrote the decoder.
     """
     count = len(data.x_train)
@@ -171,7 +169,6 @@ def fell(first: float, best: float, rows: Sequence[Mapping[str, float]], rate: f
         first: the validation bound before training, in nats; NaN if it is not known.
         best: the validation bound of the weights that are kept.
         rows: the history of the training: the metrics of each epoch.
-        rate: the learning rate.
     """
     if not math.isfinite(first) or not rows:
         return ""

@@ -24,12 +24,7 @@ __all__ = ["World", "world"]
 
 
 class World:
-    """The processes that train one model together (data parallel, started by ``torchrun``).
-
-    Args:
-        rank: number of this process, from 0.
-        size: number of processes.
-    """
+    """The processes that train one model together (data parallel, started by ``torchrun``)."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
@@ -123,11 +118,9 @@ def world() -> World:
 
 
 def _leave() -> None:
-    """Leave the torch process group before the Python interpreter exits.
+    """Leave the process group, whose threads can abort the process at exit.
 
-    Threads of the group that are still running at exit can abort the process. After an uncaught
-    error the group is not left. Leaving waits for the other processes, which may be waiting for
-    this one.
+    After an uncaught error it is not left: leaving waits for the others, which may wait for this one.
     """
     if dist.is_initialized() and getattr(sys, "last_value", None) is None:
         dist.destroy_process_group()

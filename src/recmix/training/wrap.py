@@ -108,13 +108,7 @@ def wrap_networks(
 
 
 def _decoder(decoder: nn.Module, dims: tuple[int, ...], like: Tensor) -> nn.Module:
-    """Return the decoder as `as_decoder` does; explain the error if the encoder returns means only.
-
-    Args:
-        decoder: the user's decoder.
-        dims: the shape of z that was read from the encoder's output.
-        like: a tensor with the device and dtype of the networks.
-    """
+    """Return the decoder as `as_decoder` does; explain the error if the encoder returns means only."""
     try:
         return as_decoder(decoder, dims, like)
     except ConfigError as error:
@@ -131,13 +125,7 @@ def _decoder(decoder: nn.Module, dims: tuple[int, ...], like: Tensor) -> nn.Modu
 
 
 def _likely_mistake(encoder: nn.Module, decoder: nn.Module, seen: Tensor) -> str:
-    """Why the encoder does not accept the examples, if a usual mistake explains it.
-
-    Args:
-        encoder: the network that was given as the encoder.
-        decoder: the network that was given as the decoder.
-        seen: the examples that the encoder did not accept.
-    """
+    """Why the encoder does not accept the examples, if a usual mistake explains it."""
     given = f"examples of shape {tuple(seen.shape)}"
     missing = f"the encoder does not accept {given}, but it accepts them with one more dimension"
     swapped = f"the encoder does not accept {given}, but the decoder does"
@@ -184,13 +172,7 @@ def _accepted(encoder: nn.Module, first: Tensor, second: Tensor) -> Tensor:
 def _latent(
     encoder: nn.Module, latent: int | tuple[int, ...] | None, seen: Tensor | None
 ) -> tuple[int, ...]:
-    """Return the shape of the latent variable z of one example.
-
-    Args:
-        encoder: the user's encoder.
-        latent: the shape or dimension of z that the user gave, if any.
-        seen: a batch of examples, from which the shape is found by calling the encoder, if any.
-    """
+    """Return the shape of the latent variable z of one example."""
     given = (latent,) if isinstance(latent, int) else latent
     if given is not None and not (
         isinstance(given, Sequence) and given and all(isinstance(n, int) and n > 0 for n in given)

@@ -58,8 +58,6 @@ class Preset:
     """A sequence of trainings (stages). The model of the last stage is the result.
 
     Attributes:
-        name: name of the preset.
-        title: a short description for the user.
         stages: the trainings, in order.
 
     >>> [stage.name for stage in read_preset("paper").stages]
@@ -124,7 +122,6 @@ def parse(content: Any, name: str, where: str) -> Preset:
 
     Args:
         content: the content of the TOML or JSON file, parsed.
-        name: name of the preset.
         where: name of the file, for error messages.
     """
     if not isinstance(content, Mapping):
@@ -148,12 +145,7 @@ def parse(content: Any, name: str, where: str) -> Preset:
 
 
 def _stage(entry: Mapping[str, Any], before: list[str]) -> Stage:
-    """Make a stage from one [[stages]] table of the TOML file, and check it.
-
-    Args:
-        entry: the table.
-        before: the names of the earlier stages.
-    """
+    """Make a stage from one [[stages]] table of the TOML file, and check it."""
     for key in ("name", "method"):
         if not isinstance(entry.get(key), str):
             raise ConfigError(f"{key} must be text, got {entry.get(key)!r}: every stage has one")
@@ -178,7 +170,6 @@ def check_options(method: str, options: Mapping[str, Any]) -> None:
     """Raise a ConfigError if an option is unknown or a value is not valid.
 
     Args:
-        method: name of the method.
         options: options of the method, of training and of inference, {name: value}.
     """
     given = read_options(method, options, OWN)

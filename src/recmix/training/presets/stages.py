@@ -68,7 +68,6 @@ def train_preset(
         overwrite: replace the run in `out`.
         vae_epochs: number of epochs of the first stage, a VAE. If the first stage is another
             method, this is the number of epochs of the VAE that it starts from.
-        progress: how progress is shown; False shows nothing, see `recmix.fit`.
         **arguments: the other arguments of `recmix.fit`. Options of the model and the networks
             apply to the first stage; the other stages take them from there. The options in
             `ALL_STAGES` apply to all stages. All other options apply to the last stage.
@@ -135,14 +134,7 @@ def train_preset(
 
 
 def _first_stage(init: Any, preset: Preset, model: Mapping[str, Any], vae_epochs: int | None) -> Trained:
-    """Return the trained model that replaces the first stage of a preset.
-
-    Args:
-        init: a trained model, or its folder.
-        preset: the preset.
-        model: options of the model that the user gave.
-        vae_epochs: epochs of the first stage that the user gave.
-    """
+    """Return the trained model that replaces the first stage of a preset."""
     first = preset.stages[0]
     given = [*model, *(["vae_epochs"] if vae_epochs is not None else [])]
     if given:
@@ -242,10 +234,7 @@ def _claim(
     resume: bool,
     overwrite: bool,
 ) -> None:
-    """Write ``preset.json`` into the run folder.
-
-    Refuses a folder that already holds a run, unless `resume` or `overwrite` is set.
-    """
+    """Write ``preset.json`` into the run folder. A run in the folder may be an error."""
     folders = [Run(root), *(Run(root / stage.name) for stage in preset.stages[:-1])]
     there = next((run for run in folders if run.exists or (run.folder / PRESET).exists()), None)
     world().wait()
@@ -270,11 +259,7 @@ def _claim(
 
 @contextlib.contextmanager
 def _named_errors(preset: Preset, stage: Stage, root: Path | None = None) -> Iterator[None]:
-    """In this context, put the names of the preset and the stage in front of each error message.
-
-    The message of an interruption also gets the folder of the whole run instead of that of the
-    stage.
-    """
+    """In this context, put the names of the preset and the stage in front of each error message."""
     try:
         yield
     except Interrupted as stop:
