@@ -50,7 +50,6 @@ def read_flags(given: Mapping[str, Any]) -> tuple[dict[str, Any], bool, bool]:
     if {"preset", "method"} <= request.keys():
         raise ConfigError("a preset names its own methods: leave --method or --preset out")
     _check_complete(request, ("data", "method"))
-    _check_method(request.get("method"))
     return request, resume, overwrite
 
 
@@ -63,15 +62,6 @@ def _check_complete(request: Mapping[str, Any], names: Sequence[str]) -> None:
             f"{flags} {verb} missing. Example: recmix train --data digits --method vae --out runs/vae. "
             "`recmix data` and `recmix methods` list the choices"
         )
-
-
-def _check_method(name: Any) -> None:
-    """Raise a ConfigError if there is no method of this name, before the data are read."""
-    from recmix.methods.registry import METHODS, find_method
-    from recmix.training.curvature_request import CURVATURE
-
-    if isinstance(name, str) and name not in (CURVATURE, *METHODS):
-        find_method(name)  # raises the error
 
 
 def _stored(folder: Path, *, own: bool) -> dict[str, Any]:
