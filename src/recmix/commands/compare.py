@@ -149,7 +149,6 @@ def compare(
     finished runs, they are not repeated. Interrupted runs are continued.
 
     Args:
-        data: data with a test part.
         folder: folder for the runs, ``compare.json`` and ``compare.md``.
         entries: the methods, as texts that `parse_entry` reads; by default every method with its
             default options.
@@ -157,7 +156,6 @@ def compare(
         networks: function that makes the user's own networks of the VAE, as ``module:function``.
         vae: options of `recmix.fit` for the VAE.
         second: options of `recmix.fit` for VAE+ and the methods.
-        samples: number of samples K of the IWAE bound.
         progress: whether to show progress, as in `recmix.fit`.
 
     Returns:

@@ -56,7 +56,6 @@ class Demo(NamedTuple):
     Attributes:
         rows: a pair (name, scores) for each model; scores is a dict {score name: value}.
         sentences: explanations of the scores, as text.
-        figures: the paths of the figures.
     """
 
     rows: list[tuple[str, dict[str, Any]]]
@@ -69,10 +68,6 @@ def demo(folder: Path, *, overwrite: bool = False, quick: bool = False) -> Demo:
 
     The models are a VAE, the same VAE trained further (VAE+), and a recursive mixture that starts
     from the VAE. The last two are also scored with refinement, which needs no training.
-
-    Args:
-        folder: folder for the runs and the figures.
-        quick: train for a few epochs only.
     """
     from recmix.api import fit
     from recmix.data import load

@@ -41,11 +41,8 @@ class Check:
     """The result of one check of `recmix doctor`.
 
     Attributes:
-        group: heading of the table in which the check is shown.
-        name: what was checked.
         state: "ok"; "note", for something to know; "missing", for something optional that is not
             there; or "broken", for something needed that is missing or does not work.
-        detail: what was found.
         advice: what to do; empty if there is nothing to do.
     """
 

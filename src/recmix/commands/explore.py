@@ -88,10 +88,6 @@ def examples_for(
     """Load the examples that the explorer page shows, as {model name: examples}.
 
     They are the test examples of the data, or the validation examples if there are no test examples.
-
-    Args:
-        models: {name: model}.
-        data: name or path of the data.
     """
     from recmix.commands.model_and_data import check_data, data_of
 
@@ -112,7 +108,6 @@ def load_models(
     Args:
         sources: folders of runs, and functions without arguments that return a model, written like
             ``mine:vae`` for the function ``vae`` of the module ``mine``.
-        device: the device for models from folders.
         networks: the function that makes the networks that users wrote for their runs, as
             ``module:function``; None if there are none.
 

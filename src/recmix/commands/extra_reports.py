@@ -25,10 +25,7 @@ class Measured(NamedTuple):
     """The input of a report of `recmix evaluate --report`: the model and the examples to measure.
 
     Attributes:
-        model: the trained model, with its refinement and calibration.
-        examples: the part of the data that is scored.
         samples: number of samples of q(z | x) per example.
-        seed: seed of all random noise.
         memory: bytes that the decoder's activations may use at a time; None for the default.
     """
 

@@ -64,11 +64,9 @@ def figure_one(
 
     Args:
         out: folder for the figures.
-        vae_epochs: epochs of the VAE, unless `init` is given.
         epochs: epochs in which the mixtures are trained.
         bound: C in the paper. Training rewards a large KL of the second component to the first, up to
             this value. With the paper's C = 500 the second component leaves the picture.
-        seed: seed of weights, data order and noise.
         init: a trained VAE with two latent dimensions.
 
     Returns:

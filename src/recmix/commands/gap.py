@@ -43,15 +43,9 @@ def report_gap(
 
     Args:
         measured: the part of `data` to measure on, for example its test part.
-        split: name of this part.
         own: whether the model was trained on `data`. Only then training examples are measured too.
         folder: folder of the model's run, where the result is stored; None does not store it.
         count: largest number of examples to measure on.
-        samples: number of importance samples for log p(x).
-        seed: seed of the choice of examples and of all noise.
-        memory: bytes that the decoder's activations may use.
-        console: the console that prints the result.
-        as_json: print JSON instead of a table.
     """
     if count < 2:
         raise ConfigError(f"--examples must be at least 2, got {count}")
@@ -95,9 +89,6 @@ def table_of(found: Gap, title: str) -> Table:
     """Make a table of the gap between log p(x) and the ELBO, and of the parts of this gap.
 
     Each row has a mean over the examples and its standard error.
-
-    Args:
-        found: the measured gap of each example.
     """
     parts = found.summary()
     minus = f"{found.name} - train" if found.train is not None else ""

@@ -71,14 +71,11 @@ def data_of(model: Model, data: str | None, root: Path | None) -> Data:
 def check_data(model: Model, data: Data, parts: list[Any], run: str, name: str) -> None:
     """Raise an error if a model cannot score the data.
 
-    The examples of the data must have the same shape as the training examples of the model, and the
-    same named fields if an example has several. Their values must be possible under the model's
-    likelihood.
+    Examples must have the shape of the training examples, or the same named fields. Their values must
+    be possible under the model's likelihood.
 
     Args:
         parts: the parts of `data` that are used, such as its test part.
-        run: name of the run, for the message.
-        name: name of the data, for the message.
     """
     from recmix.data import check_values
 

@@ -72,7 +72,6 @@ def load_run(folder: str | Path, networks: str | None, *, device: str = "auto") 
     """Load the model of a run, with the networks, likelihood and prior that its user wrote, if any.
 
     Args:
-        folder: the folder of the run, or its address on the Hugging Face Hub.
         networks: the function that makes the parts that the user wrote, as ``module:function``; None
             if there are no such parts.
     """
@@ -85,15 +84,7 @@ def load_run(folder: str | Path, networks: str | None, *, device: str = "auto") 
 
 
 def check_can_load(folder: str | Path, *, own: bool) -> None:
-    """Raise an error if the model of a run cannot be loaded.
-
-    This is so if the folder is not a run, or if the user wrote parts of the model and does not name a
-    function that makes these parts.
-
-    Args:
-        folder: the folder of the run, or its address on the Hugging Face Hub.
-        own: whether the user names such a function, with ``--networks``.
-    """
+    """Raise an error if the folder is not a run, or needs parts that its user wrote (`own` is False)."""
     if is_python_path(str(folder)) and not Path(folder).exists():
         raise RunError(
             f"{folder} names a Python function; only the commands evaluate, tune and explore take one. "
@@ -105,15 +96,9 @@ def check_can_load(folder: str | Path, *, own: bool) -> None:
 
 
 def check_no_own_parts(spec: Spec, folder: str | Path, advice: str) -> None:
-    """Raise an error if a run cannot be loaded from its folder alone.
+    """Raise an error if a run has networks, a likelihood or a prior that its user wrote.
 
-    This is so if the user wrote networks, a likelihood or a prior of the model. They are Python code,
-    which is not stored in the folder.
-
-    Args:
-        spec: the description of the run.
-        folder: the folder of the run, for the error message.
-        advice: what the user can do instead, for the error message.
+    They are Python code, which the folder of the run does not store. The error ends with `advice`.
     """
     if own := " and ".join(_own_parts(spec)):
         raise RunError(f"{folder} has its user's own {own}, which are code and not stored: {advice}")

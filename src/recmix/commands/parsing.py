@@ -32,11 +32,7 @@ class Command(_PlainSwitches, TyperCommand):
     """A Typer command. If the command line is wrong, the error says what was given and what to do."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the words after the name of the command; return the words that were not parsed.
-
-        Args:
-            ctx: the context of the command, from click. It gets the values of the options.
-        """
+        """Parse the words after the name of the command into `ctx`; return the words that are left."""
         words = list(args)
         try:
             return super().parse_args(ctx, args)

@@ -92,11 +92,7 @@ def available_cores() -> int:
 
 
 def free_cores(cores: int) -> float:
-    """Measure how many of the cores that this process may use are idle now.
-
-    Args:
-        cores: the number of cores that this process may use.
-    """
+    """Measure how many of the cores that this process may use are idle now."""
     before = _idle_and_total()
     time.sleep(SECONDS)
     after = _idle_and_total()

@@ -62,8 +62,6 @@ def add_train(app: typer.Typer, *, with_options: bool, panel: str = "", example:
 
     Args:
         with_options: whether to add the flags of all methods, which loads torch.
-        panel: heading of the command in the help of the program.
-        example: an example of the command for the help of the program.
     """
     app.registered_commands = [c for c in app.registered_commands if c.name != "train"]
 

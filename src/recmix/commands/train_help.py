@@ -53,11 +53,7 @@ class TrainCommand(Command):
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print the help: the options that people change first, and the names of the groups.
-
-        Args:
-            formatter: not used, because the help is printed at once.
-        """
+        """Print the help: the options that people change first, and the names of the groups."""
         self._print_usage(ctx)
         by_name = {option.name: option for option in self.params}
         out.print(_panel("Used most", [by_name[name] for name in FIRST if name in by_name]))
@@ -96,11 +92,7 @@ def _panel(name: str, options: list[Any]) -> Panel:
 
 
 def epilog(examples: dict[str, str]) -> str:
-    """Return the text at the end of the help: a list of example commands.
-
-    Args:
-        examples: {command: short explanation}; the explanation may be "".
-    """
+    """Return the text at the end of the help, from {example command: short explanation or ""}."""
     lines = [f"   {line}" + (f"   [dim]{about}[/]" if about else "") for line, about in examples.items()]
     return "\n".join([" Examples:", *lines, ""])
 

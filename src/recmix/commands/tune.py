@@ -127,9 +127,6 @@ def table_of(found: Frontier, samples: int, title: str) -> Table:
 
     A row has the time of the refinement and its IWAE bound. The bound is not measured for refinements
     that take much longer than the time limit.
-
-    Args:
-        found: the measured refinements, and the chosen one.
     """
     table = Table(title=title, box=SIMPLE_HEAD, padding=0, show_edge=False)
     table.add_column("refinement", no_wrap=True)

@@ -67,8 +67,6 @@ def annealed(
         q: the Gaussian q(z) at the start of the path, one for each example.
         chains: number of chains per example; each gives one importance sample.
         temperatures: number of values of β.
-        generator: source of the random noise, on the model's device.
-        at_once: largest number of latent vectors to decode at a time.
 
     Returns:
         The estimates and their standard errors, (B,) each, in nats.

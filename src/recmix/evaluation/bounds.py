@@ -61,8 +61,6 @@ def bounds(
         x: examples (B, *shape).
         inference: refinement and calibration of the posterior; None for neither.
         samples: number of samples of z per example, for both bounds.
-        memory: bytes for the decoder's activations at a time; by default a value that suits the
-            device. If needed, examples and samples are processed in several parts.
 
     Returns:
         Both bounds of each example, (B,) each, in nats.
@@ -103,7 +101,6 @@ def bounds_of(
         x: examples (B, *shape).
         q: q(z | x) of these examples.
         samples: number of samples of z per example, for both bounds.
-        at_once: largest number of latent vectors to decode at a time.
 
     Returns:
         Both bounds of each example, (B,) each, in nats.

@@ -80,8 +80,6 @@ def calibrate(
         x: held-out examples (B, *shape).
         inference: how the posterior is refined before the calibration; None for no refinement. A
             calibration that it contains is ignored.
-        memory: bytes for the decoder's activations at a time; by default a value that suits the
-            device.
         noise: whether the likelihood's noise is chosen too. This changes p(x).
     """
     used = (inference or Inference()).uncalibrated

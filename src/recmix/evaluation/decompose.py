@@ -56,16 +56,10 @@ def decompose(
     checked by annealed importance sampling.
 
     Args:
-        method: a trained method, in evaluation mode.
         x: examples (B, *shape), on the model's device.
         inference: refinement and calibration of the posterior; None for neither.
-        name: name of the examples in the result, such as ``test``.
         samples: importance samples per example for the estimate of log p(x).
         check: largest number of examples whose log p(x) is checked.
-        seed: seed of all random noise.
-        memory: bytes for the decoder's activations at a time; by default a value that suits the
-            device.
-        report: function that is called with the number of examples done.
     """
     for word, value, least in (("samples", samples, 2), ("check", check, 0)):
         if not isinstance(value, int) or value < least:

@@ -60,8 +60,6 @@ def importance(
         x: examples (B, *shape).
         q: the proposal density of z for each example.
         samples: number of importance samples per example.
-        generator: source of the random noise, on the model's device.
-        at_once: largest number of latent vectors to decode at a time.
 
     Returns:
         The estimates and their standard errors, (B,) each, in nats.

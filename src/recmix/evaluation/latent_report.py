@@ -38,22 +38,16 @@ class LatentReport:
     Values are means over examples in nats, unless something else is said.
 
     Attributes:
-        examples: number of examples.
         nll: minus the IWAE-K bound, an upper bound of -log p(x).
-        nll_se: its standard error.
         elbo: E_q[log p(x | z)] - KL(q || p(z)).
-        elbo_se: its standard error.
         reconstruction: E_q[log p(x | z)].
-        reconstruction_se: its standard error.
         kl: KL(q(z | x) || p(z)). It is near 0 if the posterior has collapsed to the prior.
-        kl_se: its standard error.
         mutual_information: I_q(x; z), the part of the KL that depends on x. The other part is the KL of
             the aggregated posterior q(z) = 1/M Σ q(z | x_m) to the prior. The estimate is at most log M.
         marginal_kl: the KL of the aggregated posterior to the prior.
         aggregated: M, the number of examples in the aggregated posterior.
         active_units: number of latent dimensions whose posterior mean has a variance above 0.01 over
             the examples.
-        latent: number of latent dimensions.
         tokens: number of tokens of all examples, without padding; None if examples have no tokens. The
             end token of a text counts.
         perplexity: exp(total nll / tokens); None if examples have no tokens.
@@ -124,8 +118,6 @@ def latent_report(
         inference: refinement and calibration of the posterior; None for neither.
         samples: K of the IWAE-K bound; the reconstruction is averaged over the same samples.
         seed: seed of the sampling noise and of the choice of examples for the aggregated posterior.
-        memory: bytes for the decoder's activations at a time; by default a value that suits the device.
-        report: function that is called with the number of examples done.
     """
     if len(examples) < 2:
         raise ConfigError(

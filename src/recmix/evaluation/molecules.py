@@ -50,16 +50,13 @@ class MoleculeScores:
             molecule is decoded.
         reconstruction: share of exact reconstructions if z is drawn from q(z | x) and the molecule
             from p(x | z), averaged over all draws. This is the protocol of Kusner et al. (2017).
-        reconstruction_se: its standard error over test molecules.
         validity: share of valid molecules among draws from p(z) and p(x | z).
         connected: share of draws that are valid and have one connected piece.
         uniqueness: number of different valid molecules, divided by the number of valid molecules.
         novelty: share of the different valid molecules that are not in the training data; NaN if no
             training molecules were given.
-        molecules: number of test molecules.
         encodings: draws of z for each test molecule.
         decodings: draws of a molecule for each z.
-        samples: number of draws from the prior.
         stereo: whether stereochemistry was compared.
         examples: some of the valid molecules from the prior, as SMILES strings.
     """
@@ -133,11 +130,7 @@ def molecule_scores(
         vocabulary: how examples are written as SMILES strings; by default the model's.
         encodings: draws of z from q(z | x) for each test molecule.
         decodings: draws of a molecule from p(x | z) for each z.
-        samples: number of draws from the prior.
         stereo: whether stereochemistry is compared too; by default it is if the vocabulary keeps it.
-        seed: seed of all random noise.
-        memory: bytes for the decoder's activations at a time; by default a value that suits the
-            device.
         report: function that is called with the number of test molecules and prior samples done.
 
     References:

@@ -109,8 +109,6 @@ def maximise_elbo(
         begin: Gaussians to start from. For the diagonal family each is replaced by the diagonal
             Gaussian with its mean and its conditional variances.
         diagonal: whether the covariance L Lᵀ must be diagonal.
-        generator: source of the random noise, on the model's device.
-        at_once: largest number of latent vectors to decode at a time.
     """
     pairs, like = noise_pairs(model.latent), model.centre
     fixed = torch.cat([balanced_noise(pairs, model.latent, like, generator) for _ in range(2)])
@@ -161,9 +159,6 @@ def noise_pairs(latent: int) -> int:
     """The number of noise pairs (ε, -ε) that `maximise_elbo` uses in each step of Adam.
 
     It is at least D, the latent dimension, because `balanced_noise` needs at least D pairs.
-
-    Args:
-        latent: the latent dimension D.
     """
     return max(latent, 16)
 
@@ -178,7 +173,6 @@ def balanced_noise(
 
     Args:
         pairs: number of pairs of a noise vector and its negative.
-        latent: D, the latent dimension.
         like: a tensor whose device and dtype the noise gets.
     """
     draw = torch.randn(pairs, latent, device=like.device, dtype=torch.float64, generator=generator)

@@ -43,10 +43,7 @@ def score(
         examples: the examples to score the method on.
         inference: refinement and calibration of the posterior; None for neither.
         samples: K of the IWAE-K bound; the ELBO is averaged over the same samples.
-        memory: bytes for the decoder's activations at a time; by default a value that suits the
-            device.
         against: other inference settings; the gains of `inference` over them are measured too.
-        report: function that is called with the number of examples done.
         take: function that is called with the bounds of each batch of examples.
 
     Returns:

@@ -27,7 +27,6 @@ def posterior_milliseconds(
     """The median time in milliseconds to compute q(z | x) for a batch x and draw one sample from it.
 
     Args:
-        x: the batch (B, *shape).
         inference: refinement and calibration of the posterior; None for neither.
         repeats: number of repetitions; a posterior that takes more than a second is timed once.
     """
@@ -52,7 +51,6 @@ def pass_milliseconds(
     Args:
         batches: batches of the same size, (B, *shape) each.
         inference: refinement and calibration of the posterior; None for neither.
-        passes: number of passes.
     """
     used = inference or Inference()
     _warm_up(method, batches[0], used)

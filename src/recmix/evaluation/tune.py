@@ -83,7 +83,6 @@ class Frontier:
     Attributes:
         trials: all trials, from the fastest to the slowest. `encoder` is one of them.
         limit: the time limit in milliseconds per example.
-        winner: the trial of the chosen refinement.
         encoder: the trial of the encoder's own posterior, without refinement.
     """
 
@@ -195,14 +194,11 @@ def tune(
     posterior, this posterior is the winner, even if it takes longer than the limit.
 
     Args:
-        method: a trained method in evaluation mode.
         x: validation examples (B, *shape) on the method's device, at least 2.
         budget: the limit as a multiple of the time of the encoder's own posterior, at least 1.
         milliseconds: the limit in milliseconds per example; give this or `budget`.
-        memory: bytes for the decoder's activations at a time.
         base: inference settings whose other options, such as the calibration, all refinements use.
         tried: the inference settings to try; by default all `candidates`.
-        report: function that is called with the number of refinements done and their total number.
     """
     budget, milliseconds = read_limit(budget, milliseconds)
     if len(x) < 2:
@@ -245,10 +241,7 @@ def best_refinement(
     kind does this, the result has no refinement.
 
     Args:
-        method: a trained method in evaluation mode.
         x: validation examples (B, *shape) on the method's device.
-        steps: number of refinement steps.
-        memory: bytes for the decoder's activations at a time.
         base: inference settings whose other options, such as the calibration, all refinements use.
     """
     best = _without(base or Inference())
@@ -274,7 +267,6 @@ def read_limit(
 
     Args:
         budget: a multiple of the time of the encoder's own posterior, such as 3 or ``3x``.
-        milliseconds: limit in milliseconds per example.
     """
     if (budget is None) == (milliseconds is None):
         raise ConfigError(

@@ -26,8 +26,6 @@ class Given(NamedTuple):
 
     Attributes:
         method: options of the method. Options that were not given have their defaults.
-        model: the given options of the model p(x, z), such as `latent`.
-        training: the given options of training, such as `epochs`.
         inference: the given inference options: how the posterior is refined and calibrated.
     """
 
@@ -65,7 +63,6 @@ def read_options(
 
     Args:
         method: the method whose options are read: its name, its class or an instance.
-        given: the user's options, {name: value}.
         also: names that are not options but are valid arguments; the error message lists them too.
 
     Returns:

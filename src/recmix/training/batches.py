@@ -30,8 +30,6 @@ class Batches:
 
     Args:
         examples: the data set, N examples (N, ...).
-        device: the device of the batches.
-        dtype: the dtype of the batches.
         binarise: whether the caller samples each pixel from a Bernoulli with its grey value as the
             mean. It is only stored here.
     """

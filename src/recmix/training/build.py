@@ -37,8 +37,6 @@ class Trained:
 
     Attributes:
         spec: everything that defines the run: its options and a description of its data.
-        history: the metrics of each epoch.
-        folder: the run folder, or None if nothing was written.
         vocabulary: how texts are written as examples, if the data were texts.
         outcome: the best epoch, its validation bound and why the training ended, as in
             ``status.json``; empty if the method was only loaded.

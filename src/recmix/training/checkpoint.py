@@ -43,7 +43,6 @@ class State:
         best_epoch: the epoch whose weights are kept.
         best_score: validation score of these weights, the IWAE bound in nats.
         stopped: why the training was stopped early; "" if it was not stopped early.
-        history: the metrics of each epoch, one dict per epoch.
         sums: {metric: sum over the first `step` batches of the next epoch}.
     """
 
@@ -60,8 +59,6 @@ def save_weights(path: Path, weights: dict[str, Tensor], epoch: int) -> None:
     """Write the parameters and buffers of a method to a file.
 
     Args:
-        path: the file.
-        weights: the `state_dict` of the method.
         epoch: the epoch that the weights come from.
     """
     _write(path, _contiguous(weights), {"epoch": epoch})
@@ -89,10 +86,6 @@ def save_checkpoint(
     """Write everything that is needed to continue a training, and the best weights, to one file.
 
     Args:
-        path: the file.
-        method: the method that is trained.
-        optimizers: its optimisers.
-        generator: its source of random numbers.
         state: how far the training is.
         best: the `state_dict` of the best epoch so far.
         average: moving average of the weights by name; empty if there is none.
@@ -117,10 +110,6 @@ def load_checkpoint(
     """Read a checkpoint into the method, its optimisers, the generator and the averages, in place.
 
     Args:
-        path: the file.
-        method: the method that is trained.
-        optimizers: its optimisers.
-        generator: its source of random numbers.
         average: moving average of the weights by name; empty if there is none.
 
     Returns:

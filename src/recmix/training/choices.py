@@ -43,7 +43,6 @@ def print_choices(plans: Iterable[Plan], progress: bool | None) -> None:
     """Print which likelihood and learning rate were chosen, if progress is shown.
 
     Args:
-        plans: the trainings that will be done.
         progress: whether progress is shown. None means: only in a terminal and in a notebook.
     """
     if progress or (progress is None and (in_notebook() or sys.stderr.isatty())):

@@ -46,10 +46,7 @@ class Job:
             posterior is refined in validation.
         continued: whether the method has trained weights at the start. Then these weights are
             validated as epoch 0, and can be selected as the best.
-        run: the run folder for checkpoints. Without it nothing is written.
         resume: whether to continue from the checkpoint in the run folder, if there is one.
-        title: name of the training in the progress bar.
-        callbacks: functions that are called with (epoch, metrics) after each epoch.
     """
 
     def __init__(

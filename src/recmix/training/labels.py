@@ -25,8 +25,6 @@ def row_label(method: type[Method], training: Training, inference: Inference, in
     the name.
 
     Args:
-        method: the class of the trained method.
-        training: the training options of the run.
         inference: the inference options of the run: how the posterior is refined and calibrated.
         init: the initial model: its `Spec`, or its `Request` if it is not trained yet, or None.
 

@@ -28,10 +28,10 @@ CHECK_EVERY = 100
 def train(
     jobs: Sequence[Job], *, engine: str = "auto", progress: bool | None = None
 ) -> list[NonFiniteError | None]:
-    """Train several models together until each is done. Then load the best weights into each model.
+    """Train several models together, and load the best weights into each model.
 
-    A job is the training of one model. Jobs with the same number of batches per epoch are trained side
-    by side, batch by batch. If one job ends or fails, the others continue.
+    Trainings with the same number of batches per epoch run side by side, batch by batch. If one ends or
+    fails, the others continue.
 
     Args:
         jobs: the trainings. More than one is useful only on a GPU.

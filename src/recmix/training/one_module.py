@@ -26,9 +26,6 @@ class MethodModule(nn.Module):
     It shares the weights of the user's module. After `keep_used` it contains only the submodules and
     parameters that the method uses. So the encoder's weights are not also weights of the decoder.
 
-    Args:
-        method: the bound method, such as ``vae.encode``.
-
     >>> class VAE(nn.Module):
     ...     def __init__(self):
     ...         super().__init__()
@@ -57,9 +54,6 @@ class MethodModule(nn.Module):
 
         It is called once in evaluation mode, and a copy of it once in training mode. Nothing is removed
         if a call fails, or if the module cannot be copied.
-
-        Args:
-            x: an input of the method.
         """
         try:
             with evaluation_mode(self):

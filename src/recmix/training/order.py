@@ -150,11 +150,8 @@ def judge(
 ) -> Step:
     """Decide whether a new mixture component is kept: both mean gains must be significantly above 0.
 
-    A gain is an increase of the IWAE bound. The control is the mixture without the new component,
-    trained for the same number of epochs.
-
-    If two tests must both be significant at one level, this is again a test at that level (an
-    intersection-union test).
+    The gains are those of the IWAE bound. Two tests that must both be significant at one level are again
+    a test at that level (an intersection-union test).
 
     Args:
         order: number of components, including the new one.
@@ -192,7 +189,6 @@ def choose_order(
         spec: the options of the run. `spec.auto` holds the largest number of components and the
             significance level.
         data: training and validation examples. Test examples are not used.
-        resume: whether to continue the steps that are already in the folder.
         train_models: trains the two mixtures of a step, see `recmix.training.fit.train_models`.
 
     Returns:

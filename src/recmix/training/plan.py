@@ -39,11 +39,8 @@ class Plan:
     """One checked call of `recmix.fit`: what is trained, from which weights, and in which folder.
 
     Attributes:
-        request: the arguments of the call, without the data.
         spec: everything that defines the run: its options and a description of its data.
-        method: the method to train, with its initial weights.
         first: the plan of the initial model, if the initial model must be trained first; else None.
-        init: the trained model to start from, or None.
         finished: the trained model, if the run in the folder is already complete.
     """
 
@@ -118,11 +115,8 @@ def make_plan(method: Any, data: Any, *, select_on: Examples | None = None, **ar
     """Check the arguments of `recmix.fit`, read the data and make the networks. Writes no files.
 
     Args:
-        method: a method name, a `Method` class or an instance, as in `recmix.fit`.
-        data: the data set, in any form that `recmix.fit` takes.
         select_on: examples that select the best epoch, instead of all validation examples. They are
             given only while the number of components is chosen (``order = "auto"``).
-        **arguments: the other arguments of `recmix.fit`; see `read_request`.
     """
     return _plan(read_request(method, **arguments), data, select_on)
 

@@ -45,9 +45,6 @@ def watch(title: str, epochs: int, done: int, show: bool | None = None) -> Itera
     The context gives a function, which the training calls to report its progress.
 
     Args:
-        title: name of the training, in front of the bar.
-        epochs: the largest number of epochs.
-        done: number of epochs that are already done.
         show: False shows nothing. Otherwise there is a bar in a terminal or a notebook, and elsewhere
             a printed line every 15 seconds. True also prints a line at the end of a shorter training.
     """

@@ -71,14 +71,10 @@ class Request:
             model.
         inference: inference options: how the posterior is refined and calibrated.
         objective: what one training step maximises.
-        device: the device of the method.
         start: the trained model to start from, or None.
         address: the address of `start` on the Hugging Face Hub, if it came from there.
         first: the request for the initial model, if the initial model must be trained first.
         vae_epochs: number of epochs of the initial model, if the user gave it.
-        found: whether the folder already held a run.
-        resume: whether to continue the run in the folder.
-        callbacks: functions that are called after each epoch.
     """
 
     cls: type[Method]
@@ -262,11 +258,7 @@ def _with_instance(method: Method, given: Given, options: Mapping[str, Any]) -> 
 def by_stage(training: Training, cls: type[Method], *, continued: bool) -> Training:
     """Return the training options with defaults for epochs and learning rates that were not given.
 
-    The defaults of a training that starts from a trained model (`continued`) differ from the defaults
-    of a new training.
-
-    Args:
-        continued: whether the method starts from a trained model.
+    A training that starts from a trained model (`continued`) has other defaults than a new training.
     """
     usual = SECOND_STAGE if continued else FIRST_STAGE
     rate = training.learning_rate or usual["learning_rate"] * cls.rate_factor

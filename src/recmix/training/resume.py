@@ -43,10 +43,6 @@ def is_complete(run: Run, spec: Spec, group: World) -> bool:
 
     If the run is not complete, this also prepares the folder for training: it reserves the folder, and
     writes the new ``spec.json`` after all processes have read the old one.
-
-    Args:
-        spec: the options and the data description of the requested run.
-        group: the processes that train the model together.
     """
     stored = run.spec()
     for name, theirs, ours in _differences(stored, spec):

@@ -1,7 +1,4 @@
-"""Check the initial model: the trained model whose weights a new run starts from.
-
-The function `origin` describes the initial model. The new run stores this description with its options.
-"""
+"""Check and describe the trained model whose weights a new run starts from."""
 
 from __future__ import annotations
 
@@ -19,9 +16,9 @@ __all__ = ["check_architecture", "check_data", "check_options", "origin"]
 
 
 def check_data(start: TrainedModel, data: Data) -> None:
-    """Raise a ConfigError if the initial model and the data have different vocabularies.
+    """Raise a ConfigError if the trained model to start from has another vocabulary than the data.
 
-    Also warn if the test examples of the data were probably training examples of the initial model.
+    Also warn if the test examples of the data were probably training examples of this model.
     """
     theirs, ours = start.vocabulary, data.vocabulary
     if theirs is not None and ours is not None and theirs.digest != ours.digest:
@@ -43,9 +40,7 @@ def check_data(start: TrainedModel, data: Data) -> None:
 
 
 def check_options(start: Spec, spec: Spec, *, networks: bool) -> None:
-    """Raise a ConfigError if the initial model has options that do not fit the new run.
-
-    The initial model is the trained model whose weights the new run starts from.
+    """Raise a ConfigError if the trained model to start from has options that do not fit the new run.
 
     Args:
         networks: if True, all model options must be equal. If False, only the latent dimension and the
@@ -68,13 +63,7 @@ def check_options(start: Spec, spec: Spec, *, networks: bool) -> None:
 
 
 def check_architecture(start: TrainedModel, method: Method) -> None:
-    """Raise a ConfigError if the encoder or decoder of the initial model does not fit the new method.
-
-    The parameters of both must have the same names and shapes.
-
-    Args:
-        start: the trained model whose weights the new training starts from.
-    """
+    """Raise a ConfigError unless the networks of `start` and of the new method have the same shapes."""
     pairs = {
         "encoder": (start.method.base_encoder, method.base_encoder),
         "decoder": (start.method.model.decoder, method.model.decoder),
@@ -85,12 +74,11 @@ def check_architecture(start: TrainedModel, method: Method) -> None:
 
 
 def origin(start: TrainedModel, address: str | None = None) -> dict[str, Any]:
-    """Describe the initial model of a run, as {"method", "label", "run", "weights"}.
+    """Describe the trained model that a run starts from, as {"method", "label", "run", "weights"}.
 
-    ``run`` is the folder or the address of the initial model, ``weights`` is a hash of its weights.
+    ``run`` is its folder or its address, ``weights`` is a hash of its weights.
 
     Args:
-        start: the trained model that the run starts from.
         address: the address of `start` on the Hugging Face Hub, if it came from there. Then `start`
             has no folder.
     """

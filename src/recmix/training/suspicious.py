@@ -168,7 +168,6 @@ def fell(first: float, best: float, rows: Sequence[Mapping[str, float]], rate: f
     Args:
         first: the validation bound before training, in nats; NaN if it is not known.
         best: the validation bound of the weights that are kept.
-        rows: the history of the training: the metrics of each epoch.
     """
     if not math.isfinite(first) or not rows:
         return ""

@@ -42,7 +42,6 @@ class Stage:
 
     Attributes:
         name: name of the stage and of its folder.
-        method: name of the method that is trained.
         after: name of the stage whose trained weights this stage starts from; "" for the first stage.
         options: options of the method, of training and of inference, as in the TOML file.
     """
@@ -56,9 +55,6 @@ class Stage:
 @dataclass(frozen=True, kw_only=True)
 class Preset:
     """A sequence of trainings (stages). The model of the last stage is the result.
-
-    Attributes:
-        stages: the trainings, in order.
 
     >>> [stage.name for stage in read_preset("paper").stages]
     ['vae', 'mixture']
@@ -118,12 +114,7 @@ def read_preset(preset: str | Path) -> Preset:
 
 
 def parse(content: Any, name: str, where: str) -> Preset:
-    """Make a `Preset` (a sequence of trainings) from the content of its file.
-
-    Args:
-        content: the content of the TOML or JSON file, parsed.
-        where: name of the file, for error messages.
-    """
+    """Make a `Preset` (a sequence of trainings) from the content of its file."""
     if not isinstance(content, Mapping):
         raise ConfigError(f"{where} is not a preset: expected a title and [[stages]]")
     for key in content:

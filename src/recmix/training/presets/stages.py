@@ -61,7 +61,6 @@ def train_preset(
 
     Args:
         preset: the name of a preset, the path of a TOML file, or a `Preset`.
-        data: the data set, in any form that `recmix.fit` takes.
         out: folder of the run. It holds the last stage; each earlier stage has its own folder
             inside.
         resume: continue the run in `out`; finished stages are not repeated.
