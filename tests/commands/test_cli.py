@@ -59,6 +59,13 @@ def test_an_existing_run_is_refused_before_the_data_are_read(run, capsys):
     assert "already holds a run" in capsys.readouterr().err
 
 
+def test_options_are_checked_before_the_data_are_read(tmp_path, capsys):
+    words = ("train", "--data", "no-such-data", "--method", "vae", "--latent", "0")
+    assert call(*words, "--out", tmp_path / "run") == 2
+    assert "latent" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.usefixtures("few_digits")
 def test_evaluate_says_which_inference_it_used_and_what_it_gains(run, capsys):
     capsys.readouterr()

@@ -1,9 +1,20 @@
 """Data of a run that were arrays in memory are found again in a file."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
-from recmix.data import ArrayExamples, as_data, from_arrays, has_same_examples, load, load_again, rebuild
+from recmix.data import (
+    ArrayExamples,
+    as_data,
+    from_arrays,
+    has_same_examples,
+    load,
+    load_again,
+    load_for_training,
+    rebuild,
+)
 from recmix.data.overlap import count_training_examples, write_training_examples
 from recmix.errors import RunError
 
@@ -107,3 +118,11 @@ def test_training_examples_are_counted_whatever_file_they_are_in(tmp_path):
     (tmp_path / "training_examples.json").write_text('{"hashes": "!"}')
     with pytest.raises(RunError, match="damaged"):
         count_training_examples(other, data.describe(), folder=tmp_path)
+
+
+def test_a_function_that_returns_data_is_called():
+    lines = []
+    data = as_data(partial(load_for_training, "digits", tell=lines.append))
+    assert data.name == "digits"
+    assert lines == ["digits: 1350 train, 150 val, 297 test"]
+    assert as_data(lambda: data) is data

@@ -263,7 +263,7 @@ def _template(
     row: GridRow, column: GridColumn, protocol: Mapping[str, Any], start: GridJob | None
 ) -> GridJob:
     from recmix.methods.method_options import method_options
-    from recmix.training.fit import IGNORED_ON_RESUME
+    from recmix.training.resume import IGNORED_ON_RESUME
 
     training, inference = stage_training(column.budget, row), row.inference
     if not inference.refine and not training.distil:  # drop options that have no effect

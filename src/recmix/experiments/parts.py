@@ -184,7 +184,7 @@ def stage_training(budget: Mapping[str, Mapping[str, Any]], row: GridRow) -> Tra
     `rate_factor`. A learning rate of the row is used as it is.
     """
     from recmix.methods.training_checks import check_kl_can_change
-    from recmix.training.fit import FIRST_STAGE, SECOND_STAGE
+    from recmix.training.request import FIRST_STAGE, SECOND_STAGE
 
     stage, defaults = ("second", SECOND_STAGE) if row.second else ("first", FIRST_STAGE)
     found: dict[str, Any] = {**defaults, **budget[stage]}

@@ -18,11 +18,9 @@ from recmix.training.job import Job
 from recmix.training.loop import train
 from recmix.training.order import choose_order
 from recmix.training.plan import Plan, make_plan
-from recmix.training.request import FIRST_STAGE, REQUEST, SECOND_STAGE
-from recmix.training.resume import IGNORED_ON_RESUME
 from recmix.training.world import world
 
-__all__ = ["FIRST_STAGE", "IGNORED_ON_RESUME", "REQUEST", "SECOND_STAGE", "train_models"]
+__all__ = ["train_models"]
 
 
 def train_models(requests: Sequence[dict[str, Any]], *, progress: bool | None = None) -> list[Trained]:
