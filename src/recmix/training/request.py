@@ -31,7 +31,6 @@ from recmix.training.one_module import as_networks
 
 __all__ = [
     "FIRST_STAGE",
-    "REQUEST",
     "SECOND_STAGE",
     "Callback",
     "Request",
