@@ -155,7 +155,7 @@ def test_the_explorer_shows_examples_of_a_file(x):
 
 def test_model_explore_serves_given_examples(x, monkeypatch):
     served = {}
-    monkeypatch.setattr("recmix.api.model_explore.serve", lambda models, **how: served.update(how))
+    monkeypatch.setattr("recmix.api.model.serve", lambda models, **how: served.update(how))
     model = recmix.fit("vae", x, **SHORT)
     model.explore(x[:3], browser=False)
     assert served["browser"] is False

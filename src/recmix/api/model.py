@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recmix.api import model_explore
 from recmix.api.improvable_posterior import ImprovablePosterior
 from recmix.api.model_texts import TextModel
-from recmix.data import Examples
+from recmix.data import ArrayExamples, Data, Examples, load_again
 from recmix.errors import ConfigError, RunError, check_arguments
 from recmix.evaluation.bounds import bounds
 from recmix.evaluation.decompose import decompose
 from recmix.evaluation.gap import Gap
 from recmix.evaluation.latent_report import LatentReport, latent_report
+from recmix.explore.serve import serve
 from recmix.exports.serialise import export
 from recmix.methods.method import infer_no_grad
 from recmix.runs.files import write_json
@@ -260,7 +260,14 @@ class Model(ImprovablePosterior, TextModel):
             **how: further arguments of `recmix.explore.serve`, such as port; ``browser=False`` only
                 prints the address.
         """
-        model_explore.explore(self, data, **how)
+        name = self.spec.label or self.spec.method
+        if isinstance(data, str | Path):
+            data = load_again(data, self.spec.data, vocabulary=self.vocabulary, shape=self.spec.shape)
+        if isinstance(data, Data):
+            data = data.x_val if data.x_test is None else data.x_test
+        if data is not None and not isinstance(data, Examples):
+            data = ArrayExamples(self._examples(data).float().numpy(force=True))
+        serve({name: self}, **{"browser": True, **how}, examples=None if data is None else {name: data})
 
     def push_to_hub(self, repo: str, **how: Any) -> str:
         """Upload the model to the Hugging Face Hub, and return its address for `recmix.load`.
