@@ -353,47 +353,6 @@ def _words(options: Line) -> str:
     return rate + (f" x{fresh:g}" if fresh else "") + only
 
 
-def recursion() -> str:
-    """Validation bounds of the recursion's settings, above VAE+, with 20 and with 2 dimensions."""
-    lines = [[name, *gains] for name, gains in _recursion_gains().items()]
-    return table(["row", "20 dimensions", "2 dimensions"], lines)
-
-
-def _recursion_gains() -> dict[str, list[str]]:
-    """For each row of the recursion's study: its gains over VAE+ with 20 and with 2 dimensions."""
-    rows = json.loads((RESULTS / "recursion_pilot.json").read_text())["rows"]
-    found = {(row["row"], row["dim"]): row["val_iwae"] for row in rows}
-    return {
-        name: [
-            f"{found[name, dim] - found['VAE+', dim]:+.1f}" if (name, dim) in found else NONE
-            for dim in (20, 2)
-        ]
-        for name in dict.fromkeys(row["row"] for row in rows)
-    }
-
-
-SHORT_RECURSION = {
-    "RESIDUAL": "three residual corrections, no mixture",
-    "ME(4)": "blind mixture of four Gaussians",
-    "WIDE": "one encoder of the same size",
-    "RME gaussian, paper": "recursion of Gaussians, the paper's settings",
-    "RME gaussian": "recursion of Gaussians, free gates, C = 1",
-    "RME residual, paper": "residual components, the paper's settings",
-    "RME residual bound=500.0": "residual components, free gates, C = 500",
-    "RME residual eps_max=0.1": "residual components, gates up to 0.1, C = 1",
-    "RME residual": "residual components, free gates, C = 1",
-    "RME residual bound=5.0": "residual components, free gates, C = 5",
-}
-"""Rows of the recursion's study that the write-up shows."""
-
-
-def recursion_short() -> str:
-    """The main rows of the recursion's study: validation bounds above VAE+."""
-    gains = _recursion_gains()
-    lines = [[words, *gains.get(name, [NONE, NONE])] for name, words in SHORT_RECURSION.items()]
-    return table(["over VAE+", "20 dimensions", "2 dimensions"], lines, numbers=2)
-
-
 def recursion_column() -> str:
     """The recursion and its controls in each column: gains over VAE+, and the mean weights."""
     names = ["WIDE", "ME(2)", "ME(5)", "RME(2)", "RME(5)", "RESIDUAL", "RME RESIDUAL(4)"]
@@ -414,8 +373,6 @@ def recursion_column() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "readme": readme_column,
     "rates": rates,
-    "recursion-pilot": recursion,
-    "recursion-short": recursion_short,
     "recursion-column": recursion_column,
     "paper-cells": lambda: comparison(columns()),
     "columns": lambda: column_table(columns()),

@@ -1,80 +1,196 @@
-"""When does the recursion pay? One frozen decoder, many ways to form the posterior.
+"""When does the recursion pay? Two latent dimensions, where log p(x) and the modes are exact.
 
-    python docs/recursion_study.py mnist 20 --out DIR --data-root ROOT --seconds 540
-    python docs/recursion_study.py mnist 20 --out DIR --data-root ROOT --seconds 540 --score test
+    python docs/recursion_study.py digits --out DIR
+    python docs/recursion_study.py folds --out DIR
+    python docs/recursion_study.py mnist --out DIR --data-root ROOT --splits 5
 
-A VAE is trained first (or that of docs/columns.py in the same DIR is used). Then only encoders are
-trained, with the same number of updates for every row. The first command also measures each row on
-validation images, which choose the best recursion. ``--score test`` measures test images once, at the
-end. Give a command again to go on. With two latent dimensions (``mnist 2``) the modes of the true
-posterior are counted. It needs a GPU.
+For each split one decoder is fixed, and only encoders are trained, with the same number of updates for
+every row. The rates of what starts anew, C and how C applies are chosen on validation examples of split
+0. When all is trained, test examples are scored once, and docs/results/recursion_NAME.json is written.
+Stop the command at any time; give it again to go on. It runs on one CPU core: ten splits of ``digits``
+or ``folds`` take about half an hour each.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import statistics
 import time
 import warnings
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from columns import FIRST, FIRST_EPOCHS, SECOND, Options, wide_width
-from study import MEMORY, Clock, Folder, read, read_json, say, write
-from torch import Tensor
+from grid_posterior import GridPosterior
+from recursion_scores import measured, summarised
+from study import Clock, Folder, read_json, say, write
+from torch import Tensor, nn
 
 import recmix
-from recmix.evaluation.bounds import bounds_of
-from recmix.inference import Inference
-from recmix.methods.method import infer_no_grad
-from recmix.posteriors import Mixture, Posterior
+from recmix.data import Data
+from recmix.methods.component import Component
+from recmix.methods.registry import register_component
+from recmix.methods.residual import CorrectionComponent, ResidualComponent
+from recmix.model.latent import LatentModel
+from recmix.training.plan import make_plan
 
-BASE: Options = {"train": "encoder", "augment": 0.3, "decoder_samples": 0.3, "learning_rate": 1e-4}
-"""All rows: the decoder is fixed, and a part of each batch are images near the data."""
-GAUSSIAN: Options = {"method": "rme", "order": 4, "bound": 1.0, "eps_max": 0.99, "fresh_rate": 10}
-RESIDUAL: Options = {**GAUSSIAN, "component": "residual", "fresh_rate": 5}
-PAPER: Options = {"bound": 500.0, "eps_max": 0.1}
+Options = dict[str, Any]
+RESULTS = Path(__file__).resolve().parent / "results"
 
-
-def _varied(name: str, start: Options, changes: dict[str, list[Any]]) -> dict[str, Options]:
-    """Rows that differ from a start in one option each."""
-    return {
-        f"{name} {option}={value}": {**start, option: value}
-        for option, values in changes.items()
-        for value in values
-    }
+NOISE = 0.3
+"""Standard deviation of the noise of ``folds``."""
 
 
-GROUPS: list[dict[str, Options]] = [
-    {
-        "VAE+": {"method": "vae"},
-        "RESIDUAL": {"method": "residual", "corrections": 3, "fresh_rate": 5},
-        "ME(4)": {"method": "me", "order": 4, "fresh_rate": 5},
-        "WIDE": {"method": "wide", "fresh_rate": 5},
-    },
-    {
-        "RME residual": RESIDUAL,
-        "RME gaussian": GAUSSIAN,
-        "RME full": {**GAUSSIAN, "component": "full"},
-        "RME gaussian, paper": {**GAUSSIAN, **PAPER},
-        "RME residual, paper": {**RESIDUAL, **PAPER},
-    },
-    _varied("RME residual", RESIDUAL, {"bound": [0.1, 5.0, 50.0, 500.0], "per_instance": [True]}),
-    _varied("RME residual", RESIDUAL, {"eps_max": [0.1, 0.5], "fresh_rate": [1, 20], "jitter": [0.1]}),
-    _varied("RME residual", RESIDUAL, {"order": [2, 3, 6, 8]}),
-    _varied("RME gaussian", GAUSSIAN, {"bound": [5.0, 50.0, 500.0], "per_instance": [True]}),
-    _varied("RME gaussian", GAUSSIAN, {"eps_max": [0.1], "fresh_rate": [1, 100], "jitter": [0.1]}),
-    _varied("RME gaussian", GAUSSIAN, {"order": [2, 8]}),
-]
-"""Rows that are trained together, with their options."""
-ROWS: dict[str, Options] = {row: options for group in GROUPS for row, options in group.items()}
-SAMPLES = (1, 10, 100, 1000)
-"""K of the IWAE-K curve."""
+class Fold(nn.Module):
+    """The true decoder of ``folds``: z -> (z_1², z_2²), turned into eight dimensions.
+
+    The signs of z are lost, so a posterior has up to four modes: one if both z² are near 0, else two or
+    four.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        turn = torch.linalg.qr(torch.randn(8, 2, generator=generator)).Q.t()
+        self.register_buffer("turn", turn.contiguous())
+
+    def forward(self, z: Tensor) -> Tensor:
+        """The mean of x (B, 8) for z (B, 2)."""
+        turn: Any = self.turn
+        return z.square() @ turn
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A data set and the sizes of its study.
+
+    Attributes:
+        sizes: training, validation and test examples.
+        widths: hidden layers of encoder and decoder.
+        first: epochs of the first encoder, and of the decoder if it is learned.
+        second: epochs of every other row.
+        rate: learning rate of the first stage.
+        reach: the grid has values from -reach to reach.
+        points: grid points in each direction.
+        near: share of a batch that are varied images, and of decoder samples near the data.
+        own: the true decoder and likelihood, if they are known.
+        few: splits of the rows of `EXTRA`; the other rows have all splits.
+        checked: splits in which the rows of `CHECKED` are also trained longer.
+        times: how many times as many updates this takes.
+    """
+
+    sizes: tuple[int, int, int]
+    widths: tuple[int, ...]
+    first: int
+    second: int
+    rate: float
+    reach: float
+    points: int
+    near: float = 0.3
+    own: bool = False
+    few: int = 5
+    checked: int = 5
+    times: int = 2
+
+    def parts(self) -> Options:
+        """The true decoder and likelihood as arguments of `recmix.fit` and `recmix.load`."""
+        if not self.own:
+            return {}
+        return {
+            "decoder": Fold(),
+            "likelihood": recmix.likelihoods.Gaussian(NOISE**2, learned=False),
+        }
+
+
+SETTINGS = {
+    "digits": Setting((1197, 300, 300), (64, 64), 200, 50, 3e-3, 5.0, 501, checked=3),
+    "folds": Setting((2000, 300, 300), (64, 64), 60, 30, 3e-3, 4.5, 301, near=0.0, own=True, times=3),
+    "mnist": Setting((5000, 500, 250), (128, 128), 60, 20, 2e-3, 6.0, 401),
+}
+SECOND: Options = {
+    "train": "encoder",
+    "learning_rate": 2e-3,
+    "schedule": "cosine",
+    "patience": 0,
+    "validation_samples": 1,
+    "batch_size": 200,
+    "checkpoint_every": 1000,
+}
+NARROW = 0.25
+"""Width of the correctors. The default width is meant for larger encoders than those of this study."""
+
+
+@register_component
+class NarrowResidual(ResidualComponent):
+    """Residual components of a recursion with small networks."""
+
+    kind = "narrow-residual"
+
+    @classmethod
+    def for_recursion(
+        cls, encoder: nn.Module, model: LatentModel, count: int, setting: int | None = None
+    ) -> list[Component]:
+        """A Gaussian from the encoder, and components that correct the one before them."""
+        first, *_ = super().for_recursion(encoder, model, 1, setting)
+        return [
+            first,
+            *(CorrectionComponent(model, width=NARROW, like=encoder) for _ in range(count - 1)),
+        ]
+
+
+PAPER: Options = {"method": "rme", "order": 4, "bound": 500.0, "eps_max": 0.1}
+FREE: Options = {"method": "rme", "order": 4, "bound": 1.0, "eps_max": 0.99}
+BOUNDS = (0.1, 1.0, 5.0, 50.0)
+TUNED: dict[str, tuple[Options, tuple[float, ...]]] = {
+    "WIDE": ({"method": "wide"}, (1.0, 3.0)),
+    "ME(4)": ({"method": "me", "order": 4}, (3.0, 10.0)),
+    "IAF(2)": ({"method": "iaf", "flows": 2}, (1.0, 3.0)),
+    "RME(4), paper": (PAPER, (10.0, 30.0)),
+    "RME(4), free": (FREE, (10.0, 30.0)),
+    "RME(4), residual": (FREE | {"component": "narrow-residual"}, (1.0, 3.0)),
+    "RESIDUAL": ({"method": "residual", "corrections": 3, "width": NARROW}, (1.0, 2.0)),
+}
+"""Rows with parts that start anew: their options, and the relative rates that are tried for these."""
+BATCH, INSTANCE = "RME(4), C per batch", "RME(4), C per example"
+EXTRA = ("IAF(2)", "RME(2)", "RME(8)", "RME(4), full covariance")
+"""Rows that are trained in fewer splits."""
+CONTROL = "VAE+"
+REFINED = 4
+"""Gauss-Newton steps of the refined control."""
+CHECKED = (CONTROL, "ME(4)", BATCH, INSTANCE)
+"""Rows that are also trained longer."""
+AT_ONCE = 10
+"""Test examples whose grids are in memory together."""
+
+
+def examples(name: str, split: int, root: Path | None, sizes: tuple[int, int, int]) -> Data:
+    """The data of one split: a new division of the data set, or new draws of ``folds``.
+
+    Args:
+        name: ``digits``, ``mnist`` or ``folds``.
+        split: its seed.
+        root: folder of the data sets.
+        sizes: training, validation and test examples.
+    """
+    many = sum(sizes)
+    if name == "folds":
+        generator = torch.Generator().manual_seed(split)
+        mean = Fold()(torch.randn(many, 2, generator=generator))
+        x = (mean + NOISE * torch.randn(mean.shape, generator=generator)).numpy()
+    else:
+        data = recmix.data.load(name, root=root, seed=0)
+        every = [np.asarray(getattr(data, f"x_{part}")) for part in ("train", "val", "test")]
+        order = np.random.default_rng(split).permutation(sum(map(len, every)))
+        x = np.concatenate(every)[order[:many]]
+    train, val, test = np.split(x, np.cumsum(sizes)[:2])
+    return recmix.data.from_arrays(train, val, test, name=name)
 
 
 class Study:
-    """Trains and measures all rows for one data set and dimension.
+    """Trains, chooses and scores all rows for one data set.
 
     Args:
         given: the options of the command.
@@ -82,205 +198,244 @@ class Study:
 
     def __init__(self, given: argparse.Namespace) -> None:
         self.given = given
+        self.setting = given.setting
         self.clock = Clock(given.seconds)
-        name = f"{given.dataset}_{given.dim}"
-        self.place = given.out / f"recursion_{name}"
-        self.folder = Folder(self.place, self.clock)
-        shared = Folder(given.out / name, self.clock)
+        self.place = given.out / f"recursion_{given.dataset}"
+        self.folder = Folder(self.place, self.clock, self.setting.parts)
         self.splits = range(given.splits)
-        found = all(shared.done("VAE", s) for s in self.splits)
-        self.first = shared if found else self.folder
-        self.rows = [row for row in ROWS if row in (given.rows or ROWS)]
+        self._sets: dict[int, Data] = {}
+        self._spent: list[float] = []
 
-    def train(self) -> bool:
-        """Train what is not trained yet, and measure validation images; whether everything is done."""
-        given = self.given
-        sets = self._sets(test=False)
-        epochs = given.epochs or FIRST_EPOCHS.get(given.dataset, 100)
-        first = {"method": "vae", "latent": given.dim, "epochs": epochs, **FIRST}
-        requests = {
-            ("VAE", s): {"data": sets[s], "seed": s, "checkpoint_every": 20, **first}
-            for s in self.splits
-        }
-        if not self.first.train(requests):
+    def run(self) -> bool:
+        """Do everything that is not done yet; whether everything is done."""
+        chosen = self.choose()
+        if chosen is None:
             return False
-        starts = {s: self.first.load("VAE", s) for s in self.splits if self.first.done("VAE", s)}
-        for group in GROUPS:
-            rows = {row: dict(options) for row, options in group.items() if row in self.rows}
-            if "WIDE" in rows and starts:
-                largest, some = [RESIDUAL, ROWS["RESIDUAL"]], next(iter(starts))
-                rows["WIDE"]["width"] = wide_width(starts[some], sets[some], largest)
-            how = {"epochs": given.second, "checkpoint_every": 4, **SECOND, **BASE}
-            requests = {
-                (row, s): {"data": sets[s], "init": start, "seed": s, **how, **options}
-                for row, options in rows.items()
-                for s, start in starts.items()
-            }
-            if not self.folder.train(requests) or not self.score("val"):
+        rows = self.rows(chosen)
+        jobs = [(row, s, rows[row], 1) for s in self.splits for row in self._of(s, rows)]
+        longer, times = self._longer(rows), self.setting.times
+        checked = self.splits[: self.setting.checked]
+        jobs += [(name, s, rows[row], times) for s in checked for row, name in longer.items()]
+        left = [job for job in jobs if not self.folder.done(*job[:2])]
+        for done, (row, s, options, times) in enumerate(left):
+            if not self._train(row, s, options, times=times):
                 return False
+            self._progress(len(left) - done - 1)
+        for s in self.splits:
+            if not self._scores(s).exists():
+                if self.clock.left() < 120:
+                    return False
+                more = longer.values() if s in checked else []
+                self._score(s, [*self._of(s, rows), *more])
+        self._write(rows, chosen)
         return True
 
-    def _sets(self, *, test: bool) -> list[Any]:
-        given = self.given
-        found = [
-            read(given.dataset, s, given.data_root, test=test, most=given.images) for s in self.splits
-        ]
-        say(found[0])
-        return found
+    def _of(self, s: int, rows: dict[str, Options]) -> list[str]:
+        """The rows of one split."""
+        return [row for row in rows if s < self.setting.few or row not in EXTRA]
 
-    def score(self, part: str) -> bool:
-        """Measure what is trained and not measured yet; whether everything is measured.
+    def _longer(self, rows: dict[str, Options]) -> dict[str, str]:
+        """The names of the rows that are trained longer."""
+        return {row: f"{row}, {self.setting.times} times the updates" for row in CHECKED if row in rows}
 
-        Args:
-            part: ``val`` or ``test``.
+    def choose(self) -> Options | None:
+        """Rates, C and how C applies, by the validation ELBO of split 0.
+
+        Returns:
+            What was chosen, and all trials; None if not everything is trained.
         """
-        path = self.place / f"{part}.json"
-        content = read_json(path) or {"rows": []}
-        known = {(row["row"], row["split"]) for row in content["rows"]}
-        todo = [
-            (row, s)
-            for row in ["VAE", *self.rows]
-            for s in self.splits
-            if (row, s) not in known and self._folder(row).done(row, s)
-        ]
-        sets = self._sets(test=part == "test") if todo else []
-        longest = 5.0
-        for row, s in todo:
-            if self.clock.left() < 2 * longest:
-                return False
-            began = time.time()
-            content["rows"].append(self._measure(row, s, sets[s], part))
-            content["chosen"] = self._chosen(content["rows"]) if part == "val" else self._by_validation()
-            write(path, content)
-            longest = max(longest, time.time() - began)
-            found = content["rows"][-1]
-            say(f"{row}/{s} IWAE {found['iwae']:.2f}, ELBO {found['elbo']:.2f}", found["wins"])
-        return True
+        path = self.place / "chosen.json"
+        known: Options = read_json(path)
+        if known:
+            return known
+        if not all(self._first(s) for s in self.splits):
+            return None
+        trials: list[Options] = []
+        rates: dict[str, float] = {}
+        for row, (options, rates_of_row) in TUNED.items():
+            tried = [(f"try {row} {rate:g}", options | {"fresh_rate": rate}) for rate in rates_of_row]
+            if not (best := self._best(row, tried, trials)):
+                return None
+            rates[row] = best["options"]["fresh_rate"]
+        start = FREE | {"fresh_rate": rates["RME(4), free"]}
+        found = []
+        for row, each in ((BATCH, False), (INSTANCE, True)):
+            tried = [(f"try {row} {c:g}", start | {"bound": c, "per_instance": each}) for c in BOUNDS]
+            if not (best := self._best(row, tried, trials)):
+                return None
+            found.append(best)
+        batch, instance = (one["options"] for one in found)
+        better = max(found, key=lambda one: one["elbo"])["options"]
+        content = {"rates": rates, "batch": batch, "instance": instance, "better": better}
+        write(path, content | {"trials": trials})
+        return content | {"trials": trials}
 
-    def _folder(self, row: str) -> Folder:
-        return self.first if row == "VAE" else self.folder
+    def _best(self, row: str, tried: list[tuple[str, Options]], trials: list[Options]) -> Options | None:
+        """Train some variants on split 0; the best trial, None if the time is over."""
+        here = []
+        for name, options in tried:
+            if not self._train(name, 0, options):
+                return None
+            here.append({"row": row, "options": options, "elbo": self._validation(name, 0)})
+            say(name, f"validation ELBO {here[-1]['elbo']:.3f}")
+        trials.extend(here)
+        return max(here, key=lambda one: one["elbo"])
 
-    def _measure(self, row: str, s: int, data: Any, part: str) -> Options:
-        """Bounds, calibrated bounds and the share of each component, for one row and split."""
-        given = self.given
-        model = self._folder(row).load(row, s)
-        every = data.x_val if part == "val" else data.x_test
-        # The first 1,000 validation images are for the calibration.
-        start = min(1000, len(every) // 2) if part == "val" else 0
-        x = torch.as_tensor(every[start : start + given.scored]).to(model.device)
-        few = x[: given.many_images]
-        held_out = torch.as_tensor(data.x_val[:1000])
-        memory = MEMORY if model.device.type == "cuda" else None
-        elbo, iwae = (float(b.mean()) for b in model.bounds(x, 100, memory=memory))
-        calibrated = model.calibrated(held_out, 100 if x.is_cuda else 10)
-        wide_elbo, wide = (float(b.mean()) for b in calibrated.bounds(x, 100, memory=memory))
-        curve = [float(model.bounds(few, k, memory=memory)[1].mean()) for k in SAMPLES]
-        run = self._folder(row).run(row, s)
-        found: Options = {
-            "dataset": given.dataset,
-            "dim": given.dim,
-            "row": row,
-            "split": s,
-            "part": part,
-            "options": ROWS.get(row, {}),
-            "images": len(x),
-            "elbo": elbo,
-            "iwae": iwae,
-            "calibrated": {"elbo": wide_elbo, "iwae": wide} | calibrated.inference.changed(),
-            "curve": {"images": len(few), "samples": SAMPLES, "iwae": curve},
-            "best epoch": run.status().get("best_epoch"),
-            "validation": [round(h["val_iwae"], 2) for h in run.history()],
-            "parameters": sum(p.numel() for p in model.method.parameters()),
-            **components(model, x[:2000]),
+    def rows(self, chosen: Options) -> dict[str, Options]:
+        """The rows that are trained, with their options."""
+        own = {
+            row: options | {"fresh_rate": chosen["rates"][row]} for row, (options, _) in TUNED.items()
         }
-        if given.gap:
-            found["gap"] = model.gap(x[: given.gap], samples=300, check=0).summary()
-        if given.dim == 2 and row == "VAE":
-            found["modes"] = modes(model, few[:100])
-        return found
+        better, residual = chosen["better"], own.pop("RME(4), residual")
+        own.pop("RME(4), free")
+        rows = {
+            CONTROL: {"method": "vae"},
+            **own,
+            BATCH: chosen["batch"],
+            INSTANCE: chosen["instance"],
+            "RME(2)": better | {"order": 2},
+            "RME(8)": better | {"order": 8},
+            "RME(4), full covariance": better | {"component": "full"},
+            "RME(4), residual": residual,
+        }
+        return {row: options for row, options in rows.items() if row in (self.given.rows or rows)}
 
-    @staticmethod
-    def _chosen(rows: list[Options]) -> str | None:
-        """The recursion with the best mean validation bound over splits."""
-        by_row: dict[str, list[float]] = {}
-        for row in rows:
-            if row["row"].startswith("RME"):
-                by_row.setdefault(row["row"], []).append(row["iwae"])
-        means = {row: sum(values) / len(values) for row, values in by_row.items()}
-        return max(means, key=lambda row: means[row], default=None)
+    def _data(self, s: int) -> Data:
+        if s not in self._sets:
+            self._sets[s] = examples(self.given.dataset, s, self.given.data_root, self.setting.sizes)
+        return self._sets[s]
 
-    def _by_validation(self) -> str | None:
-        """What validation images chose, from the file that the measurement of them wrote."""
-        chosen: str | None = read_json(self.place / "val.json").get("chosen")
-        return chosen
+    def _first(self, s: int) -> bool:
+        """Train the first encoder of a split, with a decoder unless the true one is known."""
+        request: Options = {
+            "method": "vae",
+            "latent": 2,
+            "network": "mlp",
+            "widths": self.setting.widths,
+            "epochs": self.setting.first,
+            **SECOND,
+            "learning_rate": self.setting.rate,
+            "validation_samples": 5,
+            "train": "encoder" if self.setting.own else "all",
+            **({"standardise": "none"} if self.setting.own else {}),
+            **self.setting.parts(),
+        }
+        return self.folder.train({("VAE", s): {"data": self._train_part(s), "seed": s, **request}})
+
+    def _train_part(self, s: int) -> Data:
+        """The data without the test examples, which are not read while anything is chosen."""
+        return replace(self._data(s), x_test=None)
+
+    def _train(self, row: str, s: int, options: Options, *, times: int = 1) -> bool:
+        """Train one row of one split; False if the time is over."""
+        if self.folder.done(row, s):
+            return True
+        if not self._first(s):
+            return False
+        began = time.time()
+        start = self.folder.load("VAE", s)
+        data = self._train_part(s)
+        if options["method"] == "wide":
+            options = options | {"width": equal_width(start, data)}
+        near = {"augment": self.setting.near, "decoder_samples": self.setting.near}
+        epochs = self.setting.second * times
+        request = {"data": data, "init": start, "seed": s, **SECOND, **near, "epochs": epochs, **options}
+        done = self.folder.train({(row, s): request})
+        self._spent.append(time.time() - began)
+        return done
+
+    def _progress(self, left: int) -> None:
+        """Say how many trainings are left, and about how long they take."""
+        minutes = left * statistics.fmean(self._spent) / 60 if self._spent else math.nan
+        say(f"{left} trainings are left, about {minutes:.0f} minutes")
+
+    def _validation(self, row: str, s: int) -> float:
+        """The ELBO of validation examples."""
+        return float(self.folder.load(row, s).elbo(self._data(s).x_val, 200).mean())
+
+    def _scores(self, s: int) -> Path:
+        return self.place / f"scores_{s}.npz"
+
+    def _score(self, s: int, rows: list[str]) -> None:
+        """Measure the test examples of one split for all rows."""
+        began, data = time.time(), self._data(s)
+        x, held_out = (torch.as_tensor(part[: len(part)]) for part in (data.x_test, data.x_val))
+        models = {row: self.folder.load(row, s) for row in ["VAE", *rows]}
+        models["VAE+ calibrated width"] = models[CONTROL].calibrated(held_out)
+        models[f"VAE+ refined, {REFINED} steps"] = models[CONTROL].refined(REFINED)
+        size = {"reach": self.setting.reach, "points": self.setting.points}
+        grid = GridPosterior(models["VAE"].latent_model, **size)
+        kept: dict[str, list[Tensor]] = {}
+        for start in range(0, len(x), AT_ONCE):
+            part = x[start : start + AT_ONCE]
+            truth = grid.measure(part)
+            for name in ("log_evidence", "check", "modes", "outside"):
+                kept.setdefault(name, []).append(getattr(truth, name))
+            for row, model in models.items():
+                for name, value in measured(model, part, grid, truth, seed=start).items():
+                    kept.setdefault(f"{row}|{name}", []).append(value)
+        gap = models[CONTROL].gap(x, samples=2, check=0)
+        kept["diagonal"], kept["full"] = [gap.diagonal], [gap.full]
+        arrays = {name: torch.cat(values).float().numpy() for name, values in kept.items()}
+        arrays["log_evidence"] = torch.cat(kept["log_evidence"]).numpy()
+        np.savez(self._scores(s), **arrays)
+        say(f"scored split {s} in {time.time() - began:.0f} s")
+
+    def _write(self, rows: dict[str, Options], chosen: Options) -> None:
+        """Write the JSON of the study: means over the test examples of each split."""
+        arrays = []
+        for s in self.splits:
+            with np.load(self._scores(s)) as found:
+                arrays.append({name: found[name].astype(np.float64) for name in found.files})
+        summary = summarised(arrays)
+        for row in summary["rows"]:
+            name = row["row"]
+            if name in rows:
+                runs = [self.folder.run(name, s) for s in self.splits if name in self._of(s, rows)]
+                curves = [[h["val_elbo"] for h in run.history()] for run in runs]
+                row["options"] = rows[name]
+                row["last fifth"] = [last_fifth(curve) for curve in curves]
+                row["best epoch"] = [run.status().get("best_epoch") for run in runs]
+                model = self.folder.load(name, 0)
+                encoders = set(model.method.parameters()) - set(model.latent_model.parameters())
+                row["parameters"] = sum(p.numel() for p in encoders)
+        content = {
+            "command": f"python docs/recursion_study.py {self.given.dataset}",
+            "setting": vars(self.setting),
+            "second stage": SECOND,
+            "splits": len(self.splits),
+            "chosen": chosen,
+            "longer": self._longer(rows),
+            **summary,
+        }
+        write(self.given.results / f"recursion_{self.given.dataset}.json", rounded(content))
 
 
-@torch.no_grad()
-def components(model: recmix.Model, x: Tensor, samples: int = 20) -> Options:
-    """What each component of a posterior is worth, for examples x (B, ...).
-
-    Args:
-        model: the model.
-        x: examples on the model's device.
-        samples: samples of each component for its ELBO.
-
-    Returns:
-        The mean ELBO of each component; the share of examples each one wins (``wins``); the mean of the
-        best component's ELBO (``best``) and of the ELBO of the one with the largest weight
-        (``picked``); the mean weights and their mean entropy; and the largest gain over the first
-        component that a mixture could have, Σ α ELBO + H(α) (``bound``).
-    """
-    elbos, weights = [], []
-    for part in x.split(500):
-        q = infer_no_grad(model.method, part, Inference())
-        elbos.append(_component_elbos(model, part, q, samples))
-        weights.append(q.weights.double())
-    elbo, weight = torch.cat(elbos).double(), torch.cat(weights)  # (B, K)
-    entropy = -(weight * weight.clamp_min(1e-30).log()).sum(-1)
-    wins = torch.bincount(elbo.argmax(-1), minlength=elbo.shape[1]).double() / len(elbo)
-    picked = elbo.gather(1, weight.argmax(-1, keepdim=True))
-    return {
-        "components": [round(v, 3) for v in elbo.mean(0).tolist()],
-        "wins": [round(v, 4) for v in wins.tolist()],
-        "best": float(elbo.max(-1).values.mean()),
-        "picked": float(picked.mean()),
-        "bound": float(((weight * elbo).sum(-1) + entropy).mean()),
-        "weights": [round(v, 4) for v in weight.mean(0).tolist()],
-        "entropy": float(entropy.mean()),
-    }
+def rounded(content: Any) -> Any:
+    """The content with numbers of six digits."""
+    if isinstance(content, dict):
+        return {name: rounded(value) for name, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [rounded(value) for value in content]
+    return float(f"{content:.6g}") if isinstance(content, float) else content
 
 
-def _component_elbos(model: recmix.Model, x: Tensor, q: Posterior, samples: int) -> Tensor:
-    """The ELBO of each component of q, (B, K)."""
-    parts = q.components if isinstance(q, Mixture) else [q]
-    generator = torch.Generator(x.device).manual_seed(0)
-    found = [bounds_of(model.latent_model, x, part, samples, generator, 50_000).elbo for part in parts]
-    return torch.stack(found, -1)
+def equal_width(start: recmix.Model, data: Data) -> float:
+    """The width of the added encoder with which WIDE has as many parameters as RME(4)."""
+
+    def size(**options: Any) -> int:
+        made = make_plan(data=data, init=start, **options).method
+        return sum(p.numel() for p in made.parameters())
+
+    most = size(**FREE)
+    widths = [w / 20 for w in range(1, 100)]
+    return next((w for w in widths if size(method="wide", width=w) >= most), widths[-1])
 
 
-@torch.no_grad()
-def modes(model: recmix.Model, x: Tensor, points: int = 161, reach: float = 4.0) -> Options:
-    """Count the modes of the true posterior p(z | x) on a grid, for z with two dimensions.
-
-    A mode is a grid point whose log p(x, z) is above that of its eight neighbours and at most five nats
-    below the highest.
-
-    Args:
-        model: a model with two latent dimensions.
-        x: examples.
-        points: grid points in each direction.
-        reach: the grid has values from -reach to reach.
-    """
-    axis = torch.linspace(-reach, reach, points, device=x.device)
-    z = torch.cartesian_prod(axis, axis)
-    counts = []
-    for one in x.split(1):
-        parts = [model.latent_model.log_joint(one, p[:, None]) for p in z.split(5000)]
-        values = torch.cat(parts).view(1, points, points)
-        highest = torch.nn.functional.max_pool2d(values, 3, 1, 1) == values
-        counts.append(int((highest & (values > values.max() - 5)).sum()))
-    several = sum(count > 1 for count in counts) / len(counts)
-    return {"images": len(counts), "mean": sum(counts) / len(counts), "several": several}
+def last_fifth(curve: list[float]) -> float:
+    """What the last fifth of the epochs adds to the best validation bound."""
+    before = curve[: max(1, len(curve) * 4 // 5)]
+    return max(curve) - max(before)
 
 
 def options() -> argparse.ArgumentParser:
@@ -288,33 +443,23 @@ def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("dataset", help="mnist, binary-mnist, cifar10 and so on")
-    parser.add_argument("dim", type=int, help="latent dimension")
+    parser.add_argument("dataset", choices=list(SETTINGS))
     parser.add_argument("--out", type=Path, required=True, help="folder of the study's folder")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the JSON file")
     parser.add_argument("--data-root", type=Path, default=None, help="folder of the data sets")
     parser.add_argument("--seconds", type=float, default=math.inf, help="stop before this time")
-    parser.add_argument("--splits", type=int, default=1)
-    parser.add_argument("--epochs", type=int, default=None, help="of the VAE, as in docs/columns.py")
-    parser.add_argument("--second", type=int, default=8, help="epochs of every other row")
-    parser.add_argument("--rows", nargs="+", default=None, choices=list(ROWS), metavar="ROW")
-    parser.add_argument(
-        "--images", type=int, default=None, help="only so many of each part, for a trial"
-    )
-    parser.add_argument(
-        "--score", choices=["test"], default=None, help="measure test images; train nothing"
-    )
-    parser.add_argument("--scored", type=int, default=5000, help="images that are measured")
-    parser.add_argument("--many-images", type=int, default=1000, help="images of the IWAE-K curve")
-    parser.add_argument("--gap", type=int, default=0, help="images whose gap is measured; takes long")
+    parser.add_argument("--splits", type=int, default=10)
+    parser.add_argument("--rows", nargs="+", default=None, metavar="ROW", help="only these rows")
     return parser
 
 
 def main() -> None:
-    """Train and measure validation images, or measure test images."""
+    """Do what is not done yet."""
     given = options().parse_args()
+    given.setting = SETTINGS[given.dataset]
     warnings.simplefilter("ignore")
-    study = Study(given)
-    done = study.score(given.score) if given.score else study.train()
+    torch.set_num_threads(1)
+    done = Study(given).run()
     say("everything is done" if done else "not everything is done yet: give the command again")
 
 

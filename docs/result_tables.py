@@ -9,6 +9,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import recursion_tables
 import structured_tables
 from code_tables import table
 
@@ -270,6 +271,7 @@ def _refinement_order(name: str) -> tuple[int, str]:
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    **recursion_tables.TABLES,
     "refinements": refinements,
     "parts": parts,
     "gap-parts": gap_parts,

@@ -12,7 +12,7 @@ import re
 import signal
 import tarfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -131,10 +131,11 @@ class Folder:
     Args:
         place: the folder.
         clock: the time limit.
+        own: makes the arguments of `recmix.load` for parts of your own, such as a decoder.
     """
 
-    def __init__(self, place: Path, clock: Clock) -> None:
-        self.place, self.clock = place, clock
+    def __init__(self, place: Path, clock: Clock, own: Callable[[], dict[str, Any]] = dict) -> None:
+        self.place, self.clock, self.own = place, clock, own
         self.times = place / "times.json"
         self.broken = place / "broken.json"  # the errors of rows whose training broke off
 
@@ -157,7 +158,7 @@ class Folder:
 
     def load(self, row: str, split: int) -> recmix.Model:
         """A trained model, with its large tensors rounded to half precision, as they are packed."""
-        model = recmix.load(self.run(row, split).folder)
+        model = recmix.load(self.run(row, split).folder, **self.own())
         model.method.load_state_dict(half(model.method.state_dict()))
         return model
 

@@ -1,4 +1,4 @@
-"""The machinery of the columns and of the study of the recursion, with made-up or tiny data."""
+"""The machinery of the columns, with made-up or tiny data."""
 
 import io
 import json
@@ -6,7 +6,6 @@ import sys
 import tarfile
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))  # scripts, not part
 
 import column_tables
 import columns
-import recursion_study
 import study
 import time_tables
 from paper.to_latex import latex
@@ -210,27 +208,6 @@ def test_a_column_is_trained_scored_and_packed_once(given, tmp_path, monkeypatch
     given.second = 2
     with pytest.raises(SystemExit, match="trained with epochs = 1, not 2"):
         columns.Column(given).train()
-
-
-def test_what_each_component_is_worth(monkeypatch):
-    elbos = torch.tensor([[1.0, 3.0], [2.0, 0.0], [5.0, 6.0], [0.0, 4.0]])
-    weights = torch.tensor([[0.5, 0.5], [1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
-    monkeypatch.setattr(recursion_study, "_component_elbos", lambda *_: elbos)
-    monkeypatch.setattr(recursion_study, "infer_no_grad", lambda *_: SimpleNamespace(weights=weights))
-    found = recursion_study.components(SimpleNamespace(method=None), torch.zeros(4, 1))
-    assert found["wins"] == [0.25, 0.75]
-    assert found["best"] == (3 + 2 + 6 + 4) / 4
-    assert found["picked"] == (1 + 2 + 5 + 4) / 4
-    assert found["bound"] == pytest.approx((2 + np.log(2) + 2 + 5 + 4) / 4)
-
-
-def test_modes_are_counted_on_a_grid():
-    def log_joint(x, z):
-        ends = torch.tensor([[-2.0, 0.0], [2.0, 0.0]])
-        return (-10 * torch.cdist(z[:, 0], ends) ** 2).logsumexp(-1)[:, None] * x[0]
-
-    model = SimpleNamespace(latent_model=SimpleNamespace(log_joint=log_joint))
-    assert recursion_study.modes(model, torch.ones(2, 1), points=41)["mean"] == 2
 
 
 def test_the_trial_with_the_best_validation_bound_gives_the_rates():
