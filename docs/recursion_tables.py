@@ -90,8 +90,9 @@ def main_table(name: str) -> str:
         f"VAE+: ELBO {statistics.fmean(control['elbo']):.2f}, "
         f"IWAE-100 {statistics.fmean(control['curve']['100']):.2f}. "
         f"The best diagonal Gaussian of each example: {statistics.fmean(found['diagonal']):.2f}, "
-        f"the best full one: {statistics.fmean(found['full']):.2f}. Without every second point of the grid "
-        f"log p(x) differs by at most {found['quadrature']['largest difference']:.1g}.\n"
+        f"the best full one: {statistics.fmean(found['full']):.2f}. "
+        "Without every second point of the grid log p(x) differs by at most "
+        f"{found['quadrature']['largest difference']:.1g}.\n"
     )
     return table(heads, lines, numbers=7) + "\n" + truth
 
