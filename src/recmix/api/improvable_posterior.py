@@ -50,8 +50,8 @@ class ImprovablePosterior(TrainedPosterior):
                 highest estimate of log p(x) is used. A method with residual corrections uses
                 restarts even if `steps` is 0.
             reuse: number of cheap extra steps after each step; they use the same curvature matrix.
-            checks: number of pairs of points z at which the ELBO of each example is estimated, to
-                compare it with the ELBO before the refinement; 0 does not compare.
+            checks: number of pairs of points z at which the ELBO of each example is estimated. An
+                example whose ELBO is lower than before keeps its old posterior. 0: no comparison.
             x: validation examples, only for ``auto``. Only the first thousand are used.
         """
         if isinstance(steps, bool) or not isinstance(steps, Integral) or steps < 0:

@@ -35,7 +35,7 @@ def is_python_path(text: str) -> bool:
 
 
 def python_model(path: str) -> Model:
-    """Import a user's function, call it without arguments and return its model."""
+    """Import the function `path` (``module:function``) and return the model that it makes."""
     from recmix.api import Model
 
     found = call_function(path)

@@ -220,7 +220,7 @@ def _add_information(routes: Routes) -> None:
 
     @paged("/runs/{run}/texts", reference.responses("some test texts", written))
     async def test_texts(request: Request, run: str) -> Response:
-        """Test texts of a run of texts. Its data must be on this machine."""
+        """Test texts of a run that was trained on texts. The data must be on this machine."""
         given = wire.read_fields(dict(request.query_params), paging)
         chosen = catalogue.find(run)
         chosen.needed_vocabulary()

@@ -48,7 +48,7 @@ class Plane(NamedTuple):
 
 
 class Described(NamedTuple):
-    """The posterior q(z | x) of one example x, as numbers for an answer and as tensors."""
+    """The posterior q(z | x) of one example x: `answer` has plain numbers for JSON, the rest tensors."""
 
     # the fields {name: value} that the explorer sends for images and for texts alike
     answer: dict[str, Any]

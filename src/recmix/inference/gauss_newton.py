@@ -161,7 +161,7 @@ def traceable() -> Iterator[None]:
 
 
 def is_traceable() -> bool:
-    """Whether the context `traceable` is active."""
+    """Whether the context `traceable` is active: a tracer can then record what is computed."""
     return _traceable
 
 

@@ -180,7 +180,10 @@ class VampPrior(Prior):
         self._encoder = (encoder,)  # in a tuple, so that it is not a submodule
 
     def start_at(self, examples: Tensor) -> None:
-        """Replace the first pseudo-examples by `examples` (N, *shape), as the encoder gets them."""
+        """Replace the first pseudo-examples by `examples` (N, *shape), as far as there are any.
+
+        The examples must be in the form that the encoder takes, for example centred.
+        """
         count = min(len(examples), len(self.pseudo_examples))
         with torch.no_grad():
             self.pseudo_examples[:count] = examples[:count].to(self.pseudo_examples)

@@ -78,7 +78,7 @@ class NegativeBinomial(Likelihood):
 
     @property
     def named(self) -> bool:
-        """True if `library` is False: then a saved model can store this likelihood by its name."""
+        """Whether a saved model can store this likelihood by its name: only if `library` is False."""
         return not self.library
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
@@ -234,7 +234,7 @@ class Multinomial(Likelihood):
 
     @property
     def named(self) -> bool:
-        """True if `coefficient` is True: then a saved model can store this likelihood by its name."""
+        """Whether a saved model can store this likelihood by its name: only if `coefficient` is True."""
         return self.coefficient
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
