@@ -58,7 +58,7 @@ class Meter:
         return dict(zip(self.names, self.sums.tolist(), strict=True))
 
     def not_finite(self) -> tuple[str, int] | None:
-        """Return a metric that was NaN or infinite and its first such batch, counted from 0; else None."""
+        """Return a metric that was NaN or infinite and its first such batch, from 0; otherwise None."""
         for name, step in zip(self.names, self.first_bad.tolist(), strict=True):
             if step < math.inf:
                 return name, int(step)
