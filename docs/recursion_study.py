@@ -92,7 +92,7 @@ class Setting:
     near: float = 0.3
     own: bool = False
     few: int = 5
-    checked: int = 5
+    checked: int = 10
     times: int = 2
 
     def parts(self) -> Options:
@@ -106,7 +106,7 @@ class Setting:
 
 
 SETTINGS = {
-    "digits": Setting((1197, 300, 300), (64, 64), 200, 50, 3e-3, 5.0, 501, checked=3),
+    "digits": Setting((1197, 300, 300), (64, 64), 200, 50, 3e-3, 5.0, 501),
     "folds": Setting((2000, 300, 300), (64, 64), 60, 30, 3e-3, 4.5, 301, near=0.0, own=True, times=3),
     "mnist": Setting((5000, 500, 250), (128, 128), 60, 20, 2e-3, 6.0, 401),
 }

@@ -194,15 +194,16 @@ def longer() -> str:
         names = found["longer"]
         for label, more in names.items():
             row, control = rows[more], rows[names[CONTROL]]
-            own = NONE if label == CONTROL else error(minus(row["elbo"], control["elbo"]), sign=True)
+            over = minus(row["elbo"], control["elbo"])
+            own = [error(over, sign=True), p_value(over)] if label != CONTROL else [NONE, NONE]
             gain = error(minus(row["elbo"], rows[label]["elbo"]), sign=True)
             gap = error(minus(found["log_evidence"], row["elbo"]))
             modes = f"{100 * statistics.fmean(row['found']):.0f} %"
             weights = " ".join(f"{100 * w:.0f}" for w in row["weights"])
             times, splits = f"{found['setting']['times']} times", str(len(row["elbo"]))
-            lines.append([SETS[name], times, splits, label, gain, own, gap, modes, weights])
-    heads = ["data", "updates", "splits", "row", "ELBO over the same row", "over VAE+, as long", "gap"]
-    return table([*heads, "modes found", "mean weights, %"], lines)
+            lines.append([SETS[name], times, splits, label, gain, *own, gap, modes, weights])
+    heads = ["data", "updates", "splits", "row", "ELBO over the same row", "over VAE+, as long", "p"]
+    return table([*heads, "gap", "modes found", "mean weights, %"], lines)
 
 
 SHORT = {
