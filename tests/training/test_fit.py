@@ -510,3 +510,12 @@ def test_resume_with_test_examples_that_the_run_did_not_have_says_how_to_leave_t
     recmix.fit("vae", recmix.data.from_arrays(x, hold_out_test=False), out=tmp_path / "run", **SMALL)
     with pytest.raises(RunError, match=r"from_arrays\(x, hold_out_test=False\)"):
         recmix.fit("vae", recmix.data.from_arrays(x), out=tmp_path / "run", resume=True, **SMALL)
+
+
+def test_a_folder_that_cannot_be_used_is_named_before_the_first_stage(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="file is a file: give the name of a folder"):
+        recmix.fit("rme", "digits", latent=2, epochs=1, vae_epochs=1, out=tmp_path / "file")
+    recmix.fit("vae", "digits", latent=2, epochs=1, network="mlp", widths=(8,), out=tmp_path / "run")
+    with pytest.raises(RunError, match="run already holds a run"):
+        recmix.fit("rme", "digits", latent=2, epochs=1, vae_epochs=1, out=tmp_path / "run")

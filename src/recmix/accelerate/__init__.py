@@ -6,8 +6,6 @@ modules then register faster versions of plain functions. Without this folder ev
 slower.
 """
 
-import torch
-
 from recmix.accelerate import (  # noqa: F401  (each registers what it replaces)
     captured,
     chain_log_joint,
@@ -19,10 +17,3 @@ from recmix.accelerate import (  # noqa: F401  (each registers what it replaces)
     stacked_posteriors,
     tangents,
 )
-
-torch.empty(2**25 - 2**14, dtype=torch.uint8)
-"""This array, made and freed once, makes the C library of Linux keep the memory of freed arrays.
-
-Otherwise it returns large arrays to the system. To get their memory again takes up to a quarter of the
-time of a posterior or a training step on a CPU.
-"""

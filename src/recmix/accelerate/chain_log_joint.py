@@ -6,7 +6,13 @@ import torch
 from torch import Tensor
 
 from recmix.accelerate.newton import kernels_apply
-from recmix.accelerate.tangents import fast_on_cpu, layer_chain, value_and_pullback, values
+from recmix.accelerate.tangents import (
+    fast_on_cpu,
+    keep_freed_memory,
+    layer_chain,
+    value_and_pullback,
+    values,
+)
 from recmix.inference.gauss_newton import LogJoint, make_log_joint
 from recmix.model.latent import LatentModel
 
@@ -47,6 +53,7 @@ class ChainLogJoint(LogJoint):
         layers = layer_chain(self.model.decoder)
         if layers is None or not fast_on_cpu(z) or torch.is_inference_mode_enabled():
             return super().gradient(z)
+        keep_freed_memory()
         decoded, pullback = value_and_pullback(layers, z)
         likelihood = self.model.log_density(self.observed, decoded[None]).squeeze(0)
         slope = pullback(self.model.likelihood.residual(self.observed, decoded))

@@ -9,6 +9,7 @@ zero.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -18,7 +19,8 @@ from torch import Tensor, nn
 from recmix.inference.gauss_newton import decoder_jacobian, is_traceable, jacobian_needs_autograd
 from recmix.model.networks import Decoder
 
-__all__ = ["chain_jacobian", "fast_on_cpu", "layer_chain", "value_and_pullback", "values"]
+__all__ = ["chain_jacobian", "fast_on_cpu", "keep_freed_memory", "layer_chain"]
+__all__ += ["value_and_pullback", "values"]
 
 Pull = Callable[[nn.Module, Tensor, Tensor, Tensor], Tensor]
 
@@ -36,6 +38,8 @@ ACTIVATIONS: dict[type[nn.Module], Pull] = {
     nn.Sigmoid: lambda _layer, gradient, _before, after: gradient * (after * (1 - after)),
 }
 """Functions (layer, gradient, input, output) that multiply a gradient by an activation's derivative."""
+KEPT = 2**25 - 2**14
+"""Size in bytes of an array that `keep_freed_memory` makes and frees."""
 BLOCK = 2**20
 """Most values of one layer's tangents that are computed at a time on a CPU."""
 SHAPES = (nn.Flatten, nn.Unflatten, nn.Identity)
@@ -76,6 +80,16 @@ def values(layers: list[nn.Module], z: Tensor) -> Tensor:
     for layer in layers:
         z = layer(z) if type(layer) in ACTIVATIONS else _linear(layer, z, bias=True)
     return z
+
+
+@cache
+def keep_freed_memory() -> None:
+    """Make the C library of Linux keep the memory of freed arrays of up to 32 MiB in this process.
+
+    Otherwise it returns large arrays to the system. To get their memory again takes up to a quarter of
+    the time of a refinement on a CPU.
+    """
+    torch.empty(KEPT, dtype=torch.uint8, device="cpu")
 
 
 def value_and_pullback(layers: list[nn.Module], z: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
@@ -238,11 +252,13 @@ def chain_jacobian(decoder: nn.Module, z: Tensor, chunk: int) -> tuple[Tensor, T
         _pull(layer, torch.ones_like(after), before, after) if type(layer) in ACTIVATIONS else None
         for layer, before, after in zip(layers, reached, reached[1:], strict=False)
     ]
+    del reached  # the outputs of the layers are not needed beside the tangents
     batch, latent = z.shape
     units = torch.eye(latent, dtype=z.dtype, device=z.device)
     sizes = [slope[0].numel() for slope in slopes if slope is not None]
     examples = min(BLOCK // max(sizes), chunk * batch) // latent if sizes and fast_on_cpu(z) else 0
     if 0 < examples < batch:
+        keep_freed_memory()
         starts = range(0, batch, examples)
         pieces = [[None if s is None else s[i : i + examples] for s in slopes] for i in starts]
         columns = torch.cat([_move(layers, piece, units) for piece in pieces])

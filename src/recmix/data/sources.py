@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any
 
 from recmix.data.limits import check_path
@@ -213,7 +213,7 @@ def as_data(
         description: Result of `Data.describe` for the data of a run that is continued; None for a new
             run. If the run had no test examples, none are held out of examples in memory.
     """
-    if isinstance(source, FunctionType | partial):
+    if isinstance(source, FunctionType | MethodType | partial):
         source = source()
     if isinstance(source, Data):
         return in_shape(source, shape)

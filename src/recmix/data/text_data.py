@@ -156,7 +156,8 @@ def data_of_texts(
     if options.get("graphs"):
         if not made.molecules:
             raise ConfigError(
-                f"graphs is for molecules; {name} does not hold SMILES strings: leave it out"
+                f"graphs is for molecules; {source.get('path', name)} does not hold SMILES strings: "
+                "leave it out"
             )
         made = find_vocabulary("molecule-graphs")
     if vocabulary is not None and made.molecules != vocabulary.molecules:

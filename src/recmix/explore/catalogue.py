@@ -131,13 +131,20 @@ class ServedRun:
             "data": {"name": data.get("name"), "counts": data.get("counts")},
         }
 
-    @cached_property
+    @property
     def test_examples(self) -> Examples:
         """The test examples of the run's data, or the validation examples if there is no test part.
 
         Raises:
             Refused: if the data are not on this machine. They are never downloaded.
         """
+        if isinstance(self._read_examples, str):
+            raise Refused(404, self._read_examples)
+        return self._read_examples
+
+    @cached_property
+    def _read_examples(self) -> Examples | str:
+        """The test examples, or a text that says why they cannot be read. They are read once."""
         if self.examples is not None:
             return self.examples
         about = self.model.spec.data
@@ -145,7 +152,7 @@ class ServedRun:
             data = rebuild(about, root=self.data_root, download=False, vocabulary=self.vocabulary)
         except (RecmixError, OSError) as error:
             name = about.get("name", "of this run")
-            raise Refused(404, f"the data {name} are not on this machine: {error}") from None
+            return f"the data {name} are not on this machine: {error}"
         return data.x_val if data.x_test is None else data.x_test
 
     def test_images(self, start: int, count: int) -> dict[str, Any]:

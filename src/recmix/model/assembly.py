@@ -114,7 +114,8 @@ def complete_options(
     if before:
         found = vars(before) | found
     network = OWN if own.encoder is not None else found.get("network", AUTO_NETWORK)
-    _check_kind(kind, network, found.get("likelihood"))
+    likelihood_name = own.likelihood.name if own.likelihood else found.get("likelihood")
+    _check_kind(kind, network, found.get("decoder_network"), likelihood_name)
     if network in TOKEN_NETWORKS or found.get("likelihood") == "autoregressive":
         kind = "tokens"
     decoder_network = found.get("decoder_network") or network
@@ -153,7 +154,7 @@ def complete_options(
     used = [] if found["likelihood"] == OWN else _options_of(find_likelihood(found["likelihood"]))
     check_network_options(options, kinds, used)
     for name, value in options.changed().items():  # a resumed run gives all options, with their defaults
-        if name in TOKEN_OPTIONS and name not in used:
+        if given.get(name) is not None and name in TOKEN_OPTIONS and name not in used:
             raise ConfigError(
                 f"{name}={value!r} is an option of the likelihood autoregressive, got "
                 f"{found['likelihood']}: leave {name} out, or choose another likelihood"
@@ -161,7 +162,7 @@ def complete_options(
     return options
 
 
-def _check_kind(kind: str, network: str, likelihood: str | None) -> None:
+def _check_kind(kind: str, network: str, decoder_network: str | None, likelihood: str | None) -> None:
     """Raise an error if texts or graphs are given to a network or a likelihood of the other kind."""
     reads = {"tokens": "texts", "graph": "graphs"}
     measured = ("gaussian", "gaussian-features", "gaussian-decoded")  # class numbers are no measurements
@@ -169,7 +170,8 @@ def _check_kind(kind: str, network: str, likelihood: str | None) -> None:
         "tokens": ("graph", *measured),
         "graph": (*TOKEN_NETWORKS, "autoregressive", "categorical", *measured),
     }
-    for option, value in (("network", network), ("likelihood", likelihood)):
+    named = {"network": network, "decoder_network": decoder_network, "likelihood": likelihood}
+    for option, value in named.items():
         if value in wrong.get(kind, ()):
             raise ConfigError(
                 f"{option}={value!r} is not for {reads[kind]}: leave it out, or read the data in "

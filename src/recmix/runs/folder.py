@@ -97,8 +97,6 @@ class Run:
             overwrite: whether to replace a run in the folder; otherwise such a run is an error.
             vocabulary: the vocabulary of the data, if they are texts.
         """
-        if self.folder.exists() and not self.folder.is_dir():
-            raise RunError(f"{self.folder} is a file: give the name of a folder")
         self.check_free(overwrite=overwrite)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -117,6 +115,8 @@ class Run:
 
     def check_free(self, *, overwrite: bool = False) -> None:
         """Raise an error if the folder holds files of a run, except a complete run with `overwrite`."""
+        if self.folder.exists() and not self.folder.is_dir():
+            raise RunError(f"{self.folder} is a file: give the name of a folder")
         if self.exists:
             if not overwrite:
                 raise RunError(

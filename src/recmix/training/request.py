@@ -139,6 +139,9 @@ def read_request(
     copies = own.copied() if starts_from or isinstance(init, str | Path) else own
     inference = Inference(**given.inference)
     refinement, in_training = inference.uncalibrated, inference.in_training
+    run = None if out is None else Run(out)
+    if run and not resume:
+        run.check_free(overwrite=overwrite)
     first = None
     if starts_from:
         first = read_request(
@@ -171,9 +174,6 @@ def read_request(
         changes_decoder = training.train == "all" and inference.how != "learned"
         if changes_decoder and "curvature" not in model:
             model = model | {"curvature": "none"}  # it would no longer fit the decoder
-    run = None if out is None else Run(out)
-    if run and not resume:
-        run.check_free(overwrite=overwrite)
     continued, rate = init is not None or first is not None, training.learning_rate
     training = by_stage(training, cls, continued=continued)
     settings, auto = split_auto(given.method)
