@@ -240,7 +240,11 @@ def _power_of_two(n: int) -> int:
 
 
 def split(weight: Tensor) -> Tensor:
-    """Split float32 numbers into the nearest TF32 numbers and the TF32 remainders: (...) -> (2, ...)."""
+    """Split a float32 weight into two TF32 parts, for products that are as exact as float32.
+
+    Returns:
+        The nearest TF32 numbers, then the remainders rounded to TF32, (2, ...) for a weight (...).
+    """
 
     def nearest(x: Tensor) -> Tensor:
         return ((x.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)

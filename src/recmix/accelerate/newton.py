@@ -178,10 +178,13 @@ def cholesky_by_kernels(matrix: Tensor) -> Tensor:
 
 
 @in_double.register
-def keep_float32(factor: Tensor) -> Tensor:
-    """`in_double` for the Triton kernels: return a triangular factor (..., D, D) unchanged, in float32.
+def keep_float32(values: Tensor) -> Tensor:
+    """`in_double` without the conversion, where the Triton kernels apply: the tensor stays in float32.
 
-    The kernels do not need float64, because they add a small multiple of the identity to the matrix. The
-    function returns NotImplemented if the kernels do not apply.
+    The kernels add a small multiple of the identity to a matrix instead of using float64. Low-rank
+    posteriors call this function, too, for their small matrices I + A.
+
+    Returns:
+        `values` unchanged, or NotImplemented if the kernels do not apply.
     """
-    return factor if _applies(factor) else NotImplemented
+    return values if _applies(values) else NotImplemented

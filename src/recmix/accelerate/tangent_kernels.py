@@ -388,8 +388,8 @@ class Packed:
     def first(self, start: int, stop: int) -> Tensor:
         """Derivatives of the first layer's output with respect to latent dimensions, (T, H · W · C).
 
-        They are the layer's weights, so they are the same for all examples. The T dimensions are `start`
-        to `stop` - 1.
+        They are the layer's weights, rounded to TF32, so they are the same for all examples. The T
+        dimensions are `start` to `stop` - 1.
         """
         axes = self.steps[0].layer.weight.t()[start:stop].unflatten(1, self.layout(0))
         return self._packed((start, stop), axes.transpose(0, 1), (1, 1), PRECISION)

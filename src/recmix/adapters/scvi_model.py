@@ -24,7 +24,8 @@ def scvi(model: Any, *, batch: int = 0) -> Model:
     computed from each cell itself, as scvi-tools does by default.
 
     Args:
-        model: an ``SCVI`` with one dispersion per gene and the likelihood zinb or nb.
+        model: an ``SCVI`` with one dispersion per gene, a normal latent distribution, observed library
+            sizes, and the likelihood zinb or nb.
         batch: the number of the experimental batch that the cells belong to.
     """
     module = getattr(model, "module", None)

@@ -111,9 +111,10 @@ def fit_preset(
             `Preset`.
         data: the data set, in any form that `fit` takes.
         progress: as in `fit`.
-        **arguments: further arguments of `fit`. Options of the method, of training and of inference
-            apply to the last stage. The options seed, device, dtype, engine, checkpoint_every and
-            tensorboard apply to all stages.
+        **arguments: further arguments of `fit`. Options of the model apply to the first stage, from
+            which later stages take the model. Options of the method, of training and of inference apply
+            to the last stage. The options seed, device, dtype, engine, deterministic, checkpoint_every
+            and tensorboard apply to all stages.
     """
     return _model(train_preset(preset, data, progress=progress, **arguments))
 

@@ -66,8 +66,8 @@ def from_texts(
 
     The vocabulary is made of the training texts. Empty texts and texts that are too long are left out.
     Tokens that are not in the vocabulary become unknown. SMILES strings with a wrong syntax are counted,
-    but kept. `Data.notes` has these numbers. If texts are left out or are no SMILES strings, a warning
-    shows the notes, too.
+    but kept. Strings that cannot become a graph are left out, if graphs are asked for. `Data.notes` has
+    these numbers. If texts are left out or are no SMILES strings, a warning shows the notes, too.
 
     >>> data = from_texts(["a cat sat", "a dog ran", "a cow"], ["a dog sat"], ["a cow sat"])
     >>> data.kind, data.shape, data.classes

@@ -186,13 +186,15 @@ class Gap:
         1. The total gap is below 1 nat: nothing is worth doing.
         2. The approximation gap is the larger part: use a richer posterior. This is a full Gaussian
            if it closes at least half of the approximation gap, else a mixture or a flow.
-        3. The amortisation gap is the larger part. It is also at least 1.5 times the amortisation gap
-           of the training examples, and the difference is more than 3 standard errors: the encoder does
-           not generalise.
-        4. Otherwise the encoder is too weak on all examples.
+        3. No training examples were measured: refine, or train a better encoder, and measure them.
+        4. The amortisation gap is at least 1.5 times that of the training examples, and the difference
+           is more than 3 standard errors: the encoder does not generalise.
+        5. Otherwise the encoder is too weak on all examples.
 
-        Refinement is recommended only if two steps gain at least a tenth of the total gap. Variational
-        refinement is recommended if Gauss-Newton refinement gains less than 0.8 times as much.
+        If the posterior is refined already, the advice is more steps. If two steps were measured and
+        gain less than a tenth of the total gap, it is to search for a refinement with `tune`.
+        Variational refinement is recommended if Gauss-Newton refinement gains less than 0.8 times as
+        much.
 
         Args:
             refine: the call or the command that refines the posterior.

@@ -81,7 +81,7 @@ class GridRow:
     def same_training(self, other: GridRow) -> bool:
         """Whether two rows have the same method and the same options that affect training."""
         names = ("method", "first", "second", "after", "options", "training")
-        return self.inference.refine == other.inference.refine and all(
+        return self.inference.in_training == other.inference.in_training and all(
             getattr(self, name) == getattr(other, name) for name in names
         )
 

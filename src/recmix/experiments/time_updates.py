@@ -56,17 +56,18 @@ def time_updates(
     replicas: int = 1,
     report: Callable[[str], None] = lambda line: None,
 ) -> dict[Kind, Timed]:
-    """Measure how long a few training updates of each kind of run take; return {kind: times}.
+    """Estimate the time of the runs of a grid that are not done, from a few updates of each kind.
 
-    Runs of one kind have the same method, setting, data and model. Kinds whose data are missing are left
-    out.
+    Runs of one kind have the same method, setting, data and model. For each kind a few training updates
+    are timed, and the bounds of a few examples. A kind is left out if its data are missing, or if its
+    number of mixture components is chosen in training.
 
     Args:
-        waiting: the runs that are not done.
-        jobs: all runs of the grid.
+        waiting: the runs that are not done. Only their kinds are timed.
+        jobs: all runs of the grid. A run in `waiting` may start from one of them.
         threads: CPU threads of a worker process.
         replicas: largest number of runs of one kind that a worker process trains at once.
-        report: function that is called with a line of text for each kind.
+        report: function that is called with a line of text for each timed kind.
     """
     import torch
 

@@ -106,6 +106,9 @@ def work(
     If the event `stopped` is set, this process was asked to stop, and an exception is an interruption,
     not a failure.
 
+    Args:
+        digest: the name of the run in the store.
+
     Returns:
         ``done``, ``failed`` (the reason is in the file ``failed.json``) or ``interrupted``.
     """

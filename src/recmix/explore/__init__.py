@@ -7,5 +7,8 @@
   the bytes that requests and answers hold.
 - `wire` reads requests and writes responses.
 - `batcher` passes requests that wait at the same time through the model together.
-- `answers` and `explain` compute the answers with the model.
+- `answers` and `explain` compute the answers with the model, `text_routes` and `texts` those about
+  texts.
+- `catalogue` holds the models, `routes` adds routes, `drawing` draws molecules, and `reference`
+  describes the requests.
 """

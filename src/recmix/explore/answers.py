@@ -125,6 +125,10 @@ def prior(model: ExplorableModel, count: int, seed: int) -> Array:
 
 
 def score(model: ExplorableModel, x: Array, samples: int, seed: int) -> dict[str, Any]:
-    """Compute the bounds ``elbo`` (B,) and ``iwae`` (B,) of examples x (B, ...) with K = `samples`."""
+    """Compute the bounds of examples x (B, ...) with K = `samples`.
+
+    Returns:
+        ``elbo`` (B,) and ``iwae`` (B,), and the given ``samples`` and ``seed``.
+    """
     elbo, iwae = model.bounds(x, samples, seed=seed)
     return {"elbo": to_array(elbo), "iwae": to_array(iwae), "samples": samples, "seed": seed}

@@ -199,7 +199,8 @@ class ServedRun:
         """Check the array of a request and return it as an array (B, ...) for the model.
 
         Examples must have the run's shape, or the shape of the images on the web page, and values that
-        the run's likelihood accepts. Otherwise `Refused` is raised.
+        the run's likelihood accepts. Latent vectors must be finite and at most `LARGEST_LATENT` in
+        absolute value. Otherwise `Refused` is raised.
 
         Args:
             name: ``image`` for one example (...), ``images`` for examples (B, ...), or ``z`` for

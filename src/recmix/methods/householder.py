@@ -55,9 +55,7 @@ class HouseholderVectors(nn.Module):
 
 @register_component
 class HouseholderComponent(Component):
-    """A Gaussian encoder followed by Householder reflections; see `HouseholderFlow`.
-
-    The result is a Gaussian with a full covariance.
+    """A Gaussian encoder followed by Householder reflections: a Gaussian with a full covariance.
 
     The constructor's options are those of `HouseholderFlow`.
     """

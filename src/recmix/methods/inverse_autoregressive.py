@@ -190,7 +190,7 @@ class InverseAutoregressiveFlow(Method):
     h_t(x) is a linear map of the encoder's features, which is added at the first hidden layer. The order
     of the dimensions is reversed from one step to the next; z itself is not permuted.
 
-    The constant σ_0 = sigmoid(2) is not in the paper. There, a step with m = s = 0 multiplies z by 0.88.
+    The constant σ_0 = sigmoid(2) is not in the paper, where a step with m = s = 0 multiplies z by 0.88.
     Divided by σ_0, such a step is the identity, so an untrained flow gives exactly the Gaussian of the
     VAE's encoder. A step can also make z wider, by a factor of up to 1 / σ_0 = 1.14.
 

@@ -180,7 +180,7 @@ def _check_kind(kind: str, network: str, decoder_network: str | None, likelihood
 
 
 def needs_classes(given: Mapping[str, Any]) -> bool:
-    """Whether the model needs the number of classes: it takes tokens, and `classes` is not given.
+    """Whether these options of a model require the number of classes, and do not give it.
 
     >>> needs_classes({"likelihood": "categorical"}), needs_classes({"network": "gru", "classes": 5})
     (True, False)

@@ -1,4 +1,4 @@
-"""Priors p(z): standard normal, mixture of Gaussians, VampPrior, and any density of your own."""
+"""Priors p(z): standard normal, mixture of Gaussians, VampPrior, flow, and a density of your own."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ class VampPrior(Prior):
         return means, log_variances
 
     def log_prob(self, z: Tensor) -> Tensor:
-        """log p(z), (...), for latent points z (..., D): the average of the encoder's posteriors."""
+        """log p(z), (...), for z (..., D). p(z) is the average of the pseudo-examples' posteriors."""
         means, log_variances = self._parameters_of_components()
         weights = means.new_full((len(means),), -math.log(len(means)))
         return _log_mixture(z, means, log_variances, weights)

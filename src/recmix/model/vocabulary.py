@@ -68,10 +68,10 @@ class Vocabulary(ABC):
 
     @classmethod
     def normal_forms(cls, texts: Sequence[str]) -> list[str]:
-        """Convert each text to a normal form. Texts with the same example have the same normal form.
+        """Convert each text to a normal form, which is equal for texts that differ only in spelling.
 
-        When data are split, texts with the same normal form are all training texts or all held-out
-        texts.
+        One molecule, for example, has many SMILES strings. When data are split, all texts with one
+        normal form go into the same part.
         """
         return list(texts)
 

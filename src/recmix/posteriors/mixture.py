@@ -114,7 +114,7 @@ class Mixture(Posterior):
     def describe(self) -> dict[str, Tensor] | None:
         """``log_weights`` (B, K), and the tensors (B, K, ...) that define the components.
 
-        The result is None if the components have tensors of different names.
+        The result is None if a component has no description, or tensors of other names.
         """
         parts = [q.describe() for q in self.components]
         if any(part is None or part.keys() != (parts[0] or {}).keys() for part in parts):

@@ -33,7 +33,7 @@ MILLISECONDS = 500
 
 @dataclass(frozen=True, kw_only=True)
 class FigureStage:
-    """A mixture of K diagonal Gaussians over a two-dimensional z, after some training epochs."""
+    """The learned q(z | x) of one image after some epochs: a mixture of K two-dimensional Gaussians."""
 
     name: str  # its title in the figure, such as ``epoch 3``
     means: Array  # means of the components, (K, 2)

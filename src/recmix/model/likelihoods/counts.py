@@ -82,11 +82,14 @@ class NegativeBinomial(Likelihood):
         return not self.library
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z), (S, B), for counts x (B, *event) and S log-means of each, (S, B, *event)."""
+        """log p(x | z), (S, B), for counts x (B, *event) and S decoder outputs of each, (S, B, *event).
+
+        The outputs are log-means, or logarithms of shares of the total count if `library` is True.
+        """
         return sum_event(self._log_terms(x, decoded), x)
 
     def mean(self, decoded: Tensor) -> Tensor:
-        """E[x | z] = exp(decoded), or each value's share of the total count if `library` is on."""
+        """E[x | z] = exp(decoded), or each value's share of the total count if `library` is True."""
         return decoded.exp()
 
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:

@@ -105,9 +105,9 @@ class Likelihood(nn.Module, ABC):
         return drawn / MEAN_SAMPLES
 
     def most_likely(self, decoded: Tensor) -> Tensor:
-        """Choose one example of high probability, (..., *event), for each decoder output (..., *output).
+        """A typical example, (..., *event), for each decoder output (..., *output), without gradient.
 
-        For real numbers and counts the example is E[x | z]. For classes it holds class numbers.
+        It is E[x | z] by default. Likelihoods of classes give the most likely class numbers.
         """
         with torch.no_grad():
             return self.mean(decoded)
