@@ -447,7 +447,8 @@ class Column:
     def _command(self) -> str:
         """The command that trains and scores the column again, without its folders."""
         given = self.given
-        words = ["python", "docs/columns.py", given.dataset, given.dim, "--splits", given.splits]
+        words = ["python", "docs/columns.py", given.dataset, given.dim]
+        words += ["--only", *given.only] if given.only else ["--splits", given.splits]
         words += ["--epochs", self.epochs, "--second", given.second]
         words += ["--decoder", given.decoder] if given.decoder != "conv" else []
         return shlex.join(str(word) for word in words)
@@ -667,6 +668,8 @@ def main() -> None:
         return
     name = f"{given.dataset} {given.dim}"
     if given.pilot:
+        if given.decoder != "conv" or 0 not in column.splits:
+            raise SystemExit("the pilot is for split 0 with the decoder conv")
         done, what = column.pilot(given.pilot), "tried"
     elif given.time:
         done, what = column.time(), "timed"

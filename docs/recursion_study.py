@@ -222,13 +222,23 @@ class Study:
                 return False
             self._progress(len(left) - done - 1)
         for s in self.splits:
-            if not self._scores(s).exists():
+            wanted = [*self._of(s, rows), *(longer.values() if s in checked else [])]
+            if not self._scored(s).issuperset(wanted):
                 if self.clock.left() < 120:
                     return False
-                more = longer.values() if s in checked else []
-                self._score(s, [*self._of(s, rows), *more])
-        self._write(rows, chosen)
+                self._score(s, wanted)
+        if self.given.rows:
+            say("the results are written when all rows are trained: give the command without --rows")
+        else:
+            self._write(rows, chosen)
         return True
+
+    def _scored(self, s: int) -> set[str]:
+        """The rows of one split whose test examples were measured."""
+        if not self._scores(s).exists():
+            return set()
+        with np.load(self._scores(s)) as found:
+            return {name.partition("|")[0] for name in found.files}
 
     def _of(self, s: int, rows: dict[str, Options]) -> list[str]:
         """The rows of one split."""
@@ -298,7 +308,8 @@ class Study:
             "RME(4), full covariance": better | {"component": "full"},
             "RME(4), residual": residual,
         }
-        return {row: options for row, options in rows.items() if row in (self.given.rows or rows)}
+        wanted = [CONTROL, *self.given.rows] if self.given.rows else rows
+        return {row: options for row, options in rows.items() if row in wanted}
 
     def _data(self, s: int) -> Data:
         if s not in self._sets:

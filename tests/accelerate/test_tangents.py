@@ -1,8 +1,11 @@
 """Jacobians of chains of simple layers equal those of forward-mode differentiation."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
+from torch.distributions import Independent, Uniform
 
 from recmix.accelerate import tangents
 from recmix.accelerate.chain_log_joint import ChainLogJoint
@@ -10,8 +13,8 @@ from recmix.accelerate.tangents import chain_jacobian, layer_chain
 from recmix.inference.gauss_newton import LogJoint, decoder_jacobian, jacobian, make_log_joint
 from recmix.model.latent import LatentModel
 from recmix.model.likelihoods import LIKELIHOODS
-from recmix.model.networks import make_decoder
-from recmix.model.priors import GaussianMixturePrior, StandardNormal
+from recmix.model.networks import Decoder, make_decoder
+from recmix.model.priors import GaussianMixturePrior, StandardNormal, as_prior
 
 OWN = nn.Sequential(
     nn.Linear(3, 12),
@@ -72,6 +75,18 @@ def test_other_networks_are_not_chains():
 
     assert layer_chain(Twice(2, 2)) is None
 
+    class Larger(Decoder):
+        def forward(self, z):
+            return 5 * super().forward(z)
+
+    made = make_decoder("dense", (1, 8, 8), 3)
+    assert layer_chain(made) is not None
+    made.__class__ = Larger
+    assert layer_chain(made) is None
+    watched = nn.Linear(3, 3)
+    watched.register_full_backward_hook(lambda _module, into, _out: into)
+    assert layer_chain(nn.Sequential(watched)) is None
+
 
 ONE_CHANNEL = nn.Sequential(
     nn.Unflatten(1, (3, 1, 1)),
@@ -80,16 +95,21 @@ ONE_CHANNEL = nn.Sequential(
     nn.LeakyReLU(0.2),
     nn.ConvTranspose2d(4, 1, (3, 2), (2, 3), (1, 0), output_padding=(1, 2), dilation=(1, 2)),
 )
-LINEAR = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 64), nn.Unflatten(1, (1, 8, 8)))
+SAME = nn.Sequential(nn.Unflatten(1, (3, 1, 1)), nn.Conv2d(3, 2, 3, padding="same"), nn.ReLU())
+IN_PLACE = nn.Sequential(
+    nn.Linear(3, 8), nn.Tanh(), nn.LeakyReLU(0.2, inplace=True), nn.Unflatten(1, (2, 2, 2))
+)
+CHAINS = {"own": OWN, "one channel": ONE_CHANNEL, "same": SAME, "in place": IN_PLACE}
+CHAINS["linear"] = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 64), nn.Unflatten(1, (1, 8, 8)))
+KINDS = ["conv", "dense", *CHAINS]
 
 
-@pytest.mark.parametrize("kind", ["conv", "dense", "own", "one channel", "linear"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("batch", [1, 5])
 def test_jacobian_on_a_cpu_without_gradients(kind, batch, monkeypatch):
     """Blocks of examples, another memory layout and activations in place give the same numbers."""
     torch.manual_seed(0)
-    own = {"own": OWN, "one channel": ONE_CHANNEL, "linear": LINEAR}
-    decoder = (own.get(kind) or make_decoder(kind, (1, 12, 12), 3)).double()
+    decoder = (CHAINS.get(kind) or make_decoder(kind, (1, 12, 12), 3)).double()
     z = torch.randn(batch, 3, dtype=torch.float64)
     expected = decoder_jacobian.plain(decoder, z, 3)
     for examples in (2, 100):
@@ -125,17 +145,62 @@ def test_jacobian_on_a_cpu_uses_blocks_of_examples(monkeypatch):
     assert seen == [2, 2, 1, 5]
 
 
-@pytest.mark.parametrize("kind", ["conv", "dense", "own", "one channel", "linear"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("prior", [StandardNormal, GaussianMixturePrior])
 def test_gradient_on_a_cpu_equals_autograd(kind, prior):
     torch.manual_seed(0)
-    own = {"own": OWN, "one channel": ONE_CHANNEL, "linear": LINEAR}
-    decoder = (own.get(kind) or make_decoder(kind, (1, 12, 12), 3)).double()
+    decoder = (CHAINS.get(kind) or make_decoder(kind, (1, 12, 12), 3)).double()
     z = torch.randn(5, 3, dtype=torch.float64)
     x = torch.rand_like(decoder(z))
     joint = make_log_joint(model(decoder, x.shape[1:], prior(3)), x, torch.float64)
+    plain = copy.deepcopy(joint)
+    for layer in plain.model.decoder.modules():  # autograd cannot differentiate tanh, then one in place
+        if hasattr(layer, "inplace"):
+            layer.inplace = False
+    with torch.no_grad():
+        torch.testing.assert_close(joint.gradient(z), LogJoint.gradient(plain, z))
+
+
+def test_gradient_on_a_cpu_with_a_prior_that_is_constant():
+    """Its log density carries no gradient."""
+    prior = as_prior(Independent(Uniform(-torch.full((3,), 9.0), torch.full((3,), 9.0)), 1), 3)
+    made = model(OWN, (1, 8, 8), prior)
+    x, z = torch.rand(2, 1, 8, 8), torch.randn(2, 3)
+    joint = make_log_joint(made.float(), x, torch.float32)
     with torch.no_grad():
         torch.testing.assert_close(joint.gradient(z), LogJoint.gradient(joint, z))
+
+
+def test_gradient_on_a_cpu_is_that_of_an_own_log_prob():
+    """A likelihood may change `log_prob` of its base class, and not `residual`."""
+
+    class Half(LIKELIHOODS["bernoulli"]):
+        def log_prob(self, x, decoded):
+            return 0.5 * super().log_prob(x, decoded)
+
+    made = LatentModel(OWN.float(), Half(), latent=3, shape=(1, 8, 8))
+    x, z = torch.rand(2, 1, 8, 8), torch.randn(2, 3)
+    joint = make_log_joint(made, x, torch.float32)
+    with torch.no_grad():
+        torch.testing.assert_close(joint.gradient(z), LogJoint.gradient(joint, z))
+
+
+def test_slopes_keep_no_tangents_for_backward():
+    """The derivative of a ReLU's slope is zero, so the products with it need not be kept twice."""
+    made = make_decoder("conv", (1, 12, 12), 3)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
+        chain_jacobian(made, torch.randn(2, 3), 3)
+    decoder = [layer for layer in layer_chain(made) if type(layer) in tangents.ACTIVATIONS]
+    assert len(decoder) > 2
+    assert kept.count(max(kept)) <= 2
+
+
+def test_jacobian_of_an_empty_batch():
+    for decoder in (ONE_CHANNEL.float(), OWN.float()):
+        with torch.no_grad():
+            decoded, slope = chain_jacobian(decoder, torch.zeros(0, 3), 3)
+        assert len(decoded) == len(slope) == 0
 
 
 def test_log_joint_on_a_cpu():

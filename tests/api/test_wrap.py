@@ -1,6 +1,7 @@
 """`recmix.wrap`: a VAE that was trained elsewhere does all that a fitted model does."""
 
 import math
+import threading
 
 import numpy as np
 import pytest
@@ -352,16 +353,27 @@ def test_a_part_that_only_training_uses_is_kept_and_looking_for_it_changes_nothi
     halves[0].train()(x)
 
 
-def test_all_parts_are_kept_if_training_cannot_be_looked_at(x):
-    class Strange(Noisy):
-        def __init__(self):
-            super().__init__()
-            self.cached = self.shift * 2  # not a leaf: such a module cannot be copied
+class Strange(Noisy):
+    def __init__(self):
+        super().__init__()
+        self.lock = threading.Lock()  # such a module cannot be copied
 
-    halves = as_networks(Strange(), None)
+
+def test_a_module_that_cannot_be_copied_is_split_and_stays_as_it_is(x):
+    vae = Strange()
+    before = {name: value.clone() for name, value in vae.state_dict().items()}
+    halves = as_networks(vae, None)
     keep_used_parts(Own(*halves), tuple(x.shape[1:]), LATENT)
-    assert len(halves[0].state_dict()) == len(Strange().state_dict())
+    assert vae.training
+    assert all(torch.equal(value, before[name]) for name, value in vae.state_dict().items())
+    names = [{name.split(".")[1] for name in half.state_dict()} for half in halves]
+    assert names == [{"first", "shift", "normal", "blur"}, {"second"}]
     halves[0].train()(x)
+    wanted = {"latent": LATENT, "epochs": 1, "progress": False}
+    networks = {"encoder": Strange().encode, "decoder": Strange().decode}
+    recmix.fit("vae", x.repeat(10, 1), likelihood="gaussian", **networks, **wanted)
+    with pytest.raises(ConfigError, match="cannot be copied.*cannot pickle '_thread.lock'"):
+        recmix.fit("me", x.repeat(10, 1), likelihood="gaussian", **networks, **wanted)
 
 
 def test_an_encoder_of_means_only_is_refused(x):

@@ -59,10 +59,13 @@ def test_an_existing_run_is_refused_before_the_data_are_read(run, capsys):
     assert "already holds a run" in capsys.readouterr().err
 
 
-def test_options_are_checked_before_the_data_are_read(tmp_path, capsys):
-    words = ("train", "--data", "no-such-data", "--method", "vae", "--latent", "0")
+@pytest.mark.parametrize("name", ["latent", "likelihood", "network", "decoder-network", "prior"])
+def test_options_are_checked_before_the_data_are_read(tmp_path, capsys, name):
+    words = ("train", "--data", "no-such-data", "--method", "vae", f"--{name}", "0")
     assert call(*words, "--out", tmp_path / "run") == 2
-    assert "latent" in capsys.readouterr().err
+    assert {"network": "encoder", "decoder-network": "decoder"}.get(
+        name, name
+    ) in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

@@ -2,6 +2,7 @@
 
 import json
 import textwrap
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -208,6 +209,28 @@ def test_own_networks_are_named_by_a_function(x, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["iwae"] == Run("run").scores()["test/3"]["iwae"]
     assert call("train", "--resume", "--out", "run", "--epochs", 2, *mine) == 0
     assert list(load_models(["run"], networks=mine[1])) == ["run"]
+
+
+def edit(path, change):
+    """Change a JSON file of a run by a function, and remove its digest, as an attacker could."""
+    content = json.loads(path.read_text())
+    content.pop("content_sha256")
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def test_a_run_folder_cannot_name_a_function_to_call(x, tmp_path, capsys):
+    (tmp_path / "own_networks_4.py").write_text("open('called', 'w').close()")
+    train = ("train", "--data", "x.npy", "--latent", 2, "--epochs", 1, "--vae-epochs", 1)
+    assert call(*train, "--method", "vae", "--out", "run") == 0
+    edit(Path("run/spec.json"), lambda spec: spec["options"].update(networks="own_networks_4:go"))
+    assert call("train", "--resume", "--out", "run", "--epochs", 2) == 2
+    assert "'networks' is no option of the method vae" in said(capsys)
+    assert call(*train, "--preset", "paper", "--out", "stages") == 0
+    edit(Path("stages/preset.json"), lambda preset: preset["first"].update(networks="own_networks_4:go"))
+    assert call("train", "--resume", "--out", "stages", "--epochs", 2) == 2
+    assert "'networks' is no option of the first stage" in said(capsys)
+    assert not Path("called").exists()
 
 
 def test_own_networks_may_be_one_module(x, tmp_path, capsys):

@@ -210,6 +210,16 @@ def test_existing_run_is_replaced_only_with_overwrite(two, data, tmp_path):
     assert not (run / "preset.json").exists()
 
 
+def test_overwrite_replaces_the_vae_of_a_first_stage(data, tmp_path):
+    stages = 'name = "mixture"\nmethod = "rme"\norder = 2\nepochs = 1\n'
+    (tmp_path / "own.toml").write_text(f"[[stages]]\n{stages}[[stages]]\nname = 'b'\nmethod = 'vae'\n")
+    given = SHORT | {"epochs": 1, "out": tmp_path / "run"}
+    recmix.fit_preset(tmp_path / "own.toml", data, **given)
+    assert Run(tmp_path / "run" / "mixture" / "vae").exists
+    recmix.fit_preset(tmp_path / "own.toml", data, **given, seed=3, overwrite=True)
+    assert Run(tmp_path / "run" / "mixture" / "vae").spec().training.seed == 3
+
+
 @pytest.mark.parametrize(
     "content",
     ["[]", "{}", '{"format": 99}', '{"format": 1, "name": "x"}', '{"format": 2, "name": "x"}', "{"],

@@ -48,20 +48,24 @@ class ChainLogJoint(LogJoint):
     def gradient(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """log p(x, z), (B,), and its derivative with respect to z, (B, D), at z (B, D).
 
-        The derivative of the decoder is computed layer by layer, without autograd.
+        Autograd gives the derivatives of the likelihood and of the prior. The decoder is differentiated
+        layer by layer, which is faster.
         """
         layers = layer_chain(self.model.decoder)
         if layers is None or not fast_on_cpu(z) or torch.is_inference_mode_enabled():
             return super().gradient(z)
+        if any(isinstance(getattr(layer, "padding", 0), str) for layer in layers):
+            return super().gradient(z)  # the pullback needs the padding as numbers
         keep_freed_memory()
         decoded, pullback = value_and_pullback(layers, z)
-        likelihood = self.model.log_density(self.observed, decoded[None]).squeeze(0)
-        slope = pullback(self.model.likelihood.residual(self.observed, decoded))
         with torch.enable_grad():
-            at = z.detach().requires_grad_()
-            prior = self.model.prior.log_prob(at)
-            (slope_of_prior,) = torch.autograd.grad(prior.sum(), at)
-        return likelihood + prior.detach(), slope + slope_of_prior
+            output, at = decoded.detach().requires_grad_(), z.detach().requires_grad_()
+            likelihood = self.model.log_density(self.observed, output[None]).squeeze(0)
+            joint = likelihood + self.model.prior.log_prob(at)
+            # A prior may be constant in z, such as a uniform one.
+            slope, of_prior = torch.autograd.grad(joint.sum(), (output, at), allow_unused=True)
+        slope = pullback(slope)
+        return joint.detach(), slope if of_prior is None else slope + of_prior
 
 
 @make_log_joint.register

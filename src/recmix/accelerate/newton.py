@@ -178,13 +178,12 @@ def cholesky_by_kernels(matrix: Tensor) -> Tensor:
 
 
 @in_double.register
-def keep_float32(values: Tensor) -> Tensor:
-    """`in_double` without the conversion, where the Triton kernels apply: the tensor stays in float32.
+def keep_float32(factor: Tensor) -> Tensor:
+    """`in_double` where the Triton kernels apply: the Cholesky factor (..., D, D) stays in float32.
 
-    The kernels add a small multiple of the identity to a matrix instead of using float64. Low-rank
-    posteriors call this function, too, for their small matrices I + A.
+    The kernels add a small multiple of the identity to a matrix, and so need no float64.
 
     Returns:
-        `values` unchanged, or NotImplemented if the kernels do not apply.
+        `factor` unchanged, or NotImplemented if the kernels do not apply.
     """
-    return values if _applies(values) else NotImplemented
+    return factor if _applies(factor) else NotImplemented

@@ -1,9 +1,10 @@
-"""Compute Jacobians of chains of simple layers: forward-mode differentiation with fewer kernels.
+"""Compute Jacobians and gradients of chains of simple layers, without automatic differentiation.
 
-A tangent is the derivative of a layer's output along one direction of the input. A linear layer maps a
-tangent in the same way as its input, but without the bias. An activation multiplies a tangent by the
-activation's slope. `torch.func.jvp` would also compute products with tangents of the weights, which are
-zero.
+Jacobians are computed in forward mode. A tangent is the derivative of a layer's output along one
+direction of the input. A linear layer maps a tangent in the same way as its input, but without the bias.
+An activation multiplies a tangent by the activation's slope. `torch.func.jvp` would also compute
+products with tangents of the weights, which are zero. Gradients of one number are computed in reverse
+mode, without those of the weights.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ Pull = Callable[[nn.Module, Tensor, Tensor, Tensor], Tensor]
 
 def _leaky(layer: nn.Module, gradient: Tensor, before: Tensor, _after: Tensor) -> Tensor:
     leak = layer.negative_slope if isinstance(layer, nn.LeakyReLU) else 0.0
-    pulled: Tensor = torch.ops.aten.leaky_relu_backward(gradient, before, leak, False)
+    # The derivative with respect to `before` is zero. Detached, autograd keeps no copy for it.
+    pulled: Tensor = torch.ops.aten.leaky_relu_backward(gradient, before.detach(), leak, False)
     return pulled
 
 
@@ -54,15 +56,15 @@ def layer_chain(network: nn.Module) -> list[nn.Module] | None:
     ['Linear', 'Tanh']
     >>> layer_chain(nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3)))
     """
-    if network._forward_hooks or network._forward_pre_hooks:
+    before, after = network._forward_pre_hooks, network._forward_hooks
+    if before or after or network._backward_pre_hooks or network._backward_hooks:
         return None
-    if isinstance(network, Decoder):
+    if type(network) is Decoder:
         return layer_chain(network.layers)
     if type(network) is nn.Sequential:
         parts = [layer_chain(part) for part in network]
         return None if None in parts else [layer for part in parts for layer in part or []]
-    convolution = isinstance(network, nn.Conv2d | nn.ConvTranspose2d)
-    if convolution and (network.padding_mode != "zeros" or isinstance(network.padding, str)):
+    if isinstance(network, nn.Conv2d | nn.ConvTranspose2d) and network.padding_mode != "zeros":
         return None
     simple = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d, *ACTIVATIONS, *SHAPES)
     return [network] if type(network) in simple else None
@@ -114,10 +116,11 @@ def value_and_pullback(layers: list[nn.Module], z: Tensor) -> tuple[Tensor, Call
 
 
 def _reached(layers: list[nn.Module], z: Tensor) -> list[Tensor]:
-    """z (B, D), then the output of each layer."""
+    """z (B, D), then the output of each layer. No layer changes the output of the one before it."""
     reached = [z]
     for layer in layers:
-        reached.append(values([layer], reached[-1]))
+        last = reached[-1].clone() if getattr(layer, "inplace", False) else reached[-1]
+        reached.append(values([layer], last))
     return reached
 
 
@@ -255,7 +258,7 @@ def chain_jacobian(decoder: nn.Module, z: Tensor, chunk: int) -> tuple[Tensor, T
     del reached  # the outputs of the layers are not needed beside the tangents
     batch, latent = z.shape
     units = torch.eye(latent, dtype=z.dtype, device=z.device)
-    sizes = [slope[0].numel() for slope in slopes if slope is not None]
+    sizes = [slope.shape[1:].numel() for slope in slopes if slope is not None]
     examples = min(BLOCK // max(sizes), chunk * batch) // latent if sizes and fast_on_cpu(z) else 0
     if 0 < examples < batch:
         keep_freed_memory()

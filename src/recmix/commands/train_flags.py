@@ -66,6 +66,8 @@ def _check_complete(request: Mapping[str, Any], names: Sequence[str]) -> None:
 
 def _stored(folder: Path, *, own: bool) -> dict[str, Any]:
     """The options of the run in a folder, to continue it."""
+    from recmix.methods.method_options import growth_options, method_options
+
     if (folder / PRESET).exists():
         from recmix.training.presets import stored_arguments
 
@@ -81,9 +83,15 @@ def _stored(folder: Path, *, own: bool) -> dict[str, Any]:
             spec, folder, "name a function that makes them with --networks module:function"
         )
     init = spec.init or {}
+    own_options = {**spec.options, **{k: v for k, v in (spec.auto or {}).items() if k != "why"}}
+    known = method_options(spec.method) | growth_options(spec.method)
+    if wrong := [name for name in own_options if name not in known]:
+        raise RunError(
+            f"{run.folder / 'spec.json'} is damaged: {wrong[0]!r} is no option of the method "
+            f"{spec.method}"
+        )
     found: dict[str, Any] = {
-        **spec.options,
-        **{k: v for k, v in (spec.auto or {}).items() if k != "why"},
+        **own_options,
         **vars(spec.training),
         **vars(spec.inference),
         **vars(spec.model),

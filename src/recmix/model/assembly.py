@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-from recmix.errors import ConfigError, RunError
+from recmix.errors import ConfigError, RunError, unknown
 from recmix.model.curvature_network import CurvatureNetwork
 from recmix.model.data_facts import Statistics
 from recmix.model.encoder_decoder import Shape, evaluation_mode
@@ -24,6 +24,7 @@ from recmix.model.networks import (
     AUTO_NETWORK,
     NETWORKS,
     TOKEN_NETWORKS,
+    check_network_name,
     check_network_options,
     default_network,
     keyword_options,
@@ -32,11 +33,13 @@ from recmix.model.networks import (
     network_options,
 )
 from recmix.model.options import ModelOptions
-from recmix.model.priors import Prior, VampPrior, as_prior, make_prior
+from recmix.model.priors import PRIORS, Prior, VampPrior, as_prior, make_prior
 from recmix.model.vocabulary import Vocabulary
 
-__all__ = ["OWN", "Own", "Statistics", "complete_options", "make_model", "needs_classes"]
+__all__ = ["OWN", "Own", "Statistics", "check_part_names", "complete_options", "make_model"]
+__all__ += ["needs_classes"]
 
+T = TypeVar("T")
 OWN = "own"
 """The option value that stands for an encoder, decoder, likelihood or prior that the user wrote."""
 USUAL_LIKELIHOOD = {
@@ -61,7 +64,7 @@ class Own:
 
     def copied(self) -> Own:
         """A copy with copies of all parts."""
-        return copy.deepcopy(self)
+        return _copied(self)
 
     def or_those_of(self, model: LatentModel, encoder: nn.Module, named: ModelOptions) -> Own:
         """Replace parts that are None by copies of the user's own parts of a trained model.
@@ -83,6 +86,18 @@ class Own:
             if kind == OWN and getattr(self, name) is None
         }
         return replace(self, **found)
+
+
+def _copied(parts: T) -> T:
+    """A deep copy of a user's modules, or an error that says what cannot be copied."""
+    try:
+        return copy.deepcopy(parts)
+    except Exception as error:  # whatever a user's module raises
+        raise ConfigError(
+            "your networks must be copied, because two models, or encoder and decoder, would share "
+            f"their weights, and they cannot be copied ({type(error).__name__}: {error}): remove what "
+            "copy.deepcopy does not support from the modules, such as a lock or an open file"
+        ) from error
 
 
 NOTHING, NO_STATISTICS = Own(), Statistics()
@@ -179,6 +194,22 @@ def _check_kind(kind: str, network: str, decoder_network: str | None, likelihood
             )
 
 
+def check_part_names(given: Mapping[str, Any]) -> None:
+    """Raise a ConfigError if a likelihood, a network or a prior is given by an unknown name.
+
+    Args:
+        given: option values by name; None means not given.
+    """
+    named = {name: given[name] for name in given if given[name] not in (None, OWN)}
+    if "likelihood" in named:
+        find_likelihood(named["likelihood"])
+    for option, role in (("network", "encoder"), ("decoder_network", "decoder")):
+        if option in named:
+            check_network_name(named[option], role)
+    if named.get("prior", PRIORS[0]) not in PRIORS:
+        raise ConfigError(unknown("prior", named["prior"], PRIORS))
+
+
 def needs_classes(given: Mapping[str, Any]) -> bool:
     """Whether these options of a model require the number of classes, and do not give it.
 
@@ -208,7 +239,7 @@ def make_model(
     for part in (own.encoder, own.decoder):
         weights += [] if part is None else [p for p in part.parameters() if p.is_floating_point()]
     if len({id(p) for p in weights}) < len(weights):
-        own = replace(own, decoder=copy.deepcopy(own.decoder))
+        own = replace(own, decoder=_copied(own.decoder))
     like = weights[0] if weights else torch.zeros(())
     example = torch.zeros(2, *shape).to(like)
     seen = example if fields is None else fields.unpack(example)

@@ -42,6 +42,7 @@ __all__ = [
     "Decoder",
     "Encoder",
     "Network",
+    "check_network_name",
     "check_network_options",
     "default_network",
     "encode_with_features",
@@ -199,12 +200,17 @@ def keyword_options(make: Callable[..., Any]) -> list[str]:
     return [one.name for one in parameters if one.kind is one.KEYWORD_ONLY]
 
 
+def check_network_name(name: str, role: str) -> None:
+    """Raise a ConfigError if there is no network of this name. The error calls it `role`."""
+    if name not in NETWORKS and name != AUTO_NETWORK:
+        raise ConfigError(unknown(role, name, [*NETWORKS, AUTO_NETWORK]))
+
+
 def _maker(kind: str, shape: Sequence[int], role: str, options: Mapping[str, Any]) -> Callable[..., Any]:
     """The function that makes the encoder or decoder of a kind, or an error if the options are wrong."""
     if kind == AUTO_NETWORK:
         kind = default_network(shape)
-    if kind not in NETWORKS:
-        raise ConfigError(unknown(role, kind, [*NETWORKS, AUTO_NETWORK]))
+    check_network_name(kind, role)
     make: Callable[..., Any] = getattr(NETWORKS[kind], role)
     valid = keyword_options(make)
     for option in options:

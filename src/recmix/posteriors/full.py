@@ -155,7 +155,7 @@ def _inverse(factor: Tensor) -> Tensor:
 
 @replaceable
 def in_double(factor: Tensor) -> Tensor:
-    """Convert to float64. In float32, a precision of 1e7 plus the prior's 1 would lose the 1."""
+    """Convert a Cholesky factor to float64. In float32, a precision of 1e7 plus 1 would lose the 1."""
     return factor.double()
 
 

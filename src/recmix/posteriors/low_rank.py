@@ -8,7 +8,6 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from recmix.posteriors.full import in_double
 from recmix.posteriors.gaussian import Gaussian, precision_shares
 from recmix.posteriors.posterior import FactoredGaussian
 
@@ -90,7 +89,7 @@ class LowRankGaussian(FactoredGaussian):
             changed = self.log_scale + math.log(factor)
             return LowRankGaussian(self._mean, changed, self.left, self.right)
         share, rest = precision_shares(factor, 1)
-        a, left, right = (in_double(t) for t in (self.log_scale.exp(), self.left, self.right))
+        a, left, right = (t.double() for t in (self.log_scale.exp(), self.left, self.right))
         # Σ⁻¹ = diag(1/a) (I + U G Uᵀ) diag(1/a) with U = [B, C], by the Woodbury identity.
         inverse = torch.linalg.solve_ex(_core(left, right), _identity(left)).result
         solved = left @ inverse
@@ -132,8 +131,12 @@ class LowRankGaussian(FactoredGaussian):
         return type(self)(*parts)
 
     def _log_det(self) -> Tensor:
-        """log |det L| = Σ log a + log |det M| with M = I + rightᵀ left, (B,)."""
-        core = in_double(_core(self.left, self.right))
+        """log |det L| = Σ log a + log |det M| with M = I + rightᵀ left, (B,).
+
+        log |det M| is half of log det(M Mᵀ), from a Cholesky factor: with `torch.linalg.slogdet` no CUDA
+        graph could be captured. M Mᵀ has the squared condition number of M, so it needs float64.
+        """
+        core = _core(self.left, self.right).double()
         factor = torch.linalg.cholesky_ex(core @ core.mT).L
         log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         return self.log_scale.sum(-1) + log_det.to(self.log_scale.dtype)

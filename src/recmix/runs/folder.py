@@ -114,7 +114,7 @@ class Run:
             raise
 
     def check_free(self, *, overwrite: bool = False) -> None:
-        """Raise an error if the folder holds files of a run, except a complete run with `overwrite`."""
+        """Raise an error if the folder holds a run and `overwrite` is False, or only a part of a run."""
         if self.folder.exists() and not self.folder.is_dir():
             raise RunError(f"{self.folder} is a file: give the name of a folder")
         if self.exists:

@@ -52,18 +52,30 @@ class MethodModule(nn.Module):
     def keep_used(self, x: Any) -> None:
         """Call the user's method, and remove the submodules and parameters that it does not use.
 
-        It is called once in evaluation mode, and a copy of it once in training mode. Nothing is removed
-        if a call fails, or if the module cannot be copied.
+        It is called once in evaluation mode and once in training mode. Nothing is removed if a call
+        fails.
         """
         try:
             with evaluation_mode(self):
-                used = self._used(x)
-            used |= copy.deepcopy(self).train()._used(x)
+                used = self._used(x) | self._used_in_training(x)
         except Exception:  # whatever a user's code raises; the checks that follow report it
             return
         parts = self.whole.__dict__
         for store in STORES:
             parts[store] = {name: part for name, part in parts[store].items() if name in used}
+
+    def _used_in_training(self, x: Any) -> set[str]:
+        """What `_used` gives in training mode. The module itself stays as it is."""
+        try:
+            other = copy.deepcopy(self)
+        except Exception:  # for example a module with a lock; its buffers are restored instead
+            other = self
+        kept = [(buffer, buffer.clone()) for buffer in other.buffers()]
+        try:
+            return other.train()._used(x)
+        finally:
+            for buffer, value in kept:
+                buffer.data.copy_(value)
 
     def _used(self, x: Any) -> set[str]:
         """The names of the parts that one call of the user's method reads.

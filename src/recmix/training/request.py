@@ -18,7 +18,7 @@ from recmix.errors import ConfigError, shown
 from recmix.inference import Inference
 from recmix.methods.method import Method, Objective
 from recmix.methods.method_options import method_options
-from recmix.model.assembly import Own, needs_classes
+from recmix.model.assembly import Own, check_part_names, needs_classes
 from recmix.model.likelihoods import Likelihood, find_likelihood
 from recmix.runs.folder import Run
 from recmix.runs.hub import is_hub_address
@@ -133,6 +133,7 @@ def read_request(
     if instance:
         given = _with_instance(instance, given, options)
         own = Own(instance.base_encoder, instance.model.decoder, instance.model.likelihood)
+    check_part_names(given.model)
     counts_classes = needs_classes(given.model)
     starts_from = cls.starts_from if init is None and instance is None else None
     # The model to start from gets its own copies of the user's networks.

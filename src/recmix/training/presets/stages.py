@@ -166,6 +166,8 @@ def stored_arguments(folder: str | Path) -> dict[str, Any]:
         preset = parse(content["preset"], content["name"], str(path))
         first, data = dict(content["first"]), dict(content["data"])
         check_description(data)
+        if wrong := first.keys() - {*options_of(ModelOptions), "vae_epochs", "init"}:
+            raise ValueError(f"{min(wrong)!r} is no option of the first stage")
     except (KeyError, TypeError, ValueError) as error:
         raise RunError(f"{path} is incomplete or damaged: {error}") from error
     return {"preset": preset, "data": data} | first
@@ -235,6 +237,9 @@ def _claim(
 ) -> None:
     """Write ``preset.json`` into the run folder. A run in the folder may be an error."""
     folders = [Run(root), *(Run(root / stage.name) for stage in preset.stages[:-1])]
+    if starts_from := find_method(preset.stages[0].method).starts_from:
+        # The first stage trains the model that it starts from, in a folder inside its own.
+        folders.append(Run(folders[:2][-1].folder / starts_from))
     there = next((run for run in folders if run.exists or (run.folder / PRESET).exists()), None)
     world().wait()
     if there and not (resume or overwrite):
