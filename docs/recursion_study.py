@@ -227,10 +227,7 @@ class Study:
                 if self.clock.left() < 120:
                     return False
                 self._score(s, wanted)
-        if self.given.rows:
-            say("the results are written when all rows are trained: give the command without --rows")
-        else:
-            self._write(rows, chosen)
+        self._write(rows, chosen)
         return True
 
     def _scored(self, s: int) -> set[str]:
@@ -419,7 +416,9 @@ class Study:
             "longer": self._longer(rows),
             **summary,
         }
-        write(self.given.results / f"recursion_{self.given.dataset}.json", rounded(content))
+        # The published file always has all rows.
+        folder = self.place if self.given.rows else self.given.results
+        write(folder / f"recursion_{self.given.dataset}.json", rounded(content))
 
 
 def rounded(content: Any) -> Any:
@@ -460,7 +459,9 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--data-root", type=Path, default=None, help="folder of the data sets")
     parser.add_argument("--seconds", type=float, default=math.inf, help="stop before this time")
     parser.add_argument("--splits", type=int, default=10)
-    parser.add_argument("--rows", nargs="+", default=None, metavar="ROW", help="only these rows")
+    parser.add_argument(
+        "--rows", nargs="+", default=None, metavar="ROW", help="only these rows; the results go to --out"
+    )
     return parser
 
 

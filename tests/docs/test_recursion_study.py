@@ -259,13 +259,19 @@ def test_a_tiny_study_is_trained_chosen_and_scored_and_goes_on(tmp_path, monkeyp
     assert not recursion_study.Study(given).run()  # there is no time to train anything
     given.seconds = 1e9
     assert recursion_study.Study(given).run()
-    found = json.loads((tmp_path / "recursion_folds.json").read_text())
+    found = json.loads((tmp_path / "recursion_folds" / "recursion_folds.json").read_text())
+    assert not (tmp_path / "recursion_folds.json").exists()  # this file always has all rows
     rows = {row["row"]: row for row in found["rows"]}
     more = [f"{row}, 2 times the updates" for row in kept]
     assert list(rows) == ["VAE", *kept, *more, "VAE+ calibrated width", "VAE+ refined, 4 steps"]
     assert np.isfinite([row["elbo"] for row in rows.values()]).all()
     assert all(row["elbo"][0] < found["log_evidence"][0] for row in rows.values())
     assert len(rows[recursion_study.BATCH]["weights"]) == 4
+
+    given.rows = ["RME(2)"]  # a row that is added is scored, beside the control
+    assert recursion_study.Study(given).run()
+    found = json.loads((tmp_path / "recursion_folds" / "recursion_folds.json").read_text())
+    assert {"VAE+", "RME(2)"} <= {row["row"] for row in found["rows"]}
 
     def never(*_args, **_more):
         raise AssertionError("it is done again")
