@@ -6,6 +6,7 @@ import torch
 from cases.commands import call
 
 import recmix
+from recmix.commands import terminal
 
 TINY = {"epochs": 1, "latent": 2, "device": "cpu", "progress": False}
 
@@ -65,3 +66,16 @@ def test_wrong_files_are_refused(runs, tmp_path, capsys, name, file, message):
     (tmp_path / "folder.npy").mkdir()
     assert call("generate", runs / name, "--out", file, "--device", "cpu") == 2
     assert message in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    "text", [r"CC\[nH]C[C@@H]", r"a\\[red]b", ":dog: [bold]x[/]", "[", r"\[/", "a\tb\\"]
+)
+def test_texts_are_printed_as_they_are(text, capsys):
+    terminal.out.print(terminal.plain(text), highlight=False, soft_wrap=True)
+    assert capsys.readouterr().out == f"{text}\n".expandtabs(8)
+
+
+def test_control_characters_are_printed_as_escapes(capsys):
+    terminal.out.print(terminal.plain("a\x1b[31mb\x00\x9bc"), highlight=False)
+    assert capsys.readouterr().out == "a\\x1b[31mb\\x00\\x9bc\n"

@@ -164,6 +164,21 @@ def test_invalid_smiles_strings_are_counted_and_kept(tmp_path):
         assert not load(write(tmp_path / "b.smi", MOLECULES)).notes
 
 
+def test_one_very_long_text_does_not_set_the_length():
+    texts = [f"a{i} b c" for i in range(40)] + ["a " * 5000]
+    with pytest.warns(DataWarning, match=r"1 longer than 50 tokens.*give length=\.\.\. \(--length\)"):
+        data = from_texts(texts, ["a b"], ["b"])
+    assert data.shape == (51,)
+    assert from_texts(["a b c"] * 3 + ["a " * 40], ["a b"], ["b"]).shape == (41,)  # this is no outlier
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_line_ends_of_any_system(tmp_path, end):
+    path = tmp_path / "a.txt"
+    path.write_bytes(end.join(SENTENCES).encode())
+    assert read_texts(path) == SENTENCES
+
+
 def test_default_length_is_said():
     texts = [f"a{i} b" for i in range(300)] + ["a b c d e"]
     with pytest.warns(DataWarning, match="the length suffices for 99 %.*give length="):
@@ -219,7 +234,7 @@ def test_nothing_left_is_an_error_with_counts(tmp_path):
         DataError, match=rf"{path}: a: no training text is left of \d.*longer than 1 tokens"
     ):
         load(path, length=2)
-    with pytest.raises(DataError, match="no training text, and 3 empty"):
+    with pytest.raises(DataError, match="no training text, only 3 empty"):
         load(write(tmp_path / "b.txt", ["", " ", "\t", ""]))
     with pytest.raises(DataError, match="no validation text is left of 1: 1 longer than 2 tokens"):
         from_texts(["a b", "a"], ["a b c"], length=3)

@@ -7,6 +7,7 @@ from cases.exports import run
 from cases.molecules import SMALL_MOLECULES
 
 import recmix
+from recmix.errors import ConfigError
 from recmix.exports.graphs import frozen, posterior_graph
 from recmix.exports.serialise import _program
 
@@ -61,3 +62,12 @@ def test_torchscript_of_graphs_gives_the_results_of_the_model(tmp_path):
         torch.testing.assert_close(log_variances[:, 0], q.log_variance, rtol=1e-4, atol=1e-5)
         (found,) = run(folder, "decoder", q.mean)
         torch.testing.assert_close(found, model.decode(q.mean), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("format", ["pt2", "torchscript", "onnx"])
+def test_the_curvature_of_an_autoregressive_likelihood_cannot_be_exported(model, tmp_path, format):
+    if format == "onnx":
+        pytest.importorskip("onnxscript")
+    with pytest.raises(ConfigError, match="curvature of the autoregressive likelihood.*without refin"):
+        model.refined(1).export(tmp_path / "x", format=format)
+    assert not (tmp_path / "x").exists()

@@ -10,7 +10,7 @@ import pytest
 from cases.molecules import MOLECULES
 
 from recmix.errors import ConfigError, DataError
-from recmix.model.graph_vocabulary import AtomType, MoleculeGraphs, canonical_smiles
+from recmix.model.graph_vocabulary import AtomType, MoleculeGraphs, canonical_smiles, read_molecule
 from recmix.model.vocabulary import vocabulary_from_json
 
 Chem = pytest.importorskip("rdkit.Chem")
@@ -166,3 +166,16 @@ def test_rdkit_is_imported_only_when_it_is_used():
         "G.from_json({'types': [['C', 0, None]], 'length': 3}); assert 'rdkit' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_very_long_strings_do_not_reach_rdkit():
+    """RDKit's recursion ends the process for chains of some ten thousand atoms."""
+    long = "C" * 200_000
+    assert canonical_smiles(["CCO", long]) == ["CCO", ""]
+    assert read_molecule(long) is None
+    graphs = MoleculeGraphs.from_texts(["CCO", "C" * 600, long])
+    assert graphs.length == 3
+    found = graphs.encode(["CCO", "C" * 600, long])
+    assert found.problems == {"with more than 3 atoms": 1, "longer than 4,000 characters": 1}
+    with pytest.raises(DataError, match="a molecule with at most 512 atoms"):
+        MoleculeGraphs.from_texts(["C" * 600])

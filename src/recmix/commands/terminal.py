@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import warnings
@@ -33,8 +34,12 @@ __all__ = [
     "warnings_as_notes",
 ]
 
-out = Console(soft_wrap=True)
-err = Console(stderr=True, soft_wrap=True)
+out = Console(soft_wrap=True, emoji=False)
+err = Console(stderr=True, soft_wrap=True, emoji=False)
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Characters that a terminal may obey. Tabs and line ends are not among them."""
+BRACKET = re.compile(r"(\\*)(\[[a-z#/@][^\[]*?\])|\[")
+"""What `rich` reads as markup, with the backslashes before it; or any other opening bracket."""
 Root = Annotated[
     Path | None,
     typer.Option("--data-root", help="Folder of the data sets (default: RECMIX_DATA, then a cache)."),
@@ -118,8 +123,9 @@ def warnings_as_notes() -> Iterator[None]:
 
 
 def plain(message: object) -> str:
-    """Convert a message to text in which `rich` does not read brackets as markup."""
-    return str(message).replace("[", r"\[")
+    """Convert a message to text that `rich` prints as it is, with control characters as escapes."""
+    shown = CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", str(message))
+    return BRACKET.sub(lambda found: f"{2 * (found[1] or '')}\\{found[2] or '['}", shown)
 
 
 def print_scores(rows: list[tuple[str, dict[str, Any]]], title: str) -> None:

@@ -43,6 +43,10 @@ PART_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val
 TEXT_OPTIONS = ("length", "vocabulary_size", "graphs")  # options of `recmix.data.load` for texts
 _TEXT_SHARE = 16  # a list of short lines needs about this many times the size of the file
 _PARTS = {"train": "training", "val": "validation", "test": "test"}
+LENGTH_NOTE = (
+    "the length suffices for 99 % of the training texts, but not for texts that are far longer than "
+    "most; give length=... (--length) for another one"
+)
 
 
 class DataWarning(UserWarning):
@@ -172,7 +176,8 @@ def data_of_texts(
     filled = {key: [text for text in texts if text] for key, texts in given.items()}
     empty = total - sum(map(len, filled.values()))
     if not filled["train"]:
-        raise DataError(f"{name}: there is no training text, and {empty} empty one(s); give some texts")
+        lines = f"only {empty} empty one(s)" if empty else "the file or list is empty"
+        raise DataError(f"{name}: there is no training text, {lines}; give some texts")
     different = list(dict.fromkeys(text for texts in filled.values() for text in texts))
     forms = dict(zip(different, made.normal_forms(different), strict=True))
     filled = _complete(filled, forms, name=name, seed=seed, need_test=need_test)
@@ -186,10 +191,9 @@ def data_of_texts(
         found = vocabulary.encode(texts)
         if not len(found.x):
             said = ", ".join(f"{count:,} {problem}" for problem, count in found.problems.items())
-            raise DataError(
-                f"{name}: no {_PARTS[key]} text is left of {len(texts):,}: {said}; give other texts, or "
-                "a larger length"
-            )
+            long = options.get("length") is None and "longer" in said
+            advice = LENGTH_NOTE if long else "give other texts, or a larger length"
+            raise DataError(f"{name}: no {_PARTS[key]} text is left of {len(texts):,}: {said}; {advice}")
         for problem, count in found.problems.items():
             into = changed if problem in KEPT else left_out
             into[problem] = into.get(problem, 0) + count
@@ -214,7 +218,7 @@ def read_texts(path: Path) -> list[str]:
 
 
 def lines_of(content: bytes, path: Path) -> list[str]:
-    """Return the lines of the content of a text file in UTF-8, without line ends."""
+    """Return the lines of a text file in UTF-8, without line ends, which may be those of any system."""
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -223,10 +227,10 @@ def lines_of(content: bytes, path: Path) -> list[str]:
             f"{path}, line {line}: byte 0x{content[error.start]:02x} is not UTF-8 ({error.reason}); "
             "expected text in UTF-8: convert the file, for example with iconv"
         ) from None
-    lines = text.split("\n")
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     if not lines[-1]:
         lines.pop()
-    return [line.removesuffix("\r") for line in lines]
+    return lines
 
 
 def text_suffix(path: Path) -> str:
@@ -339,7 +343,7 @@ def _notes(
         said = ", ".join(f"{count:,} {problem}" for problem, count in left_out.items())
         yield f"{sum(left_out.values()):,} of {total:,} texts are left out ({said})"
         if options.get("length") is None and any("longer" in problem for problem in left_out):
-            yield "the length suffices for 99 % of the training texts; give length=... for another one"
+            yield LENGTH_NOTE
     for problem, count in changed.items():
         yield f"{count:,} texts {problem}"
     train = {forms[text] for text in parts["train"]}

@@ -180,8 +180,16 @@ def _uses_autograd(graph: PosteriorGraph) -> bool:
         return tensor
 
     hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
-    with torch.no_grad(), traceable(), hooks:
-        infer(graph.method, graph.example()[0], graph.inference)
+    x, likelihood = graph.example()[0], graph.method.model.likelihood
+    try:
+        with torch.no_grad(), traceable(), hooks:
+            infer(graph.method, x, graph.inference)
+    except RuntimeError as error:  # torch.func does not work with the hooks
+        raise ConfigError(
+            f"this posterior needs the curvature of the {likelihood.name} likelihood, which cannot be "
+            "exported: export the model without refinement, or another method; posterior(x) in Python "
+            "works"
+        ) from error
     return bool(saved)
 
 

@@ -35,10 +35,7 @@ FILES = (DESCRIPTION, *(graph + end for graph in ("posterior", "decoder") for en
 OPSET = 18
 FORMAT = 2
 LONG = 500  # ONNX graphs with at least this many operators are not simplified: that would take minutes
-ADVICE = (
-    "Try --format pt2, which supports the most. Your own networks must be traceable: no branch on a "
-    "tensor's value, no shape for one batch size only"
-)
+TRACEABLE = "Your own networks must be traceable: no branch on a tensor's value, no fixed batch size"
 
 
 def export(
@@ -175,8 +172,11 @@ def _serialise(graph: Graph, format: str) -> bytes:
         while first.__cause__ is not None:  # the exporter of ONNX adds general advice to each
             first = first.__cause__
         why = next(iter(str(first).strip().splitlines()), type(first).__name__)
+        advice = (
+            TRACEABLE if format == "pt2" else f"Try --format pt2, which supports the most. {TRACEABLE}"
+        )
         raise ConfigError(
-            f"the graph of the {graph.kind} cannot be exported to {format}: {why}. {ADVICE}"
+            f"the graph of the {graph.kind} cannot be exported to {format}: {why}. {advice}"
         ) from error
 
 
@@ -189,7 +189,7 @@ def _check(graph: Graph, traced: Callable[..., Any]) -> None:
         if not all(a.shape == b.shape and torch.allclose(a, b, 1e-4, 1e-4) for a, b in pairs):
             raise ConfigError(
                 f"the traced graph of the {graph.kind} gives other results than the model for {batch} "
-                f"examples, so nothing was written. {ADVICE}"
+                f"examples, so nothing was written. {TRACEABLE}"
             )
 
 

@@ -17,7 +17,7 @@ from recmix.model.encoder_decoder import Shape, evaluation_mode
 from recmix.model.fields import Fields
 from recmix.model.foreign import ForeignEncoder, as_decoder, as_encoder, latent_shape
 from recmix.model.latent import LatentModel
-from recmix.model.likelihoods import Gaussian, Likelihood, find_likelihood
+from recmix.model.likelihoods import LIKELIHOODS, Gaussian, Likelihood, find_likelihood
 from recmix.model.likelihoods.likelihood import constructor_options
 from recmix.model.network_checks import check_decoder, check_encoder
 from recmix.model.networks import (
@@ -180,10 +180,11 @@ def complete_options(
 def _check_kind(kind: str, network: str, decoder_network: str | None, likelihood: str | None) -> None:
     """Raise an error if texts or graphs are given to a network or a likelihood of the other kind."""
     reads = {"tokens": "texts", "graph": "graphs"}
-    measured = ("gaussian", "gaussian-features", "gaussian-decoded")  # class numbers are no measurements
+    others = ["gaussian", "gaussian-features", "gaussian-decoded"]  # class numbers are no measurements
+    others += [n for n, one in LIKELIHOODS.items() if one.values in ("unit", "counts", "eight_bit")]
     wrong = {
-        "tokens": ("graph", *measured),
-        "graph": (*TOKEN_NETWORKS, "autoregressive", "categorical", *measured),
+        "tokens": ("graph", *others),
+        "graph": (*TOKEN_NETWORKS, "autoregressive", "categorical", *others),
     }
     named = {"network": network, "decoder_network": decoder_network, "likelihood": likelihood}
     for option, value in named.items():

@@ -22,6 +22,8 @@ OTHER_BONDS = frozenset("<>~$")
 """Characters that stand for dative, unspecified or quadruple bonds in a SMILES string."""
 MOST_ATOMS = 512
 """Limit of the number of atoms of a graph. An example with n atoms has about n²/2 values."""
+LONGEST = 4_000
+"""Most characters of a SMILES string that RDKit reads. Much longer strings can end the process."""
 
 
 class AtomType(NamedTuple):
@@ -90,26 +92,25 @@ class MoleculeGraphs(Vocabulary):
 
         Args:
             texts: SMILES strings. Invalid strings are left out.
-            length: the largest number of atoms; by default the size of the largest molecule. Molecules
-                with more atoms are left out.
+            length: the largest number of atoms; by default the size of the largest molecule, at most
+                `MOST_ATOMS`. Molecules with more atoms are left out.
         """
+        limit = MOST_ATOMS if length is None else length
         found: Counter[AtomType] = Counter()
         most = 0
         with quiet():
             for text in texts:
                 graph = _graph(text)
                 types = [] if isinstance(graph, str) else graph.types
-                if types and (length is None or len(types) <= length):
+                if types and len(types) <= limit:
                     found.update(types)
                     most = max(most, len(types))
         if not found:
-            limit = "" if length is None else f" with at most {length} atoms"
-            raise DataError(f"none of {len(texts):,} texts is the SMILES string of a molecule{limit}")
-        ordered = sorted(found, key=lambda kind: (-found[kind], str(kind)))
-        if length is None and most > MOST_ATOMS:
             raise DataError(
-                f"the largest molecule has {most:,} atoms, more than {MOST_ATOMS}: give a smaller length"
+                f"none of {len(texts):,} texts is the SMILES string of a molecule with at most "
+                f"{limit} atoms"
             )
+        ordered = sorted(found, key=lambda kind: (-found[kind], str(kind)))
         return cls(ordered, max(2, most) if length is None else length)
 
     @classmethod
@@ -232,7 +233,7 @@ def canonical_smiles(texts: Sequence[str], *, stereo: bool = False) -> list[str]
     """
     chem = require_rdkit()
     with quiet():
-        found = [chem.MolFromSmiles(text) if text else None for text in texts]
+        found = [chem.MolFromSmiles(text) if 0 < len(text) <= LONGEST else None for text in texts]
         return [
             "" if mol is None or not mol.GetNumAtoms() else chem.MolToSmiles(mol, isomericSmiles=stereo)
             for mol in found
@@ -269,9 +270,9 @@ def _is_type(kind: Any) -> bool:
 
 
 def read_molecule(text: str) -> Any:
-    """The first word of a text as an RDKit molecule, or None if it is not valid SMILES."""
+    """The first word of a text as an RDKit molecule, or None if it is not valid SMILES or too long."""
     words = text.split(None, 1)
-    mol = require_rdkit().MolFromSmiles(words[0]) if words else None
+    mol = require_rdkit().MolFromSmiles(words[0]) if words and len(words[0]) <= LONGEST else None
     return mol if mol is not None and mol.GetNumAtoms() else None
 
 
@@ -280,7 +281,8 @@ def _graph(text: str) -> _Graph | str:
     chem = require_rdkit()
     mol = read_molecule(text)
     if mol is None:
-        return "not a valid SMILES string"
+        long = len(text.split(None, 1)[0]) > LONGEST if text.strip() else False
+        return f"longer than {LONGEST:,} characters" if long else "not a valid SMILES string"
     written = chem.MolToSmiles(mol, isomericSmiles=False)
     if OTHER_BONDS.intersection(written):
         return "with a bond that is not single, double, triple or aromatic"

@@ -39,6 +39,8 @@ MAX_CHARACTERS = 200
 """Largest number of characters of a token. Longer tokens become unknown."""
 COVERED = 0.99
 """The default length suffices for this share of the training texts."""
+FAR, SHORT = 10, 50
+"""The default length is at most `FAR` times the median length of the training texts, or `SHORT`."""
 
 _SMILES_TOKEN = re.compile(r"\[[^\[\]\s]*\]|Br|Cl|%\d\d|\S", re.ASCII)
 
@@ -93,7 +95,8 @@ class TokenVocabulary(Vocabulary):
         Args:
             texts: the training texts.
             length: T, the largest number of tokens of an example, the end token included. By default the
-                smallest T that suffices for 99 % of the texts.
+                smallest T that suffices for 99 % of the texts, but not for texts of more than `FAR`
+                times their median length.
             size: the largest number of tokens to take. By default 10,000 for words, and no limit for
                 SMILES strings.
         """
@@ -278,13 +281,19 @@ class Smiles(TokenVocabulary):
 
 
 def _covering(lengths: Counter[int]) -> int:
-    """The smallest length that suffices for the share `COVERED` of the texts."""
-    needed = math.ceil(COVERED * lengths.total())
+    """The smallest length for the share `COVERED` of the texts, but not for single very long ones."""
+    usual = _quantile(lengths, 0.5)
+    return min(_quantile(lengths, COVERED), max(SHORT, FAR * usual), MAX_LENGTH - 1)
+
+
+def _quantile(lengths: Counter[int], share: float) -> int:
+    """The smallest length that suffices for a share of the texts."""
+    needed = math.ceil(share * lengths.total())
     for length in sorted(lengths):
         needed -= lengths[length]
         if needed <= 0:
             break
-    return min(length, MAX_LENGTH - 1)
+    return length
 
 
 def _whole(name: str, value: Any, low: int, high: int) -> int:

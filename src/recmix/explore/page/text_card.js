@@ -57,6 +57,7 @@ export class TextCard extends RunCard {
 
   #showReconstruction({ texts, weights, components, problems }) {
     this.problem.textContent = "";
+    this.box.classList.remove("stale");
     this.onProblems(this, problems[0]);
     this.reconstruction.set(texts[0], this.text.trim());
     this.components.forEach(({ view, setWeight }, k) => {
@@ -113,11 +114,13 @@ export class TextCard extends RunCard {
     drawAll(this.run, views).catch((error) => { this.problem.textContent = error.message; });
   }
 
-  // A text that cannot be read is reported beside the text, other errors on the card.
+  // A text that cannot be read is reported beside the text, and the card, which shows the text before it, is
+  // dimmed. Other errors are shown on the card.
   fail(error) {
     this.box.removeAttribute("aria-busy");
-    if (error.status === 422) this.onProblems(this, [error.message]);
-    else super.fail(error);
+    if (error.status !== 422) { super.fail(error); return; }
+    this.box.classList.add("stale");
+    this.onProblems(this, [error.message]);
   }
 
   setStep(step) {

@@ -140,7 +140,10 @@ class TextInterpolation extends Interpolation {
   }
 
   ask(a, b) {
-    for (const panel of this.panels) panel.ask("/interpolate", { texts: [a, b], steps: POINTS }, (found) => showTexts(panel, found));
+    for (const panel of this.panels) panel.ask("/interpolate", { texts: [a, b], steps: POINTS }, (found) => {
+      showTexts(panel, found);
+      panel.problem.textContent = [...new Set(found.problems.flat())].join("; ");
+    });
   }
 }
 
