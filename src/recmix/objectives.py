@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,7 +51,7 @@ def elbo(
     >>> elbo(model, torch.zeros(4, 1, 2, 3), Gaussian(torch.zeros(4, 2), torch.zeros(4, 2))).shape
     torch.Size([4])
     """
-    _check(samples)
+    _check(model, posterior, samples)
     parts = posterior.components
     if len(parts) == 1:
         z, log_q = posterior.rsample_and_log_prob(samples, generator=generator)
@@ -89,7 +90,7 @@ def elbo_parts(
     >>> elbo_parts(model, torch.zeros(4, 1, 2, 3), q)[1]
     tensor([9., 9., 9., 9.])
     """
-    _check(samples)
+    _check(model, posterior, samples)
     parts = posterior.components
     if len(parts) == 1:
         z, log_q = posterior.rsample_and_log_prob(samples, generator=generator)
@@ -201,7 +202,7 @@ def log_weights(
         samples: K, the number of samples of z for each example.
         generator: the random number generator.
     """
-    _check(samples)
+    _check(model, posterior, samples)
     z, log_q = posterior.rsample_and_log_prob(samples, generator=generator)
     return model.log_joint(x, z) - log_q
 
@@ -211,6 +212,14 @@ def log_mean_exp(log_w: Tensor) -> Tensor:
     return log_w.logsumexp(0) - math.log(log_w.shape[0])
 
 
-def _check(samples: int) -> None:
+def _check(model: Any, posterior: Any, samples: int) -> None:
+    if not hasattr(model, "log_conditional"):
+        given = type(model).__name__
+        raise ConfigError(f"model must be the model p(x, z), got a {given}: give model.latent_model")
+    if not isinstance(posterior, Posterior):
+        raise ConfigError(
+            f"posterior must be a posterior of recmix.posteriors, got a {type(posterior).__name__}: "
+            "give model(x), or recmix.posteriors.Gaussian(mean, log_variance)"
+        )
     if not isinstance(samples, int) or samples < 1:
         raise ConfigError(f"samples must be a whole number, at least 1; got {samples!r}")

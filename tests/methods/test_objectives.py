@@ -2,13 +2,14 @@
 
 import copy
 import math
+from functools import partial
 
 import pytest
 import torch
 from cases.oracle import LinearEncoder, LinearGaussian
 from cases.training import images
 from torch import nn
-from torch.distributions import MultivariateNormal, kl_divergence
+from torch.distributions import Independent, MultivariateNormal, Normal, kl_divergence
 
 from recmix.errors import ConfigError
 from recmix.methods.recursive import RecursiveMixture
@@ -263,3 +264,25 @@ def test_plain_pytorch_loop_trains_a_recursive_mixture():
     assert method.posterior(data).weights.shape == (200, 3)
     assert found[1] > found[0] + 5
     assert found[2] > found[1] + 5
+
+
+def test_wrong_models_and_posteriors_are_refused():
+    decoder = torch.nn.Sequential(torch.nn.Linear(2, 3))
+    model = LatentModel(decoder, Bernoulli(), latent=2, shape=(3,))
+    x, q = torch.zeros(4, 3), Gaussian(torch.zeros(4, 2), torch.zeros(4, 2))
+    for bound in (elbo, partial(iwae, samples=2)):
+        assert bound(model, x, q).shape == (4,)
+        with pytest.raises(ConfigError, match=r"got a Linear: give model\.latent_model"):
+            bound(decoder[0], x, q)
+        with pytest.raises(ConfigError, match=r"got a Independent: give model\(x\)"):
+            bound(model, x, Independent(Normal(torch.zeros(4, 2), 1.0), 1))
+
+
+def test_a_likelihood_that_forgets_the_sum_is_refused():
+    class NoSum(Bernoulli):
+        def log_prob(self, x, decoded):
+            return decoded * x
+
+    model = LatentModel(torch.nn.Linear(2, 4), NoSum(), latent=2, shape=(4,))
+    with pytest.raises(ConfigError, match=r"NoSum gave shape \(1, 4, 4\).*sum_event"):
+        elbo(model, torch.zeros(4, 4), Gaussian(torch.zeros(4, 2), torch.zeros(4, 2)))

@@ -6,8 +6,20 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
-from torch.distributions import Independent, MultivariateNormal, Normal
+from torch.distributions import (
+    Categorical,
+    Independent,
+    Laplace,
+    LogNormal,
+    LowRankMultivariateNormal,
+    MixtureSameFamily,
+    MultivariateNormal,
+    Normal,
+    TransformedDistribution,
+)
+from torch.distributions.transforms import ExpTransform
 
+import recmix
 from recmix.errors import ConfigError
 from recmix.model.foreign import (
     ForeignDecoder,
@@ -66,6 +78,39 @@ def test_a_full_gaussian_stays_one():
     q = MultivariateNormal(MEAN, torch.eye(2).expand(3, 2, 2))
     assert read_posterior(q) is q
     assert latent_shape(Gives(q), torch.zeros(3, 5)) == (2,)
+
+
+@pytest.mark.parametrize("kind", ["low rank", "independent", "nested", "recmix"])
+def test_gaussians_keep_their_covariance(kind):
+    factor = torch.randn(3, 2, 2).tril() + 3 * torch.eye(2)
+    made = {
+        "low rank": LowRankMultivariateNormal(MEAN, torch.randn(3, 2, 1), torch.ones(3, 2)),
+        "independent": Independent(MultivariateNormal(MEAN, scale_tril=factor), 0),
+        "nested": SimpleNamespace(posterior=MultivariateNormal(MEAN, scale_tril=factor)),
+        "recmix": recmix.posteriors.FullGaussian(MEAN, factor),
+    }[kind]
+    found = read_posterior(made)
+    known = made.posterior if kind == "nested" else made
+    torch.testing.assert_close(found.log_prob(MEAN + 1), known.log_prob(MEAN + 1))
+
+
+@pytest.mark.parametrize(
+    "out",
+    [
+        Independent(Laplace(MEAN, torch.ones(3, 2)), 1),
+        Independent(LogNormal(MEAN, torch.ones(3, 2)), 1),
+        MixtureSameFamily(
+            Categorical(torch.ones(3, 2)),
+            MultivariateNormal(torch.zeros(3, 2, 2), torch.eye(2)),
+        ),
+        TransformedDistribution(Normal(MEAN, 1.0), ExpTransform()),
+        recmix.posteriors.Mixture([recmix.posteriors.Gaussian(MEAN, LOG_VARIANCE)], torch.zeros(3, 1)),
+    ],
+    ids=lambda out: type(out).__name__,
+)
+def test_other_distributions_are_refused(out):
+    with pytest.raises(ConfigError, match="gave a .*; expected .*Gaussian"):
+        read_posterior(out)
 
 
 def test_latents_of_any_shape_are_flattened():

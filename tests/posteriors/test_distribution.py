@@ -16,6 +16,7 @@ from torch.distributions import (
     kl_divergence,
 )
 
+from recmix.errors import ConfigError
 from recmix.model.latent import standard_normal
 from recmix.posteriors import Flow, FullGaussian, Gaussian, Mixture, Posterior, Reflected
 from recmix.posteriors.flow import Reflections, Transform, unit
@@ -142,6 +143,7 @@ def test_is_a_distribution_for_a_batch(name):
     assert repr(q) == f"{type(q).__name__}(batch_shape=(4,), D=3)"
 
 
+@pytest.mark.filterwarnings("ignore:samples of this mixture carry no gradient")
 @every
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3), torch.Size([2, 3]), (0,)])
 def test_sample_shapes_and_gradients(name, shape):
@@ -280,7 +282,7 @@ def test_kl_divergence_is_exact(name, prior):
 @pytest.mark.parametrize("name", NO_CLOSED_FORM)
 def test_no_closed_form_is_not_implemented(name):
     q = POSTERIORS[name]()
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(NotImplementedError, match="has no closed form: estimate it by -log_q"):
         q.entropy()
     with pytest.raises(NotImplementedError):
         kl_divergence(q, PRIORS["standard"]())
@@ -295,8 +297,54 @@ def test_kl_to_another_family_is_not_implemented():
         kl_divergence(q, Independent(Laplace(zero, 1.0), 1))
     with pytest.raises(NotImplementedError, match="Gaussian"):
         kl_divergence(q, Independent(Normal(zero, 1.0), 2))
-    with pytest.raises(NotImplementedError):
-        kl_divergence(q, MultivariateNormal(zero, torch.eye(D, dtype=torch.float64)))
+
+
+@pytest.mark.parametrize("name", CLOSED_FORM)
+def test_kl_to_a_multivariate_normal(name):
+    q = POSTERIORS[name]()
+    noise = torch.randn(D, D, generator=seeded(3), dtype=torch.float64)
+    p = MultivariateNormal(noise[0], noise @ noise.mT + torch.eye(D, dtype=torch.float64))
+    units = q.from_noise(torch.eye(D, dtype=torch.float64)[:, None].expand(D, B, D))[0] - q.mean
+    covariance = torch.einsum("ibd,ibe->bde", units, units)
+    expected = kl_divergence(MultivariateNormal(q.mean, covariance), p)
+    torch.testing.assert_close(kl_divergence(q, p), expected)
+
+
+def test_parameters_are_broadcast():
+    mean, prior = torch.zeros(3, 4), Independent(Normal(torch.zeros(4), torch.ones(4)), 1)
+    for log_variance in (torch.zeros(1), torch.zeros(4), torch.zeros(3, 1)):
+        q = Gaussian(mean, log_variance)
+        torch.testing.assert_close(kl_divergence(q, prior), torch.zeros(3))
+        assert q.entropy().shape == (3,)
+        assert q.variance.shape == (3, 4)
+        assert Mixture([q, q], torch.zeros(3, 2)).mean.shape == (3, 4)
+    full = FullGaussian(mean, torch.eye(4))
+    assert full.entropy().shape == (3,)
+    assert full.variance.shape == (3, 4)
+
+
+def test_the_weights_of_a_mixture_are_normalised():
+    part = Gaussian(torch.zeros(3, 4), torch.zeros(3, 4))
+    q, z = Mixture([part, part], torch.zeros(3, 2)), torch.ones(3, 4)
+    torch.testing.assert_close(q.weights.sum(-1), torch.ones(3))
+    torch.testing.assert_close(q.log_prob(z), part.log_prob(z))
+
+
+def test_samples_without_the_gradient_of_the_weights_give_a_warning():
+    q = POSTERIORS["mixture of mixed kinds"]()
+    with pytest.warns(UserWarning, match="no gradient of its weights"):
+        q.rsample()
+    q.sample()  # without gradients there is nothing to say
+
+
+def test_wrong_components_are_refused():
+    part = Gaussian(torch.zeros(3, 4), torch.zeros(3, 4))
+    with pytest.raises(ConfigError, match="at least one component"):
+        Mixture([], torch.zeros(3, 0))
+    with pytest.raises(ConfigError, match="a posterior of recmix"):
+        Mixture([part, Independent(Normal(torch.zeros(3, 4), 1.0), 1)], torch.zeros(3, 2))
+    with pytest.raises(ConfigError, match="differ in their shapes"):
+        Mixture([part, Gaussian(torch.zeros(2, 4), torch.zeros(2, 4))], torch.zeros(3, 2))
 
 
 @pytest.mark.parametrize("name", EXPANDABLE)
@@ -326,6 +374,7 @@ def test_expand_is_not_implemented_for_flows(name):
         POSTERIORS[name]().expand((2, B))
 
 
+@pytest.mark.filterwarnings("ignore:samples of this mixture carry no gradient")
 @every
 def test_usable_as_the_base_of_a_transformed_distribution(name):
     q = POSTERIORS[name]()

@@ -31,6 +31,12 @@ def x():
     return torch.from_numpy(images(6, seed=2))
 
 
+def test_call_refuses_uint8(model, x):
+    """`posterior` would divide it by 255."""
+    with pytest.raises(recmix.RecmixError, match=r"x / 255; model\.posterior"):
+        model((255 * x).to(torch.uint8))
+
+
 def test_call_gives_the_posterior_with_gradients(model, x):
     assert isinstance(model, nn.Module)
     q = model(x)

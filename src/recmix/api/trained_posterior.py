@@ -113,7 +113,15 @@ class TrainedPosterior(nn.Module):
         return self.latent_model.centre.device
 
     def forward(self, x: Tensor) -> Posterior:
-        """q(z | x) of a batch x (B, ...) on the model's device, with gradients."""
+        """q(z | x) of a batch x (B, ...) on the model's device, with gradients.
+
+        Unlike `posterior`, it takes x as it is: floating-point numbers in the units of the training.
+        """
+        if getattr(x, "dtype", None) is torch.uint8:
+            raise ConfigError(
+                "model(x) takes floating-point numbers in the units of the training, such as x / 255; "
+                "model.posterior(x) takes uint8, too"
+            )
         return infer(self.method, x, self.inference)
 
     def using(self, **options: Any) -> Self:

@@ -29,8 +29,9 @@ NESTED = ("latent_dist", "posterior", "distribution")
 RECONSTRUCTIONS = ("reconstruction", "sample", "recon_x", "reconstructions", "x_hat", "logits")
 ACCEPTED = (
     "expected a tensor (B, 2 D) with means and log-variances; a tuple (mean, log-variance); a dict or "
-    "an object with a mean and one of log_variance, logvar, scale, std or variance; or a "
-    "torch.distributions.Normal or MultivariateNormal"
+    "an object with a mean and one of log_variance, logvar, scale, std or variance; or a Gaussian "
+    "distribution, such as torch.distributions.Normal or MultivariateNormal. A flow or a mixture is a "
+    "method of recmix, see recmix methods"
 )
 
 
@@ -114,13 +115,14 @@ def latent_shape(encoder: nn.Module, example: Any) -> tuple[int, ...]:
 def read_posterior(out: Any) -> Tensor | MultivariateNormal:
     """Convert an encoder's output to the mean and log-variance of q(z | x), (B, 2 D).
 
-    A `MultivariateNormal` is returned unchanged.
+    A Gaussian with a full covariance becomes a `MultivariateNormal`. Other distributions than Gaussians
+    are refused: a mean and a variance do not describe them.
 
     Args:
-        out: a tensor (B, 2 D); a torch `Normal`, `Independent` normal or `MultivariateNormal`; a pair of
-            mean and log-variance; or a dict or object that holds them under usual names, such as ``mu``
-            and ``logvar``.
+        out: a tensor (B, 2 D); a Gaussian of torch or recmix; a pair of mean and log-variance; or a
+            dict or object that holds them under usual names, such as ``mu`` and ``logvar``.
     """
+    out = _innermost(out)
     if isinstance(out, Tensor | MultivariateNormal):
         return out
     mean, log_variance = _mean_and_rest(out)
@@ -150,17 +152,34 @@ def read_reconstruction(out: Any) -> Tensor:
     )
 
 
-def _mean_and_rest(out: Any) -> tuple[Tensor, Tensor]:  # noqa: PLR0911  (one return per form)
-    """The mean and the log-variance, two tensors of the same shape, in what an encoder returned."""
+def _innermost(out: Any) -> Any:
+    """What holds the mean: without `Independent`, tuples of one part and objects around a posterior."""
+    if isinstance(out, Tensor):
+        return out
     if isinstance(out, Independent):
-        return _mean_and_rest(out.base_dist)
+        return _innermost(out.base_dist)
+    one = isinstance(out, tuple | list) and len(out) == 1 and _first(out, MEANS) is None
+    if one and not isinstance(out[0], Tensor):
+        return _innermost(out[0])
+    for name in NESTED:
+        if (inner := _get(out, name)) is not None and not isinstance(inner, Tensor):
+            return _innermost(inner)
+    factor = _get(out, "scale_tril") if isinstance(out, Distribution) else None
+    if isinstance(factor, Tensor) and not isinstance(out, MultivariateNormal):
+        return MultivariateNormal(out.mean, scale_tril=factor, validate_args=False)
+    return out
+
+
+def _mean_and_rest(out: Any) -> tuple[Tensor, Tensor]:
+    """The mean and the log-variance, two tensors of the same shape, in what an encoder returned."""
+    out = _innermost(out)
     if isinstance(out, MultivariateNormal):
         return out.mean, out.variance.log()
     if isinstance(out, Normal):
         return out.loc, 2 * out.scale.log()
+    if isinstance(out, Distribution) and not isinstance(_get(out, "log_variance"), Tensor):
+        raise ConfigError(f"the encoder gave a {type(out).__name__}; {ACCEPTED}")
     if isinstance(out, tuple | list) and _first(out, MEANS) is None:  # a named tuple is read by names
-        if len(out) == 1:
-            return _mean_and_rest(out[0])
         tensors = all(isinstance(part, Tensor) for part in out)
         if len(out) == 2 and tensors and out[0].shape == out[1].shape:
             return out[0], out[1]
@@ -172,9 +191,6 @@ def _mean_and_rest(out: Any) -> tuple[Tensor, Tensor]:  # noqa: PLR0911  (one re
             "two tensors of one shape, the mean and the log-variance: put the encoder into a module "
             "that returns these two, such as encoder(x)[1:] of (z, mean, log-variance)"
         )
-    for name in NESTED:
-        if (inner := _get(out, name)) is not None and not isinstance(inner, Tensor):
-            return _mean_and_rest(inner)
     mean = _first(out, MEANS)
     if mean is not None:
         if (log_variance := _first(out, LOG_VARIANCES)) is not None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from recmix.errors import ConfigError
 from recmix.model.priors import Prior, StandardNormal, standard_normal
 
 if TYPE_CHECKING:
@@ -130,7 +131,14 @@ class LatentModel(nn.Module):
 
         S is the number of samples of z for each of the B examples.
         """
-        return self.log_density(self.observed(x), self.decoder_output(z))
+        found = self.log_density(self.observed(x), self.decoder_output(z))
+        if found.shape != z.shape[:-1]:
+            raise ConfigError(
+                f"log_prob of the likelihood {type(self.likelihood).__name__} gave shape "
+                f"{tuple(found.shape)} for z of shape {tuple(z.shape)}: expected {tuple(z.shape[:-1])}, "
+                "one number for each latent point; recmix.likelihoods.sum_event sums over an example"
+            )
+        return found
 
     def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
         """log p(x, z) in nats, (S, B), for examples x (B, *shape) and latent points z (S, B, D).

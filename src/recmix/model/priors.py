@@ -211,8 +211,8 @@ class OwnPrior(Prior):
 
     Args:
         density: a `torch.distributions.Distribution` over vectors (D,); or a module with `log_prob` and
-            `sample`; or a module that returns a distribution when it is called without arguments, such
-            as a flow of the library zuko.
+            `sample`, which takes the shape of the draws as a tuple; or a module that returns a
+            distribution when it is called without arguments, such as a flow of the library zuko.
 
     >>> normal = torch.distributions.MultivariateNormal(torch.ones(2), torch.eye(2))
     >>> OwnPrior(normal).log_prob(torch.ones(2))
@@ -310,7 +310,23 @@ def as_prior(prior: Any, latent: int) -> Prior:
     """Convert an object to a `Prior`. None gives N(0, I); other objects are described in `OwnPrior`."""
     if prior is None:
         return StandardNormal(latent)
-    return prior if isinstance(prior, Prior) else OwnPrior(prior)
+    if isinstance(prior, Prior):
+        return prior
+    made = OwnPrior(prior)
+    try:
+        with torch.random.fork_rng():
+            shape = tuple(made.sample(2).shape)
+    except Exception as error:  # whatever a user's code raises
+        raise ConfigError(
+            f"sample((2,)) of the prior {type(prior).__name__} failed: {type(error).__name__}: {error}. "
+            "It gets the shape of the draws as a tuple, as in torch.distributions"
+        ) from error
+    if shape != (2, latent):
+        raise ConfigError(
+            f"sample((2,)) of the prior {type(prior).__name__} gave shape {shape}: expected "
+            f"(2, {latent}), two latent points of {latent} dimensions"
+        )
+    return made
 
 
 def _log_mixture(z: Tensor, means: Tensor, log_variances: Tensor, log_weights: Tensor) -> Tensor:

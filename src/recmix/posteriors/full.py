@@ -22,7 +22,7 @@ class FullGaussian(FactoredGaussian):
 
     Args:
         mean: μ, (B, D).
-        scale_tril: L, lower triangular with a positive diagonal, (B, D, D).
+        scale_tril: L, lower triangular with a positive diagonal, (B, D, D), or (D, D) for all examples.
 
     >>> q = FullGaussian(torch.zeros(4, 2), torch.eye(2).expand(4, 2, 2))
     >>> z, log_q = q.rsample_and_log_prob(3)
@@ -31,6 +31,8 @@ class FullGaussian(FactoredGaussian):
     """
 
     def __init__(self, mean: Tensor, scale_tril: Tensor) -> None:
+        if scale_tril.shape != (*mean.shape, mean.shape[-1]):
+            scale_tril = scale_tril.expand(*mean.shape, -1)
         super().__init__(mean)
         self._factor = scale_tril  # L, or Uᵀ: lower triangular in both cases
         self._inverted = False

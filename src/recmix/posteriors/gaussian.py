@@ -23,7 +23,7 @@ class Gaussian(AnyGaussian):
 
     Args:
         mean: μ, (B, D).
-        log_variance: log σ², (B, D).
+        log_variance: log σ², (B, D), or a tensor that is broadcast with the mean.
 
     >>> q = Gaussian(torch.zeros(4, 2), torch.zeros(4, 2))
     >>> z, log_q = q.rsample_and_log_prob(3)
@@ -32,6 +32,8 @@ class Gaussian(AnyGaussian):
     """
 
     def __init__(self, mean: Tensor, log_variance: Tensor) -> None:
+        if mean.shape != log_variance.shape:
+            mean, log_variance = torch.broadcast_tensors(mean, log_variance)
         super().__init__(mean)
         self.log_variance = log_variance.clamp(*LOG_VARIANCE_RANGE)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,7 +34,7 @@ class Mixture(Posterior):
 
     Args:
         components: the components q_0 … q_{K-1}.
-        log_weights: log α, (B, K).
+        log_weights: log α, (B, K). They are normalised: each row of α sums to 1.
 
     >>> parts = [Gaussian(torch.full((4, 2), float(m)), torch.zeros(4, 2)) for m in range(3)]
     >>> q = Mixture(parts, torch.zeros(4, 3).log_softmax(-1))
@@ -47,6 +48,10 @@ class Mixture(Posterior):
     """Means and log-variances (K, B, D) of diagonal Gaussian components, if given as one stack."""
 
     def __init__(self, components: Sequence[Posterior], log_weights: Tensor) -> None:
+        if not components or not all(isinstance(q, Posterior) for q in components):
+            raise ConfigError("a mixture needs at least one component, a posterior of recmix.posteriors")
+        if len({(q.batch_shape, q.event_shape) for q in components}) > 1:
+            raise ConfigError(f"the components of a mixture differ in their shapes: {components}")
         if len(components) != log_weights.shape[-1]:
             raise ConfigError(
                 f"a mixture of {len(components)} components needs as many weights per example, "
@@ -54,7 +59,7 @@ class Mixture(Posterior):
             )
         super().__init__(components[0].mean)
         self._components = list(components)
-        self.log_weights = log_weights
+        self.log_weights = log_weights.log_softmax(-1)
 
     @classmethod
     def from_stack(cls, stack: Gaussian, log_weights: Tensor) -> Mixture:
@@ -143,6 +148,17 @@ class Mixture(Posterior):
                 return _log_prob(value, means, log_variances, self.log_weights)
         scores = [q.log_prob(value) + self.log_weights[..., k] for k, q in enumerate(self.components)]
         return torch.stack(scores).logsumexp(0)
+
+    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:  # type: ignore[override]
+        """Samples, (*sample_shape, B, D), reparameterised if `has_rsample` is True."""
+        z = super().rsample(sample_shape)
+        if z.requires_grad and not self.has_rsample:
+            warnings.warn(
+                "samples of this mixture carry no gradient of its weights (has_rsample is False): only "
+                "mixtures of diagonal or of full Gaussians are reparameterised in all parameters",
+                stacklevel=2,
+            )
+        return z
 
     def rsample_and_log_prob(
         self,

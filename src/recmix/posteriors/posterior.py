@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import Size, Tensor, nn
-from torch.distributions import Distribution, Independent, Normal, constraints
+from torch.distributions import Distribution, Independent, MultivariateNormal, Normal, constraints
 from torch.distributions.kl import register_kl
 
 from recmix.errors import ConfigError
@@ -77,6 +77,20 @@ class Posterior(Distribution, ABC):
         """Samples without gradients, (*sample_shape, B, D)."""
         with torch.no_grad():
             return self.rsample(sample_shape)
+
+    @property
+    def variance(self) -> Tensor:
+        """The variance of each latent dimension, (B, D), where it has a closed form."""
+        raise NotImplementedError(
+            f"the variance of a {type(self).__name__} has no closed form: take the variance of samples"
+        )
+
+    def entropy(self) -> Tensor:
+        """The entropy of each example, (B,), where it has a closed form."""
+        raise NotImplementedError(
+            f"the entropy of a {type(self).__name__} has no closed form: estimate it by -log_q.mean(0) "
+            "with z, log_q = q.rsample_and_log_prob(100)"
+        )
 
     @property
     def weights(self) -> Tensor:
@@ -274,3 +288,16 @@ def _kl_to_normal(q: Posterior, p: Any) -> Tensor:
     second_moment = q.variance + (q.mean - base.loc).square()
     cross = 0.5 * (second_moment / base.scale.square()) + base.scale.log() + 0.5 * math.log(2 * math.pi)
     return cross.sum(-1) - entropy
+
+
+@register_kl(Posterior, MultivariateNormal)
+def _kl_to_multivariate_normal(q: Posterior, p: Any) -> Tensor:
+    """KL(q || p), (B,), for a Gaussian q and a normal p with any covariance."""
+    entropy = q.entropy()  # raises NotImplementedError where there is no closed form
+    unit = torch.eye(q.event_shape[0], dtype=q.mean.dtype, device=q.mean.device)
+    unit = unit.view(-1, *(1 for _ in q.batch_shape), unit.shape[-1]).expand(-1, *q.mean.shape)
+    factor = (q.from_noise(unit)[0] - q.mean).movedim(0, -1)  # L of the covariance L Lᵀ of q
+    whole = torch.cat([factor, (q.mean - p.loc)[..., None]], -1)  # (B, D, D + 1)
+    distance = torch.linalg.solve_triangular(p.scale_tril, whole, upper=False).square().sum((-2, -1))
+    log_det = p.scale_tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    return 0.5 * (distance + len(unit) * math.log(2 * math.pi)) + log_det - entropy
