@@ -84,7 +84,9 @@ MANY = 20
 """More valid names than this are not listed in an error message."""
 OTHER_WORDS = {
     "network": ("architecture", "arch", "backbone", "net"),
-    "widths": ("hidden_dims", "hidden_sizes", "hidden_units", "layers"),
+    "widths": ("hidden", "hidden_dims", "hidden_sizes", "hidden_units", "layers"),
+    "units": ("hidden",),
+    "progress": ("verbose",),
     "latent": ("z_dim", "zdim", "dim", "latent_dim"),
     "out": ("output", "output_dir", "save", "folder"),
     "device": ("gpu", "cuda"),
@@ -123,7 +125,8 @@ def shown(value: Any) -> str:
 def nearest(name: str, valid: Iterable[str]) -> list[str]:
     """Return at most three names of `valid` that are similar to `name` or mean the same.
 
-    A valid name with the initials `name` is similar, too, such as learning_rate for lr.
+    A valid name with the initials `name` is similar, too, such as learning_rate for lr. If no name is
+    similar, those that begin with `name` are returned.
 
     >>> nearest("lr", ["crop", "learning_rate"]), nearest("architecture", ["curvature", "network"])
     (['learning_rate'], ['network'])
@@ -133,13 +136,14 @@ def nearest(name: str, valid: Iterable[str]) -> list[str]:
     names = sorted(valid)
     same = [one for one in names if name.lower() == one.lower() or name in OTHER_WORDS.get(one, ())]
     same += [one for one in names if "_" in one and "".join(w[:1] for w in one.split("_")) == name]
-    return same or difflib.get_close_matches(name, names, n=3, cutoff=0.6)
+    similar = same or difflib.get_close_matches(name, names, n=3, cutoff=0.6)
+    return similar or [one for one in names if len(name) > 1 and one.startswith(name)][:3]
 
 
 def unknown(what: str, name: str, valid: Iterable[str]) -> str:
     """Return the error message for a name that does not exist. It suggests similar valid names.
 
-    All valid names are listed if there are few.
+    All valid names are listed if there are few. If there are many and none is similar, none is named.
 
     Args:
         what: the kind of thing that was named, such as "method".
@@ -151,12 +155,10 @@ def unknown(what: str, name: str, valid: Iterable[str]) -> str:
     """
     names = sorted(valid)
     close = nearest(name, names)
-    if not close and len(names) > MANY:
-        close = difflib.get_close_matches(name, names, n=3, cutoff=0.0)
-    hint = f" did you mean {' or '.join(map(repr, close))}?" if close else ""
-    return f"unknown {what} {name!r}:{hint}" + (
-        "" if len(names) > MANY else f" Valid: {', '.join(names)}"
-    )
+    hints = [f"did you mean {' or '.join(map(repr, close))}?"] if close else []
+    if len(names) <= MANY:
+        hints.append(f"Valid: {', '.join(names)}")
+    return f"unknown {what} {name!r}" + (f": {' '.join(hints)}" if hints else "")
 
 
 def check_arguments(function: Callable[P, R]) -> Callable[P, R]:

@@ -253,6 +253,7 @@ def test_values_of_the_wrong_type_in_a_file(tmp_path, capsys):
         ("latent = 3.5", "latent must be a whole number"),
         ("init = 3", "init must be"),
         ('resume = "yes"', "resume must be true or false"),
+        ("epcohs = 3", "bad.toml: unknown option 'epcohs': did you mean 'epochs'"),
     ):
         (tmp_path / "bad.toml").write_text(f'data = "digits"\nmethod = "vae"\n{line}\n')
         assert call("train", "--config", tmp_path / "bad.toml", "--out", tmp_path / "x") == 2

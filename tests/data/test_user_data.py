@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from PIL import Image
 from scipy import sparse
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    default_convert,
+)
 
 from recmix.data import ArrayExamples, FileImages, as_data, as_examples, from_arrays, load, rebuild
 from recmix.errors import ConfigError, DataError
@@ -40,6 +49,11 @@ class Items(Dataset):
 class Stream(IterableDataset):
     def __iter__(self):
         yield torch.zeros(8, 8)
+
+
+class CountedStream(Stream):
+    def __len__(self):
+        return 5
 
 
 SOURCES = {
@@ -101,6 +115,8 @@ def test_colour_pillow_images_equal_arrays(rng):
         (Items([{"a": [1]}, {"a": [1, 2]}]), r"x_train\[1\], field 'a', is int64 of shape \(2,\)"),
         (Items(["a"]), r"x_train\[0\] is a str"),
         (Stream(), "without a length"),
+        (CountedStream(), "without a length or without an index.*read by index"),
+        (DataLoader(CountedStream()), "without a length or without an index"),
         (np.zeros((1, 28, 28)), "1 example.s., expected at least 3"),
         ({"x_train": np.zeros((5, 28, 28))}, r"dict with the keys x_train.*from_arrays\(\*\*parts\)"),
         ({}, "empty dict"),
@@ -133,10 +149,35 @@ def test_as_data_returns_image_data_and_rejects_tuples(grey):
     assert as_data(data) is data
     with pytest.raises(DataError, match=r"tuple of 2.*from_arrays"):
         as_data((grey, grey))
-    loaded = as_data(DataLoader(Items(grey), batch_size=7, shuffle=True))
-    assert loaded.fingerprint == as_data(Items(grey)).fingerprint
     with pytest.raises(DataError, match=r"load got a ndarray.*from_arrays"):
         load(grey)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_size": 7, "shuffle": True, "drop_last": True},
+        {"batch_size": None, "collate_fn": default_convert},
+    ],
+)
+def test_only_the_data_set_of_a_data_loader_is_used(grey, options):
+    loader = DataLoader(Items(grey), **options)
+    expected = as_data(Items(grey)).fingerprint
+    assert as_data(loader).fingerprint == from_arrays(loader).fingerprint == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sampler": SubsetRandomSampler(range(20))}, "sampler, SubsetRandomSampler.*Subset"),
+        ({"batch_sampler": BatchSampler(range(20), 5, drop_last=False)}, "its own batch_sampler"),
+        ({"collate_fn": list}, "its own collate_fn"),
+    ],
+)
+def test_data_loader_that_chooses_or_changes_examples_is_rejected(grey, options, message):
+    for function in (from_arrays, as_data):
+        with pytest.raises(DataError, match=message):
+            function(DataLoader(Items(grey), **options))
 
 
 def test_npy_file_is_loaded_and_split_by_seed(tmp_path, grey):

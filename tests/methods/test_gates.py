@@ -60,7 +60,7 @@ def test_gate_with_a_maximum_near_one_is_finite():
 
 @pytest.mark.parametrize("bounds", [(0, 0.1), (0.1, 0.1), (0.2, 0.1), (0.1, 1), (math.nan, 0.5)])
 def test_gate_bounds_out_of_range_are_refused(bounds):
-    with pytest.raises(ConfigError, match="0 < minimum < maximum < 1"):
+    with pytest.raises(ConfigError, match="eps_min=.*0 < eps_min < eps_max < 1"):
         Gate((1, 8, 8), minimum=bounds[0], maximum=bounds[1])
 
 

@@ -1,6 +1,7 @@
 """`Method.step` with every objective, the registry, and parameter groups."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import recmix
 from recmix.errors import ConfigError
 from recmix.inference import Inference
 from recmix.methods.method import TEACHER_SAMPLES, Method, Objective, update
+from recmix.methods.method_options import method_options
 from recmix.methods.optimizers import make_optimizer
 from recmix.methods.registry import METHODS, find_component, find_method, register, register_component
 from recmix.methods.training_checks import check_can_be_distilled
@@ -217,6 +219,8 @@ def test_registry_finds_methods_and_refuses_wrong_names():
         find_component("gausian")
     with pytest.raises(ConfigError, match="a name, a Method class or a Method instance, got 3"):
         find_method(3)
+    with pytest.raises(ConfigError, match=r"fit\('vae', x, init=model\), or .*fit\(model.method, x\)"):
+        find_method(SimpleNamespace(method=method))
     with pytest.raises(ConfigError, match="two methods are called 'vae'"):
         register(VAE)
     with pytest.raises(ConfigError, match="two components are called 'gaussian'"):
@@ -278,3 +282,30 @@ def test_only_methods_with_the_default_step_and_loss_can_weight_their_kl():
     for name in ("step", "loss"):
         assert not type("Own", (VAE,), {name: own}).maximises_elbo_only()
     assert not METHODS["vlae"].maximises_elbo_only()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_start_from_anything_but_a_method_is_refused(name):
+    with pytest.raises(ConfigError, match=r"start_from takes a Method, got .*: give model\.method"):
+        make(name).start_from(SimpleNamespace(method=make("vae")))
+
+
+def test_options_of_a_method_are_keyword_only_and_typed():
+    class Untyped(VAE):
+        name = "untyped"
+
+        def __init__(self, model, encoder, *, k=3):
+            super().__init__(model, encoder)
+
+    class Positional(VAE):
+        name = "positional"
+
+        def __init__(self, model, encoder, k: int = 3):
+            super().__init__(model, encoder)
+
+    with pytest.raises(ConfigError, match="option k of the class Untyped needs a type annotation"):
+        method_options(Untyped)
+    with pytest.raises(ConfigError, match="option k of the class Positional must be keyword-only"):
+        method_options(Positional)
+    plain = make("vae")
+    assert method_options(Positional(plain.model, plain.base_encoder, 2)) == {}  # has its value

@@ -144,9 +144,12 @@ def test_method_is_a_class_that_is_not_registered(tmp_path, data, vae):
     assert doubled.spec.options == {"factor": 2.0}
     model = recmix.fit(Unregistered, data, out=out, **SMALL)
     assert model.spec.label == "UNREGISTERED"
-    with pytest.raises(ConfigError, match="unknown method 'unregistered'"):
+    with pytest.raises(ConfigError, match="unknown method 'unregistered'.*method=YourClass"):
         recmix.load(out)
-    again = recmix.load(out, method=Unregistered, device="cpu")
+    for given in (VAE, vae.method, "unregistered", dict):
+        with pytest.raises(ConfigError, match="method is .* trained with the method 'unregistered'"):
+            recmix.load(out, method=given)
+    again = recmix.load(out, method=Unregistered, device=torch.device("cpu"))
     assert torch.equal(again.elbo(data.x_test[:3]), model.elbo(data.x_test[:3]))
     longer = recmix.fit(Unregistered, data, out=out, resume=True, **(SMALL | {"epochs": 3}))
     assert longer.history[:2] == model.history
@@ -170,6 +173,13 @@ def test_method_is_an_instance(tmp_path, data, vae):
     assert torch.equal(again.elbo(data.x_test[:3]), model.elbo(data.x_test[:3]))
 
 
+def test_instance_takes_examples_of_its_shape_only(vae):
+    with pytest.raises(
+        ConfigError, match=r"made for examples of shape \(1, 8, 8\), these have shape \(1, 10, 10\)"
+    ):
+        recmix.fit(copy.deepcopy(vae.method), images(size=10), epochs=1, progress=False)
+
+
 def test_callbacks_are_called_after_each_epoch(data):
     calls, order = [], []
 
@@ -182,8 +192,9 @@ def test_callbacks_are_called_after_each_epoch(data):
     assert calls == [(row["epoch"], row) for row in model.history]
     assert [epoch for epoch, _ in calls] == [1, 2]
     assert order == ["first", "second"] * 2
-    with pytest.raises(ConfigError, match=r"callbacks must be functions of \(epoch, metrics\)"):
-        recmix.fit("vae", data, callbacks=["print"], **SMALL)
+    for given in (["print"], print, "print"):
+        with pytest.raises(ConfigError, match=r"callbacks must be a list .*callbacks=\[function\]"):
+            recmix.fit("vae", data, callbacks=given, **SMALL)
 
 
 def test_error_in_a_callback_stops_the_training(tmp_path, data):
@@ -380,6 +391,7 @@ def test_dynamic_binarisation_draws_anew_in_each_epoch():
         ({"latent": 2.5}, "latent must be a whole number, got 2.5"),
         ({"method": None}, "method must be a name"),
         ({"likelihood": 3}, "likelihood must be a name or an object of recmix.likelihoods, got 3"),
+        ({"out": 3}, "the folder of a run must be text or a path, got 3"),
         ({"init": 3}, "init must be a trained model or its folder"),
         ({"encoder": "x"}, "encoder must be a torch.nn.Module.* the option network"),
         ({"decoder": "dense"}, "the option decoder_network"),

@@ -4,6 +4,7 @@ import dataclasses
 import re
 
 import pytest
+import torch
 from cases.training import images
 
 import recmix
@@ -82,7 +83,8 @@ def test_numbers_must_be_finite(name):
         ("lr", "'learning_rate'"),
         ("architecture", "'network'"),
         ("overwite", "'overwrite'"),
-        ("order", ""),  # an option of rme, not of vae
+        ("hidden", "'units' or 'widths'"),
+        ("verbose", "'progress'"),
     ],
 )
 def test_unknown_option_names_the_nearest_and_not_all(given, hint):
@@ -175,3 +177,23 @@ def test_group_is_the_same_after_json(group):
 def test_changed_holds_only_options_that_differ_from_their_default():
     assert Training(epochs=3, patience=50).changed() == {"epochs": 3}
     assert Inference(refine=2, reuse=2).changed() == {"refine": 2}
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ("order", ": it is an option of bvi-er1, bvi-er2, me, rme."),
+        ("component_setting", ": it is an option of bvi-er1, bvi-er2, me, rme."),
+        ("flows", ": it is an option of hf, iaf."),
+        ("max_order", ": it is an option of bvi-er1, bvi-er2, rme."),
+        ("zzzz", "."),  # no option is similar
+    ],
+)
+def test_unknown_option_names_the_methods_that_have_it(given, why):
+    expected = f"unknown option for vae {given!r}{why} `recmix train --help-all` describes all options"
+    assert refused(**{given: 3}) == expected
+
+
+def test_device_and_dtype_of_torch_are_read_as_text():
+    found = read_options(VAE, {"device": torch.device("cuda", 1), "dtype": torch.float64})
+    assert found.training == {"device": "cuda:1", "dtype": "float64"}

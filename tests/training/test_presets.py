@@ -67,7 +67,9 @@ def test_paper_preset_has_the_options_of_the_paper():
 @pytest.mark.parametrize("name", presets())
 def test_last_stage_is_the_run(name, data, tmp_path):
     preset = short(name)
-    model = recmix.fit_preset(preset, data, latent=2, out=tmp_path / "run", device="cpu", seed=3)
+    model = recmix.fit_preset(
+        preset, data, latent=2, out=tmp_path / "run", device=torch.device("cpu"), seed=3
+    )
     loaded = recmix.load(tmp_path / "run", device="cpu")
     assert loaded.spec.method == preset.stages[-1].method
     assert torch.equal(loaded.posterior(images(4)).mean, model.posterior(images(4)).mean)

@@ -27,6 +27,8 @@ def read_flags(given: Mapping[str, Any]) -> tuple[dict[str, Any], bool, bool]:
     """
     flags = {k: v for k, v in given.items() if v is not None}
     request = _read_config(flags["config"]) if "config" in flags else {}
+    if wrong := [name for name in request if name not in given]:
+        raise ConfigError(f"{flags['config']}: {unknown('option', wrong[0], given)}")
     request |= {k: v for k, v in flags.items() if k != "config"}
     resume, overwrite = request.pop("resume", False), request.pop("overwrite", False)
     for name, value in (("resume", resume), ("overwrite", overwrite)):

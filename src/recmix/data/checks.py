@@ -76,7 +76,8 @@ use recmix.data.ArrayExamples(x_train.astype('float32'))
     given = f"{what} is {array.dtype} of shape {array.shape}"
     _check_type(array, given, what)
     if array.size == 0:
-        raise DataError(f"{given}: it has no examples; {_EXPECTED}, with N of 1 or more")
+        none = "its examples have no values" if len(array) else "it has no examples"
+        raise DataError(f"{given}: {none}; {_EXPECTED}, with N of 1 or more and values in each row")
     array = _with_event_axes(array, shape, given, what)
     if shape is not None and array.shape[1:] != shape:
         raise DataError(f"{given}: {_wrong_shape(array, shape, what)}")
@@ -108,7 +109,7 @@ def pack_fields(x: Mapping[str, Any], what: str, fields: Fields | None = None) -
         if array.ndim < 1 or array.size == 0:
             raise DataError(
                 f"{what}[{name!r}] is {array.dtype} of shape {array.shape}; expected (N, ...), one row "
-                "per example, with N of 1 or more"
+                "per example, with N of 1 or more and values in each row"
             )
     if not arrays:
         raise DataError(f"{what} is an empty dict; expected an array for each field")

@@ -16,7 +16,7 @@ from recmix.data.sparse_examples import SparseExamples, is_sparse
 from recmix.errors import DataError
 from recmix.model.fields import Fields
 
-__all__ = ["Form", "as_examples", "read_part"]
+__all__ = ["Form", "as_examples", "dataset_of", "read_part"]
 
 _PART_NAMES = {"x_train", "x_val", "x_test"}
 
@@ -38,6 +38,35 @@ def as_examples(x: Any) -> Examples:
     return read_part(x, "x")[0]
 
 
+def dataset_of(x: Any) -> Any:
+    """Return the data set of a DataLoader. Anything else is returned as it is.
+
+    A DataLoader with a sampler, batch sampler or `collate_fn` of the user's own is an error, because all
+    examples of its data set would be used as they are.
+    """
+    if not hasattr(x, "dataset") or hasattr(x, "__getitem__"):
+        return x
+    from torch.utils import data
+
+    streamed = isinstance(x.dataset, data.IterableDataset)  # refused later, with its own message
+    if not isinstance(x, data.DataLoader) or streamed:
+        return x.dataset
+    samplers = (data.SequentialSampler, data.RandomSampler, data.DistributedSampler)
+    own = ""
+    if x.batch_size is None and x.batch_sampler is not None:
+        own = "batch_sampler"
+    elif type(x.sampler) not in samplers:
+        own = f"sampler, {type(x.sampler).__name__}"
+    elif x.collate_fn not in (data.default_collate, data.default_convert):
+        own = "collate_fn"
+    if own:
+        raise DataError(
+            f"the DataLoader has its own {own}, but only its data set is used, with all examples: give "
+            "torch.utils.data.Subset(dataset, indices), or a data set whose items are what you want"
+        )
+    return x.dataset
+
+
 def read_part(
     x: Any,
     what: str,
@@ -55,6 +84,7 @@ def read_part(
         like: Examples of exactly this shape keep it: for example (H, W) does not become (1, H, W).
     """
     shape = None if form is None else form.shape
+    x = dataset_of(x)
     if isinstance(x, Examples):
         if shape is not None and x.shape[1:] != shape:
             raise DataError(
@@ -136,16 +166,21 @@ def _is_sequence_of_examples(x: Any) -> bool:
 
 def _stack(items: Any, what: str) -> Array | dict[str, Array]:
     """Collect all examples of a sequence in one array, or in one array for each field."""
+    unreadable = (
+        f"{what} is a {type(items).__name__} without a length or without an index; expected an array, "
+        "or a data set that is read by index: collect its examples in an array first"
+    )
     try:
         count = len(items)
     except (TypeError, NotImplementedError):
-        raise DataError(
-            f"{what} is a {type(items).__name__} without a length; expected an array, or a data set "
-            "that is read by index: collect its examples in an array first"
-        ) from None
+        raise DataError(unreadable) from None
     if count == 0:
         raise DataError(f"{what}, a {type(items).__name__}, has no examples; give at least two")
-    first = _item_fields(items[0], f"{what}[0]")
+    try:
+        item = items[0]
+    except NotImplementedError:  # an IterableDataset with a length
+        raise DataError(unreadable) from None
+    first = _item_fields(item, f"{what}[0]")
     out = {name: np.empty((count, *array.shape), array.dtype) for name, array in first.items()}
     for row in range(count):
         item = _item_fields(items[row], f"{what}[{row}]") if row else first

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FunctionType, MethodType
 from typing import Any
 
+from recmix.data.in_memory import dataset_of
 from recmix.data.limits import check_path
 from recmix.data.set_files import entry_of
 from recmix.data.sets import SETS, load_named
@@ -203,9 +204,9 @@ def as_data(
     Args:
         source: A `Data`, which is returned as it is; a name or path for `load`; or training examples in
             memory for `from_arrays`: an array, a tensor, a list, a dict of arrays, a DataFrame, a sparse
-            matrix, a torch Dataset or a DataLoader. Of a DataLoader only the data set is used. A list of
-            texts is given to `from_texts`, as sentences of words. Also a function without arguments that
-            returns one of these.
+            matrix, a torch Dataset or a DataLoader. Of a DataLoader only the data set is used; its own
+            sampler or `collate_fn` is an error. A list of texts is given to `from_texts`, as sentences
+            of words. Also a function without arguments that returns one of these.
         seed: Seed of the split.
         root: Folder of the named sets, see `load`.
         download: Whether missing files are downloaded.
@@ -224,8 +225,7 @@ def as_data(
             f"got a tuple of {len(source)}; for training, validation and test examples use "
             "recmix.data.from_arrays(x_train, x_val, x_test)"
         )
-    if hasattr(source, "dataset") and not hasattr(source, "__getitem__"):
-        source = source.dataset  # of a DataLoader; batch size and order are options of training
+    source = dataset_of(source)  # batch size and order are options of training
     hold_out = _held_out_test(description or {})
     if is_texts(source):
         return from_texts(source, seed=seed, hold_out_test=hold_out)

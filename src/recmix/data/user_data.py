@@ -63,8 +63,8 @@ def from_arrays(
 
     - a numpy array, a torch tensor or nested lists of numbers, (N, ...): vectors (N, F), images (N, C,
       H, W) or (N, H, W), or any other shape;
-    - a list of examples, or a torch Dataset. An item is an example, a tuple whose first element is the
-      example, or a dict of fields;
+    - a list of examples, a torch Dataset, or a DataLoader, of which only the data set is used. An item
+      is an example, a tuple whose first element is the example, or a dict of fields;
     - a dict of arrays: the fields of the examples, such as {"tokens": (N, T), "lengths": (N,)};
     - a pandas DataFrame of numbers;
     - a `scipy.sparse` matrix, which stays sparse in memory;

@@ -26,33 +26,42 @@ def never_worse(
 
     Both ELBOs are estimated from the same fixed noise, `pairs` pairs ±ε. So the same example always
     gives the same result. If both posteriors are Gaussians, a control variate reduces the error of the
-    ELBO before the refinement. The control variate is log r(z), where r is the refined posterior. It is
-    close to log p(x, z) up to a constant, and its mean under the other posterior has a closed form.
+    ELBO before the refinement, see `_elbo_before`.
     """
     with torch.no_grad():
         noise = common_noise(pairs, refined.mean)
         joint = make_log_joint(model, x, refined.mean.dtype)
-        before = elbo_at_noise(joint, start, noise) + _correction(start, refined, noise)
+        before = _elbo_before(joint, start, refined, noise)
         better = elbo_at_noise(joint, refined, noise) >= before
     return choose(better, refined, start)
 
 
-def _correction(start: Posterior, refined: Posterior, noise: Tensor) -> Tensor | float:
-    """E[log r(z)] minus its estimate from the noise, (B,), for z from `start` and r = `refined`.
+def _elbo_before(joint: LogJoint, start: Posterior, refined: Posterior, noise: Tensor) -> Tensor:
+    """An estimate of the ELBO of `start` for each example, (B,), from S noise vectors (S, 1, D).
 
-    It is 0 where the expectation has no closed form.
+    If both posteriors are Gaussians, log r(z) is a control variate, where r is the refined posterior.
+    Let f(z) = log p(x, z). From the mean of `start` to its samples, f falls by a, and log r falls by b.
+    The expected fall E[b] has a closed form, so the estimate of f becomes f - c (E[b] - b). If f and
+    log r differ by a constant only, c = 1 removes the whole error. Far from the mode f may be much
+    flatter than log r. So c is a / b, limited to the range from 0 to 1.
     """
     gaussians = (Gaussian, FullGaussian)
     if not (isinstance(start, gaussians) and isinstance(refined, gaussians)):
-        return 0.0
+        return elbo_at_noise(joint, start, noise)
     if isinstance(refined, Gaussian):
         spread = (start.variance / refined.variance).sum(-1)
     elif isinstance(start, Gaussian):
         spread = (refined.precision_factor * start.stddev[..., None, :]).square().sum((-2, -1))
     else:
         spread = (refined.precision_factor @ start.scale_tril).square().sum((-2, -1))
-    exact = refined.log_prob(start.mean) - 0.5 * spread
-    return exact - refined.log_prob(start.from_noise(noise)[0]).mean(0)
+    z, log_q = start.from_noise(noise)
+    values = joint.log_joint(torch.cat([start.mean[None], z]))  # (1 + S, B)
+    reached = values[1:].mean(0)
+    # b is above 0, because the noise comes in pairs ±ε and log r is concave.
+    fall = refined.log_prob(start.mean) - refined.log_prob(z).mean(0)
+    tiny = torch.finfo(fall.dtype).tiny
+    share = ((values[0] - reached) / fall.clamp(min=tiny)).nan_to_num(0).clamp(0, 1)
+    return reached - share * (0.5 * spread - fall) - log_q.mean(0)
 
 
 def elbo_at_noise(joint: LogJoint, q: Posterior, noise: Tensor) -> Tensor:

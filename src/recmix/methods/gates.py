@@ -51,8 +51,8 @@ class Gate(nn.Module):
         super().__init__()
         if not 0 < minimum < maximum < 1:
             raise ConfigError(
-                f"gate with minimum={minimum}, maximum={maximum}: "
-                "expected 0 < minimum < maximum < 1 (the paper's are 0.001 and 0.1)"
+                f"the smallest and largest weight of a new component are eps_min={minimum} and "
+                f"eps_max={maximum}; expected 0 < eps_min < eps_max < 1 (the paper's are 0.001 and 0.1)"
             )
         self.minimum = minimum
         self.maximum = maximum

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from recmix.errors import ConfigError, shown
 from recmix.inference import Inference
 from recmix.methods.component import Component, CountsTraining
 from recmix.methods.copy_weights import copy_weights, same_shapes
@@ -24,6 +25,7 @@ __all__ = [
     "Method",
     "Objective",
     "Optimizers",
+    "check_is_method",
     "copy_weights",
     "fuse_networks",
     "infer",
@@ -317,11 +319,18 @@ class Method(CountsTraining, ABC):
         If `other` has the same class and shapes, all its weights are copied. Otherwise only its model
         p(x, z) and its first encoder are copied.
         """
+        check_is_method(other)
         if type(other) is type(self) and same_shapes(self, other):
             copy_weights(self, other)
             return
         copy_weights(self.model, other.model)
         self.base_encoder.load_state_dict(other.base_encoder.state_dict())
+
+
+def check_is_method(other: object) -> None:
+    """Raise a ConfigError unless `other`, from which a method shall start, is a method."""
+    if not isinstance(other, Method):
+        raise ConfigError(f"start_from takes a Method, got {shown(other)}: give model.method")
 
 
 def infer(method: Method, x: Tensor, inference: Inference) -> Posterior:

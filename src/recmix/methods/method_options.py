@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import typing
 
+from recmix.errors import ConfigError
 from recmix.methods.component import MAX_ORDER
 from recmix.methods.method import Method
 from recmix.methods.registry import find_method
@@ -16,7 +17,8 @@ __all__ = ["growth_options", "method_options"]
 def method_options(method: str | type[Method] | Method) -> dict[str, Option]:
     """Return the options that belong to this method only, as {name: option}.
 
-    They are the keyword-only arguments of the method's constructor.
+    They are the keyword-only arguments of the constructor. A class with another argument after model and
+    encoder, or with an option without a type, is an error.
 
     >>> list(method_options("iaf"))
     ['flows', 'hidden']
@@ -24,10 +26,22 @@ def method_options(method: str | type[Method] | Method) -> dict[str, Option]:
     cls = find_method(method)
     hints = typing.get_type_hints(cls.__init__)
     help_texts = _arguments(cls.__doc__ or "")
+    parameters = inspect.signature(cls.__init__).parameters
+    for name in [n for n, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD][3:]:
+        if not isinstance(method, Method):  # an instance has its value
+            raise ConfigError(
+                f"the option {name} of the class {cls.__name__} must be keyword-only: put it after *, "
+                f"as in def __init__(self, model, encoder, *, {name}: int = 3); see docs/new_method.md"
+            )
+    own = {name: p.default for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
+    if untyped := [name for name in own if name not in hints]:
+        raise ConfigError(
+            f"the option {untyped[0]} of the class {cls.__name__} needs a type annotation, such as "
+            f"{untyped[0]}: int = 3; see docs/new_method.md"
+        )
     return {
-        name: Option(name, hints[name], parameter.default, help_texts.get(name, ""))
-        for name, parameter in inspect.signature(cls.__init__).parameters.items()
-        if parameter.kind is parameter.KEYWORD_ONLY
+        name: Option(name, hints[name], default, help_texts.get(name, ""))
+        for name, default in own.items()
     }
 
 

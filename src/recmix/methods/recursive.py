@@ -20,6 +20,7 @@ from recmix.methods.method import (
     Method,
     Objective,
     Optimizers,
+    check_is_method,
     copy_weights,
     same_shapes,
     update,
@@ -173,6 +174,7 @@ class RecursiveMixture(Method):
         If `other` is a recursive mixture with components of the same shapes, its components and its
         gates (the networks of the mixture weights) are copied instead.
         """
+        check_is_method(other)
         copy_weights(self.model, other.model)
         parts: Any = self.components
         for part in parts:

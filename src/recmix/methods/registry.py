@@ -54,6 +54,13 @@ def find_method(method: str | type[Method] | Method) -> type[Method]:
         return type(method)
     if isinstance(method, type) and issubclass(method, Method):
         return method
+    trained = getattr(method, "method", None)
+    if isinstance(trained, Method):
+        raise ConfigError(
+            f"method is a trained model, {shown(method)}; expected a name, a Method class or a Method "
+            f"instance: write recmix.fit({trained.name!r}, x, init=model), or "
+            "recmix.fit(model.method, x)"
+        )
     if not isinstance(method, str):
         raise ConfigError(
             f"method must be a name, a Method class or a Method instance, got {shown(method)}: the "

@@ -106,7 +106,7 @@ class LatentModel(nn.Module):
         It holds the parameters of p(x | z), such as logits, for S samples of z for each of B examples.
         """
         out: Tensor = self.decoder(z.flatten(0, -2))
-        return out.view(*z.shape[:-1], *out.shape[1:])
+        return out.reshape(*z.shape[:-1], *out.shape[1:])
 
     def decode(self, z: Tensor) -> Tensor:
         """The mean E[x | z], (..., *shape), for latent points z (..., D), in the units of the data."""

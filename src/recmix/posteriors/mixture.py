@@ -50,8 +50,6 @@ class Mixture(Posterior):
     def __init__(self, components: Sequence[Posterior], log_weights: Tensor) -> None:
         if not components or not all(isinstance(q, Posterior) for q in components):
             raise ConfigError("a mixture needs at least one component, a posterior of recmix.posteriors")
-        if len({(q.batch_shape, q.event_shape) for q in components}) > 1:
-            raise ConfigError(f"the components of a mixture differ in their shapes: {components}")
         if len(components) != log_weights.shape[-1]:
             raise ConfigError(
                 f"a mixture of {len(components)} components needs as many weights per example, "

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import platform
 import shutil
 import time
@@ -30,7 +31,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from recmix.errors import ConfigError, DataError, NonFiniteError, RunError
+from recmix.errors import ConfigError, DataError, NonFiniteError, RunError, shown
 from recmix.inference import Inference
 from recmix.model.vocabulary import Vocabulary, vocabulary_from_json
 from recmix.runs.files import read_json, remove_parts, update_json, write_json
@@ -78,6 +79,8 @@ class Run:
     )
 
     def __init__(self, folder: str | Path) -> None:
+        if not isinstance(folder, str | os.PathLike):
+            raise ConfigError(f"the folder of a run must be text or a path, got {shown(folder)}")
         self.folder = Path(folder)
         self.weights = self.folder / "weights.safetensors"  # of the best epoch
         self.checkpoint = self.folder / "checkpoint.safetensors"

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from recmix.errors import ConfigError, unknown
+import torch
+
+from recmix.errors import OTHER_WORDS, ConfigError, unknown
 from recmix.inference import Inference
 from recmix.methods.method import Method
 from recmix.methods.method_options import growth_options, method_options
-from recmix.methods.registry import find_method
+from recmix.methods.registry import METHODS, find_method
 from recmix.model.options import ModelOptions, options_of
 from recmix.runs.training_options import Training
 
-__all__ = ["AUTO", "GROUPS", "Given", "read_options", "split_auto"]
+__all__ = ["AUTO", "GROUPS", "Given", "as_text", "read_options", "split_auto"]
 
 AUTO = "auto"
 """The value of `order` that means: as many components as give a significant gain."""
@@ -73,14 +75,14 @@ def read_options(
         ConfigError: a name is unknown, or a value is not valid.
     """
     cls = find_method(method)
-    growth = growth_options(cls)
-    own = method_options(cls) | growth
+    growth = growth_options(method)
+    own = method_options(method) | growth
+    given = {name: as_text(value) for name, value in given.items()}
     groups = {name: options_of(group) for name, group in GROUPS.items()}
     known = {*own, *also, *(name for group in groups.values() for name in group)}
     for name in given:
         if name not in known:
-            message = unknown(f"option for {cls.name}", name, known)
-            raise ConfigError(f"{message} `recmix train --help-all` describes all options")
+            raise ConfigError(_unknown_option(cls.name, name, known))
     if "order" in own and not growth and given.get("order") == AUTO:
         raise ConfigError(
             f"order = 'auto' adds components one at a time, which {cls.name} cannot do: use rme, or "
@@ -100,3 +102,18 @@ def read_options(
         for group, options in groups.items()
     }
     return Given(cls, mine, **shared)
+
+
+def as_text(value: Any) -> Any:
+    """A torch device or dtype as text, such as ``cuda:1`` or ``float64``; other values unchanged."""
+    return str(value).removeprefix("torch.") if isinstance(value, torch.device | torch.dtype) else value
+
+
+def _unknown_option(method: str, name: str, known: Iterable[str]) -> str:
+    """The error message for an option that a method does not have. It names the methods that have it."""
+    text = unknown(f"option for {method}", name, known)
+    others = [one for one in sorted(METHODS) if name in method_options(one) | growth_options(one)]
+    if others and not any(name in words for words in OTHER_WORDS.values()):
+        text = f"unknown option for {method} {name!r}: it is an option of {', '.join(others)}"
+    end = "" if text.endswith("?") else "."
+    return f"{text}{end} `recmix train --help-all` describes all options"

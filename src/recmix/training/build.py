@@ -8,10 +8,10 @@ from typing import Any, Protocol
 
 import torch
 
-from recmix.errors import ConfigError, RecmixError, RunError
+from recmix.errors import ConfigError, RecmixError, RunError, shown, unknown
 from recmix.methods.make_method import make_method, place
 from recmix.methods.method import Method
-from recmix.methods.registry import find_method
+from recmix.methods.registry import METHODS, find_method
 from recmix.model.assembly import Own, make_model
 from recmix.model.data_facts import Statistics
 from recmix.model.fields import Fields
@@ -106,8 +106,25 @@ def build(
         spec.model, spec.shape, fields=fields, own=own, statistics=statistics
     )
     load_accelerated()
-    made = make_method(method or find_method(spec.method), latent_model, encoder, spec.options)
+    made = make_method(_class_of(spec.method, method), latent_model, encoder, spec.options)
     return place(made, device, getattr(torch, spec.training.dtype))
+
+
+def _class_of(name: str, given: type[Method] | None) -> type[Method]:
+    """The class of a stored method: a registered class of this name, or the class that the user gave."""
+    if given is None:
+        if name not in METHODS:
+            advice = "for a class of your own use recmix.load(folder, method=YourClass)"
+            raise ConfigError(f"{unknown('method', name, METHODS)}; {advice}")
+        return find_method(name)
+    found = getattr(given, "name", None)
+    if not (isinstance(given, type) and issubclass(given, Method)) or found != name:
+        called = f" with the name {found!r}" if isinstance(given, type) and found else ""
+        raise ConfigError(
+            f"method is {shown(given)}{called}, but the run was trained with the method {name!r}: give "
+            "the Method class of this name"
+        )
+    return given
 
 
 def load_trained(
@@ -132,7 +149,8 @@ def load_trained(
     run = open_run(folder)
     stored = run.spec()
     inference = run.tuned() or stored.inference
-    spec = replace(stored, training=replace(stored.training, device=device), inference=inference)
+    training = replace(stored.training, device=str(device))  # also a torch.device
+    spec = replace(stored, training=training, inference=inference)
     try:
         with torch.random.fork_rng():  # the random weights are replaced at once
             made = build(spec, own=own, method=method)

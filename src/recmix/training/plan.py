@@ -27,7 +27,13 @@ from recmix.training.job import Job
 from recmix.training.one_module import keep_used_parts
 from recmix.training.request import Request, read_request
 from recmix.training.resume import is_complete
-from recmix.training.start import check_architecture, check_data, check_options, origin
+from recmix.training.start import (
+    check_architecture,
+    check_data,
+    check_instance,
+    check_options,
+    origin,
+)
 from recmix.training.suspicious import warn_if_suspicious
 from recmix.training.world import world
 
@@ -126,7 +132,8 @@ def _plan(asked: Request, source: Any, select_on: Examples | None = None) -> Pla
     # The data
     start, training = asked.start, asked.training
     before = asked.run.spec().data if asked.run and asked.found and asked.resume else None
-    data = as_data(source, shape=start.spec.shape if start else None, description=before)
+    made_for = start.spec.shape if start else asked.instance.model.shape if asked.instance else None
+    data = as_data(source, shape=made_for, description=before)
     described, kind = data.describe(), data.kind
     classes = data.classes if asked.counts_classes and data.vocabulary is None else 0
     fields = Fields(data.fields) if data.fields else None
@@ -138,6 +145,8 @@ def _plan(asked: Request, source: Any, select_on: Examples | None = None) -> Pla
         )
     if start:
         check_data(start, data)
+    if asked.instance:
+        check_instance(asked.instance, data)
 
     # What defines the run
     first = _plan(asked.first, data) if asked.first else None

@@ -45,7 +45,7 @@ FIRST_STAGE = {"epochs": 2000, "learning_rate": 5e-4}
 SECOND_STAGE = {"epochs": 20, "learning_rate": 1e-6}
 REQUEST = (
     *("method", "data", "init", "out", "resume", "overwrite", "encoder", "decoder", "vae_epochs"),
-    "callbacks",
+    *("callbacks", "progress"),
 )
 """Names in a request besides options."""
 PARTS = ("likelihood", "prior")
@@ -217,8 +217,11 @@ def _check_arguments(
             raise ConfigError(f"{name} must be a torch.nn.Module, got {shown(module)}{hint}")
     if resume and overwrite:
         raise ConfigError("resume and overwrite exclude each other: continue a run, or replace it")
-    if not all(callable(callback) for callback in callbacks):
-        raise ConfigError(f"callbacks must be functions of (epoch, metrics), got {callbacks!r}")
+    if not isinstance(callbacks, list | tuple) or not all(map(callable, callbacks)):
+        raise ConfigError(
+            f"callbacks must be a list of functions of (epoch, metrics), got {shown(callbacks)}: write "
+            "callbacks=[function]"
+        )
 
 
 def check_start(init: Any) -> None:

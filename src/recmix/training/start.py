@@ -12,7 +12,7 @@ from recmix.methods.method import Method, same_shapes
 from recmix.runs.spec import Spec
 from recmix.training.build import TrainedModel
 
-__all__ = ["check_architecture", "check_data", "check_options", "origin"]
+__all__ = ["check_architecture", "check_data", "check_instance", "check_options", "origin"]
 
 
 def check_data(start: TrainedModel, data: Data) -> None:
@@ -36,6 +36,15 @@ def check_data(start: TrainedModel, data: Data) -> None:
             "examples, so that their test examples were probably training examples of that model. Use "
             "recmix.data.from_arrays(x, hold_out_test=False), or test examples of their own",
             stacklevel=2,
+        )
+
+
+def check_instance(method: Method, data: Data) -> None:
+    """Raise a ConfigError unless the user's method instance was made for examples of this shape."""
+    if method.model.shape != data.shape:
+        raise ConfigError(
+            f"the {method.name} instance was made for examples of shape {method.model.shape}, these "
+            f"have shape {data.shape}: give data of that shape, or the method's name or class"
         )
 
 

@@ -30,7 +30,7 @@ from recmix.runs.folder import PRESET, Run
 from recmix.runs.hub import is_hub_address
 from recmix.runs.spec import FORMAT, Spec, check_description, check_format
 from recmix.runs.training_options import Training
-from recmix.training.arguments import read_options, split_auto
+from recmix.training.arguments import as_text, read_options, split_auto
 from recmix.training.augment import takes_decoder_samples
 from recmix.training.build import Trained, build, load_trained
 from recmix.training.fit import train_models
@@ -176,6 +176,7 @@ def stored_arguments(folder: str | Path) -> dict[str, Any]:
 def _with_options(preset: Preset, vae_epochs: int | None, options: Mapping[str, Any]) -> Preset:
     """Return the preset with the options that the user gave in addition, checked."""
     stages = list(preset.stages)
+    options = {name: as_text(value) for name, value in options.items()}  # they are stored as JSON
     if vae_epochs is not None and find_method(stages[0].method).starts_from is None:
         stages[0] = _changed(stages[0], {"epochs": vae_epochs})
     everywhere = {k: v for k, v in options.items() if k in ALL_STAGES}
