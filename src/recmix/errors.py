@@ -81,7 +81,7 @@ def memory_advice(advice: str) -> Iterator[None]:
 
 
 MANY = 20
-"""More valid names than this are not listed in an error message."""
+"""An error message lists all valid names only if there are at most this many."""
 OTHER_WORDS = {
     "network": ("architecture", "arch", "backbone", "net"),
     "widths": ("hidden", "hidden_dims", "hidden_sizes", "hidden_units", "layers"),
@@ -98,13 +98,16 @@ OTHER_WORDS = {
     "categorical": ("ce", "cross_entropy"),
     "gaussian": ("mse", "l2", "normal", "squared_error"),
 }
-"""What other programs call an option or a likelihood, by its name here."""
+"""{name of an option or a likelihood in recmix: names that other programs use for it}."""
 LONGEST = 80
-"""Longest text of a value in an error message."""
+"""Largest number of characters of a value in an error message."""
 
 
 def shown(value: Any) -> str:
-    """A value as short text for an error message: arrays by their shape, other objects by their class.
+    """Return a short text that describes a value, for an error message.
+
+    The text is `repr` of the value if `repr` is short. Otherwise, strings and containers are cut, arrays
+    are described by their shape, and other objects by their class. A class is described by its name.
 
     >>> shown("vae"), shown(dict), shown(list(range(100)))[:30]
     ("'vae'", 'the class dict', '[0, 1, 2, 3, 4, 5, 6, 7, 8, 9,')
@@ -141,9 +144,9 @@ def nearest(name: str, valid: Iterable[str]) -> list[str]:
 
 
 def unknown(what: str, name: str, valid: Iterable[str]) -> str:
-    """Return the error message for a name that does not exist. It suggests similar valid names.
+    """Return the error message for a name that does not exist. The message suggests similar valid names.
 
-    All valid names are listed if there are few. If there are many and none is similar, none is named.
+    If there are few valid names, the message lists all of them.
 
     Args:
         what: the kind of thing that was named, such as "method".

@@ -13,7 +13,7 @@ from recmix.methods.optimizers import OPTIMIZERS, adam, device_of
 __all__ = ["ChunkedAdam", "capturable_adam", "with_tensor_rates"]
 
 CHUNK = 2**13
-"""Numbers that one block of GPU threads updates. With few of them a small network uses many blocks."""
+"""How many numbers one block of GPU threads updates: few, so that a small network uses many blocks."""
 
 
 class ChunkedAdam(torch.optim.Adam):

@@ -124,7 +124,10 @@ _captured: WeakKeyDictionary[Method, dict[Inference, Captured]] = WeakKeyDiction
 
 @infer_no_grad.register_for_gpu
 def replay(method: Method, x: Tensor, inference: Inference) -> Posterior:
-    """GPU version of `infer_no_grad`: replay a CUDA graph. NotImplemented if x is not on a GPU."""
+    """GPU version of `infer_no_grad`: replay a CUDA graph.
+
+    The function returns NotImplemented if x is not on a GPU.
+    """
     if not x.is_cuda:
         return NotImplemented
     known = _captured.get(method)

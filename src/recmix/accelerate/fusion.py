@@ -43,7 +43,10 @@ def fusing() -> Iterator[None]:
 
 @functools.cache
 def _fused(function: Replaceable[..., Any]) -> Callable[..., Any]:
-    """`function` with its plain code compiled; NotImplemented inside code that is itself compiled."""
+    """Return a version of `function` whose plain code is compiled.
+
+    Inside code that `torch.compile` is already compiling, this version returns NotImplemented.
+    """
     compiled = torch.compile(function.plain)
 
     def call(*args: Any, **kwargs: Any) -> Any:

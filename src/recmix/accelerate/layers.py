@@ -130,7 +130,10 @@ def recursion(
 
 
 def _packed(layers: Sequence[Any], columns: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Pack one layer of K networks: weights (2, K, N, depth) in the kernel's order, biases (K, N)."""
+    """Pack one layer of K networks: weights (2, K, N, depth) in the kernel's order, biases (K, N).
+
+    `columns` is the shape (channels, rows, columns) of the weights of one output.
+    """
     weights = [layer.weight.detach().reshape(-1, *columns) for layer in layers]
     return split(torch.stack([w.permute(0, 2, 3, 1).flatten(1) for w in weights])), _biases(layers)
 
@@ -141,7 +144,7 @@ def _biases(layers: Sequence[Any]) -> Tensor:
 
 
 def _slope(layer: nn.Module) -> float | None:
-    """An activation's factor of negative values: 0 for ReLU, 1 for the identity; None for others."""
+    """The factor of negative values in ReLU (0), leaky ReLU or identity (1); None for other layers."""
     if type(layer) is nn.LeakyReLU:
         return float(layer.negative_slope)
     return {nn.ReLU: 0.0, nn.Identity: 1.0}.get(type(layer))

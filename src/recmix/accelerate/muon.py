@@ -26,13 +26,19 @@ __all__ = ["Muon", "muon", "orthogonal", "orthogonal_batch"]
 
 MOMENTUM = 0.95
 SIZE = 0.6
-"""Root mean square change of a weight, in learning rates, if all singular values were 1."""
+"""Root mean square change of the weights of a matrix in one step, for a learning rate of 1.
+
+The value is exact if `orthogonal` makes all singular values exactly 1.
+"""
 ITERATIONS = 5
 QUINTIC = (3.4445, -4.7750, 2.0315)
-"""s -> a s + b s³ + c s⁵, applied five times: singular values above 1/650 of the matrix's norm end
-between 0.68 and 1.21; smaller ones grow by a factor of about 450 to 485."""
+"""The coefficients of s -> a s + b s³ + c s⁵, which is applied five times to each singular value s.
+
+Singular values above 1/650 of the matrix's norm end between 0.68 and 1.21. Smaller ones grow by a
+factor of about 450 to 485.
+"""
 SMALLEST = 64
-"""Matrices with a shorter side are padded to this, so that they form one batch on a GPU."""
+"""On a GPU, all matrices whose shorter side is at most this long form one batch, see `orthogonal`."""
 
 
 class Muon(ChunkedAdam):

@@ -29,8 +29,8 @@ __all__ = ["KernelLogJoint", "kernels_apply"]
 JACOBIAN_UP_TO = 24
 """Largest latent dimension for which a gradient is computed from the decoder's whole Jacobian.
 
-The benchmark ``jacobian_limit`` compares this with autograd on an H200: with 20 dimensions it makes
-learned refinement 11 % faster, with 26 it makes it 2 % slower, with 50 it makes it 32 % slower."""
+The benchmark ``jacobian_limit`` compares learned refinement with the Jacobian and with autograd, on an
+H200. The Jacobian is 11 % faster with 20 dimensions, 2 % slower with 26, and 32 % slower with 50."""
 
 
 def kernels_apply(device_type: str, dtype: torch.dtype) -> bool:
@@ -105,7 +105,7 @@ class KernelLogJoint(LogJoint):
         """log p(x, z), (B,), and its derivative with respect to z, (B, D), at z (B, D).
 
         Up to `JACOBIAN_UP_TO` dimensions, Triton kernels compute both from the decoder's whole Jacobian.
-        Above, autograd is faster, because it computes only the gradient.
+        For more dimensions autograd is used: it is faster, because it computes only the gradient.
         """
         if not self.packed or z.shape[-1] > JACOBIAN_UP_TO:
             return super().gradient(z)
@@ -179,7 +179,7 @@ def cholesky_by_kernels(matrix: Tensor) -> Tensor:
 
 @in_double.register
 def keep_float32(factor: Tensor) -> Tensor:
-    """`in_double` where the Triton kernels apply: the Cholesky factor (..., D, D) stays in float32.
+    """Version of `in_double` for the Triton kernels: the Cholesky factor (..., D, D) stays in float32.
 
     The kernels add a small multiple of the identity to a matrix, and so need no float64.
 

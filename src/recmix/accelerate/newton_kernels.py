@@ -40,7 +40,7 @@ R = TypeVar("R")
 LARGEST = 64
 """Largest latent dimension whose matrix one program can hold."""
 PIXELS, PARTS, PROGRAMS = 32, 8, 1024
-"""For normal equations: pixels per block, most parts of an image, programs that fill a GPU."""
+"""For `equations`: pixels per block, largest number of parts of an image, programs that fill a GPU."""
 
 
 def usable(*tensors: Tensor) -> bool:
@@ -326,7 +326,7 @@ def score(
 
     Args:
         likelihood: p(x | z).
-        image: x as the likelihood reads it, (B, C, H, W).
+        image: x after the preprocessing `LatentModel.observed`, (B, C, H, W).
         decoded: the decoder's outputs for z, (L, B, C, H, W).
         z: latent points (L, B, D).
         slopes: whether to compute the derivatives. If False, the last two results are not valid.
@@ -397,7 +397,10 @@ def equations(
 
 
 def candidate_dampings(level: Tensor, multiples: tuple[float, ...]) -> Tensor:
-    """The L candidate dampings of a Gauss-Newton step, (L, B): `level` (B,) times L multiples."""
+    """The L candidate dampings of a Gauss-Newton step, (L, B).
+
+    They are the present damping `level` (B,) of each example, times each of the L `multiples`.
+    """
     return _on_device(multiples, level.device) * level
 
 
@@ -448,7 +451,10 @@ def solve(gradient: Tensor, precision: Tensor, damping: Tensor) -> Tensor | None
 
 @unless_broken
 def factor(matrix: Tensor) -> Tensor | None:
-    """`cholesky` by one kernel: lower Cholesky factors of (B, D, D); None if it does not apply."""
+    """Compute the lower Cholesky factors of matrices (B, D, D) by one Triton kernel, like `cholesky`.
+
+    The result is None if the kernel does not apply.
+    """
     batch, latent, _ = matrix.shape
     if latent > LARGEST or not usable(matrix):
         return None

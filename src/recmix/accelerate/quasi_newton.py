@@ -137,7 +137,9 @@ def _advance(
 
 @unless_broken
 def triangle_kernel(out: Tensor, typical: Tensor) -> Tensor | None:
-    """`scaled_triangle` by one Triton kernel: L = T diag(exp a) M, (B, D, D); None if it does not apply.
+    """Compute `scaled_triangle`, the matrices L = T diag(exp a) M, (B, D, D), by one Triton kernel.
+
+    The result is None if the kernel does not apply.
 
     Args:
         out: outputs of the curvature network, (B, D (D + 1) / 2): first the D numbers a, then the
@@ -156,7 +158,9 @@ def triangle_kernel(out: Tensor, typical: Tensor) -> Tensor | None:
 
 @unless_broken
 def direction_kernel(factor: Tensor, gradient: Tensor, pairs: Sequence[Pair]) -> Tensor | None:
-    """`direction` by one Triton kernel: the next steps' directions, (B, D); None if it does not apply.
+    """Compute `direction`, the directions of the next steps, (B, D), by one Triton kernel.
+
+    The result is None if the kernel does not apply.
 
     Args:
         factor: L, (B, D, D), lower triangular. L Lᵀ is about the inverse curvature of -log p(x, z).
@@ -181,7 +185,10 @@ def direction_kernel(factor: Tensor, gradient: Tensor, pairs: Sequence[Pair]) ->
 def advance_kernel(
     at: Iterate, step: Tensor, reached: Tensor, gradient: Tensor
 ) -> tuple[Iterate, Pair] | None:
-    """`advance` by one Triton kernel: accept steps that raise log p(x, z); None if it does not apply."""
+    """Accept the steps that raise log p(x, z) by one Triton kernel, with the arguments of `advance`.
+
+    The result is None if the kernel does not apply.
+    """
     batch, latent = step.shape
     given = (*at, step, reached, gradient)
     if latent > LARGEST or not usable(*given):
@@ -200,7 +207,7 @@ def _warps(latent: int) -> int:
 
 @scaled_triangle.register_for_gpu
 def triangle_by_kernel(out: Tensor, typical: Tensor, places: Tensor) -> Tensor:
-    """GPU version of `scaled_triangle`; returns NotImplemented if its kernel does not apply."""
+    """GPU version of `scaled_triangle`. Return NotImplemented if the Triton kernel does not apply."""
     if not kernels_apply(out.device.type, out.dtype):
         return NotImplemented
     factor = triangle_kernel(out, typical)
@@ -211,7 +218,7 @@ def triangle_by_kernel(out: Tensor, typical: Tensor, places: Tensor) -> Tensor:
 def direction_by_kernel(
     q: FullGaussian | LowRankGaussian, gradient: Tensor, pairs: Sequence[Pair]
 ) -> Tensor:
-    """GPU version of `direction`; returns NotImplemented if its kernel does not apply."""
+    """GPU version of `direction`. Return NotImplemented if the Triton kernel does not apply."""
     if not isinstance(q, FullGaussian) or not kernels_apply(gradient.device.type, gradient.dtype):
         return NotImplemented
     found = direction_kernel(q.scale_tril, gradient, pairs)
@@ -222,7 +229,7 @@ def direction_by_kernel(
 def advance_by_kernel(
     at: Iterate, step: Tensor, reached: Tensor, gradient: Tensor
 ) -> tuple[Iterate, Pair]:
-    """GPU version of `advance`; returns NotImplemented if its kernel does not apply."""
+    """GPU version of `advance`. Return NotImplemented if the Triton kernel does not apply."""
     if not kernels_apply(step.device.type, step.dtype):
         return NotImplemented
     found = advance_kernel(at, step, reached, gradient)

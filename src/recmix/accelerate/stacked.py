@@ -83,7 +83,7 @@ class Stacked:
     def drop(self) -> None:
         """Discard the function that evaluates all networks together; the next call builds it again.
 
-        Call this where changes of the parameters cannot be detected: after replays of a CUDA graph,
+        Call this after changes of the parameters that cannot be detected: after replays of a CUDA graph,
         or when modules were replaced.
         """
         if not self._fixed:
@@ -163,7 +163,13 @@ class Stacked:
         return _shifted(made)
 
     def _try_kernels(self, layers: list[list[nn.Module]], x: Tensor, shift: Tensor | None) -> Run | None:
-        """A function that evaluates these layers by Triton kernels, tested on x; None if it fails."""
+        """Return a function that evaluates these layers by Triton kernels; None if this is not possible.
+
+        Args:
+            layers: the layers of each network.
+            x: examples (B, ...) on which the function is tested.
+            shift: a tensor that the function subtracts from x first, or None.
+        """
         given = self._held if shift is None else [*self._held, shift]
         if any(one.dtype != x.dtype or one.device != x.device for one in given):
             return None
@@ -289,7 +295,7 @@ def _shifted(function: Callable[[Tensor], Tensor]) -> Run:
 
 
 def _sequence(network: nn.Module) -> list[nn.Module] | None:
-    """The layers of a network in order; None if it is not a plain sequence of layers."""
+    """The layers of a network in order; None if the network is not a plain sequence of simple layers."""
     if isinstance(network, Encoder):
         features = _sequence(network.features)
         return None if features is None else [*features, network.head]

@@ -28,15 +28,21 @@ _stacks: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()
 
 
 def stacks_of(owner: nn.Module) -> list[Stacked]:
-    """The `Stacked` networks (evaluated together) that were made for a method or component so far."""
+    """All `Stacked` objects that `_stack` has made for `owner`, which is a method or a component."""
     return [stack for stack, _ in _stacks.get(owner, [])]
 
 
 def _stack(owner: Any, kind: type[S], networks: list[nn.Module], **how: Any) -> S:
-    """The `Stacked` networks of class `kind` that belong to a method or component `owner`.
+    """Return the object that evaluates several networks of a method or component together.
 
-    They are made at the first call, and built again after the owner was trained. `how` are further
-    arguments of `kind`.
+    The first call makes the object, later calls return the same object. If `owner` was trained since the
+    last call, the object combines the networks again when it is next used.
+
+    Args:
+        owner: the method or component to which the networks belong.
+        kind: class of the object, such as `StackedEncoders`. Each owner has one object of each class.
+        networks: the networks. They are only used by the first call.
+        how: further arguments of `kind`, such as `only_kernels`.
     """
     kept = _stacks.setdefault(owner, [])
     for entry in kept:
@@ -63,7 +69,10 @@ def _all_gaussian(method: Method) -> bool:
 
 
 def _seen(model: LatentModel, x: Tensor) -> tuple[Tensor, Tensor | None]:
-    """The input of the networks as x and a shift, which the kernels subtract; None for no shift."""
+    """The input of the networks as a pair: a tensor made from x, and a shift to subtract from it.
+
+    The shift is None if nothing is to be subtracted.
+    """
     return (x, model.shift) if model.spread is None else (model.standardised(x), None)
 
 
@@ -152,5 +161,8 @@ def fuse_stacked_networks(method: Method) -> None:
 
 
 def _has_embedding(networks: Sequence[nn.Module]) -> bool:
-    """Whether the networks embed tokens: traced as one network they would have a fixed batch size."""
+    """Whether a network has an `nn.Embedding`.
+
+    If such networks are combined and traced for export, the traced network has a fixed batch size.
+    """
     return any(isinstance(part, nn.Embedding) for network in networks for part in network.modules())

@@ -273,7 +273,7 @@ class LayerStep(NamedTuple):
 def plan(layers: list[nn.Module]) -> list[LayerStep] | None:
     """Group a decoder's layers into steps: a layer with weights, and the activation after it.
 
-    None if the kernels do not support the layers.
+    Return None if the Triton kernels do not support the layers.
 
     >>> net = [nn.Linear(2, 9), nn.ReLU(), nn.Unflatten(1, (1, 3, 3)), nn.ConvTranspose2d(1, 4, 2)]
     >>> [step.shape for step in plan(net)]
@@ -395,7 +395,14 @@ class Packed:
         return self._packed((start, stop), axes.transpose(0, 1), (1, 1), PRECISION)
 
     def _packed(self, name: Any, weight: Tensor, stride: tuple[int, ...], precision: str) -> Tensor:
-        """Pack a weight (C, O, KH, KW) as in `weight`, and cache it under `name`."""
+        """Pack a weight (C, O, KH, KW) as a matrix, see `weight`, and cache the matrix.
+
+        Args:
+            name: key of the matrix in the cache.
+            weight: the weight of a transposed convolution.
+            stride: rows and columns of the stride (SH, SW).
+            precision: for "tf32" the weight is rounded to TF32.
+        """
         key = (name, precision == "tf32")
         if key not in self._made:
             (sh, sw), (channels, outputs, kh, kw) = stride, weight.shape
@@ -410,7 +417,7 @@ class Packed:
 def pack(layers: list[nn.Module], z: Tensor) -> Packed | None:
     """Prepare a decoder's layers for the Triton kernels, to evaluate the decoder at z (B, D).
 
-    None if the kernels do not support the layers or z.
+    Return None if the kernels do not support the layers or z.
 
     >>> pack([nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 3)], torch.zeros(1, 2))
     """
@@ -423,7 +430,7 @@ def pack(layers: list[nn.Module], z: Tensor) -> Packed | None:
 
 @unless_broken
 def values(packed: Packed, z: Tensor) -> Tensor | None:
-    """The decoder's output (N, ...) at z (N, D), by Triton kernels; None if they do not apply."""
+    """The decoder's output (N, ...) at z (N, D), by Triton kernels; None if the kernels do not apply."""
     if not usable(z) or _too_many(packed, len(z)):
         return None
     with torch.cuda.device_of(z):
@@ -435,7 +442,7 @@ def values(packed: Packed, z: Tensor) -> Tensor | None:
 def push(packed: Packed, z: Tensor, chunk: int) -> tuple[Tensor, Tensor] | None:
     """The decoder's output (B, ...) at z (B, D) and its Jacobian (B, P, D), by Triton kernels.
 
-    P is the number of output values per example. None if the kernels do not apply.
+    P is the number of output values per example. The result is None if the kernels do not apply.
 
     Args:
         packed: the decoder, prepared by `pack`.
@@ -493,7 +500,8 @@ def _too_many(packed: Packed, rows: int) -> bool:
 def _can_fuse(steps: list[LayerStep]) -> bool:
     """Whether one kernel can compute the second-to-last step and the products of the last step.
 
-    One input position of the last step must contribute to fewer outputs than it has channels.
+    Both steps must be transposed convolutions with few channels. In the last step, the number of outputs
+    that an input position contributes to must be smaller than the number of its channels.
     """
     before, last = steps[-2:]
     if last.activation or not all(isinstance(step.layer, nn.ConvTranspose2d) for step in steps[-2:]):
@@ -545,7 +553,10 @@ def _run(packed: Packed, i: int, x: Tensor, rows: int, at: list[Tensor] | None, 
 
 
 def _folded(packed: Packed, x: Tensor, bias: Tensor | None) -> Tensor:
-    """Sum the partial products x from `_run` to the output of the last step, (rows, values)."""
+    """Sum the partial products x from `_run` to the output of the last step, and add its bias.
+
+    The result is (rows, values). For tangents the bias is None.
+    """
     shape, window = packed.steps[-1].shape, packed.window(len(packed.steps) - 1)
     out = x.new_empty(len(x), math.prod(shape))
     sizes = (*packed.steps[-2].shape[1:], *shape, *(n for pair in window for n in pair))
@@ -557,7 +568,7 @@ def _folded(packed: Packed, x: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _negative_slope(step: LayerStep) -> float:
-    """The factor of negative values in the activation after a step; 1 without an activation."""
+    """The factor of negative values in the activation after a step; 1 if the step has no activation."""
     leak = None if step.activation is None else _slope(step.activation)
     return 1.0 if leak is None else leak
 

@@ -77,8 +77,8 @@ class _Encode(nn.Module):
 class _Decode(nn.Module):
     """The decoder of an SCVI model as a module: z (N, D) -> the parameters of p(x | z).
 
-    These are the log of each gene's share of the total count. With zero inflation the logits of an
-    extra zero follow.
+    The parameters are the logarithm of each gene's share of the total count, (N, genes). With zero
+    inflation, the logit of an extra zero for each gene is appended, (N, 2 * genes).
     """
 
     def __init__(self, module: nn.Module, batch: int) -> None:

@@ -64,7 +64,7 @@ def fit(
             place.
         likelihood: p(x | z), a name or an object; by default one that suits the data.
         prior: p(z), a name or an object; by default N(0, I).
-        vae_epochs: epochs of the first VAE, if it is trained here.
+        vae_epochs: number of epochs of the VAE that is trained first, if there is one.
         callbacks: functions called with (epoch, metrics) after each epoch.
         progress: False shows nothing. Otherwise a bar in a terminal or a notebook, and elsewhere a
             line every 15 seconds; True also prints a line at the end of a shorter training.
@@ -207,7 +207,7 @@ def load(
 
 
 def _check_name(likelihood: str, folder: str | Path) -> None:
-    """Raise a ConfigError if the run has a likelihood of another name."""
+    """Raise a ConfigError unless `likelihood` is the name of the likelihood of the run in `folder`."""
     find_likelihood(likelihood)
     stored = open_run(folder).spec().model.likelihood
     if likelihood != stored:

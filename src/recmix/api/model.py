@@ -45,13 +45,13 @@ class Model(ImprovablePosterior, TextModel):
         spec: the options and data description that define the training run.
         history: the metrics of each epoch.
         folder: the folder in which the model is stored, or None.
-        vocabulary: how texts are written as examples, if the model was trained on texts. Then all
-            methods also take a list of texts as examples.
+        vocabulary: converts texts to examples and back, if the model was trained on texts. Then all
+            methods of this class also take a list of texts as examples.
     """
 
     @torch.no_grad()
     def log_joint(self, x: Any, z: Any) -> Tensor:
-        """log p(x, z) of S latent points for each example, (S, B).
+        """Return log p(x, z) in nats for S latent points of each example, (S, B).
 
         Args:
             x: examples (B, ...).

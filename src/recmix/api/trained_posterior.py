@@ -27,16 +27,16 @@ from recmix.runs.spec import Spec
 __all__ = ["CHUNK", "SeenValues", "TrainedPosterior"]
 
 CHUNK = 512
-"""Examples that pass through a network at a time."""
+"""Number of examples that pass through a network at a time."""
 FAR = 2.0
-"""Values are on another scale if their distance from the middle of the usual range, as root mean square,
-is more than this many times the range."""
+"""Examples x are on another scale than the examples given to `recmix.wrap`, whose values lie between low
+and high, if the root mean square of x - (low + high) / 2 is above this many times (high - low)."""
 USERS_LINE = 8
-"""Calls between the user's line, such as ``model.elbo(x)``, and the warning of its values."""
+"""`stacklevel` with which a warning about values names the user's line, such as ``model.elbo(x)``."""
 
 
 class SeenValues:
-    """Remembers the range of values of the examples given to `recmix.wrap`; warns of other values.
+    """Remembers the range of values of the examples given to `recmix.wrap`, to warn of other scales.
 
     Args:
         examples: the examples given to `recmix.wrap`, (B, ...).
@@ -49,7 +49,7 @@ class SeenValues:
         self.warned = self.low == self.high  # nothing to compare with
 
     def check(self, x: np.ndarray) -> None:
-        """Warn if values of x are far outside the range that was seen. The warning comes only once.
+        """Warn if x is on another scale than the examples given to `recmix.wrap`, at most once.
 
         Args:
             x: examples (B, ...) in the memory of the host.
@@ -75,7 +75,7 @@ class TrainedPosterior(nn.Module):
         spec: the options and data description that define the training run.
         history: the metrics of each epoch.
         folder: the folder in which the model is stored, or None.
-        vocabulary: how texts are written as examples, if the model was trained on texts.
+        vocabulary: converts texts to examples and back, if the model was trained on texts.
         seen: the range of values of the examples that were given to `recmix.wrap`, if any.
     """
 
@@ -115,7 +115,8 @@ class TrainedPosterior(nn.Module):
     def forward(self, x: Tensor) -> Posterior:
         """q(z | x) of a batch x (B, ...) on the model's device, with gradients.
 
-        Unlike `posterior`, it takes x as it is: floating-point numbers in the units of the training.
+        Unlike `posterior`, this method does not convert x: give floating-point numbers on the scale on
+        which the networks were trained, such as images / 255.
         """
         if getattr(x, "dtype", None) is torch.uint8:
             raise ConfigError(
@@ -152,7 +153,7 @@ class TrainedPosterior(nn.Module):
     def encode_texts(self, texts: Sequence[str]) -> Tensor:
         """Convert N texts to examples (N, ...), for a model that was trained on texts.
 
-        Unknown words become ``<unknown>``. A text that is empty or too long is an error.
+        Unknown words become ``<unknown>``. Raise a DataError if a text is empty or too long.
         """
         if not is_texts(texts):
             shown = f"{texts!r:.80}"
@@ -204,7 +205,7 @@ class TrainedPosterior(nn.Module):
         return examples / 255 if checked.dtype == np.uint8 else examples
 
     def _first_examples(self, x: Any) -> Tensor:
-        """The first thousand of the examples, if there are more."""
+        """Return the first thousand of the user's examples x as a tensor, or all if there are fewer."""
         if isinstance(x, Mapping):
             return self._examples({name: part[:EXAMPLES] for name, part in x.items()})
         return self._examples(x[:EXAMPLES] if hasattr(x, "__getitem__") else x)

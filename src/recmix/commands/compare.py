@@ -156,6 +156,7 @@ def compare(
         networks: function that makes the user's own networks of the VAE, as ``module:function``.
         vae: options of `recmix.fit` for the VAE.
         second: options of `recmix.fit` for VAE+ and the methods.
+        samples: K of the IWAE bound.
         progress: whether to show progress, as in `recmix.fit`.
 
     Returns:
@@ -245,7 +246,11 @@ def _cells(row: Row, time: str) -> list[str]:
 
 
 def _row(label: str, model: Model, data: Data, samples: int) -> tuple[Row, Tensor | None]:
-    """The scores of a model, and the IWAE bound of each test example, (N,)."""
+    """Score a model on the test data, and store the scores in its run folder, if it has one.
+
+    Returns:
+        The scores with the name `label`, and the IWAE bound of each test example, (N,).
+    """
     import torch
 
     from recmix.evaluation.score import score
@@ -269,7 +274,10 @@ def _row(label: str, model: Model, data: Data, samples: int) -> tuple[Row, Tenso
 
 
 def _gain(bounds: Tensor | None, control: Tensor | None) -> Row:
-    """The mean gain over the control with its standard error; None if one of the two failed."""
+    """The mean gain of a model's bounds (N,) over the bounds of the control, VAE+, with standard error.
+
+    Both numbers are None if the training of the model or of VAE+ failed.
+    """
     if bounds is None or control is None:
         return {"gain": None, "gain_se": None}
     gain = bounds - control

@@ -29,7 +29,7 @@ An epoch of the digits has only ten updates, an epoch of MNIST has over 400.
 """
 SAMPLES = 100
 STEPS = 2
-"""Gauss-Newton steps of the refined rows."""
+"""Number of Gauss-Newton steps of the models that are scored with refinement."""
 
 
 def demo_command(
@@ -99,7 +99,10 @@ def demo(folder: Path, *, overwrite: bool = False, quick: bool = False) -> Demo:
 
 
 def _sentences(plus: Model, rme: Model, x: Any) -> list[str]:
-    """What the table shows: the gains of refinement and of the mixture over VAE+."""
+    """Explain the table of scores in sentences: the gains of refinement and of the mixture over VAE+.
+
+    `plus` is the model VAE+, `rme` the recursive mixture.
+    """
     (elbo, iwae), refined = plus.bounds(x, SAMPLES), plus.refined(STEPS).elbo(x, SAMPLES)
     mixture = rme.log_likelihood(x, SAMPLES)
     return [

@@ -41,8 +41,11 @@ class Check:
     """The result of one check of `recmix doctor`.
 
     Attributes:
+        group: heading of the table that shows the check.
+        name: what was checked, such as the name of a package.
         state: "ok"; "note", for something to know; "missing", for something optional that is not
             there; or "broken", for something needed that is missing or does not work.
+        detail: what was found.
         advice: what to do; empty if there is nothing to do.
     """
 
@@ -116,7 +119,7 @@ def check_packages(requirements: Iterable[str]) -> list[Check]:
 
 
 def _problem(name: str, wanted: Any) -> str:
-    """What is wrong with an installed package; empty if nothing is."""
+    """Say what is wrong with a package; "" if the installed version satisfies the specifier `wanted`."""
     try:
         found = metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -149,7 +152,7 @@ def _processor() -> Iterator[Check]:
 
 
 def _training() -> Iterator[Check]:
-    """Train a very small model on the CPU."""
+    """Check torch and the training of a very small model on the CPU."""
     import torch
 
     built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "the CPU only"
@@ -159,7 +162,7 @@ def _training() -> Iterator[Check]:
 
 
 def _gpu() -> Iterator[Check]:
-    """Train on the GPU as a CUDA graph, refine there, and compare with the CPU."""
+    """Check the GPU: train a small model by CUDA graphs, refine posteriors, and compare with the CPU."""
     import torch
 
     if not torch.cuda.is_available():
@@ -189,7 +192,7 @@ def _gpu() -> Iterator[Check]:
 
 
 def _triton() -> Check:
-    """Whether the GPU kernels that are written in Triton can be compiled."""
+    """Check whether the GPU kernels that are written in Triton can be compiled."""
     advice = "GPU kernels of recmix are compiled with triton; without it plain torch is used, slower"
     try:
         version = metadata.version("triton")
@@ -203,7 +206,13 @@ def _triton() -> Check:
 
 @dataclass(frozen=True)
 class _Trained:
-    """A small model that was trained on a device, and the engine that was used."""
+    """A small model that `_train` trained on a device.
+
+    Attributes:
+        model: the trained model, a `recmix.Model`.
+        x: the training examples.
+        engine: text from the training log that says whether a CUDA graph made the training steps.
+    """
 
     model: Any
     x: Any
@@ -247,7 +256,10 @@ def _train(device: str) -> tuple[_Trained, str]:
 
 
 def _attempt(group: str, name: str, advice: str, work: Callable[[], str]) -> Check:
-    """Do some work; a failure of any kind is a broken check."""
+    """Call `work`, and make a check whose detail is the text that `work` returns.
+
+    If `work` raises an error, the state of the check is "broken" and its detail is the error.
+    """
     try:
         return Check(group, name, "ok", work())
     except Exception as error:
@@ -271,7 +283,7 @@ def _data(root: Path | None) -> Iterator[Check]:
 
 
 def _print(checks: list[Check]) -> None:
-    """Print a table for each group. Checks with the same result are one row."""
+    """Print a table for each group of checks. Checks with the same result share one row."""
     for group in dict.fromkeys(check.group for check in checks):
         table = Table("", "state", "found", "what to do", title=group, title_justify="left")
         rows: dict[tuple[str, str, str], list[str]] = {}

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["evaluate_command"]
 
 USUAL_STEPS = 16
-"""More refinement steps than this are worth a note."""
+"""With more refinement steps than this, the command prints a note that they take long."""
 OTHER_PART = (
     "leave --split val out, so that the test part is scored. If the data have no test part, give a file "
     "with x_train and x_test with --data"
@@ -188,7 +188,13 @@ def evaluate_command(
 
 
 def _print_result(model: Model, found: dict[str, Any], extra: dict[str, Any], key: ScoreKey) -> None:
-    """Print scores, the gain of refinement and calibration, and further reports."""
+    """Print the scores of a model, the gain by refinement and calibration, and the reports.
+
+    Args:
+        found: the scores, from `recmix.evaluation.score.score`.
+        extra: results of the reports, as {report name: result}.
+        key: the part of the data, the number of samples and the inference of the scores.
+    """
     name = " ".join([model.spec.label, *changes(model.inference)])
     print_scores([(name, found)], title=f"{key.part}, {found['images']:,} examples")
     if "elbo_gain" in found:
@@ -227,7 +233,10 @@ def _check(
 
 
 def _chosen_reports(names: list[str] | None, *, gap: bool) -> list[str]:
-    """The names of the further reports; an unknown name, or a report beside --gap, is an error."""
+    """Return the names of reports that were given with --report.
+
+    Raise a ConfigError if a name is unknown, or if both --report and --gap were given.
+    """
     check_reports(names or [])
     if names and gap:
         raise ConfigError("--gap is a report by itself: give either --gap or --report")
@@ -244,7 +253,11 @@ def _refined(
     checks: int | None,
     x: Any,
 ) -> Model:
-    """The model with the given options of refinement. Many steps are worth a note."""
+    """Return the model with the refinement options of the command line; None keeps the model's own.
+
+    Raise a ConfigError if an option has no effect. If there are many steps, print a note. `x` are
+    validation examples, from which the kind of refinement is chosen if `how` is "auto".
+    """
     if (refine or 0) > USUAL_STEPS:
         err.print(
             f"note: {refine} refinement steps take long; 1, 2 or 4 steps give almost all of the gain",

@@ -87,7 +87,8 @@ def examples_for(
 ) -> dict[str, Examples]:
     """Load the examples that the explorer page shows, as {model name: examples}.
 
-    They are the test examples of the data, or the validation examples if there are no test examples.
+    They are the test examples of `data` (a name or path), or its validation examples if it has no test
+    examples.
     """
     from recmix.commands.model_and_data import check_data, data_of
 

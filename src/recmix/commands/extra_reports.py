@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["REPORTS", "ExtraReport", "Measured", "check_reports", "measure_reports", "print_reports"]
 
 MOLECULES, SAMPLES = 1000, 10_000
-"""Test molecules that the report on molecules reconstructs, and samples that it draws."""
+"""How many test molecules the report `molecules` reconstructs, and how many samples it draws."""
 
 
 class Measured(NamedTuple):
@@ -55,9 +55,10 @@ class ExtraReport(NamedTuple):
 
 
 def check_reports(names: Sequence[str], model: Model | None = None) -> None:
-    """Raise an error if a report of this name does not exist, or has no meaning for the model.
+    """Raise an error if one of the named reports does not exist, or cannot be computed for the model.
 
-    An example is the report of molecules for a model of images. Without a model, only names are checked.
+    For example, the report `molecules` cannot be computed for a model of images. If `model` is None,
+    only the names are checked.
 
     >>> check_reports(["latin"])
     Traceback (most recent call last):

@@ -34,7 +34,7 @@ __all__ = ["figure_one", "true_posterior"]
 
 GRID = 121
 SHOWN = (0, 1, 4, 16)
-"""The PNG and SVG figures show the components after these epochs; the animation after all."""
+"""The PNG and SVG figures show the components after these epochs; the animation shows every epoch."""
 CANDIDATES = 300
 WIDE, COARSE = 4.0, 81
 """Size of the latent grid on which `_least_gaussian` compares images.
@@ -178,9 +178,9 @@ def _least_gaussian(vae: Model, data: Data) -> Tensor:
 
 
 Seen = tuple[str, np.ndarray, np.ndarray, np.ndarray]
-"""The mixtures of N images after an epoch.
+"""The posteriors of N images after one epoch of training; each is a mixture of K Gaussians.
 
-The elements are the epoch's name, means (K, N, 2), variances (K, N, 2) and weights (N, K).
+The elements are the epoch's name, means (K, N, 2), variances (K, N, 2) and mixing weights (N, K).
 """
 
 
@@ -195,7 +195,17 @@ def _learn(
     seed: int,
     report: Any,
 ) -> list[Seen]:
-    """Train two components with a fixed decoder; return their posteriors of x after each epoch."""
+    """Train a mixture of two components with the fixed decoder of `vae`.
+
+    Args:
+        x: images whose posteriors are returned.
+        kind: the class of the mixture.
+        options: options of this class.
+        report: function that is called with the number of finished epochs.
+
+    Returns:
+        The posteriors of x before the training and after each epoch.
+    """
     spec = Spec(
         method=kind.name,
         shape=vae.spec.shape,
@@ -247,9 +257,9 @@ def _look(method: Method, x: Tensor, epoch: int) -> Seen:
 def _window(seen: list[Seen], i: int, vae: Model, x: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Choose the square of the latent plane that is plotted for image i.
 
-    The square is centred at the mean of the VAE's posterior. It contains the means of all
-    components of all epochs that are within 12 standard deviations of this posterior from its
-    centre.
+    The centre of the square is the mean of the VAE's posterior. The square contains the component means
+    of all mixtures in `seen`, except means that are far from the centre: by more than 12 times the
+    largest standard deviation of the VAE's posterior.
     """
     q = vae.posterior(x[i : i + 1])
     assert isinstance(q, Gaussian)

@@ -77,7 +77,7 @@ def report_gap(
 
 
 def _how_to_measure_training(model: Model) -> str:
-    """How training examples are measured too, for a gap that was measured without them."""
+    """Tell the user how to measure the gap on training examples too, if it was measured without them."""
     if not model.spec.data:  # it was trained elsewhere
         return "in Python: model.gap(x, train=...)"
     if model.spec.data.get("kind") in ("named", "path"):
@@ -104,7 +104,7 @@ def table_of(found: Gap, title: str) -> Table:
 def _some(examples: Examples, most: int, seed: int, *, binarise: bool) -> np.ndarray[Any, Any]:
     """Select at most `most` examples at random, with this seed.
 
-    With `binarise`, each value becomes 1 with the probability that it states, else 0.
+    With `binarise`, each value v between 0 and 1 is replaced by 1 with the probability v, else by 0.
     """
     random = np.random.default_rng(seed)
     rows = np.sort(random.choice(len(examples), size=min(most, len(examples)), replace=False))

@@ -44,7 +44,7 @@ def generate_command(
 
 
 def _texts(model: Model, count: int, file: Path | None, seed: int) -> None:
-    """Print texts, or write them to a file, one on each line."""
+    """Draw texts from the model, and print them or write them to a file, one on each line."""
     if file is not None and file.suffix in (*PICTURES, ".npy"):
         raise ConfigError(f"--out {file}: this run makes texts: give a .txt or .smi file")
     drawn = model.sample_texts(count, seed=seed)
@@ -61,7 +61,7 @@ def _texts(model: Model, count: int, file: Path | None, seed: int) -> None:
 
 
 def _arrays(model: Model, count: int, file: Path | None, seed: int) -> None:
-    """Write the means E[x | z] of draws of z as a grid of pictures, or as an array."""
+    """Draw z from the prior, and write the means E[x | z] to a file: a grid of pictures, or an array."""
     import numpy as np
 
     shape = model.latent_model.shape
@@ -83,5 +83,5 @@ def _arrays(model: Model, count: int, file: Path | None, seed: int) -> None:
 
 
 def _make_folder(file: Path) -> None:
-    """Make the folder of a file, if it is not there. It is called when there is something to write."""
+    """Make the folder of a file if it does not exist."""
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -52,7 +52,10 @@ def data_command(
 
 
 def _show_file(name: str, *, as_json: bool) -> None:
-    """Print what is read from a file of the user's own data."""
+    """Read a user's data file; print the shape of its examples and the number of examples in each part.
+
+    With `as_json`, print a description of the data as JSON instead.
+    """
     from recmix.data import load_for_training
 
     data = load_for_training(name)

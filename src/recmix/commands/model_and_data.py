@@ -76,6 +76,8 @@ def check_data(model: Model, data: Data, parts: list[Any], run: str, name: str) 
 
     Args:
         parts: the parts of `data` that are used, such as its test part.
+        run: name of the run, for the error message.
+        name: name of the data, for the error message.
     """
     from recmix.data import check_values
 

@@ -84,7 +84,11 @@ def load_run(folder: str | Path, networks: str | None, *, device: str = "auto") 
 
 
 def check_can_load(folder: str | Path, *, own: bool) -> None:
-    """Raise an error if the folder is not a run, or needs parts that its user wrote (`own` is False)."""
+    """Raise a RunError if the folder is not a run, or if parts of its model are missing.
+
+    Parts that the user wrote are missing if `own` is False. `own` says whether the user named a function
+    that makes them.
+    """
     if is_python_path(str(folder)) and not Path(folder).exists():
         raise RunError(
             f"{folder} names a Python function; only the commands evaluate, tune and explore take one. "

@@ -13,7 +13,7 @@ __all__ = ["Command", "Group"]
 
 
 class _PlainSwitches:
-    """The help of such a command shows a switch without a type, because a switch takes no value."""
+    """Base class of commands whose help shows no value type beside a switch, which takes no value."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the arguments and options of the command."""
@@ -25,7 +25,7 @@ class _PlainSwitches:
 
 
 class Group(_PlainSwitches, TyperGroup):
-    """The Typer group of all commands of recmix. Its help shows a switch without a type."""
+    """The Typer group of all commands of recmix. Its help shows no value type beside a switch."""
 
 
 class Command(_PlainSwitches, TyperCommand):
@@ -41,7 +41,13 @@ class Command(_PlainSwitches, TyperCommand):
             raise
 
     def _explain(self, error: Any, ctx: Any, words: list[str]) -> None:
-        """Add to an error of click what was given, and what to do."""
+        """Add to the message of a click error what the user gave and what to do.
+
+        Args:
+            error: the error, which is changed.
+            ctx: the click context of the command.
+            words: the words after the name of the command.
+        """
         message = getattr(error, "message", None)
         if hasattr(error, "possibilities") and hasattr(error, "option_name"):
             options = [name for option in self.get_params(ctx) for name in option.opts]
@@ -60,7 +66,10 @@ class Command(_PlainSwitches, TyperCommand):
 
 
 def _value_of(names: list[str], words: list[str]) -> str | None:
-    """The last value that the words give to an option with one of these names; None without one."""
+    """The value that the words of a command line give to an option; None if they do not have the option.
+
+    `names` are all names of the option. If the option is given several times, its last value counts.
+    """
     found = None
     for word, following in zip(words, [*words[1:], None], strict=True):
         name, equals, value = word.partition("=")

@@ -73,7 +73,7 @@ COMMANDS: dict[str, tuple[str, Callable[..., None] | None, str]] = {
     "figure1": ("Look", figure_one_command, "recmix figure1 --data mnist --out figures"),
     "export": ("Serve", export_command, "recmix export runs/rme --format onnx"),
 }
-"""The commands in the order of the help: their panel, their function and an example."""
+"""{command: (heading in the help, function, example)}, in the order of the help."""
 
 EVALUATE, EXPLORE = "`recmix evaluate RUN` scores a run", "`recmix explore RUN` shows them in a browser"
 TRAIN = "`recmix train --data DATA --method vae --out RUN` trains a model"
@@ -97,7 +97,7 @@ HINTS = {
     "help": "`recmix --help` lists the commands, `recmix COMMAND --help` the options of one",
     "version": "`recmix --version` says it",
 }
-"""Words that people try as commands, and what to use instead. A command of that name has priority."""
+"""{word that people try as a command, but that is not a command: what to use instead}."""
 
 
 def check_command(words: list[str]) -> None:
@@ -132,7 +132,10 @@ def add_commands(words: list[str]) -> None:
 
 
 def _names_train(words: list[str]) -> bool:
-    """Whether the command is `train`, also while the shell asks how to complete its words."""
+    """Whether the words of a command line name the command `train`.
+
+    During shell completion, the words are read from the environment variables of the shell instead.
+    """
     if "_RECMIX_COMPLETE" in os.environ:
         written = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
         words = written.split()[1:]

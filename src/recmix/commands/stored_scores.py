@@ -1,4 +1,4 @@
-"""Decide whether to store scores on data that the user named; warn if these have training examples."""
+"""Decide whether to store scores on data that the user named; warn if training examples are scored."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def note_random_part(model: Model, data: Data, split: str, name: str, *, own: bo
     Args:
         split: name of the part that is scored: train, val or test.
         name: name or path of the data, as the user gave it.
-        own: whether the model was trained on `data`. Then they are split as they were for the training,
-            and there is no note.
+        own: whether the model was trained on `data`. Then the data are split as for the training, and
+            no note is printed.
     """
     if own or split not in data.held_out:
         return
@@ -131,7 +131,13 @@ def _trained_on(
 ) -> int | None:
     """How many of the scored examples are training examples of the model; None if it is not known.
 
-    The test part of the model's own data was never used, so that it is not counted.
+    If the model was trained on `data` (`own`), the parts of the data are the same as in the training.
+    Then the result is 0 without counting. There is one exception: the examples of a test part are
+    counted if the data had no test part when the model was trained.
+
+    Args:
+        scored: the examples, the part `split` of `data`.
+        root: folder of the named data sets.
     """
     from recmix.data.overlap import count_training_examples
 
@@ -147,7 +153,15 @@ def _trained_on(
 def _folder_of_own_data(
     folder: Path | None, run: str, data: str, trained: int | None, scored: Any, *, own: bool
 ) -> Path | None:
-    """The folder of a run that names its data, if they are the scored ones; None, with a note, else."""
+    """Return the folder of a run if scores on the given data may be stored there.
+
+    Scores may be stored if the run was trained on these data (`own`) and no scored example is known to
+    be a training example. Otherwise a note is printed, and the result is None.
+
+    Args:
+        trained: how many scored examples are training examples; None if it is not known.
+        scored: the scored examples.
+    """
     from recmix.data.overlap import count_repeated
 
     if own and not trained:

@@ -37,9 +37,9 @@ __all__ = [
 out = Console(soft_wrap=True, emoji=False)
 err = Console(stderr=True, soft_wrap=True, emoji=False)
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""Characters that a terminal may obey. Tabs and line ends are not among them."""
+"""Control characters, which can change the state of a terminal. Tabs and line ends are not included."""
 BRACKET = re.compile(r"(\\*)(\[[a-z#/@][^\[]*?\])|\[")
-"""What `rich` reads as markup, with the backslashes before it; or any other opening bracket."""
+"""A tag that `rich` would read as markup, with the backslashes before it; or another opening bracket."""
 Root = Annotated[
     Path | None,
     typer.Option("--data-root", help="Folder of the data sets (default: RECMIX_DATA, then a cache)."),
@@ -77,9 +77,9 @@ def before_command(version: Version = False, threads: Threads = None) -> None:
 
 
 def first_process() -> bool:
-    """Whether this process is the one that prints.
+    """Whether this process is the one that prints messages.
 
-    ``torchrun`` starts several processes; only the first of them prints.
+    If ``torchrun`` started several processes, only the first of them prints.
     """
     return "TORCHELASTIC_RUN_ID" not in os.environ or os.environ.get("RANK", "0") == "0"
 

@@ -23,7 +23,7 @@ COMPUTING = ("train", "demo", "compare", "evaluate", "tune", "figure1", "export"
 """Commands that compute in this process. Grids and the explorer choose threads themselves."""
 SECONDS = 0.2
 MOST_THREADS = 1024
-"""A larger number in a log is not believed."""
+"""Largest number of threads that is accepted from a log. A larger number is ignored."""
 
 
 def take_threads(words: list[str]) -> tuple[list[str], int | None]:
@@ -50,7 +50,7 @@ def take_threads(words: list[str]) -> tuple[list[str], int | None]:
 
 
 def choose_threads(words: list[str]) -> tuple[int | None, str]:
-    """Choose the number of CPU threads for a command.
+    """Choose the number of CPU threads for a command, from the words of the command line.
 
     A run that is resumed gets as many threads as before, because another number changes rounding.
     Other commands that compute get as many threads as there are idle cores.
@@ -104,7 +104,10 @@ def free_cores(cores: int) -> float:
 
 
 def _idle_and_total() -> tuple[int, int] | None:
-    """The time that all cores were idle, and all time, since the machine started; from Linux."""
+    """The idle time and the total time of all cores since the machine started.
+
+    They are read from ``/proc/stat`` of Linux. The result is None if this file cannot be read.
+    """
     try:
         with open("/proc/stat", encoding="ascii") as file:
             numbers = [int(word) for word in file.readline().split()[1:9]]
@@ -114,7 +117,10 @@ def _idle_and_total() -> tuple[int, int] | None:
 
 
 def _threads_of_run(words: list[str]) -> int | None:
-    """The number of threads of the run in ``--out``, from the last start in its log."""
+    """The number of threads with which the run in ``--out`` was last started, according to its log.
+
+    The result is None if the words have no ``--out``, or the log does not say the number.
+    """
     out = next((b for a, b in pairwise(words) if a == "--out"), None)
     out = out or next((word[6:] for word in words if word.startswith("--out=")), None)
     if out is None:
@@ -131,7 +137,10 @@ def _threads_of_run(words: list[str]) -> int | None:
 
 
 def _threads_in(line: bytes) -> int | None:
-    """The number of threads in a line of a log, if it says that training started. It may be damaged."""
+    """The number of threads in a log line that records the start of a training.
+
+    The result is None for other lines, and for lines that are damaged.
+    """
     try:
         event = json.loads(line)
         threads = event.get("threads") if event["event"] == "start" else None

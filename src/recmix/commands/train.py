@@ -62,6 +62,8 @@ def add_train(app: typer.Typer, *, with_options: bool, panel: str = "", example:
 
     Args:
         with_options: whether to add the flags of all methods, which loads torch.
+        panel: heading in the help under which the command is listed.
+        example: example of a command line, which the list of commands shows.
     """
     app.registered_commands = [c for c in app.registered_commands if c.name != "train"]
 
@@ -137,7 +139,10 @@ def _train(**given: Any) -> None:
 
 
 def _own_parts(path: Any, request: dict[str, Any]) -> dict[str, Any]:
-    """The user's own networks; an option that names a part which the function also makes is refused."""
+    """Return the networks, likelihood and prior that the user's function `path` makes.
+
+    Raise a ConfigError if an option in `request` names a likelihood or prior that the function makes.
+    """
     found = make_own_parts(str(path))
     for name in ("likelihood", "prior"):
         if name in found and request.get(name) not in (None, "own"):
@@ -146,7 +151,7 @@ def _own_parts(path: Any, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _train_with_options() -> Callable[..., None]:
-    """`_train` with one flag for each option, typed and described."""
+    """Make a version of `_train` whose signature has a typed flag with a help text for each option."""
     from recmix.data import SETS
     from recmix.methods.method_options import growth_options, method_options
     from recmix.methods.registry import METHODS
@@ -202,6 +207,10 @@ def _train_with_options() -> Callable[..., None]:
 
 
 def _flag_type(kind: Any) -> Any:
-    """The type of a flag: without None; text for anything that is not a number or a switch."""
+    """The type of the flag of an option whose value has the type `kind`, such as ``int | None``.
+
+    The type is int, float or bool if `kind` is one of these types, or one of them or None. For all other
+    types it is str.
+    """
     kinds = [k for k in (typing.get_args(kind) or (kind,)) if k is not type(None)]
     return kinds[0] if len(kinds) == 1 and kinds[0] in (int, float, bool) else str

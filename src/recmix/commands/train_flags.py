@@ -67,7 +67,11 @@ def _check_complete(request: Mapping[str, Any], names: Sequence[str]) -> None:
 
 
 def _stored(folder: Path, *, own: bool) -> dict[str, Any]:
-    """The options of the run in a folder, to continue it."""
+    """Return the options that are stored in the folder of a run, to continue the run.
+
+    `own` says whether the user named a function that makes the user's own networks. Raise a RunError if
+    the run needs such a function and `own` is False.
+    """
     from recmix.methods.method_options import growth_options, method_options
 
     if (folder / PRESET).exists():
@@ -113,7 +117,11 @@ def _stored(folder: Path, *, own: bool) -> dict[str, Any]:
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    """Options from a TOML file: at the top, or in tables such as [method] (with its name)."""
+    """Read options from a TOML file, as {option: value}.
+
+    An option is either at the top level of the file, or in one of the tables [method], [model],
+    [training] and [inference]. The table [method] has the method's name as ``name``.
+    """
     tables = ("method", "model", "training", "inference")
     flat: dict[str, Any] = {}
     for key, value in read_toml(path).items():

@@ -16,7 +16,7 @@ from recmix.errors import ConfigError, unknown
 __all__ = ["ALL", "FIRST", "TrainCommand", "complete", "epilog"]
 
 ALL = "--help-all"
-"""The flag that shows all options, or those of the groups named after it."""
+"""The flag that shows all options; if names of groups follow it, only the options of these groups."""
 FIRST = (
     *("data", "method", "out", "init", "resume", "latent", "epochs"),
     *("learning_rate", "batch_size", "order", "refine", "device"),
@@ -29,20 +29,23 @@ GROUPS = {
     "training": "optimizer, schedule, early stopping, seed, speed",
     "inference": "refinement and calibration of the posterior",
 }
-"""The groups of the other options, and what they are about."""
+"""{group of options: what these options are about}."""
 WIDTH = 25
-"""Columns for the name of an option and the kind of its value."""
+"""Width, in characters, of the column with the name of an option and the kind of its value."""
 
 
 class TrainCommand(Command):
-    """A command whose help shows few options first, and the others by group if they are asked for.
+    """A command whose ``--help`` shows only a few options. ``--help-all`` shows all options by group.
 
     The text of an option gets most of the width of the terminal. The usual help also has a column for
     flags such as ``--no-resume``, and one for types; this help does not.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the words after the name of the command, or print the help that they ask for."""
+        """Parse the words after the name of the command.
+
+        If the words contain ``--help-all``, print the help with all options and end the program.
+        """
         if ALL in args:
             groups = args[args.index(ALL) + 1 :]
             for name in groups:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["table_of", "tune_command"]
 
 MOST = 1000
-"""Most validation examples."""
+"""Largest number of validation examples."""
 
 
 def tune_command(
@@ -204,7 +204,7 @@ def _reset(run: str, budget: str | None, milliseconds: float | None, *, as_json:
 def _content(
     found: Frontier, device: torch.device, *, samples: int, examples: int, seed: int
 ) -> dict[str, Any]:
-    """What is stored beside the chosen inference."""
+    """The settings and results of the measurement, which are stored beside the chosen refinement."""
     import torch
 
     from recmix.evaluation.score import device_name
@@ -225,7 +225,7 @@ def _content(
 
 
 def _sentences(found: Frontier, device: str) -> list[str]:
-    """The result in words: the machine, the limit and the choice."""
+    """Describe the result in sentences: the machine, the time limit and the chosen refinement."""
     own, limit = found.encoder.milliseconds, found.limit
     lines = [
         f"measured on {device}; the limit is {limit:.3g} ms per example, {limit / own:.1f} times the "

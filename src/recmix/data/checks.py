@@ -32,7 +32,8 @@ def check_examples(
 ) -> Array:
     """Check examples and return them as one array (N, *event), where event is the shape of one example.
 
-    - uint8 with three axes or more holds grey values: value / 255. The result is uint8.
+    - A uint8 array with three axes or more holds grey values, which mean value / 255. The result is
+      uint8.
     - Booleans mean 0 and 1. The result is uint8, with 255 in place of 1.
     - All other integers are counts or tokens. The result is float32 with the same values.
     - Floats may have any finite value. The result is float32.
@@ -52,12 +53,12 @@ expected images of shape (N, C, H, W): use x_train.transpose(0, 3, 1, 2). If the
 use recmix.data.ArrayExamples(x_train.astype('float32'))
 
     Args:
-        x: A numpy array, a torch tensor, nested lists of numbers, a `scipy.sparse` matrix, a pandas
-            DataFrame, or with `fields` a dict of arrays.
+        x: A numpy array, a torch tensor, nested lists of numbers, a `scipy.sparse` matrix or a pandas
+            DataFrame. If `fields` is given, x may also be a dict of arrays.
         what: Name of `x` in error messages.
         shape: Required shape of one example; None for any. Axes of size 1 are added or removed.
         at_least: Smallest allowed number of examples.
-        fields: {name: shape} of the arrays of a dict.
+        fields: {name: shape of one example} for each array of a dict.
     """
     if isinstance(x, Mapping):
         if fields is None:
@@ -93,10 +94,11 @@ use recmix.data.ArrayExamples(x_train.astype('float32'))
 
 
 def pack_fields(x: Mapping[str, Any], what: str, fields: Fields | None = None) -> tuple[Array, Fields]:
-    """Pack a dict of arrays {name: (N, *shape)} into one float32 array (N, P); return also the shapes.
+    """Pack a dict of arrays {name: (N, *shape)} into one float32 array (N, P).
 
-    P is the number of values of one example in all arrays together. Values are used as they are; uint8
-    is not divided by 255. `fields` has the required names and shapes; None accepts any.
+    Return this array, and the names and shapes of the fields. P is the number of values of one example
+    in all arrays together. uint8 values are not divided by 255. `fields` has the required names and
+    shapes; None accepts any. `what` is the name of the dict in error messages.
     """
     arrays = {}
     for name, value in x.items():
@@ -181,7 +183,12 @@ def _check_type(array: Array, given: str, what: str) -> None:
 
 
 def _with_event_axes(array: Array, shape: tuple[int, ...] | None, given: str, what: str) -> Array:
-    """Reject fewer than two axes and channels-last images; turn (N, H, W) into (N, 1, H, W)."""
+    """Return images (N, H, W) as (N, 1, H, W), and other arrays with the axes that they have.
+
+    Raise a DataError if there are fewer than two axes, or if the array looks like channels-last images.
+    If only axes of size 1 differ from `shape`, the examples are reshaped to it. `given` and `what` are
+    the description and the name of the array in error messages.
+    """
     if array.ndim < 2:
         advice = f"{what}.reshape(-1, 1) for examples of one value"
         if array.shape == shape:
@@ -213,7 +220,7 @@ def _with_event_axes(array: Array, shape: tuple[int, ...] | None, given: str, wh
 
 
 def _wrong_shape(array: Array, shape: tuple[int, ...], what: str) -> str:
-    """Say how examples differ from the required shape, and what the user can do."""
+    """Return text that says how examples differ from the required shape, and what the user can do."""
     text = f"each example is {shape_text(array.shape[1:])}, expected {shape_text(shape)}"
     if array.ndim == 2:
         text = f"its examples are flat vectors of {array.shape[1]} values, expected {shape_text(shape)}"

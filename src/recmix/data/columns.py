@@ -38,7 +38,10 @@ def is_frame(x: Any) -> bool:
 
 
 def table_of_frame(frame: Any, what: str) -> ColumnTable:
-    """Return the numbers and the column names of a pandas DataFrame. The index is not used."""
+    """Return the numbers and the column names of a pandas DataFrame. The index is not used.
+
+    `what` is the name of the table in error messages.
+    """
     names = tuple(map(str, frame.columns))
     kinds = zip(names, frame.dtypes, strict=True)
     wrong = [f"{name!r} ({kind})" for name, kind in kinds if getattr(kind, "kind", "O") not in "biuf"]
@@ -124,7 +127,11 @@ def read_parquet(path: Path) -> ColumnTable:
 
 
 def _table(what: str, names: tuple[str, ...] | None, count: int, columns: Iterable[Any]) -> ColumnTable:
-    """Join columns to one float32 array (N, F). Raise an error if float32 cannot hold a value."""
+    """Join columns (N,) to one float32 array (N, F). Raise a DataError if float32 cannot hold a value.
+
+    `names` are the names of the columns, and `count` is N. `what` is the name of the table in error
+    messages.
+    """
     columns = list(columns)
     out = np.empty((count, len(columns)), np.float32)
     for number, column in enumerate(columns):
@@ -174,7 +181,11 @@ def is_number(cell: str) -> bool:
 
 
 def _wrong_cell(text: str, names: tuple[str, ...] | None, width: int) -> str | None:
-    """Describe the first wrong cell or line of a csv file; None if there is none."""
+    """Describe the first wrong cell or line of a csv file for an error message; None if all are right.
+
+    `names` are the names of the columns, if the first line of the file has them. `width` is the expected
+    number of cells in each line.
+    """
     reader = csv.reader(io.StringIO(text, newline=""))
     waiting_for_names = names is not None
     for row in reader:

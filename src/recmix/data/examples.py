@@ -206,14 +206,14 @@ class ArrayExamples(Examples):
 
 
 def chunk_slices(shape: tuple[int, ...]) -> Iterator[slice]:
-    """Yield slices along the first axis of an array, to read a large array in pieces."""
+    """Yield slices along the first axis of an array of this shape, to read it in small pieces."""
     step = max(1, _CHUNK_VALUES // max(1, math.prod(shape[1:])))
     for start in range(0, shape[0], step):
         yield slice(start, start + step)
 
 
 def rows(index: Index, count: int) -> NDArray[np.int64]:
-    """Return the indices (B,), from 0, that a slice, an integer array or a mask selects.
+    """Return the indices (B,) that a slice, an integer array or a mask selects, counted from 0.
 
     >>> rows(slice(None, None, 2), 5), rows([-1], 5)
     (array([0, 2, 4]), array([4]))

@@ -46,10 +46,10 @@ def download(
     file_sum: str | None = None,
     timeout: float = 30.0,
 ) -> Path:
-    """Download a file from the first URL that gives it intact, and return its path.
+    """Download a file from the first URL that works, and return its path.
 
-    The file gets its name after it was checked. So a file with this name is always complete. If every
-    URL failed, a `DownloadError` is raised.
+    The file is written under a temporary name, checked, and then renamed. So a file at the returned path
+    is always complete. Raise a `DownloadError` if all URLs fail.
 
     Args:
         urls: URLs to try in this order.
@@ -109,9 +109,10 @@ def md5_of(path: Path) -> str | None:
 
 
 def unpack(archive: Path, folder: Path, names: Collection[str]) -> None:
-    """Unpack the regular files with these names from a tar archive, without their folders.
+    """Unpack files from a tar archive into `folder`. The folders of the archive are not made.
 
-    If a path in the archive is absolute or contains "..", nothing is unpacked and a DataError is raised.
+    `names` are the names of the files to unpack, without folders. If any path in the archive is absolute
+    or contains "..", nothing is unpacked and a DataError is raised.
     """
     check_regular(archive)
     try:
@@ -167,7 +168,11 @@ def _atomic_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _receive(url: str, stream: IO[bytes], path: Path, timeout: float) -> None:
-    """Write the content of a URL to a stream. Network errors are DownloadError, disk errors OSError."""
+    """Write the content of a URL to a stream, and show the progress in the terminal.
+
+    Raise a DownloadError if the network fails, and an OSError if the disk fails. `path` is the path of
+    the file that is written.
+    """
     from rich.console import Console
     from rich.progress import (
         BarColumn,

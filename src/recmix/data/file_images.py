@@ -102,8 +102,8 @@ class ImageFolder:
     def common_shape(self, names: Sequence[str], *, any_size: bool) -> tuple[int, int, int]:
         """Return one (channels, height, width) for all images: 3 channels if any image is in colour.
 
-        Images of different sizes are an error, unless `any_size` is true. Then the height and width are
-        those of the first image.
+        The height and width are those of the first image. Raise a DataError if another image has another
+        size, unless `any_size` is true.
         """
         channels, height, width = self.header(names[0])
         for name in names[1:]:
@@ -299,7 +299,7 @@ class FileImages(Examples):
 
 
 def check_resize(size: int | None, crop: int | None) -> None:
-    """Raise a ConfigError if the options `size` or `crop` are not positive."""
+    """Raise a ConfigError if the option `size` or `crop` is given and not positive."""
     if size is not None and size < 1:
         raise ConfigError(f"size is {size}; expected 1 pixel or more")
     if crop is not None and crop < 1:
@@ -307,7 +307,11 @@ def check_resize(size: int | None, crop: int | None) -> None:
 
 
 def check_no_resize(options: Mapping[str, Any], why: str) -> None:
-    """Raise a ConfigError if the option `size` or `crop` is given for data without image files."""
+    """Raise a ConfigError if `options` have a value for `size` or `crop`.
+
+    These options are for image files only, and the caller has data of another kind. `why` is the end of
+    the message: it says which data these are.
+    """
     if options.get("size") is not None or options.get("crop") is not None:
         raise ConfigError(f"size and crop are for image files; {why}")
 

@@ -51,7 +51,7 @@ _MAT_SECONDS = 600  # reading a MATLAB file may take this long; the largest publ
 
 @contextlib.contextmanager
 def as_data_error(path: Path, what: str) -> Iterator[None]:
-    """Context that converts library errors on a damaged file to a DataError that names the file.
+    """Context that turns the error of a library about a damaged file into a DataError with its name.
 
     Args:
         path: The file.
@@ -109,7 +109,7 @@ def read_idx(path: Path, md5: str | None = None) -> NDArray[np.uint8]:
     """Read an IDX file of bytes, the format of MNIST, as an array with the axes of the file.
 
     The file holds two zero bytes, the type of the values (8 for bytes), the number of axes, the size of
-    each axis as a big-endian integer, and then the values.
+    each axis as a big-endian integer, and then the values. `md5` is the expected MD5 sum, if known.
     """
     content = read_bytes(path, md5, _SET_BYTES)
     if len(content) < 4 or content[:3] != b"\0\0\x08":
@@ -198,7 +198,11 @@ def read_mat(path: Path, *keys: str) -> list[Array]:
 
 
 def _run_mat_process(path: Path, content: bytes, folder: str, keys: tuple[str, ...]) -> None:
-    """Write arrays of a MATLAB file to .npy files, in a process that may crash; see `mat_process`."""
+    """Start a process that reads arrays of a MATLAB file and writes them to .npy files in `folder`.
+
+    `content` is the content of the file, and `keys` are the names of the arrays. Raise a DataError if
+    the process fails or crashes. See `mat_process`.
+    """
     most = min(max_bytes(), _SET_BYTES)
     command = [sys.executable, mat_process.__file__, folder, str(most), *keys]
     environment = os.environ | {
@@ -248,7 +252,8 @@ def read_npz(path: Path, notes: list[str] | None = None) -> dict[str, Any]:
       labels, are not read.
     - Arrays `x_train.NAME`, and optional arrays `x_val.NAME` and `x_test.NAME`, if an example has
       several named arrays (fields).
-    - One array of any other name. It becomes `x_train`. Labels next to it are not used.
+    - One array of any other name. It becomes `x_train`. Further arrays (N,) with a name of labels, such
+      as `y`, are not used.
     - Several arrays of other names. They become the fields of `x_train`.
     - A sparse matrix that `scipy.sparse.save_npz` wrote. It becomes `x_train`.
 
@@ -308,7 +313,7 @@ def read_npz(path: Path, notes: list[str] | None = None) -> dict[str, Any]:
 
 
 def _sparse_matrix(arrays: dict[str, Array]) -> Any:
-    """Make the matrix that `scipy.sparse.save_npz` wrote as these arrays."""
+    """Make a sparse matrix from the arrays of a file that `scipy.sparse.save_npz` wrote."""
     from scipy import sparse
 
     form = arrays["format"].item()

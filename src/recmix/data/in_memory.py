@@ -39,10 +39,10 @@ def as_examples(x: Any) -> Examples:
 
 
 def dataset_of(x: Any) -> Any:
-    """Return the data set of a DataLoader. Anything else is returned as it is.
+    """Return the data set of a DataLoader. Examples that are not in a DataLoader are returned unchanged.
 
-    A DataLoader with a sampler, batch sampler or `collate_fn` of the user's own is an error, because all
-    examples of its data set would be used as they are.
+    Raise a DataError if the DataLoader has the user's own sampler, batch sampler or `collate_fn`: they
+    would have no effect, because only the data set is used, with all its examples.
     """
     if not hasattr(x, "dataset") or hasattr(x, "__getitem__"):
         return x
@@ -74,14 +74,15 @@ def read_part(
     at_least: int = 1,
     like: tuple[int, ...] | None = None,
 ) -> tuple[Examples, Form]:
-    """Check the training, validation or test examples of a user; return them and their form.
+    """Check the training, validation or test examples of a user; return them and their `Form`.
 
     Args:
         x: The examples, of any type that `from_arrays` accepts.
         what: Name of `x` in error messages.
         form: Required shape, fields and columns; None allows any.
         at_least: Smallest allowed number of examples.
-        like: Examples of exactly this shape keep it: for example (H, W) does not become (1, H, W).
+        like: Shape of one example that an existing model takes. Examples of exactly this shape are not
+            reshaped: for example (H, W) does not become (1, H, W).
     """
     shape = None if form is None else form.shape
     x = dataset_of(x)
@@ -203,7 +204,10 @@ def _stack(items: Any, what: str) -> Array | dict[str, Array]:
 
 
 def _item_fields(item: Any, what: str) -> dict[str, Array]:
-    """Return the arrays of one item of a sequence by field. Without fields, the name is ""."""
+    """Return the arrays of one item of a sequence, {name of the field: array}.
+
+    For an item without fields the result is {"": array}.
+    """
     if isinstance(item, tuple | list) and item:
         item = item[0]
     if not isinstance(item, Mapping):

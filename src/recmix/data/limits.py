@@ -1,7 +1,7 @@
-"""Limit what is read: only regular files, and not more bytes than the memory can hold.
+"""Limit the files that can be read: only regular files, with no more bytes than the memory can hold.
 
-A small compressed file can hold very many bytes, and a named pipe has no end. So sizes are checked
-before a file is read, and compressed content is read in steps and counted.
+A small compressed file can hold very many bytes, and a named pipe has no end. So the size of a file is
+checked before the file is read. Compressed content is read in small steps, and its bytes are counted.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ class _Readable(Protocol):
 
 
 def max_bytes() -> int:
-    """Return how many bytes one file may have, also after decompression.
+    """Return the largest number of bytes that one file may have, before and after decompression.
 
-    The environment variable RECMIX_MAX_BYTES sets this limit. The default is half of the memory.
+    The environment variable RECMIX_MAX_BYTES sets this limit. The default is half of the memory of the
+    machine.
     """
     given = os.environ.get(_VARIABLE, "")
     if not given:
@@ -60,7 +61,7 @@ def check_path(name: str | Path, expected: str) -> Path:
 
     Args:
         name: The path. It need not exist. It is rejected, for example, if it is too long.
-        expected: What the path should name, for the error message.
+        expected: Words for the error message that say what the path should name, such as "a folder".
     """
     try:
         path = Path(name).expanduser()
@@ -76,10 +77,12 @@ def check_path(name: str | Path, expected: str) -> Path:
 def check_size(what: str | Path, size: int, most: int | None = None, share: int = 1) -> None:
     """Raise a DataError if a file or its content has too many bytes.
 
+    The limit is the smaller of `most` and `max_bytes() // share`.
+
     Args:
         what: Name of the file in the message.
         size: Number of bytes.
-        most: A fixed limit in bytes, besides the limit `max_bytes() // share`.
+        most: A fixed limit in bytes; None if there is none.
         share: Memory needed to process the content, as a multiple of its size.
     """
     limit = max(1, max_bytes() // share)
@@ -110,12 +113,19 @@ def check_regular(path: Path) -> int:
 
 
 def check_file(path: Path, most: int | None = None) -> None:
-    """Raise a DataError unless a path is a regular file that is not too large, see `check_size`."""
+    """Raise a DataError unless a path is a regular file that is not too large.
+
+    The largest allowed number of bytes is the smaller of `most` and `max_bytes()`.
+    """
     check_size(path, check_regular(path), most)
 
 
 def check_members(path: Path, members: list[zipfile.ZipInfo]) -> None:
-    """Raise a DataError if files in a zip file are too large together, or cannot be read in steps."""
+    """Check some members of the zip file `path` before they are read.
+
+    Raise a DataError if they have too many bytes together, or if one has a compression method that
+    Python cannot decompress in small steps.
+    """
     for member in members:
         if member.compress_type not in _COMPRESSIONS:
             raise DataError(
@@ -126,7 +136,11 @@ def check_members(path: Path, members: list[zipfile.ZipInfo]) -> None:
 
 
 def read_at_most(stream: _Readable, what: str | Path, most: int | None = None, share: int = 1) -> bytes:
-    """Read a stream to its end. Raise a DataError as soon as it has too many bytes, see `check_size`."""
+    """Read a stream to its end, and return its bytes.
+
+    Raise a DataError as soon as there are too many bytes. `what`, `most` and `share` are as in
+    `check_size`.
+    """
     held = io.BytesIO()
     while chunk := stream.read(_STEP_BYTES):
         check_size(what, held.tell() + len(chunk), most, share)

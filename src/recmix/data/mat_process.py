@@ -1,9 +1,10 @@
 """Read arrays of a MATLAB file in a separate process; `recmix.data.formats.read_mat` starts it.
 
 A damaged file can crash `scipy.io.loadmat`. Here the crash ends only this process. The module is run as
-a script and imports nothing of recmix, so that it starts fast. It reads the MATLAB file from standard
-input, and writes the array with name number i to i.npy. Its arguments are the folder for these files,
-the largest number of bytes, and the names of the arrays.
+a script and imports nothing of recmix, so that it starts fast. The arguments of the script are a folder,
+the largest number of bytes, and the names of arrays. The script reads the MATLAB file from standard
+input, and writes the arrays of numbers into the folder: the array with the first of these names to
+0.npy, the one with the second name to 1.npy, and so on.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ _OWN_BYTES = 1 << 30  # address space of Python, numpy and scipy
 
 
 def _limit(most: int) -> None:
-    """Limit the memory and the written files of this process, where the system can do that."""
+    """Limit the memory of this process and the size of the files that it writes.
+
+    `most` is the largest number of bytes of a file. Nothing is limited on a system that cannot do this.
+    """
     with contextlib.suppress(ImportError):
         import resource
 

@@ -91,7 +91,11 @@ def _paths(
     frames: int,
     distance: float,
 ) -> NDArray[np.int64]:
-    """Positions (clips, digits, frames, 2) that move by `distance` per frame, within 0 to `room`."""
+    """Return the positions (y, x) of the digits in each frame, (clips, digits, frames, 2).
+
+    Each digit moves by `distance` pixels per frame and bounces at 0 and at `room`, the largest (y, x).
+    `counts` is (clips, digits).
+    """
     start = random.random((*counts, 1, 2)) * room
     angle = random.random((*counts, 1)) * 2 * np.pi
     step = distance * np.stack([np.sin(angle), np.cos(angle)], -1)

@@ -27,10 +27,11 @@ _MOST = 1_000_000  # training examples whose hashes are stored
 
 
 def write_training_examples(folder: Path, data: Data) -> None:
-    """Write hashes of the training examples into the folder of a run, if they were in memory.
+    """Write hashes of the training examples into the folder of a run, if the user gave them in memory.
 
-    Examples in memory cannot be loaded again later. `count_training_examples` reads the hashes. They
-    need 11 bytes for each example.
+    Such examples cannot be loaded again later, so `count_training_examples` reads the hashes. Nothing is
+    written for data from a file or a named set, or for more than 1,000,000 examples. The hashes need 11
+    bytes for each example.
     """
     known = data.source["kind"] in ("named", "path")
     if not known and data.x_train.in_memory and len(data.x_train) <= _MOST:
@@ -48,15 +49,18 @@ def count_training_examples(
     vocabulary: Vocabulary | None = None,
     train: Examples | None = None,
 ) -> int | None:
-    """Count how many of the examples are training examples of a run; None if these are not known.
+    """Count how many of the examples are also training examples of a run.
 
-    Two examples are the same if their values are equal as float32, in the same order. Their shapes may
-    differ.
+    Return None if the training examples of the run are not known. Two examples are the same if their
+    values are equal as float32, in the same order. Their shapes may differ.
 
     Args:
         examples: The examples to look for among the training examples.
         description: The result of `Data.describe` of the run's data.
-        folder: The run folder, if there is one. For data in memory it has hashes of the examples.
+        folder: The run folder, if there is one. If the data of the run were in memory, it has hashes of
+            the training examples.
+        root: Folder of the named data sets, see `recmix.data.load`.
+        vocabulary: Vocabulary of the run's model, if its examples are texts.
         train: The training examples of the run, if they are loaded already.
     """
     stored = None if folder is None else folder / TRAINING_EXAMPLES

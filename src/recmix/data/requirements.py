@@ -46,14 +46,16 @@ or convert the values to counts
     - "unit" or "binary_or_unit": numbers in [0, 1];
     - "counts": whole numbers of 0 or more;
     - "classes:K": whole numbers from 0 to K - 1;
-    - "padded_classes:K": the same, and negative whole numbers, which mark padding;
-    - "padded_classes:K*N+L*M": the same with K classes for the first N values and L for the next M;
+    - "padded_classes:K": as "classes:K", but negative whole numbers are allowed, too: they mark
+      padding;
+    - "padded_classes:K*N+L*M": as "padded_classes", with K classes for the first N values of an example
+      and L classes for the next M values;
     - "eight_bit": k / 255 for a whole number k from 0 to 255.
 
     Args:
         data: A `Data`, whose training, validation and test examples are checked; an `Examples`; or an
             array or tensor (N, ...), where uint8 means value / 255.
-        requirement: The values that the likelihood accepts.
+        requirement: The requirement of the likelihood, one of the texts in this list.
         likelihood: Name of the likelihood, for the message.
         what: Name of `data` in the message; not used for a `Data`.
     """
@@ -93,7 +95,7 @@ def _check(examples: Any, rule: _Requirement, likelihood: str, what: str) -> Non
 
 
 def _parts(examples: Any) -> Iterator[tuple[int, Array]]:
-    """Yield the values of examples in pieces, as `stored_values` does."""
+    """Yield the values of examples in pieces, each as a pair (start, values), see `stored_values`."""
     if isinstance(examples, Examples):
         yield from stored_values(examples)
         return
@@ -110,7 +112,10 @@ def _as_float(values: Array) -> Array:
 
 
 def _scale_advice(examples: Any, what: str) -> str:
-    """Say how to bring the values of examples into [0, 1]."""
+    """Return advice for an error message: how to bring the values of `examples` into [0, 1].
+
+    `what` is the name of the examples in the message.
+    """
     low, high = (0.0, 0.0) if isinstance(examples, SparseExamples) else (math.inf, -math.inf)
     for _, values in _parts(examples):
         numbers = _as_float(values)

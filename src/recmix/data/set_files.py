@@ -140,7 +140,7 @@ def _find_files(spec: NamedSet, root: Path) -> dict[str, Path]:
 def find_or_download(spec: NamedSet, root: Path, download: bool = True) -> dict[str, Path]:
     """Return the files of a named data set as {published name: path}. Missing files are downloaded.
 
-    A required file that is missing and cannot be downloaded is an error.
+    Raise a DataError if a required file is missing and cannot be downloaded.
     """
     found = _find_files(spec, root)
     missing = _missing_required(spec, found)
@@ -172,7 +172,7 @@ def find_or_download(spec: NamedSet, root: Path, download: bool = True) -> dict[
 
 
 def entry_of(spec: NamedSet, root: Path) -> Entry:
-    """Return which files of a set exist under `root`, the folder of the named data sets."""
+    """Find out which files of a set exist under `root`, the folder of the named data sets."""
     found = _find_files(spec, root)
     missing = tuple(file.name for file in spec.files if file.name not in found)
     needed = _missing_required(spec, found)
@@ -200,7 +200,10 @@ def _missing_required(spec: NamedSet, found: Mapping[str, Path]) -> list[DataFil
 
 
 def _unpack_archive(spec: NamedSet, archive: DataFile, root: Path, *, download: bool) -> None:
-    """Unpack an existing archive of a set, or download it, unpack it and delete it."""
+    """Unpack the archive of a set into the folder of the set.
+
+    If the archive is not on disk and `download` is true, it is downloaded, and deleted after unpacking.
+    """
     names = [file.name for file in spec.files]
     folder = root / spec.folders[0]
     target = folder.parent / archive.name

@@ -339,8 +339,8 @@ def load_named(
 ) -> Data:
     """Load a named data set, split into training, validation and test examples.
 
-    `options` has values of options of `recmix.data.load`, such as `size` and `length`. The other
-    arguments are those of `load`.
+    `options` has values of further arguments of `recmix.data.load` by name, such as `size` and `length`.
+    The other arguments are those of `load`.
     """
     spec = SETS[name]
     if spec.vocabulary:
@@ -405,9 +405,9 @@ def inventory(root: str | Path | None = None) -> list[Entry]:
 
 
 def _binarise_once(images: Examples, seed: int, what: str) -> ArrayExamples:
-    """Replace each pixel by a random 1 or 0, once. Its value is the probability of 1.
+    """Binarise images once: each pixel becomes 1 with the probability of its grey value, else 0.
 
-    Different names `what` give different random numbers.
+    The random numbers depend on `seed` and on `what`, a name of the images.
     """
     random = np.random.default_rng([seed, zlib.crc32(what.encode())])
     grey = np.asarray(images)

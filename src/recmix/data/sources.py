@@ -54,15 +54,16 @@ def load(
       `scipy.sparse.save_npz` wrote. Labels next to one array, such as `y` (N,), are not used;
     - a `.csv` or `.csv.gz` file of numbers separated by commas, with or without names of columns;
     - a `.parquet` file of numbers, if pyarrow is installed;
-    - a folder of image files, or a zip file of it, with or without subfolders train, val and test;
+    - a folder of image files, with or without subfolders train, val and test, or a zip file of such a
+      folder;
     - a `.txt` or `.txt.gz` file of texts in UTF-8, one per line, whose words are separated by spaces;
     - a `.smi` or `.smi.gz` file of molecules, one SMILES string per line; the rest of a line after white
       space is ignored;
     - a folder of `.txt` or of `.smi` files, named train, val (or valid) and test.
 
     The vocabulary of texts is made of the training texts, see `recmix.data.from_texts`. See
-    `recmix.data.from_arrays` for the meaning of the values. A file with more bytes (also after
-    decompression) than half of the memory is an error. The environment variable RECMIX_MAX_BYTES sets
+    `recmix.data.from_arrays` for the meaning of the values. Raise a DataError if a file has more bytes
+    (also after decompression) than half of the memory. The environment variable RECMIX_MAX_BYTES sets
     another limit.
 
     >>> load("digits")
@@ -87,8 +88,8 @@ def load(
         graphs: Whether molecules are read as graphs instead of sequences of tokens; needs RDKit.
         vocabulary: Texts: the vocabulary of a trained model, instead of a new one. Then `length`,
             `vocabulary_size` and `graphs` must not be given.
-        shape: Shape of an example that a model was made for. Examples get it if only axes of size 1 must
-            be added or removed; otherwise they keep their own shape.
+        shape: Shape of an example that an existing model takes. If the examples differ from this shape
+            only in axes of size 1, they are reshaped to it. Otherwise they keep their own shape.
     """
     given = {"length": length, "vocabulary_size": vocabulary_size, "graphs": graphs}
     check_no_options(vocabulary, given)
@@ -109,7 +110,11 @@ def _load(
     options: Mapping[str, Any],
     shape: tuple[int, ...] | None = None,
 ) -> Data:
-    """Load data as `load` does, without a warning. A given vocabulary replaces options for a new one."""
+    """Load data as `load` does, but without a warning.
+
+    `options` has values of further arguments of `load` by name, such as `size` and `length`. If
+    `vocabulary` is given, options for making a new vocabulary are not used.
+    """
     if not isinstance(name, str | Path):
         raise DataError(
             f"load got a {type(name).__name__}; expected a name or a path: for examples in memory use "
@@ -143,15 +148,16 @@ def load_for_training(
 ) -> Data:
     """Load the data of a new training, or of a training that is continued, without warnings.
 
-    Texts are read with the vocabulary of the trained model. Examples get the shape that this model
-    takes, if only axes of size 1 differ.
+    If the training starts from a trained model, texts are read with the vocabulary of this model, unless
+    `options` ask for a new one. Examples that differ from the shape that this model takes only in axes
+    of size 1 are reshaped to it.
 
     Args:
         name: A name or a path, as in `load`; or the result of `Data.describe` for data to load again.
         start: Folder or address of the run with the trained model to start from, or None.
         resumed: The run that is continued, or None. Its data are split as before.
-        tell: Called with texts for the user: the numbers of examples, and the notes that `load` gives
-            as a warning.
+        tell: Function that is called with each line of text for the user: first the numbers of
+            examples, then the notes in `Data.notes`.
         root: Folder of the named sets, see `load`.
         seed: Seed of the random split. None means 0, or that of the run that is continued.
         **options: Other arguments of `load`.
@@ -182,7 +188,10 @@ def load_for_training(
 
 
 def _vocabulary(run: Run | None) -> Vocabulary | None:
-    """The vocabulary of a run; None if a kill came before it was written: it is then made again."""
+    """Return the vocabulary of a run, or None if the run has none.
+
+    A run that was killed early may not have written its vocabulary yet. It is then made again.
+    """
     there = run is not None and run.exists and (run.folder / VOCABULARY).exists()
     return run.vocabulary() if run is not None and there else None
 
@@ -204,13 +213,13 @@ def as_data(
     Args:
         source: A `Data`, which is returned as it is; a name or path for `load`; or training examples in
             memory for `from_arrays`: an array, a tensor, a list, a dict of arrays, a DataFrame, a sparse
-            matrix, a torch Dataset or a DataLoader. Of a DataLoader only the data set is used; its own
-            sampler or `collate_fn` is an error. A list of texts is given to `from_texts`, as sentences
-            of words. Also a function without arguments that returns one of these.
+            matrix, a torch Dataset or a DataLoader. Of a DataLoader only the data set is used; it must
+            not have a sampler or `collate_fn` of its own. A list of texts is given to `from_texts`, as
+            sentences of words. A function without arguments that returns one of these is called.
         seed: Seed of the split.
         root: Folder of the named sets, see `load`.
         download: Whether missing files are downloaded.
-        shape: Shape of an example that a model was made for, see `load`.
+        shape: Shape of an example that an existing model takes, see `load`.
         description: Result of `Data.describe` for the data of a run that is continued; None for a new
             run. If the run had no test examples, none are held out of examples in memory.
     """
@@ -241,7 +250,7 @@ def rebuild(
 ) -> Data:
     """Load the data again from the result of `Data.describe`, and check that they are the same.
 
-    Examples that were in memory cannot be loaded again, and changed examples are an error.
+    Raise a DataError if the examples have changed, or if they were in memory and so cannot be loaded.
 
     >>> rebuild(load("digits", seed=3).describe()).seed
     3
@@ -250,8 +259,8 @@ def rebuild(
         description: The result of `Data.describe`; it may have been saved as JSON.
         root: Folder of the named sets; by default the folder in `description` if it still holds the
             files of the set, else the default of `load`.
-        vocabulary: The vocabulary of the model that was trained on the data. It is needed only if it was
-            made from the texts of other data.
+        vocabulary: The vocabulary of the model that was trained on the data. By default it is made again
+            from the training texts of the data. Give it if it was made from other texts.
     """
     if not description:
         raise DataError(
@@ -293,11 +302,11 @@ def load_again(
     vocabulary: Vocabulary | None = None,
     shape: tuple[int, ...] | None = None,
 ) -> Data:
-    """Load the data of a run from a place that the user names, and split them as the run did.
+    """Load the data of a run from a named set or a path, and split them as the run did.
 
-    The run may have used arrays in memory that were saved in a file later. Then the file is split like
-    the arrays. If the file has other examples than the run, it is split as `load` does. Image files get
-    the same `size` and `crop` as in the run.
+    If the run used arrays in memory that were saved in a file later, the file is split in the same way
+    as the arrays. If the file does not have the examples of the run, it is split as `load` splits it.
+    Images are read with the same `size` and `crop` as in the run.
 
     Args:
         source: A name or a path, as in `load`.
@@ -321,7 +330,7 @@ def load_again(
 
 
 def has_same_examples(data: Data, description: Mapping[str, Any]) -> bool:
-    """Whether data have the same examples as the data of a run, even if they come from another file.
+    """Whether `data` have the same examples as the data of a run. The files may be different.
 
     `description` is the result of `Data.describe` of the run's data. If the run had no test examples,
     only training and validation examples are compared.
@@ -338,7 +347,7 @@ def has_same_examples(data: Data, description: Mapping[str, Any]) -> bool:
 
 
 def _held_out_test(description: Mapping[str, Any]) -> bool:
-    """Whether described data have test examples. Without counts, the answer is yes."""
+    """Whether a result of `Data.describe` has a number of test examples; true if it has no counts."""
     counts = description.get("counts")
     return not isinstance(counts, Mapping) or counts.get("test") is not None
 
@@ -356,6 +365,6 @@ def _is_resized(source: str | Path) -> bool:
 
 
 def _has_files(name: Any, root: Any) -> bool:
-    """Whether the folder `root` holds the files of the named set, so that none is downloaded."""
+    """Whether `name` is a named set that can be loaded from the folder `root` without a download."""
     known = isinstance(name, str) and name in SETS and isinstance(root, str)
     return known and entry_of(SETS[name], Path(root)).usable

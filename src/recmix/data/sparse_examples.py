@@ -67,7 +67,7 @@ class SparseExamples(Examples):
         return (self._sum(self.raw.data) / len(self)).astype(np.float32)
 
     def variance(self, mean: Array) -> float:
-        """Return the mean of (x - mean)² over all values, for a given `mean` (F,)."""
+        """Return the mean of (x - mean)² over all examples and all their values; `mean` is (F,)."""
         return float(self._squares(np.asarray(mean, np.float64)).mean()) / len(self)
 
     def deviation(self) -> NDArray[np.float32]:
@@ -78,7 +78,7 @@ class SparseExamples(Examples):
         return one_if_constant(np.sqrt(self._squares(mean) / len(self)), constant)
 
     def row_of(self, place: int) -> int:
-        """Return the index of the example that has the stored value number `place`, counted from 0."""
+        """Return the index of the example to which the stored value ``raw.data[place]`` belongs."""
         return int(np.searchsorted(self.raw.indptr, place, side="right")) - 1
 
     def _squares(self, mean: Array) -> Array:
@@ -88,11 +88,11 @@ class SparseExamples(Examples):
         return stored + zeros * np.square(mean)
 
     def _stored(self) -> NDArray[np.int64]:
-        """Return the number of values that are not 0 for each feature, (F,)."""
+        """Return, for each feature, the number of examples in which it is not 0, (F,)."""
         return np.bincount(self.raw.indices, minlength=self.shape[1])
 
     def _sum(self, values: Array) -> NDArray[np.float64]:
-        """Sum one number for each stored value over the examples, (F,)."""
+        """Sum `values`, one number for each stored value of the matrix, over the examples, (F,)."""
         return np.asarray(np.bincount(self.raw.indices, values, minlength=self.shape[1]), np.float64)
 
 
@@ -103,7 +103,10 @@ def is_sparse(x: Any) -> bool:
 
 
 def _canonical(matrix: Any, what: str) -> Any:
-    """Convert a sparse matrix to float32 csr: sorted indices, no duplicates, no stored zeros."""
+    """Convert a sparse matrix to float32 csr with sorted indices, no duplicates and no stored zeros.
+
+    `what` is the name of the matrix in error messages.
+    """
     if not is_sparse(matrix):
         raise DataError(
             f"{what} is a {type(matrix).__name__}; expected a scipy.sparse matrix, for example "

@@ -78,9 +78,10 @@ def complete_parts(
     seed: int,
     need_test: bool,
 ) -> tuple[Examples, Examples, Examples | None]:
-    """Return training, validation and test examples. Missing parts are held out of `train`.
+    """Return training, validation and test examples. Missing parts are taken at random out of `train`.
 
-    A missing test part is held out only if `need_test` is true.
+    If the test part is missing and `need_test` is false, the result for it is None. `name` and `seed`
+    are as in `split`.
     """
     missing = int(val is None) + int(test is None and need_test)
     rest, *held_out = split(len(train), name=name, seed=seed, parts=missing)
@@ -192,12 +193,12 @@ class Data:
     def statistics(self, *, spread: bool = False, examples: bool = False) -> Statistics:
         """Return the statistics of the training examples that a new model needs, such as their mean.
 
-        If an example has several fields (named arrays), all statistics have their defaults. For tokens,
-        mean and variance have their defaults.
+        If an example has several fields (named arrays), nothing is computed: all attributes of the
+        result have the defaults of `Statistics`. For tokens, only `examples` can differ from them.
 
         Args:
             spread: Whether to compute the standard deviation of each value, too.
-            examples: Whether to include a few examples, too.
+            examples: Whether to include a few training examples, too.
         """
         if self.fields is not None:
             return Statistics()
@@ -214,7 +215,10 @@ class Data:
 
     @cached_property
     def _moments(self) -> tuple[NDArray[np.float32], float]:
-        """The mean and the variance, computed once: many models may be trained on the same data."""
+        """The mean and the variance of the training examples, computed only once.
+
+        Many models may be trained on the same data.
+        """
         centre = self.x_train.mean()
         return centre, self.x_train.variance(centre)
 
@@ -268,9 +272,10 @@ class Data:
 
 
 def in_shape(data: Data, shape: tuple[int, ...] | None) -> Data:
-    """Return the data with examples of another shape, if only axes of size 1 are added or removed.
+    """Reshape examples to `shape`, if only axes of size 1 must be added or removed.
 
-    If other axes differ, or the examples are not stored in arrays, the data are returned unchanged.
+    Otherwise the data are returned unchanged, as are texts, data with fields or names of columns, and
+    examples that are not stored in arrays.
 
     >>> x = ArrayExamples(np.zeros((10, 1, 8, 8), np.uint8))
     >>> in_shape(Data("blank", x, x, None), (8, 8)).shape

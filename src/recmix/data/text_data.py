@@ -36,9 +36,9 @@ __all__ = [
 ]
 
 TEXT_SUFFIXES = {".txt": "words", ".txt.gz": "words", ".smi": "smiles", ".smi.gz": "smiles"}
-"""File names of texts end with these. The value is the kind of their vocabulary."""
+"""{suffix of a text file: kind of the vocabulary of its texts}."""
 PART_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
-"""Which part of a data set a file of this name holds."""
+"""{word in the name of a file or folder: part of the data set that the file or folder holds}."""
 
 TEXT_OPTIONS = ("length", "vocabulary_size", "graphs")  # options of `recmix.data.load` for texts
 _TEXT_SHARE = 16  # a list of short lines needs about this many times the size of the file
@@ -50,7 +50,7 @@ LENGTH_NOTE = (
 
 
 class DataWarning(UserWarning):
-    """Some texts of the user's data were left out or changed."""
+    """Warning that some texts of the user's data were left out, or are not valid SMILES strings."""
 
 
 def from_texts(
@@ -68,10 +68,11 @@ def from_texts(
 ) -> Data:
     """Make a data set of texts in memory.
 
-    The vocabulary is made of the training texts. Empty texts and texts that are too long are left out.
-    Tokens that are not in the vocabulary become unknown. SMILES strings with a wrong syntax are counted,
-    but kept. Strings that cannot become a graph are left out, if graphs are asked for. `Data.notes` has
-    these numbers. If texts are left out or are no SMILES strings, a warning shows the notes, too.
+    The vocabulary is made of the training texts. Tokens that are not in the vocabulary are replaced by
+    an unknown token. Empty texts and texts that are too long are left out. SMILES strings with a wrong
+    syntax are kept; but for molecules as graphs, strings that cannot become a graph are left out.
+    `Data.notes` says how many texts each of this concerns. If texts were left out or are not valid
+    SMILES strings, a `DataWarning` shows the notes, too.
 
     >>> data = from_texts(["a cat sat", "a dog ran", "a cow"], ["a dog sat"], ["a cow sat"])
     >>> data.kind, data.shape, data.classes
@@ -119,7 +120,10 @@ def warn_of_notes(data: Data) -> None:
 
 
 def check_no_options(vocabulary: Vocabulary | None, given: Mapping[str, Any]) -> None:
-    """Raise a ConfigError if a vocabulary is given together with options for making a new one."""
+    """Raise a ConfigError if a vocabulary is given together with options for making a new one.
+
+    `given` is {option: value} of these options. An option without a value does not count.
+    """
     wrong = [name for name, value in given.items() if value]
     if vocabulary is not None and wrong:
         raise ConfigError(f"the vocabulary is given, and determines {', '.join(wrong)}: leave it out")
@@ -147,12 +151,14 @@ def data_of_texts(
     need_test: bool,
     source: Mapping[str, Any],
 ) -> Data:
-    """Make a data set of training, validation and test texts. The arguments are as in `from_texts`.
+    """Make a data set of training, validation and test texts.
+
+    `vocabulary`, `name` and `seed` are as in `from_texts`.
 
     Args:
         parts: {"train": texts, "val": texts, "test": texts}; None for a part that is missing.
         kind: Kind of vocabulary: "words", "smiles" or "molecule-graphs".
-        options: `length`, `vocabulary_size` and `graphs` of `recmix.data.load`, if given.
+        options: Values of the options `length`, `vocabulary_size` and `graphs` of `recmix.data.load`.
         need_test: Whether test texts are held out of the training texts if they are missing.
         source: Where the texts come from, for `Data.describe`.
     """
@@ -218,7 +224,10 @@ def read_texts(path: Path) -> list[str]:
 
 
 def lines_of(content: bytes, path: Path) -> list[str]:
-    """Return the lines of a text file in UTF-8, without line ends, which may be those of any system."""
+    """Split the content of a text file in UTF-8 into lines, without the line ends (LF, CR LF or CR).
+
+    `path` is the name of the file in error messages.
+    """
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -241,8 +250,9 @@ def text_suffix(path: Path) -> str:
 def text_files(folder: Path) -> dict[str, Path]:
     """Find the text files of a folder: {"train": path}, also with "val" and "test" if they exist.
 
-    The name of a file, without its suffix, is train, val, valid, validation or test, or ends with one of
-    these words: ``train.txt``, ``news.valid.txt.gz``. Other files are ignored.
+    The name of a text file, without its suffix, is train, val, valid, validation or test, or ends with a
+    dot and one of these words: ``train.txt``, ``news.valid.txt.gz``. Other files are ignored. Return {}
+    if there is no text file.
     """
     found: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
@@ -266,18 +276,25 @@ def text_files(folder: Path) -> dict[str, Path]:
 
 
 def text_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of the options that are for texts and that are given."""
+    """Return the options for texts (`length`, `vocabulary_size`, `graphs`) whose value is not None."""
     return {key: options[key] for key in TEXT_OPTIONS if options.get(key) is not None}
 
 
 def check_not_texts(options: Mapping[str, Any], what: str) -> None:
-    """Raise a ConfigError if options for texts are given for data that are not texts."""
+    """Raise a ConfigError if options for texts are given for data that are not texts.
+
+    `what` is the name of the data in the message.
+    """
     if given := [name for name in TEXT_OPTIONS if options.get(name)]:
         raise ConfigError(f"{', '.join(given)} is for texts; {what} holds none: leave it out")
 
 
 def _clean(texts: Iterable[Any], part: str, kind: type[Vocabulary]) -> list[str]:
-    """Return texts without outer white space, and molecules without the name after the string."""
+    """Remove white space at both ends of each text.
+
+    If the vocabulary is for molecules, also remove the name that may follow the SMILES string. `part` is
+    "train", "val" or "test", for error messages.
+    """
     if isinstance(texts, str | bytes | Mapping):
         raise DataError(
             f"the {_PARTS[part]} texts are a {type(texts).__name__}; expected a list of texts"
@@ -295,10 +312,14 @@ def _clean(texts: Iterable[Any], part: str, kind: type[Vocabulary]) -> list[str]
 def _complete(
     parts: dict[str, list[str]], forms: Mapping[str, str], *, name: str, seed: int, need_test: bool
 ) -> dict[str, list[str]]:
-    """Hold missing validation and test texts out of the training texts.
+    """Take missing validation and test texts at random out of the training texts.
 
-    All texts with the same normal form come into the same part, so that no validation example is a
-    training example.
+    All texts with the same normal form are put into the same part, so that no validation example is also
+    a training example. A missing test part is made only if `need_test` is true.
+
+    Args:
+        parts: {"train": texts}, also with "val" and "test" if they are not missing.
+        forms: {text: its normal form}.
     """
     missing = [key for key in ("val", "test") if key not in parts and (key == "val" or need_test)]
     if not missing:
@@ -336,7 +357,11 @@ def _notes(
     changed: Mapping[str, int],
     options: Mapping[str, Any],
 ) -> Iterable[str]:
-    """Yield the notes of a data set of texts."""
+    """Yield the notes of a data set of texts, which become `Data.notes`.
+
+    `forms` is {text: its normal form}, and `total` is the number of texts before any were left out.
+    `left_out` and `changed` are {problem: number of texts}, of texts that were left out or kept.
+    """
     if all(is_number(word) for texts in parts.values() for text in texts for word in text.split()):
         yield "all words are numbers: is this a table? Then save it as .csv or .npy"
     if left_out:

@@ -63,15 +63,16 @@ def from_arrays(
 
     - a numpy array, a torch tensor or nested lists of numbers, (N, ...): vectors (N, F), images (N, C,
       H, W) or (N, H, W), or any other shape;
-    - a list of examples, a torch Dataset, or a DataLoader, of which only the data set is used. An item
-      is an example, a tuple whose first element is the example, or a dict of fields;
+    - a list of examples, a torch Dataset, or a DataLoader, of which only the data set is used. Each
+      item is an example, a tuple whose first element is the example, or a dict of fields;
     - a dict of arrays: the fields of the examples, such as {"tokens": (N, T), "lengths": (N,)};
     - a pandas DataFrame of numbers;
     - a `scipy.sparse` matrix, which stays sparse in memory;
     - an `Examples`.
 
-    uint8 with three axes or more means value / 255. Other integers, also uint8 vectors and integers in
-    fields, are used as they are. Booleans mean 0 and 1. Floats may have any finite value.
+    Values of a uint8 array with three axes or more are divided by 255. All other integers, also uint8
+    vectors and integers in fields, are used as they are. Booleans mean 0 and 1. Floats may have any
+    finite value.
 
     >>> import numpy as np
     >>> from_arrays(np.zeros((50, 28, 28), np.uint8))
@@ -87,8 +88,8 @@ def from_arrays(
         name: Name of the data set; the split depends on it.
         hold_out_test: Whether test examples are held out if `x_test` is None. False means that there is
             no test part, for example because you have test examples of your own.
-        shape: Shape of an example that a model was made for. Examples get it if only axes of size 1 must
-            be added or removed; otherwise they keep their own shape.
+        shape: Shape of an example that an existing model takes. If the examples differ from this shape
+            only in axes of size 1, they are reshaped to it. Otherwise they keep their own shape.
     """
     if is_texts(x_train):
         raise DataError("x_train is a list of texts; expected numbers: use recmix.data.from_texts")
@@ -106,8 +107,13 @@ def load_path(
 ) -> Data:
     """Load a user's file or folder, split into training, validation and test examples.
 
-    `options` has values of options of `recmix.data.load`, such as `size` and `length`. `like` is its
-    argument `shape`. The other arguments are those of `load`.
+    `seed` and `vocabulary` are arguments of `recmix.data.load`.
+
+    Args:
+        path: The file or folder.
+        options: Further arguments of `load` by name, such as `size` and `length`. The options
+            `split_name` and `hold_out_test` replace the defaults of the split.
+        like: The argument `shape` of `load`.
     """
     path = path.expanduser().absolute()
     if not path.exists():
@@ -152,7 +158,7 @@ def load_path(
 
 
 def has_image_files(path: Path) -> bool:
-    """Whether a path is read as image files: a zip file, or a folder without text files."""
+    """Whether `path` is a zip file or a folder without text files. These are read as image files."""
     return path.suffix.lower() == ".zip" or (path.is_dir() and not text_files(path))
 
 
@@ -163,7 +169,11 @@ def _load_texts(
     vocabulary: Vocabulary | None,
     options: Mapping[str, Any],
 ) -> Data:
-    """Load the training, validation and test texts of a file or of a folder of files."""
+    """Load the training, validation and test texts of a file or of a folder of files.
+
+    `files` is {"train": path}, also with "val" and "test" if there are such files. The other arguments
+    are those of `load_path`.
+    """
     check_no_resize(options, f"{path} holds texts: leave them out")
     name = path.name if path.is_dir() else path.name[: -len(text_suffix(path))]
     kept = text_options(options) | _split_options(options)
@@ -184,7 +194,10 @@ def _load_texts(
 
 
 def _split_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options with which `load_again` splits a file like the arrays of a run."""
+    """Return the options `split_name` and `hold_out_test`, if they are there.
+
+    `load_again` sets these options to split a file in the same way as the arrays in memory of a run.
+    """
     return {key: options[key] for key in ("split_name", "hold_out_test") if key in options}
 
 
@@ -239,7 +252,8 @@ def _read_image_files(
 def _rows_by_part(path: Path, names: list[str]) -> dict[str, list[int]]:
     """Sort image files into x_train, x_val and x_test by their folder: train, val or test.
 
-    The result has indices into `names`. Without a folder train, all are in x_train.
+    Return the indices of the files in `names`, such as {"x_train": [0, 1], "x_val": [2]}. If there is no
+    folder train, all files are in x_train.
     """
     depth = 0
     paths = [PurePosixPath(name).parts for name in names]

@@ -20,7 +20,7 @@ def kind_of(examples: Examples) -> Kind:
     """Return the kind of values that examples have: "binary", "unit", "counts" or "real".
 
     "binary" means 0 and 1, "unit" means numbers in [0, 1], "counts" means whole numbers of 0 or more,
-    and "real" means other numbers. Image files that are not in memory count as "unit".
+    and "real" means other numbers. The kind of images that stay in their files is "unit".
 
     >>> from recmix.data import ArrayExamples
     >>> kind_of(ArrayExamples(np.array([[0, 3], [1, 0]], np.float32)))
@@ -61,8 +61,8 @@ def largest(examples: Examples) -> float:
 def stored_values(examples: Examples) -> Iterator[tuple[int, Array]]:
     """Yield all stored values in pieces, each as a pair (start, values).
 
-    `values` is (B, *event), and `start` is the index of its first example. Sparse examples differ:
-    `values` is a vector of values that are not 0, and `start` is the number of such values before it.
+    `values` is (B, *event), and `start` is the index of its first example. For sparse examples, `values`
+    is a vector of values that are not 0, and `start` is the number of such values in earlier pieces.
     """
     if not isinstance(examples, SparseExamples):
         for part in chunk_slices(examples.shape):

@@ -33,12 +33,14 @@ FIRST_STEP = 0.5
 
 
 class _State(NamedTuple):
-    """The present points of the chains in coordinates u, where z = μ + L u and q(z) = N(μ, L Lᵀ).
+    """The current points of S chains for each of B examples, in coordinates u with z = μ + L u.
+
+    μ and L are the mean and the covariance factor of the Gaussian q(z) = N(μ, L Lᵀ).
 
     Attributes:
         u: the points (S, B, D).
         log_joint: log of p(x, z) |det L|, the joint density of x and u, (S, B).
-        slope: its gradient with respect to u, (S, B, D).
+        slope: the gradient of `log_joint` with respect to u, (S, B, D).
     """
 
     u: Tensor  # (S, B, D)
@@ -66,7 +68,8 @@ def annealed(
         x: examples (B, *shape).
         q: the Gaussian q(z) at the start of the path, one for each example.
         chains: number of chains per example; each gives one importance sample.
-        temperatures: number of values of β.
+        temperatures: number of steps of β from 0 to 1.
+        at_once: largest number of latent vectors that are decoded at a time.
 
     Returns:
         The estimates and their standard errors, (B,) each, in nats.
@@ -94,7 +97,16 @@ def _run_chains(
     *,
     adapt: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Run S chains per example along the path from q to the posterior; see `annealed`."""
+    """Run S = `chains` chains per example along the path from q to the posterior; see `annealed`.
+
+    Args:
+        size: step size of each example, (B,), in standard deviations of q.
+        adapt: whether the step sizes are adapted to the target acceptance rate during the run. The
+            caller does not use the log-weights of such a run.
+
+    Returns:
+        The log-weights of the chains, (S, B), and the step sizes, (B,).
+    """
     factor = q.scale_tril
     volume = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
@@ -143,11 +155,15 @@ def _run_chains(
 
 
 def _force(place: _State, beta: float) -> Tensor:
-    """The gradient, with respect to u, of the log density on the path at β, (S, B, D)."""
+    """The gradient of the log density on the path at β with respect to u, (S, B, D), at `place`."""
     return beta * place.slope - (1 - beta) * place.u
 
 
 def _energy(place: _State, beta: float, momentum: Tensor) -> Tensor:
-    """The log density on the path at β, of points and their momenta together, (S, B)."""
+    """The joint log density, (S, B), of the points at `place` and of their momenta (S, B, D).
+
+    The points have the density on the path at β. The momenta are standard normal. Terms that do not
+    depend on points and momenta are left out.
+    """
     here = beta * place.log_joint + (1 - beta) * standard_normal(place.u)
     return here - 0.5 * momentum.square().sum(-1)

@@ -1,7 +1,7 @@
 """Compute lower bounds of log p(x). The memory does not grow with the number of samples.
 
-ELBO = E_q[log p(x, z) - log q(z)] and IWAE-K = E log 1/K Σ_k p(x, z_k) / q(z_k), both from the same
-samples (Burda et al., Importance Weighted Autoencoders, 2016).
+ELBO = E_q[log p(x, z) - log q(z)] and IWAE-K = E log 1/K Σ_k p(x, z_k) / q(z_k). Both are estimated
+from the same samples (Burda et al., Importance Weighted Autoencoders, 2016).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from recmix.posteriors import Posterior
 __all__ = ["ADVICE", "MEMORY", "Bounds", "at_once", "bounds", "bounds_of"]
 
 MEMORY = 256 * 2**20
-"""Most bytes of the decoder's activations at a time, by default."""
+"""Default of the largest number of bytes that the decoder's activations have at a time."""
 CPU_MEMORY = 32 * 2**20
 """The same on a CPU, where smaller chunks fit its caches and are faster."""
 ADVICE = (
@@ -61,6 +61,7 @@ def bounds(
         x: examples (B, *shape).
         inference: refinement and calibration of the posterior; None for neither.
         samples: number of samples of z per example, for both bounds.
+        memory: bytes for the decoder's activations; by default a value that suits the device.
 
     Returns:
         Both bounds of each example, (B,) each, in nats.
@@ -101,6 +102,7 @@ def bounds_of(
         x: examples (B, *shape).
         q: q(z | x) of these examples.
         samples: number of samples of z per example, for both bounds.
+        at_once: largest number of latent vectors that are decoded at a time.
 
     Returns:
         Both bounds of each example, (B,) each, in nats.

@@ -26,13 +26,13 @@ from recmix.methods.method import Method, infer
 __all__ = ["EXAMPLES", "Calibration", "calibrate"]
 
 EXAMPLES = 1000
-"""Held-out examples that the numbers are fitted to."""
+"""Number of held-out examples to which scale and slope are fitted."""
 OCTAVE = 0.25
 """Distance between two scales that are tried, in octaves."""
 NOISE_OCTAVE = 0.125
 """Distance between two values of the noise that are tried, in octaves."""
 LARGEST_NOISE = 6.0
-"""Largest absolute value of these octaves."""
+"""Largest factor of the noise that is tried, and of its inverse, in octaves."""
 SLOPE_STEP = 0.1
 """Distance between two slopes, as log-scale per standard deviation of log p(x, mean)."""
 LARGEST_SLOPE = 1.0
@@ -43,7 +43,8 @@ class Calibration(NamedTuple):
     """The result of `calibrate`: the chosen scale of the posterior, and what it gains.
 
     Attributes:
-        inference: the given inference settings, with the chosen scale, slope, reference and noise.
+        inference: the inference settings before calibration, with the chosen scale, slope and noise,
+            and with the reference: the value of log p(x, mean) at which the factor is the scale.
         before: mean IWAE bound of the held-out examples without calibration, in nats.
         after: mean IWAE bound of the held-out examples with calibration, in nats.
     """
@@ -69,7 +70,7 @@ def calibrate(
     The scale multiplies all standard deviations of the posterior. The slope says how much the scale
     grows for examples with a low log p(x, z) at the posterior mean z.
 
-    First, scales are tried from 1 upwards and downwards, each 2^(1/4) times the one before. All use
+    First, scales are tried from 1 upwards and from 1 downwards, in steps of the factor 2^(1/4). All use
     the same sampling noise. The search goes on as long as a step raises the mean bound by more than
     twice the standard error of this gain. Then slopes are tried in the same way; then, if the slope is
     not 0, scales again. With `noise`, factors of the likelihood's noise are tried first, and once more
@@ -99,9 +100,16 @@ def calibrate(
 def _reached_with_noise(
     method: Method, x: Tensor, inference: Inference, samples: int, seed: int, count: int
 ) -> Callable[[float], Tensor]:
-    """Make a function from a change of the likelihood's noise to the IWAE bound of each example.
+    """Make a function that computes the IWAE bounds of the examples x for a changed likelihood.
 
-    The change is given in octaves: the noise is multiplied by 2 to this power.
+    Its argument is a number of octaves: the noise of the likelihood is multiplied by 2 to this power.
+    It returns the bound of each example, (B,).
+
+    Args:
+        inference: refinement and calibration of the posterior.
+        samples: K of the IWAE-K bound.
+        seed: seed of the sampling noise.
+        count: largest number of latent vectors that are decoded at a time.
     """
 
     def reached(octaves: float) -> Tensor:
@@ -119,7 +127,12 @@ def _reached_with_noise(
 def _calibrate(
     method: Method, x: Tensor, used: Inference, samples: int, seed: int, count: int
 ) -> Calibration:
-    """Do what `calibrate` does, for a fixed noise of the likelihood."""
+    """Choose scale and slope as `calibrate` does, but keep the noise of the likelihood.
+
+    Args:
+        used: the refinement, and the noise of the likelihood.
+        count: largest number of latent vectors that are decoded at a time.
+    """
     model = used.model(method.model)
     parts = x.split(max(1, count // used.restarts))
     posteriors = [(part, infer(method, part, used)) for part in parts]
@@ -162,10 +175,18 @@ def _calibrate(
 def _line_search(
     reached: Callable[[float], Tensor], start: float, best: Tensor, step: float, limit: float
 ) -> tuple[float, Tensor]:
-    """Find the value of one number with the highest mean bound.
+    """Find the value of one number (scale, slope or noise) with the highest mean bound.
 
     The search goes from `start` upwards in steps, then from `start` downwards. Each direction ends
-    when a step does not clearly increase the bound (see `_is_higher`), or at `limit`.
+    when a step does not clearly increase the bound (see `_is_higher`), or at an absolute value of
+    `limit`.
+
+    Args:
+        reached: function that returns the bound of each example, (B,), for a value of the number.
+        best: the bound of each example at `start`, (B,).
+
+    Returns:
+        The value that was found, and the bound of each example at this value, (B,).
     """
     ends = []
     for way in (step, -step):
@@ -177,6 +198,9 @@ def _line_search(
 
 
 def _is_higher(one: Tensor, other: Tensor) -> bool:
-    """Whether the mean of `one` - `other` over examples is more than twice its standard error."""
+    """Whether the bounds `one` (B,) are clearly higher than the bounds `other` (B,).
+
+    The mean of their difference over examples must be more than twice its standard error.
+    """
     gains = one - other
     return bool(gains.mean() > 2 * gains.std(correction=0) / len(gains) ** 0.5)

@@ -27,7 +27,7 @@ from recmix.posteriors import FullGaussian, Gaussian, Mixture, Posterior
 __all__ = ["decompose"]
 
 ELBO_SAMPLES = 100
-"""Samples for every ELBO."""
+"""Number of samples of z for every ELBO."""
 BEST_SHARE = 0.8
 """Share of the samples for log p(x) from the best Gaussian; the rest come from all modes."""
 TRIED_STEPS = 2
@@ -56,10 +56,12 @@ def decompose(
     checked by annealed importance sampling.
 
     Args:
-        x: examples (B, *shape), on the model's device.
+        x: examples (B, *shape).
         inference: refinement and calibration of the posterior; None for neither.
+        name: name of the examples in the result, such as ``test`` or ``train``.
         samples: importance samples per example for the estimate of log p(x).
         check: largest number of examples whose log p(x) is checked.
+        report: function that is called with the number of examples done.
     """
     for word, value, least in (("samples", samples, 2), ("check", check, 0)):
         if not isinstance(value, int) or value < least:

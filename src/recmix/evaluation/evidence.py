@@ -60,6 +60,7 @@ def importance(
         x: examples (B, *shape).
         q: the proposal density of z for each example.
         samples: number of importance samples per example.
+        at_once: largest number of latent vectors that are decoded at a time.
 
     Returns:
         The estimates and their standard errors, (B,) each, in nats.

@@ -20,15 +20,15 @@ from torch import Tensor
 __all__ = ["QUANTITIES", "Gap", "with_error"]
 
 SMALL_TOTAL = 1.0
-"""Total gaps below this, in nats, are not worth reducing."""
+"""A total gap below this value, in nats, is not worth reducing."""
 SIGNIFICANT = 3.0
 """A difference counts if it is more than this many standard errors."""
 NEGLIGIBLE = 0.05
-"""Differences between two estimates of log p(x) below this, in nats, do not count."""
+"""A difference of two estimates of log p(x) below this value, in nats, does not count."""
 WORTH_IT = 0.1
 """Share of the total gap that a refinement must gain."""
 SIMPLER = 0.8
-"""Gauss-Newton refinement is named if it gains this share of the gain of variational refinement."""
+"""Gauss-Newton refinement is advised if it gains at least this share of what the best kind gains."""
 
 QUANTITIES = {
     "log_evidence": "log p(x)",
@@ -130,9 +130,9 @@ class Gap:
         """Return means over examples and their standard errors.
 
         The result is {name: {quantity: {"mean": ..., "se": ...}}}. The name is the name of the examples,
-        such as ``test``. The quantities are the keys of `QUANTITIES`, such as ``elbo``. If training
-        examples were measured, there are two more names: ``train``, and ``difference``, the means of
-        the examples minus the means of the training examples.
+        such as ``test``. The quantities are the keys of `QUANTITIES`, such as ``elbo``. If the gap was
+        also measured on training examples, there are two more names: ``train``, and ``difference`` for
+        the means minus those of the training examples.
         """
         found: dict[str, Any] = {self.name: self._means()}
         if self.train is not None:
@@ -154,7 +154,8 @@ class Gap:
             {"images": number of checked examples, "log_evidence": mean of the estimates, "annealed":
             mean by annealed importance sampling, "difference": mean difference, "agrees": bool}. Each
             mean is {"mean": ..., "se": standard error}. ``agrees`` is False if the difference is larger
-            than 3 standard errors and larger than 0.05 nats. None if no example was checked.
+            than 3 standard errors and larger than 0.05 nats, or if only one example was checked. The
+            result is None if no example was checked.
         """
         if not len(self.checked):
             return None
@@ -181,27 +182,29 @@ class Gap:
     ) -> str:
         """Advice on how to reduce the gap between the ELBO and log p(x), in one or two sentences.
 
-        The first rule that applies decides:
+        The first rule that applies determines the advice:
 
         1. The total gap is below 1 nat: nothing is worth doing.
-        2. The approximation gap is the larger part: use a richer posterior. This is a full Gaussian
-           if it closes at least half of the approximation gap, else a mixture or a flow.
-        3. No training examples were measured: refine, or train a better encoder, and measure them.
+        2. The approximation gap is at least as large as the amortisation gap: use a richer posterior.
+           If a full Gaussian closes at least half of the approximation gap, the advice names it.
+           Otherwise the advice names a mixture or a flow.
+        3. The gap was not measured on training examples: improve the encoder or refine the posterior,
+           and measure the gap on training examples too.
         4. The amortisation gap is at least 1.5 times that of the training examples, and the difference
            is more than 3 standard errors: the encoder does not generalise.
-        5. Otherwise the encoder is too weak on all examples.
+        5. Otherwise the encoder is too weak, on training examples too.
 
-        If the posterior is refined already, the advice is more steps. If two steps were measured and
-        gain less than a tenth of the total gap, it is to search for a refinement with `tune`.
-        Variational refinement is recommended if Gauss-Newton refinement gains less than 0.8 times as
-        much.
+        Rules 3 to 5 also recommend a refinement of the posterior. If the posterior is refined already,
+        this is more steps. If the best kind of refinement in `refined` gains less than a tenth of the
+        total gap, it is a search for a refinement with `tune`. Otherwise it is Gauss-Newton refinement
+        if this gains at least 0.8 times as much as the best kind, else variational refinement.
 
         Args:
-            refine: the call or the command that refines the posterior.
-            train: the call or the command that measures training examples too.
-            variational: the call or the command for variational refinement; by default `refine` with
-                the option ``--how variational``.
-            tune: the call or the command that chooses a refinement on validation data.
+            refine: the Python call or command that the text recommends for refinement.
+            train: the same for measuring the gap on training examples.
+            variational: the same for variational refinement; by default `refine` with the option
+                ``--how variational``.
+            tune: the same for choosing a refinement on validation data.
         """
         mine = {key: value["mean"] for key, value in self._means().items()}
         total, lost, left = mine["total"], mine["amortisation"], mine["approximation"]
@@ -249,7 +252,10 @@ class Gap:
         )
 
     def _refinement(self, refine: str, variational: str, tune: str, total: float) -> str:
-        """The words for the refinement that pays; see `advice_for`."""
+        """The words that recommend a refinement in the text of `advice_for`.
+
+        `total` is the mean total gap in nats. The other arguments are those of `advice_for`.
+        """
         if "refinement" in self.used:
             return "more refinement steps"
         gains = {how: float((values - self.elbo).mean()) for how, values in self.refined.items()}
@@ -274,7 +280,7 @@ class Gap:
         }
 
     def __str__(self) -> str:
-        """The gap as text: a table of the means over examples, notes, and advice to reduce the gap."""
+        """The gap as text: a table of means over examples, the notes, and advice to reduce the gap."""
         parts = self.summary()
         lines = [["nats per example", *parts]]
         for key, words in QUANTITIES.items():
@@ -290,8 +296,8 @@ class Gap:
     def notes(self) -> list[str]:
         """Lines of text below the table of gaps.
 
-        They say among which Gaussians, diagonal or full, the best posterior was searched, and whether
-        two estimates of log p(x) agree.
+        They say whether the best Gaussian was searched among diagonal or among full Gaussians, and
+        whether the two estimates of log p(x) agree.
         """
         lines = [f"Approximation and amortisation gap refer to {self.family} Gaussians."]
         if not self.exact:
@@ -324,7 +330,9 @@ class Gap:
 
 
 def with_error(mean: float, error: float, form: str = ".2f") -> str:
-    """A mean with its standard error, as text; without the error if it is NaN, as for one example.
+    """A mean with its standard error, as text. The error is left out if it is NaN, as for one example.
+
+    `form` is the format of the numbers, such as ``.2f``.
 
     >>> with_error(1.5, 0.1), with_error(1.5, math.nan, "+.3f")
     ('1.50 ± 0.10', '+1.500')
@@ -333,7 +341,7 @@ def with_error(mean: float, error: float, form: str = ".2f") -> str:
 
 
 def _mean(values: Tensor) -> dict[str, float]:
-    """The mean over examples and its standard error, which is NaN for one example."""
+    """Return {"mean": mean over examples, "se": its standard error, NaN for one example}."""
     values = values.double()
     error = float(values.std()) / math.sqrt(len(values)) if len(values) > 1 else math.nan
     return {"mean": float(values.mean()), "se": error}

@@ -26,16 +26,17 @@ AT_ONCE = 500
 ACTIVE = 0.01
 """A latent dimension is active if the variance of its posterior mean over examples is above this."""
 AGGREGATED = 5000
-"""Largest number of examples in the aggregated posterior, and of samples at which it is evaluated."""
+"""Largest number of examples in the aggregated posterior, and of samples z at which it is evaluated."""
 PAIRS_AT_ONCE = 2**22
-"""Values of z in one evaluation of the aggregated posterior."""
+"""Largest number of values of z in one evaluation of the aggregated posterior."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LatentReport:
     """How well a model predicts examples x, and how much its latent variable z says about x.
 
-    Values are means over examples in nats, unless something else is said.
+    Values are means over examples in nats, unless something else is said. Names that end with ``_se``
+    are standard errors of these means.
 
     Attributes:
         nll: minus the IWAE-K bound, an upper bound of -log p(x).
@@ -118,6 +119,8 @@ def latent_report(
         inference: refinement and calibration of the posterior; None for neither.
         samples: K of the IWAE-K bound; the reconstruction is averaged over the same samples.
         seed: seed of the sampling noise and of the choice of examples for the aggregated posterior.
+        memory: bytes for the decoder's activations; by default a value that suits the device.
+        report: function that is called with the number of examples done.
     """
     if len(examples) < 2:
         raise ConfigError(
@@ -166,11 +169,11 @@ def latent_report(
 
 
 def aggregated_log_prob(posteriors: list[Posterior], z: Tensor) -> Tensor:
-    """log q(z) of the aggregated posterior q(z) = 1/M Σ_m q(z | x_m), (N,), at points z (N, D).
+    """Compute log q(z), (N,), of the aggregated posterior q(z) = 1/M Σ_m q(z | x_m) at N points z.
 
     Args:
         posteriors: the posteriors q(z | x_m) of M examples, one object for each batch of examples.
-        z: latent points (N, D).
+        z: the points (N, D).
 
     >>> from recmix.posteriors import Gaussian
     >>> q = Gaussian(torch.zeros(3, 2), torch.zeros(3, 2))  # three times the prior
@@ -188,7 +191,7 @@ def aggregated_log_prob(posteriors: list[Posterior], z: Tensor) -> Tensor:
 
 
 class _Parts(NamedTuple):
-    """Values of each example of a batch, in nats.
+    """The IWAE bound, the parts of the ELBO and the posterior mean of each example; bounds in nats.
 
     Attributes:
         iwae: the IWAE bound, (B,).
@@ -211,7 +214,7 @@ def _parts_of(
     generator: torch.Generator,
     at_once: int,
 ) -> _Parts:
-    """The IWAE bound, the parts of the ELBO and the posterior mean; arguments as in `bounds_of`."""
+    """Compute the `_Parts` of the examples x (B, *shape). The arguments are those of `bounds_of`."""
     log_w, reconstruction, kl = [], x.new_zeros(len(x)), x.new_zeros(len(x))
     for done in range(0, samples, max(1, at_once // len(x))):
         now = min(max(1, at_once // len(x)), samples - done)
@@ -227,7 +230,10 @@ def _parts_of(
 def _information(
     model: LatentModel, posteriors: list[Posterior], generator: torch.Generator
 ) -> tuple[float, float]:
-    """I_q(x; z) and the KL of the aggregated posterior, from samples of each posterior."""
+    """Estimate I_q(x; z) and KL(q(z) || p(z)), where q(z) is the aggregated posterior.
+
+    Both are estimated from samples of each posterior q(z | x_m) in `posteriors`.
+    """
     samples = max(1, AGGREGATED // sum(len(q.mean) for q in posteriors))
     drawn = [q.rsample_and_log_prob(samples, generator=generator) for q in posteriors]
     z = torch.cat([z.flatten(0, 1) for z, _ in drawn])

@@ -23,9 +23,9 @@ from recmix.model.vocabulary import Vocabulary
 __all__ = ["MoleculeScores", "molecule_scores"]
 
 AT_ONCE = 500
-"""Test molecules whose posteriors are computed at a time."""
+"""Number of test molecules whose posteriors are computed at a time."""
 SHOWN = 10
-"""How many molecules of the prior a result shows."""
+"""Number of molecules sampled from the prior that a result shows."""
 
 ROWS = {
     "greedy": "reconstruction, most probable",
@@ -55,8 +55,11 @@ class MoleculeScores:
         uniqueness: number of different valid molecules, divided by the number of valid molecules.
         novelty: share of the different valid molecules that are not in the training data; NaN if no
             training molecules were given.
+        reconstruction_se: standard error of `reconstruction`.
+        molecules: number of test molecules.
         encodings: draws of z for each test molecule.
         decodings: draws of a molecule for each z.
+        samples: number of molecules sampled from the prior.
         stereo: whether stereochemistry was compared.
         examples: some of the valid molecules from the prior, as SMILES strings.
     """
@@ -130,6 +133,7 @@ def molecule_scores(
         vocabulary: how examples are written as SMILES strings; by default the model's.
         encodings: draws of z from q(z | x) for each test molecule.
         decodings: draws of a molecule from p(x | z) for each z.
+        samples: number of molecules that are sampled from the prior.
         stereo: whether stereochemistry is compared too; by default it is if the vocabulary keeps it.
         report: function that is called with the number of test molecules and prior samples done.
 
@@ -198,7 +202,10 @@ def molecule_scores(
 
 
 class _Decoder:
-    """Decodes latent points to canonical SMILES strings; "" for what is no valid molecule."""
+    """Decodes latent points to canonical SMILES strings.
+
+    If the result for a latent point is not a valid molecule, the string is empty.
+    """
 
     def __init__(
         self, model: Any, vocabulary: Vocabulary, *, seed: int, stereo: bool, memory: int | None
@@ -208,15 +215,15 @@ class _Decoder:
         self.count = max(1, at_once(model, memory))
 
     def prior(self, count: int) -> Tensor:
-        """Draws of z from the prior, (count, D)."""
+        """Draw `count` points z from the prior, (count, D)."""
         return self.model.prior.sample(count, generator=self.generator)
 
     def drawn(self, z: Tensor) -> np.ndarray:
-        """One molecule drawn from p(x | z) for each z (N, D), as SMILES strings (N,)."""
+        """Draw one molecule from p(x | z) for each z (N, D). Return SMILES strings (N,)."""
         return self._texts(z, lambda out: self.model.likelihood.sample(out, self.generator))
 
     def most_probable(self, z: Tensor) -> np.ndarray:
-        """The most probable molecule for each z (N, D), as SMILES strings (N,)."""
+        """Return the most probable molecule for each z (N, D), as SMILES strings (N,)."""
         return self._texts(z, self.model.likelihood.most_likely)
 
     def _texts(self, z: Tensor, decode: Callable[[Tensor], Tensor]) -> np.ndarray:

@@ -22,9 +22,9 @@ from recmix.posteriors import FullGaussian, Gaussian, Posterior, Reflected
 __all__ = ["as_full", "balanced_noise", "maximise_elbo", "modes", "noise_pairs", "starts_of"]
 
 FIRST_STEPS = 6
-"""Gauss-Newton steps from every starting point."""
+"""Number of Gauss-Newton steps from every starting point."""
 LAST_STEPS = 20
-"""Further steps from the best result."""
+"""Number of Gauss-Newton steps from the best of the points that these steps reach."""
 DIAGONAL_STEPS = 40
 """Steps of Adam for a diagonal Gaussian."""
 FULL_STEPS = 80
@@ -32,13 +32,13 @@ FULL_STEPS = 80
 RATE = 0.2
 """Adam's first learning rate, in standard deviations of the Laplace approximation; decays to 0."""
 CHECK_EVERY = 10
-"""Steps between two comparisons with the best ELBO so far."""
+"""Number of Adam's steps between two comparisons with the highest ELBO so far."""
 
 
 def starts_of(q: Posterior) -> Tensor:
     """Return K points from which modes of p(z | x) are searched, (K, B, D), for B examples.
 
-    They are the mean of q, the means of its components if q is a mixture, and 0, the prior's mean.
+    They are the mean of q, the means of its components if q is a mixture, and the point z = 0.
 
     Args:
         q: the posterior q(z | x) of the examples.
@@ -109,6 +109,7 @@ def maximise_elbo(
         begin: Gaussians to start from. For the diagonal family each is replaced by the diagonal
             Gaussian with its mean and its conditional variances.
         diagonal: whether the covariance L Lᵀ must be diagonal.
+        at_once: largest number of latent vectors that are decoded at a time.
     """
     pairs, like = noise_pairs(model.latent), model.centre
     fixed = torch.cat([balanced_noise(pairs, model.latent, like, generator) for _ in range(2)])
@@ -166,10 +167,10 @@ def noise_pairs(latent: int) -> int:
 def balanced_noise(
     pairs: int, latent: int, like: Tensor, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Normal noise (2 · pairs, D), adjusted to have exactly mean 0 and covariance I.
+    """Draw normal noise (2 · pairs, D), and adjust it to have exactly mean 0 and covariance I.
 
     With this noise the gradient of the ELBO is exact if log p(x, z) is quadratic in z. `pairs` must
-    be at least D.
+    be at least D = `latent`, the latent dimension.
 
     Args:
         pairs: number of pairs of a noise vector and its negative.
@@ -201,7 +202,7 @@ def _diagonal_of(q: FullGaussian) -> FullGaussian:
 def _expected_joint(
     model: LatentModel, x: Tensor, mean: Tensor, factor: Tensor, noise: Tensor
 ) -> Tensor:
-    """The mean of log p(x, μ + L ε) over noise vectors ε, (B,)."""
+    """The mean of log p(x, μ + L ε) over noise vectors ε (S, D), (B,). L is `factor`, (B, D, D)."""
     z = mean + torch.einsum("bij,sj->sbi", factor, noise)
     return model.log_joint(x, z).mean(0)
 

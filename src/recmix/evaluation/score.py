@@ -43,7 +43,9 @@ def score(
         examples: the examples to score the method on.
         inference: refinement and calibration of the posterior; None for neither.
         samples: K of the IWAE-K bound; the ELBO is averaged over the same samples.
+        memory: bytes for the decoder's activations; by default a value that suits the device.
         against: other inference settings; the gains of `inference` over them are measured too.
+        report: function that is called with the number of examples done.
         take: function that is called with the bounds of each batch of examples.
 
     Returns:
@@ -88,7 +90,10 @@ def score(
 
 
 def _gains(elbo: Tensor, iwae: Tensor, before: list[Bounds]) -> dict[str, float]:
-    """The mean gains in both bounds with their standard errors, if there is another inference."""
+    """Return the mean gains in ELBO and IWAE over the bounds `before`, with their standard errors.
+
+    If `before` is empty, the result is empty.
+    """
     if not before:
         return {}
     old_elbo, old_iwae = (torch.cat(column) for column in zip(*before, strict=True))

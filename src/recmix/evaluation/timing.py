@@ -16,7 +16,7 @@ __all__ = ["PASSES", "pass_milliseconds", "posterior_milliseconds"]
 
 WARMUP = 3
 SLOW = 1.0
-"""Seconds: a posterior that takes longer needs no warm-up and no median of many."""
+"""Seconds. A posterior that takes longer is timed once, and with less warm-up on a CPU."""
 PASSES = 5
 """Passes over all batches, as in the paper's table of inference times."""
 
@@ -27,6 +27,7 @@ def posterior_milliseconds(
     """The median time in milliseconds to compute q(z | x) for a batch x and draw one sample from it.
 
     Args:
+        x: the examples of the batch (B, *shape).
         inference: refinement and calibration of the posterior; None for neither.
         repeats: number of repetitions; a posterior that takes more than a second is timed once.
     """
@@ -46,7 +47,7 @@ def pass_milliseconds(
 ) -> list[float]:
     """Compute the posteriors of all batches several times, and measure the time of each pass.
 
-    The result is a list of `passes` numbers: the mean milliseconds per batch of each pass.
+    The result has one number for each pass: its mean time per batch in milliseconds.
 
     Args:
         batches: batches of the same size, (B, *shape) each.

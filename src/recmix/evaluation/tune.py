@@ -25,9 +25,9 @@ STEPS = (1, 2, 4, 8)
 EXACT_UP_TO = 256
 """Largest latent dimension for which exact Jacobians are tried."""
 BATCH = 128
-"""Examples in one timed batch."""
+"""Largest number of examples in the timed batch."""
 REPEATS = 7
-"""Fewest timed repetitions of each inference. The median counts."""
+"""Smallest number of timed repetitions of each inference. The result is their median."""
 MOST_REPEATS = 51
 ENOUGH = 100.0
 """Milliseconds of timed repetitions after which no more than `REPEATS` are needed."""
@@ -83,6 +83,7 @@ class Frontier:
     Attributes:
         trials: all trials, from the fastest to the slowest. `encoder` is one of them.
         limit: the time limit in milliseconds per example.
+        winner: the trial of the best refinement within the limit, or `encoder`; see `tune`.
         encoder: the trial of the encoder's own posterior, without refinement.
     """
 
@@ -102,7 +103,7 @@ class Frontier:
 
     @property
     def reason(self) -> str:
-        """Why the winner, the chosen refinement, is the winner: a text for the user."""
+        """A text for the user that says why `winner` was chosen."""
         clear = f"clear means more than {SETTLED:g} standard errors"
         first = _fastest_clear(self.encoder, self.within_limit)
         if first is None:
@@ -150,8 +151,8 @@ def candidates(
 ) -> list[Inference]:
     """Return the inference settings to try: no refinement, and each kind with each number of steps.
 
-    Kinds of refinement that the model does not allow, or that its latent dimension makes too expensive,
-    are left out.
+    A kind of refinement is left out if the model does not allow it, or if the latent dimension is too
+    large for it.
 
     Args:
         steps: numbers of refinement steps to try.
@@ -187,11 +188,12 @@ def tune(
 ) -> Frontier:
     """Measure time and IWAE bound of several refinements, and choose the best within a time limit.
 
-    Only refinements within the limit are compared. First, find the fastest refinement whose bound is
-    clearly above the encoder's own posterior and not clearly below the best refinement. A difference is
-    clear if it is larger than two standard errors. Then the winner is the refinement with the highest
-    bound among those that are not slower. If no refinement is clearly above the encoder's own
-    posterior, this posterior is the winner, even if it takes longer than the limit.
+    Only refinements within the limit are compared. First, the fastest refinement is found whose bound
+    is clearly above that of the encoder's own posterior, and not clearly below that of the best
+    refinement. A difference is clear if it is larger than two standard errors. The winner is the
+    refinement with the highest bound among this one and all faster refinements. If no refinement is
+    clearly above the encoder's own posterior, the winner is the encoder's own posterior, even if it
+    takes longer than the limit.
 
     Args:
         x: validation examples (B, *shape) on the method's device, at least 2.
@@ -199,6 +201,7 @@ def tune(
         milliseconds: the limit in milliseconds per example; give this or `budget`.
         base: inference settings whose other options, such as the calibration, all refinements use.
         tried: the inference settings to try; by default all `candidates`.
+        report: function that is called with the number of measurements done and of all measurements.
     """
     budget, milliseconds = read_limit(budget, milliseconds)
     if len(x) < 2:
@@ -235,13 +238,15 @@ def best_refinement(
     memory: int | None = None,
     base: Inference | None = None,
 ) -> Inference:
-    """Return inference settings with the kind of refinement that has the highest IWAE bound.
+    """Choose the best kind of refinement for a number of steps, by the IWAE bound.
 
-    A kind is chosen only if it raises the bound by more than twice the standard error of the gain. If no
-    kind does this, the result has no refinement.
+    The search begins without refinement, and tries the kinds one after the other. A kind replaces the
+    best one so far if it raises the bound by more than twice the standard error of the gain. If no kind
+    does this, the result has no refinement.
 
     Args:
         x: validation examples (B, *shape) on the method's device.
+        steps: number of refinement steps. If it is 0, the result has no refinement.
         base: inference settings whose other options, such as the calibration, all refinements use.
     """
     best = _without(base or Inference())
@@ -295,12 +300,15 @@ def read_limit(
 
 
 def _without(inference: Inference) -> Inference:
-    """The same inference without refinement."""
+    """Return the same inference settings without refinement."""
     return replace(inference, refine=0, how=Inference().how)
 
 
 def _winner(encoder: Trial, others: list[Trial]) -> Trial:
-    """The highest trial that is not slower than the fastest clear one; else the encoder."""
+    """Choose the winner as described in `tune`: one of the trials `others`, or `encoder`.
+
+    `others` are the trials with refinement that are within the time limit.
+    """
     first = _fastest_clear(encoder, others)
     if first is None:
         return encoder
@@ -308,7 +316,11 @@ def _winner(encoder: Trial, others: list[Trial]) -> Trial:
 
 
 def _fastest_clear(encoder: Trial, others: list[Trial]) -> Trial | None:
-    """The fastest trial that is clearly above the encoder and not clearly below the best."""
+    """Return the fastest trial that is clearly above `encoder` and not clearly below the best trial.
+
+    The trials in `others` are compared by their IWAE bounds. The result is None if no trial is clearly
+    above `encoder`.
+    """
     better = [t for t in others if _clearly_above(t.examples, encoder.examples)]
     if not better:
         return None
@@ -318,13 +330,16 @@ def _fastest_clear(encoder: Trial, others: list[Trial]) -> Trial | None:
 
 
 def _name(trial: Trial) -> str:
-    """The kind of refinement and the number of steps, such as ``variational 4``."""
+    """Return the kind of refinement and the number of steps as text, such as ``variational 4``."""
     inference = trial.inference
     return f"{inference.how} {inference.refine}" if inference.refine else "encoder"
 
 
 def _clearly_above(one: Tensor | None, two: Tensor | None) -> bool:
-    """Whether the mean of `one` is above that of `two` by `SETTLED` standard errors of the gain."""
+    """Whether the bounds `one` (B,) are clearly above the bounds `two` (B,) of the same examples.
+
+    The mean gain over examples must be more than `SETTLED` times its standard error.
+    """
     assert one is not None
     assert two is not None
     gain = one - two
@@ -354,16 +369,18 @@ def _milliseconds(
     limit: float | None,
     report: Callable[[int, int], None],
 ) -> list[float]:
-    """The median time of one example's posterior with each inference, computed in the batch x.
+    """Measure the median time to compute the posterior of the batch x with each inference.
 
-    The inferences take turns, so that another program that runs for a while slows all of them.
+    The times are in milliseconds per example. The inferences take turns, so that another program that
+    runs for a while slows all of them.
 
     Args:
         x: examples (B, *shape).
         inferences: the inferences; the first is the encoder's own posterior.
         budget: the time limit as a multiple of the time of the first inference, or None.
         limit: the time limit in milliseconds per example, if there is no budget.
-        report: called with the number of inferences done and twice their number.
+        report: function that is called with the number of inferences done, and with twice the number
+            of all inferences.
     """
     first: list[float] = []
     for done, inference in enumerate(inferences, 1):
@@ -383,7 +400,7 @@ def _milliseconds(
 
 
 def _once(method: Method, x: Tensor, inference: Inference) -> float:
-    """Milliseconds per example of one computation of the posterior."""
+    """Compute the posterior of the batch x once. Return the time in milliseconds per example."""
     wait = torch.cuda.synchronize if x.is_cuda else lambda: None
     wait()
     start = time.perf_counter()

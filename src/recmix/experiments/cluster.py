@@ -1,10 +1,10 @@
 """Do the runs of a grid on a Ray cluster. The machines need no shared file system.
 
 Each run is a Ray task. The task gets the earlier files of its run and of the run that it starts from,
-works in a local folder, and returns its files. While it works, it sends its files to a mailbox from time
-to time. So the driver (the process of `recmix grid`) has a recent checkpoint if a machine is lost, and
-starts the run again from there. Each machine finds data sets in the folder that its environment variable
-RECMIX_DATA names, or in `data_root`.
+works in a local folder, and returns its files. While it works, it sends its files to a `Mailbox` from
+time to time. So the driver (the process of `recmix grid`) has a recent checkpoint if a machine is lost,
+and starts the run again from there. Each machine finds data sets in the folder that its environment
+variable RECMIX_DATA names, or in `data_root`.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ POST_ALL = 60.0  # seconds between two messages with a run's checkpoint
 GRACE = 120.0  # seconds that runs have to save before they are cancelled
 AHEAD = 2  # tasks submitted per place in the cluster, so that no place is idle
 SMALL = ("spec.json", "history.json", "log.txt", "log.jsonl")
-"""Files that are sent often. The status is not one of them: it must not arrive before its weights."""
+"""Files that are sent often. The status is not one of them: it must not arrive before the weights."""
 START = ("spec.json", "status.json", "history.json", "weights.safetensors")
-"""Files that a run needs of the run it starts from."""
+"""Files of a trained run that are sent to a run that starts from its model."""
 
 Files = dict[str, bytes]
 
@@ -123,7 +123,10 @@ def _drive(
     watcher: Watcher,
     stop: Stop,
 ) -> None:
-    """Submit at most `most` runs at a time as Ray tasks, and store their files."""
+    """Submit at most `most` runs at a time as Ray tasks, and store the files that they return.
+
+    `submit` submits one run and returns the Ray object of its result.
+    """
     running: dict[Any, QueuedJob] = {}
     asked = 0.0
     try:
@@ -158,7 +161,11 @@ def _drive(
 
 
 def _receive(ray: Any, store: Store, job: GridJob, reference: Any) -> str:
-    """Store the files that a task returned. Return a message in case the run is not finished."""
+    """Store the files that the Ray task of a run returned.
+
+    Return the reason, in words, that is shown if the run turns out not to be finished. `reference` is
+    the Ray object of the task's result.
+    """
     try:
         files = ray.get(reference)
     except ray.exceptions.RayError as error:
@@ -203,9 +210,10 @@ def do(
 
 @contextlib.contextmanager
 def _posting(store: Store, digest: str, mailbox: Any) -> Iterator[threading.Event]:
-    """Send the files of a run to the Ray actor `Mailbox` from time to time, in a thread.
+    """Context in which a thread sends the files of a run to the Ray actor `Mailbox` from time to time.
 
-    If the actor says so, the run is stopped by SIGTERM. Then the yielded event is set.
+    If the actor answers that the run must stop, SIGTERM is sent to this process, and the event that the
+    context yields is set.
     """
     ray, over = _ray(), threading.Event()
 

@@ -125,7 +125,10 @@ def run_grid(
 
 
 def _fetch(grid: Grid, queue: JobQueue, root: Path | None, console: Console) -> None:
-    """Download missing data sets before the runs start. Block the runs that get no data."""
+    """Download missing data sets before the runs start.
+
+    If a data set cannot be downloaded, its runs get the state ``blocked`` and are not started.
+    """
     from recmix.data import inventory, load
 
     wanted = {entry.job.column["data"] for entry in queue.of_kind("waiting")}

@@ -41,16 +41,18 @@ class TimeLeft(NamedTuple):
 class Clock:
     """Estimates how long the remaining runs of a grid will take.
 
-    The time of a run is taken from the first of these sources that exists:
+    The setting of a run is the value of its method's main option, such as 2 for RME(2). The time of a
+    run is taken from the first of these sources that exists:
 
     - the mean time of finished runs with the same method, setting, data and model;
-    - a few training updates of such a run, which were timed before;
-    - finished runs of the same method with another setting;
-    - finished runs of other methods of the same stage (trained from random weights, or from a trained
-      model);
-    - the time of an epoch of running runs.
+    - a few training updates of such a run, which were timed before the grid started;
+    - the mean time of finished runs with the same method, data and model, but any setting;
+    - the mean time of finished runs with any method, but the same stage (training from random weights,
+      or from a trained model), data and model;
+    - the time of the last epoch of similar runs that are in progress.
 
     Args:
+        queue: the runs of the grid with their states.
         workers: number of runs that are done at a time.
         timed: {kind of run: seconds of one run}, computed from a few timed updates.
     """
@@ -95,7 +97,10 @@ class Clock:
         return TimeLeft(shared, known, unknown, measured, at_most, timed)
 
     def _by_kind(self, seconds: Mapping[str, float]) -> dict[Kind, float]:
-        """Return the mean seconds of each group of similar runs, without runs that have no time."""
+        """Return the mean seconds of each group of similar runs, from {digest of a run: seconds}.
+
+        Runs without a time, or with 0 seconds, do not count.
+        """
         found = defaultdict(list)
         for digest, taken in seconds.items():
             for kind in self._kinds[digest] if taken else ():

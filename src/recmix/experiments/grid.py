@@ -69,7 +69,10 @@ __all__ = ["Grid", "GridJob", "check", "digest_of", "expand", "read_grid"]
 DIGITS = 16  # hexadecimal digits of a digest
 IMAGE = ("channels", "height", "width")  # the axes of an image
 SHOWN = ("latent", "network", "decoder_network", "likelihood")
-"""Options of a model with their own place in the name of a run, or that the data determine."""
+"""Options of a model that `GridJob.title` does not show as ``name=value``.
+
+The latent dimension and the networks have their own place in the title. The likelihood is not shown.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +153,7 @@ def digest_of(definition: Mapping[str, Any]) -> str:
 
 
 def read_grid(file: Path) -> Grid:
-    """Read a TOML file, and return the `Grid`, the list of runs, that it describes."""
+    """Read a TOML file, and return the `Grid` (the list of runs) that the file describes."""
     content = read_toml(file)
     try:
         return expand(content, file.stem)
@@ -159,7 +162,9 @@ def read_grid(file: Path) -> Grid:
 
 
 def expand(content: Mapping[str, Any], name: str) -> Grid:
-    """Make the `Grid`, the list of runs, that the content of a TOML file describes.
+    """Make the `Grid` (the list of runs) that the content of a TOML file describes.
+
+    `name` is the name of the file without its suffix.
 
     >>> grid = expand({"columns": [{"data": "digits", "latent": 2}],
     ...                "methods": [{"name": "rme", "order": [2, 3]}],
@@ -233,9 +238,10 @@ def _with_controls(entries: list[GridRow]) -> tuple[list[GridRow], list[str]]:
 def _templates(
     rows: list[GridRow], column: GridColumn, protocol: Mapping[str, Any]
 ) -> list[tuple[GridJob, int | None]]:
-    """Return the runs of one column, still without split and restart.
+    """Return the runs of one column as pairs (run, start), without split and restart.
 
-    With each run comes the index of the run from which it starts, or None.
+    `start` is the index in this list of the run whose trained model is the initial model, or None for
+    random weights.
     """
     names = {*column.methods, *(row.first.name for row in rows)}
     found: list[tuple[GridJob, int | None]] = []
@@ -292,7 +298,11 @@ def _template(
 
 
 def _score_keys(row: GridRow, default: Inference, protocol: Mapping[str, Any]) -> list[str]:
-    """Return the names of all scores of a run of this row. Calibrated scores are on test data only."""
+    """Return the names of all scores of a run of this row. Calibrated scores are on test data only.
+
+    `default` has the inference options of the row. There are further scores for each number of
+    Gauss-Newton steps in ``row.refined``.
+    """
     used = [default, *(replace(row.inference, refine=steps) for steps in row.refined)]
     plain = [ScoreKey("test", samples, how) for samples in protocol["samples"] for how in used]
     keys = list(plain)
@@ -305,7 +315,11 @@ def _score_keys(row: GridRow, default: Inference, protocol: Mapping[str, Any]) -
 
 
 def _label(row: GridRow, training: Training, inference: Inference, start: GridJob | None) -> str:
-    """Return the label of a row, given or default, with the options that the file varies."""
+    """Return the label of a row, such as ``RME``, with the options that the TOML file gives as lists.
+
+    If the file has no label for the row, the label is made from the method and its options. `start` is
+    the run from which the runs of this row start, or None.
+    """
     from recmix.training.labels import row_label
 
     init = None
@@ -317,7 +331,11 @@ def _label(row: GridRow, training: Training, inference: Inference, start: GridJo
 
 
 def check(jobs: Iterable[GridJob]) -> None:
-    """Build the model of each kind of run once, to find invalid options before training."""
+    """Raise a ConfigError if the options of a run are not valid, before any run is trained.
+
+    The model of each kind of run is built once for this. Runs on texts or on a user's own data are not
+    checked, because the shape of an example is not known before the data are loaded.
+    """
     import torch
 
     from recmix.data import SETS
@@ -359,7 +377,7 @@ def check(jobs: Iterable[GridJob]) -> None:
 
 
 def _check_rows_differ(jobs: Iterable[GridJob]) -> None:
-    """Raise an error if two runs have the same row, column, split and restart."""
+    """Raise a ConfigError if two different runs have the same row, column, split and restart."""
     names = Counter(json.dumps([j.row, j.column, j.split, j.restart], sort_keys=True) for j in jobs)
     name, count = names.most_common(1)[0]
     if count > 1:

@@ -1,7 +1,8 @@
 """Decide which run of a grid is done next.
 
 A run that starts from the trained model of another run waits for that run. A run is tried again if its
-worker was killed. Runs that another driver (another process of `recmix grid`) works on are left to it.
+worker was killed. A driver is a process of `recmix grid`. There may be several drivers. A driver does
+not start a run that another driver works on.
 """
 
 from __future__ import annotations
@@ -75,7 +76,10 @@ class JobQueue:
         return any(self.of_kind("waiting", "elsewhere"))
 
     def block(self, jobs: Iterable[GridJob], reason: str) -> None:
-        """Change the state of waiting runs to ``blocked``, so that they are not started."""
+        """Change the state of runs from ``waiting`` to ``blocked``, so that they are not started.
+
+        Runs in another state do not change. `reason` is shown to the user.
+        """
         for job in jobs:
             entry = self.entries[job.digest]
             if entry.kind == "waiting":
@@ -112,7 +116,7 @@ class JobQueue:
         return None
 
     def look(self) -> None:
-        """Read the states of runs of other processes of `recmix grid`, at most once per second."""
+        """Update the states of the runs that other drivers work on, at most once per second."""
         if time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + LOOK_AGAIN
@@ -121,7 +125,7 @@ class JobQueue:
         self._block_dependent()
 
     def find_others(self) -> None:
-        """Give waiting runs that another process of `recmix grid` works on the state ``elsewhere``."""
+        """Look for waiting runs that another driver works on. Their state becomes ``elsewhere``."""
         for entry in list(self.of_kind("waiting")):
             if holder := self.store.holder(entry.job.digest):
                 entry.kind, entry.reason = "elsewhere", holder
@@ -152,7 +156,10 @@ class JobQueue:
         return entry
 
     def _begin(self, entry: QueuedJob) -> bool:
-        """Whether a locked run still has to be done. Another process may have finished it."""
+        """Whether a run that this driver has just locked must still be done.
+
+        Another driver may have finished it. If the run is tried again, its old failure is removed.
+        """
         if entry.retry:
             entry.retry = False
             self.store.forget_failure(entry.job.digest)
@@ -182,5 +189,8 @@ class JobQueue:
 
 
 def _kind(job: GridJob) -> tuple[str, str]:
-    """Return the method label and data of a run. Runs with equal ones can be trained together."""
+    """Return the method label and the data of a run.
+
+    Runs for which both are equal can be trained together.
+    """
     return job.label, str(job.definition["data"])

@@ -42,7 +42,7 @@ class Slot:
 def make_slots(workers: int | None = None, device: str = "auto") -> list[Slot]:
     """Divide the cores and GPUs of this machine among worker processes; return one `Slot` for each.
 
-    By default there is one worker per GPU, or one per core without a GPU.
+    `workers` is the number of worker processes: by default one per GPU, or one per core without a GPU.
 
     >>> [slot.threads for slot in make_slots(1, "cpu")] == [cores()]
     True
@@ -175,7 +175,10 @@ def cores() -> int:
 
 
 def _gpus(device: str) -> list[str]:
-    """Return the GPUs for the worker processes as values of CUDA_VISIBLE_DEVICES."""
+    """Return the GPUs for the worker processes, each as a value of CUDA_VISIBLE_DEVICES.
+
+    Without a GPU for `device`, the result is empty.
+    """
     if device == "cpu":
         return []
     import torch

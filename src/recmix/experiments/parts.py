@@ -29,7 +29,7 @@ __all__ = ["GridColumn", "GridRow", "read_parts", "read_rows", "stage_training"]
 PROTOCOL = ("splits", "restarts", "samples", "choose_by")
 STAGES = ("first", "second")
 ENTRY = ("name", "continued", "label", "after", "refined", "calibrated")
-"""Keys of a [[methods]] entry besides options."""
+"""Keys of a [[methods]] entry that are not options of a method, of training or of inference."""
 CHOSEN_ELSEWHERE = {
     "seed": "restarts in [protocol] chooses it",
     "device": "--device chooses it",
@@ -164,7 +164,10 @@ def _protocol(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _budget(given: Mapping[str, Any], where: str) -> dict[str, dict[str, Any]]:
-    """Read and check the training options of each stage, ``first`` and ``second``."""
+    """Read and check the training options of each stage, ``first`` and ``second``.
+
+    `where` is the name of the TOML table in error messages.
+    """
     _check_keys(given, STAGES, f"key in {where}")
     known = {name: one for name, one in options_of(Training).items() if name not in CHOSEN_ELSEWHERE}
     found: dict[str, dict[str, Any]] = {}
@@ -179,9 +182,9 @@ def _budget(given: Mapping[str, Any], where: str) -> dict[str, dict[str, Any]]:
 def stage_training(budget: Mapping[str, Mapping[str, Any]], row: GridRow) -> Training:
     """Return the training options of a method (a row of the grid's table).
 
-    Options in the budget of the row's stage replace the defaults of this stage. Options of the row
-    itself replace both. The learning rate of the defaults or the budget is multiplied by the method's
-    `rate_factor`. A learning rate of the row is used as it is.
+    The options come from three sources: the defaults of the row's stage, `budget`, and the row. If two
+    sources have the same option, the later one counts. A learning rate from the defaults or from
+    `budget` is multiplied by the method's `rate_factor`. A learning rate from the row is not.
     """
     from recmix.methods.training_checks import check_kl_can_change
     from recmix.training.request import FIRST_STAGE, SECOND_STAGE
@@ -245,7 +248,10 @@ def _data_and_model(values: Mapping[str, Any]) -> tuple[dict[str, Any], ModelOpt
 
 
 def _data_options(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of reading the data that a column has; false switches are left out."""
+    """Return the options for reading the data that a ``[[columns]]`` entry has, {name: value}.
+
+    Options that are false are left out.
+    """
     found: dict[str, Any] = {}
     for name, (kind, _) in DATA_OPTIONS.items():
         if name not in values:
@@ -289,7 +295,7 @@ def _numbers(given: Any, what: str, *, least: int) -> list[int]:
 
 
 def _check_keys(given: Mapping[str, Any], valid: Iterable[str], what: str) -> None:
-    """Raise an error if a key is not valid."""
+    """Raise a ConfigError if a key is not valid. `what` says in the message what the key names."""
     for key in given:
         if key not in valid:
             raise ConfigError(unknown(what, key, valid))

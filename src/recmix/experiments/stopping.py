@@ -38,7 +38,10 @@ class Stop:
         return bool(self.why)
 
     def ask(self, why: str) -> None:
-        """Request that the runs are saved and stopped, for the reason `why`."""
+        """Request that the runs are saved and stopped, for the reason `why`.
+
+        If there was a reason to stop already, request that they stop at once, without saving.
+        """
         self.at_once = bool(self.why)
         self.why = self.why or why
 

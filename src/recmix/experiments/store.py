@@ -48,7 +48,8 @@ RUN_FILES = (*Run.FILES, "job.json", "failed.json", "log.txt")
 class StoredState(NamedTuple):
     """The state of a run, as the files in its folder show it.
 
-    A run is done if it is trained and scored. It is damaged if a file cannot be read.
+    A run is new if its folder has no run yet, begun if its training or scoring is not complete, and done
+    if it is trained and scored. It is damaged if a file cannot be read or a trained run lacks a file.
     """
 
     kind: Literal["done", "failed", "damaged", "begun", "new"]
@@ -120,7 +121,7 @@ class Store:
         return self.folder(digest) / "log.txt"
 
     def check_format(self) -> None:
-        """Raise an error if another version of recmix wrote this folder in another format."""
+        """Raise an error if another version of recmix wrote this folder, in another format."""
         for path in sorted(self.root.glob("grid-*.json")):
             if found := _mapping_or_empty(path):  # a damaged list of runs is replaced
                 check_format(found.get("format", 0), f"the store {self.root} ({path.name})")
@@ -325,7 +326,7 @@ def _now() -> str:
 
 
 def _mapping(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; empty if it is missing. A damaged file raises an error."""
+    """Return the object in a JSON file; {} if the file is missing. Raise RunError if it is damaged."""
     found = read_json(path) if path.exists() else {}
     if not isinstance(found, dict):
         raise RunError(f"{path} is not a JSON object: the file is damaged")
@@ -333,16 +334,16 @@ def _mapping(path: Path) -> dict[str, Any]:
 
 
 def _mapping_or_empty(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; empty if the file is missing or damaged."""
+    """Return the object in a JSON file; {} if the file is missing or damaged."""
     with contextlib.suppress(RunError):
         return _mapping(path)
     return {}
 
 
 def _problem(path: Path, *, whole: bool = False) -> str:
-    """Say what is wrong with a file of a run; empty if the file is missing or can be read.
+    """Return text that says why a file of a run cannot be read; empty if it can be read or is missing.
 
-    If `whole` is true, tensors are compared with their stored hash, too. This needs torch.
+    If `whole` is true, tensors in the file are compared with their stored hash, too. This needs torch.
     """
     if not path.exists():
         return ""

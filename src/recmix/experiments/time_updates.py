@@ -29,7 +29,10 @@ Kind = tuple[str, str]  # equal for runs with the same method, setting, data and
 
 UPDATES = 5  # number of timed updates
 SCORED = {"cpu": 20, "cuda": 500}
-"""Examples whose bounds are timed, for the time of validation and scores, by kind of device."""
+"""{kind of device: number of examples}: the bounds of so many examples are computed and timed.
+
+From this the time of validation and of all scores is estimated.
+"""
 
 
 class Timed(NamedTuple):
@@ -97,7 +100,12 @@ def _time(
     data_root: Path | None,
     replicas: int,
 ) -> Timed | None:
-    """Time the runs of one kind; None if the number of components is chosen in training."""
+    """Time a few training updates and bounds of one kind of run.
+
+    `alike` are the runs of this kind, and `replicas` is how many of them are trained at once. `jobs` is
+    {digest: run} for all runs of the grid. Return None if the number of mixture components is chosen in
+    training.
+    """
     import torch
 
     from recmix.data import load
@@ -135,7 +143,11 @@ def _time(
 
 
 def _plan(job: GridJob, jobs: Mapping[str, GridJob], data: Data, device: str) -> Plan:
-    """Return the plan of a run, from random weights of the run that it starts from."""
+    """Return the plan (all that is needed to train) of a run.
+
+    If the run starts from the trained model of another run in `jobs`, random weights are used here
+    instead.
+    """
     from recmix.training.build import Trained
     from recmix.training.curvature_request import without_curvature_name
     from recmix.training.plan import make_plan
@@ -151,7 +163,10 @@ def _plan(job: GridJob, jobs: Mapping[str, GridJob], data: Data, device: str) ->
 
 
 def _scoring(job: GridJob, training: Job, data: Data, wait: Callable[[], None]) -> tuple[float, float]:
-    """Return the seconds of one validation, and of all scores, from the bounds of a few examples."""
+    """Estimate the seconds of one validation, and the seconds of all scores of a run.
+
+    Bounds of a few examples are timed. `wait` waits until the device has finished.
+    """
     import torch
 
     from recmix.evaluation.bounds import bounds

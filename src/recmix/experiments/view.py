@@ -70,7 +70,7 @@ class Watcher:
             self._print(f"not done: {entry.job.title}: {entry.reason or 'saved, to be continued'}")
 
     def tick(self) -> None:
-        """Show the state of the grid again if enough time has passed. The driver calls it in a loop."""
+        """Show the state of the grid again if enough time has passed. Called often during the runs."""
         if time.monotonic() - self.last > LINE_EVERY:
             self.summary()
 
@@ -152,7 +152,10 @@ def print_plan(
 
 
 def print_status(grid: Grid, queue: JobQueue, console: Console) -> None:
-    """Print the states of all runs of a grid. Runs of other drivers are shown as running."""
+    """Print the states of all runs of a grid.
+
+    Runs that another process of `recmix grid` works on are shown as running.
+    """
     queue.find_others()
     console.print(_rows(queue, grid.title))
     if held := list(queue.of_kind("elsewhere")):
@@ -202,7 +205,10 @@ def progress(store: Store, entry: QueuedJob) -> str:
 
 
 def _calibrations(grid: Grid) -> str:
-    """Say how many runs are also scored with calibration, and how many with calibrated noise."""
+    """Return text that says how many runs are also scored with calibration.
+
+    Runs that are also scored with calibrated noise of the likelihood are counted separately.
+    """
     keys = [[key for key in map(ScoreKey.parse, job.evaluate) if key] for job in grid.jobs]
     counts = {
         "calibrated": sum(any(k.calibrated and not k.noise for k in of_job) for of_job in keys),
@@ -262,7 +268,10 @@ def _counted(queue: JobQueue) -> str:
 
 
 def _data(names: Iterable[str], root: Path | None) -> Iterator[str]:
-    """Yield a line for each named data set, which says whether its files exist."""
+    """Yield a line of text for each name of a data set in `names`: it says whether the files exist.
+
+    Paths of a user's own data are left out.
+    """
     from recmix.data import inventory
 
     known = {entry.name: entry for entry in inventory(root)}

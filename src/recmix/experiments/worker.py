@@ -1,9 +1,9 @@
 """A process that does a list of runs: ``python -m recmix.experiments.worker STORE DIGEST …``.
 
 STORE is the folder of run folders, a DIGEST is the name of a run. A run trains and scores one model. A
-driver, the process of `recmix grid`, starts the process with ``--driven``. Then it has inherited the
-locks on its runs from the driver. When its standard input is closed, because the driver wants it to stop
-or has ended, it saves its state and stops.
+driver (a process of `recmix grid`) starts this process with the option ``--driven``. Then this process
+inherits the locks on its runs from the driver. Its standard input is closed when the driver wants it to
+stop, or when the driver has ended. Then this process saves its state and stops.
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def sigterm_interrupts() -> Iterator[threading.Event]:
-    """On SIGTERM, raise KeyboardInterrupt and set the event that is yielded.
+    """Context that yields an event. On SIGTERM, the event is set and KeyboardInterrupt is raised.
 
-    If the event is set, the caller should treat any exception as the interruption, because a library
-    that is interrupted during its import may raise any exception.
+    If the event is set, the caller should treat any exception as an interruption: a library that is
+    interrupted during its import may raise an exception of another type.
     """
     stopped = threading.Event()
 
@@ -146,7 +146,10 @@ def train_together(
 def _attempt(
     action: Callable[[], None], stopped: threading.Event | None
 ) -> tuple[str, Exception | None]:
-    """Call `action`. Return ``done``, ``failed`` or ``interrupted``, and the error if it failed."""
+    """Call `action`. Return ``done``, ``failed`` or ``interrupted``, and the error if there is one.
+
+    If the event `stopped` is set, any exception is an interruption.
+    """
     try:
         action()
     except (Interrupted, KeyboardInterrupt) as stop:
@@ -160,7 +163,7 @@ def _attempt(
 
 
 def _request(store: Store, digest: str, device: str, data_root: Path | None) -> dict[str, Any]:
-    """Return the arguments of `recmix.training.fit.train_models` for one run from its ``job.json``.
+    """Return one request for `recmix.training.fit.train_models`, from the ``job.json`` of a run.
 
     The data are loaded, and damaged files of the run are removed.
     """
@@ -213,7 +216,10 @@ def _train_and_score(store: Store, digest: str, device: str, data_root: Path | N
 
 
 def _score(method: Method, data: Data, name: str) -> dict[str, Any]:
-    """Compute the score with this name, see `ScoreKey`. Calibration uses validation data only."""
+    """Compute the score with this name, such as ``test/100``, see `ScoreKey`.
+
+    If the posterior is calibrated, validation data are used for this.
+    """
     import torch
 
     from recmix.evaluation.calibrate import EXAMPLES, calibrate
@@ -232,7 +238,10 @@ def _score(method: Method, data: Data, name: str) -> dict[str, Any]:
 
 
 def _stop_when_closed(descriptor: int) -> None:
-    """Send SIGTERM to this process when no process can write to `descriptor` any more."""
+    """Wait until no process can write to a pipe any more; then send SIGTERM to this process.
+
+    `descriptor` is the file descriptor of the end of the pipe from which this process reads.
+    """
     while os.read(descriptor, 64):
         pass
     os.kill(os.getpid(), signal.SIGTERM)

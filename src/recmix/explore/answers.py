@@ -67,7 +67,11 @@ def moments(q: Posterior) -> Moments:
 
 
 def _covariance(q: Posterior, described: dict[str, Tensor]) -> Tensor:
-    """Compute the covariance (B, D, D) of a component, in closed form or from samples."""
+    """Compute the covariance (B, D, D) of a component q of the posterior.
+
+    `described` has the tensors of ``q.describe()``, by name. If the covariance does not follow from
+    them, it is estimated from samples.
+    """
     if "log_variances" in described:
         return torch.diag_embed(described["log_variances"].exp())
     if "scale_tril" in described:
@@ -84,7 +88,10 @@ def to_array(tensor: Tensor) -> Array:
 
 
 def posterior(model: ExplorableModel, x: Array) -> dict[str, Any]:
-    """Return the `Moments` of q(z | x) for examples x (B, ...) by name, and the ``mean`` (B, D) of q."""
+    """Return the `Moments` of q(z | x) for examples x (B, ...), and the ``mean`` (B, D) of q.
+
+    The result is {name: array}, with the names of the fields of `Moments`.
+    """
     q = model.posterior(x)
     found = {**moments(q)._asdict(), "mean": q.mean}
     return {name: to_array(v) if isinstance(v, Tensor) else v for name, v in found.items()}
@@ -95,8 +102,8 @@ def reconstruct(model: ExplorableModel, x: Array) -> dict[str, Any]:
     """Reconstruct examples x (B, ...) through the posterior q(z | x) with K components.
 
     Returns:
-        The mixing ``weights`` (B, K), ``images`` (B, ...) decoded at the mean of q, and ``components``
-        (B, K, ...) decoded at the mean of each component.
+        A dict: the mixing ``weights`` (B, K), ``images`` (B, ...) decoded at the mean of q, and
+        ``components`` (B, K, ...) decoded at the mean of each component.
     """
     q = model.posterior(x)
     parts = q.components if len(q.components) > 1 else []
@@ -125,10 +132,10 @@ def prior(model: ExplorableModel, count: int, seed: int) -> Array:
 
 
 def score(model: ExplorableModel, x: Array, samples: int, seed: int) -> dict[str, Any]:
-    """Compute the bounds of examples x (B, ...) with K = `samples`.
+    """Compute the ELBO and the IWAE-K bound of examples x (B, ...), where K is `samples`.
 
     Returns:
-        ``elbo`` (B,) and ``iwae`` (B,), and the given ``samples`` and ``seed``.
+        A dict: ``elbo`` (B,) and ``iwae`` (B,) in nats, and the arguments ``samples`` and ``seed``.
     """
     elbo, iwae = model.bounds(x, samples, seed=seed)
     return {"elbo": to_array(elbo), "iwae": to_array(iwae), "samples": samples, "seed": seed}

@@ -110,14 +110,14 @@ def _add_batch_routes(routes: Routes) -> None:
 
     @routes.post("/posterior", "images", {}, moments, for_texts=texts.posterior)
     async def posterior(run: ServedRun, x: Array) -> Answer:
-        """Mixing weights, component means and variances, and the overall mean of q(z | x)."""
+        """The mixing weights of q(z | x), the means and variances of its components, and its mean."""
         return await routes.batched(answers.posterior, run, x)
 
     decoded = {"weights": array("BK"), "images": images, "components": routes.decoded("BK")}
 
     @routes.post("/reconstruct", "images", {}, decoded, npy="images", for_texts=texts.reconstruct)
     async def reconstruct(run: ServedRun, x: Array) -> Answer:
-        """Examples decoded at the mean of q(z | x) (.npy has only these) and of each component."""
+        """Examples decoded at the mean of q(z | x), and at that of each component (not in .npy)."""
         return await routes.batched(answers.reconstruct, run, x)
 
     scoring = {"samples": Integer(100, 1, limits.samples), "seed": SEED}
@@ -177,7 +177,7 @@ def _add_image_routes(routes: Routes) -> None:
 
 
 def _add_text_routes(routes: Routes) -> None:
-    """Add the routes that only runs of texts have."""
+    """Add the routes that work only for models that were trained on texts."""
     texts = routes.texts
     near = {"count": Integer(5, 1, routes.limits.neighbours)}
     found = {"neighbours": LIST, "searched": WHOLE, "problems": PROBLEMS}
@@ -188,7 +188,7 @@ def _add_text_routes(routes: Routes) -> None:
 
 
 def _add_information(routes: Routes) -> None:
-    """Add the routes that list the runs, give their test examples, and tell the state of the server."""
+    """Add the routes that return the list of runs, their test examples, and the server's state."""
     app, catalogue, limits = routes.app, routes.catalogue, routes.limits
     listed = {"runs": LIST, "default": TEXT}
 
@@ -202,7 +202,10 @@ def _add_information(routes: Routes) -> None:
     part = {"total": WHOLE, "start": WHOLE, "images": routes.examples("B")}
 
     def paged(path: str, responses: Mapping[int | str, Any]) -> Any:
-        """A decorator that adds a route for some of the test examples of a run."""
+        """Make a decorator that adds a GET route, whose answer has some test examples of a run.
+
+        `responses` is the OpenAPI description of the answers.
+        """
         extra = {"parameters": reference.parameters(paging)}
         return app.get(path, response_class=Response, responses=dict(responses), openapi_extra=extra)
 
@@ -232,7 +235,7 @@ def _add_information(routes: Routes) -> None:
 
     @app.get("/health", response_class=Response, responses=reference.responses("running", state))
     async def health(request: Request) -> Response:
-        """Numbers of requests that wait, of answered requests, and of passes through a model."""
+        """The number of waiting requests, of answered requests, and of forward passes of models."""
         return respond(request, {"status": "ok", "version": __version__, **routes.batcher.state()})
 
 

@@ -113,7 +113,10 @@ class Batcher:
             done.add_done_callback(lambda passed: self._finish(group, passed))
 
     def _refuse_one(self) -> None:
-        """Refuse the waiting request with the largest turn; of equal ones the newest."""
+        """Answer the waiting request with the largest turn with HTTP status 429.
+
+        If several requests have this turn, it is the newest one.
+        """
         last = max(reversed(self._waiting), key=lambda one: one.turn)
         self._waiting.remove(last)
         if not last.answer.done():
@@ -121,7 +124,10 @@ class Batcher:
             last.answer.set_exception(Refused(429, message))
 
     def _take(self) -> list[_Waiting]:
-        """Remove and return the next waiting request and those that are computed with it."""
+        """Remove and return the next waiting request, and the requests that are computed with it.
+
+        Requests whose clients have disconnected are removed too, but not returned.
+        """
         rest = [one for one in self._waiting if not one.answer.done()]  # the client is still there
         group = []
         if rest:

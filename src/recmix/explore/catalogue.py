@@ -144,7 +144,7 @@ class ServedRun:
 
     @cached_property
     def _read_examples(self) -> Examples | str:
-        """The test examples, or a text that says why they cannot be read. They are read once."""
+        """The test examples, or a text that says why they cannot be read. They are read only once."""
         if self.examples is not None:
             return self.examples
         about = self.model.spec.data
@@ -159,7 +159,7 @@ class ServedRun:
         """Return at most `count` test examples of the run's data, beginning with number `start`.
 
         Returns:
-            ``images`` (B, ...), the given ``start``, and the number of all test examples as ``total``.
+            ``images`` (B, ...), ``start``, and the number of all test examples as ``total``.
         """
         images = self.test_examples
         part = images[start : start + count] if start < len(images) else np.zeros((0, *images.shape[1:]))
@@ -169,7 +169,7 @@ class ServedRun:
         """Return at most `count` test texts of the run's data, beginning with number `start`.
 
         Returns:
-            ``texts``, the given ``start``, and the number of all test texts as ``total``.
+            ``texts``, ``start``, and the number of all test texts as ``total``.
         """
         examples, vocabulary = self.test_examples, self.needed_vocabulary()
         texts = vocabulary.decode(examples[start : start + count]) if start < len(examples) else []
@@ -242,7 +242,9 @@ def _image_shape(shape: tuple[int, ...]) -> tuple[int, ...] | None:
 
 
 def _likely_shape(size: int) -> str:
-    """Return the option for a square image with this number of values, as text.
+    """Return a text with the option ``shape`` for a square image that has `size` values.
+
+    The text shows the option for the command line and for Python.
 
     >>> _likely_shape(784), _likely_shape(10)
     ('--shape 28x28 or shape=(28, 28)', '--shape HxW or shape=(H, W)')
@@ -256,7 +258,7 @@ def _likely_shape(size: int) -> str:
 
 
 def _described(vocabulary: Vocabulary) -> dict[str, Any]:
-    """Return what a page needs to know of a vocabulary."""
+    """Return the properties of a vocabulary that the web page needs, as {name: value} for JSON."""
     length = math.prod(vocabulary.shape) - 1 if vocabulary.classes else None
     return {
         "kind": vocabulary.kind,
@@ -268,7 +270,11 @@ def _described(vocabulary: Vocabulary) -> dict[str, Any]:
 
 
 def _check_shape(shape: tuple[int, ...] | None, models: Mapping[str, ExplorableModel]) -> None:
-    """Refuse a shape that is not the shape of an image, or that no model's examples can have."""
+    """Check a shape for the images of the web page; None is valid.
+
+    Raise ConfigError if it is not the shape of an image, or if no model has examples with as many
+    values.
+    """
     if shape is None:
         return
     if min(shape, default=0) < 1 or _image_shape(shape) is None:
@@ -348,7 +354,7 @@ class Catalogue:
     def limits(self) -> tuple[float, float] | None:
         """The smallest and the largest value that all served models accept in examples.
 
-        It is None if the likelihoods of the models accept different ranges, or only counts or classes.
+        The result is None if the models accept different ranges, or only counts or classes.
         """
         needs = {run.model.latent_model.likelihood.requirement for run in self.array_runs}
         if needs <= {"unit", "binary_or_unit", "eight_bit"}:

@@ -67,7 +67,7 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_response_complete(self) -> None:
-        """Continue with the next request, and limit the time to read the rest of the answer."""
+        """Continue with the next request, and limit the time in which the client reads the answer."""
         super().on_response_complete()
         if self.transport.get_write_buffer_size():
             self._start_unread_timer()
@@ -91,7 +91,10 @@ class Connection(HttpToolsProtocol):
         return self.client[0] if self.client else ""
 
     def _make_room(self, others: list[Connection]) -> None:
-        """Close the oldest idle connection of `others`; if none is idle, answer 503 here."""
+        """Close the oldest idle connection of `others`.
+
+        If none of them is idle, requests on this connection get the HTTP status 503.
+        """
         idle = [one for one in others if one._idle]
         if idle:
             min(idle, key=lambda one: one._began).transport.abort()

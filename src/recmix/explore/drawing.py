@@ -19,7 +19,7 @@ __all__ = ["HINT", "can_draw", "draw", "is_molecule"]
 HINT = "molecules are drawn if RDKit is installed: pip install 'recmix[molecules]'"
 WIDTH, HEIGHT = 260, 180
 MOST_ATOMS = 80
-"""Larger molecules are not drawn."""
+"""Molecules with more atoms are not drawn."""
 NAMESPACE = "http://www.w3.org/2000/svg"
 NUMBERS = re.compile(r"[0-9a-zA-Z#.,:;%() \n-]*")
 ALLOWED = {
@@ -45,14 +45,18 @@ def can_draw() -> bool:
 
 
 def is_molecule(smiles: str) -> bool:
-    """Whether a text is a valid SMILES string of a molecule with at least one atom."""
+    """Whether the first word of a text is a valid SMILES string of a molecule with at least one atom.
+
+    The result is False if RDKit is not installed.
+    """
     return _molecule(smiles) is not None
 
 
 def draw(smiles: str) -> str | None:
     """Return a drawing of a molecule, given as a SMILES string, as SVG text.
 
-    The result is None if RDKit is not installed, or if the text is not valid or the molecule too large.
+    The result is None if RDKit is not installed, if the string is not valid, or if the molecule has
+    more than `MOST_ATOMS` atoms or cannot be drawn.
     """
     molecule = _molecule(smiles)
     if molecule is None or molecule.GetNumAtoms() > MOST_ATOMS:
@@ -110,7 +114,7 @@ def _clean(element: ElementTree.Element) -> ElementTree.Element | None:
 
 
 def _molecule(smiles: str) -> Any:
-    """The RDKit molecule of a SMILES string; None if it is not valid or RDKit is missing."""
+    """Return the RDKit molecule of a SMILES string; None if it is not valid or RDKit is missing."""
     if not can_draw():
         return None
     with quiet():

@@ -31,7 +31,10 @@ SMALL_WEIGHT = 0.01
 
 
 class Plane(NamedTuple):
-    """A plane in the latent space: the points z = origin + a · axes[0] + b · axes[1]."""
+    """A plane in the latent space: all points z = origin + a · axes[0] + b · axes[1].
+
+    The real numbers (a, b) are the coordinates of the point z in the plane.
+    """
 
     kind: str  # "latent" if it is the whole latent space, of one or two dimensions; else "slice"
     origin: Tensor  # a point of the plane, (D,), where D is the latent dimension
@@ -43,12 +46,18 @@ class Plane(NamedTuple):
         return (z - self.origin) @ self.axes.T
 
     def covariance(self, full: Tensor) -> Tensor:
-        """Project covariances of z (..., D, D) to covariances of the coordinates (a, b), (..., 2, 2)."""
+        """Return covariances (..., 2, 2) of the coordinates (a, b) of random latent vectors z.
+
+        `full` has the covariances of z, (..., D, D).
+        """
         return self.axes @ full @ self.axes.T
 
 
 class Described(NamedTuple):
-    """The posterior q(z | x) of one example x: `answer` has plain numbers for JSON, the rest tensors."""
+    """A description of the posterior q(z | x) of one example x.
+
+    The field `answer` has values for JSON. The other fields have tensors and posteriors.
+    """
 
     # the fields {name: value} that the explorer sends for images and for texts alike
     answer: dict[str, Any]
@@ -161,8 +170,12 @@ def _bounds(model: LatentModel, x: Tensor, q: Posterior, samples: int, seed: int
 def _plane(mean: Tensor, found: Moments) -> Plane:
     """Choose the plane of the latent space that is shown.
 
-    If D <= 2 it is the latent space itself. Otherwise it goes through the mean of q(z | x), along
-    the two directions in which q has the largest variance.
+    If the latent dimension D is at most 2, the plane is the latent space itself. Otherwise the plane
+    goes through the mean of q(z | x), along the two directions in which q has the largest variance.
+
+    Args:
+        mean: the mean of q, (D,).
+        found: the components of q.
     """
     latent = len(mean)
     if latent <= 2:
@@ -182,9 +195,14 @@ def _plane(mean: Tensor, found: Moments) -> Plane:
 
 
 def _sides(plane: Plane, found: Moments, path: list[FullGaussian], grid: int) -> list[Array]:
-    """Choose the coordinates of the grid along both axes, so that components and steps are on it.
+    """Choose the coordinates of the grid points along both axes of the plane.
 
-    The margin around the steps follows from the Laplace approximation after the last step.
+    The grid covers the components of q with a large weight and the points of all Gauss-Newton steps,
+    with a margin of `REACH` standard deviations. The margin around a step is that of the Laplace
+    approximation after the last step.
+
+    `path` has the Laplace approximation after each step. The result is a list of two arrays (grid,),
+    one for each axis. The second array is only one zero if the latent dimension is 1.
     """
     shown = found.weights[0] >= SMALL_WEIGHT
     shown[found.weights[0].argmax()] = True
@@ -200,9 +218,16 @@ def _sides(plane: Plane, found: Moments, path: list[FullGaussian], grid: int) ->
 def _densities(
     model: LatentModel, x: Tensor, q: Posterior, plane: Plane, sides: list[Array]
 ) -> dict[str, Any]:
-    """Compute log p(x, z) and log q(z | x) on a grid of the plane.
+    """Compute log p(x, z) and log q(z | x) at the points of a grid in the plane.
 
-    If the plane is the whole latent space, also p(z | x) and log p(x) by quadrature.
+    If the plane is the whole latent space, p(z | x) and log p(x) are also computed, by quadrature.
+
+    Args:
+        model: the model p(x, z).
+        x: the example, (1, ...).
+        q: its posterior q(z | x).
+        plane: the plane.
+        sides: the coordinates of the grid points along the first and the second axis of the plane.
     """
     first, second = np.meshgrid(*sides)  # row j, column i is at (x[i], y[j])
     points = torch.from_numpy(np.stack([first.ravel(), second.ravel()], -1)).to(plane.axes)
@@ -241,7 +266,7 @@ def interpolate(model: ExplorableModel, images: Array, *, steps: int) -> dict[st
 
 
 def points_between(model: ExplorableModel, x: Array, steps: int) -> Tensor:
-    """Points (steps, D) on the straight line between the posterior means of two examples x (2, ...)."""
+    """Return points (steps, D) on the line between the posterior means of two examples x (2, ...)."""
     first, last = model.posterior(x).mean
     share = torch.linspace(0, 1, steps, dtype=first.dtype, device=first.device)[:, None]
     return (1 - share) * first + share * last

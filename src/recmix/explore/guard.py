@@ -122,10 +122,15 @@ class Guard:
             raise Refused(403, f"this server answers to {', '.join(allowed)} only, not to {name[:80]!r}")
 
     def _has_token(self, scope: Scope, headers: dict[bytes, bytes]) -> bool:
-        """Whether the request has the token in a header or a cookie, or needs none.
+        """Check the secret token of a request.
 
-        The result is False if the token is in the URL of the page: then `_set_cookie` moves it into a
-        cookie. Any other request is refused.
+        Returns:
+            True if the request has the token in a header or a cookie, or if the server requires no
+            token. False if a browser opens the page with the token in the URL. The caller then moves
+            the token into a cookie with `_set_cookie`.
+
+        Raises:
+            Refused: in all other cases.
         """
         if self.access.token is None:
             return True
@@ -152,7 +157,10 @@ class Guard:
     async def _read_body(
         self, headers: dict[bytes, bytes], receive: Receive, parts: list[bytes], account: Account
     ) -> None:
-        """Read the body of a request, append its pieces to `parts`, and count them in `account`."""
+        """Read the body of a request, append its pieces to `parts`, and count its bytes in `account`.
+
+        Raise `Refused` if the body is too large or arrives too slowly.
+        """
         most = self.limits.body
         too_large = Refused(413, f"a request has at most {most} bytes; send fewer images at a time")
         length = headers.get(b"content-length", b"0")
@@ -188,7 +196,7 @@ async def _until_disconnect(work: Awaitable[None], receive: Receive) -> None:
 
 
 def _check_origin(method: str, headers: dict[bytes, bytes]) -> None:
-    """Refuse a request that a page of another web site sends through the user's browser."""
+    """Raise `Refused` if a page of another web site sent the request through the user's browser."""
     if method in ("GET", "HEAD"):
         return
     origin = headers.get(b"origin")
@@ -199,7 +207,10 @@ def _check_origin(method: str, headers: dict[bytes, bytes]) -> None:
 
 
 def _unique_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    """Return the headers by name; refuse a request that gives a header for security checks twice."""
+    """Return the headers of a request, {name: value}.
+
+    Raise `Refused` if a header that the security checks use is given twice.
+    """
     found: dict[bytes, bytes] = {}
     for name, value in raw:
         if name in found and name in (b"host", b"origin", b"content-length", b"authorization"):
@@ -209,13 +220,19 @@ def _unique_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
 
 
 def _cookie_name(scope: Scope) -> bytes:
-    """Return the name of the cookie. It has the port, as servers on one host share their cookies."""
+    """Return the name of the cookie that stores the token.
+
+    The name contains the port, because a browser sends the same cookies to all servers on one host.
+    """
     _, port = scope.get("server") or ("", 0)
     return f"recmix_{port}".encode()
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Make an ASGI `receive` that returns the body that was already read, then later messages."""
+    """Make an ASGI function `receive` that returns first the body, which was already read.
+
+    Later calls return the messages of the original function.
+    """
     messages = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def next_message() -> Message:

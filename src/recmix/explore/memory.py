@@ -18,9 +18,9 @@ __all__ = ["Account", "Memory", "check_answer", "numbers_in", "numbers_in_texts"
 ACCOUNT = "recmix.account"
 """Key under which the ASGI scope of a request has its `Account`."""
 JSON_BYTES = {4: 16, 8: 25}
-"""Largest number of characters of a number in JSON, with its comma, by its bytes in memory."""
+"""{bytes of a number in memory: largest number of characters in JSON, with the comma after it}."""
 DRAWING = 4096
-"""A drawing has at most 64 KiB, as many as so many numbers in JSON."""
+"""Estimated size of a drawing, as a count of numbers in JSON: 64 KiB, at 16 bytes for each number."""
 DRAWS = 4
 """How many texts are drawn from p(x | z) at the posterior mean of a text."""
 
@@ -104,7 +104,7 @@ def check_answer(numbers: int, *, itemsize: int, npy: bool, most: int) -> int:
 
 
 def numbers_in(path: str, run: ServedRun, rows: int, fields: Mapping[str, int]) -> int:
-    """Estimate how many numbers an answer has, for `check_answer`.
+    """Estimate how many numbers an answer has. `check_answer` converts the result to bytes.
 
     Args:
         path: the path of the route, such as ``/decode``.
@@ -130,5 +130,8 @@ def numbers_in(path: str, run: ServedRun, rows: int, fields: Mapping[str, int]) 
 
 
 def numbers_in_texts(run: ServedRun, texts: int) -> int:
-    """Estimate the size of an answer with `texts` texts as a count of numbers, for `check_answer`."""
+    """Estimate the size of an answer that contains `texts` texts.
+
+    Like `numbers_in`, return a count of numbers: an answer with so many numbers needs as much memory.
+    """
     return texts * (2 * math.prod(run.model.spec.shape) + 2 * run.latent + 32)

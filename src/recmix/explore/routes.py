@@ -62,8 +62,9 @@ class Routes:
 
         Args:
             path: the path of the route, such as ``/decode``.
-            takes: name of the array in the request: ``images``, ``image`` or ``z``; ``texts`` or
-                ``text`` for a route that only runs of texts have; None if the request has none of them.
+            takes: the field of the request with the input: ``images``, ``image`` or ``z`` for an array.
+                For a route that works only for models of texts, it is ``texts`` or ``text``. None if
+                requests have no such field.
             integers: the integer fields of the request, with their defaults and limits.
             gives: the OpenAPI schema of each field of the answer.
             npy: the field of the answer that a client can also get as a ``.npy`` file, if any.
@@ -120,7 +121,10 @@ class Routes:
         return add
 
     def reserve(self, request: Request, run: ServedRun, numbers: int) -> None:
-        """Reserve memory for an answer with so many numbers; raise `Refused` if it is too large."""
+        """Reserve memory for an answer that has `numbers` numbers.
+
+        Raise `Refused` if the answer is too large, or if requests and answers use too much memory.
+        """
         itemsize, npy = np.dtype(run.model.spec.training.dtype).itemsize, wire.wants_npy(request)
         size = memory.check_answer(numbers, itemsize=itemsize, npy=npy, most=self.limits.answer)
         request.scope[memory.ACCOUNT].add(size)
@@ -128,8 +132,10 @@ class Routes:
     def examples(self, lead: str, *, given: bool = False) -> dict[str, Any]:
         """Return the OpenAPI schema of an array of examples.
 
-        The letters of `lead` name the axes before the axes of one example. If the examples are `given`
-        in a request, the schema has the sizes of the axes and the limits of the values.
+        Args:
+            lead: names of the axes before the axes of one example, one letter each.
+            given: whether clients send the array in a request. The schema then has the sizes of the
+                axes and the limits of the values.
         """
         axes = self.catalogue.axes
         if axes is None:
@@ -139,7 +145,10 @@ class Routes:
         return array((*lead, *axes), sizes=self.catalogue.sizes(), limits=self.catalogue.limits)
 
     def decoded(self, lead: str) -> dict[str, Any]:
-        """Return the OpenAPI schema of an array of decoded examples; for `lead` see `examples`."""
+        """Return the OpenAPI schema of an array of decoded examples.
+
+        The letters of `lead` name the axes before the axes of one example.
+        """
         return self.examples(lead) if self.catalogue.decodes_examples else reference.any_array(lead)
 
     async def batched(

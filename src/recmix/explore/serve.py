@@ -115,10 +115,10 @@ def serve(
 
 
 def _run(server: uvicorn.Server, listening: socket.socket) -> None:
-    """Run a server until Ctrl-C or SIGTERM.
+    """Run a server on the socket `listening` until Ctrl-C or SIGTERM.
 
-    It gets a thread and an event loop of its own, because a notebook already runs a loop in the main
-    thread.
+    The server runs in its own thread with its own event loop, because a notebook already runs a loop in
+    the main thread.
     """
     in_main = threading.current_thread() is threading.main_thread()
     numbers = (signal.SIGINT, signal.SIGTERM) if in_main else ()
@@ -167,7 +167,10 @@ def is_loopback(host: str) -> bool:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Open a TCP socket that listens on this address and port; port 0 takes a free port."""
+    """Open a TCP socket that listens on the address `host` and this port; port 0 takes a free port.
+
+    Raise ConfigError if this is not possible.
+    """
     if not 0 <= port < 2**16:
         raise ConfigError(f"port is a number from 0 to 65535, got {port}")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

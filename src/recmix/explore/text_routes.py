@@ -19,15 +19,15 @@ from recmix.explore.wire import Array, Limits, Refused, Texts
 __all__ = ["TextAnswers"]
 
 PIECE = 128
-"""Test texts whose posterior means are computed at a time."""
+"""Number of test texts whose posterior means are computed at a time."""
 
 
 class TextAnswers:
     """Computes the explorer's answers for models of texts. Most methods have the name of their route.
 
-    Arguments of such a method are the model, the texts or the array of the request, and the integer
-    fields by name. The result is the answer for the client, {field: value}. The field ``problems``
-    says what is wrong with each text, such as unknown words.
+    Arguments of such a method are the model (`run`), the texts (`given`) or the array of the request,
+    and the integer fields by name. The result is the answer for the client, {field: value}. The field
+    ``problems`` says what is wrong with each text, such as unknown words.
 
     Args:
         batcher: runs the models in one thread.
@@ -42,14 +42,14 @@ class TextAnswers:
         self._drawing = asyncio.Semaphore(1)
 
     async def posterior(self, run: ServedRun, given: Texts) -> Answer:
-        """Return the `Moments` of q(z | x) for B texts, and the ``mean`` (B, D) of q."""
+        """Return the `Moments` of q(z | x) for the B texts `given`, and the ``mean`` (B, D) of q."""
         read = await self._read(run, given)
         work = partial(answers.posterior, run.model)
         found = await self.batcher.rows((run.name, answers.posterior), work, read.x)
         return {**found, "problems": read.problems}
 
     async def reconstruct(self, run: ServedRun, given: Texts) -> Answer:
-        """Reconstruct B texts through q(z | x), which has K components.
+        """Reconstruct the B texts `given` through q(z | x), which has K components.
 
         Returns:
             The mixing ``weights`` (B, K), the most likely ``texts`` at the mean of q, and
@@ -71,7 +71,7 @@ class TextAnswers:
         }
 
     async def score(self, run: ServedRun, given: Texts, samples: int, seed: int) -> Answer:
-        """Return the bounds ``elbo`` (B,) and ``iwae`` (B,) of B texts, in nats."""
+        """Return the bounds ``elbo`` (B,) and ``iwae`` (B,) of the B texts `given`, in nats."""
         if len(given) * samples > self.limits.decodings:
             asked, most = f"{len(given)} texts with {samples} samples each", self.limits.decodings
             raise Refused(422, f"{asked} were asked for; together at most {most:,} samples are drawn")
@@ -92,9 +92,9 @@ class TextAnswers:
     async def explain(
         self, run: ServedRun, given: Texts, steps: int, samples: int, grid: int, seed: int
     ) -> Answer:
-        """Describe the posterior q(z | x) of one text; `docs/explorer.md` lists the fields.
+        """Describe the posterior q(z | x) of the text `given`; `docs/explorer.md` lists the fields.
 
-        There are no densities on a plane, as for images, so `grid` has no effect.
+        Unlike the answer for an image, the result has no densities on a plane. So `grid` has no effect.
         """
         read = await self._read(run, given)
         vocabulary = run.needed_vocabulary()
@@ -104,7 +104,11 @@ class TextAnswers:
         return {"text": read.read[0], "problems": read.problems[0], **found}
 
     async def interpolate(self, run: ServedRun, given: Texts, steps: int) -> Answer:
-        """Decode points ``z`` (steps, D) between the posterior means of two texts to ``texts``."""
+        """Decode points on the line between the posterior means of the two texts `given`.
+
+        Returns:
+            The points ``z`` (steps, D), and the most likely text at each point as ``texts``.
+        """
         if len(given) != 2:
             raise Refused(422, f"two texts are needed, got {len(given)}")
         read = await self._read(run, given)
@@ -118,7 +122,7 @@ class TextAnswers:
         return {"z": found["z"], "texts": decoded, "problems": read.problems}
 
     async def neighbours(self, run: ServedRun, given: Texts, count: int) -> Answer:
-        """Find the test texts whose posterior means are nearest to the posterior mean of a text.
+        """Find the test texts whose posterior means are nearest to that of the text in the request.
 
         Returns:
             ``neighbours``: at most `count` mappings with ``index``, ``text`` and ``distance``; and
@@ -162,9 +166,10 @@ class TextAnswers:
         return await asyncio.to_thread(run.needed_vocabulary().decode, tokens)
 
     async def _test_means(self, run: ServedRun) -> Array:
-        """The posterior means (N, D) of the run's first test texts, computed once and in pieces.
+        """Return the posterior means (N, D) of the run's first test texts.
 
-        Requests of other clients are answered between two pieces.
+        They are computed only once, in several batches. Requests of other clients can be answered
+        between two batches.
         """
         async with self._locks.setdefault(run, asyncio.Lock()):
             examples = await asyncio.to_thread(lambda: run.test_examples[: self.limits.searched])

@@ -29,9 +29,9 @@ __all__ = ["ReadTexts", "check_texts", "encoder_means", "explain_text", "most_li
 __all__ += ["reconstruct_texts"]
 
 VALUES = 2**23
-"""Most numbers of the decoder's results for latent vectors that are decoded at a time."""
+"""Largest number of values in the decoder's output for latent vectors that are decoded at a time."""
 NAMED = 6
-"""Most unknown words that a message names."""
+"""Largest number of unknown words that a message names."""
 
 
 class ReadTexts(NamedTuple):
@@ -65,7 +65,10 @@ def read_texts(vocabulary: Vocabulary, texts: Sequence[str], *, most: int, longe
 
 
 def check_texts(texts: Sequence[str], *, most: int, longest: int) -> None:
-    """Raise `Refused` if a request has more than `most` texts, or one of over `longest` characters."""
+    """Check the texts of a request.
+
+    Raise `Refused` if there are more than `most` texts, or if a text has more than `longest` characters.
+    """
     if len(texts) > most:
         raise Refused(413, f"{len(texts)} texts are too many: at most {most} at a time")
     for text in texts:
@@ -74,7 +77,11 @@ def check_texts(texts: Sequence[str], *, most: int, longest: int) -> None:
 
 
 def _problems(vocabulary: Vocabulary, text: str, counted: dict[str, int]) -> list[str]:
-    """Say what is wrong with a text that can be read; name words that are not in the vocabulary."""
+    """Return messages about the problems of a text, such as words that are not in the vocabulary.
+
+    The text was converted to an example in spite of these problems. `counted` has the problems that
+    `vocabulary.encode` found in the text, as its keys.
+    """
     problems = [f"this text is {problem}" for problem in counted]
     if isinstance(vocabulary, TokenVocabulary):
         known = set(vocabulary.tokens) - {"<end>"}
@@ -100,7 +107,7 @@ def most_likely(model: ExplorableModel, z: Array | Tensor) -> Array:
 
 
 def _at_once(model: ExplorableModel) -> int:
-    """How many latent vectors are decoded at a time."""
+    """Return how many latent vectors are decoded at a time."""
     latent_model = model.latent_model
     output = latent_model.likelihood.output_shape(latent_model.shape)
     width = getattr(latent_model.likelihood, "classes", 1)
@@ -152,7 +159,10 @@ def _draw(model: ExplorableModel, z: Tensor, seed: int) -> Array:
 
 
 def encoder_means(model: ExplorableModel, x: Array) -> dict[str, Any]:
-    """Compute posterior means (B, D) without refinement, which is fast enough for many examples."""
+    """Compute the posterior means (B, D) of examples x (B, *shape) without refinement.
+
+    Without refinement this is fast enough for many examples.
+    """
     centre = model.latent_model.centre
     q = infer_no_grad(model.method, torch.from_numpy(x).to(centre), Inference())
     return {"mean": to_array(q.mean)}

@@ -30,7 +30,7 @@ JSON = "application/json"
 NPY = "application/x-npy"
 TEXT_FIELDS = {"images": ("texts", "text"), "image": ("text",), "texts": ("texts", "text")}
 TEXT_FIELDS["text"] = ("text",)
-"""The fields that hold texts, by the field that a route takes. A run of texts gets these instead."""
+"""{field that a route takes: fields for texts, which requests to a model of texts have instead}."""
 
 
 class Refused(RecmixError):
@@ -110,7 +110,8 @@ async def read_request(
 ) -> tuple[dict[str, Any], Any]:
     """Read the fields of a request, and its array or its texts.
 
-    A JSON body holds all of them. A ``.npy`` body is only the array; then the fields are in the URL.
+    A JSON body contains all of them. A ``.npy`` body contains only the array. The other fields are then
+    in the URL.
 
     Args:
         request: the request.
@@ -170,7 +171,7 @@ def read_fields(
 
 
 def _from_json(body: bytes) -> dict[str, Any]:
-    """Parse a JSON body that must be an object; NaN and Infinity are refused."""
+    """Parse a JSON body. Raise `Refused` if it is not a JSON object, or contains NaN or Infinity."""
     try:
         content = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -181,7 +182,10 @@ def _from_json(body: bytes) -> dict[str, Any]:
 
 
 def _to_texts(content: Any, name: str) -> Texts:
-    """Check the field ``text``, a string, or ``texts``, a list of strings."""
+    """Return the texts in the content of the field `name`; raise `Refused` if the content is not valid.
+
+    The field ``text`` has one string, the field ``texts`` a list of strings.
+    """
     texts = [content] if name == "text" else content
     if not isinstance(texts, list) or not texts or not all(isinstance(one, str) for one in texts):
         expected = "a text" if name == "text" else "a list of one text or more"
@@ -191,7 +195,10 @@ def _to_texts(content: Any, name: str) -> Texts:
 
 
 def _to_array(content: Any, name: str) -> Array:
-    """Convert the field `name` of a request, nested lists of numbers, to float64."""
+    """Convert the content of the field `name` to a float64 array.
+
+    Raise `Refused` if the content is not nested lists of numbers.
+    """
     if not isinstance(content, list):
         raise Refused(422, f"{name} is a {type(content).__name__}, expected nested lists of numbers")
     try:

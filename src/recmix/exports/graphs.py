@@ -194,9 +194,9 @@ def _uses_autograd(graph: PosteriorGraph) -> bool:
 
 
 def _check_curvature(method: Method, inference: Inference) -> None:
-    """Raise an error if Gauss-Newton steps need a curvature that is estimated from samples.
+    """Raise a ConfigError if Gauss-Newton steps need a curvature that is estimated from samples.
 
-    A tracer cannot record the estimation.
+    A tracer cannot record this estimate.
     """
     likelihood = type(method.model.likelihood)
     steps = inference.refine > 0 or any(part.uses_jacobian for part in method.components)
@@ -214,8 +214,8 @@ def _check_curvature(method: Method, inference: Inference) -> None:
 def frozen(method: Method, *, fuse: bool) -> Method:
     """Copy a trained method to the CPU, in evaluation mode and without gradients of parameters.
 
-    If `fuse` is true and if possible, the copy evaluates all networks of a mixture as one network with
-    grouped convolutions.
+    If `fuse` is true, the copy evaluates all networks of a mixture as one network with grouped
+    convolutions, where this is possible.
     """
     made = copy.deepcopy(method).to("cpu").eval().requires_grad_(False)
     made.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
@@ -228,7 +228,7 @@ def frozen(method: Method, *, fuse: bool) -> Method:
 def posterior_graph(method: Method, inference: Inference) -> Graph:
     """Make the function from examples x to the posterior q(z | x) of a method that `frozen` returned.
 
-    A posterior that cannot be exported is a ConfigError.
+    Raise a ConfigError if the posterior cannot be exported.
     """
     _check_curvature(method, inference)
     half = torch.full((2, *method.model.shape), 0.5, dtype=method.model.centre.dtype)

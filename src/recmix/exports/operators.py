@@ -1,9 +1,9 @@
-"""Replace operators of torch that ONNX files or traced programs cannot have.
+"""Replace operators of torch that ONNX files or traced programs cannot contain.
 
 Each function has the signature of the torch operator that it replaces. `ELEMENTARY` and `BACKWARD` list
-functions that compute the same result with other torch operators. `onnx_operators` has functions that
-write the operators of a loop over the latent dimension into an ONNX graph. For Cholesky factors and
-triangular systems this is many times faster than to trace such a loop in torch.
+functions that compute the same result with other torch operators. `onnx_operators` is for Cholesky
+factors and triangular systems, which need a loop over the latent dimension. Its functions write the
+operators of this loop into an ONNX graph. This is many times faster than tracing the loop in torch.
 """
 
 from __future__ import annotations
@@ -109,12 +109,12 @@ def onnx_operators(opset: int) -> dict[Any, Callable[..., Any]]:
         return op.Constant(value_ints=list(values))
 
     def part(matrix: Any, rows: tuple[int, int], columns: tuple[int, int]) -> Any:
-        """matrix[..., rows, columns]."""
+        """Return matrix[..., rows, columns]. `rows` and `columns` are pairs (begin, end)."""
         begin, end = numbers(rows[0], columns[0]), numbers(rows[1], columns[1])
         return op.Slice(matrix, begin, end, numbers(-2, -1))
 
     def cholesky_ex(matrix: Any, upper: bool = False, check_errors: bool = False) -> Any:
-        """Lower Cholesky factors, and integers: 1 if a matrix is not positive definite, else 0."""
+        """Return lower Cholesky factors, and 0 for each positive definite matrix, 1 for others."""
         _require(upper or check_errors, False, "an upper factor, or an error from inside a graph")
         order = list(range(len(matrix.shape)))
         order[-2:] = order[-1], order[-2]
@@ -156,9 +156,9 @@ def _require(given: object, expected: object, what: str) -> None:
 
 
 BACKWARD: dict[Any, Callable[..., Any]] = {aten.convolution_backward.default: convolution_backward}
-"""Operators of torch that compute derivatives, and the functions that replace them in a graph."""
+"""{torch operator that computes derivatives: function that replaces it in a traced program}."""
 ELEMENTARY: dict[Any, Callable[..., Any]] = {
     aten.linalg_qr.default: qr,
     aten.lgamma.default: lgamma,
 }
-"""Operators of torch, and the functions that replace them in an ONNX graph."""
+"""{torch operator: function that replaces it in an ONNX graph}."""

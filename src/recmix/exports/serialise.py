@@ -104,7 +104,9 @@ def _description(
 
 
 def _range(values: str) -> list[float | None] | None:
-    """Return the smallest and the largest value that examples can have; None stands for no limit.
+    """Return the smallest and the largest value of examples; None if there is no limit.
+
+    `values` says which values are possible, as in the requirement of a likelihood, such as "counts".
 
     >>> _range("counts"), _range("classes:4"), _range("real")
     ([0.0, None], [0.0, 3.0], None)
@@ -120,7 +122,7 @@ def _range(values: str) -> list[float | None] | None:
 
 
 def check_format(format: str) -> None:
-    """Raise a `ConfigError` if a model cannot be exported in this format on this machine."""
+    """Raise a ConfigError if a format is not known, or its packages are not installed."""
     if format not in SUFFIX:
         raise ConfigError(unknown("format", format, SUFFIX))
     if format != "onnx":
@@ -282,7 +284,7 @@ def _onnx(graph: Graph) -> bytes:
 
 @contextmanager
 def _quiet(*names: str) -> Iterator[None]:
-    """Show only errors of the loggers of these names while the context is open."""
+    """Context in which the loggers with these names show only errors."""
     logs = [(log, log.level) for log in map(logging.getLogger, names)]
     for log, _ in logs:
         log.setLevel(logging.ERROR)
@@ -294,7 +296,10 @@ def _quiet(*names: str) -> Iterator[None]:
 
 
 def _name_axes(proto: Any, graph: Graph) -> None:
-    """Give the axes of any length in an ONNX graph the names that they have in `graph`."""
+    """Rename the axes of any length in an ONNX graph: they get the names that they have in `graph`.
+
+    `proto` is the graph in the ONNX file, and `graph` is the function from which it was made.
+    """
     names: dict[str, str] = {}
     for value in proto.input:
         for axis, name in zip(value.type.tensor_type.shape.dim, graph.inputs[value.name], strict=True):

@@ -37,18 +37,18 @@ from recmix.posteriors import Gaussian
 __all__ = ["choose_push", "conjugate", "curvature_product"]
 
 VALUES = 2**23
-"""Most decoder output values (examples x outputs) in one pass, by default."""
+"""Largest number of decoder output values (examples x outputs) in one pass, by default."""
 LENGTHS = (1.0, 0.5, 0.2, 0.05)
 """Candidate lengths of a step, as multiples of δ."""
 DAMPINGS = (1e-2, 1e6)
-"""Smallest damping above 0, and largest damping, in units of the curvature along the gradient."""
+"""Smallest damping other than 0, and largest damping, in units of the curvature along the gradient."""
 PROBES = 16
 """Number of vectors for the estimate of diag(H), a power of 2."""
 SMALL = 64
-"""Most latent dimensions for which the curvature matrix of a prior is formed."""
+"""Largest latent dimension for which the curvature matrix of a prior is formed."""
 
 Push = Callable[[nn.Module, Tensor, Tensor], Tensor]
-"""A function of a decoder, z and v, both (B, D), that returns J v, (B, *output)."""
+"""A function (decoder, z, v) -> J v, (B, *output): J is the decoder's Jacobian at z; z, v are (B, D)."""
 
 
 def conjugate(
@@ -141,13 +141,20 @@ def _one_pass(
 def _direction(
     joint: LogJoint, z: Tensor, push: Push, level: Tensor, iterations: int
 ) -> tuple[Tensor, Tensor]:
-    """The step δ (B, D) from z that solves (H + λ I) δ = g approximately, and log p(x, z), (B,)."""
+    """The step δ (B, D) from z that solves (H + λ I) δ = g approximately, and log p(x, z), (B,).
+
+    `level` (B, 1) gives the damping λ, see `_solve`.
+    """
     here = _Curvature(joint, z, push)
     return _solve(here.multiply, here.gradient, level, iterations), here.log_joint
 
 
 def _best_length(joint: LogJoint, z: Tensor, step: Tensor, before: Tensor) -> Tensor:
-    """The length of the best candidate step of each example, (B, 1); 0 if none increases log p(x, z)."""
+    """Choose the best factor from `LENGTHS` for the step of each example, (B, 1).
+
+    The best factor gives the highest log p(x, z) after the step. The result is 0 if no factor gives more
+    than `before` (B,), which is log p(x, z) before the step.
+    """
     best, chosen = before, torch.zeros_like(before)
     for length in LENGTHS:  # one after another: this needs less memory
         reached = LogJoint.log_joint(joint, (z + length * step)[None]).squeeze(0)
@@ -162,8 +169,9 @@ def _solve(
 ) -> Tensor:
     """An approximate solution δ (B, D) of (H + λ I) δ = g, by conjugate gradients from δ = 0.
 
-    λ is `level` (B, 1) times the curvature along the gradient, gᵀ H g / gᵀ g. An example whose equations
-    are solved stays unchanged.
+    `multiply` gives the product of H and vectors (B, D), and g is `gradient` (B, D). λ is `level` (B, 1)
+    times the curvature along the gradient, gᵀ H g / gᵀ g. When the equations of an example are solved
+    exactly, further iterations do not change the δ of this example.
     """
     step, residual, direction = torch.zeros_like(gradient), gradient, gradient
     squared = _dot(residual, residual)
@@ -198,7 +206,7 @@ class _Curvature:
     Args:
         joint: log p(x, z) of the examples.
         z: latent points (B, D).
-        push: how Jacobian-vector products are computed.
+        push: function that computes Jacobian-vector products of the decoder, from `choose_push`.
     """
 
     def __init__(self, joint: LogJoint, z: Tensor, push: Push) -> None:
@@ -235,7 +243,7 @@ class _Curvature:
         return pulled
 
     def diagonal(self) -> Tensor:
-        """An estimate of diag(H), (B, D); at least the diagonal of the prior's curvature."""
+        """An estimate of diag(H), (B, D). It is never below the diagonal of the prior's curvature."""
         estimate = _diagonal(self.multiply_likelihood, self.at.detach())
         whole = self.prior.shape == estimate.shape
         prior = self.prior if whole else self.prior.diagonal(dim1=-2, dim2=-1)
@@ -243,7 +251,11 @@ class _Curvature:
 
 
 def _prior_curvature(model: LatentModel, z: Tensor) -> Tensor:
-    """The curvature C of the prior at z (B, D): its diagonal (B, D), or the matrix (B, D, D)."""
+    """The curvature C of the prior at z (B, D): a matrix (B, D, D), or only its diagonal (B, D).
+
+    It is the diagonal for the prior N(0, I), and for latent dimensions above `SMALL`, where the diagonal
+    is estimated.
+    """
     if model.prior.standard:
         return torch.ones_like(z)
     if z.shape[-1] <= SMALL:
@@ -265,7 +277,14 @@ def _prior_curvature(model: LatentModel, z: Tensor) -> Tensor:
 
 
 def _diagonal(multiply: Callable[[Tensor], Tensor], like: Tensor) -> Tensor:
-    """The average of v ⊙ A v over the probes v: an estimate of the diagonal of A, (B, D)."""
+    """Estimate the diagonal of a matrix A of each example, (B, D), from products of A with vectors.
+
+    The estimate is the average of v ⊙ A v over the vectors v of ±1 from `_probes`.
+
+    Args:
+        multiply: function that returns A v, (B, D), for vectors v (B, D).
+        like: a tensor (B, D) with the wanted shape, dtype and device.
+    """
     total = torch.zeros_like(like)
     for probe in _probes(like.shape[-1], like.dtype, like.device):
         wide = probe.expand_as(like)
@@ -275,12 +294,12 @@ def _diagonal(multiply: Callable[[Tensor], Tensor], like: Tensor) -> Tensor:
 
 @functools.lru_cache(maxsize=32)
 def _probes(latent: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Vectors with the entries ±1, (PROBES, D). They are always the same.
+    """Fixed vectors v with entries ±1, (PROBES, D), with which `_diagonal` estimates the diagonal of A.
 
-    The entries of dimension d are a column of a Hadamard matrix, times a random sign. Two columns of
-    this matrix are orthogonal. So the product of dimensions i and j adds no error to the diagonal if
-    they have different columns. The columns are assigned to the dimensions at random, because
-    neighbouring dimensions often have the largest products.
+    The entries of dimension d in all vectors are a column of a Hadamard matrix, times a random sign. Two
+    columns of this matrix are orthogonal. So the entry A_ij causes an error of the estimate only if
+    dimensions i and j have the same column. The columns are assigned to the dimensions at random,
+    because A_ij is often largest for neighbouring dimensions.
     """
     matrix = torch.ones(1, 1)
     while len(matrix) < PROBES:
@@ -292,7 +311,7 @@ def _probes(latent: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def _has_forward_mode(decoder: nn.Module, z: Tensor) -> bool:
-    """Whether all modules of a decoder support forward-mode differentiation; tried at z (1, D)."""
+    """Whether all modules of a decoder support forward-mode differentiation, by a test at z (1, D)."""
     try:
         _by_forward_mode(decoder, z, z)
     except torch.OutOfMemoryError:
@@ -355,5 +374,5 @@ def choose_push(decoder: nn.Module, z: Tensor) -> Push:
 
 
 def _times(curvature: Tensor, v: Tensor) -> Tensor:
-    """The product of a curvature, a diagonal (B, D) or a matrix (B, D, D), and vectors v (B, D)."""
+    """The product of a matrix and vectors v (B, D). The matrix is (B, D, D), or its diagonal (B, D)."""
     return curvature * v if curvature.shape == v.shape else (curvature @ v[..., None]).squeeze(-1)

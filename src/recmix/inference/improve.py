@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["LARGEST_SCALE", "calibrate", "example_scales", "improve"]
 
 LARGEST_SCALE = 8.0
-"""The factor of each example is clamped to the range from 1 / `LARGEST_SCALE` to `LARGEST_SCALE`."""
+"""Limit of `example_scales`: each factor is clamped to the range from 1 / this number to this number."""
 
 
 def improve(inference: Inference, model: LatentModel, x: Tensor, q: Posterior) -> Posterior:
@@ -32,7 +32,7 @@ def improve(inference: Inference, model: LatentModel, x: Tensor, q: Posterior) -
 
 
 def calibrate(inference: Inference, model: LatentModel, x: Tensor, q: Posterior) -> Posterior:
-    """The posterior q of examples x with its standard deviations multiplied by the calibrated factor.
+    """The posterior q of examples x, with its standard deviations multiplied by a calibrated factor.
 
     The factor is `inference.scale` for all examples if `inference.slope` is 0. Otherwise each example
     has its own factor, see `example_scales`.

@@ -27,7 +27,7 @@ __all__ = ["Iterate", "Pair", "advance", "check_curvature", "direction", "gaussi
 FIRST_LENGTHS = (0.4, 1.0)
 """Lengths that are tried for the first step."""
 MEMORY = 2
-"""Number of earlier steps that correct a direction. More gained nothing on MNIST."""
+"""Number of earlier steps that correct a direction. A larger number gained nothing on MNIST."""
 SHRINK = 0.5
 """Factor of the step length after a step that lowered log p(x, z)."""
 
@@ -120,7 +120,11 @@ class Pair(NamedTuple):
 
 
 def _ascend(model: LatentModel, joint: LogJoint, start: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-    """Quasi-Newton steps from `start` (B, D); returns the last z and log p(x, z) there, (B,)."""
+    """Make quasi-Newton steps on `joint`, log p(x, z), from `start` (B, D).
+
+    Returns:
+        The last z, (B, D), and log p(x, z) at this z, (B,).
+    """
     z = start.detach()
     if not steps:
         return z, joint.log_joint(z[None]).squeeze(0)
@@ -142,7 +146,10 @@ def _ascend(model: LatentModel, joint: LogJoint, start: Tensor, steps: int) -> t
 
 
 def _first_length(joint: LogJoint, z: Tensor, towards: Tensor) -> Tensor:
-    """The best of a few lengths of the first step for each example, (B,)."""
+    """The length of the first step from z along the direction `towards` (B, D), for each example, (B,).
+
+    It is the one of `FIRST_LENGTHS` that reaches the higher log p(x, z).
+    """
     short, full = FIRST_LENGTHS
     reached = joint.log_joint(torch.stack([z + short * towards, z + full * towards]))  # (2, B)
     return torch.where(reached[1] > reached[0], full, short).to(z.dtype)
@@ -180,7 +187,7 @@ def _precondition(q: FullGaussian | LowRankGaussian, vector: Tensor) -> Tensor:
 
 @replaceable
 def advance(at: Iterate, step: Tensor, reached: Tensor, gradient: Tensor) -> tuple[Iterate, Pair]:
-    """Accept the steps that raise log p(x, z). Halve the next step of the other examples.
+    """Accept the step of an example if the step raises log p(x, z); otherwise halve its next step.
 
     Args:
         at: the present point of each example, with log p(x, z) and its gradient.

@@ -82,7 +82,10 @@ def laplace(
 def _best_end(
     model: LatentModel, x: Tensor, start: Tensor, restarts: int, how: dict[str, Any]
 ) -> Tensor:
-    """The best end point (B, D) of Gauss-Newton steps from several starting points per example."""
+    """Make Gauss-Newton steps from several starting points per example; return the best ends, (B, D).
+
+    `how` has further arguments of `ascend`, such as the number of steps.
+    """
     many = torch.cat([scale * start for scale in restart_scales(restarts)])  # (T·B, D)
     ends, at = ascend(model, repeated(x, restarts), many, **how)
     half = cholesky(at.precision).diagonal(dim1=-2, dim2=-1).log().sum(-1)  # ½ log |H|
@@ -142,14 +145,15 @@ HOW: dict[str, Callable[[LatentModel, Tensor, Gaussians, int, int, int], Posteri
 }
 """The kinds of refinement by name: functions (model, x, start, steps, reuse, restarts) -> posterior.
 
-`start` is one Gaussian for each example. The numbers are those of `refine`.
+`start` has one Gaussian for each example. `steps`, `reuse` and `restarts` are the arguments of `refine`.
 """
 
 
 def _joined(parts: Sequence[Posterior]) -> Gaussians:
-    """One Gaussian whose batch is that of all components, one component after the other.
+    """Concatenate the K components of a posterior to one Gaussian with the batch size K · B.
 
-    A component that is no Gaussian is replaced by a Gaussian with its mean and its variance.
+    The B examples of the first component come first. The result is a `FullGaussian` if all components
+    are. Otherwise it is a diagonal `Gaussian` with the means and variances of the components.
     """
     if len(parts) == 1 and isinstance(parts[0], Gaussian | FullGaussian):
         return parts[0]
@@ -160,7 +164,7 @@ def _joined(parts: Sequence[Posterior]) -> Gaussians:
 
 
 def _variance(q: Posterior) -> Tensor:
-    """The variance of a posterior, (B, D); estimated from a few points where it has no closed form."""
+    """The variance of a posterior, (B, D). Without a closed form, it is estimated from a few points."""
     try:
         return q.variance
     except NotImplementedError:

@@ -8,7 +8,7 @@ from torch import Tensor
 __all__ = ["best_restart", "repeated", "restart_scales"]
 
 STRIDE = 0.2
-"""Distance between the factors that multiply the mean at each restart."""
+"""Distance between neighbouring factors of `restart_scales`."""
 
 
 def repeated(x: Tensor, count: int) -> Tensor:
@@ -42,9 +42,9 @@ def best_restart(score: Tensor, ends: Tensor, restarts: int) -> Tensor:
 
 
 def restart_scales(restarts: int) -> list[float]:
-    """The factors that make several starting points from the posterior's mean, by multiplication.
+    """The factors by which the posterior's mean is multiplied to make several starting points.
 
-    The first factor is 1. The next factors are smaller and larger than 1 in turn.
+    The first factor is 1. The next factors are alternately smaller and larger than 1.
 
     Args:
         restarts: number of starting points.

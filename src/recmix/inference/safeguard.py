@@ -24,9 +24,10 @@ def never_worse(
 ) -> Posterior:
     """Choose for each example the posterior with the higher ELBO: `refined` or `start`.
 
-    Both ELBOs are estimated from the same fixed noise, `pairs` pairs ±ε. So the same example always
-    gives the same result. If both posteriors are Gaussians, a control variate reduces the error of the
-    ELBO before the refinement, see `_elbo_before`.
+    `start` is the posterior before the refinement. Both ELBOs are estimated from the same fixed noise
+    vectors, which are `pairs` pairs (ε, -ε). So the same example always gives the same result. If both
+    posteriors are Gaussians, a control variate reduces the error of the estimated ELBO of `start`, see
+    `_elbo_before`.
     """
     with torch.no_grad():
         noise = common_noise(pairs, refined.mean)
@@ -40,10 +41,12 @@ def _elbo_before(joint: LogJoint, start: Posterior, refined: Posterior, noise: T
     """An estimate of the ELBO of `start` for each example, (B,), from S noise vectors (S, 1, D).
 
     If both posteriors are Gaussians, log r(z) is a control variate, where r is the refined posterior.
-    Let f(z) = log p(x, z). From the mean of `start` to its samples, f falls by a, and log r falls by b.
-    The expected fall E[b] has a closed form, so the estimate of f becomes f - c (E[b] - b). If f and
-    log r differ by a constant only, c = 1 removes the whole error. Far from the mode f may be much
-    flatter than log r. So c is a / b, limited to the range from 0 to 1.
+    Let f(z) = log p(x, z), and let z_1 … z_S be the samples of `start` for one example. Compared with
+    the value at the mean of `start`, the mean of f(z_s) over the samples is lower by a, and the mean of
+    log r(z_s) is lower by b. The expectation E[b] has a closed form. So the estimate of E[f] is the mean
+    of f(z_s), minus c (E[b] - b). If f and log r differ only by a constant, c = 1 removes the whole
+    error. Far from the mode, f may be much flatter than log r. So each example has its own c, which is
+    a / b, limited to the range from 0 to 1.
     """
     gaussians = (Gaussian, FullGaussian)
     if not (isinstance(start, gaussians) and isinstance(refined, gaussians)):
@@ -65,9 +68,9 @@ def _elbo_before(joint: LogJoint, start: Posterior, refined: Posterior, noise: T
 
 
 def elbo_at_noise(joint: LogJoint, q: Posterior, noise: Tensor) -> Tensor:
-    """An estimate of the ELBO of q for each example, (B,), from S given noise vectors (S, 1, D).
+    """An estimate of the ELBO of q for each example, (B,), from the S noise vectors `noise` (S, 1, D).
 
-    Each component of q uses the same noise.
+    Each component of q uses the same noise vectors. `joint` is log p(x, z) of the examples.
     """
     parts = q.components
     drawn = [part.from_noise(noise) for part in parts]

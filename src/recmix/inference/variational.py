@@ -42,7 +42,7 @@ LARGEST = 512
 LENGTHS = (1.0, 0.5, 0.2, 0.05)
 """Candidate lengths ρ of the first steps."""
 FULL = 3
-"""Number of steps with these lengths. Those of the steps after them are divided by 2, 3, ..."""
+"""Number of steps that use `LENGTHS` unchanged. Later steps use `LENGTHS` divided by 2, 3, ..."""
 
 
 class _State(NamedTuple):
@@ -58,7 +58,8 @@ def variational(
 ) -> FullGaussian:
     """The Gaussian that natural-gradient steps on the ELBO reach from the Gaussian `start`.
 
-    The ELBO of each example is estimated from fixed noise in each step. No step lowers this estimate.
+    Within a step, every estimate of the ELBO uses the same noise. No step lowers the estimated ELBO of
+    an example.
 
     Args:
         model: the model p(x, z).
@@ -98,11 +99,11 @@ def variational(
 
 
 class _Problem:
-    """The ELBO of Gaussians for one batch, at fixed noise.
+    """Estimates of the ELBO of Gaussian posteriors for one batch, all from the same noise vectors.
 
     Args:
         joint: log p(x, z) of the examples.
-        noise: (S, 1, D).
+        noise: S noise vectors ε, (S, 1, D), from `common_noise`.
     """
 
     def __init__(self, joint: LogJoint, noise: Tensor) -> None:
@@ -110,7 +111,7 @@ class _Problem:
         self.noise = noise
 
     def points(self, mean: Tensor, precision: Tensor) -> Tensor:
-        """The points of N(μ, P⁻¹), (S, B, D), for each noise vector; P = `precision` (B, D, D)."""
+        """A point of N(μ, P⁻¹) for each of the S noise vectors, (S, B, D); P = `precision` (B, D, D)."""
         return FullGaussian.from_precision(mean, precision).from_noise(self.noise)[0]
 
     def state(self, mean: Tensor, precision: Tensor) -> _State:
@@ -121,12 +122,14 @@ class _Problem:
     def best_step(
         self, state: _State, gradient: Tensor, curvature: Tensor, lengths: Sequence[float]
     ) -> _State:
-        """The best of several steps for each example; the state itself if none raises the ELBO.
+        """Try steps of several lengths, and return for each example the Gaussian with the highest ELBO.
+
+        An example keeps its Gaussian in `state` if no length raises its ELBO.
 
         Args:
             state: the Gaussian before the step.
-            gradient: E_q[g], (B, D).
-            curvature: E_q[H], (B, D, D).
+            gradient: E_q[g], the mean gradient of log p(x, z), (B, D).
+            curvature: E_q[H], the mean curvature of -log p(x, z), (B, D, D).
             lengths: candidate lengths ρ.
         """
         best = state

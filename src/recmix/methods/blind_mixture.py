@@ -27,8 +27,8 @@ class BlindMixture(Method):
     sample of each component. The first component starts from the encoder of a VAE. The other components
     start from random weights, because identical components would get identical gradients and stay equal.
 
-    This method is the baseline for the recursive mixture. Components may become equal, or one may take
-    all weight; `collapse_report` measures both.
+    This method is the baseline for the recursive mixture. Components may become equal, or one component
+    may get nearly all of the weight. `collapse_report` measures both.
 
     Args:
         model: p(x, z).
@@ -87,9 +87,9 @@ class BlindMixture(Method):
         """Train all parameters on one batch x (B, *shape); the arguments are those of `Method.step`.
 
         Returns:
-            {name: scalar tensor on the device}: ``loss``, ``elbo``, and two metrics of a collapse.
-            ``weight_entropy`` is near 0 if one component takes all weight. ``min_pairwise_kl`` is near 0
-            if two components are equal.
+            {name: scalar tensor on the device}: ``loss``, ``elbo``, and two metrics that show whether
+            the mixture has collapsed. ``weight_entropy`` is near 0 if one component has nearly all of
+            the weight. ``min_pairwise_kl`` is near 0 if two components are nearly equal.
         """
         elbo, q, scores = self._bound(x, generator)
         loss = -elbo.mean()
@@ -121,10 +121,11 @@ class BlindMixture(Method):
             self._draw_others()
 
     def _bound(self, x: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Mixture, Tensor]:
-        """Estimate the stratified ELBO of examples x with one sample z_i of each component i.
+        """Estimate the ELBO of the mixture for examples x, with one sample z_i of each component i.
 
         Returns:
-            The ELBO (B,); the mixture; and (K, K, B) with log q_j(z_i | x) at [j, i].
+            Three values: the ELBO of each example (B,), the mixture, and a tensor (K, K, B) with
+            log q_j(z_i | x) at [j, i].
         """
         q = self.posterior(x)
         z = q.component_samples(generator=generator)  # (K, B, D)
@@ -163,8 +164,8 @@ def collapse_report(
 
     Args:
         q: the mixture, for a batch of B examples.
-        samples: samples per component for estimating KL divergences that have no closed form (those
-            of diagonal Gaussians have one).
+        samples: number of samples of each component for estimating the KL divergences. If all components
+            are diagonal Gaussians, the KL divergences are exact and this number is not used.
         generator: source of the random noise.
 
     Returns:
@@ -210,7 +211,7 @@ def _gaussian_kl(parts: list[Gaussian]) -> Tensor:
 
 
 def _smallest(pairwise: Tensor) -> Tensor:
-    """The smallest entry off the diagonal of a (K, K) tensor."""
+    """The smallest entry off the diagonal of a (K, K) tensor; infinite if K = 1."""
     same = torch.eye(len(pairwise), dtype=torch.bool, device=pairwise.device)
     return pairwise.masked_fill(same, torch.inf).amin()
 

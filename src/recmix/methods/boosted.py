@@ -111,10 +111,10 @@ class _Boosted(RecursiveMixture):
         return metrics
 
     def start_from(self, other: Method) -> None:
-        """Copy the model p(x, z) and the encoder or the components of the trained method `other`.
+        """Copy weights from the trained method `other`, as `RecursiveMixture.start_from` does.
 
-        See `RecursiveMixture.start_from`. The number of training iterations is copied only if `other`
-        has the same class and shapes; otherwise it starts at 0.
+        The number of training iterations is copied if `other` has the same class and shapes. Otherwise
+        it is set to 0.
         """
         super().start_from(other)
         if isinstance(other, _Boosted) and type(other) is type(self) and same_shapes(self, other):
@@ -129,8 +129,8 @@ class BoostedER1(_Boosted):
 
     Components are added one at a time. The new component q_m has the weight ε_m(x) and gives the mixture
     Q_m = (1 - ε_m) Q_{m-1} + ε_m q_m. It maximises ELBO(q_m) + KL(q_m || Q_{m-1}) + ν H[q_m], where H is
-    the entropy. This is E[log p(x, z) - log Q_{m-1}(z)] + ν H[q_m] for samples z of q_m. The KL has no
-    bound and may diverge; training then stops at the first loss that is not a finite number.
+    the entropy. This sum equals E[log p(x, z) - log Q_{m-1}(z)] + ν H[q_m] for samples z of q_m. The KL
+    has no bound and may diverge. Training then stops at the first loss that is not a finite number.
     The factor is ν = 1 / √(t + 1), see `clock`. H[q_m] is estimated by -log q_m(z) at one sample z of
     q_m.
 
@@ -168,8 +168,8 @@ class BoostedER2(_Boosted):
 
     Components are added one at a time. The new component q_m has the weight ε_m(x) and gives the mixture
     Q_m = (1 - ε_m) Q_{m-1} + ε_m q_m. It maximises ELBO(q_m) + KL(q_m || Q_{m-1}) + ν H[q_m], where H is
-    the entropy. This is E[log p(x, z) - log Q_{m-1}(z)] + ν H[q_m] for samples z of q_m. The KL has no
-    bound and may diverge; training then stops at the first loss that is not a finite number.
+    the entropy. This sum equals E[log p(x, z) - log Q_{m-1}(z)] + ν H[q_m] for samples z of q_m. The KL
+    has no bound and may diverge. Training then stops at the first loss that is not a finite number.
     The factor is ν = 1 / √(t + 1), see `clock`. For a Gaussian with covariance Σ in D dimensions,
     H = ½ (log det Σ + D log 2πe). The paper writes log det Σ, which is 2 H up to a constant. `bvi-er1`
     estimates the same H from samples.

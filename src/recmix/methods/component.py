@@ -21,8 +21,8 @@ MAX_ORDER = 16
 class CountsTraining(nn.Module):
     """Base class of modules that count how often they were switched to training mode.
 
-    CUDA graph replays change weights without changing the version numbers of the tensors. So a cached
-    copy of the weights is outdated if this count has changed since it was made.
+    The replay of a CUDA graph changes weights without changing the version numbers of the tensors. So a
+    cached copy of the weights is outdated if the count has changed since the copy was made.
     """
 
     trainings: int = 0
@@ -47,7 +47,7 @@ class Component(CountsTraining, ABC):
 
     kind: ClassVar[str]
     setting: ClassVar[str | None] = None
-    """The option that is varied in tables of results, if any."""
+    """Name of the component's main option, which tables of results vary; None if there is none."""
     corrects: ClassVar[bool] = False
     """Whether `forward` also takes the posterior of the previous component and corrects it."""
     steps_per_example: int = 0
@@ -67,7 +67,7 @@ class Component(CountsTraining, ABC):
 
     @abstractmethod
     def forward(self, x: Tensor, model: LatentModel) -> Posterior:
-        """The posterior q(z | x) for examples x (B, *shape). Some components evaluate the decoder."""
+        """The posterior q(z | x) for examples x (B, *shape). Some components use the model's decoder."""
 
     def extra_networks(self) -> list[nn.Module]:
         """The networks that a training step evaluates in addition to the encoder."""
@@ -77,14 +77,14 @@ class Component(CountsTraining, ABC):
     def for_mixture(
         cls, encoder: nn.Module, model: LatentModel, count: int, setting: int | None = None
     ) -> list[Component]:
-        """Make the components of a mixture: by default `count` components, each with its own encoder.
+        """Make the components of a mixture. By default, each component has its own copy of the encoder.
 
         Args:
             encoder: a network that is copied for each component.
             model: gives the shapes of x and z.
             count: number of components.
             setting: value of the component's main option, such as its number of steps. The class
-                attribute `setting` is the name of this option. None means the default.
+                attribute `setting` is the name of this option. None means the option's default.
         """
         options = {}
         if setting is not None:
@@ -99,5 +99,5 @@ class Component(CountsTraining, ABC):
     def for_recursion(
         cls, encoder: nn.Module, model: LatentModel, count: int, setting: int | None = None
     ) -> list[Component]:
-        """Make the components of a recursive mixture; by default as `for_mixture` does."""
+        """Make the components of a recursive mixture. By default, this calls `for_mixture`."""
         return cls.for_mixture(encoder, model, count, setting)

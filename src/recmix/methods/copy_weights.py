@@ -33,5 +33,5 @@ def copy_weights(to: nn.Module, source: nn.Module) -> None:
 
 
 def _without_curvature(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state dictionary without the curvature network of the model."""
+    """Return the state dictionary `state` without the entries of the model's curvature network."""
     return {k: v for k, v in state.items() if not k.startswith(("curvature.", "model.curvature."))}

@@ -5,8 +5,8 @@ The network gives a factor L(z) of the covariance L Lᵀ. Let H be the Gauss-New
 
     ½ E_ε[(L ε)ᵀ H (L ε)] - log |det L|,    ε ~ N(0, I),
 
-which is KL(N(0, L Lᵀ) || N(0, H⁻¹)) up to a constant, so its minimum is L Lᵀ = H⁻¹. A product H v takes
-one Jacobian-vector and one vector-Jacobian product of the decoder; H itself is never formed.
+which is KL(N(0, L Lᵀ) || N(0, H⁻¹)) up to a constant. So the loss is smallest for L Lᵀ = H⁻¹. A product
+H v takes one Jacobian-vector and one vector-Jacobian product of the decoder. H itself is never formed.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ from recmix.posteriors import FullGaussian
 __all__ = ["CurvatureTraining"]
 
 EXAMPLES = 128
-"""Examples from which the typical curvature is computed before training."""
+"""Number of examples from which `CurvatureTraining.prepare` computes typical values."""
 FURTHEST = 2.0
-"""A random z is a posterior sample whose distance from the mean is multiplied by up to this factor."""
+"""Training points are posterior samples whose distance from the posterior mean is multiplied by a random
+factor between 0 and this number."""
 
 
 class CurvatureTraining:
     """Trains the curvature network of a trained model, and no other parameters.
 
     The curvature network predicts the posterior covariance near a latent point z. It is trained at
-    points near the posterior means of the examples, because refinement uses it there. The class has
-    those methods of `Method` that a training loop calls.
+    points near the posterior means of the examples, because the refinement of posteriors uses the
+    network there. The class has the methods of `Method` that the training loop calls.
 
     Args:
         method: a trained method whose model has a curvature network.
@@ -59,8 +60,8 @@ class CurvatureTraining:
     def prepare(self, x: Tensor) -> None:
         """Set the constants of the curvature network from validation examples x (B, *shape).
 
-        They are the mean and the spread of the posterior means of the examples, and a typical scale of
-        the posterior covariance. Training calls this once, before the first step.
+        The constants are the mean and the standard deviations of the examples' posterior means, and a
+        typical factor of the posterior covariance. Training calls this once, before the first step.
         """
         model, x = self.method.model, x[:EXAMPLES]
         with torch.no_grad():
@@ -101,7 +102,7 @@ class CurvatureTraining:
         """The loss ½ (L ε)ᵀ H (L ε) - log |det L| of the curvature network, averaged over the batch.
 
         L is the network's factor of the covariance at a random point z near the posterior mean. H is the
-        Gauss-Newton curvature of -log p(x, z) there, and ε one standard normal vector per example.
+        Gauss-Newton curvature of -log p(x, z) at z. ε is one standard normal vector per example.
         """
         model = self.method.model
         with torch.no_grad():

@@ -59,8 +59,8 @@ class FullGaussianVAE(Method):
     """Amortised inference with a full covariance: q(z | x) = N(μ(x), L(x) diag σ²(x) L(x)ᵀ).
 
     L(x) is lower triangular with unit diagonal. One encoder pass gives μ, σ² and L. The gain over the
-    VAE shows what a diagonal covariance costs. The remaining difference to a Gaussian that is optimised
-    for each single example shows what amortisation costs.
+    VAE shows what a diagonal covariance costs. The remaining gap to a full Gaussian that is optimised
+    separately for each example shows what amortisation costs.
 
     Reference: Kingma & Welling, An Introduction to Variational Autoencoders, 2019, section 2.5.1.
     """

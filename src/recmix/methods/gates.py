@@ -21,7 +21,8 @@ __all__ = ["Classes", "Gate", "WeightNet", "token_classes"]
 HIDDEN = 10
 """Size of the hidden layer."""
 Classes = int | tuple[tuple[int, int], ...]
-"""Number of classes; for a graph two pairs (number of values, number of classes): nodes, then edges."""
+"""Number of classes of the tokens in x, or 0 if x holds no tokens. For a graph it is two pairs
+(number of values, number of classes): the first pair for nodes, the second for edges."""
 
 
 class Gate(nn.Module):
@@ -31,6 +32,7 @@ class Gate(nn.Module):
     bound ε_max keeps a new component from getting nearly all of the weight.
 
     Args:
+        shape: Shape of one example.
         classes: Number of classes, see `Classes`. 0 if x holds no classes.
         minimum: ε_min, above 0.
         maximum: ε_max, above ε_min and below 1.
@@ -69,6 +71,7 @@ class WeightNet(nn.Module):
     It maps examples (B, *shape) to log α, (B, order): the log-softmax of the network's outputs.
 
     Args:
+        shape: Shape of one example.
         order: Number of mixture components.
         classes: Number of classes, see `Classes`. 0 if x holds no classes.
 
@@ -89,9 +92,9 @@ class WeightNet(nn.Module):
 
 
 class _TokenCounts(nn.Module):
-    """The sum of a learned vector for each token, divided by the length: (B, T) -> (B, hidden).
+    """A network that averages learned vectors of the tokens over all positions: (B, T) -> (B, hidden).
 
-    Values below 0 are padding and add nothing.
+    Values below 0 are padding. Their vector is zero.
     """
 
     def __init__(self, classes: int, hidden: int) -> None:
@@ -105,10 +108,13 @@ class _TokenCounts(nn.Module):
 
 
 class _ClassShares(nn.Module):
-    """The share of each class among the values of each group: (B, values) -> (B, classes).
+    """A module that computes the fraction of values in each class: (B, values) -> (B, classes).
 
-    Groups are, for example, the nodes and the edges of a graph. Values below 0 are padding. They belong
-    to no class, but count as values of the group.
+    The fractions are computed for each group separately, such as the nodes and the edges of a graph, and
+    concatenated. Values below 0 are padding. They belong to no class, but count as values of the group.
+
+    Args:
+        groups: for each group, the pair (number of values, number of classes).
     """
 
     def __init__(self, groups: tuple[tuple[int, int], ...]) -> None:
@@ -120,7 +126,7 @@ class _ClassShares(nn.Module):
 
 
 def token_classes(encoder: nn.Module | None) -> Classes:
-    """The number of different tokens that an encoder reads, or 0 if it reads none.
+    """The number of token classes in the input of an encoder, or 0 if the input is not tokens.
 
     For graphs the result is two pairs (number of values, number of classes): of nodes and of edges.
 
@@ -141,7 +147,10 @@ def token_classes(encoder: nn.Module | None) -> Classes:
 
 
 def _small_network(shape: Sequence[int], outputs: int, classes: Classes) -> nn.Sequential:
-    """The paper's small network, with one hidden layer. Tokens and classes are counted first."""
+    """Make a network with one hidden layer: examples (B, *shape) -> (B, outputs).
+
+    If the examples hold tokens or classes, their counts or fractions are the input of the hidden layer.
+    """
     values = math.prod(checked_shape(shape))
     first: list[nn.Module]
     if isinstance(classes, tuple):

@@ -21,7 +21,7 @@ class HouseholderVectors(nn.Module):
 
     v_1 is linear in the features, and v_{t+1} is linear in v_t. Before training all weights are 0, and
     the bias of layer t is e_t, the unit vector of axis t of the latent space. So v_t = e_t for every x.
-    After axis D, axis 1 follows again.
+    If T > D, the axes are used again from axis 1.
 
     Args:
         features: F, the number of features of x.
@@ -90,10 +90,11 @@ class HouseholderFlow(Method):
     reflections. Then q(z | x) = N(H S μ, H diag σ² Hᵀ). Its density needs no determinant. Its KL to the
     prior equals the KL of N(μ, diag σ²).
 
-    S is a fixed diagonal matrix of signs ±1. It is not in the paper. No reflection is the identity, so a
-    trained decoder would see a mirrored z. Here each v_t starts at an axis of the latent space. Then H
-    only changes signs, and S changes them back, so an untrained flow gives exactly the Gaussian of the
-    VAE's encoder. The family of densities is the same as without S, because an encoder could learn S.
+    S is a fixed diagonal matrix of signs ±1. It is not in the paper. No reflection is the identity, so
+    without S the decoder of a trained VAE would get a mirrored z. Before training, each v_t is an axis
+    of the latent space. Then H only changes signs, and S changes them back, so an untrained flow gives
+    exactly the Gaussian of the VAE's encoder. The family of densities is the same as without S, because
+    an encoder could learn S.
 
     Args:
         model: p(x, z).

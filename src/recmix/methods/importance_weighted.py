@@ -22,9 +22,9 @@ class ImportanceWeighted(Method):
 
     w_k = p(x, z_k) / q(z_k | x) is the importance weight of sample z_k. L_1 is the ELBO, and L_K rises
     with K towards log p(x). But with more samples the gradient of the encoder gets noisier. The option
-    `doubly` avoids this. The encoder's parameters φ then get Σ_k w̃_k² ∂ log w_k/∂z_k ∂z_k/∂φ, where
-    w̃_k = w_k / Σ_j w_j. This has the same expectation, but no term with the derivative of log q with
-    respect to φ. The gradient of the decoder is unchanged.
+    `doubly` avoids this. The gradient of the encoder's parameters φ is then estimated by
+    Σ_k w̃_k² ∂ log w_k/∂z_k ∂z_k/∂φ, where w̃_k = w_k / Σ_j w_j. This estimate has the same expectation,
+    but no term with the derivative of log q with respect to φ. The decoder's gradient is unchanged.
 
     Args:
         model: p(x, z).
@@ -85,12 +85,13 @@ class ImportanceWeighted(Method):
 def _doubly_log_weights(
     model: LatentModel, x: Tensor, q: Gaussian, samples: int, generator: torch.Generator | None
 ) -> Tensor:
-    """Log importance weights log w_k, (K, B), whose log-mean has the doubly reparameterised gradient.
+    """Log importance weights log w_k, (K, B), for the option `doubly`.
 
-    w_k = p(x, z_k) / q(z_k | x) and w̃_k = w_k / Σ_j w_j. The parameters of q are detached in
-    log q(z_k | x), so the encoder receives gradients only through z_k. The log-mean multiplies them by
-    w̃_k, and a hook on z_k multiplies them by w̃_k once more. The gradient of the decoder does not pass
-    through z_k and is unchanged. So one backward pass gives both gradients.
+    w_k = p(x, z_k) / q(z_k | x) is the weight of sample z_k of q, for K = `samples` samples per example.
+    The gradient of log 1/K Σ_k w_k is the doubly reparameterised gradient. The parameters of q are
+    detached in log q(z_k | x), so the encoder receives gradients only through z_k. Differentiating the
+    log-mean multiplies the gradient of log w_k by w̃_k = w_k / Σ_j w_j. A hook on z_k multiplies the
+    gradient of z_k by w̃_k once more. The decoder's gradient does not pass through z_k and is unchanged.
     """
     z, _ = q.rsample_and_log_prob(samples, generator=generator)
     detached = Gaussian(q.mean.detach(), q.log_variance.detach())

@@ -22,18 +22,19 @@ from recmix.posteriors.flow import Flow, Transform, check_flows
 __all__ = ["AutoregressiveNN", "GatedStep", "IAFComponent", "InverseAutoregressiveFlow"]
 
 OFFSET = 2.0
-"""σ = sigmoid(s + OFFSET), as in the original: the gate starts mostly open."""
+"""The gate is σ = sigmoid(s + OFFSET), as in the original paper. So it is near 1 before training."""
 LOG_START = -math.log1p(math.exp(-OFFSET))
 """log σ at s = 0."""
 GATE_RANGE = (-4.0, 10.0)
-"""Range of s + OFFSET, so that σ > 0.017. Trained flows stay far inside. With a smaller σ, rounding
-errors of the inverse would grow from one dimension to the next."""
+"""s + OFFSET is clamped to this range, so that σ > 0.017. In trained flows, s + OFFSET is far from both
+limits. With a smaller σ, rounding errors of the inverse would grow from one dimension to the next."""
 LARGEST = 1e8
-"""Limit of the inverse, so that its square does not overflow. The density is zero there anyway."""
+"""Results of the inverse are clamped to ±LARGEST, so that their squares do not overflow. The density at
+such points is zero in floating point."""
 
 
 class _Layers(NamedTuple):
-    """The layers of an `AutoregressiveNN` for one batch x, with masked weights.
+    """The masked weights of an `AutoregressiveNN`, and the contribution of one batch of examples x.
 
     `context` is the contribution of x to the first hidden layer.
     """
@@ -53,7 +54,7 @@ class GatedStep(Transform):
     σ = sigmoid(s + 2), and σ_0 = sigmoid(2) is its value at s = 0.
 
     Args:
-        layers: the weights of the AutoregressiveNN, and the contribution of this batch x.
+        layers: the weights of the AutoregressiveNN, and the contribution of x to its first layer.
         order: the order of the latent dimensions; m_d and σ_d depend only on dimensions before d in
             this order.
     """
@@ -85,9 +86,11 @@ class GatedStep(Transform):
         return torch.cat([found[d] for d in range(z.shape[-1])], -1), log_det
 
     def _shift(self, hidden: Tensor, d: int | None = None) -> tuple[Tensor, Tensor]:
-        """The shift (1 - σ) m and the log-scale log(σ / σ_0) of the step, of dimension d or of all.
+        """The shift (1 - σ) m and the log-scale log(σ / σ_0) of the step, (..., D) or (..., 1) each.
 
-        The first hidden layer before its activation is `hidden`, (..., H).
+        Args:
+            hidden: the values of the first hidden layer before its activation, (..., H).
+            d: the latent dimension for which both are computed; None for all D dimensions.
         """
         latent = self.layers.first.shape[1]
         rows = slice(None) if d is None else slice(d, None, latent)
@@ -102,14 +105,14 @@ class AutoregressiveNN(nn.Module):
 
     From z and features of x it computes the shift m and the gate input s of a `GatedStep`. m_d and s_d
     depend on x and on the dimensions of z that come before d. The features of x enter the first hidden
-    layer unmasked: every hidden unit sees all of them. Their contribution is the same for all samples z
-    and is computed once per batch. The last layer is zero before training, so m = 0 and s = 0.
+    layer without a mask: every hidden unit depends on all features. Their contribution is the same for
+    all samples z and is computed once per batch. The last layer is zero before training, so m = s = 0.
 
     Args:
         latent: D, the latent dimension.
         features: F, the number of features of x.
         hidden: H, units in each hidden layer.
-        backward: order the dimensions from last to first.
+        backward: whether the dimensions are ordered from last to first.
 
     Reference: Germain et al., MADE, ICML 2015.
 
@@ -191,8 +194,8 @@ class InverseAutoregressiveFlow(Method):
     of the dimensions is reversed from one step to the next; z itself is not permuted.
 
     The constant σ_0 = sigmoid(2) is not in the paper, where a step with m = s = 0 multiplies z by 0.88.
-    Divided by σ_0, such a step is the identity, so an untrained flow gives exactly the Gaussian of the
-    VAE's encoder. A step can also make z wider, by a factor of up to 1 / σ_0 = 1.14.
+    With the division by σ_0, a step with m = s = 0 is the identity. So an untrained flow gives exactly
+    the Gaussian of the VAE's encoder. A step can also stretch z, by a factor of up to 1 / σ_0 = 1.14.
 
     Args:
         model: p(x, z).

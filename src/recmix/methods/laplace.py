@@ -90,10 +90,10 @@ class VLAE(Method):
     The decoder maximises the ELBO of N(z*, H⁻¹). Its gradient includes the change of z* and H, see
     `LaplaceComponent`. The encoder maximises the ELBO of its own N(μ, diag σ²). So it keeps giving good
     starting points, and other methods can start from it. On MNIST (20 dimensions, 2 steps, 450 batches
-    at the learning rate 5e-4 from a VAE) this gains 20 nats. The alternatives were worse. A decoder that
-    treats mode and curvature as constants gains 14 nats. A decoder that also maximises the encoder's
-    objective gains 17. An encoder trained through the steps loses 150. An encoder with straight-through
-    gradients, as if the steps were the identity, diverges.
+    at the learning rate 5e-4 from a VAE) this gains 20 nats. Four alternatives were worse. A decoder
+    that treats mode and curvature as constants gains 14 nats. A decoder that also maximises the
+    encoder's objective gains 17. An encoder trained through the steps loses 150. An encoder with
+    straight-through gradients, as if the steps were the identity, diverges.
 
     The value of `loss` is minus the ELBO of N(z*, H⁻¹); the encoder's objective adds only to the
     gradient. A training step differentiates D tangents of the decoder (D latent dimensions), so it needs
@@ -120,7 +120,7 @@ class VLAE(Method):
         super().__init__(model, [LaplaceComponent(encoder, model, steps=steps, damping=damping)])
 
     def networks(self) -> list[nn.Module]:
-        """The networks that a training engine may compile: all but the decoder.
+        """The networks that `torch.compile` may compile: all except the decoder.
 
         The Gauss-Newton steps differentiate the decoder in forward mode, which compiled code does not
         support.
@@ -130,7 +130,8 @@ class VLAE(Method):
     def loss(self, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         """Minus the ELBO of the Laplace approximation, averaged over the batch, a scalar.
 
-        Its gradient trains the decoder on this ELBO, and the encoder on the ELBO of its own Gaussian.
+        The gradient of the loss trains the decoder on this ELBO, and the encoder on the ELBO of the
+        encoder's own Gaussian.
         """
         x = x.to(self.model.centre.dtype)
         component: Any = self.components[0]

@@ -43,11 +43,11 @@ TEACHER_SAMPLES = 8
 class Method(CountsTraining, ABC):
     """Base class of methods: how a posterior is computed and how parameters are trained on a batch.
 
-    A new method is one file in `methods/` with a subclass under `@register`. Its keyword-only
-    constructor arguments are its options: the command line, TOML files and tables read them.
+    A new method is one file in `methods/` with a subclass that is decorated with `@register`. The
+    keyword-only arguments of its constructor are the options of the method, also on the command line.
 
-    `step` never makes the CPU wait for the GPU (no ``.item()``, no branch on a tensor's value). So a
-    training engine can capture the step of any method as a CUDA graph.
+    `step` never makes the CPU wait for the GPU (no ``.item()``, no branch on a tensor's value). So the
+    training step of any method can be captured as a CUDA graph.
 
     The constructor of a subclass takes (model, encoder, *, options). The encoder is a new network
     (B, *shape) -> (B, 2 D), for the latent dimension D. A method with several encoders copies it.
@@ -61,9 +61,9 @@ class Method(CountsTraining, ABC):
     title: ClassVar[str]
     reference: ClassVar[str]
     setting: ClassVar[str | None] = None
-    """The option that the paper's tables vary, if any."""
+    """Name of the method's main option, which tables of results vary; None if there is none."""
     tried: ClassVar[tuple[int, ...]] = ()
-    """The values of this option in the paper's tables."""
+    """The values of the main option in the tables of the paper."""
     starts_from: ClassVar[str | None] = "vae"
     """The method that is trained first, or None for a method that is trained from random weights."""
     can_grow: ClassVar[bool] = False
@@ -73,10 +73,10 @@ class Method(CountsTraining, ABC):
     feed_forward: ClassVar[bool] = False
     """Whether computing the posterior takes several forward passes of networks, without derivatives."""
     rate_factor: ClassVar[float] = 1.0
-    """Factor of the default learning rate."""
+    """The default learning rate is multiplied by this factor for this method."""
     fresh_factor: ClassVar[float] = 1.0
-    """Default of the training option `fresh_rate`. It is lowered if new parameters would then have a
-    higher learning rate than in a training from random weights."""
+    """Default of the training option `fresh_rate`. A smaller value is used if this factor would give new
+    parameters a higher learning rate than in a training from random weights."""
 
     options: dict[str, Any]
     """The keyword arguments that the method was made with."""
@@ -124,13 +124,18 @@ class Method(CountsTraining, ABC):
         return any(part.differentiates for part in self.components)
 
     def posterior(self, x: Tensor) -> Posterior:
-        """The posterior q(z | x) for examples x (B, *shape); by default of the first component alone."""
+        """The posterior q(z | x) for examples x (B, *shape). By default, it is the first component's."""
         return self.component(0, x)
 
     def restarted(self, x: Tensor, restarts: int) -> Posterior:
-        """The posterior q(z | x) of examples x (B, *shape), from several starting points per example.
+        """The posterior q(z | x) for examples x (B, *shape), from several starting points per example.
 
-        The best result is kept. Only methods with `can_restart` do this; others return `posterior`.
+        The best result for each example is kept. This is done only if `can_restart` is True. All other
+        methods return the result of `posterior`.
+
+        Args:
+            x: examples (B, *shape).
+            restarts: number of starting points for each example.
         """
         return self.posterior(x)
 
@@ -144,7 +149,7 @@ class Method(CountsTraining, ABC):
         return -elbo(self.model, x, self.posterior(x), generator=generator).mean()
 
     def networks(self) -> list[nn.Module]:
-        """The networks that a training step calls as modules. A training engine may compile them."""
+        """The networks that a training step calls. They may be compiled by `torch.compile`."""
         parts: Any = self.components
         own = [network for part in parts for network in (part.encoder, *part.extra_networks())]
         return [self.model.decoder, *own]
@@ -162,8 +167,8 @@ class Method(CountsTraining, ABC):
     ) -> list[dict[str, Any]]:
         """Divide parameters into up to two groups for an optimiser, {"params": [...], "lr": ...} each.
 
-        New parameters, which are not in `inherited`, get the learning rate learning_rate · fresh_rate.
-        They do not start from trained values.
+        The parameters in `inherited` start from trained values and get the rate learning_rate. All other
+        parameters get the rate learning_rate · fresh_rate.
         """
         old = {id(p) for p in self.inherited()}
         halves: tuple[list[nn.Parameter], list[nn.Parameter]] = ([], [])
@@ -180,7 +185,7 @@ class Method(CountsTraining, ABC):
         fresh_rate: float = 1.0,
         optimizer: str = "adam",
     ) -> Optimizers:
-        """Make the optimisers that `step` uses, {name: optimiser}; by default {"all": optimiser}.
+        """Make the optimisers that `step` uses, {name: optimiser}. The default is {"all": optimiser}.
 
         Args:
             learning_rate: learning rate of the networks.
@@ -208,7 +213,7 @@ class Method(CountsTraining, ABC):
         Args:
             x: examples (B, *shape).
             optimizers: {name: optimiser}, made by the method `optimizers`.
-            objective: changes of the method's own objective; by default none.
+            objective: options that change the method's own objective. The default changes nothing.
             generator: source of the random noise.
 
         Returns:
@@ -293,9 +298,9 @@ class Method(CountsTraining, ABC):
     ) -> Tensor:
         """The decoder's loss, a scalar, for examples x; used if `objective.separate_decoder` is True.
 
-        It is minus the IWAE bound if `objective.iwae_samples` is not 0, else minus the ELBO of the
-        refined posterior. That posterior carries gradients to the decoder; q, the posterior before
-        refinement, carries none.
+        The loss is minus the IWAE bound if `objective.iwae_samples` is not 0, else minus the ELBO of the
+        refined posterior. The refined posterior carries gradients to the decoder. The posterior q
+        before refinement carries no gradient.
         """
         q = objective.inference.for_training(self.model, x, q)
         if not objective.iwae_samples:
@@ -328,13 +333,13 @@ class Method(CountsTraining, ABC):
 
 
 def check_is_method(other: object) -> None:
-    """Raise a ConfigError unless `other`, from which a method shall start, is a method."""
+    """Raise a ConfigError unless `other` is a `Method`, as the argument of `start_from` must be."""
     if not isinstance(other, Method):
         raise ConfigError(f"start_from takes a Method, got {shown(other)}: give model.method")
 
 
 def infer(method: Method, x: Tensor, inference: Inference) -> Posterior:
-    """Compute the posterior q(z | x) of a method for examples x (B, *shape), refined and calibrated.
+    """Compute the posterior q(z | x) for examples x (B, *shape), then refine and calibrate it.
 
     The settings `inference` say how the posterior is refined and calibrated.
     """
@@ -345,9 +350,9 @@ def infer(method: Method, x: Tensor, inference: Inference) -> Posterior:
 
 @replaceable
 def infer_no_grad(method: Method, x: Tensor, inference: Inference) -> Posterior:
-    """Compute the posterior of a method, refined and calibrated, without gradients: see `infer`.
+    """Compute the refined and calibrated posterior as `infer` does, but without gradients.
 
-    On a GPU, later batches of the same shape are faster.
+    The version for GPUs in `recmix.accelerate` is faster for later batches of the same shape.
     """
     with torch.no_grad():
         return infer(method, x, inference)
@@ -357,15 +362,16 @@ def infer_no_grad(method: Method, x: Tensor, inference: Inference) -> Posterior:
 def fuse_networks(method: Method) -> None:
     """Prepare a trained method for tracing, such as by `torch.export`.
 
-    This version does nothing. The version in `recmix.accelerate` combines the networks of all components
-    of a mixture into one network, if this is possible. The method must not be trained afterwards.
+    This plain function does nothing. If `recmix.accelerate` is installed, its version is called instead.
+    That version combines the encoders of a mixture of Gaussians into one network. The method must not be
+    trained afterwards.
     """
 
 
 def update(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
-    """Make one optimiser step on a scalar `loss`.
+    """Make one step of `optimizer` on a scalar `loss`.
 
-    Only the parameters of this optimiser receive a gradient.
+    Gradients are computed only for the parameters of `optimizer`.
     """
     optimizer.zero_grad(set_to_none=True)
     trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]

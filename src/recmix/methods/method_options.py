@@ -17,8 +17,11 @@ __all__ = ["growth_options", "method_options"]
 def method_options(method: str | type[Method] | Method) -> dict[str, Option]:
     """Return the options that belong to this method only, as {name: option}.
 
-    They are the keyword-only arguments of the constructor. A class with another argument after model and
-    encoder, or with an option without a type, is an error.
+    They are the keyword-only arguments of the constructor.
+
+    Raises:
+        ConfigError: an option has no type annotation, or a method class has a positional constructor
+            argument in addition to model and encoder.
 
     >>> list(method_options("iaf"))
     ['flows', 'hidden']
@@ -46,7 +49,7 @@ def method_options(method: str | type[Method] | Method) -> dict[str, Option]:
 
 
 def growth_options(method: str | type[Method] | Method) -> dict[str, Option]:
-    """Return the options that belong to ``order = "auto"``, as {name: option}.
+    """Return the option `order` and the options that are used with ``order = "auto"``, {name: option}.
 
     With ``order = "auto"``, the number of mixture components is chosen automatically. The result is
     empty if components cannot be added to this method.

@@ -17,7 +17,7 @@ NO_REFINEMENT, TWO_STEPS = Inference(), Inference(refine=2)
 class Objective:
     """Options that change what the decoder and the encoders maximise in a training step.
 
-    The default leaves the method's own objective as it is.
+    The default values do not change the method's own objective.
 
     Attributes:
         iwae_samples: if not 0, the decoder maximises the IWAE bound with this number of samples.

@@ -17,8 +17,8 @@ __all__ = ["OPTIMIZERS", "adam", "device_of", "make_optimizer", "model_groups"]
 def adam(groups: list[dict[str, Any]], learning_rate: float) -> torch.optim.Optimizer:
     """Make torch's Adam for parameter groups, {"params": [...], "lr": ...} each.
 
-    Each group of the optimiser also stores the first learning rate, as ``initial_lr``. Groups without
-    ``lr`` get `learning_rate`.
+    A group without ``lr`` gets `learning_rate`. Each group of the optimiser also stores its learning
+    rate at the start as ``initial_lr``.
     """
     fused = device_of(groups).type in ("cpu", "cuda")
     made = torch.optim.Adam(groups or [{"params": []}], lr=learning_rate, fused=fused)
@@ -34,7 +34,7 @@ def device_of(groups: Iterable[dict[str, Any]]) -> torch.device:
 
 
 OPTIMIZERS: dict[str, Callable[[list[dict[str, Any]], float], torch.optim.Optimizer]] = {"adam": adam}
-"""Functions (parameter groups, learning rate) -> optimiser; `recmix.accelerate` adds more."""
+"""Functions (parameter groups, learning rate) -> optimiser, by name. `recmix.accelerate` adds more."""
 
 
 def make_optimizer(
@@ -43,7 +43,7 @@ def make_optimizer(
     """Make an optimiser by its name, ``adam`` or ``muon``.
 
     Args:
-        name: the name; an unknown one raises a ConfigError.
+        name: name of the optimiser. An unknown name raises a ConfigError.
         groups: parameter groups, {"params": [...], "lr": ...} each.
         learning_rate: learning rate of groups without ``lr``.
     """
@@ -56,8 +56,9 @@ def make_optimizer(
 def model_groups(model: LatentModel, learning_rate: float, variance_rate: float) -> list[dict[str, Any]]:
     """Make the parameter groups of the model p(x, z) for an optimiser.
 
-    Decoder, prior, curvature network and networks of the likelihood get `learning_rate`. The other
-    parameters of the likelihood, such as the noise variance, get learning_rate · variance_rate.
+    The parameters of decoder, prior, curvature network and networks inside the likelihood get the rate
+    learning_rate. The likelihood's own parameters, such as the noise variance, get the rate
+    learning_rate · variance_rate.
     `variance_rate` is often above 1: Adam moves a scalar by at most the learning rate per step, and the
     variance must change by a large factor.
     """

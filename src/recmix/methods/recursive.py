@@ -52,8 +52,8 @@ class RecursiveMixture(Method):
     Q_m = (1 - ε_m(x)) Q_{m-1} + ε_m(x) q_m is the mixture after component q_m is added. A network, the
     gate, computes the weight ε_m(x) of q_m.
 
-    A training step on one batch makes several updates in order. Each uses the results of earlier
-    updates. First q_0 increases its ELBO. For m = 1 … M, q_m increases ELBO(q_m) + min(C,
+    A training step on one batch makes several updates, one after another. Each update uses the results
+    of earlier updates. First q_0 increases its ELBO. For m = 1 … M, q_m increases ELBO(q_m) + min(C,
     KL(q_m || Q_{m-1})), then ε_m increases ELBO(Q_m). Finally the decoder increases ELBO(Q_M).
 
     The decoder's outputs are used again in later updates of the batch, because the decoder changes only
@@ -120,8 +120,11 @@ class RecursiveMixture(Method):
     def component(self, m: int, x: Tensor, before: Posterior | None = None) -> Posterior:
         """The posterior q_m(z | x) of component m, for examples x (B, *shape).
 
-        `before` is q_{m-1}(z | x), which only a component that corrects it uses. If None, it is
-        computed.
+        Args:
+            m: index of the component, from 0.
+            x: examples (B, *shape).
+            before: q_{m-1}(z | x). Only a component that corrects q_{m-1} uses this argument. If it is
+                None, q_{m-1} is computed.
         """
         part: Any = self.components[m]
         if not part.corrects:
@@ -151,7 +154,7 @@ class RecursiveMixture(Method):
         return recursive_mixture(self, x)
 
     def loss(self, x: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """Raise an error: this method has no single loss.
+        """Raise a ConfigError, because this method has no single loss.
 
         A training step is a sequence of updates with different losses; use `step`.
         """
@@ -161,7 +164,7 @@ class RecursiveMixture(Method):
         )
 
     def networks(self) -> list[nn.Module]:
-        """The networks that a training engine may compile: components, decoder and gates.
+        """The networks of components, decoder and gates. They may be compiled by `torch.compile`.
 
         A gate is the network that computes the mixture weight of a component.
         """
@@ -169,10 +172,12 @@ class RecursiveMixture(Method):
         return super().networks() + [gate.layers for gate in gates]
 
     def start_from(self, other: Method) -> None:
-        """Copy the model p(x, z) of the trained method `other`, and its first encoder to all components.
+        """Copy weights from the trained method `other`, and add noise if the option `jitter` is not 0.
 
-        If `other` is a recursive mixture with components of the same shapes, its components and its
-        gates (the networks of the mixture weights) are copied instead.
+        The model p(x, z) of `other` is copied, and its first encoder is copied to every component that
+        does not correct another one. If `other` is a recursive mixture with components of the same
+        shapes, its components and gates (the networks of the mixture weights) are copied too. No noise
+        is added to the first component and to components that are copied from a recursive mixture.
         """
         check_is_method(other)
         copy_weights(self.model, other.model)
@@ -229,13 +234,14 @@ class RecursiveMixture(Method):
     ) -> dict[str, Tensor]:
         """Train on one batch by Algorithm 1 of the paper; the arguments are those of `Method.step`.
 
-        The components are updated one after the other. After each component, its gate is updated: the
-        network that computes its mixture weight. The decoder is updated last.
+        The components are updated one after the other. After each component except the first, its gate
+        (the network that computes its mixture weight) is updated. The decoder is updated last.
 
         Returns:
             {name: scalar tensor on the device}: ``loss`` and ``elbo`` of the whole mixture. With two or
-            more components also ``kl``, the mean KL of a component to the mixture of the components
-            before it, and ``first_weight``, the mean mixture weight of the first component.
+            more components there are two more metrics. ``kl`` is the mean KL of a component to the
+            mixture of the components before it. ``first_weight`` is the mean mixture weight of the first
+            component.
         """
         old = self.all_components(x)
         drawn = [q.rsample_and_log_prob(1, generator=generator) for q in old]
@@ -274,8 +280,8 @@ class RecursiveMixture(Method):
     def _likelihood_gradient(self, x: Tensor, z: Tensor) -> Tensor:
         """The gradient of the batch mean of log p(x | z) with respect to z (S, B, D).
 
-        It is computed once for the samples of all components: the decoder does not change before the end
-        of the batch.
+        This is computed once for the samples of all components, because the decoder changes only at the
+        end of a training step.
         """
         with torch.enable_grad():
             z = z.detach().requires_grad_()
@@ -291,7 +297,10 @@ class RecursiveMixture(Method):
         teacher: Inference,
         generator: torch.Generator | None,
     ) -> list[Tensor]:
-        """Samples (S, B, D) of each component after its refinement by `teacher`, for distillation."""
+        """Samples of each refined component, (S, B, D) each, for distillation.
+
+        `teacher` holds the settings of the refinement.
+        """
         mixture = Mixture(components, x.new_zeros(len(x), self.order))
         refined = teacher.for_training(self.model, x, mixture)
         parts = refined.components
@@ -301,7 +310,8 @@ class RecursiveMixture(Method):
         """The reward of a new component q_m for its distance to the mixture, averaged over the batch.
 
         It is min(C, KL(q_m || Q_{m-1})), where Q_{m-1} is the mixture of the components before m, and C
-        is the option `bound`.
+        is the option `bound`. The KL is bounded for each example if the option `per_instance` is on,
+        otherwise the mean KL of the batch is bounded.
 
         Args:
             m: index of the component.
@@ -323,7 +333,7 @@ class RecursiveMixture(Method):
     ) -> _Mixed:
         """Add the component q_m, which was just updated, to the mixture, and update its gate ε_m.
 
-        For m = 0 there is no gate, and `mixed`, the mixture of the components before m, is None.
+        `mixed` is the mixture of the components before m. For m = 0, it is None and there is no gate.
         """
         with torch.no_grad():
             q = self.component(m, x, None if mixed is None else mixed.components[-1])
@@ -359,7 +369,10 @@ def recursive_mixture(method: RecursiveMixture, x: Tensor) -> Mixture:
 
 
 def _log_mixture(components: list[Posterior], log_alpha: Tensor, z: Tensor) -> Tensor:
-    """log Q(z) (S, B) at points z (S, B, D), for m components with log-weights (m, B)."""
+    """The log density log Q(z), (S, B), of a mixture of m components at points z (S, B, D).
+
+    `log_alpha` holds the log mixing weights, (m, B).
+    """
     return Mixture(components, log_alpha.t()).log_prob(z)
 
 

@@ -1,4 +1,4 @@
-"""Find methods and components by name. Files in this folder are imported automatically."""
+"""The tables of all methods and components by name, and functions to find and register them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def register_component(cls: _C) -> _C:
 
 
 def find_component(kind: str) -> type[Component]:
-    """Return the component class of this kind, such as ``gaussian``, or raise a ConfigError."""
+    """Return the component class of a kind, such as ``gaussian``. Raise ConfigError if unknown."""
     if kind not in COMPONENTS:
         raise ConfigError(unknown("component", kind, COMPONENTS))
     found: type[Component] = COMPONENTS[kind]
@@ -48,7 +48,8 @@ def find_component(kind: str) -> type[Component]:
 def find_method(method: str | type[Method] | Method) -> type[Method]:
     """Return the class of a method, which is given as a name, a class or an instance.
 
-    Anything else, and an unknown name, raises a ConfigError.
+    Raises:
+        ConfigError: `method` is an unknown name, or an object of another type.
     """
     if isinstance(method, Method):
         return type(method)

@@ -1,12 +1,13 @@
 """Residual corrections: networks that improve a posterior from the error of its reconstruction.
 
 The first posterior q_0 comes from the encoder. Then, a few times, the decoder reconstructs x from the
-posterior mean. A network, the corrector c_t, takes x, the residual r_t and the present posterior, and
+posterior mean. A network, the corrector c_t, takes x, the residual r_t and the current posterior, and
 gives a better posterior:
 
     r_t = x - E[x | z = μ_{t-1}],    λ_t = λ_{t-1} + c_t(x, r_t, λ_{t-1}),    λ = (μ, log σ²).
 
-Computing the posterior takes only forward passes of decoder and corrector. Nothing is differentiated.
+Computing the posterior takes only forward passes of decoder and corrector. Derivatives are computed only
+if the option `whitened` is on.
 """
 
 from __future__ import annotations
@@ -49,10 +50,11 @@ MAX_CORRECTIONS = 8
 class Corrector(nn.Module):
     """A network c(x, r, μ, log σ²) that gives a change of the posterior's (μ, log σ²), (B, 2 D).
 
-    r = x - E[x | z = μ] is the residual of the reconstruction. For images, the convolutions of the
-    paper's encoder see x and r as channels. For tokens, the layers of the encoder see the embedded
-    tokens plus a linear function of r. Two linear layers then also see (μ, log σ²). The last layer is
-    zero before training, so the change is zero then.
+    r = x - E[x | z = μ] is the residual of the reconstruction. For images and video clips, a
+    convolutional network takes x and r as channels. For tokens, a linear function of r is added to the
+    embedded tokens. For all other x, a fully connected network takes x and r as one vector. The features
+    from this network and (μ, log σ²) are the input of two linear layers. The last layer is zero before
+    training, so the change is zero then.
 
     Args:
         model: gives the shapes of x and z.
@@ -145,9 +147,9 @@ def corrected(
 def whitened_gradient(model: LatentModel, x: Tensor, z: Tensor) -> Tensor:
     """The gradient g of log p(x, z) at z (B, D), scaled by the local covariance: asinh(Lᵀ g), (B, D).
 
-    L is the factor of the covariance L Lᵀ that the model's curvature network gives at z. The step to the
-    mode is about L Lᵀ g, so Lᵀ g is this step in units of L. asinh makes large values smaller. The
-    result carries no gradient.
+    L is the factor of the covariance L Lᵀ that the model's curvature network gives at z. A Newton step
+    to the mode of p(z | x) is about L Lᵀ g, so Lᵀ g is this step in units of L. asinh makes large values
+    smaller. The result carries no gradient. A model without a curvature network raises a ConfigError.
     """
     if model.curvature is None:
         raise ConfigError(
@@ -202,8 +204,14 @@ class ResidualComponent(Component):
     ) -> list[Component]:
         """Make the components of a recursive mixture: a Gaussian from the encoder, then corrections.
 
-        Each later component corrects the Gaussian of the component before it once, so `setting` must be
-        None.
+        The first component is a Gaussian from a copy of the encoder. Each later component makes one
+        correction of the Gaussian of the component before it.
+
+        Args:
+            encoder: the encoder that is copied.
+            model: gives the shapes of x and z.
+            count: number of components.
+            setting: must be None; any other value raises a ConfigError.
         """
         if setting is not None:
             raise ConfigError(
@@ -225,8 +233,8 @@ class ResidualComponent(Component):
     def iterates(self, x: Tensor, model: LatentModel, *, detach: bool = False) -> list[Tensor]:
         """The parameters (μ, log σ²) of the posterior after 0, 1, … T corrections, (B, 2 D) each.
 
-        With `detach`, each correction treats its input posterior as a constant. Then the ELBO after a
-        correction trains only the corrector of this correction.
+        If `detach` is True, each correction treats its input (μ, log σ²) as a constant. Then the ELBO
+        after a correction trains only the corrector of this correction.
         """
         found = [self.encoder(model.observed(x))]
         for t in range(self.corrections):
@@ -244,7 +252,8 @@ class ResidualComponent(Component):
 
         The starting points are the encoder's mean times each of `restart_scales`. The posteriors after
         0, 1, … corrections are compared by Laplace's estimate of log p(x). Up to a constant it is
-        log p(x, μ) + ½ Σ log σ². This costs one more decoder pass, and nothing is differentiated.
+        log p(x, μ) + ½ Σ log σ². This takes one decoder pass more than `forward`, and each pass computes
+        `restarts` times as many examples.
         """
         mean, log_variance = self.encoder(model.observed(x)).chunk(2, dim=-1)
         now = torch.cat([torch.cat([s * mean, log_variance], -1) for s in restart_scales(restarts)])
@@ -267,8 +276,8 @@ class ResidualComponent(Component):
 class CorrectionComponent(Component):
     """A mixture component whose Gaussian is a correction of the previous component's Gaussian.
 
-    A `Corrector` network reads x, the residual of the reconstruction, and the previous (μ, log σ²). It
-    gives a change of (μ, log σ²), which is added.
+    A `Corrector` network takes x, the residual of the reconstruction, and (μ, log σ²) of the previous
+    component. It gives a change, which is added to these (μ, log σ²).
 
     Args:
         model: gives the shapes of x and z.
@@ -286,9 +295,9 @@ class CorrectionComponent(Component):
         super().__init__(Corrector(model, width=width, like=like), model)
 
     def forward(self, x: Tensor, model: LatentModel, before: Posterior | None = None) -> Gaussian:
-        """The Gaussian that one correction makes of the previous component's Gaussian `before`.
+        """The Gaussian after one correction of `before`, the Gaussian of the previous component.
 
-        No gradient flows to `before`, which must be given.
+        No gradient flows to `before`. If `before` is None or not a Gaussian, raise a ConfigError.
         """
         if not isinstance(before, Gaussian):
             raise ConfigError(f"a correction needs the Gaussian that it corrects, got {before!r}")
@@ -366,8 +375,8 @@ class ResidualVAE(Method):
     def distillation(self, x: Tensor, teacher: Inference, generator: torch.Generator | None) -> Tensor:
         """The distillation loss, a scalar: Σ_t KL(q* || q_t) up to a constant, averaged over the batch.
 
-        q_t is the posterior after t corrections. q* is the posterior after the last correction, refined
-        by `teacher`.
+        q_t is the posterior after t corrections, for t = 0 … T. q* is the posterior q_T refined with the
+        settings `teacher`.
         """
         iterates = torch.stack(self._part.iterates(x, self.model, detach=True))  # (T + 1, B, 2 D)
         with torch.no_grad():

@@ -25,7 +25,7 @@ TUNING_BATCH = 500
 
 
 SHARES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
-"""Step sizes that are tried in tuning, as shares of the given step size."""
+"""Step sizes that are tried in tuning, as fractions of the option `step_size`."""
 
 
 @register_component
@@ -39,16 +39,17 @@ class SemiAmortisedComponent(Component):
     The gradient belongs to the ELBO of one example, not to a mean over the batch. So neither the batch
     size nor the other examples change the result.
 
-    The KL in this ELBO is exact. The expectation of log p(x | z) is estimated at the points μ ± σ·s. The
-    vectors s of signs ±1 are drawn once from a fixed seed and are the same for all examples. Signs have
-    the mean, the variance and the third moment of normal noise. Each s is used together with -s, in the
-    same step or the next. So the posterior depends on x alone, and computing it twice gives the same
-    result. The training loss draws its own normal noise at the last λ.
+    If the prior is the standard normal, the KL in this ELBO is exact. The expectation of log p(x | z) is
+    estimated at the points μ ± σ·s, where s is a vector of signs ±1. Signs have the mean, the variance
+    and the third moment of normal noise. Each s is used together with -s, in the same step or the next.
+    All s are drawn once from a fixed seed and are the same for all examples. So the posterior depends on
+    x alone, and computing it twice gives the same result. The training loss does not use these s: it
+    draws normal noise for the last λ.
 
     In training mode, with gradients enabled and `first_order` off, the steps are differentiated: encoder
-    and decoder receive the total derivative of the last ELBO. Otherwise the steps are constants, and the
-    encoder receives the gradient at the last λ. Under `torch.no_grad` the steps are made too, and the
-    result carries no gradient.
+    and decoder receive the total derivative of the last ELBO. Otherwise the change of λ by the steps is
+    treated as a constant, and the encoder receives the gradient with respect to the last λ. Under
+    `torch.no_grad` the steps are made too, and the result carries no gradient.
 
     The constructor's options are those of `SemiAmortised`, without `tune`.
     """
@@ -121,7 +122,7 @@ class SemiAmortisedComponent(Component):
             x: examples (B, *shape).
             parameters: λ = (μ, log σ²), (B, 2 D).
             model: p(x, z).
-            step: number of the step, which selects its fixed noise.
+            step: index of the step, from 0. Each step has its own fixed noise.
         """
         q = Gaussian.from_parameters(parameters)
         z = q.mean + q.stddev * self.noise[step % len(self.noise)]  # (S, B, D)
@@ -153,9 +154,9 @@ class SemiAmortised(Method):
     through the steps. The original makes 20 steps with momentum 0.5 and clips the gradient. The
     comparison of Kim & Pavlovic (2020) makes 1 to 8 plain steps with η = 1e-3.
 
-    If curvature times step size is above 2, the steps overshoot. So the given step size is only an
-    upper limit. If `tune` is on, `tune_step_size` selects it or a smaller one on validation data, before
-    training continues from a trained VAE.
+    If curvature times step size is above 2, the steps overshoot. So if the option `tune` is on, the
+    option `step_size` is only an upper limit. `tune_step_size` then selects this or a smaller step size
+    on validation data, before training continues from a trained VAE.
 
     Args:
         model: p(x, z).
@@ -219,14 +220,16 @@ class SemiAmortised(Method):
 def tune_step_size(method: Method, x_val: Tensor, grid: Iterable[float]) -> float:
     """Find the step size with the highest ELBO, set it in all components, and return it.
 
-    The ELBO is averaged over the validation examples, after the gradient steps of each example.
-
-    Every step size is scored with the same noise. A score that is not finite counts as the lowest.
+    The ELBO is computed after the gradient steps and averaged over the validation examples. Every step
+    size is evaluated with the same noise. An ELBO that is not finite counts as the lowest.
 
     Args:
         method: a method with components of kind ``sa`` (semi-amortised).
         x_val: validation examples (N, *shape) on the model's device.
-        grid: step sizes to try; if several have the same ELBO, the first is used.
+        grid: step sizes to try. If several have the same ELBO, the first of them is used.
+
+    Raises:
+        ConfigError: no component is semi-amortised, the grid is empty or invalid, or no ELBO is finite.
     """
     parts = [part for part in method.components if isinstance(part, SemiAmortisedComponent)]
     if not parts:
@@ -253,7 +256,7 @@ def tune_step_size(method: Method, x_val: Tensor, grid: Iterable[float]) -> floa
 
 
 def _mean_elbo(method: Method, x_val: Tensor) -> float:
-    """The mean ELBO over examples, from one sample each with fixed noise; -inf if it is not finite."""
+    """The mean ELBO of the examples, from one sample of z each with a fixed seed; -inf if not finite."""
     model, dtype = method.model, method.model.centre.dtype
     generator = torch.Generator(x_val.device).manual_seed(TUNING_SEED)
     total = 0.0

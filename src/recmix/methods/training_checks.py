@@ -21,8 +21,8 @@ def check_kl_can_change(method: Method | type[Method], name: str, x: Tensor | No
     Args:
         method: the method to train, or its class.
         name: name of the option, ``kl_warmup`` or ``free_bits``.
-        x: examples (B, *shape). If given, the function also checks that the KL is a sum over latent
-            dimensions, as ``free_bits`` needs.
+        x: examples (B, *shape). If x is not None and `method` is an instance, the function also checks
+            that the KL is a sum over latent dimensions, as ``free_bits`` needs.
     """
     if not method.maximises_elbo_only():
         raise ConfigError(

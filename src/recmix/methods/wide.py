@@ -17,7 +17,7 @@ from recmix.posteriors import Gaussian
 __all__ = ["WIDTH", "WideComponent", "WideVAE"]
 
 WIDTH = 2.0
-"""Default factor of the layer sizes of an added network; 1 gives the sizes of the default network."""
+"""Default factor by which the layer sizes of a second encoder or of a corrector are multiplied."""
 
 
 @register_component
@@ -51,7 +51,11 @@ class WideComponent(Component):
         )
 
     def _input(self, x: Tensor, model: LatentModel) -> Any:
-        """x for the second encoder: as for the first if both are of one kind, else standardised."""
+        """Convert examples x to the input of the second encoder.
+
+        If both encoders have the same kind of layers, both get the same input. Otherwise the second
+        encoder gets standardised examples.
+        """
         alike = isinstance(self.encoder, Encoder) and (
             type(self.second.features) is type(self.encoder.features)
         )

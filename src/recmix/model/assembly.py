@@ -48,14 +48,17 @@ USUAL_LIKELIHOOD = {
     "tokens": "autoregressive",
     "graph": "graph",
 }
-"""The default likelihood for each kind of data; ``gaussian`` for all other kinds."""
+"""The default likelihood by kind of data. Kinds that are not listed here use ``gaussian``."""
 TOKEN_OPTIONS = ("causal", "token_dropout")
 """Options that only the autoregressive likelihood has."""
 
 
 @dataclass(frozen=True)
 class Own:
-    """The parts of a model that the user wrote. A part that is None is made from the model options."""
+    """The parts of a model that the user wrote.
+
+    A part that is None is not the user's own. It is made from the model options.
+    """
 
     encoder: nn.Module | None = None
     decoder: nn.Module | None = None
@@ -63,16 +66,19 @@ class Own:
     prior: Any = None
 
     def copied(self) -> Own:
-        """A copy with copies of all parts."""
+        """Make a copy that holds deep copies of all parts."""
         return _copied(self)
 
     def or_those_of(self, model: LatentModel, encoder: nn.Module, named: ModelOptions) -> Own:
-        """Replace parts that are None by copies of the user's own parts of a trained model.
+        """Fill in the parts that are None from a trained model, and return the result.
+
+        Only those parts of the trained model are copied that its user wrote.
 
         Args:
             model: the trained model.
             encoder: the encoder of the trained model.
-            named: the options of the trained model. The value "own" marks a user's own object.
+            named: the options of the trained model. An option with the value "own", such as `network`,
+                says that the user wrote this part.
         """
         theirs = {
             "encoder": (named.network, encoder),
@@ -89,7 +95,7 @@ class Own:
 
 
 def _copied(parts: T) -> T:
-    """A deep copy of a user's modules, or an error that says what cannot be copied."""
+    """Return a deep copy of a user's modules; raise a `ConfigError` if they cannot be copied."""
     try:
         return copy.deepcopy(parts)
     except Exception as error:  # whatever a user's module raises
@@ -114,16 +120,22 @@ def complete_options(
     own: Own = NOTHING,
     before: ModelOptions | None = None,
 ) -> ModelOptions:
-    """Make complete model options from given values, a trained model's options and the defaults.
+    """Make complete model options from the user's values, a trained model's options and the defaults.
 
-    Given values come first, then the values of the trained model, then the defaults.
+    A value in `given` has priority. If there is none, the value of the trained model is used, and
+    otherwise the default.
 
     Args:
-        given: option values by name; None means not given.
+        given: the user's option values by name; None means that the user gave no value.
+        shape: shape of an example.
         kind: kind of the data, such as "binary", "counts", "tokens" or "real". It decides the default
             likelihood and the default networks.
-        classes: one more than the largest value in the data, if it is needed; see `needs_classes`.
-        before: the options of the trained model, if there is one.
+        classes: one more than the largest value in the data, or 0 if this number is not needed; see
+            `needs_classes`.
+        fields: names and shapes of the fields of an example, if it has several.
+        vocabulary: the vocabulary of texts or molecules. It gives the numbers of classes.
+        own: parts of the model that the user wrote. Their options get the value "own" or their settings.
+        before: the options of the trained model, if training starts from one.
     """
     found = {k: v for k, v in given.items() if v is not None}
     if before:
@@ -178,7 +190,10 @@ def complete_options(
 
 
 def _check_kind(kind: str, network: str, decoder_network: str | None, likelihood: str | None) -> None:
-    """Raise an error if texts or graphs are given to a network or a likelihood of the other kind."""
+    """Raise a `ConfigError` if a network or the likelihood cannot be used for texts or graphs.
+
+    `kind` is the kind of the data: "tokens" for texts, "graph" for graphs. Other kinds are not checked.
+    """
     reads = {"tokens": "texts", "graph": "graphs"}
     others = ["gaussian", "gaussian-features", "gaussian-decoded"]  # class numbers are no measurements
     others += [n for n, one in LIKELIHOODS.items() if one.values in ("unit", "counts", "eight_bit")]
@@ -196,10 +211,10 @@ def _check_kind(kind: str, network: str, decoder_network: str | None, likelihood
 
 
 def check_part_names(given: Mapping[str, Any]) -> None:
-    """Raise a ConfigError if a likelihood, a network or a prior is given by an unknown name.
+    """Raise a `ConfigError` if there is no likelihood, network or prior of the name that is given.
 
     Args:
-        given: option values by name; None means not given.
+        given: the user's option values by name; None means that the user gave no value.
     """
     named = {name: given[name] for name in given if given[name] not in (None, OWN)}
     if "likelihood" in named:
@@ -212,7 +227,9 @@ def check_part_names(given: Mapping[str, Any]) -> None:
 
 
 def needs_classes(given: Mapping[str, Any]) -> bool:
-    """Whether these options of a model require the number of classes, and do not give it.
+    """Whether a model with these options needs the number of classes, which the options do not hold.
+
+    `given` holds option values by name.
 
     >>> needs_classes({"likelihood": "categorical"}), needs_classes({"network": "gru", "classes": 5})
     (True, False)
@@ -231,8 +248,15 @@ def make_model(
 ) -> tuple[LatentModel, nn.Module]:
     """Make the model p(x, z) and the encoder of q(z | x), from options and the user's own parts.
 
-    If the user's encoder and decoder share parameters, the decoder is copied. Otherwise, loading the
-    stored weights of the decoder would overwrite the weights of the encoder.
+    If the user's encoder and decoder share parameters, the decoder is copied. Without the copy, loading
+    the stored weights of the decoder would overwrite the weights of the encoder.
+
+    Args:
+        model: the complete model options, see `complete_options`.
+        shape: shape of an example.
+        fields: names and shapes of the fields of an example, if it has several.
+        own: parts of the model that the user wrote.
+        statistics: statistics of the training data, from which the model is initialised.
     """
     likelihood = own.likelihood or _likelihood(model, shape, statistics)
     output = likelihood.output_shape(shape)
@@ -293,7 +317,11 @@ def _curvature(model: ModelOptions) -> CurvatureNetwork | None:
 
 
 def _own_encoder(own: Own, seen: Any) -> Any:
-    """The user's encoder as a module. The error says if encoder and decoder are swapped."""
+    """Convert the user's encoder with `as_encoder`.
+
+    Raise a `ConfigError` if the encoder does not accept the examples `seen`. The message says so if the
+    decoder accepts them, because then the two are probably swapped.
+    """
     assert own.encoder is not None
     try:
         with evaluation_mode(own.encoder):
@@ -333,7 +361,11 @@ def _likelihood(options: ModelOptions, shape: Shape, statistics: Statistics) -> 
 
 
 def _options_of(kind: type[Likelihood]) -> list[str]:
-    """The model options that a likelihood takes: those of its `for_data`, or of its constructor."""
+    """The names of the model options that a likelihood takes.
+
+    These are the keyword-only arguments of its method `for_data`. If there are none, these are the
+    arguments of its constructor.
+    """
     return keyword_options(kind.for_data) or constructor_options(kind)
 
 
@@ -368,7 +400,12 @@ def _prior(options: ModelOptions, shape: Shape, own: Own, encoder: nn.Module) ->
 
 
 def _refuse_own(kind: str, what: str) -> None:
-    """Raise an error if an option names the user's own part, and this part was not given."""
+    """Raise a `RunError` if an option has the value "own", but the user gave no such part.
+
+    Args:
+        kind: the value of the option, such as "conv" or "own".
+        what: the name of the part in the message, such as "encoder".
+    """
     if kind == OWN:
         raise RunError(
             f"this run has its user's own {what}. Modules are code and are not stored: pass {what}=…"

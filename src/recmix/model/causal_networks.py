@@ -28,7 +28,10 @@ class CausalNetwork(nn.Module, ABC):
     Args:
         length: T, the number of positions.
         classes: K, the number of different tokens.
-        units: U, the size of hidden states, and of the context.
+        units: U, the size of hidden states and of the context.
+        heads: number of attention heads of a transformer.
+        blocks: number of layers.
+        dropout: share of hidden values that are set to zero in training mode.
         token_dropout: share of the input tokens that are replaced by a special token in training mode.
     """
 
@@ -82,22 +85,25 @@ class CausalNetwork(nn.Module, ABC):
 
     @abstractmethod
     def start(self, context: Tensor) -> Tensor:
-        """The state before the first position for context vectors (N, U). `advance` takes this state."""
+        """The state before the first position, for N context vectors (N, U), as `advance` needs it."""
 
     @abstractmethod
     def _advance(self, h: Tensor, state: Tensor, t: int) -> tuple[Tensor, Tensor]:
-        """The output (N, U) of position t for its input h (N, U), and the next state."""
+        """Apply all layers to position t alone, for inputs h (N, U) and the state of `advance`.
+
+        Return the outputs (N, U) of position t, and the state for the next position.
+        """
 
     @abstractmethod
     def _run(self, h: Tensor) -> Tensor:
-        """The outputs (N, T, U) of all positions for inputs (N, T, U)."""
+        """Apply all layers to all positions at once: inputs (N, T, U) -> outputs (N, T, U)."""
 
     def advance(
         self, before: Tensor | None, context: Tensor, state: Tensor, t: int
     ) -> tuple[Tensor, Tensor]:
-        """The logits (N, K) of position t, and the state for the next position.
+        """Compute the logits (N, K) of the token at position t, and the state for the next position.
 
-        Sampling calls this for one position after the other.
+        Sampling calls this method for one position after the other.
 
         Args:
             before: the tokens at position t - 1, (N,), whole numbers; None at the first position.
@@ -112,11 +118,14 @@ class CausalNetwork(nn.Module, ABC):
         return self.logits(self.norm(found + self.outward(context))), state
 
     def _embed(self, tokens: Tensor, t: int | None = None) -> Tensor:
-        """The embeddings (B, T, U) of input tokens (B, T), or of position t alone, (B, 1)."""
+        """The embeddings (B, T, U) of input tokens (B, T).
+
+        If t is given, the tokens (B, 1) are those of position t alone.
+        """
         return self.tokens(tokens) * self.units**0.5
 
     def _some_hidden(self, tokens: Tensor) -> Tensor:
-        """The tokens, in training mode with a random part replaced by the token "hidden"."""
+        """Replace random tokens by the special token "hidden" in training mode; see `token_dropout`."""
         if not (self.training and self.token_dropout):
             return tokens
         drawn = torch.rand(tokens.shape, device=tokens.device)
@@ -199,7 +208,7 @@ class CausalGRU(CausalNetwork):
 
 
 class _Bias(nn.Module):
-    """Adds a learned number to each logit; at first 0."""
+    """Adds a learned number to the logit of each class. The initial numbers are 0."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()

@@ -11,9 +11,11 @@ __all__ = ["decode_bytes"]
 
 
 def decode_bytes(model: LatentModel) -> int:
-    """The bytes of memory that are needed to decode one latent vector z and score it.
+    """Estimate the memory, in bytes, for computing log p(x | z) for one latent vector z.
 
-    The layers of the decoder and the likelihood are run once, and the sizes of their outputs are added.
+    The layers of the decoder and of the likelihood are run once, and the sizes of their outputs are
+    added. For the formula of the likelihood, four times the size of the decoder's output is added. If
+    the likelihood has a network, it is four times the size of the largest of all layer outputs.
     """
     total = largest = 0
 

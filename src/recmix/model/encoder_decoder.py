@@ -119,7 +119,10 @@ def encode_with_features(encoder: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]
 
 @contextmanager
 def evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """A context in which a module is in evaluation mode. Afterwards each submodule has its old mode."""
+    """A context in which a module is in evaluation mode.
+
+    At the end of the context, each submodule gets back the mode that it had before.
+    """
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
@@ -135,11 +138,11 @@ def parameter_count(module: nn.Module) -> int:
 
 
 def reset(module: nn.Module) -> None:
-    """Give all parameters of a module new random values, like those of a new module.
+    """Initialise all parameters of a module again, like those of a new module.
 
-    The function calls `reset_parameters` of every submodule. Inner submodules come first, so that an
-    outer module can override their values. If a parameter belongs to a module without
-    `reset_parameters`, an error is raised and nothing changes.
+    The function calls `reset_parameters` of every submodule. Inner submodules come before the modules
+    that contain them, so that an outer module can override their values. If a parameter belongs to a
+    module without `reset_parameters`, raise a `ConfigError` and change nothing.
     """
     for path, part in module.named_modules():
         if not hasattr(part, "reset_parameters"):
@@ -155,7 +158,7 @@ def reset(module: nn.Module) -> None:
 
 
 def checked_shape(shape: Sequence[int]) -> Shape:
-    """The shape of an example as a tuple of ints, or an error if it is not valid."""
+    """Return the shape of an example as a tuple of ints; raise a `ConfigError` if it is not valid."""
     sizes = list(shape) if isinstance(shape, Sequence) else []
     if not sizes or not all(_is_size(size) for size in sizes):
         given = tuple(shape) if isinstance(shape, Sequence) else shape
@@ -167,21 +170,21 @@ def checked_shape(shape: Sequence[int]) -> Shape:
 
 
 def check_sizes(**sizes: int) -> None:
-    """Raise an error if a size, such as latent=0, is below 1."""
+    """Raise a `ConfigError` if one of the sizes is below 1, as in `check_sizes(latent=0)`."""
     for name, size in sizes.items():
         if size < 1:
             raise ConfigError(f"{name}={size}: expected at least 1")
 
 
 def check_shares(**shares: float) -> None:
-    """Raise an error if a share, such as dropout=1.0, is not in [0, 1)."""
+    """Raise a `ConfigError` if one of the shares is not in [0, 1), as in `check_shares(dropout=1.0)`."""
     for name, share in shares.items():
         if not 0 <= share < 1:
             raise ConfigError(f"{name}={share}: expected a share from 0 to below 1")
 
 
 def scaled(units: int, width: float) -> int:
-    """A layer's number of units times the factor `width`, rounded, and at least 1.
+    """Multiply a layer's number of units by the factor `width`. Return a whole number of at least 1.
 
     >>> scaled(32, 2.0), scaled(10, 0.01)
     (64, 1)

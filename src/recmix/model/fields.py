@@ -25,8 +25,8 @@ class Fields:
     """Names and shapes of the fields of an example, in the order in which they are packed.
 
     The fields of an example are flattened and concatenated to one vector of `size` numbers. So a data
-    set and a model handle one tensor, and the networks unpack it. Numpy arrays and torch tensors are
-    treated alike. Torch is not imported.
+    set and a model handle one tensor, and the networks unpack it. The methods take numpy arrays and
+    torch tensors. This module does not import torch.
 
     >>> fields = Fields({"tokens": (5,), "length": ()})
     >>> packed = fields.pack({"tokens": np.ones((2, 5), int), "length": np.array([3, 4])})
@@ -74,8 +74,8 @@ class Fields:
     def pack(self, values: Mapping[str, Any]) -> Any:
         """Flatten and concatenate the fields of a batch of examples: (B, size).
 
-        The result is a tensor if any value is a tensor, else a numpy array of float32. Floating tensors
-        keep their type; all other values become float32.
+        The result is a tensor if any field is a tensor, else a numpy array of float32. Floating-point
+        tensors keep their type; all other fields become float32.
 
         Args:
             values: For each field name, an array, tensor or list (B, *shape). B may stand for several
@@ -142,7 +142,7 @@ class Fields:
         return f"Fields({self.shapes})"
 
     def _flat(self, values: Mapping[str, Any]) -> list[Any]:
-        """Each field as (B, number of its values), in order, or an error for a wrong shape."""
+        """Flatten each field to (B, number of its values); raise a `DataError` if a shape is wrong."""
         flat: list[Any] = []
         for name, shape in self.entries:
             value = values[name]
@@ -175,9 +175,13 @@ def _float32(array: Any, name: str) -> Any:
 def check_exact(
     low: float, high: float, what: str, advice: str = "number the values from 0, or give floats"
 ) -> None:
-    """Raise an error if float32 cannot represent the integers from `low` to `high` exactly.
+    """Raise a `DataError` if float32 cannot represent all integers from `low` to `high` exactly.
 
-    The error message begins with `what`, a description of the data, and ends with `advice`.
+    Args:
+        low: the smallest integer in the data.
+        high: the largest integer in the data.
+        what: a description of the data, with which the error message begins.
+        advice: the end of the error message, which says what to do.
     """
     largest = max(low, high, key=abs)
     if abs(largest) > LARGEST_INTEGER:

@@ -36,9 +36,10 @@ ACCEPTED = (
 
 
 class ForeignEncoder(nn.Module):
-    """Adapter for an encoder from another project. It converts the encoder's output to one tensor.
+    """Adapter for an encoder from another project. It converts the encoder's output.
 
-    The result is that of `read_posterior`: the mean and log-variance of q(z | x), (B, 2 D).
+    The result is that of `read_posterior`: one tensor (B, 2 D) with the mean and log-variance of
+    q(z | x), or a `MultivariateNormal` if the covariance is full.
 
     Args:
         network: the user's encoder. See `read_posterior` for the forms of its output.
@@ -49,7 +50,7 @@ class ForeignEncoder(nn.Module):
         self.network = network
 
     def forward(self, x: Any) -> Tensor | MultivariateNormal:
-        """The posterior q(z | x) of the user's encoder, in the form of `read_posterior`."""
+        """The posterior q(z | x) of the user's encoder: a tensor (B, 2 D) or a `MultivariateNormal`."""
         return read_posterior(self.network(x))
 
 
@@ -72,9 +73,10 @@ class ForeignDecoder(nn.Module):
 
 
 def as_encoder(network: nn.Module, example: Any) -> nn.Module:
-    """Return the network itself if it returns one tensor (B, 2 D), else a `ForeignEncoder` around it.
+    """Return the network itself if its output is one tensor (B, 2 D), else a `ForeignEncoder` around it.
 
-    The network is tried on `example`, a batch of examples.
+    To see its output, the network is run on `example`, a batch of examples. Raise a `ConfigError` if
+    the network fails or if its output is none of the forms of `read_posterior`.
     """
     check_module(network, "encoder")
     if isinstance(network, ForeignEncoder):
@@ -89,7 +91,12 @@ def as_encoder(network: nn.Module, example: Any) -> nn.Module:
 def as_decoder(network: nn.Module, latent: tuple[int, ...], like: Tensor) -> nn.Module:
     """Return the network itself if it maps z (N, D) to one tensor, else a `ForeignDecoder` around it.
 
-    The network is tried on zeros of the shape `latent`, with the device and dtype of the tensor `like`.
+    The network is run once on zeros. Raise a `ConfigError` if it fails.
+
+    Args:
+        network: the user's decoder.
+        latent: the shape of z for one example that the network takes, such as (4, 8, 8).
+        like: a tensor with the device and dtype that z must have.
     """
     check_module(network, "decoder")
     if isinstance(network, ForeignDecoder):
@@ -101,7 +108,10 @@ def as_decoder(network: nn.Module, latent: tuple[int, ...], like: Tensor) -> nn.
 
 
 def latent_shape(encoder: nn.Module, example: Any) -> tuple[int, ...]:
-    """The shape of z for one example, read from the mean that an encoder returns for `example`."""
+    """The shape of z for one example, taken from the mean that an encoder returns.
+
+    The encoder is run on `example`, a batch of examples.
+    """
     network = encoder.network if isinstance(encoder, ForeignEncoder) else encoder
     out = _tried(network, example, "encoder")
     if isinstance(out, Tensor):
@@ -115,12 +125,14 @@ def latent_shape(encoder: nn.Module, example: Any) -> tuple[int, ...]:
 def read_posterior(out: Any) -> Tensor | MultivariateNormal:
     """Convert an encoder's output to the mean and log-variance of q(z | x), (B, 2 D).
 
-    A Gaussian with a full covariance becomes a `MultivariateNormal`. Other distributions than Gaussians
-    are refused: a mean and a variance do not describe them.
+    If the output is a Gaussian with a full covariance, return a `MultivariateNormal` instead.
 
     Args:
         out: a tensor (B, 2 D); a Gaussian of torch or recmix; a pair of mean and log-variance; or a
-            dict or object that holds them under usual names, such as ``mu`` and ``logvar``.
+            dict or object that holds both under usual names, such as ``mu`` and ``logvar``.
+
+    Raises:
+        ConfigError: If the output has another form, or is a distribution that is not Gaussian.
     """
     out = _innermost(out)
     if isinstance(out, Tensor | MultivariateNormal):
@@ -153,7 +165,12 @@ def read_reconstruction(out: Any) -> Tensor:
 
 
 def _innermost(out: Any) -> Any:
-    """What holds the mean: without `Independent`, tuples of one part and objects around a posterior."""
+    """Find the part of an encoder's output that holds the mean and variance.
+
+    The result is `out` itself, or the content of an `Independent`, of a tuple of length 1, or of an
+    object that holds the posterior under one of the names in `NESTED`. A distribution with a
+    `scale_tril` is converted to a `MultivariateNormal`.
+    """
     if isinstance(out, Tensor):
         return out
     if isinstance(out, Independent):
@@ -171,7 +188,10 @@ def _innermost(out: Any) -> Any:
 
 
 def _mean_and_rest(out: Any) -> tuple[Tensor, Tensor]:
-    """The mean and the log-variance, two tensors of the same shape, in what an encoder returned."""
+    """Find the mean and the log-variance, two tensors of one shape, in an encoder's output.
+
+    Raise a `ConfigError` if the output does not hold them.
+    """
     out = _innermost(out)
     if isinstance(out, MultivariateNormal):
         return out.mean, out.variance.log()
@@ -204,7 +224,7 @@ def _mean_and_rest(out: Any) -> tuple[Tensor, Tensor]:
 
 
 def _first(out: Any, names: tuple[str, ...]) -> Tensor | None:
-    """The first tensor that the dict or object `out` holds under one of these names, or None."""
+    """Find a tensor in the dict or object `out` under one of these names, tried in order, or None."""
     for name in names:
         found = _get(out, name)
         if isinstance(found, Tensor):
@@ -217,7 +237,15 @@ def _get(out: Any, name: str) -> Any:
 
 
 def _tried(network: nn.Module, given: Any, what: str) -> Any:
-    """Run a user's network without gradients, or raise an error if it uses batch statistics."""
+    """Run a user's network without gradients and return its output.
+
+    Raise a `ConfigError` if the network fails, or if its batch normalisation uses statistics of the
+    batch.
+
+    Args:
+        given: the input of the network.
+        what: "encoder" or "decoder", for the message.
+    """
     for part in network.modules():
         if isinstance(part, _BatchNorm) and (part.training or part.running_mean is None):
             raise ConfigError(
@@ -235,7 +263,10 @@ def _tried(network: nn.Module, given: Any, what: str) -> Any:
 
 
 def check_module(network: Any, what: str) -> None:
-    """Raise an error if the user's encoder or decoder (`what`) is not a torch module."""
+    """Raise a `ConfigError` if the user's network is not a torch module.
+
+    `what` is the name of the network in the message, "encoder" or "decoder".
+    """
     if isinstance(network, nn.Module):
         return
     advice = "put a function into the forward method of a module"

@@ -1,9 +1,9 @@
 """Networks for graphs: an encoder by message passing, and a decoder that makes all nodes at once.
 
-A graph has up to n nodes. The networks take B graphs as a dict with the classes of the nodes, (B, n),
+A graph has up to n nodes. The encoder takes B graphs as a dict with the classes of the nodes, (B, n),
 and of the edges, (B, n(n-1)/2), or as one tensor (B, n(n+1)/2) that holds both. See
 `recmix.model.likelihoods.CategoricalGraph`. Class 0 and negative values mean that there is no node or
-edge. The layers work on dense n by n matrices.
+edge. The layers use dense n by n matrices.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from recmix.model.normalisation import LayerNorm
 __all__ = ["GraphFeatures", "graph_decoder", "graph_encoder"]
 
 UNITS, BLOCKS, HEADS = 128, 2, 4
-"""Defaults: size of the state of a node, number of blocks, attention heads of the decoder."""
+"""Defaults: the size of a node's state, the number of blocks, the decoder's attention heads."""
 
 
 def graph_encoder(
@@ -91,8 +91,8 @@ def graph_decoder(
     those of `graph_encoder`.
 
     Args:
-        output: Shape (P,) that the likelihood needs. Another shape than that of this decoder is an
-            error.
+        output: Shape of the output that the likelihood needs. A `ConfigError` is raised if it is not
+            (P,). None means (P,).
         heads: Number of attention heads, which divides `units`.
 
     >>> graph_decoder((10,), 2, node_classes=3, edge_classes=2, units=8)(torch.zeros(5, 2)).shape
@@ -114,9 +114,10 @@ class GraphFeatures(nn.Module):
     """A network that computes features (B, units) of B graphs, by message passing.
 
     Each layer updates the state h_i of node i: h_i += MLP(LN(h_i), Σ_j W_e(ij) LN(h_j)). LN is layer
-    normalisation, e(ij) is the class of the edge between i and j, and W_e is a matrix for each class. A
-    gated sum over the nodes gives the features. Nodes that do not exist have no influence.
-    `graph_encoder` explains the arguments.
+    normalisation, e(ij) is the class of the edge between i and j, and W_e is a matrix for each edge
+    class e, with W_e = 0 for "no edge". A gated sum over the nodes gives the features. Nodes that do not
+    exist have no influence. `nodes` is n, the largest number of nodes; `graph_encoder` explains the
+    other arguments.
 
     >>> GraphFeatures(4, 3, 2, units=8)(torch.zeros(5, 10)).shape
     torch.Size([5, 8])
@@ -175,7 +176,7 @@ class GraphFeatures(nn.Module):
         return self.last(pooled)
 
     def wider(self, width: float) -> GraphFeatures:
-        """A new network of this kind with new weights and `width` times as many units."""
+        """Make a network like this one with new weights and `width` times as many units."""
         return GraphFeatures(
             self.nodes,
             self.node_classes,
@@ -187,7 +188,7 @@ class GraphFeatures(nn.Module):
         )
 
     def _adjacency(self, edges: Tensor, dtype: torch.dtype) -> Tensor:
-        """The adjacency matrices of all edge classes but "no edge", (B, E - 1, n, n)."""
+        """One adjacency matrix for each of the E edge classes except "no edge": (B, E - 1, n, n)."""
         none = torch.zeros_like(edges[..., :1])
         square = torch.cat([edges, none], -1)[..., self._pairs]  # (B, n, n), symmetric
         classes = torch.arange(1, self.edge_classes, device=edges.device, dtype=edges.dtype)
@@ -195,7 +196,10 @@ class GraphFeatures(nn.Module):
 
 
 class _MessageLayer(nn.Module):
-    """One layer of message passing with a residual connection, (B, n, units) -> (B, n, units)."""
+    """One layer of message passing with a residual connection, (B, n, units) -> (B, n, units).
+
+    The formula is in `GraphFeatures`.
+    """
 
     def __init__(self, units: int, edge_classes: int, activation: str) -> None:
         super().__init__()
@@ -218,8 +222,8 @@ class _GraphLogits(nn.Module):
 
     The logits of all nodes come first, then the logits of all edges. Each node starts with its own
     vector plus a linear function of z. The logit of edge class e between nodes i and j is (⟨a_ei, b_ej⟩
-    + ⟨a_ej, b_ei⟩)/2 + c_e,ij. Here a_ei and b_ei are linear functions of the state of node i, and
-    c_e,ij is a parameter. So the logit is the same for (i, j) and (j, i).
+    + ⟨a_ej, b_ei⟩)/(2√r) + c_e,ij. Here a_ei and b_ei are linear functions of the state of node i with r
+    values each, and c_e,ij is a parameter. So the logit is the same for (i, j) and (j, i).
     """
 
     _upper: Tensor
@@ -254,7 +258,7 @@ class _GraphLogits(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set the bias of each edge class and pair of nodes to zero, its initial value."""
+        """Set c_e,ij, the bias for edge class e and nodes i and j, to its initial value 0."""
         nn.init.zeros_(self.bias.weight)
 
     def forward(self, z: Tensor) -> Tensor:
@@ -273,7 +277,7 @@ class _GraphLogits(nn.Module):
 
 
 class _AttentionLayer(nn.Module):
-    """A transformer layer, (N, n, units) -> (N, n, units), with a forward-mode derivative."""
+    """A transformer layer, (N, n, units) -> (N, n, units), that has forward-mode derivatives."""
 
     def __init__(self, units: int, heads: int, activation: str) -> None:
         super().__init__()
@@ -297,7 +301,10 @@ class _AttentionLayer(nn.Module):
 
 
 def _pair_numbers(nodes: int) -> Tensor:
-    """The number of each pair of nodes in the upper triangle, (n, n); the diagonal has the next one."""
+    """The index of each pair of nodes (i, j) in the vector of n(n-1)/2 edges, as a matrix (n, n).
+
+    The diagonal holds n(n-1)/2, which is the index of an entry that is added for "no edge".
+    """
     rows, columns = torch.triu_indices(nodes, nodes, 1)
     numbers = torch.full((nodes, nodes), len(rows))
     numbers[rows, columns] = numbers[columns, rows] = torch.arange(len(rows))

@@ -21,9 +21,9 @@ BONDS = ("none", "single", "double", "triple")
 OTHER_BONDS = frozenset("<>~$")
 """Characters that stand for dative, unspecified or quadruple bonds in a SMILES string."""
 MOST_ATOMS = 512
-"""Limit of the number of atoms of a graph. An example with n atoms has about n²/2 values."""
+"""Largest number of atoms of a graph. An example with n atoms has about n²/2 values."""
 LONGEST = 4_000
-"""Most characters of a SMILES string that RDKit reads. Much longer strings can end the process."""
+"""Largest number of characters of a SMILES string that RDKit gets. Much longer strings can crash it."""
 
 
 class AtomType(NamedTuple):
@@ -32,7 +32,8 @@ class AtomType(NamedTuple):
     Attributes:
         symbol: the chemical element, such as "N".
         charge: the formal charge.
-        hydrogens: number of hydrogens on the atom; None if it follows from the bonds, as for most atoms.
+        hydrogens: number of hydrogens on the atom. None means that the number follows from the bonds, as
+            for most atoms.
     """
 
     symbol: str
@@ -51,9 +52,9 @@ class MoleculeGraphs(Vocabulary):
 
     An example has the fields ``nodes``, (n,), and ``edges``, (n(n-1)/2,): the upper triangle of the n by
     n matrix of bonds, row by row. Both are packed into one vector of n(n+1)/2 class numbers. Node class
-    0 means "no atom", the others are the atom types. `BONDS` lists the edge classes. Atoms come in the
-    order of RDKit's canonical SMILES string. The first "no atom" ends the molecule. Later nodes, and
-    bonds to atoms that do not exist, are -1.
+    0 means "no atom"; the other node classes are the atom types. `BONDS` lists the edge classes. Atoms
+    come in the order of RDKit's canonical SMILES string. The first "no atom" ends the molecule. Later
+    nodes, and bonds to atoms that do not exist, are -1.
 
     Bonds of aromatic rings are stored as single and double bonds (Kekulé form). Then the numbers of
     hydrogens follow from the bonds, and a graph with one wrong bond is a valid molecule more often.
@@ -157,8 +158,9 @@ class MoleculeGraphs(Vocabulary):
     def decode(self, x: np.ndarray) -> list[str]:
         """Convert N packed graphs (N, n(n+1)/2) to canonical SMILES strings without stereochemistry.
 
-        The result for a graph is "" if it has no atom, if a value is not a class number, or if RDKit
-        refuses it. RDKit refuses an atom with too many bonds, and rings without a Kekulé form.
+        The string is "" if the graph has no atom, if a value is not a class number, or if the graph is
+        not a valid molecule for RDKit. RDKit accepts no atom with too many bonds, and no aromatic ring
+        without a Kekulé form.
         """
         rows = self._rows(x)
         with quiet():
@@ -184,7 +186,10 @@ class MoleculeGraphs(Vocabulary):
         return f"MoleculeGraphs({len(self.types)} atom types, up to {self.length} atoms)"
 
     def _write(self, text: str, row: np.ndarray) -> str:
-        """Write a molecule into a row of -1. Returns the reason if it cannot be encoded, else ""."""
+        """Write a molecule, given as a SMILES string, into `row`, a vector of -1.
+
+        Return "" on success, else the reason why the molecule cannot be encoded.
+        """
         graph = _graph(text)
         if isinstance(graph, str):
             return graph
@@ -213,7 +218,10 @@ class MoleculeGraphs(Vocabulary):
 
 
 def require_rdkit() -> Any:
-    """Import the module `rdkit.Chem`, or raise an error that says how to install RDKit."""
+    """Import and return the module `rdkit.Chem`.
+
+    Raise a `ConfigError` that says how to install RDKit if it is missing.
+    """
     try:
         from rdkit import Chem
     except ImportError as error:
@@ -250,13 +258,13 @@ def quiet() -> Any:
 
 @cache
 def _upper(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and columns of the upper triangle of a square matrix, row by row."""
+    """Row and column indices of the upper triangle of a `count` by `count` matrix, row by row."""
     return np.triu_indices(count, 1)
 
 
 @cache
 def _places(count: int, length: int) -> np.ndarray:
-    """Where the pairs of the first `count` nodes are among the pairs of `length` nodes."""
+    """The indices of the pairs of the first `count` nodes in the list of all pairs of `length` nodes."""
     return np.flatnonzero(_upper(length)[1] < count)
 
 
@@ -270,14 +278,20 @@ def _is_type(kind: Any) -> bool:
 
 
 def read_molecule(text: str) -> Any:
-    """The first word of a text as an RDKit molecule, or None if it is not valid SMILES or too long."""
+    """Read the first word of a text, a SMILES string, as an RDKit molecule.
+
+    The result is None if the word is not a valid SMILES string or is too long.
+    """
     words = text.split(None, 1)
     mol = require_rdkit().MolFromSmiles(words[0]) if words and len(words[0]) <= LONGEST else None
     return mol if mol is not None and mol.GetNumAtoms() else None
 
 
 def _graph(text: str) -> _Graph | str:
-    """Atom types and bonds of a molecule in canonical order, or the reason why it has none."""
+    """Convert a SMILES string to atom types and bonds, with the atoms in canonical order.
+
+    If this is not possible, return the reason as a text.
+    """
     chem = require_rdkit()
     mol = read_molecule(text)
     if mol is None:
@@ -295,7 +309,7 @@ def _graph(text: str) -> _Graph | str:
 
 
 def _types(mol: Any) -> list[AtomType]:
-    """The types of a molecule's atoms. The molecule gets its Kekulé form."""
+    """The types of all atoms of a molecule. The function changes the molecule to its Kekulé form."""
     mol.UpdatePropertyCache(False)
     require_rdkit().Kekulize(mol, clearAromaticFlags=True)
     return [
@@ -305,7 +319,10 @@ def _types(mol: Any) -> list[AtomType]:
 
 
 def _bracket_type(atom: Any) -> AtomType:
-    """The type of an atom whose number of hydrogens is given. It is kept only if it is unusual."""
+    """The type of an atom whose number of hydrogens is written in the SMILES string, as in [NH4+].
+
+    The type holds this number only if it does not follow from the bonds.
+    """
     given = atom.GetTotalNumHs()
     atom.SetNoImplicit(False)
     atom.SetNumExplicitHs(0)
@@ -316,7 +333,7 @@ def _bracket_type(atom: Any) -> AtomType:
 
 
 def _atom(kind: AtomType) -> Any:
-    """RDKit's atom of a type."""
+    """Make an RDKit atom of this type; raise a `DataError` if RDKit does not know the element."""
     try:
         atom = require_rdkit().Atom(kind.symbol)
     except RuntimeError as error:
@@ -329,7 +346,10 @@ def _atom(kind: AtomType) -> Any:
 
 
 def _smiles(atoms: Sequence[Any], bonds: Iterable[tuple[int, int, int]]) -> str:
-    """The canonical SMILES string of a graph; "" if RDKit refuses it."""
+    """The canonical SMILES string of a graph, or "" if the graph is not a valid molecule for RDKit.
+
+    Each bond is a tuple (index of an atom, index of the other atom, edge class).
+    """
     if not atoms:
         return ""
     chem = require_rdkit()

@@ -16,9 +16,11 @@ ImageShape = tuple[int, int, int]
 
 
 def checked_image(shape: Sequence[int], sides: tuple[int, int], kind: str) -> ImageShape:
-    """The shape (C, H, W) of an image, or an error if a network of this kind cannot take it.
+    """Return the shape (C, H, W) of an image; raise a `ConfigError` if a network cannot take this shape.
 
-    `sides` are the smallest and the largest height or width that the network accepts.
+    Args:
+        sides: the smallest and the largest height or width that the network accepts.
+        kind: name of the network for the message, such as "conv".
     """
     checked = checked_shape(shape)
     if len(checked) != 3:
@@ -55,13 +57,19 @@ def halvings(shape: ImageShape) -> list[tuple[int, int]]:
 def image_output(
     shape: ImageShape, output: Sequence[int] | None, kind: str
 ) -> tuple[int, Shape, list[nn.Module]]:
-    """How a convolutional decoder must end so that its output has the shape `output`.
+    """Compute the last layers that a convolutional decoder needs for an output of a certain shape.
 
     An output (C', H, W) is made from C' channels. An output (C', H, W, K), such as K logits for each
     value, is made from C'·K channels.
 
+    Args:
+        shape: shape of an image.
+        output: the output's shape, in one of these two forms; None means the shape of an image.
+        kind: name of the network for the error message, such as "conv".
+
     Returns:
-        The number of channels of the last convolution, the shape of the output, and the layers to add.
+        The number of channels of the last convolution, the shape of the output, and the layers that must
+        follow the last convolution.
     """
     wanted = shape if output is None else checked_shape(output)
     if len(wanted) not in (3, 4) or wanted[1:3] != shape[1:]:

@@ -84,8 +84,8 @@ class LatentModel(nn.Module):
     def observed(self, x: Tensor) -> Any:
         """Convert examples x (B, *shape) to the form that the networks and the likelihood take.
 
-        This is the result of `standardised`. If the model has `fields`, it is split into a dict with one
-        tensor for each field.
+        The result is that of `standardised`. If the model has `fields`, this tensor is split into a dict
+        with one tensor for each field.
         """
         seen = self.standardised(x)
         return seen if self.fields is None else self.fields.unpack(seen)
@@ -103,7 +103,8 @@ class LatentModel(nn.Module):
     def decoder_output(self, z: Tensor) -> Tensor:
         """The decoder's output, (S, B, *output), for latent points z (S, B, D).
 
-        It holds the parameters of p(x | z), such as logits, for S samples of z for each of B examples.
+        The output holds the parameters of p(x | z), such as logits. S is the number of samples of z for
+        each of the B examples.
         """
         out: Tensor = self.decoder(z.flatten(0, -2))
         return out.reshape(*z.shape[:-1], *out.shape[1:])
@@ -148,10 +149,11 @@ class LatentModel(nn.Module):
         return self.log_conditional(x, z) + self.prior.log_prob(z)
 
     def with_noise(self, noise: float) -> LatentModel:
-        """A model like this one, with the noise of the likelihood multiplied by `noise`.
+        """Make a model like this one, but multiply the noise of the likelihood by the factor `noise`.
 
-        The noise is, for example, the variance of a Gaussian likelihood; see `Likelihood.tempered`. Both
-        models share their networks, but p(x) is different.
+        The noise is, for example, the variance of a Gaussian likelihood; see `Likelihood.tempered`. The
+        new model shares its networks with this one, but its p(x) is different. If `noise` is 1, this
+        model itself is returned.
         """
         if noise == 1:
             return self

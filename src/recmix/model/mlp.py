@@ -1,4 +1,4 @@
-"""Fully connected encoders and decoders with any hidden layers, for examples of any shape."""
+"""Fully connected encoders and decoders for examples of any shape, with hidden layers of any sizes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def mlp_encoder(
     dropout: float = 0.0,
     width: float = 1.0,
 ) -> Encoder:
-    """Make a fully connected encoder with any hidden layers, for examples of any shape.
+    """Make a fully connected encoder for examples of any shape, with hidden layers of any sizes.
 
     It maps examples (B, *shape) to the mean and log-variance of q(z|x), (B, 2·latent).
 
@@ -85,9 +85,9 @@ def mlp_decoder(
 ) -> Decoder:
     """Make a fully connected decoder: the hidden layers of `mlp_encoder` in reverse order.
 
-    It maps z (N, latent) to (N, *output). The other options are those of `mlp_encoder`. The Jacobian of
-    a decoder is only defined if examples of a batch do not depend on each other. With batch
-    normalisation this holds in evaluation mode only.
+    It maps z (N, latent) to (N, *output). The other options are those of `mlp_encoder`. A decoder has a
+    Jacobian for each example only if its output for one z does not depend on the rest of the batch.
+    With batch normalisation, this is true in evaluation mode, but not in training mode.
 
     Args:
         output: Shape of the decoder's output for one example; by default the shape of the example.

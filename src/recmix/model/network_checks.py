@@ -17,29 +17,29 @@ __all__ = ["check_decoder", "check_encoder", "check_probabilities", "mistaken_ou
 TRIED = 16
 """Number of latent points that are decoded for a check."""
 ROUNDING = 1e-3
-"""How far a probability may lie outside [0, 1]."""
+"""Largest distance of a decoder's output from [0, 1] that still counts as a probability."""
 
 
 def check_encoder(module: nn.Module, shape: Sequence[int], latent: int) -> None:
-    """Run an encoder on two examples (2, *shape); raise an error unless it gives (2, 2·latent).
+    """Run an encoder on two examples (2, *shape). Raise an error unless it gives (2, 2·latent).
 
-    The module runs in evaluation mode, so that statistics of batch normalisation do not change.
+    The encoder runs in evaluation mode, so that the statistics of batch normalisation do not change.
     """
     advice = f"mean and log-variance of {latent} latent dimensions side by side"
     _check_output("encoder", module, (2, *shape), (2, 2 * latent), advice)
 
 
 def check_decoder(module: nn.Module, output: Sequence[int], latent: int) -> None:
-    """Run a decoder on two latent points (2, latent); raise an error unless it gives (2, *output).
+    """Run a decoder on two latent points (2, latent). Raise an error unless it gives (2, *output).
 
-    The module runs in evaluation mode, so that statistics of batch normalisation do not change.
+    The decoder runs in evaluation mode, so that the statistics of batch normalisation do not change.
     """
     advice = "what the likelihood reads for each latent point"
     _check_output("decoder", module, (2, latent), (2, *output), advice)
 
 
 def check_probabilities(module: nn.Module, likelihood: Likelihood, latent: int, like: Tensor) -> None:
-    """Raise an error if the likelihood needs probabilities and the decoder returns other values.
+    """Raise a `ConfigError` if the likelihood needs probabilities, but the decoder returns other values.
 
     The arguments are those of `mistaken_output`.
     """
@@ -51,10 +51,14 @@ def check_probabilities(module: nn.Module, likelihood: Likelihood, latent: int, 
 
 @torch.no_grad()
 def mistaken_output(module: nn.Module, likelihood: Likelihood, latent: int, like: Tensor) -> str:
-    """Explain why a decoder probably returns logits instead of probabilities, or the reverse.
+    """Return a message if a decoder seems to return logits instead of probabilities, or the reverse.
 
-    The decoder `module` is run on random z, with the device and dtype of the tensor `like`. The result
-    is "" if there is no mistake, or if the likelihood is neither `Bernoulli` nor `ProbabilityBernoulli`.
+    The result is "" if there is no such mistake, or if the likelihood is neither `Bernoulli` nor
+    `ProbabilityBernoulli`.
+
+    Args:
+        module: the decoder, which is run on random z.
+        like: a tensor with the device and dtype that z must have.
 
     >>> mistaken_output(nn.Sigmoid(), Bernoulli(), 3, torch.zeros(()))[:40]
     'the bernoulli likelihood needs logits, b'
@@ -85,7 +89,13 @@ def mistaken_output(module: nn.Module, likelihood: Likelihood, latent: int, like
 def _check_output(
     role: str, module: nn.Module, given: tuple[int, ...], expected: tuple[int, ...], advice: str
 ) -> None:
-    """Run a module on an input of shape `given`; raise an error if the output is not `expected`."""
+    """Run a module on one input; raise a `ConfigError` if its output has not the shape `expected`.
+
+    Args:
+        role: "encoder" or "decoder", for the message.
+        given: shape of the input.
+        advice: text for the message that describes the expected output.
+    """
     like = next((p for p in module.parameters() if p.is_floating_point()), torch.empty(0))
     example = torch.linspace(0, 1, math.prod(given), dtype=like.dtype, device=like.device)
     what = f"the {role} {type(module).__name__}"

@@ -89,9 +89,9 @@ NETWORKS: dict[str, Network] = {
 
 
 TOKEN_NETWORKS = ("transformer", "gru")
-"""The networks whose encoder reads tokens (T,)."""
+"""The kinds of networks whose encoder takes tokens: examples are vectors of T token numbers, (T,)."""
 KIND_NETWORK = {"tokens": "transformer", "graph": "graph"}
-"""The default networks of these kinds of data. For other data the shape of an example decides."""
+"""The default network by kind of data. For kinds not listed here, the shape of an example decides."""
 
 
 def default_network(shape: Sequence[int], kind: str = "") -> str:
@@ -149,13 +149,14 @@ def make_decoder(
 
 
 DATA_OPTIONS = ("classes", "node_classes", "edge_classes", "end_token")
-"""Options that describe the data. Networks without them ignore them."""
+"""Options that describe the data. A network that does not have such an option ignores it."""
 
 
 def network_options(kind: str, options: ModelOptions, role: str = "decoder") -> dict[str, Any]:
-    """The options of this kind of network that differ from their defaults, for `make_encoder`.
+    """Select the model options that a kind of network has and that differ from their defaults.
 
-    `role` is "encoder" or "decoder".
+    The result, {name: value}, is passed to `make_encoder` or `make_decoder`. `role` says to which of
+    the two: "encoder" or "decoder".
 
     >>> network_options("mlp", ModelOptions(widths=(64, 64), blocks=3))
     {'widths': (64, 64)}
@@ -174,7 +175,7 @@ def check_network_options(
     Args:
         options: The model's options.
         kinds: Names of the kinds of the encoder and the decoder. A user's own module has no name here.
-        others: Names of options that other parts of the model use, such as the likelihood.
+        others: Names of options that are used by other parts of the model, such as the likelihood.
     """
     kinds, others = list(kinds), {*others, *DATA_OPTIONS}
     for name, value in options.changed().items():
@@ -201,13 +202,20 @@ def keyword_options(make: Callable[..., Any]) -> list[str]:
 
 
 def check_network_name(name: str, role: str) -> None:
-    """Raise a ConfigError if there is no network of this name. The error calls it `role`."""
+    """Raise a `ConfigError` if there is no kind of network of this name.
+
+    `role` is "encoder" or "decoder"; the message uses this word.
+    """
     if name not in NETWORKS and name != AUTO_NETWORK:
         raise ConfigError(unknown(role, name, [*NETWORKS, AUTO_NETWORK]))
 
 
 def _maker(kind: str, shape: Sequence[int], role: str, options: Mapping[str, Any]) -> Callable[..., Any]:
-    """The function that makes the encoder or decoder of a kind, or an error if the options are wrong."""
+    """Return the function that makes the encoder or the decoder of a kind of network.
+
+    Raise a `ConfigError` if an option is unknown, or if a required option is missing.
+    `role` is "encoder" or "decoder".
+    """
     if kind == AUTO_NETWORK:
         kind = default_network(shape)
     check_network_name(kind, role)

@@ -37,8 +37,12 @@ def option(
 ) -> Any:
     """Make a dataclass field that defines an option, in a subclass of `Options`.
 
-    The limits are those of a number: `below=1` means that 1 is not valid, `at_most=1` that 1 is valid.
-    The default None means that the code chooses a value.
+    Args:
+        default: the default value. None means that the code chooses a value.
+        help: the text that describes the option to users.
+        choices: all valid values of a text option.
+        at_least: limit of a number, which is itself valid. The same holds for `at_most`.
+        above: limit of a number, which is itself not valid. The same holds for `below`.
     """
     limits = {"at least": at_least, "above": above, "at most": at_most, "below": below}
     about = {"help": help, "choices": tuple(choices), "limits": limits}
@@ -59,9 +63,9 @@ class Option(NamedTuple):
     Attributes:
         name: the name in Python, in TOML files and on the command line.
         kind: the type, such as `int` or `str | None`.
-        choices: all valid values of a text option; empty if there is no such list.
+        choices: all valid values of a text option. It is empty if any text is valid.
         limits: limits of a number, {name: limit}. The names are "at least", "above", "at most" and
-            "below". None means no limit.
+            "below". The value None means that there is no such limit.
     """
 
     name: str
@@ -73,6 +77,8 @@ class Option(NamedTuple):
 
     def read(self, value: Any) -> Any:
         """Convert a value, such as text from the command line, to this option's type and check it.
+
+        Raise a `ConfigError` if the value is not valid.
 
         >>> Option("order", int, 5, "").read("3")
         3
@@ -104,7 +110,7 @@ class Option(NamedTuple):
 class Options:
     """Base class of a group of options: a frozen dataclass whose fields are made by `option`.
 
-    The option values are converted and checked when an object is made.
+    The constructor converts and checks the option values.
     """
 
     def __post_init__(self) -> None:
@@ -123,8 +129,8 @@ class Options:
     def changed(self) -> dict[str, Any]:
         """The options that differ from their defaults, {name: value}.
 
-        The hashes that identify settings use only these. So a hash stays the same when a later version
-        of the library adds an option whose default changes nothing.
+        Hashes that identify settings are computed from these options alone. So a hash stays the same
+        when a later version of the library adds an option whose default changes nothing.
         """
         known = options_of(type(self))
         return {k: v for k, v in vars(self).items() if v != known[k].default}
@@ -254,7 +260,7 @@ class ModelOptions(Options):
     )
 
     def check(self) -> None:
-        """Raise an error if the latent dimension is too large for the networks to fit in memory."""
+        """Raise a `ConfigError` if the dimension of z is larger than `MAX_LATENT`."""
         if self.latent > MAX_LATENT:
             raise ConfigError(f"latent must be at most {MAX_LATENT:,}, got {self.latent}")
 

@@ -16,18 +16,22 @@ __all__ = ["PairFeatures", "TokenPairFeatures", "one_hot"]
 
 
 class PairFeatures(nn.Sequential):
-    """A network that computes features (B, hidden) of an example (B, *shape) and another tensor.
+    """A network that computes features (B, hidden) of examples (B, *shape) and a second tensor.
 
-    For images and clips, the other tensor (B, *other) is added as further channels, if its shape fits.
-    The layers are those of `conv_encoder` or `video_encoder`. Otherwise the values of both tensors are
-    concatenated to one vector, and the network is fully connected.
+    If examples are images or clips, and the second tensor differs from them only in the number of
+    channels, or has one more axis at the end, both are concatenated along the channels. The layers are
+    then those of `conv_encoder` or `video_encoder`. Otherwise the values of both tensors are
+    concatenated to one vector, and the layers are those of `mlp_encoder`.
 
     Args:
-        other: Shape of the other tensor, for example of the decoder's output: (C', H, W) or (C', H, W,
-            K).
-        latent: Dimension of z, for making the encoder whose layers are used.
-        groups: For graphs, two pairs (number of values, number of classes): of nodes and of edges. The
-            network then sees the example's classes as one-hot vectors. Empty for other examples.
+        shape: Shape of an example.
+        other: Shape of the second tensor for one example. The tensor is, for example, a decoder output
+            (C', H, W) or (C', H, W, K).
+        latent: Dimension of z of the encoder whose layers are used.
+        width: Multiplies the sizes of the layers.
+        groups: For graphs, two pairs (number of values, number of classes): one pair for the nodes, one
+            for the edges. The classes of an example are then converted to one-hot vectors. Empty for
+            other data.
 
     >>> features = PairFeatures((1, 8, 8), (2, 8, 8), 5)
     >>> features(torch.zeros(3, 1, 8, 8), torch.zeros(3, 2, 8, 8)).shape
@@ -62,7 +66,7 @@ class PairFeatures(nn.Sequential):
         self._channels, self._groups = channels, groups
 
     def forward(self, x: Tensor, other: Tensor) -> Tensor:  # type: ignore[override]
-        """The features (B, hidden) of x (B, *shape) and the other tensor (B, *other)."""
+        """The features (B, hidden) of examples x (B, *shape) and the second tensor (B, *other)."""
         if self._groups:
             x = torch.cat([part.flatten(1) for part in one_hot(x, self._groups)], 1)
         if self._channels is None:
@@ -76,7 +80,10 @@ class PairFeatures(nn.Sequential):
 
 
 def _channel_axis(shape: Shape, other: Shape) -> int | None:
-    """The axis of the channels to which `other` can be added, or None if the shapes do not fit."""
+    """The channel axis along which tensors of shape `shape` and `other` can be concatenated, or None.
+
+    The shapes are those of one example. `other` may have one more axis at the end.
+    """
     channels = {"conv": 0, "video": 1}.get(default_network(shape))
     if channels is None or len(other) - len(shape) not in (0, 1):
         return None
@@ -86,11 +93,15 @@ def _channel_axis(shape: Shape, other: Shape) -> int | None:
 
 
 class TokenPairFeatures(nn.Module):
-    """A network that computes features (B, hidden) of tokens x (B, T) and another tensor.
+    """A network that computes features (B, hidden) of tokens x (B, T) and a second tensor.
 
-    The other tensor is (B, T, K), with K numbers for each position, or (B, F). It is mapped to the size
-    of the hidden states and added to the embedded tokens. Positions of padding are ignored. The network
-    uses the layers of `features`, a network for the tokens alone.
+    The second tensor is (B, T, K), with K numbers for each position, or (B, F). A linear layer maps it
+    to the size of the hidden states, and the result is added to the embedded tokens. Positions that
+    hold padding are ignored.
+
+    Args:
+        features: A network that computes features of tokens. Its layers are used.
+        other: Shape of the second tensor for one example, (T, K) or (F,).
 
     >>> from recmix.model.sequence_networks import GRUFeatures
     >>> pair = TokenPairFeatures(GRUFeatures(5, 10, units=8), (5, 10))
@@ -106,7 +117,7 @@ class TokenPairFeatures(nn.Module):
         self.project = nn.Linear(wanted[1] if self._by_position else math.prod(wanted), self.hidden)
 
     def forward(self, x: Tensor, other: Tensor) -> Tensor:
-        """The features (B, hidden) of x (B, T) and the other tensor (B, *other)."""
+        """The features (B, hidden) of tokens x (B, T) and the second tensor (B, *other)."""
         more = self.project(other if self._by_position else other.flatten(1)[:, None])
         return self.features(x, more)
 

@@ -27,10 +27,10 @@ from recmix.model.image_shapes import ImageShape, checked_image, halvings, image
 __all__ = ["SIDES", "conv_decoder", "conv_encoder", "dense_decoder", "dense_encoder"]
 
 SIDES = (8, 128)
-"""The smallest and the largest side of an image."""
+"""The smallest and the largest height or width of an image."""
 LEAK = 0.01
 TWIN_TOLERANCE = 0.03
-"""Largest relative difference of the parameter counts of a dense network and its conv network."""
+"""Largest relative difference between the parameter counts of `dense` and `conv` networks."""
 
 
 def conv_encoder(
@@ -111,9 +111,9 @@ def dense_encoder(
     """Make a fully connected encoder with as many parameters as `conv_encoder` (within 3 %).
 
     The arguments are those of the `conv_encoder` to match. The network has two hidden layers with
-    LeakyReLU(0.01). First both get the same width, the largest one that does not exceed the number of
-    parameters of `conv_encoder`. Then the layer farther from the image is widened until the numbers
-    match.
+    LeakyReLU(0.01). Their sizes are chosen in two steps. In the first step both layers have the same
+    size, the largest with which the network has no more parameters than `conv_encoder`. In the second
+    step the layer farther from the image is enlarged until the numbers of parameters match.
 
     >>> dense = dense_encoder((1, 28, 28), 20)
     >>> dense.features
@@ -180,21 +180,34 @@ def _hidden_size(shape: ImageShape, hidden: int | None) -> int:
 
 
 def _channels(sizes: Sequence[object]) -> list[int]:
-    """The number of channels of each feature map after the image, given the list of map sizes."""
+    """The number of channels after each convolution.
+
+    `sizes` holds the sizes of the image and of all feature maps, as `halvings` returns them.
+    """
     return [32 if layer < 2 else 64 for layer in range(len(sizes) - 1)]
 
 
 def _chain_count(*sizes: int) -> int:
-    """The number of weights and biases of linear layers between each two successive sizes."""
+    """The number of parameters of a chain of linear layers that map from each size to the next one."""
     return sum((before + 1) * after for before, after in pairwise(sizes))
 
 
 def _twin_widths(
     count: Callable[[int, int], int], twin: nn.Module, shape: Sequence[int]
 ) -> tuple[int, int]:
-    """Widths of the layer next to the image and of the other layer, to match the parameters of `twin`.
+    """Choose the sizes of two hidden layers so that a network has as many parameters as `twin`.
 
-    `count` gives the number of parameters of the network for two widths.
+    Args:
+        count: gives the number of parameters for the sizes of the layer next to the image and of the
+            other hidden layer.
+        twin: the convolutional network to match.
+        shape: a shape that the error message names.
+
+    Returns:
+        The size of the layer next to the image, and the size of the other hidden layer.
+
+    Raises:
+        ConfigError: If no sizes give about the same number of parameters.
     """
     target = parameter_count(twin)
     near = bisect_right(range(target + 1), target, key=lambda width: count(width, width)) - 1

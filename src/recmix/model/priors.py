@@ -28,7 +28,10 @@ __all__ = [
 ]
 
 LEAST_CURVATURE = 1e-3
-"""Smallest eigenvalue of a prior's curvature. Between two modes they can be negative."""
+"""Smaller eigenvalues of a prior's curvature are raised to this value.
+
+Between two modes of a prior, eigenvalues can be negative.
+"""
 
 
 @fusable
@@ -59,8 +62,8 @@ class Prior(nn.Module, ABC):
     def gradient_and_curvature(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """The gradient ∇ log p(z), (B, D), and the curvature -∇² log p(z), (B, D, D), at z (B, D).
 
-        Eigenvalues of the curvature below a small positive minimum are raised to this minimum. The
-        results carry no gradient to the prior's parameters.
+        Eigenvalues of the curvature below `LEAST_CURVATURE` are raised to it, so the curvature is
+        positive definite. No gradient flows from the results to the prior's parameters.
         """
         with torch.enable_grad():
             at = z.detach().requires_grad_()
@@ -180,9 +183,10 @@ class VampPrior(Prior):
         self._encoder = (encoder,)  # in a tuple, so that it is not a submodule
 
     def start_at(self, examples: Tensor) -> None:
-        """Replace the first pseudo-examples by `examples` (N, *shape), as far as there are any.
+        """Replace the first N pseudo-examples by `examples` (N, *shape).
 
-        The examples must be in the form that the encoder takes, for example centred.
+        If there are more examples than pseudo-examples, the other examples are not used. The examples
+        must be in the form that the encoder takes, for example centred.
         """
         count = min(len(examples), len(self.pseudo_examples))
         with torch.no_grad():
@@ -210,9 +214,9 @@ class OwnPrior(Prior):
     """Adapter that makes a user's own density a `Prior`.
 
     Args:
-        density: a `torch.distributions.Distribution` over vectors (D,); or a module with `log_prob` and
-            `sample`, which takes the shape of the draws as a tuple; or a module that returns a
-            distribution when it is called without arguments, such as a flow of the library zuko.
+        density: a `torch.distributions.Distribution` over vectors (D,); or a module with the methods
+            `log_prob(z)` and `sample((n,))`; or a module that returns a distribution when it is called
+            without arguments, such as a flow of the library zuko.
 
     >>> normal = torch.distributions.MultivariateNormal(torch.ones(2), torch.eye(2))
     >>> OwnPrior(normal).log_prob(torch.ones(2))
@@ -230,7 +234,10 @@ class OwnPrior(Prior):
             )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> OwnPrior:
-        """Move to another device or data type, as every module does; also a plain distribution."""
+        """Apply `fn` to all tensors, for example to move them to another device.
+
+        A density that is a torch distribution, and not a module, is moved too.
+        """
         super()._apply(fn, recurse)
         if isinstance(self.density, Distribution):
             self.density = _applied(self.density, fn)
@@ -241,7 +248,10 @@ class OwnPrior(Prior):
         return self.density if has_both or not callable(self.density) else self.density()
 
     def log_prob(self, z: Tensor) -> Tensor:
-        """log p(z), (...), for z (..., D), or an error if the density gives another shape."""
+        """log p(z), (...), for z (..., D).
+
+        Raise a `ConfigError` if the density returns a tensor of another shape.
+        """
         found: Tensor = self._distribution().log_prob(z)
         if found.shape != z.shape[:-1]:
             raise ConfigError(
@@ -255,8 +265,8 @@ class OwnPrior(Prior):
     def sample(self, n: int, *, generator: torch.Generator | None = None) -> Tensor:
         """Draw n latent points z from the user's density: (n, D).
 
-        The density uses torch's global random generator. If `generator` is given, it seeds the global
-        one for this draw only.
+        The density uses torch's global random generator. If `generator` is given, the global generator
+        is seeded from it for this draw, and then gets back its old state.
         """
         if generator is None:
             return self._distribution().sample((n,))
@@ -268,7 +278,10 @@ class OwnPrior(Prior):
 
 
 def _applied(part: Any, fn: Callable[[Tensor], Tensor]) -> Any:
-    """A copy of a distribution with `fn` applied to its tensors and those of its parts."""
+    """Copy a distribution, with `fn` applied to all its tensors.
+
+    Tensors of distributions and transforms inside it are included. Other objects are returned unchanged.
+    """
     if isinstance(part, Tensor):
         return fn(part)
     if isinstance(part, list):
@@ -292,6 +305,7 @@ def make_prior(
     Args:
         components: number of Gaussians of a mixture, or of pseudo-examples of a VampPrior.
         encoder: the encoder that a VampPrior uses.
+        shape: shape of an example, for the pseudo-examples of a VampPrior.
     """
     if name == "standard":
         return StandardNormal(latent)
@@ -307,7 +321,11 @@ def make_prior(
 
 
 def as_prior(prior: Any, latent: int) -> Prior:
-    """Convert an object to a `Prior`. None gives N(0, I); other objects are described in `OwnPrior`."""
+    """Convert an object to a `Prior`.
+
+    None becomes N(0, I), and a `Prior` is returned unchanged. Other objects become an `OwnPrior`. Raise
+    a `ConfigError` if an object cannot be used, or if its samples do not have `latent` dimensions.
+    """
     if prior is None:
         return StandardNormal(latent)
     if isinstance(prior, Prior):

@@ -22,10 +22,11 @@ R = TypeVar("R")
 
 
 class Replaceable(Generic[P, R]):
-    """A function with alternative implementations, which are tried first.
+    """A function with alternative implementations, which are tried before the function itself.
 
-    An alternative takes the same arguments. It returns NotImplemented for arguments that it does
-    not support; then the next alternative is tried. If none applies, the plain function is called.
+    An alternative takes the same arguments as the function. It returns NotImplemented for arguments
+    that it does not support; then the next alternative is tried. If all alternatives return
+    NotImplemented, the function itself is called.
 
     >>> @replaceable
     ... def double(x: float) -> float:
@@ -43,7 +44,7 @@ class Replaceable(Generic[P, R]):
         functools.update_wrapper(self, function)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the first alternative that applies, else the plain function.
+        """Call the first alternative that supports the arguments, else the plain function.
 
         In code that is compiled by `torch.compile`, the plain function is always called.
         """
@@ -66,9 +67,10 @@ class Replaceable(Generic[P, R]):
         return alternative
 
     def register_for_gpu(self, alternative: Callable[..., Any]) -> Callable[..., Any]:
-        """Like `register`, but only on a machine with a GPU or with TRITON_INTERPRET=1.
+        """Like `register`, but add the alternative only if the machine can run GPU kernels.
 
-        With TRITON_INTERPRET=1 in the environment, Triton kernels run on the CPU.
+        This is so if there is a GPU, or if the environment variable TRITON_INTERPRET is 1. Then Triton
+        kernels run on the CPU. The alternative is returned in any case.
         """
         interpreted = os.environ.get("TRITON_INTERPRET") == "1"  # kernels run on the CPU, for tests
         return self.register(alternative) if torch.cuda.is_available() or interpreted else alternative
@@ -80,7 +82,7 @@ def replaceable(function: Callable[P, R]) -> Replaceable[P, R]:
 
 
 FUSABLE: list[Replaceable[..., Any]] = []
-"""Pure functions of tensors and numbers that a compiler may fuse into one kernel."""
+"""All functions that are marked with `fusable`: a compiler may fuse each into one GPU kernel."""
 
 
 def fusable(function: Callable[P, R]) -> Replaceable[P, R]:
@@ -95,7 +97,10 @@ def fusable(function: Callable[P, R]) -> Replaceable[P, R]:
 
 @functools.cache
 def load_accelerated() -> None:
-    """Import the faster implementations in `recmix.accelerate` once, if it is installed."""
+    """Import `recmix.accelerate`, which registers its faster implementations, if it is installed.
+
+    Later calls do nothing.
+    """
     try:
         importlib.import_module("recmix.accelerate")
     except ModuleNotFoundError as error:

@@ -26,7 +26,7 @@ from recmix.model.mlp import make_activation
 __all__ = ["ResidualBlock", "resnet_decoder", "resnet_encoder"]
 
 SIDES = (8, 256)
-"""The smallest and the largest side of an image."""
+"""The smallest and the largest height or width of an image."""
 WIDTHS = (32, 64, 128)
 """Channels at each resolution, by default."""
 BLOCKS = 2
@@ -34,7 +34,10 @@ BLOCKS = 2
 HIDDEN = 256
 """Size of the layer between the smallest feature map and z, by default."""
 LAST_GAIN = 0.1
-"""Size of the outputs of an untrained decoder. With larger outputs, training would ignore z."""
+"""Factor of the initial weights of a decoder's last convolution.
+
+It keeps the outputs of an untrained decoder small. With larger outputs, training would ignore z.
+"""
 GROUPS = 8
 """Largest number of groups into which the channels are divided for normalisation."""
 
@@ -147,7 +150,10 @@ def resnet_decoder(
 
 
 class _Convolution(nn.Conv2d):
-    """A convolution with random initial weights, scaled by `gain`. 1 keeps the standard deviation."""
+    """A convolution whose random initial weights are multiplied by `gain`.
+
+    With a gain of 1, the outputs have about the same standard deviation as the inputs.
+    """
 
     def __init__(
         self, before: int, after: int, kernel: int = 3, *, stride: int = 1, gain: float = 1.0
@@ -180,7 +186,11 @@ def _stage(channels: int, blocks: int, activation: str) -> list[nn.Module]:
 
 
 def _channels(widths: Sequence[int], resolutions: int) -> list[int]:
-    """The number of channels at each resolution; the last of `widths` is repeated as needed."""
+    """List the number of channels at each of `resolutions` resolutions.
+
+    If `widths` has fewer numbers, its last number is repeated. Raise a `ConfigError` if a number is not
+    valid.
+    """
     if isinstance(widths, str) or not widths or not all(isinstance(n, int) and n >= 1 for n in widths):
         raise ConfigError(
             f"widths={widths!r}: expected whole numbers of at least 1, the channels at each resolution "

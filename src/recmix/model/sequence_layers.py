@@ -1,8 +1,8 @@
 """Layers for sequences: a transformer block and a gated recurrent unit.
 
-Both are also written in elementary operations, which have forward-mode derivatives and second
-derivatives. Torch's fused kernels do not have these derivatives. They are used only where no such
-derivative is needed.
+Torch's fused kernels for these layers have no forward-mode derivatives and no second derivatives. So
+each layer can also be computed with elementary operations, which have them. The fused kernels are used
+only where no such derivative is needed.
 
 References: Vaswani et al., Attention is all you need, 2017; Cho et al., Learning phrase representations
 using RNN encoder-decoder, 2014.
@@ -27,7 +27,10 @@ __all__ = ["GRU", "Places", "TransformerBlock", "checked_units"]
 
 
 def checked_units(units: int, heads: int) -> int:
-    """The size of hidden states, or an error if the number of attention heads does not divide it."""
+    """Return `units`, the size of hidden states.
+
+    Raise a `ConfigError` if `units` is not a multiple of the number of attention heads.
+    """
     if units < 1 or heads < 1 or units % heads:
         raise ConfigError(
             f"units={units}, heads={heads}: expected units to be a multiple of heads, both at least 1, "
@@ -68,6 +71,7 @@ class TransformerBlock(nn.Module):
     Args:
         units: U, the size of the hidden states, a multiple of `heads`.
         dropout: share of the outputs of both parts that are set to zero in training mode.
+        activation: a key of `recmix.model.mlp.ACTIVATIONS`, such as "gelu".
         fused: whether to use torch's fused attention. It has no forward-mode derivative and no second
             derivative.
 
@@ -100,19 +104,19 @@ class TransformerBlock(nn.Module):
 
         Args:
             h: the hidden states before the block, (N, T, U).
-            hidden: attention mask, (1, T, T) or (N, 1, T). Entry (n, i, j) is True if position i must
-                not see position j.
+            hidden: attention mask, (1, T, T) or (N, 1, T), broadcast to (N, T, T). Entry (n, i, j) is
+                True if position i of sequence n must not see position j.
         """
         q, k, v = self._parts(h)
         return self._after(h, self._attend(q, k, v, hidden))
 
     def extend(self, h: Tensor, cache: Tensor, t: int) -> Tensor:
-        """The hidden states (N, U) of position t alone, from a cache of the positions before it.
+        """Apply the block to position t alone: (N, U) -> (N, U). Earlier positions come from a cache.
 
-        Sampling of tokens calls this for one position after the other.
+        Sampling of tokens calls this method for one position after the other.
 
         Args:
-            h: hidden states of this position before the block, (N, U).
+            h: hidden states of position t before the block, (N, U).
             cache: keys and values of all positions, (2, N, heads, T, U / heads). The key and value of
                 position t are written into it.
             t: the position.
@@ -123,13 +127,13 @@ class TransformerBlock(nn.Module):
         return self._after(h[:, None], self._attend(q, seen[0], seen[1], None))[:, 0]
 
     def _parts(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, (N, heads, T, size) each."""
+        """Queries, keys and values, (N, heads, T, U / heads) each, for hidden states h (N, T, U)."""
         parts = self.qkv(self.first(h)).unflatten(-1, (3, self.heads, self.size))
         q, k, v = parts.permute(2, 0, 3, 1, 4)
         return q, k, v
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None) -> Tensor:
-        """The attention's output (N, T, U)."""
+        """The output of the attention, (N, T, U). `hidden` is the mask of `forward`."""
         if self.fused and not torch._C._are_functorch_transforms_active():
             visible = None if hidden is None else ~hidden[:, None]
             found = F.scaled_dot_product_attention(q, k, v, attn_mask=visible)
@@ -150,9 +154,10 @@ class TransformerBlock(nn.Module):
 
 @contextmanager
 def _precision_of_products() -> Iterator[None]:
-    """A context in which cuDNN uses TF32 only if other matrix products do.
+    """A context in which cuDNN uses TF32 only if torch's matrix products also use TF32.
 
-    By default only cuDNN uses it. Then results would depend on whether the fused kernel is used.
+    By default cuDNN uses TF32 and matrix products do not. Then the results of a `GRU` would depend on
+    whether it uses the fused kernel, which is part of cuDNN.
     """
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = torch.get_float32_matmul_precision() != "highest"
@@ -170,8 +175,8 @@ class GRU(nn.Module):
 
     Args:
         units: U, the size of inputs and states.
-        fused: whether to use the fused kernel also with gradients enabled. It has no forward-mode
-            derivative and no second derivative.
+        fused: whether to use the fused kernel also with gradients enabled. The kernel has no
+            forward-mode derivative and no second derivative.
 
     >>> GRU(8)(torch.zeros(3, 5, 8)).shape
     torch.Size([3, 5, 8])
@@ -199,16 +204,16 @@ class GRU(nn.Module):
         return torch.stack(found, 1)
 
     def advance(self, given: Tensor, state: Tensor) -> Tensor:
-        """The next state (N, U) of N sequences, from one more input `given` (N, U)."""
+        """The next state (N, U) of N sequences, for the next input `given` (N, U)."""
         return self._next(self._given(given), state)
 
     def _given(self, inputs: Tensor) -> Tensor:
-        """The part of the gates that depends on the inputs (..., U) alone, (..., 3 U)."""
+        """The linear function of the inputs (..., U) that all gates need, (..., 3 U)."""
         cell: Any = self.cell
         return F.linear(inputs, cell.weight_ih_l0, cell.bias_ih_l0)
 
     def _next(self, given: Tensor, state: Tensor) -> Tensor:
-        """The next state from the input's part of the gates, (N, 3 U)."""
+        """The next state (N, U), from the result of `_given` (N, 3 U) and the state before (N, U)."""
         cell: Any = self.cell
         own = F.linear(state, cell.weight_hh_l0, cell.bias_hh_l0)
         first = 2 * self.units

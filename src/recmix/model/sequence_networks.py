@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 MIX = 8
-"""Number of values that a decoder computes from z for each position, with separate weights."""
+"""Number of values that a decoder computes from z for each position, with weights of its own."""
 
 
 class TokenFeatures(nn.Module, ABC):
@@ -83,14 +83,17 @@ class TokenFeatures(nn.Module, ABC):
 
     @abstractmethod
     def _run(self, h: Tensor, padding: Tensor) -> Tensor:
-        """All layers: h (B, T, U), where `padding` (B, T) is True after the last token."""
+        """Apply all layers to hidden states h: (B, T, U) -> (B, T, U).
+
+        `padding` (B, T) is True at positions that hold padding.
+        """
 
     def forward(self, x: Tensor, more: Tensor | None = None) -> Tensor:
         """The features (B, U) of tokens x (B, T), whose values below 0 are padding.
 
         Args:
-            x: token numbers; several axes of positions are flattened.
-            more: numbers that are added to the embedded tokens, (B, T, U) or (B, 1, U); None adds
+            x: token numbers, (B, T), or (B, ...) with T values for each sequence.
+            more: a tensor that is added to the embedded tokens, (B, T, U) or (B, 1, U); None adds
                 nothing.
         """
         x = x.flatten(1)
@@ -102,7 +105,7 @@ class TokenFeatures(nn.Module, ABC):
         return self.norm(h.sum(1) / present.sum(1).clamp(min=1))
 
     def wider(self, width: float) -> Self:
-        """A new network of this kind with new weights and `width` times as many units."""
+        """Make a network of the same kind with new weights and `width` times as many units."""
         units = max(1, round(scaled(self.units, width) / self.heads)) * self.heads
         return type(self)(
             self.length,
@@ -232,7 +235,7 @@ def gru_encoder(
 def token_encoder(features: TokenFeatures | GraphFeatures, latent: int, width: float = 1.0) -> Encoder:
     """Make an encoder of tokens or graphs from a feature network and a new linear head.
 
-    If `width` is not 1, a new feature network with `width` times as many units is made first.
+    If `width` is not 1, `features` is replaced by a new network with `width` times as many units.
     """
     check_sizes(latent=latent)
     made = features if width == 1 else features.wider(width)
@@ -240,7 +243,11 @@ def token_encoder(features: TokenFeatures | GraphFeatures, latent: int, width: f
 
 
 class _Sequence(nn.Module):
-    """Maps z (N, D) to hidden states (N, T, U): z at every position, and learned positions."""
+    """Maps z (N, D) to hidden states (N, T, U), with which a decoder begins.
+
+    The hidden state of a position is the sum of a linear function of z that all positions share, a
+    linear function of z for this position, and a position embedding.
+    """
 
     def __init__(self, latent: int, length: int, units: int) -> None:
         super().__init__()
@@ -255,7 +262,10 @@ class _Sequence(nn.Module):
 
 
 class _Recurrent(nn.Module):
-    """GRU layers (N, T, U) -> (N, T, U), every second one backwards, each added to its input."""
+    """GRU layers with residual connections, (N, T, U) -> (N, T, U).
+
+    Every second layer reads the positions backwards.
+    """
 
     def __init__(self, units: int, blocks: int, dropout: float) -> None:
         super().__init__()
@@ -284,9 +294,9 @@ def transformer_decoder(
     """Make a transformer decoder: z (N, latent) -> (N, T, K), such as K logits for each of T positions.
 
     Every position gets z, and all positions are computed at once. If `output` has only one axis, there
-    are no positions, and the decoder is a network with one hidden layer. The likelihood
-    ``autoregressive`` needs this: its decoder output is one context vector. The other options are those
-    of `transformer_encoder`.
+    are no positions, and the decoder is a fully connected network with one hidden layer. The likelihood
+    ``autoregressive`` needs such an output, which is one context vector. The other options are those of
+    `transformer_encoder`.
 
     Args:
         output: Shape of the decoder's output for one example; by default the shape of the example.

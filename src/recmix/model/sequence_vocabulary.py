@@ -25,22 +25,25 @@ __all__ += ["Smiles", "TokenVocabulary", "Words"]
 END, UNKNOWN, PADDING = 0, 1, -1
 """The class of the end token, the class of an unknown token, and the value of padding."""
 UNKNOWN_TOKENS = "with tokens that are not in the vocabulary"
-"""A name in `Encoded.problems`. Texts with this problem are kept; the tokens become unknown."""
+"""A name in `Encoded.problems`. Texts with this problem are kept; such tokens become ``<unknown>``."""
 NOT_SMILES = "that are not valid SMILES strings"
 """A name in `Encoded.problems`. Texts with this problem are kept."""
 KEPT = (UNKNOWN_TOKENS, NOT_SMILES)
-"""Problems of texts that are kept. Texts with other problems are left out."""
+"""Problems with which a text is kept. A text with another problem is left out."""
 SPECIAL = ("<end>", "<unknown>")
 MAX_LENGTH = 100_000
 """Largest number of tokens of an example."""
 MAX_TOKENS = 1_000_000
 """Largest number of classes."""
 MAX_CHARACTERS = 200
-"""Largest number of characters of a token. Longer tokens become unknown."""
+"""Largest number of characters of a token. Longer tokens become ``<unknown>``."""
 COVERED = 0.99
-"""The default length suffices for this share of the training texts."""
+"""The default length is chosen so that this share of the training texts is not too long."""
 FAR, SHORT = 10, 50
-"""The default length is at most `FAR` times the median length of the training texts, or `SHORT`."""
+"""Limit of the default length: `FAR` times the median length of the training texts, at least `SHORT`.
+
+All lengths are numbers of tokens without the end token.
+"""
 
 _SMILES_TOKEN = re.compile(r"\[[^\[\]\s]*\]|Br|Cl|%\d\d|\S", re.ASCII)
 
@@ -56,7 +59,7 @@ class TokenVocabulary(Vocabulary):
     """
 
     default_size: ClassVar[int | None] = None
-    """How many tokens `from_texts` takes if `size` is not given; None means all."""
+    """Largest number of tokens that `from_texts` takes if its `size` is None. None means all tokens."""
 
     def __init__(self, tokens: Sequence[str], length: int) -> None:
         self.tokens = (*SPECIAL, *tokens)
@@ -81,7 +84,7 @@ class TokenVocabulary(Vocabulary):
 
     @classmethod
     def is_valid(cls, tokens: Sequence[str]) -> bool:
-        """Whether the tokens of a text have the right syntax. In this default they have."""
+        """Whether the tokens of a text have the right syntax. This default is True for all texts."""
         return True
 
     @classmethod
@@ -94,9 +97,9 @@ class TokenVocabulary(Vocabulary):
 
         Args:
             texts: the training texts.
-            length: T, the largest number of tokens of an example, the end token included. By default the
-                smallest T that suffices for 99 % of the texts, but not for texts of more than `FAR`
-                times their median length.
+            length: T, the largest number of tokens of an example, the end token included. By default,
+                T is as small as possible so that 99 % of the texts fit. But T - 1 is at most 10 times
+                the median length of the texts, or 50 if this is larger.
             size: the largest number of tokens to take. By default 10,000 for words, and no limit for
                 SMILES strings.
         """
@@ -155,8 +158,8 @@ class TokenVocabulary(Vocabulary):
     def decode(self, x: np.ndarray) -> list[str]:
         """Convert N examples of token numbers, (N, T), to texts.
 
-        A text stops before the end token or the first padding. An example with a value that is not a
-        token number gives "".
+        A text ends before the end token or the first padding value. The text is "" if a value before
+        this place is not a token number.
         """
         return [self._text(row) for row in self._rows(x)]
 
@@ -245,9 +248,9 @@ class Smiles(TokenVocabulary):
     """A vocabulary that cuts SMILES strings of molecules into chemical tokens.
 
     A token is an atom in brackets such as ``[C@@H]``, ``Br``, ``Cl``, a ring number such as ``%12``, or
-    any other character. A name after the string, separated by white space, is ignored. A string with a
-    wrong syntax is counted, but kept. An example with an unknown token is no molecule, so its text is
-    "". The arguments are those of `TokenVocabulary`.
+    any other character. A name after the string, separated by white space, is ignored. `encode` keeps
+    strings with a wrong syntax, but counts them as problems. `decode` returns "" for an example with an
+    unknown token, because it is no molecule. The arguments are those of `TokenVocabulary`.
 
     >>> Smiles.split("C[C@@H](Cl)c1ccccc1 name")
     ['C', '[C@@H]', '(', 'Cl', ')', 'c', '1', 'c', 'c', 'c', 'c', 'c', '1']
@@ -281,13 +284,19 @@ class Smiles(TokenVocabulary):
 
 
 def _covering(lengths: Counter[int]) -> int:
-    """The smallest length for the share `COVERED` of the texts, but not for single very long ones."""
+    """The default length of examples, without the end token, from the number of texts of each length.
+
+    See `COVERED` and `FAR`.
+    """
     usual = _quantile(lengths, 0.5)
     return min(_quantile(lengths, COVERED), max(SHORT, FAR * usual), MAX_LENGTH - 1)
 
 
 def _quantile(lengths: Counter[int], share: float) -> int:
-    """The smallest length that suffices for a share of the texts."""
+    """The smallest length that a share of the texts does not exceed.
+
+    `lengths` holds the number of texts of each length.
+    """
     needed = math.ceil(share * lengths.total())
     for length in sorted(lengths):
         needed -= lengths[length]
@@ -303,5 +312,5 @@ def _whole(name: str, value: Any, low: int, high: int) -> int:
 
 
 def _is_token(token: str) -> bool:
-    """Whether a text may be a token: not empty, not too long, and can be written as UTF-8."""
+    """Whether a text may be a token: it is not empty, not too long, and can be written as UTF-8."""
     return 0 < len(token) <= MAX_CHARACTERS and not any("\ud800" <= c <= "\udfff" for c in token)

@@ -17,10 +17,11 @@ __all__ = ["similar_encoder", "token_features"]
 
 
 def token_features(encoder: nn.Module | None, model: LatentModel, width: float) -> TokenFeatures | None:
-    """Make a new network for features of tokens, like the one inside `encoder`; None without tokens.
+    """Make a new network that computes features of tokens, like the one inside `encoder`.
 
-    If the encoder is None or the user's own module, the new network is the default transformer. `width`
-    multiplies the size of hidden states.
+    If the encoder is None or the user's own module, the new network is the default transformer. The
+    result is None if the examples are not sequences of tokens. `width` multiplies the size of hidden
+    states.
     """
     if isinstance(encoder, Encoder):
         given = encoder.features
@@ -33,7 +34,7 @@ def token_features(encoder: nn.Module | None, model: LatentModel, width: float) 
 def similar_encoder(encoder: nn.Module, model: LatentModel, width: float) -> Encoder:
     """Make a new encoder of the same kind as `encoder`, with layers `width` times as large.
 
-    If the given encoder reads no tokens or graphs, the new one is the default encoder for the shape of
+    If `encoder` takes neither tokens nor graphs, the new encoder is the default encoder for the shape of
     an example.
     """
     if (tokens := token_features(encoder, model, width)) is not None:

@@ -14,7 +14,7 @@ _ELEMENTS = (
     "Yb Lu Hf Ta W Re Os Ir Pt Au Hg Tl Pb Bi Po At Rn Fr Ra Ac Th Pa U Np Pu Am Cm Bk Cf Es Fm Md No "
     "Lr Rf Db Sg Bh Hs Mt Ds Rg Cn Nh Fl Mc Lv Ts Og b c n o p s se as te si * "
 )
-"""Symbols of elements, those of aromatic atoms, and any atom, each between spaces."""
+"""Symbols of elements, symbols of aromatic atoms such as c, and * for any atom, between spaces."""
 _BRACKET = re.compile(
     r"\[\d*([A-Z][a-z]?|[a-z]{1,2}|\*)(@{0,2}|@[A-Z]{2}\d+)(H\d*)?(\++|-+|[+-]\d+)?(:\d+)?\]", re.ASCII
 )
@@ -32,7 +32,7 @@ _ALLOWED = {
     ("dot", "atom"),
     ("start", "atom"),
 }
-"""Which kind of token may stand after which."""
+"""The allowed pairs (kind of a token, kind of the next token)."""
 
 
 def has_smiles_syntax(tokens: Sequence[str]) -> bool:

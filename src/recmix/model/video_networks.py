@@ -25,9 +25,9 @@ from recmix.model.sequence_layers import GRU, Places
 __all__ = ["CLIP_SIDES", "EachFrame", "is_clip", "video_decoder", "video_encoder"]
 
 CLIP_SIDES = (8, 64)
-"""The smallest and the largest side of a frame."""
+"""The smallest and the largest height or width of a frame."""
 UNITS = 128
-"""Size of the recurrent state and of the layer next to it, by default."""
+"""Default size of the GRU's state and of the hidden layer of a frame."""
 
 
 def is_clip(shape: Sequence[int]) -> bool:
@@ -63,7 +63,7 @@ def video_encoder(
 
     It maps clips (B, T, C, H, W) to the mean and log-variance of q(z|x), (B, 2·latent). Each frame goes
     through the convolutions and the hidden layer of `conv_encoder`. A GRU reads the results in the order
-    of the frames. A linear head follows its last state.
+    of the frames. A linear head maps the last state of the GRU to the output.
 
     Args:
         units: Size of the hidden layer of a frame and of the GRU's state.
@@ -119,14 +119,14 @@ def video_decoder(
 
 
 class _Last(nn.Module):
-    """The last of the states (N, T, H): (N, H)."""
+    """Selects the last of T states: (N, T, H) -> (N, H)."""
 
     def forward(self, states: Tensor) -> Tensor:
         return states[:, -1]
 
 
 class _Unroll(nn.Module):
-    """z (N, D) -> for each time the state of a GRU and z, (N, T, H + D)."""
+    """Maps z (N, D) to (N, T, H + D): for each of T frames, the state of a GRU (H) and z itself (D)."""
 
     def __init__(self, latent: int, hidden: int, frames: int) -> None:
         super().__init__()
@@ -140,7 +140,10 @@ class _Unroll(nn.Module):
 
 
 class _CopiesFirst(nn.Module):
-    """(N, T, k·C, ...) -> (N, k·T, C, ...): the first T are the first C channels, and so on."""
+    """Moves k groups of C channels to the time axis: (N, T, k·C, ...) -> (N, k·T, C, ...).
+
+    The first T entries of the new axis are the first C channels of all frames, and so on.
+    """
 
     def __init__(self, copies: int) -> None:
         super().__init__()

@@ -28,7 +28,7 @@ class Encoded(NamedTuple):
 
     Attributes:
         x: the examples (N, *shape) of the N texts that could be encoded, in the order of the texts.
-        kept: the indices of these texts, (N,).
+        kept: the indices of the texts that could be encoded, (N,).
         problems: {description: number of texts}, such as {"longer than 50 tokens": 3}. A text with a
             problem is not always left out: a text with unknown words is counted, but kept.
     """
@@ -93,7 +93,10 @@ class Vocabulary(ABC):
         return {"kind": self.kind, **self.to_json()}
 
     def _rows(self, x: Any) -> np.ndarray:
-        """Examples (N, *shape) as an array, or an error if these are other data."""
+        """Return examples x (N, *shape) as an array.
+
+        Raise a `DataError` if x has another shape or does not hold numbers.
+        """
         rows = np.asarray(x)
         if rows.ndim != 2 or rows.shape[1:] != self.shape or rows.dtype.kind not in "biuf":
             raise DataError(
@@ -125,14 +128,19 @@ def register_vocabulary(kind: type[Vocabulary]) -> type[Vocabulary]:
 
 
 def vocabulary_from_json(stored: Any) -> Vocabulary:
-    """Make a vocabulary again from the result of `Vocabulary.describe`, or raise a `DataError`."""
+    """Make a vocabulary again from the result of `Vocabulary.describe`.
+
+    Raise a `DataError` if `stored` is not such a result.
+    """
     if not isinstance(stored, Mapping) or not isinstance(stored.get("kind"), str):
         raise DataError("this is not a stored vocabulary: expected an object with the field 'kind'")
     return find_vocabulary(stored["kind"]).from_json(stored)
 
 
 def find_vocabulary(kind: str) -> type[Vocabulary]:
-    """The vocabulary class that is registered under this name, or an error.
+    """Return the vocabulary class that is registered under this name.
+
+    Raise a `DataError` if there is none.
 
     >>> find_vocabulary("smiles").molecules
     True

@@ -48,7 +48,10 @@ def choose(which: Tensor, first: Posterior, second: Posterior) -> Posterior:
 
 
 def _pick(which: Tensor, first: Tensor, second: Tensor, after: int = 0) -> Tensor:
-    """Entries of `first` or `second`, which have `after` axes after the batch axis."""
+    """Take the entries of `first` where `which` (B,) is True, and the entries of `second` elsewhere.
+
+    Both tensors have `after` axes after the batch axis.
+    """
     return torch.where(which.view(-1, *(1 for _ in range(after))), first, second)
 
 
@@ -94,5 +97,5 @@ class Choice(Posterior):
         return self.first.can_scale and self.second.can_scale
 
     def scaled(self, factor: float | Tensor) -> Choice:
-        """Both posteriors wider or narrower, see `Posterior.scaled`. The choice stays the same."""
+        """A `Choice` between the two scaled posteriors, see `Posterior.scaled`. `which` is unchanged."""
         return Choice(self.which, self.first.scaled(factor), self.second.scaled(factor))

@@ -16,7 +16,7 @@ __all__ = ["Flow", "Reflected", "Reflections", "Transform", "check_flows", "unit
 
 
 class Transform(ABC):
-    """Base class of invertible functions f of latent points z, one for each example."""
+    """Base class of invertible functions f of latent points z. f may be different for each example."""
 
     @abstractmethod
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -94,7 +94,15 @@ class Flow(Posterior):
         return self._pushed(*self.base.from_noise(noise))
 
     def _pushed(self, start: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
-        """Transform samples of the base, (S, B, D), with their log densities, (S, B)."""
+        """Transform samples of the base Gaussian to samples z of the flow, and compute log q(z).
+
+        Args:
+            start: samples of the base, (S, B, D).
+            log_q: log densities of these samples under the base, (S, B).
+
+        Returns:
+            The samples z (S, B, D) and their log densities log q(z) under the flow (S, B).
+        """
         z, log_det = self.forward(start)
         return z, log_q - log_det
 
@@ -108,7 +116,8 @@ class Reflections(Transform):
     """Householder reflections, one after another: z <- (I - 2 u uᵀ) z for each unit vector u.
 
     Args:
-        units: the vectors u_1 … u_T of norm 1, each (B, D), or (D,) if it is the same for all examples.
+        units: the vectors u_1 … u_T of norm 1. Each has the shape (B, D), or (D,) if the vector is the
+            same for all examples.
     """
 
     def __init__(self, units: Sequence[Tensor]) -> None:
@@ -134,7 +143,7 @@ class Reflected(Flow):
 
     Args:
         base: the diagonal Gaussian N(μ, diag σ²).
-        reflections: H, as a product of Householder reflections.
+        reflections: the Householder reflections whose product is H.
 
     >>> q = Reflected(Gaussian(torch.ones(4, 2), torch.zeros(4, 2)), Reflections([torch.eye(2)[0]]))
     >>> q.mean[0], q.event_shape
@@ -187,7 +196,13 @@ def unit(v: Tensor) -> Tensor:
 
 
 def check_flows(name: str, flows: int, latent: int) -> None:
-    """Raise an error if `flows`, the number of steps of a flow, is below 1 or `latent` is below 2."""
+    """Raise a ConfigError if the options of a flow are not valid.
+
+    Args:
+        name: name of the method, for the error message.
+        flows: number of steps of the flow, at least 1.
+        latent: the latent dimension, at least 2.
+    """
     if flows < 1:
         raise ConfigError(
             f"{name} with flows={flows}: expected 1 or more (the paper uses 1, 2, 4 and 8); "

@@ -17,8 +17,9 @@ __all__ = ["FullGaussian", "cholesky", "in_double"]
 class FullGaussian(FactoredGaussian):
     """Gaussian q(z | x) = N(μ(x), Σ(x)) with a full covariance Σ = L Lᵀ.
 
-    The constructor takes L. `from_precision` takes Σ⁻¹. The object then stores a triangular factor of
-    Σ⁻¹ and draws samples by a triangular solve. Both ways give the same samples from the same noise.
+    The constructor takes L. `from_precision` takes the precision matrix Σ⁻¹. It makes an object that
+    stores a triangular factor of Σ⁻¹ and draws samples by a triangular solve. Objects made in both ways
+    give the same samples from the same noise.
 
     Args:
         mean: μ, (B, D).
@@ -132,7 +133,8 @@ class FullGaussian(FactoredGaussian):
     def parts_of(self, other: Any) -> list[Tensor]:
         """The mean (B, D) and a triangular factor (B, D, D) of the Gaussian `other`.
 
-        The factor belongs to the precision if this object stores a precision, else to the covariance.
+        It is a factor of the precision of `other` if this object stores a factor of its precision.
+        Otherwise it is a factor of the covariance of `other`.
         """
         if isinstance(other, Gaussian):
             scale = other.stddev.reciprocal() if self._inverted else other.stddev
@@ -157,18 +159,21 @@ def _inverse(factor: Tensor) -> Tensor:
 
 @replaceable
 def in_double(factor: Tensor) -> Tensor:
-    """Convert a Cholesky factor to float64. In float32, a precision of 1e7 plus 1 would lose the 1."""
+    """Convert a Cholesky factor of a precision matrix, or of a covariance, to float64.
+
+    In float32, the sum of a precision of 1e8 and 1 would lose the 1.
+    """
     return factor.double()
 
 
 @replaceable
 def cholesky(matrix: Tensor) -> Tensor:
-    """Lower Cholesky factors of symmetric matrices (B, D, D). The result is always finite.
+    """Lower Cholesky factors of symmetric matrices (B, D, D) with positive diagonals, always finite.
 
     Rounding to float32 can make a matrix with condition number 1e7 indefinite. So the function adds a
-    small multiple of the identity: 4 times the machine precision times the trace. If the factorisation
-    still fails, the diagonal replaces the matrix. For a precision this gives a valid, slightly narrower
-    Gaussian. The CPU does not wait for the GPU.
+    small multiple of the identity: 4 times the machine precision times the trace. If the matrix is a
+    precision, this makes the Gaussian slightly narrower. If the factorisation still fails, all entries
+    off the diagonal are replaced by 0. The CPU does not wait for the GPU.
     """
     eps = torch.finfo(matrix.dtype).eps
     size = matrix.shape[-1]
@@ -183,14 +188,14 @@ def cholesky(matrix: Tensor) -> Tensor:
 
 
 def _multiply(factor: Tensor, noise: Tensor) -> Tensor:
-    """L ε for every sample: L (B, D, D), ε (..., B, D) -> (..., B, D)."""
+    """The product L ε, (..., B, D), for L = `factor` (B, D, D) and ε = `noise` (..., B, D)."""
     if noise.dim() != 3 or factor.dim() != 3:
         return (factor @ noise[..., None]).squeeze(-1)
     return (factor @ noise.permute(1, 2, 0)).permute(2, 0, 1)
 
 
 def _solve(factor: Tensor, difference: Tensor) -> Tensor:
-    """L⁻¹ v for every sample: L (B, D, D), v (..., B, D) -> (..., B, D)."""
+    """The product L⁻¹ v, (..., B, D), for L = `factor` (B, D, D) and v = `difference` (..., B, D)."""
     if difference.dim() != 3 or factor.dim() != 3:
         wide = difference[..., None]
         lower = factor.expand(*wide.shape[:-2], -1, -1)

@@ -15,7 +15,7 @@ __all__ = ["LOG_VARIANCE_RANGE", "Gaussian", "gaussian_log_prob", "precision_sha
 
 LOG_2PI = math.log(2 * math.pi)
 LOG_VARIANCE_RANGE = (-20.0, 20.0)
-"""Log-variances are clamped to this range, so that an extreme input cannot give an infinite density."""
+"""Log-variances are clamped to this range, so that extreme network outputs give finite densities."""
 
 
 class Gaussian(AnyGaussian):
@@ -77,7 +77,7 @@ class Gaussian(AnyGaussian):
         return _kl_to_prior(self.mean, self.log_variance)
 
     def kl_by_dimension(self) -> Tensor:
-        """KL(q || N(0, I)) of each latent dimension, (B, D)."""
+        """The contribution of each latent dimension to KL(q || N(0, I)), (B, D)."""
         return 0.5 * (self.mean.square() + self.variance - 1 - self.log_variance)
 
     def scaled(self, factor: float | Tensor) -> Gaussian:
@@ -123,7 +123,7 @@ def _kl_to_prior(mean: Tensor, log_variance: Tensor) -> Tensor:
 def precision_shares(factor: float | Tensor, axes: int) -> tuple[float | Tensor, float | Tensor]:
     """The numbers a and b with which `Posterior.scaled` replaces a precision P by a·P + b·I.
 
-    For f = `factor`, a is 1/f², and b is 1 - 1/f² or 0 if this is negative.
+    For f = `factor`, a = 1/f² and b = max(0, 1 - 1/f²).
 
     Args:
         factor: f, one number, or one for each example (B,). For a tensor, a and b broadcast with P.

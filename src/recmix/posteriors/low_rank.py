@@ -78,9 +78,9 @@ class LowRankGaussian(FactoredGaussian):
         """A wider or narrower Gaussian with the same mean.
 
         For f = `factor` above 1 the new precision is I + (Σ⁻¹ - I)/f², where Σ is the covariance.
-        Otherwise the new covariance is f² Σ. Unless f is one number of at most 1, the new matrices
-        `left` and `right` have up to 2 r columns. Then the gradient is not finite if the columns of the
-        old `left` and `right`, taken together, are linearly dependent.
+        Otherwise the new covariance is f² Σ. If f is a tensor or a number above 1, the new matrices
+        `left` and `right` have up to 2 r columns. Then the gradient is not finite if the 2 r columns of
+        the old `left` and `right` are linearly dependent.
 
         Args:
             factor: f, one number, or one for each example (B,).
@@ -110,13 +110,14 @@ class LowRankGaussian(FactoredGaussian):
         return LowRankGaussian(self._mean, *(t.to(self.log_scale.dtype) for t in made))
 
     def describe(self) -> dict[str, Tensor]:
-        """The mean and log a, (B, D), and left and right, (B, D, r): L = diag(a) (I + left rightᵀ)."""
+        """The tensors that define the density: means and log_scales (B, D), left and right (B, D, r)."""
         return dict(zip(("means", "log_scales", "left", "right"), self.parts_of(self), strict=True))
 
     def parts_of(self, other: Any) -> list[Tensor]:
         """The mean and log_scale, (B, D), and left and right, (B, D, r), of the Gaussian `other`.
 
-        Missing columns are filled with zeros, which do not change the density.
+        If `other` has fewer than r columns, its matrices are padded with columns of zeros. These do not
+        change the density.
         """
         if isinstance(other, Gaussian):
             zero = torch.zeros_like(self.left)
@@ -133,8 +134,9 @@ class LowRankGaussian(FactoredGaussian):
     def _log_det(self) -> Tensor:
         """log |det L| = Σ log a + log |det M| with M = I + rightᵀ left, (B,).
 
-        log |det M| is half of log det(M Mᵀ), from a Cholesky factor: with `torch.linalg.slogdet` no CUDA
-        graph could be captured. M Mᵀ has the squared condition number of M, so it needs float64.
+        log |det M| is half of log det(M Mᵀ), which is computed from a Cholesky factor, because a CUDA
+        graph cannot capture `torch.linalg.slogdet`. The condition number of M Mᵀ is that of M squared,
+        so the factorisation needs float64.
         """
         core = _core(self.left, self.right).double()
         factor = torch.linalg.cholesky_ex(core @ core.mT).L
@@ -153,10 +155,10 @@ def _identity(columns: Tensor) -> Tensor:
 
 
 def _reduce(columns: Tensor, v: Tensor) -> Tensor:
-    """Mᵀ v for M = `columns` (B, D, r): v (..., B, D) -> (..., B, r)."""
+    """The product Mᵀ v, (..., B, r), for M = `columns` (B, D, r) and v (..., B, D)."""
     return torch.einsum("...d,...dr->...r", v, columns)
 
 
 def _expand(columns: Tensor, weights: Tensor) -> Tensor:
-    """M w for M = `columns` (B, D, r): w = `weights` (..., B, r) -> (..., B, D)."""
+    """The product M w, (..., B, D), for M = `columns` (B, D, r) and w = `weights` (..., B, r)."""
     return torch.einsum("...r,...dr->...d", weights, columns)

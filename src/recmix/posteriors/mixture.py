@@ -19,7 +19,8 @@ from recmix.posteriors.posterior import Posterior, randn
 __all__ = ["Mixture"]
 
 SMALL = 2**20
-"""Largest number of values (components x samples x examples x dimensions) scored in one operation."""
+"""Up to this number of values (components x samples x examples x dimensions), the log densities of all
+diagonal Gaussian components are computed in one operation; above it, one component at a time."""
 
 
 class Mixture(Posterior):
@@ -27,10 +28,10 @@ class Mixture(Posterior):
 
     To draw a sample, component m is picked with the probability α_m, and z is drawn from it. If all
     components are Gaussians, all diagonal or all full, `rsample` is reparameterised in all parameters,
-    also in the weights. It differentiates the mixture's distribution function implicitly (Figurnov et
-    al., Implicit Reparameterization Gradients, 2018). For other components the gradient flows only
-    through the component that was picked. The weights then receive a gradient only through log Q, and
-    `has_rsample` is False.
+    also in the weights. The gradient is the implicit derivative of the mixture's distribution function
+    (Figurnov et al., Implicit Reparameterization Gradients, 2018). For other components the gradient
+    flows only through the component that was picked. The weights then receive a gradient only through
+    log Q, and `has_rsample` is False.
 
     Args:
         components: the components q_0 … q_{K-1}.
@@ -45,7 +46,7 @@ class Mixture(Posterior):
     """
 
     _stack: tuple[Tensor, Tensor] | None = None
-    """Means and log-variances (K, B, D) of diagonal Gaussian components, if given as one stack."""
+    """Means and log-variances (K, B, D) of a mixture made by `from_stack`; None for other mixtures."""
 
     def __init__(self, components: Sequence[Posterior], log_weights: Tensor) -> None:
         if not components or not all(isinstance(q, Posterior) for q in components):
@@ -64,8 +65,8 @@ class Mixture(Posterior):
         """Make a mixture of K diagonal Gaussians from one `Gaussian` object with tensors (K, B, D).
 
         Args:
-            stack: a Gaussian whose first axis counts the components.
-            log_weights: log α, (B, K).
+            stack: a Gaussian whose tensors have the index of the component as their first axis.
+            log_weights: log α, (B, K). They must be normalised: each row of α sums to 1.
         """
         made = cls.__new__(cls)
         Posterior.__init__(made, stack.mean[0])
@@ -100,7 +101,7 @@ class Mixture(Posterior):
 
     @property
     def has_rsample(self) -> bool:  # type: ignore[override]
-        """Whether samples carry gradients to all parameters, also to the weights."""
+        """Whether samples carry gradients to all parameters of the mixture, including the weights."""
         return self._diagonal or all(isinstance(q, FullGaussian) for q in self.components)
 
     @property
@@ -115,9 +116,10 @@ class Mixture(Posterior):
         return Mixture([q.scaled(factor) for q in self.components], self.log_weights)
 
     def describe(self) -> dict[str, Tensor] | None:
-        """``log_weights`` (B, K), and the tensors (B, K, ...) that define the components.
+        """The tensors that define the density: ``log_weights`` (B, K), and those of the components.
 
-        The result is None if a component has no description, or tensors of other names.
+        The tensors of the components have the shape (B, K, ...). The result is None if `describe` of a
+        component returns None, or if the components have tensors with different names.
         """
         parts = [q.describe() for q in self.components]
         if any(part is None or part.keys() != (parts[0] or {}).keys() for part in parts):
@@ -127,14 +129,14 @@ class Mixture(Posterior):
         return {"log_weights": self.log_weights, **stacked}
 
     def copy(self) -> Posterior:
-        """The same density with copies of all tensors. A stack is copied in one operation."""
+        """The same density with copies of all tensors. After `from_stack` this is one operation."""
         if self._stack is None:
             return super().copy()
         whole = Gaussian.from_clamped(*torch.stack(self._stack).unbind())
         return self.from_stack(whole, self.log_weights.clone())
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Mixture:
-        """The same density, expanded to a larger batch_shape. `_instance` is not used."""
+        """The same density with a larger batch_shape, as in torch. `_instance` is not used."""
         log_weights = self.log_weights.expand(*batch_shape, -1)
         return Mixture([q.expand(batch_shape) for q in self.components], log_weights)
 
@@ -170,9 +172,9 @@ class Mixture(Posterior):
         Args:
             samples: S, the number of samples for each example.
             generator: the random number generator.
-            stratified: whether the S picks of a component are spread evenly over the weights, instead of
-                being drawn independently. Averages over samples then have the same expectation and less
-                variance.
+            stratified: if True, the components of the S samples are chosen by stratified sampling: about
+                α_m S samples come from component m. If False, they are chosen independently. Averages
+                over stratified samples have the same expectation and less variance.
         """
         choice = self._choose(samples, generator, stratified)  # (S, B)
         z = self._draw(choice, generator)
@@ -182,7 +184,7 @@ class Mixture(Posterior):
         return z, self.log_prob(z)
 
     def component_samples(self, *, generator: torch.Generator | None = None) -> Tensor:
-        """One reparameterised sample from each of the K components, (K, B, D)."""
+        """One reparameterised sample of each of the K components for each example, (K, B, D)."""
         return torch.cat([q.rsample_and_log_prob(1, generator=generator)[0] for q in self.components])
 
     @property

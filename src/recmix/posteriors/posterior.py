@@ -80,13 +80,19 @@ class Posterior(Distribution, ABC):
 
     @property
     def variance(self) -> Tensor:
-        """The variance of each latent dimension, (B, D), where it has a closed form."""
+        """The variance of each latent dimension, (B, D), if it has a closed form.
+
+        Otherwise raise a NotImplementedError.
+        """
         raise NotImplementedError(
             f"the variance of a {type(self).__name__} has no closed form: take the variance of samples"
         )
 
     def entropy(self) -> Tensor:
-        """The entropy of each example, (B,), where it has a closed form."""
+        """The entropy of q(z | x) for each example, (B,), if it has a closed form.
+
+        Otherwise raise a NotImplementedError.
+        """
         raise NotImplementedError(
             f"the entropy of a {type(self).__name__} has no closed form: estimate it by -log_q.mean(0) "
             "with z, log_q = q.rsample_and_log_prob(100)"
@@ -99,32 +105,44 @@ class Posterior(Distribution, ABC):
 
     @property
     def components(self) -> list[Posterior]:
-        """The components of a mixture. For other posteriors the list has only this object."""
+        """The components of a mixture. For other posteriors, the list contains only this posterior."""
         return [self]
 
     def kl(self, prior: Prior, z: Tensor, log_q: Tensor) -> Tensor:
         """The KL divergence KL(q || p(z)) to the prior p(z), for each of B examples.
 
-        The result is exact, (B,) or (1, B), if a closed form exists. Otherwise it is the estimate log_q
-        - log p(z) from S samples z of q, (S, B, D), with log densities log_q, (S, B).
+        The result is exact, (1, B), if the prior is the standard normal and the KL has a closed form.
+        Otherwise it is the estimate log_q - log p(z), (S, B), one value per sample.
+
+        Args:
+            prior: p(z).
+            z: S samples of q, (S, B, D).
+            log_q: the log densities log q(z) of the samples, (S, B).
         """
         return self.kl_to_prior(z, log_q) if prior.standard else log_q - prior.log_prob(z)
 
     def kl_to_prior(self, z: Tensor, log_q: Tensor) -> Tensor:
         """The KL divergence KL(q || N(0, I)) to the standard normal, for each of B examples.
 
-        The result is exact, (1, B), if a closed form exists. Otherwise it is the estimate log_q - log
-        N(z; 0, I) from S samples z of q, (S, B, D), with log densities log_q, (S, B).
+        The result is exact, (1, B), if a closed form exists. Otherwise it is the estimate
+        log_q - log N(z; 0, I), (S, B), one value per sample.
+
+        Args:
+            z: S samples of q, (S, B, D).
+            log_q: the log densities log q(z) of the samples, (S, B).
         """
         return log_q - standard_normal(z)
 
     def kl_by_dimension(self) -> Tensor | None:
-        """KL(q || N(0, I)) of each latent dimension, (B, D); None if the KL is not such a sum."""
+        """The contribution of each latent dimension to KL(q || N(0, I)), (B, D).
+
+        Return None if the KL is not a sum over latent dimensions.
+        """
         return None
 
     @property
     def can_scale(self) -> bool:
-        """Whether `scaled` can make this posterior wider or narrower, as calibration needs."""
+        """Whether the method `scaled` works for this posterior. Calibration of a posterior needs it."""
         return False
 
     def scaled(self, factor: float | Tensor) -> Posterior:
@@ -155,7 +173,7 @@ class Posterior(Distribution, ABC):
         return _copy_tensors(self)
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Posterior:
-        """The same density, expanded to a larger batch_shape. `_instance` is not used."""
+        """The same density with a larger batch_shape, as in torch. `_instance` is not used."""
         raise NotImplementedError(f"{type(self).__name__} cannot be expanded")
 
     def __repr__(self) -> str:
@@ -163,7 +181,7 @@ class Posterior(Distribution, ABC):
 
 
 def _copy_tensors(value: Any) -> Any:
-    """A copy of a posterior, or of a value in it. Tensors are copied, networks are shared."""
+    """Copy a posterior, or a value that it stores. Tensors are copied, but networks are not."""
     if isinstance(value, Size):
         return value
     if isinstance(value, Tensor):
@@ -217,10 +235,10 @@ class AnyGaussian(Posterior):
 
     @abstractmethod
     def parts_of(self, other: Any) -> list[Tensor]:
-        """The tensors (B, ...) from which `from_parts` makes a Gaussian equal to `other`.
+        """The tensors (B, ...) that describe `other` as a Gaussian of this class.
 
-        For example, `FullGaussian` describes a diagonal Gaussian by a mean and a triangular matrix. So
-        the tensors of two Gaussians can be combined.
+        For example, a `FullGaussian` describes a diagonal Gaussian by a mean and a triangular matrix.
+        `from_parts` makes a Gaussian from such tensors. So tensors of two Gaussians can be combined.
 
         Args:
             other: this object, another Gaussian of the same class, or a diagonal Gaussian.
@@ -228,22 +246,25 @@ class AnyGaussian(Posterior):
 
     @abstractmethod
     def from_parts(self, *parts: Tensor) -> Self:
-        """Make a Gaussian of this class from the tensors that `parts_of` returns."""
+        """Make a Gaussian of this class from tensors like those that `parts_of` returns."""
 
     def split(self, count: int) -> list[Self]:
-        """Split a batch of B examples into `count` posteriors of B / count consecutive examples."""
+        """Split this posterior of B examples into `count` posteriors of B / count examples each.
+
+        The examples of each part are consecutive.
+        """
         pieces = (part.unflatten(0, (count, -1)).unbind() for part in self.parts_of(self))
         return [self.from_parts(*some) for some in zip(*pieces, strict=True)]
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Self:
-        """The same density, expanded to a larger batch_shape. `_instance` is not used."""
+        """The same density with a larger batch_shape, as in torch. `_instance` is not used."""
         old = len(self.batch_shape)
         parts = self.parts_of(self)
         return self.from_parts(*(part.expand(*batch_shape, *part.shape[old:]) for part in parts))
 
 
 class FactoredGaussian(AnyGaussian):
-    """Base class of Gaussian posteriors N(μ, L Lᵀ) that are given by a D x D matrix L."""
+    """Base class of Gaussian posteriors N(μ, L Lᵀ), where the factor L is a D x D matrix."""
 
     @abstractmethod
     def multiply(self, noise: Tensor) -> Tensor:
@@ -255,7 +276,7 @@ class FactoredGaussian(AnyGaussian):
 
     @abstractmethod
     def whiten(self, z: Tensor) -> Tensor:
-        """The noise ε = L⁻¹ (z - μ), (..., B, D), of which z (..., B, D) was made by z = μ + L ε."""
+        """The noise ε = L⁻¹ (z - μ), (..., B, D), that gives the points z = μ + L ε, (..., B, D)."""
 
     @abstractmethod
     def _log_det(self) -> Tensor:
@@ -280,7 +301,10 @@ class FactoredGaussian(AnyGaussian):
 
 @register_kl(Posterior, Independent)
 def _kl_to_normal(q: Posterior, p: Any) -> Tensor:
-    """KL(q || p), (B,), for a Gaussian q and a normal p with independent dimensions."""
+    """KL(q || p), (B,), for a normal p with independent dimensions.
+
+    The entropy and the variance of q must have a closed form, as those of Gaussians.
+    """
     base = p.base_dist
     if not isinstance(base, Normal) or p.reinterpreted_batch_ndims != 1:
         raise NotImplementedError(f"the KL of {type(q).__name__} to {p} has no closed form here")

@@ -53,7 +53,7 @@ def extend_mixture(
     Q_{m-1} is a mixture of m components.
 
     Args:
-        score: real numbers s, (B,). The weight is ε = minimum + (maximum - minimum)·sigmoid(s).
+        score: output s of a gate network, (B,). ε = minimum + (maximum - minimum)·sigmoid(s).
         minimum: the smallest ε.
         maximum: the largest ε.
         log_alpha: log-weights of Q_{m-1}, (m, B).
@@ -80,8 +80,8 @@ def extended_elbo(
 ) -> Tensor:
     """The ELBO of the mixture Q_m = (1 - ε) Q_{m-1} + ε q_m, averaged over the batch, a scalar.
 
-    It is estimated from one sample z of each of the m + 1 components. The other arguments are those of
-    `extend_mixture`.
+    The ELBO is estimated from one sample z of each of the m + 1 components. All arguments except
+    `log_joint` are those of `extend_mixture`.
 
     Args:
         log_joint: log p(x, z) at the samples, (m + 1, B).

@@ -105,7 +105,10 @@ def _images(
     size: tuple[float, float],
     names: Sequence[str] = (),
 ) -> Path:
-    """Draw rows of images, with a name to the left of each row. No row is longer than the first."""
+    """Draw rows of images in a figure of `size` inches, with a name to the left of each row.
+
+    No row may be longer than the first row.
+    """
     with plt.rc_context({**STYLE, "axes.grid": False}):
         figure, grid = plt.subplots(
             len(rows), len(rows[0]), figsize=size, layout="constrained", squeeze=False
@@ -160,7 +163,7 @@ def label_points(
 ) -> list[Any]:
     """Write labels near points, so that labels do not cover other labels or points.
 
-    A label far from its point gets a line to it.
+    A line joins a label to its point if the two are far apart.
 
     Args:
         axes: the matplotlib axes, in their final layout.

@@ -24,7 +24,8 @@ def _cells(
 ) -> list[Any]:
     """Return the cells of one table row, for the columns with the indices `places`.
 
-    A column for which the paper has numbers also gives a cell with the paper's number.
+    The function `show` converts an entry to a cell. If Kim and Pavlovic (2020) report numbers for a
+    column, a second cell with their number follows.
     """
     found = []
     for i in places:
@@ -38,7 +39,8 @@ def _cells(
 def to_terminal(table: Table, width: int = 120) -> Group:
     """Convert a table of a report to an object that a console of the package rich prints.
 
-    Each data set gets a table of its own, or several ones if it is wider than `width` characters.
+    Each data set gets its own table, or several tables if one table would be wider than `width`
+    characters.
     """
     parts: list[RichTable | Text] = [Text(table.title, style="bold"), Text(table.caption, style="dim")]
     for title, places in table.groups:
@@ -69,7 +71,11 @@ def _terminal_table(table: Table, places: Sequence[int]) -> RichTable:
 
 
 def _pieces(table: Table, places: Sequence[int], width: int) -> list[list[int]]:
-    """Divide the columns with the indices `places` into groups that fit into `width` characters."""
+    """Divide the table columns with the indices `places` into groups, one for each printed table.
+
+    A printed table of one group has at most `width` characters per line. A group has at least one
+    column.
+    """
     name = max(len(str(line.row)) for line in table.lines) + 4
     pieces: list[list[int]] = []
     room = 0
@@ -113,7 +119,10 @@ def to_markdown(table: Table) -> str:
 
 
 def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> str:
-    """Return a Markdown table; the first `left` columns are aligned left, the others right."""
+    """Return a Markdown table with the column titles `heads`.
+
+    The first `left` columns are aligned to the left, the others to the right.
+    """
     aligned = ["---"] * left + ["---:"] * (len(heads) - left)
     return "".join(f"| {' | '.join(cells)} |\n" for cells in (heads, aligned, *rows))
 

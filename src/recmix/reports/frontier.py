@@ -18,16 +18,16 @@ from recmix.reports.summary import Point
 __all__ = ["RefinementPoint", "frontiers", "refinement_times"]
 
 ACROSS = 3
-"""Most panels in a row."""
+"""Largest number of panels in a row of the figure."""
 OFFSET = (10, 6)
-"""From a point to its label before labels are moved, in pixels: half a marker."""
+"""Distance (x, y) from a point to its label, in pixels, before overlapping labels are moved."""
 
 
 def frontiers(panels: Mapping[str, Sequence[Point]], path: Path, *, samples: int = 100) -> Path:
     """Draw the gain in test log-likelihood over VAE+ against the inference time, one point per method.
 
-    VAE+ is the plain VAE that was trained further. A dashed line joins the methods that no other
-    method beats in both. Labels are moved so that they do not overlap.
+    VAE+ is the plain VAE that was trained further. A dashed line joins the methods that have a higher
+    gain than every faster method. Labels are moved so that they do not overlap.
 
     Args:
         panels: {title of the panel: its points}, from `recmix.reports.summary.panels`.
@@ -58,7 +58,10 @@ def frontiers(panels: Mapping[str, Sequence[Point]], path: Path, *, samples: int
 
 
 def _looks(labels: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """Return colour and marker by label. The paper's methods have the same ones in every figure."""
+    """Return {label of a method: (its colour, its marker)}.
+
+    The methods of Kim and Pavlovic (2020) have the same colours and markers in every figure.
+    """
     found = list(dict.fromkeys([*PAPER_ORDER, *labels]))
     return {
         label: (COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]) for i, label in enumerate(found)
@@ -66,7 +69,10 @@ def _looks(labels: Iterable[str]) -> dict[str, tuple[str, str]]:
 
 
 def _draw(axes: Any, points: Sequence[Point], looks: Mapping[str, tuple[str, str]]) -> None:
-    """Draw the points of a panel, their standard deviations and the line of the best points."""
+    """Draw the points of a panel, their standard deviations, and the line that joins the best points.
+
+    The best points have a higher gain than every faster point. `looks` is the result of `_looks`.
+    """
     axes.axhline(0, color="#bbbbbb", lw=0.8, zorder=0)
     axes.set_xscale("log")
     times = [point.milliseconds for point in points]
@@ -88,7 +94,7 @@ def _draw(axes: Any, points: Sequence[Point], looks: Mapping[str, tuple[str, str
 
 @dataclass(frozen=True, kw_only=True)
 class RefinementPoint:
-    """One way to refine the posterior q(z | x), as a point in the figure of bound against time."""
+    """One way to refine the posterior q(z | x), as a point in the figure of IWAE bound against time."""
 
     how: str  # kind of refinement; ``none`` for the encoder's own posterior
     steps: int  # number of refinement steps
@@ -107,13 +113,13 @@ def refinement_times(
     samples: int,
     title: str = "Refinement",
 ) -> Path:
-    """Draw the IWAE bound against the time to compute the posterior of an example.
+    """Draw the IWAE bound of each refinement against the time to compute the posterior of an example.
 
-    The marker of a point shows the kind of refinement, its label the number of steps. A dashed line
-    joins the refinements that no faster refinement exceeds in the bound.
+    The marker of a point shows the kind of refinement. The label of a point shows the number of steps.
+    A dashed line joins the points with `efficient`, which have a higher bound than every faster point.
 
     Args:
-        points: the refinements that have a bound.
+        points: the refinements whose IWAE bound was computed.
         path: the file to write. Its suffix selects PNG or SVG.
         limit: the time limit in milliseconds per example, shown as a vertical line.
         samples: K of the IWAE-K bound, for the label of the axis.
@@ -154,7 +160,14 @@ def _name(how: str) -> str:
 def _draw_refinements(
     axes: Any, points: Sequence[RefinementPoint], looks: Mapping[str, tuple[str, str]], limit: float
 ) -> None:
-    """Draw the points with their errors, the efficient line and the time limit."""
+    """Draw the points with their standard errors, the line of efficient points, and the time limit.
+
+    Args:
+        axes: the matplotlib axes.
+        points: the refinements.
+        looks: {kind of refinement: (colour, marker)}.
+        limit: the time limit in milliseconds per example.
+    """
     times = [*(point.milliseconds for point in points), limit]
     axes.set_xlim(min(times) / 1.3, max(times) * 1.3)
     for how, (colour, marker) in looks.items():

@@ -85,7 +85,10 @@ def latex_document(tables: Sequence[Table]) -> str:
 
 
 def _span(width: int, rule: str, text: str) -> str:
-    """Return a centred LaTeX cell over `width` columns; `rule` is ``|`` for a line on its right."""
+    """Return a centred LaTeX cell over `width` columns.
+
+    If `rule` is ``|``, the cell has a vertical line on its right. If it is empty, there is no line.
+    """
     return rf"\multicolumn{{{width}}}{{c{rule}}}{{{text}}}"
 
 

@@ -17,16 +17,19 @@ __all__ = ["coloured", "control_missing", "devices", "few", "incomplete", "kinds
 __all__ += ["repeated", "smallest"]
 
 LISTED = 6
-"""How many names a note lists before it counts the rest."""
+"""Largest number of names that a note lists. A note gives the number of the other names."""
 
 
 def coloured(results: Results, column: TableColumn) -> bool:
-    """Whether a table column has enough data splits for p-values, which its colours show."""
+    """Whether a table column has enough data splits for p-values. The colours show these p-values."""
     return results.splits(column) >= FEWEST_PAIRS
 
 
 def _note(text: str, names: Iterable[str]) -> list[str]:
-    """Return one note with the text and the first names, or no note if there are no names."""
+    """Return a list with one note: the text, and the first `LISTED` names.
+
+    If there are no names, the list is empty.
+    """
     found = list(names)
     rest = f" and {len(found) - LISTED} more" if len(found) > LISTED else ""
     return [f"{text}: {'; '.join(found[:LISTED])}{rest}."] if found else []
@@ -67,7 +70,10 @@ def smallest(results: Results) -> list[str]:
 
 
 def control_missing(results: Results) -> list[str]:
-    """Make notes that name the columns without a score of the control VAE+, or with several VAE+."""
+    """Make notes that name the table columns without a control.
+
+    They have no score of VAE+, or runs of VAE+ with different training options.
+    """
     problems = {str(column): results.control_problem(column) for column in results.columns}
     missing = [column for column, problem in problems.items() if problem.startswith("no ")]
     several = [column for column, problem in problems.items() if problem.startswith("several")]
@@ -81,7 +87,7 @@ def control_missing(results: Results) -> list[str]:
 
 
 def other_noise(results: Results) -> list[str]:
-    """Make a note that rows with a calibrated noise of the likelihood have another p(x)."""
+    """Make a note that rows with a calibrated noise of the likelihood have a different model p(x)."""
     if not any(row.noise and cell.values for (row, _), cell in results.cells.items()):
         return []
     return [
@@ -92,7 +98,11 @@ def other_noise(results: Results) -> list[str]:
 
 
 def incomplete(results: Results) -> list[str]:
-    """Make notes that name table rows with fewer data splits than others, and runs without a score."""
+    """Make notes on missing results.
+
+    They name the table rows with fewer data splits than other rows and the runs without a test score,
+    and give the number of runs that are not done.
+    """
     fewer, unscored, pending = [], [], 0
     for (row, column), cell in _ordered(results):
         most = results.splits(column)
@@ -126,7 +136,7 @@ def kinds(results: Results) -> list[str]:
 
 
 def repeated(results: Results) -> list[str]:
-    """Make a note that names the table rows with runs of the same options, data split and seed."""
+    """Make a note that names the table rows with repeated runs: same options, data split and seed."""
     return _note(
         "Some runs repeat another run of the same split and restart with the same options. The one with "
         "the best validation bound is used",

@@ -33,15 +33,15 @@ TEMPLATES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-"""The templates of the page. Everything that they print is escaped."""
+"""The Jinja templates of the page. They escape all values that they insert, except `Markup`."""
 TEMPLATES.filters["minus"] = lambda text: text.replace("-", "−")  # as wide as a plus
 
 CHUNK = 64
-"""Runs whose details are compressed together. A click on a run decompresses one chunk."""
+"""Number of runs whose details are compressed together. A click on a run decompresses one chunk."""
 COLOURS = 12
-"""Colours of lines and points in the style sheet."""
+"""Number of colours for lines and points in the style sheet."""
 MAX_MESSAGES = 200
-"""Messages that the page lists. It gives the number of the rest."""
+"""Largest number of messages that the page lists. The page gives the number of the others."""
 MAX_FIGURE_BYTES = 16 * 2**20
 MEDIA_TYPES = {"jpg": "jpeg", "svg": "svg+xml"}
 """Media types of images whose names differ from the file's ending."""
@@ -85,7 +85,7 @@ def page(store: StoreContent, results: Results) -> str:
 
 
 def _counts(records: Sequence[Record]) -> dict[str, int]:
-    """Return the counts at the top of the page: runs by state, splits, table rows."""
+    """Return the counts at the top of the page: runs in each state, data splits, and table rows."""
     states = Counter(record.status for record in records)
     return {
         "runs": len(records),
@@ -97,7 +97,11 @@ def _counts(records: Sequence[Record]) -> dict[str, int]:
 
 
 def _highlights(results: Results) -> list[dict[str, Any]]:
-    """Return for each table column its best row, and the best number of the paper, for the summary."""
+    """Return the summary of the page: a mapping for each table column that has test scores.
+
+    A mapping has the best row of the column, its test bound and its gain over VAE+, and the highest
+    number that Kim and Pavlovic (2020) report.
+    """
     found = []
     for place, column in enumerate(results.columns):
         cell = results.best(column)
@@ -118,7 +122,7 @@ def _highlights(results: Results) -> list[dict[str, Any]]:
 
 
 def _embedded(figures: Sequence[Path]) -> tuple[list[tuple[str, str]], list[str]]:
-    """Return caption and ``data:`` URL of each image, and a message for each image left out."""
+    """Return pairs (caption, ``data:`` URL) of the images, and a message for each image left out."""
     embedded, problems = [], []
     for path in figures:
         try:
@@ -141,7 +145,10 @@ def _base64(content: bytes) -> str:
 
 
 def _index(records: Sequence[Record], results: Results) -> dict[str, Any]:
-    """Return the data for the script of the page: tables, runs, and learning curves of selected runs."""
+    """Return the data for the page's JavaScript: tables, runs, and learning curves.
+
+    There are learning curves only for the runs that were selected for the tables.
+    """
     row_of = {row: i for i, row in enumerate(results.rows)}
     column_of = {column: i for i, column in enumerate(results.columns)}
     chosen = {record.folder for cell in results.cells.values() for record in cell.chosen.values()}
@@ -187,7 +194,10 @@ def _index(records: Sequence[Record], results: Results) -> dict[str, Any]:
 
 
 def _hues(rows: Sequence[Row]) -> dict[str, int]:
-    """Return a colour number for each method label; those of the paper's methods never change."""
+    """Return {label of a method: number of its colour}.
+
+    The methods of Kim and Pavlovic (2020) have the same colours in every report.
+    """
     labels = dict.fromkeys(row.label for row in rows)
     found = {label: PAPER_ORDER.index(label) for label in labels if label in PAPER_ORDER}
     free = [i for i in range(COLOURS) if i not in found.values()] or list(range(COLOURS))
@@ -196,7 +206,7 @@ def _hues(rows: Sequence[Row]) -> dict[str, int]:
 
 
 def _details(record: Record) -> dict[str, Any]:
-    """Return the fields that the page shows after a click on a run, without empty ones."""
+    """Return the fields that the page shows after a click on a run. Empty fields are left out."""
     found = {
         "reason": record.reason,
         "epochs": record.epochs,

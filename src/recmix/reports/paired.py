@@ -15,7 +15,7 @@ __all__ = ["FEWEST_PAIRS", "Comparison", "compare", "holm", "signed_rank_p"]
 FEWEST_PAIRS = 6
 """With fewer pairs no p-value is shown: the smallest possible one for five pairs is 1/32."""
 MOST_TIED = 16
-"""Most pairs with ties or zeros for which all signs are enumerated."""
+"""Largest number of pairs, if some are ties or zeros, for which all signs are enumerated."""
 SAME = 9
 """Differences that agree to this many decimals (of a nat) are ties, or zero."""
 
@@ -83,7 +83,9 @@ class Comparison:
 
 
 def compare(first: Mapping[int, float], second: Mapping[int, float]) -> Comparison:
-    """Compare the scores of two methods, {number of the split: score in nats}, on their common splits.
+    """Compare the scores of two methods on the data splits on which both have a score.
+
+    Each of `first` and `second` has the scores of one method, {number of the split: score in nats}.
 
     >>> found = compare({s: 2.0 + s / 9 for s in range(8)}, {s: 1.0 for s in range(8)})
     >>> found.p == 1 / 256, found.effect

@@ -115,7 +115,10 @@ def posterior_animation(instances: Sequence[Instance], path: Path) -> Path:
 
 
 def _posterior(axes: Any, one: Instance, stage: FigureStage) -> None:
-    """Draw the contours of an image's true posterior and the ellipses of one mixture."""
+    """Draw the contours of the true posterior of the image `one`, and the ellipses of one mixture.
+
+    The mixture is given by `stage`.
+    """
     top = float(one.density.max())
     if top > 0:
         levels = top * np.array([0.05, 0.2, 0.4, 0.6, 0.8, 0.95])

@@ -46,7 +46,8 @@ def _all() -> dict[tuple[str, str, int, str, Setting, str], Published]:
 def _unfold(table: str, line: list[Any]) -> Iterator[Published]:
     """Yield the numbers of one line of ``published.json``.
 
-    A line of a table that compares decoders has a number for the dense and one for the conv decoder.
+    A line of a table that compares decoders has two numbers: one for the dense decoder and one for the
+    convolutional decoder.
     """
     data, latent, label, setting = line[:4]
     common = {"table": table, "data": data, "latent": latent, "row": Row(label, setting)}

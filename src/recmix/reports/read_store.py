@@ -1,8 +1,8 @@
 """Read all run folders of a store, one `Record` for each run.
 
 A store is a folder of run folders (see `recmix.runs.folder`). The folder of a run that a grid made
-also has a ``job.json``, which names the table row of the run. A folder that cannot be read gives a
-message.
+also has a ``job.json``, which names the table row of the run. If a folder cannot be read, there is
+a message about it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = ["FIGURES", "printable", "read_store"]
 FIGURES = "figures"
 """Folder of a store that holds images for its report instead of a run."""
 OWN_DATA = "own data"
-"""Data of a model that was trained elsewhere and has no score yet."""
+"""Name of the data in the tables, if a model was trained elsewhere and has no score yet."""
 CURVE_POINTS = 80
 """A learning curve is thinned to about this many epochs."""
 CURVES = ("val_iwae", "val_elbo", "elbo")
@@ -56,7 +56,10 @@ JOB_COLUMN = ("data", *DATA_OPTIONS, *options_of(ModelOptions))
 def read_store(folder: str | Path) -> StoreContent:
     """Read all runs in a folder, and list the images in its subfolder ``figures``.
 
-    A run folder that cannot be read gives a message in the result, not an error.
+    If a run folder cannot be read, the result has a message about it, and no error is raised.
+
+    Raises:
+        RunError: if `folder` does not exist, cannot be read, or is itself the folder of one run.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -94,8 +97,8 @@ def read_store(folder: str | Path) -> StoreContent:
 def _with_known_columns(records: Sequence[Record]) -> list[Record]:
     """Complete the table columns of runs that have not begun.
 
-    A grid leaves some options open until the data are loaded, such as the likelihood. These come from
-    a begun run in the same column of the grid.
+    Such a run does not yet know some options, such as the likelihood, because they are chosen when the
+    data are loaded. They are copied from a run in the same column of the grid that has begun.
     """
 
     def named(job: Mapping[str, Any] | None) -> str:
@@ -116,7 +119,13 @@ def printable(name: str) -> str:
 
 
 def _read_run(path: str, name: str, messages: list[str]) -> Record:
-    """Read one run folder. A message for each file that is left out is added to `messages`."""
+    """Read one run folder.
+
+    Args:
+        path: path of the folder.
+        name: name of the folder.
+        messages: list to which a message is added for each file that cannot be used.
+    """
     job = read_optional(path, "job.json", dict, messages)
     content = read_json(path, "spec.json")
     if content is None and job is None:
@@ -165,8 +174,14 @@ def _holds_run(entry: os.DirEntry[str]) -> bool:
 def _place(spec: Spec | None, job: Mapping[str, Any], scores: Mapping[str, Any]) -> dict[str, Any]:
     """Return where a run belongs in the tables: row, column, split, restart and default inference.
 
-    Values of ``job.json`` replace those of ``spec.json``, with two exceptions: the job does not know all
-    options of the model, and it cannot give the label VAE+ of the control to another run.
+    Values of ``job.json`` replace those of ``spec.json``, with two exceptions. The networks, the
+    likelihood and the further options of a model always come from ``spec.json``. If ``job.json`` has
+    the label VAE+, which only the control may have, the label also comes from ``spec.json``.
+
+    Args:
+        spec: content of ``spec.json``; None if the run has not begun.
+        job: content of ``job.json``, or empty.
+        scores: content of ``scores.json``, or empty.
     """
     binary = job.get("data") in ("binary-mnist", "static-mnist")
     found: dict[str, Any] = {"network": "conv", "decoder_network": "conv"}
@@ -214,7 +229,10 @@ def _place(spec: Spec | None, job: Mapping[str, Any], scores: Mapping[str, Any])
 
 
 def _scored_data(scores: Mapping[str, Any]) -> str:
-    """Return the name of the data on which a model that was trained elsewhere was scored."""
+    """Return the name of the data on which a model was scored, or `OWN_DATA` without a score.
+
+    It is for models that were trained elsewhere, whose ``spec.json`` does not name the data.
+    """
     for score in scores.values():
         data = score.get("data") if isinstance(score, dict) else None
         name = data.get("name") if isinstance(data, dict) else None
@@ -232,7 +250,12 @@ def _job_model(job: Mapping[str, Any]) -> ModelOptions:
 
 
 def _curve(history: list[Any], messages: list[str]) -> tuple[Curve, float | None]:
-    """Return the learning curves of a run at some of its epochs, and its best validation bound."""
+    """Return the learning curves of a run at some of its epochs, and its best validation bound.
+
+    Args:
+        history: content of ``history.json``, with one mapping for each epoch.
+        messages: list to which a message is added if values are not numbers.
+    """
     rows = [row for row in history if isinstance(row, dict)]
     series: dict[str, NDArray[np.float64]] = {}
     for name in ("epoch", *CURVES):

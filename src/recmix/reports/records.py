@@ -32,7 +32,7 @@ IN_COLUMN = ("latent", "network", "decoder_network", "likelihood")
 NOT_IN_COLUMN = ("curvature", "curvature_rank")
 """Options of a model that do not change p(x, z)."""
 OF_VOCABULARY = ("classes", "end_token", "node_classes", "edge_classes")
-"""Options of a model that the vocabulary of texts determines. It may differ between splits."""
+"""Options of a model that the vocabulary of texts determines. They may differ between splits."""
 PAPER_ORDER = ("VAE", "VAE+", "SA", "IAF", "HF", "ME", "VLAE", "RME", "BVI-ER1", "BVI-ER2")
 SET_TITLES = {
     "mnist": "MNIST",
@@ -71,7 +71,13 @@ class Row:
 
     @classmethod
     def of(cls, label: str, setting: Setting, inference: Inference) -> Row:
-        """Return the table row of a run whose default settings of inference are `inference`."""
+        """Make the table row of a run.
+
+        Args:
+            label: name of the run's method in the tables.
+            setting: value of the option that the tables vary for this method, or None.
+            inference: the settings of inference that the run uses by default.
+        """
         noise, words = inference.noise != 1, inference_words(inference, inference)
         calibrated = inference.calibrated or noise
         return cls(label, setting, inference=words, calibrated=calibrated, noise=noise)
@@ -281,8 +287,8 @@ class Record:
     def keys(self, samples: int) -> dict[Row, str]:
         """Return the names of the IWAE-K test scores of the run for K = `samples`, {table row: name}.
 
-        A run has one row for each way of refining and calibrating its posterior. The first is the row of
-        its default settings, even if these were not scored.
+        A run has one row for each way of refining and calibrating its posterior. The first key is the
+        row of the run's default settings, even if these were not scored.
         """
         found = {self.row: str(ScoreKey("test", samples, self.inference))}
         for name in self.scores:

@@ -119,7 +119,8 @@ def _changed(options: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
 def finite(content: Any, replacement: Callable[[float], Any] = lambda value: None) -> Any:
     """Replace NaN and infinity, which JSON does not have, in nested mappings and lists.
 
-    The function `replacement` gets the number and returns the new value, by default None.
+    The function `replacement` gets NaN or the infinite number, and returns the value that replaces it,
+    by default None.
     """
     if isinstance(content, float):
         return content if math.isfinite(content) else replacement(content)

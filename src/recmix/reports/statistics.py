@@ -79,8 +79,8 @@ class Results:
     def control_problem(self, column: TableColumn) -> str:
         """Say why a table column has no control VAE+; the text is empty if it has one.
 
-        The control is the plain VAE that was trained further. VAE+ runs with different training options
-        are no control.
+        The control is the plain VAE that was trained further. If the VAE+ runs of a column have
+        different training options, none of them is the control.
         """
         rows = [cell.row for cell in self.column(column) if cell.row.label == CONTROL.label]
         if len({row.options for row in rows if row.options}) > 1:
@@ -92,8 +92,8 @@ class Results:
 def select(records: Iterable[Record]) -> dict[int, Record]:
     """Select the finished run with the best validation bound for each split of the data, {split: run}.
 
-    A run without a validation bound is selected only if no other has one. Among equal bounds, the lower
-    restart number decides, then the name of the folder.
+    A run without a validation bound is selected only if no other run of its split has one. If several
+    runs have the same bound, the run with the lowest restart number is selected, then by folder name.
     """
 
     def preference(record: Record) -> tuple[float, int, str]:
@@ -112,6 +112,10 @@ def choose_samples(records: Iterable[Record], given: int | None = None) -> tuple
 
     By default K is 100, as in Kim and Pavlovic (2020). If no run is scored with K = 100, it is the K
     with which the most runs are scored.
+
+    Args:
+        records: the runs.
+        given: the K that the user asked for; None for the default.
 
     Returns:
         K, and a message about runs without a score with this K (empty if there are none).
@@ -159,7 +163,14 @@ def summarise(records: Iterable[Record], *, samples: int = 100, correct: bool = 
 
 
 def _cell(row: Row, column: TableColumn, records: Sequence[Record], names: Mapping[str, str]) -> Cell:
-    """Compute one cell from the runs of its model; `names` has each run's score name, by folder."""
+    """Compute the table cell in this row and column.
+
+    Args:
+        row: the table row.
+        column: the table column.
+        records: the runs of the row's method, also those without a score for this row.
+        names: {folder of a run: name of the run's score for this row}.
+    """
     chosen = select(records)
     keys = {split: names[run.folder] for split, run in chosen.items() if run.folder in names}
     scored = {split: chosen[split].score(key, "iwae") for split, key in keys.items()}
@@ -191,7 +202,10 @@ def _cell(row: Row, column: TableColumn, records: Sequence[Record], names: Mappi
 
 
 def _moments(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """Return mean and standard deviation (divisor n - 1), each None if there are too few values."""
+    """Return the mean and the standard deviation (divisor n - 1) of the values.
+
+    Without values both are None. For one value the standard deviation is None.
+    """
     if not values:
         return None, None
     array = np.asarray(values)
@@ -202,7 +216,8 @@ def _tested(cells: Sequence[Cell], correct: bool) -> list[Cell]:
     """Return the cells of one column, with the best cell marked and the comparisons added.
 
     The best cell has the highest mean among the cells with the most splits. Cells whose likelihood has
-    a changed noise are another model of the data: they cannot be the best.
+    a changed noise are another model of the data: they cannot be the best. If `correct` is True,
+    p-values are corrected for the number of tests in the column (Holm).
     """
     same_model = [cell for cell in cells if not cell.row.noise]
     most = max((len(cell.values) for cell in same_model), default=0)

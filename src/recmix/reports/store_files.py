@@ -21,7 +21,7 @@ LOG_HEAD, LOG_TAIL, LINE = 6, 24, 400
 """Lines kept at the start and at the end of a log, and characters kept of a line."""
 LARGEST_LOG = 64 * 2**10
 STARTS = 5
-"""Start events kept of a log."""
+"""Number of start events that are kept of a log: the last ones."""
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def _opened(folder: str, name: str) -> Iterator[tuple[BinaryIO, int]]:
 
     Raises:
         FileNotFoundError: if the file is missing.
-        RunError: for every other error of the system.
+        RunError: if it is not a regular file, or if it cannot be opened or read.
     """
 
     def without_links(path: str, flags: int) -> int:
@@ -79,7 +79,8 @@ def read_log(folder: str, name: str) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the start events of a log, and the first and last lines of the file.
 
     Training writes a start event each time it begins or continues. The event names the machine and the
-    versions of software. Both lists are empty if the file does not exist.
+    versions of software. Both lists are empty if the file does not exist. If the file cannot be read,
+    the error message takes the place of the lines.
     """
     try:
         with _opened(folder, name) as (file, size):
@@ -95,9 +96,14 @@ def read_log(folder: str, name: str) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def _ends(head: bytes, tail: bytes, size: int) -> list[str]:
-    """Return the lines of a log, given as its first and last bytes `head` and `tail`.
+    """Return the lines of a log. For a long log, return only the first and the last lines.
 
-    Of a long log, only the first and last lines are returned. A line between them counts the others.
+    Between these, a line of text says how many lines are left out.
+
+    Args:
+        head: the first bytes of the log.
+        tail: the last bytes of the log; empty if `head` is the whole log.
+        size: number of bytes of the log.
     """
     lines = head.decode("utf-8", "replace").splitlines()
     if not tail and len(lines) <= LOG_HEAD + LOG_TAIL:

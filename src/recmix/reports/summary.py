@@ -97,7 +97,7 @@ def panels(rows: Sequence[dict[str, Any]]) -> dict[str, list[Point]]:
 
 
 def why_no_panel(rows: Sequence[dict[str, Any]]) -> str:
-    """Return why the figure of gain against inference time would have no point, in words."""
+    """Return a text that says why the figure of gain against inference time has no points."""
     if all(row["difference"] is None for row in rows):
         return "it shows gains over VAE+, and no run of VAE+ is scored on the same data and splits"
     if all(row["milliseconds"] is None for row in rows):
@@ -106,7 +106,10 @@ def why_no_panel(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _other_device(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> bool:
-    """Whether a row was timed on another device than the control VAE+ on the same data."""
+    """Whether a row and the control VAE+ on the same data were timed on different devices.
+
+    `rows` are all rows, and include the control.
+    """
     controls = (r for r in rows if (r["column"], r["row"]) == (row["column"], str(CONTROL)))
     control = next(controls, None)
     return control is not None and control["devices"] != row["devices"]
@@ -185,21 +188,22 @@ def _line(cell: Cell, results: Results) -> dict[str, Any]:
 
 
 def _factor(scored: Sequence[Score], name: str) -> float | None:
-    """Return the mean over runs of a calibrated option, such as ``scale``."""
+    """Return the mean over the scored runs of an option that a calibration chose, such as ``scale``."""
     return _mean(number((run.scores[key].get("inference") or {}).get(name)) for run, key in scored)
 
 
 def _inference(name: str) -> Inference:
-    """Return the settings of inference that the name of a score contains, or the default ones."""
+    """Return the settings of inference in the name of a score; the defaults if it is not valid."""
     key = parsed(name)
     return Inference() if key is None else key.inference
 
 
 def _validation(cell: Cell, samples: int) -> dict[str, Any]:
-    """Return the fields on the validation bounds of a row, without calibration.
+    """Return the fields of a row that contain IWAE-K bounds on validation data, before calibration.
 
-    ``validations`` has the bounds by K and split. ``validation`` is their mean for the K of the test
-    bound, or for the smallest K that every run has.
+    ``validations`` is {K: {split: bound}}. ``validation`` is the mean bound over splits. Its K,
+    ``validation_samples``, is `samples`. If a run has no bound with this K, it is the smallest K with
+    which every run has a bound.
     """
     found: dict[int, dict[str, float]] = {}
     for split in cell.values:
@@ -220,7 +224,10 @@ def _validation(cell: Cell, samples: int) -> dict[str, Any]:
 
 
 def _over_control(cell: Cell, results: Results) -> dict[str, Any]:
-    """Return the fields on the gain over the control VAE+: mean, standard deviation and p-value."""
+    """Return the fields of a row that describe the gain over the control VAE+.
+
+    Among them are the mean and the standard deviation of the gain over splits, and the p-value.
+    """
     control = results.cells.get((control_of(cell.row), cell.column))
     theirs = control.values if control is not None else {}
     shared = sorted(cell.values.keys() & theirs.keys())
@@ -245,7 +252,9 @@ def _over_control(cell: Cell, results: Results) -> dict[str, Any]:
 
 
 def _times(scored: Sequence[Score]) -> dict[str, Any]:
-    """Return the inference time of a batch of 128 (median over the runs) and the devices used.
+    """Return the fields of a row that contain the inference time of a batch of 128 and the devices.
+
+    The time is the median over the scored runs.
 
     If some runs were timed while nothing else ran on the machine, the other runs are left out.
     """
@@ -261,9 +270,10 @@ def _times(scored: Sequence[Score]) -> dict[str, Any]:
 
 
 def _gap(scored: Sequence[Score]) -> dict[str, Any] | None:
-    """Return the mean gap between log p(x) and the ELBO, with its standard error.
+    """Return the mean gap between log p(x) and the ELBO over the scored runs, with its standard error.
 
-    Runs whose gap was measured with another inference do not count.
+    A run counts only if its gap was measured with the same settings of inference as its score. The
+    result is None if no run counts.
     """
     totals, references, errors = [], [], []
     for run, key in scored:

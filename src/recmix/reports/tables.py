@@ -109,7 +109,7 @@ class Table:
 
     @cached_property
     def coloured(self) -> bool:
-        """Whether a cell of the table has one of the colours of `LEVELS`."""
+        """Whether at least one cell of the table has one of the colours of `LEVELS`."""
         return any(entry.level for line in self.lines for entry in line.entries)
 
     @cached_property
@@ -238,9 +238,14 @@ def _lines(
     make: Callable[[Cell, int], TableEntry],
     printed_for: Callable[[Row, TableColumn], Published | None],
 ) -> list[Line]:
-    """Return the rows of a table: `make` writes a cell as text with a number of decimals.
+    """Return the rows of a table as text.
 
-    `printed_for` looks up the paper's number for a row and column.
+    Args:
+        results: the numbers.
+        make: function that writes a cell as text. Its arguments are the cell and the number of
+            decimals.
+        printed_for: function that returns the number of Kim and Pavlovic (2020) for a row and a
+            column, or None.
     """
     columns = {}
     for column in results.columns:
@@ -270,18 +275,18 @@ def _with_paper(entry: TableEntry, printed: Published, digits: int) -> TableEntr
 
 
 def fixed(value: float | None, digits: int) -> str:
-    """Return a number with `digits` decimals, with no minus before zero. None gives empty text."""
+    """Return a number as text with `digits` decimals. Zero has no sign. None gives an empty text."""
     return "" if value is None else f"{value:z.{digits}f}"
 
 
 def signed(value: float, digits: int) -> str:
-    """Return a number with `digits` decimals and its sign + or -, but with no sign before zero."""
+    """Return a number as text with `digits` decimals and the sign + or -. Zero has no sign."""
     shown = f"{value:+z.{digits}f}"
     return shown if float(shown) else shown[1:]
 
 
 def decimals(value: float) -> int:
-    """Return how many decimals a score in nats is shown with: one, or two below 200."""
+    """Return how many decimals a score in nats has as text: 2 if it is between -200 and 200, else 1."""
     return 2 if abs(value) < 200 else 1
 
 

@@ -56,18 +56,21 @@ def _with_default(record: Record) -> Record:
 
 
 def model_of(record: Record) -> tuple[Row, TableColumn]:
-    """Return the row and the column of a run in the tables, without its calibration."""
+    """Return the table row of a run, without calibration, and its table column."""
     return replace(record.row, calibrated=False, noise=False), record.column
 
 
 def _trained(record: Record) -> tuple[Row, TableColumn]:
-    """Return the column of a run, and its row without everything that concerns inference."""
+    """Return the table row of a run, without refinement and calibration, and its table column."""
     row, column = model_of(record)
     return replace(row, inference=""), column
 
 
 def _names_to_show(records: Sequence[Record]) -> list[str]:
-    """Return the options that tell different runs of one row apart."""
+    """Return the names of the options that the row of a run must show.
+
+    `records` are runs that would share a row. With these options, different runs get different rows.
+    """
     same_seed: dict[tuple[int, int], list[Record]] = defaultdict(list)
     for record in records:
         same_seed[record.split, record.restart].append(record)
@@ -105,7 +108,10 @@ def _training_options(record: Record) -> dict[str, Any]:
 
 
 def _all_options(record: Record) -> dict[str, Any]:
-    """Return the options of training and inference that have an effect, and the run it started from."""
+    """Return the options of a run's training and inference, and the name of the run it started from.
+
+    Options that have no effect are left out.
+    """
     used, init = record.inference, (record.spec or {}).get("init") or {}
     start = [Path(str(init.get("run") or "")).name, str(init.get("weights") or "")[:8]]
     found = {"init": "/".join(filter(None, start)) or "none", **_training_options(record)}
@@ -114,5 +120,8 @@ def _all_options(record: Record) -> dict[str, Any]:
 
 
 def _refinement(used: Inference) -> dict[str, Any]:
-    """Return the options of a refinement that `inference_words` may not name."""
+    """Return the values of ``reuse`` and ``checks``; nothing if the posterior is not refined.
+
+    These are the options of a refinement that `inference_words` does not always name.
+    """
     return {"reuse": used.reuse, "checks": used.checks} if used.refine else {}

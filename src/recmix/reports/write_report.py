@@ -23,7 +23,7 @@ __all__ = ["FORMS", "write_report"]
 
 FORMS = ("html", "markdown", "latex", "terminal")
 SHOWN = 5
-"""Messages that are printed; the page lists all of them."""
+"""Largest number of messages that are printed. The HTML page lists more of them."""
 
 
 def write_report(
@@ -103,7 +103,10 @@ def _print_tables(tables: Sequence[Table], form: str, console: Console) -> None:
 
 
 def _print_notes(notes: Sequence[str], errors: Console) -> None:
-    """Print the first notes, and the number of the others. Most are about folders without a run."""
+    """Print the first notes, and the number of the others.
+
+    Most notes are about folders without a readable run.
+    """
     for note in notes[:SHOWN]:
         errors.print(Text(f"note: {note}", style="yellow"))
     if more := len(notes[SHOWN:]):

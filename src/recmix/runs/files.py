@@ -53,7 +53,9 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def update_json(path: Path, change: Callable[[], Any]) -> None:
-    """Replace the content of a JSON file by the result of `change`, while no other process can write it.
+    """Lock the folder of a JSON file, call `change`, and write the result of `change` to the file.
+
+    No other process can write to the file in the meantime, if the system can lock folders.
 
     Raises:
         RunError: another process has been writing in the folder for too long.
@@ -70,9 +72,10 @@ def update_json(path: Path, change: Callable[[], Any]) -> None:
 
 @contextlib.contextmanager
 def _writing(path: Path) -> Iterator[bool | None]:
-    """Let one process at a time write in the folder of `path`; make any OSError a RunError.
+    """Lock the folder of `path` while the context is open, and convert an OSError to a RunError.
 
-    The yielded value is that of `exclusive`.
+    The context yields True if this process has the lock. It yields False if another process still has
+    the lock after `WAIT_SECONDS`, and None if the system cannot lock folders.
     """
     try:
         with exclusive(path.parent, WAIT_SECONDS) as alone:
@@ -144,7 +147,7 @@ def _json(content: Any) -> bytes:
 
 
 def _digest(fields: dict[str, Any]) -> str:
-    """Return the SHA-256 hash of JSON values. It does not depend on the order of names and on spaces."""
+    """Return the SHA-256 hash of JSON values. The order of the names does not change the hash."""
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
@@ -152,7 +155,7 @@ def parse_json(text: bytes, name: str) -> Any:
     """Return the content of a JSON file that `write_json` wrote, after a check of its SHA-256 hash.
 
     Args:
-        text: the bytes of the file. They need not have a hash: older files have none.
+        text: the bytes of the file. A file of an older version, without a hash, is accepted.
         name: name of the file, for error messages.
     """
     try:
@@ -187,7 +190,7 @@ def finite(content: Any) -> Any:
 def check_regular(path: Path) -> int:
     """Return the size of a regular file in bytes.
 
-    A device or a pipe is an error, because reading it might never end.
+    Raise a RunError for anything else, such as a device or a pipe: reading it might never end.
     """
     about = path.stat()
     if not stat.S_ISREG(about.st_mode):
@@ -196,7 +199,7 @@ def check_regular(path: Path) -> int:
 
 
 def read_json(path: Path, largest: int = LARGEST_JSON) -> Any:
-    """Return the content of a JSON file. A file of more than `largest` bytes is an error."""
+    """Return the content of a JSON file; raise a RunError if it has more than `largest` bytes."""
     try:
         size = check_regular(path)
         if size > largest:
@@ -210,7 +213,10 @@ def read_json(path: Path, largest: int = LARGEST_JSON) -> Any:
 
 
 def read_toml(path: Path, what: str = "") -> dict[str, Any]:
-    """Return the content of a user's TOML file. `what` names it in errors, such as "the preset"."""
+    """Return the content of a user's TOML file; raise a ConfigError if this is not possible.
+
+    `what` says what the file is, such as "the preset", for error messages.
+    """
     name = f"{what} {path}".strip()
     try:
         with path.open("rb") as file:

@@ -41,7 +41,8 @@ from recmix.runs.spec import Spec
 __all__ = ["PRESET", "TRAINING_EXAMPLES", "TUNED", "VOCABULARY", "Run", "check_finite"]
 
 PRESET = "preset.json"
-"""Name of the file that holds a preset; the stages before the last are in folders inside."""
+"""Name of the file that holds a preset (a sequence of trainings). It is in the run folder of the last
+training. The other trainings have folders inside this folder."""
 TRAINING_EXAMPLES = "training_examples.json"
 """Name of the file that holds hashes of the training examples, if these were in memory."""
 TUNED = "tuned.json"  # name of the file that holds the inference that `recmix tune` chose
@@ -97,7 +98,8 @@ class Run:
 
         Args:
             spec: the options of the run and a description of its data.
-            overwrite: whether to replace a run in the folder; otherwise such a run is an error.
+            overwrite: whether to replace a run that is in the folder. If False, raise a RunError if
+                there is one.
             vocabulary: the vocabulary of the data, if they are texts.
         """
         self.check_free(overwrite=overwrite)
@@ -117,7 +119,11 @@ class Run:
             raise
 
     def check_free(self, *, overwrite: bool = False) -> None:
-        """Raise an error if the folder holds a run and `overwrite` is False, or only a part of a run."""
+        """Raise a RunError if a new run cannot be written into the folder.
+
+        There are three reasons: the folder is a file; it holds files of a run, but no ``spec.json``; or
+        it holds a run and `overwrite` is False.
+        """
         if self.folder.exists() and not self.folder.is_dir():
             raise RunError(f"{self.folder} is a file: give the name of a folder")
         if self.exists:
@@ -153,9 +159,9 @@ class Run:
     def lock(self) -> None:
         """Reserve the folder for this process, so that no other process trains in it.
 
-        If another process has reserved the folder, a RunError names this process. The reservation ends
-        with the process, also if it is killed, or when `set_status` writes a status other than
-        "running".
+        The reservation ends when this process ends, also if it is killed, or when `set_status` writes a
+        status other than "running". If another process has reserved the folder, raise a RunError that
+        names the other process.
         """
         lock(self.folder)
         remove_parts(*(self.folder / name for name in (*self.FILES, PRESET)))
@@ -227,7 +233,7 @@ class Run:
     def add_score(self, key: str, score: dict[str, Any]) -> None:
         """Add one evaluation result to the folder, or replace the result with this name.
 
-        It is an error if one of the bounds ``elbo`` and ``iwae`` is not finite.
+        Raise a NonFiniteError if one of the bounds ``elbo`` and ``iwae`` is not finite.
         """
         check_finite(score, str(self.folder))
         update_json(self.folder / "scores.json", lambda: {**self.scores(), key: score})
@@ -237,7 +243,10 @@ class Run:
         return self._by_score("reports.json")
 
     def _by_score(self, name: str) -> dict[str, Any]:
-        """Read a file with an object for each score; an empty result if there is no such file."""
+        """Read the JSON file `name` of the run, as {score name: object}.
+
+        The result is empty if there is no such file.
+        """
         path = self.folder / name
         found: dict[str, Any] = read_json(path) if path.exists() else {}
         if not isinstance(found, dict) or not all(isinstance(one, dict) for one in found.values()):
@@ -248,7 +257,10 @@ class Run:
         return found
 
     def add_reports(self, key: str, reports: Mapping[str, Any]) -> None:
-        """Add results {report name: result} that belong to the score `key`, or replace them."""
+        """Add results {report name: result} to those of the score with the name `key`.
+
+        If a report already has a result, the result is replaced.
+        """
 
         def change() -> dict[str, Any]:
             found = self.reports()
@@ -257,7 +269,10 @@ class Run:
         update_json(self.folder / "reports.json", change)
 
     def tuned(self) -> Inference | None:
-        """Read how ``recmix tune`` chose to refine the posterior; None if it was not used."""
+        """Read the inference settings that ``recmix tune`` chose; None if there are none.
+
+        They say how the posterior is refined and calibrated.
+        """
         path = self.folder / TUNED
         if not path.exists():
             return None
@@ -273,16 +288,17 @@ class Run:
             ) from error
 
     def set_tuned(self, inference: Inference, **more: Any) -> None:
-        """Write how the posterior q(z | x) is refined whenever the run is used, into ``tuned.json``.
+        """Write inference settings into ``tuned.json``. They are used each time the run is loaded.
 
-        `more` are further values for the file, such as measured times and bounds.
+        The settings say how the posterior q(z | x) is refined and calibrated. `more` are
+        further values for the file, such as measured times and bounds.
         """
         write_json(self.folder / TUNED, {"inference": inference.to_json(), **more})
 
     def vocabulary(self) -> Vocabulary | None:
         """Read the vocabulary, which converts texts to numbers; None if the data are not texts.
 
-        It is an error if the file holds another vocabulary than the run was trained with.
+        Raise a RunError if the file holds another vocabulary than the run was trained with.
         """
         described = self.spec().data.get("vocabulary")
         if described is None:
@@ -300,7 +316,7 @@ class Run:
         return found
 
     def set_vocabulary(self, vocabulary: Vocabulary | None) -> None:
-        """Write the vocabulary of the run to a file. Do nothing if it is None."""
+        """Write the vocabulary of the run to a file. Do nothing if `vocabulary` is None."""
         if vocabulary is not None:
             write_json(self.folder / VOCABULARY, vocabulary.describe())
 
@@ -328,7 +344,9 @@ class Run:
 
 
 def check_finite(score: Mapping[str, Any], of: str) -> None:
-    """Raise an error if a bound in an evaluation result is not a finite number.
+    """Raise a NonFiniteError if a bound in an evaluation result is not a finite number.
+
+    `of` names the run in the error message.
 
     >>> check_finite({"elbo": -90.0, "iwae": float("nan")}, "runs/vae")
     Traceback (most recent call last):

@@ -162,7 +162,10 @@ def prepare_upload(
 
 
 def _without_paths(spec: Spec) -> dict[str, Any]:
-    """Return a spec as JSON values, with only the last part of each path."""
+    """Return a spec as JSON values that do not show the folders of this machine.
+
+    Only the last part of each path is kept.
+    """
     content = spec.to_json()
     content["data"].pop("root", None)
     for part, name in (("data", "path"), ("init", "run")):

@@ -25,7 +25,8 @@ __all__ = ["LOCK", "exclusive", "has_lock", "lock", "unlock"]
 
 LOCK = ".lock"  # name of the locked file. It holds the host and the number of the process.
 NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
-"""A link in a foreign folder must not choose which file is written."""
+"""Flag of `os.open` that does not follow symbolic links. Otherwise a link in another user's folder could
+choose which file is written."""
 _held: dict[Path, int] = {}  # the descriptors of the files that this process has locked
 
 
@@ -38,7 +39,7 @@ def lock(folder: Path) -> None:
     """Reserve the folder for this process. Do nothing if this process has reserved it already.
 
     Raises:
-        RunError: another process has reserved the folder. The message names this process.
+        RunError: another process has reserved the folder. The message names the other process.
     """
     path = folder / LOCK
     if has_lock(folder) and not _same_file(_held[folder.resolve()], path):
@@ -85,11 +86,11 @@ def unlock(folder: Path) -> None:
 
 @contextlib.contextmanager
 def exclusive(folder: Path, seconds: float = 0.0) -> Iterator[bool | None]:
-    """Context that only one process at a time can enter for the same folder. It is for short changes.
+    """Lock a folder while the context is open, for short changes by one process at a time.
 
-    The lock is on the folder itself, so no file is left. The yielded value says whether the lock was
-    obtained: False if another process still has it after `seconds`, None if the system cannot lock
-    folders.
+    The context yields True if this process has the lock. It yields False if another process still has
+    the lock after `seconds`, and None if the system cannot lock folders. The lock is on the folder
+    itself, so no lock file is left.
     """
     if fcntl is None:
         yield None
@@ -122,7 +123,13 @@ def _same_file(descriptor: int, path: Path) -> bool:
 
 
 def _holder(descriptor: int) -> str:
-    """Name the process that has the lock, from what it wrote into the file."""
+    """Return a name of the process that holds the lock, such as "process 123 on host".
+
+    That process has written its number and its host into the locked file.
+
+    Args:
+        descriptor: the descriptor of the locked file.
+    """
     try:
         about = json.loads(os.pread(descriptor, 1000, 0))
         return f"process {about['pid']} on {about['host']}"

@@ -25,7 +25,7 @@ def model_card(
     Args:
         spec: the options of the run and a description of its data.
         scores: the evaluation results of the run, {score name: result}.
-        repo: the repository on the Hub, for the example of how to load the model.
+        repo: the repository on the Hub. The card shows how to load the model from there.
         licence: the licence of the weights, such as ``apache-2.0``; None to name no licence.
     """
     header = {"library_name": "recmix", "tags": ["recmix", "variational-autoencoder", spec.method]}
@@ -99,7 +99,7 @@ def _table(heads: list[str], rows: Iterable[Iterable[Any]]) -> list[str]:
 
 
 def _cell(value: Any) -> str:
-    """Return the text of one cell: without line breaks and without markup of Markdown or HTML."""
+    """Return a value as text for a table cell, without line breaks, Markdown or HTML."""
     text = " ".join(str(value).split())
     for character in "\\|`<>[]":
         text = text.replace(character, " " if character == "`" else f"\\{character}")

@@ -18,7 +18,8 @@ __all__ = ["FORMAT", "Spec", "check_description", "check_format"]
 
 FORMAT = 2  # version of the folder's layout. A folder of another version is an error.
 MAX_VALUES = 10**7
-"""Largest number of values of one example. A file that names more is an error, before memory is used."""
+"""Largest number of values of one example. A spec with a larger shape is rejected before any memory is
+allocated for it."""
 GROUPS = {"model": ModelOptions, "training": Training, "inference": Inference}
 KIND_NAMES = {
     str: "text",
@@ -74,7 +75,8 @@ class Spec:
             is used.
         data: description of the data, and where they were read from.
         init: description of the model that the run started from, or None.
-        setting: name of the option whose values tables compare (order, steps or flows), or None.
+        setting: name of the method's option that differs between rows of the tables of results (order,
+            steps or flows), or None.
         auto: for ``order = "auto"``: how the number of mixture components is chosen, and the result in
             words. Then `options` holds the number that was chosen. None otherwise.
     """
@@ -99,7 +101,11 @@ class Spec:
     def from_json(cls, content: Any, where: str = "spec") -> Spec:
         """Make a spec from JSON values, the inverse of `to_json`.
 
-        Other format versions and unknown fields are errors, which name the file `where`.
+        Args:
+            where: name of the file, for error messages.
+
+        Raises:
+            RunError: the format version is another one, a field is unknown, or a value is not valid.
         """
         if not isinstance(content, dict) or "method" not in content:
             raise RunError(f"{where} is not the spec of a run: expected a JSON object with 'method'")
@@ -125,7 +131,7 @@ class Spec:
 
 
 def check_description(data: Mapping[str, Any]) -> None:
-    """Raise a ConfigError if a field of a data description has a wrong type or an unknown option.
+    """Raise a ConfigError if a data description has an unknown option or a value that is not valid.
 
     Missing fields are allowed.
     """
@@ -140,7 +146,7 @@ def check_description(data: Mapping[str, Any]) -> None:
 
 
 def _check_kinds(values: Mapping[str, Any], kinds: Mapping[str, tuple[type, ...]]) -> None:
-    """Raise an error if a value has another JSON type than `kinds` says for its name."""
+    """Raise a ConfigError if a value does not have one of the types that `kinds` lists for its name."""
     for name, expected in kinds.items():
         value = values.get(name)
         if name in values and type(value) not in expected:

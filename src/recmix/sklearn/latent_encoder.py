@@ -198,7 +198,11 @@ class LatentEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         return tags
 
     def _check(self, X: Any, *, reset: bool = False) -> Any:
-        """Return X as scikit-learn checks it. Training needs two examples: one is held out."""
+        """Check X with the rules of scikit-learn, and return it as an array or a sparse csr matrix.
+
+        `reset` is true for training: then the number and the names of columns are stored, and X needs
+        two examples, because one is held out.
+        """
         return validate_data(
             self,
             X,

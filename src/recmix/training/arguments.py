@@ -18,7 +18,8 @@ from recmix.runs.training_options import Training
 __all__ = ["AUTO", "GROUPS", "Given", "as_text", "read_options", "split_auto"]
 
 AUTO = "auto"
-"""The value of `order` that means: as many components as give a significant gain."""
+"""The value of the option `order` that means: add mixture components as long as the gain of each is
+significant."""
 GROUPS: dict[str, type] = {"model": ModelOptions, "training": Training, "inference": Inference}
 """The groups of options that all methods share."""
 
@@ -105,12 +106,18 @@ def read_options(
 
 
 def as_text(value: Any) -> Any:
-    """A torch device or dtype as text, such as ``cuda:1`` or ``float64``; other values unchanged."""
+    """Return a torch device or dtype as text, such as ``float64``; return other values unchanged."""
     return str(value).removeprefix("torch.") if isinstance(value, torch.device | torch.dtype) else value
 
 
 def _unknown_option(method: str, name: str, known: Iterable[str]) -> str:
-    """The error message for an option that a method does not have. It names the methods that have it."""
+    """Return the error message for an option that a method does not have.
+
+    If other methods have this option, the message names these methods.
+
+    Args:
+        known: all valid names of options, from which the message suggests a similar one.
+    """
     text = unknown(f"option for {method}", name, known)
     others = [one for one in sorted(METHODS) if name in method_options(one) | growth_options(one)]
     if others and not any(name in words for words in OTHER_WORDS.values()):

@@ -1,6 +1,6 @@
 """Make additional images to train an encoder while the decoder is fixed.
 
-An encoder is much better on its training images than on others. Its task is to approximate the
+An encoder is much better on its training images than on other images. Its task is to approximate the
 posterior of the fixed decoder, which is defined for every image. So any image near the data can be
 a training image: a rotated or shifted image, or an image that the decoder makes.
 """
@@ -18,9 +18,11 @@ from recmix.model.likelihoods import Likelihood
 __all__ = ["Augment", "takes_decoder_samples"]
 
 TURN, SCALE, SHEAR, SHIFT = 0.2, 0.15, 0.15, 0.1
-"""Largest changes: radians, log-scale, shear, and share of half the side."""
+"""Largest rotation in radians, largest change of the log-scale, largest shear, and largest shift as a
+share of half the image's side."""
 TOWARDS, NOISE = 0.5, 0.3
-"""For decoder samples: largest interpolation weight of another image's mean, and scale of the noise."""
+"""For decoder samples: the largest weight of another image's posterior mean, and the standard deviation
+of the noise that is added to z."""
 
 
 class Augment:
@@ -109,5 +111,10 @@ class Augment:
 
 
 def takes_decoder_samples(likelihood: Likelihood, kind: str) -> bool:
-    """Whether images that the decoder makes can replace examples of this `recmix.data.Data.kind`."""
+    """Whether decoder samples (see `Augment`) can replace training examples of this kind.
+
+    Args:
+        likelihood: the likelihood of the model.
+        kind: kind of the data, see `recmix.data.Data.kind`.
+    """
     return likelihood.centred or kind in ("binary", "unit") or likelihood.values == "classes"

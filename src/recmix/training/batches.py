@@ -24,14 +24,14 @@ AHEAD = 4
 class Batches:
     """Makes batches of examples, as float tensors on a device; uint8 values become value / 255.
 
-    If the examples are one array in memory and fit, the whole array is copied to the device (as
-    uint8 or float), and batches are selected there. Otherwise threads read the next batches in
-    advance.
+    If the examples are one array in memory that fits on the device, the whole array is copied there
+    (as uint8 or float), and batches are selected on the device. Otherwise threads read the next
+    batches in advance.
 
     Args:
         examples: the data set, N examples (N, ...).
         binarise: whether the caller samples each pixel from a Bernoulli with its grey value as the
-            mean. It is only stored here.
+            mean. This class does no sampling: it only stores the flag.
     """
 
     def __init__(

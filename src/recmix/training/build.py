@@ -37,7 +37,7 @@ class Trained:
 
     Attributes:
         spec: everything that defines the run: its options and a description of its data.
-        vocabulary: how texts are written as examples, if the data were texts.
+        vocabulary: converts texts to examples and back, if the data were texts.
         outcome: the best epoch, its validation bound and why the training ended, as in
             ``status.json``; empty if the method was only loaded.
     """
@@ -67,7 +67,7 @@ class TrainedModel(Protocol):
 
     @property
     def vocabulary(self) -> Vocabulary | None:
-        """How texts are written as examples; None if the model was not trained on texts."""
+        """Converts texts to examples and back; None if the model was not trained on texts."""
 
 
 def pick_device(name: str) -> torch.device:
@@ -111,7 +111,10 @@ def build(
 
 
 def _class_of(name: str, given: type[Method] | None) -> type[Method]:
-    """The class of a stored method: a registered class of this name, or the class that the user gave."""
+    """Return the class of the stored method `name`: the user's class `given`, or a registered class.
+
+    Raise a ConfigError if the user's class has another name, or if no class of this name is registered.
+    """
     if given is None:
         if name not in METHODS:
             advice = "for a class of your own use recmix.load(folder, method=YourClass)"

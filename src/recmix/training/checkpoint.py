@@ -153,7 +153,7 @@ def load_checkpoint(
 
 
 def _read_state(stored: dict[str, Any]) -> State:
-    """Make a `State` from the header of a checkpoint. Values out of range raise a ValueError."""
+    """Make a `State` from the header of a checkpoint; raise a ValueError if a value is wrong."""
     state = State(**stored)
     for name in ("epoch", "step", "best_epoch"):
         if not _is_count(value := getattr(state, name)):
@@ -178,7 +178,10 @@ def _is_count(value: Any) -> bool:
 
 
 def _match_layout(optimizer: torch.optim.Optimizer) -> None:
-    """Give each parameter's optimiser state the parameter's memory layout, as fused updates need."""
+    """Convert the optimiser state of each parameter to the parameter's memory layout.
+
+    Fused updates need equal layouts.
+    """
     for p, slots in optimizer.state.items():
         for name, value in slots.items():
             if value.shape == p.shape and name != "step":  # a counter with its own dtype
@@ -197,7 +200,7 @@ def _write(path: Path, tensors: dict[str, Tensor], header: dict[str, Any]) -> No
 
 
 def _digest(tensors: dict[str, Tensor], header: dict[str, Any]) -> str:
-    """Return the SHA-256 digest of the header, without the digest in it, and of the tensors."""
+    """Return the SHA-256 digest of the tensors and of the header without its field ``sha256``."""
     rest = {name: value for name, value in header.items() if name != "sha256"}
     found = hashlib.sha256(json.dumps(rest, sort_keys=True).encode())
     for name, value in sorted(tensors.items()):
@@ -245,7 +248,8 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def _read_header(file: BinaryIO, size: int) -> Any:
     """Return the header of a safetensors file of `size` bytes.
 
-    Refuses a file whose size is not the one that the header states, before its tensors are read.
+    Raise a ValueError if the size is not the one that the header states. So a file of a wrong size is
+    found before its tensors are read.
     """
     file.seek(0)
     length = int.from_bytes(file.read(8), "little")
@@ -267,7 +271,7 @@ def _load_into(module: nn.Module, tensors: dict[str, Tensor], path: Path) -> Non
 
 
 def _check_fits(own: dict[str, Tensor], tensors: dict[str, Tensor], path: Path) -> None:
-    """Refuse tensors with other names or shapes than `own`."""
+    """Raise a RunError unless the tensors read from `path` have the same names and shapes as `own`."""
     for key in own.keys() ^ tensors.keys():
         where = "is missing from" if key in own else "is not expected in"
         raise RunError(f"{key} {where} {path}: the file belongs to a run with other options or networks")

@@ -19,13 +19,16 @@ WHY_LIKELIHOOD = {
     "graph": "the examples are graphs",
     "real": "the values are real numbers",
 }
-"""Why data of each kind get their default likelihood."""
+"""{kind of data, see `recmix.data.Data.kind`: why such data get their default likelihood}."""
 LARGE = 20_000
-"""From this number of training examples on, the default learning rate after `init` is enough."""
+"""With at least this many training examples, a training that starts from a trained model makes progress
+with its default learning rate."""
 
 
 def about_rate(rate: float, examples: int) -> str:
-    """Return a sentence about the default learning rate of a training that starts from a trained model.
+    """Return a text about the default learning rate of a training that starts from a trained model.
+
+    If there are few training examples (`examples`), the text suggests a higher learning rate.
 
     >>> about_rate(1e-6, 60_000)
     'learning rate 1e-06: the default of a training that starts from a trained model'
@@ -51,7 +54,11 @@ def print_choices(plans: Iterable[Plan], progress: bool | None) -> None:
 
 
 def _choices(plan: Plan) -> Iterator[str]:
-    """The sentences about one training. There are none for a run that is continued."""
+    """Yield sentences that say which likelihood and learning rate one training uses by default.
+
+    The learning rate is mentioned only if the training starts from a trained model. Values that the user
+    gave are not mentioned. A run that is continued gives no sentences.
+    """
     asked, spec = plan.request, plan.spec
     if asked.resume and asked.found:
         return

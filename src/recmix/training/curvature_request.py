@@ -28,7 +28,8 @@ USUAL = {
 }
 """Training options for a curvature network, unless others are given."""
 VALIDATION = Inference(how="learned", refine=2, checks=0)
-"""The refinement whose validation bound selects the best epoch."""
+"""How the posterior is refined in validation, while a curvature network is trained. The epoch with the
+highest bound of this refined posterior is the best epoch."""
 
 
 def without_curvature_name(request: Mapping[str, Any]) -> dict[str, Any]:

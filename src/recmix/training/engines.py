@@ -49,7 +49,7 @@ class Eager(Engine):
 
 ENGINES: dict[str, type[Engine]] = {"eager": Eager}
 FALLBACKS = {"auto": ("graph",), "graph": ("graph",), "compile": ("compile", "graph")}
-"""Engines to try for each name, before eager."""
+"""{value of the option `engine`: engines to try, in this order}. If all fail, ``eager`` is used."""
 
 
 def pick_engine(name: str, jobs: Sequence[Job]) -> tuple[Engine, str]:

@@ -22,13 +22,17 @@ WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 @contextmanager
 def faults(jobs: Sequence[Job]) -> Iterator[None]:
-    """Context in which trainings run. If the device cannot run them, the error says what to change.
+    """Context in which trainings run. If they cannot run, it raises an error with advice for the user.
 
-    There are two reasons: the memory is too small, or the training must be deterministic and an
-    operation is not. Trainings that are not done get the status "failed". Their last checkpoints stay.
+    In case of such an error, trainings that have not ended get the status "failed". Their last
+    checkpoints are kept.
 
     Args:
         jobs: the trainings. All or none of them are deterministic.
+
+    Raises:
+        OutOfMemory: the memory is too small.
+        ConfigError: the trainings must be deterministic, but an operation of torch is not.
     """
     wanted = jobs[0].training.deterministic
     if wanted and jobs[0].world.size > 1:
@@ -101,7 +105,7 @@ def deterministic(wanted: bool) -> Iterator[None]:
 
 @contextmanager
 def same_noise(jobs: Sequence[Job]) -> Iterator[None]:
-    """Context for training steps. It raises an error if they use torch's global random generator.
+    """Context for training steps: raise a ConfigError if they use torch's global random generator.
 
     The check is made for deterministic trainings only. A checkpoint stores the state of the training's
     own random generator, but not of the global generator. So a layer that uses the global generator,
@@ -127,7 +131,10 @@ def _global_state(device: torch.device) -> Tensor:
 
 
 def _what_to_lower(jobs: Sequence[Job]) -> str:
-    """Text that names the options of the first job that decide how much memory a step needs."""
+    """Return advice for the user: which options to lower so that a training step needs less memory.
+
+    The options are those of the first job.
+    """
     training, inference = jobs[0].training, jobs[0].objective.inference
     words = [f"batch_size (now {training.batch_size})"]
     if training.objective == "iwae":

@@ -106,7 +106,11 @@ def _with_order(plan: Plan, progress: bool | None) -> Trained:
 
 
 def _by_device(jobs: list[Job]) -> list[list[Job]]:
-    """Group the jobs that train together: those with the same GPU and engine. A CPU job is alone."""
+    """Group the jobs that train together.
+
+    They have the same GPU, the same engine and the same option `deterministic`. Each job on a CPU is a
+    group of its own.
+    """
     groups: dict[Any, list[Job]] = {}
     for job in jobs:
         of = job.training
@@ -116,7 +120,15 @@ def _by_device(jobs: list[Job]) -> list[list[Job]]:
 
 
 def _name_whole_run(stop: Interrupted | OutOfMemory, waiting: Sequence[Plan]) -> RecmixError:
-    """Name the folder of each waiting run in the message, and write its status into this folder."""
+    """Return the error `stop` with a message that names the folders of the whole runs.
+
+    A whole run trains an initial model first, in a folder inside its own folder. Each whole run is also
+    marked as interrupted or failed.
+
+    Args:
+        stop: the error that ended the training of the initial models. Its message names their folders.
+        waiting: the plans of the whole runs.
+    """
     message, status = str(stop), "interrupted" if isinstance(stop, Interrupted) else "failed"
     for plan in waiting:
         run, first = plan.request.run, plan.first and plan.first.request.run

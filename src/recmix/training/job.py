@@ -240,7 +240,10 @@ class Job:
         return torch.stack([torch.cat(column).double().mean() for column in zip(*parts, strict=True)])
 
     def _training_mode(self) -> None:
-        """Set training mode. A decoder that is not trained stays in evaluation mode, without dropout."""
+        """Set the method to training mode.
+
+        A decoder that is not trained stays in evaluation mode, without dropout.
+        """
         self.method.train()
         if self.training.train != "all":
             self.method.model.eval()
@@ -346,14 +349,14 @@ class Job:
             self.best = {k: v.detach().clone() for k, v in self.method.state_dict().items()}
 
     def _averaged(self) -> AbstractContextManager[None]:
-        """Give the method its averaged weights while the context is open, if weights are averaged."""
+        """Context in which the method has its averaged weights, if the training averages weights."""
         return nullcontext() if self.average is None else self.average.in_place()
 
     def fail(self, reason: str) -> str:
-        """Mark the run as failed, and return a text for the user: how the training can be continued.
+        """Mark the run as failed, and return a text that tells the user how to continue the training.
 
         Args:
-            reason: why it failed, such as too little memory; it is stored in the run folder.
+            reason: why the training failed, such as too little memory; it is stored in the run folder.
         """
         if self.run is None:
             return "Nothing was saved: give an output folder."

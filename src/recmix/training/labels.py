@@ -13,7 +13,8 @@ __all__ = ["row_label"]
 CHANGES = ("objective", "train", "augment", "decoder_samples", "distil")
 """Training options that change what is learned, not only how fast."""
 DETAILS = {"objective_samples": "objective", "distil_steps": "distil"}
-"""Training options that change what is learned if another option is not at its default."""
+"""{option: other option}. The option changes what is learned only if the other option does not have its
+default value."""
 
 
 def row_label(method: type[Method], training: Training, inference: Inference, init: Any) -> str:

@@ -22,7 +22,8 @@ from recmix.training.progress import Report, watch
 __all__ = ["train"]
 
 CHECK_EVERY = 100
-"""On a GPU, batches between two checks that losses are finite: a check waits for the device."""
+"""On a GPU, number of batches between two checks that all metrics are finite. Each check makes the CPU
+wait for the GPU."""
 
 
 def train(
@@ -35,6 +36,8 @@ def train(
 
     Args:
         jobs: the trainings. More than one is useful only on a GPU.
+        engine: how training steps run, see `recmix.training.engines.pick_engine`.
+        progress: whether to show the progress, see `recmix.training.progress.watch`.
 
     Returns:
         For each job, the error that ended it, or None if it succeeded.
@@ -93,7 +96,16 @@ def _in_step(active: list[Job]) -> list[Job]:
 
 
 def _epoch(running: Engine, stop: list[str], report: Report) -> dict[int, NonFiniteError]:
-    """Train the engine's jobs for one epoch."""
+    """Train the jobs of the engine `running` for one epoch, or for the rest of an epoch.
+
+    Args:
+        stop: the signals received so far, such as ``SIGTERM``. If there are any, the jobs are saved and
+            Interrupted is raised after the present batch; with several processes, after the epoch.
+        report: the function that shows the progress.
+
+    Returns:
+        {id(job): error} of the jobs that failed.
+    """
     jobs = running.jobs
     first, on_cpu = jobs[0], jobs[0].device.type == "cpu"
     failures: dict[int, NonFiniteError] = {}
@@ -155,9 +167,10 @@ def _show(report: Report, jobs: list[Job]) -> None:
 
 @contextmanager
 def _stop_signals() -> Iterator[list[str]]:
-    """Catch SIGINT and SIGTERM while the context is open; gives a list for the signal's name.
+    """Catch SIGINT and SIGTERM while the context is open.
 
-    A second signal raises KeyboardInterrupt at once.
+    The context yields an empty list. The first signal adds its name to this list. The second signal
+    raises KeyboardInterrupt at once. Outside the main thread, no signal is caught.
     """
     caught: list[str] = []
     if threading.current_thread() is not threading.main_thread():
@@ -179,7 +192,10 @@ def _stop_signals() -> Iterator[list[str]]:
 
 @contextmanager
 def _tensorboard(run: Run | None, training: Training) -> Iterator[Any]:
-    """Give a function that writes one row of the history to TensorBoard, if the option is on."""
+    """Context that yields a function, which writes the metrics of one epoch to TensorBoard.
+
+    If the option `tensorboard` is off or there is no run folder, the function does nothing.
+    """
     if not (run and training.tensorboard):
         yield lambda row: None
         return

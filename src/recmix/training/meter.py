@@ -58,7 +58,10 @@ class Meter:
         return dict(zip(self.names, self.sums.tolist(), strict=True))
 
     def not_finite(self) -> tuple[str, int] | None:
-        """Return a metric that was NaN or infinite and its first such batch, from 0; otherwise None."""
+        """Return the name of a metric that was NaN or infinite, and the first batch where this happened.
+
+        Batches are counted from 0. The result is None if all metrics were finite.
+        """
         for name, step in zip(self.names, self.first_bad.tolist(), strict=True):
             if step < math.inf:
                 return name, int(step)

@@ -17,7 +17,7 @@ from recmix.model.foreign import check_module, latent_shape
 __all__ = ["MethodModule", "as_networks", "keep_used_parts"]
 
 STORES = ("_modules", "_parameters", "_buffers")
-"""Where a torch module keeps its parts."""
+"""Attributes in which a torch module stores its submodules, parameters and buffers."""
 
 
 class MethodModule(nn.Module):
@@ -52,8 +52,8 @@ class MethodModule(nn.Module):
     def keep_used(self, x: Any) -> None:
         """Call the user's method, and remove the submodules and parameters that it does not use.
 
-        It is called once in evaluation mode and once in training mode. Nothing is removed if a call
-        fails.
+        The method is called with `x`, once in evaluation mode and once in training mode. Nothing is
+        removed if a call fails.
         """
         try:
             with evaluation_mode(self):
@@ -65,7 +65,11 @@ class MethodModule(nn.Module):
             parts[store] = {name: part for name, part in parts[store].items() if name in used}
 
     def _used_in_training(self, x: Any) -> set[str]:
-        """What `_used` gives in training mode. The module itself stays as it is."""
+        """Return the names of the parts that the user's method reads in training mode, see `_used`.
+
+        The call is made on a copy of the module. If the module cannot be copied, its buffers are
+        restored after the call.
+        """
         try:
             other = copy.deepcopy(self)
         except Exception:  # for example a module with a lock; its buffers are restored instead
@@ -78,9 +82,9 @@ class MethodModule(nn.Module):
                 buffer.data.copy_(value)
 
     def _used(self, x: Any) -> set[str]:
-        """The names of the parts that one call of the user's method reads.
+        """Return the names of the submodules, parameters and buffers that the user's method reads.
 
-        The state of random generators does not change.
+        The method is called once with `x`. The states of random generators do not change.
         """
         parts = self.whole.__dict__
         before = {store: parts[store] for store in STORES}
@@ -145,13 +149,15 @@ def as_networks(encoder: Any, decoder: Any) -> tuple[Any, Any]:
 
 
 def keep_used_parts(own: Own, shape: tuple[int, ...], latent: int) -> None:
-    """Remove from the encoder what `encode` of a whole VAE does not use, and likewise for `decode`.
+    """Remove the parts of a whole VAE that the encoder, or the decoder, does not use.
 
-    The encoder and the decoder may both contain the whole VAE. Then each keeps only the submodules and
-    parameters that its own method uses.
+    If encoder and decoder are methods of one module, both contain this whole module at first. After this
+    call, each of them contains only the submodules and parameters that its own method uses.
 
     Args:
         own: the user's encoder and decoder. Each is changed in place if it is a `MethodModule`.
+        shape: the shape of one example.
+        latent: the latent dimension.
     """
     encoder, decoder = own.encoder, own.decoder
     like = torch.zeros(())

@@ -120,15 +120,17 @@ def gains(
     *,
     samples: int,
 ) -> NDArray[np.float64]:
-    """Return how much higher the IWAE bound of `grown` is than that of `control`, (N,), in nats.
+    """Return the IWAE bound of `grown` minus that of `control` for each of N examples, (N,), in nats.
 
-    Both methods get the same noise, so that common errors cancel. The bound is IWAE-K, as in the
-    selection of the best epoch. It is averaged over about `SAMPLES` / K repetitions, which reduces its
-    noise.
+    Both methods get the same noise, so that common errors cancel. The bound is averaged over about
+    `SAMPLES` / K repetitions, which reduces its noise. K and the refinement of the posterior are those
+    with which the best epoch was selected.
 
     Args:
-        inference: how the posterior is refined, as in the selection of the best epoch; None for no
-            refinement.
+        grown: the mixture with the new component.
+        control: the mixture to which `grown` is compared.
+        inference: how the posterior is refined; None for no refinement.
+        samples: K of the IWAE-K bound.
     """
     centre = grown.model.centre
     repetitions = max(1, SAMPLES // samples)
@@ -282,7 +284,12 @@ def _record(steps: Sequence[Step], spec: Spec, test: Examples) -> dict[str, Any]
 def _finish(
     spec: Spec, steps: Sequence[Step], path: Sequence[Trained], test: Examples, run: Run | None
 ) -> Trained:
-    """Write the chosen mixture into the run folder: weights, spec, and the history of all steps."""
+    """Return the chosen mixture with the history of all steps, and write it into the run folder.
+
+    Args:
+        path: the mixture that was chosen in each step. The last of them is the result.
+        test: the validation examples of the significance tests.
+    """
     assert spec.auto is not None
     chosen = path[-1]
     why = summary(steps)
@@ -336,7 +343,12 @@ def _print(step: Step, progress: bool | None) -> None:
 
 
 def _name_whole_run(stop: Interrupted, run: Run | None, names: Sequence[str]) -> Interrupted:
-    """Name the folder of the whole run in the message, instead of the folders of the two mixtures."""
+    """Return `stop` with the folder of the whole run in its message, and mark the run as interrupted.
+
+    Args:
+        stop: the error that ended the training of two mixtures. Its message names their folders.
+        names: the names of the folders of the two mixtures, inside the folder of `run`.
+    """
     if run is None:
         return stop
     run.set_status("interrupted", epoch=0, reason="while choosing the order")

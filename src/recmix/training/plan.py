@@ -1,7 +1,8 @@
 """`make_plan` prepares one training from the arguments of `recmix.fit`.
 
 The steps are: read the options (`recmix.training.request`), read the data, make the model p(x, z),
-make the method. Then `Plan.claim_folder` makes the run folder, and `Plan.job` the training.
+make the method. Then `Plan.claim_folder` makes the run folder, and `Plan.job` makes the `Job`
+that trains the method.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class Plan:
     Attributes:
         spec: everything that defines the run: its options and a description of its data.
         first: the plan of the initial model, if the initial model must be trained first; else None.
+        init: the trained initial model, or None if there is none or it is not trained yet.
         finished: the trained model, if the run in the folder is already complete.
     """
 
@@ -128,7 +130,12 @@ def make_plan(method: Any, data: Any, *, select_on: Examples | None = None, **ar
 
 
 def _plan(asked: Request, source: Any, select_on: Examples | None = None) -> Plan:
-    """Make the plan of a request for data in any form that `recmix.fit` takes."""
+    """Make the `Plan` for the checked arguments `asked` and the data.
+
+    Args:
+        source: the data, in any form that `recmix.fit` takes.
+        select_on: examples that select the best epoch, see `make_plan`.
+    """
     # The data
     start, training = asked.start, asked.training
     before = asked.run.spec().data if asked.run and asked.found and asked.resume else None

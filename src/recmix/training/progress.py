@@ -23,11 +23,11 @@ from recmix.training.notebook import NotebookBar, in_notebook
 __all__ = ["Report", "count", "watch"]
 
 QUIET_SECONDS = 15.0
-"""Seconds between two lines if there is no terminal."""
+"""Smallest number of seconds between two printed lines of progress."""
 
 
 class Report(Protocol):
-    """A function that the training loop calls to report its progress. The context `watch` gives it."""
+    """A function that the training loop calls to report its progress. `watch` yields such a function."""
 
     def __call__(self, epoch: float, /, note: str = "") -> None:
         """Report that `epoch` epochs are done.
@@ -42,9 +42,12 @@ class Report(Protocol):
 def watch(title: str, epochs: int, done: int, show: bool | None = None) -> Iterator[Report]:
     """Show the progress of a training while the context is open.
 
-    The context gives a function, which the training calls to report its progress.
+    The context yields a function, which the training calls to report its progress.
 
     Args:
+        title: text in front of the progress.
+        epochs: number of epochs of the whole training.
+        done: number of epochs that were done before, if the training is resumed.
         show: False shows nothing. Otherwise there is a bar in a terminal or a notebook, and elsewhere
             a printed line every 15 seconds. True also prints a line at the end of a shorter training.
     """
@@ -82,11 +85,13 @@ def watch(title: str, epochs: int, done: int, show: bool | None = None) -> Itera
 def count(title: str, total: int, show: bool | None = None) -> Iterator[Callable[[int], None]]:
     """Show how many items of a task are done, and the time left, while the context is open.
 
-    It shows a bar in a terminal or a notebook, and elsewhere prints a line every 15 seconds. The context
-    gives a function. Call it with the total number of items done so far.
+    The progress is a bar in a terminal or a notebook, and elsewhere a printed line every 15 seconds. The
+    context yields a function. Call this function with the total number of items done so far.
 
     Args:
-        show: False shows nothing; True and None are the same.
+        title: text in front of the progress.
+        total: number of items of the whole task.
+        show: False shows nothing; True and None both show the progress.
     """
     console = Console(stderr=True)
     if show is False:
@@ -112,7 +117,16 @@ def count(title: str, total: int, show: bool | None = None) -> Iterator[Callable
 
 
 class _Lines:
-    """Prints a line of progress, at most one in `QUIET_SECONDS` seconds."""
+    """Prints lines of progress, at most one in `QUIET_SECONDS` seconds.
+
+    If the progress is reported with notes, there is also a line at the end.
+
+    Args:
+        total: number of epochs or items of the whole task.
+        done: number of epochs or items that were done before.
+        unit: text in front of the numbers, such as "epoch ".
+        short: whether the line at the end is printed even if no other line was printed.
+    """
 
     def __init__(
         self, title: str, total: int, done: int = 0, *, unit: str = "", short: bool = False

@@ -40,16 +40,16 @@ __all__ = [
 ]
 
 Callback = Callable[[int, dict[str, float]], None]
-"""Called with (epoch, metrics) after each epoch."""
+"""A function that is called after each epoch with the number of the epoch and {metric: value}."""
 FIRST_STAGE = {"epochs": 2000, "learning_rate": 5e-4}
 SECOND_STAGE = {"epochs": 20, "learning_rate": 1e-6}
 REQUEST = (
     *("method", "data", "init", "out", "resume", "overwrite", "encoder", "decoder", "vae_epochs"),
     *("callbacks", "progress"),
 )
-"""Names in a request besides options."""
+"""Names of the arguments of `recmix.fit` that are not options."""
 PARTS = ("likelihood", "prior")
-"""Parts of a model that a request gives by name or as an object."""
+"""Parts of a model that a user can give by name or as an object."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,8 @@ class Request:
         start: the trained model to start from, or None.
         address: the address of `start` on the Hugging Face Hub, if it came from there.
         first: the request for the initial model, if the initial model must be trained first.
-        vae_epochs: number of epochs of the initial model, if the user gave it.
+        vae_epochs: number of epochs of the initial model, if the user gave this number.
+        found: whether the run folder already holds a run.
     """
 
     cls: type[Method]
@@ -232,7 +233,15 @@ def check_start(init: Any) -> None:
 
 
 def _own_parts(own: Own, options: dict[str, Any], **parts: Any) -> tuple[Own, dict[str, Any]]:
-    """Return the user's own objects, and the options with the parts that are given by name."""
+    """Sort the likelihood and the prior, which a user gives as objects or by name.
+
+    Args:
+        own: the user's own encoder and decoder.
+        **parts: the likelihood and the prior as the user gave them.
+
+    Returns:
+        `own` with the parts that are objects, and `options` with the parts that are names.
+    """
     names = {name: part for name, part in parts.items() if isinstance(part, str)}
     objects = {k: part for k, part in parts.items() if part is not None and k not in names}
     given = objects.get("likelihood")
@@ -242,7 +251,16 @@ def _own_parts(own: Own, options: dict[str, Any], **parts: Any) -> tuple[Own, di
 
 
 def _with_instance(method: Method, given: Given, options: Mapping[str, Any]) -> Given:
-    """Add the options of a method instance, which fixes those of the method and the model."""
+    """Add the options of the user's method instance to the options that the user gave.
+
+    The instance fixes the options of the method and of the model. Raise a ConfigError if the user gave
+    one of these, too.
+
+    Args:
+        method: the instance.
+        given: the user's options, sorted by `read_options`.
+        options: the same options, not sorted.
+    """
     for name in options:
         if name in given.method or name in given.model:
             raise ConfigError(

@@ -39,10 +39,17 @@ def how_to_resume(run: Run) -> str:
 
 
 def is_complete(run: Run, spec: Spec, group: World) -> bool:
-    """Whether the run in the folder is complete. Raises an error if its options differ from `spec`.
+    """Return whether the run in the folder is complete, so that `spec` needs no more training.
 
-    If the run is not complete, this also prepares the folder for training: it reserves the folder, and
-    writes the new ``spec.json`` after all processes have read the old one.
+    If it is not complete, prepare the folder for more training: reserve the folder, wait until all
+    processes have read the old ``spec.json``, and write the new one.
+
+    Args:
+        spec: the requested run.
+        group: the processes that train the model together.
+
+    Raises:
+        RunError: the options of the run in the folder differ from those of `spec`.
     """
     stored = run.spec()
     for name, theirs, ours in _differences(stored, spec):

@@ -40,7 +40,7 @@ def check_data(start: TrainedModel, data: Data) -> None:
 
 
 def check_instance(method: Method, data: Data) -> None:
-    """Raise a ConfigError unless the user's method instance was made for examples of this shape."""
+    """Raise a ConfigError unless the method instance was made for examples of the data's shape."""
     if method.model.shape != data.shape:
         raise ConfigError(
             f"the {method.name} instance was made for examples of shape {method.model.shape}, these "

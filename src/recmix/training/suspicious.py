@@ -19,30 +19,32 @@ __all__ = ["fell", "warn_if_misread", "warn_if_suspicious"]
 FEWEST = 5
 """Fewer training examples than this are probably a mistake."""
 LOOKED_AT = 1000
-"""Training examples whose values are compared."""
+"""Number of training examples that are searched for two different values."""
 EXAMPLES, SAMPLES = 16, 4
-"""Examples, and samples of z for each, with which the outputs of an encoder are tried."""
+"""Number of examples, and of samples of z for each example, with which a VAE is tested."""
 CLEAR_NATS, CLEAR_SHARE = 2.0, 0.05
-"""Another meaning of the outputs is clearly better if its ELBO is higher by this many nats, and by this
-share of the ELBO."""
+"""Another interpretation of an encoder's outputs is clearly better if it raises the mean ELBO by more
+than this many nats, and by more than this share of the ELBO's absolute value."""
 MOST = 0.75
-"""Share of the examples for which its ELBO must be higher."""
+"""The ELBO of the other interpretation must be higher for more than this share of the examples."""
 OTHER_WIDTHS = (2 * math.log(0.5), 2 * math.log(2))
-"""Changes of the log-variance for standard deviations that are half or twice as large."""
+"""Changes of the log-variance that make the standard deviations half and twice as large."""
 OTHER_SCALE = 3.0
-"""Outputs of a decoder whose standard deviation is larger by this factor are on another scale than x."""
+"""A decoder's outputs are on another scale than the examples x if the standard deviation of the outputs
+is more than this many times that of x."""
 FAR_SCALE = 20.0
-"""The same for examples whose standard deviation is larger by this factor than that of the outputs."""
+"""The outputs are also on another scale if the standard deviation and the maximum of x are more than
+this many times those of the outputs."""
 WORSE, EXPLODED = 0.5, 10.0
-"""Shares of a validation bound before training. A bound that is lower by more than that is reported:
-the first for the bound that is kept at the end, the second for any bound on the way."""
+"""Warn if training lowers the validation bound by more than this share of its absolute value before
+training. `WORSE` is for the bound of the kept weights, `EXPLODED` for the lowest bound of all epochs."""
 
 
 def warn_if_suspicious(data: Data, method: Method, *, own_decoder: bool) -> None:
     """Warn of very few examples, of values that are all equal, and of probabilities used as logits.
 
     Args:
-        own_decoder: whether the user wrote the decoder.
+        own_decoder: whether the user wrote the decoder. Only then are its outputs tested.
     """
     count = len(data.x_train)
     if count < FEWEST:
@@ -83,9 +85,13 @@ def warn_if_misread(method: Method, x: Tensor) -> None:
 
 
 def _mistaken_decoder(method: Method, x: Tensor) -> str:
-    """A warning if the decoder gives probabilities instead of logits, or values on another scale.
+    """Return a warning if a decoder gives probabilities instead of logits, or values on another scale.
 
-    The outputs are looked at for the examples, at the means of q(z | x), and for samples of N(0, I).
+    The decoder is tested at the means of q(z | x) and at samples z of N(0, I). The result is "" if its
+    outputs look correct.
+
+    Args:
+        x: examples (B, ...). All values 0 means that no examples are known.
     """
     model, gaussian = method.model, isinstance(method.model.likelihood, Gaussian)
     if not (type(model.likelihood) is Bernoulli or (gaussian and x.any())):
@@ -117,10 +123,12 @@ def _mistaken_decoder(method: Method, x: Tensor) -> str:
 
 
 def _mistaken_encoder(method: Method, x: Tensor) -> str:
-    """A warning if another meaning of the encoder's two outputs gives a clearly higher ELBO.
+    """Return a warning if another interpretation of the encoder's two outputs clearly raises the ELBO.
 
-    The ELBO must be higher for most examples, and lower again for standard deviations that are half or
-    twice as large. An encoder whose outputs are only inaccurate does not meet the second condition.
+    Such an interpretation is, for example, (mean, standard deviation). Two conditions must hold: the
+    ELBO is higher for most examples, and neither half nor twice the standard deviations raise the ELBO
+    further. An encoder that is only inaccurate does not meet the second condition. The result is "" if
+    there is no reason for a warning.
     """
     model = method.model
     network = getattr(method.base_encoder, "network", method.base_encoder)
@@ -168,6 +176,8 @@ def fell(first: float, best: float, rows: Sequence[Mapping[str, float]], rate: f
     Args:
         first: the validation bound before training, in nats; NaN if it is not known.
         best: the validation bound of the weights that are kept.
+        rows: the metrics of each epoch.
+        rate: the learning rate, for the text.
     """
     if not math.isfinite(first) or not rows:
         return ""

@@ -1,6 +1,7 @@
 """`World`: the processes that train one model together under ``torchrun``.
 
-It has the rank of this process and the number of processes, and computes sums over all processes.
+A `World` object has the rank of this process and the number of processes. It computes sums over all
+processes.
 
 Without ``torchrun`` there is one process, and nothing is exchanged.
 """
@@ -118,9 +119,10 @@ def world() -> World:
 
 
 def _leave() -> None:
-    """Leave the process group, whose threads can abort the process at exit.
+    """Leave the process group at exit, because the threads of the group could abort the process.
 
-    After an uncaught error it is not left: leaving waits for the others, which may wait for this one.
+    Do not leave the group after an uncaught error. Leaving waits for the other processes, and they may
+    be waiting for this process.
     """
     if dist.is_initialized() and getattr(sys, "last_value", None) is None:
         dist.destroy_process_group()

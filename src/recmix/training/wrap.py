@@ -108,7 +108,14 @@ def wrap_networks(
 
 
 def _decoder(decoder: nn.Module, dims: tuple[int, ...], like: Tensor) -> nn.Module:
-    """Return the decoder as `as_decoder` does; explain the error if the encoder returns means only."""
+    """Return the decoder as a module that maps z (N, D) to one tensor, see `as_decoder`.
+
+    Raise a ConfigError if the decoder does not accept z of the shape `dims` per example. If the probable
+    reason is that the encoder returns means only, the message says this.
+
+    Args:
+        like: a tensor with the device and dtype of the networks.
+    """
     try:
         return as_decoder(decoder, dims, like)
     except ConfigError as error:
@@ -125,7 +132,14 @@ def _decoder(decoder: nn.Module, dims: tuple[int, ...], like: Tensor) -> nn.Modu
 
 
 def _likely_mistake(encoder: nn.Module, decoder: nn.Module, seen: Tensor) -> str:
-    """Why the encoder does not accept the examples, if a usual mistake explains it."""
+    """Return a text that says which common mistake explains that the encoder rejects the examples.
+
+    The mistakes are a missing batch axis, and encoder and decoder in the wrong order. The text is "" if
+    neither of them explains it.
+
+    Args:
+        seen: the user's examples (B, ...).
+    """
     given = f"examples of shape {tuple(seen.shape)}"
     missing = f"the encoder does not accept {given}, but it accepts them with one more dimension"
     swapped = f"the encoder does not accept {given}, but the decoder does"
@@ -142,9 +156,10 @@ def _likely_mistake(encoder: nn.Module, decoder: nn.Module, seen: Tensor) -> str
 
 
 def _batch(example: Any, like: Tensor, encoder: nn.Module) -> Tensor | None:
-    """Return the user's examples (B, ...) with the device and dtype of `like`, if any were given.
+    """Return the user's examples (B, ...) with the device and dtype of `like`; None if none were given.
 
-    Axes of size 1 are left out if the encoder accepts the examples only without them.
+    uint8 values are divided by 255. Axes of size 1 are removed if the encoder accepts the examples only
+    without these axes.
     """
     if example is None:
         return None
@@ -159,7 +174,10 @@ def _batch(example: Any, like: Tensor, encoder: nn.Module) -> Tensor | None:
 
 
 def _accepted(encoder: nn.Module, first: Tensor, second: Tensor) -> Tensor:
-    """Return the first examples, or the second ones if the encoder accepts only these."""
+    """Return `first`, or return `second` if the encoder accepts only `second`.
+
+    Both are the same examples, in two shapes.
+    """
     for x in (first, second):
         try:
             latent_shape(encoder, x)
@@ -172,7 +190,12 @@ def _accepted(encoder: nn.Module, first: Tensor, second: Tensor) -> Tensor:
 def _latent(
     encoder: nn.Module, latent: int | tuple[int, ...] | None, seen: Tensor | None
 ) -> tuple[int, ...]:
-    """Return the shape of the latent variable z of one example."""
+    """Return the shape of the latent variable z of one example.
+
+    Args:
+        latent: the dimension or shape of z that the user gave, if any.
+        seen: a batch of examples for the encoder, if there is one.
+    """
     given = (latent,) if isinstance(latent, int) else latent
     if given is not None and not (
         isinstance(given, Sequence) and given and all(isinstance(n, int) and n > 0 for n in given)
@@ -197,8 +220,8 @@ def _latent(
 def _likelihood(likelihood: str | Likelihood, shape: tuple[int, ...]) -> Likelihood:
     """Return the likelihood object for examples of this shape.
 
-    The name of a Gaussian likelihood is refused, because its variance is not known. The user must
-    give a Gaussian object with a variance instead.
+    Raise a ConfigError for the name of a Gaussian likelihood, because a name does not say the variance.
+    The user must give a Gaussian object with a variance instead.
     """
     if isinstance(likelihood, Likelihood):
         return likelihood

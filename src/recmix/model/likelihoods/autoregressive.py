@@ -20,9 +20,12 @@ from recmix.model.likelihoods.likelihood import Likelihood, Shape, register_like
 __all__ = ["Autoregressive"]
 
 TANGENT_VALUES = {"cpu": 2**24, "cuda": 2**27}
-"""Most logits (tangents x examples x positions x classes) in one pass of `fisher`, by device."""
+"""Memory limit of `fisher` by device: the largest number of logits that it computes in one pass.
+
+This number is (vectors in the pass) x (examples) x (positions) x (classes).
+"""
 PROBES = 4
-"""Number of vectors from which `mean_precision` is estimated."""
+"""Number of random vectors from which `mean_precision` is estimated."""
 
 
 @register_likelihood("autoregressive")
@@ -111,9 +114,10 @@ class Autoregressive(Likelihood):
         return (self.network.units,)
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z), (S, B), for tokens x (B, *event) and S context vectors of each, (S, B, F).
+        """log p(x | z), (S, B), for tokens x (B, *event) and context vectors (S, B, F).
 
-        All positions are computed at once, each from the true tokens before it.
+        S is the number of samples of z for each example. The network runs once for all positions
+        (teacher forcing): it predicts each token from the tokens of x before it.
         """
         tokens, present = _tokens(x)
         logits = self.logits(x, decoded)
@@ -124,8 +128,9 @@ class Autoregressive(Likelihood):
         """The logits of each token given z and the tokens before it: (S, B, T, K).
 
         Args:
-            x: token numbers (B, *event).
-            decoded: the decoder's outputs: context vectors (S, B, F).
+            x: token numbers (B, *event), with T values for each example.
+            decoded: the decoder's outputs, which are context vectors (S, B, F), for S samples of z for
+                each example.
         """
         return self.network.logits(self.network(_tokens(x)[0], decoded)) / self.noise
 
@@ -134,16 +139,17 @@ class Autoregressive(Likelihood):
         return self._generate(decoded, lambda logits: draw_class(logits, generator))
 
     def most_likely(self, decoded: Tensor) -> Tensor:
-        """The most likely tokens (..., *event), one after the other, for context vectors (..., F).
+        """Choose the most likely token at each position: (..., *event) for context vectors (..., F).
 
-        Each choice depends on the tokens chosen before it.
+        Each choice depends on the tokens that are chosen before it (greedy decoding). So the result is
+        not always the most likely sequence.
         """
         return self._generate(decoded, lambda logits: logits.argmax(-1))
 
     def mean(self, decoded: Tensor) -> Tensor:
-        """The most likely tokens as one-hot vectors of K classes, (..., *event, K).
+        """The tokens of `most_likely` as one-hot vectors of K classes, (..., *event, K).
 
-        They replace the mean, which has no closed form. Padding has only zeros.
+        They replace the mean, which has no closed form. The vector of a padding value is 0.
         """
         tokens = self.most_likely(decoded)
         classes = torch.arange(self.classes, device=decoded.device, dtype=decoded.dtype)
@@ -152,7 +158,8 @@ class Autoregressive(Likelihood):
     def precision(self, x: Tensor, decoded: Tensor) -> Tensor:
         """The diagonal of the Gauss-Newton matrix of -log p(x | z), (B, F); see `fisher`.
 
-        The computation needs F derivatives of the causal network.
+        The computation needs F derivatives of the causal network, where F is the size of the context
+        vector.
         """
         count = decoded.shape[-1]
         units = torch.eye(count, dtype=decoded.dtype, device=decoded.device)
@@ -161,8 +168,9 @@ class Autoregressive(Likelihood):
     def mean_precision(self, x: Tensor, decoded: Tensor) -> Tensor:
         """An estimate of the mean of `precision` for each example, (B,).
 
-        It is the average of vᵀ G v / F over a few fixed vectors v with entries ±1, where G is the
-        Gauss-Newton matrix of `fisher`. So it needs fewer derivatives of the causal network.
+        It is the average of vᵀ G v / F over a few fixed vectors v with F entries ±1, where G is the
+        Gauss-Newton matrix of `fisher`. This needs fewer derivatives of the causal network than
+        `precision`.
         """
         signs = _signs(decoded.shape[-1], decoded.dtype, decoded.device)  # (F, PROBES)
         columns = signs.expand(len(decoded), -1, -1)
@@ -183,7 +191,7 @@ class Autoregressive(Likelihood):
             return self._gauss_newton(x, decoded.contiguous(), vectors)
 
     def _gauss_newton(self, x: Tensor, decoded: Tensor, vectors: Tensor) -> Tensor:
-        """The result of `fisher`. `decoded` must be contiguous: others cannot have a tangent."""
+        """Compute the result of `fisher`. `torch.func.jvp` needs a contiguous tensor `decoded`."""
         tokens, present = _tokens(x)
         hidden_of = functools.partial(self.network, tokens)
         words = self.network.tokens.weight[: self.classes]  # logits = hidden @ words.mT + bias, (K, F)
@@ -205,7 +213,10 @@ class Autoregressive(Likelihood):
 
     @torch.no_grad()
     def _generate(self, decoded: Tensor, choose: Callable[[Tensor], Tensor]) -> Tensor:
-        """Tokens (..., *event), where `choose` picks a token from its logits, (N, K) -> (N,)."""
+        """Generate tokens (..., *event), one position after the other, for context vectors (..., F).
+
+        `choose` maps the logits of N tokens to N token numbers, (N, K) -> (N,).
+        """
         context = decoded.reshape(-1, decoded.shape[-1])
         state, before, found = self.network.start(context), None, []
         for t in range(self.network.length):
@@ -218,14 +229,14 @@ class Autoregressive(Likelihood):
 
 
 def _tokens(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Class numbers (B, T), 0 for padding, and whether they are no padding, (B, T)."""
+    """Token numbers (B, T), with 0 where x is padding, and a mask (B, T) that is False for padding."""
     flat = x.flatten(1)
     return flat.clamp(min=0).long(), flat >= 0
 
 
 @functools.lru_cache(maxsize=32)  # a constant of a captured CUDA graph must not be copied from the host
 def _signs(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Fixed random vectors of ±1, (F, PROBES)."""
+    """Fixed random vectors with entries ±1, as the columns of a matrix (size, PROBES)."""
     generator = torch.Generator().manual_seed(0)
     with torch.inference_mode(False):
         drawn = torch.randint(2, (size, PROBES), generator=generator)

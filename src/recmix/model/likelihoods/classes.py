@@ -37,14 +37,20 @@ def pad_after_end(tokens: Tensor) -> Tensor:
 
 
 def class_log_probs(x: Tensor, logits: Tensor) -> Tensor:
-    """log p of each class x (B, ...) under logits (S, B, ..., K): (S, B, ...). Padding has 0."""
+    """The log-probability of each class number x (B, ...) for logits (S, B, ..., K): (S, B, ...).
+
+    S is the number of samples of z for each example. Values of x below 0 are padding; they get 0.
+    """
     log_p = logits.log_softmax(-1)
     chosen = x.clamp(min=0).long().expand(log_p.shape[:-1])[..., None]
     return log_p.gather(-1, chosen).squeeze(-1) * (x >= 0)
 
 
 def class_residuals(x: Tensor, logits: Tensor) -> Tensor:
-    """The derivative of `class_log_probs` with respect to the logits (B, ..., K). Padding has 0."""
+    """The derivative of the result of `class_log_probs` with respect to the logits, (B, ..., K).
+
+    Values of x below 0 are padding; for these the derivative is 0.
+    """
     classes = torch.arange(logits.shape[-1], device=x.device, dtype=x.dtype)
     hot = (x[..., None] == classes).to(logits.dtype)
     return (hot - logits.softmax(-1)) * (x >= 0)[..., None]
@@ -94,7 +100,10 @@ class Categorical(Likelihood):
         return (*shape, self.classes)
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z), (S, B), for classes x (B, *event) and S logits of each, (S, B, *event, K)."""
+        """log p(x | z), (S, B), for class numbers x (B, *event) and logits (S, B, *event, K).
+
+        S is the number of samples of z for each example.
+        """
         return sum_event(class_log_probs(x, decoded / self.noise), x)
 
     def mean(self, decoded: Tensor) -> Tensor:
@@ -133,8 +142,8 @@ class Categorical(Likelihood):
     def fisher(self, x: Tensor, decoded: Tensor, vectors: Tensor) -> Tensor:
         """The Fisher information times `vectors` (B, P, D), for P logits of an example: (B, P, D).
 
-        For each value of x it is the K by K matrix (diag(p) - p pᵀ) / τ² of the class probabilities p
-        and the temperature τ = `noise`. It is 0 where x is padding.
+        The Fisher information has one K by K block for each value of x: (diag(p) - p pᵀ) / τ², where p
+        are the class probabilities and τ is the temperature `noise`. The block is 0 where x is padding.
         """
         p = self.mean(decoded).flatten(1, -2)[..., None]  # (B, values, K, 1)
         columns = vectors.unflatten(1, (-1, self.classes))  # (B, values, K, D)

@@ -27,7 +27,10 @@ class Poisson(Likelihood):
     values = "counts"
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z), (S, B), for counts x (B, *event) and S log-rates of each, (S, B, *event)."""
+        """log p(x | z), (S, B), for counts x (B, *event) and log-rates (S, B, *event).
+
+        S is the number of samples of z for each example.
+        """
         return sum_event(x * decoded - decoded.exp() - torch.lgamma(x + 1), x)
 
     def mean(self, decoded: Tensor) -> Tensor:
@@ -82,9 +85,10 @@ class NegativeBinomial(Likelihood):
         return not self.library
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z), (S, B), for counts x (B, *event) and S decoder outputs of each, (S, B, *event).
+        """log p(x | z), (S, B), for counts x (B, *event) and decoder outputs (S, B, *event).
 
-        The outputs are log-means, or logarithms of shares of the total count if `library` is True.
+        S is the number of samples of z for each example. The outputs are log-means, or logarithms of
+        shares of the total count if `library` is True.
         """
         return sum_event(self._log_terms(x, decoded), x)
 
@@ -93,7 +97,11 @@ class NegativeBinomial(Likelihood):
         return decoded.exp()
 
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Draw one count for each value of `decoded`: a Poisson draw whose rate is a gamma draw."""
+        """Draw one count for each value of `decoded`: a Poisson draw whose rate is a gamma draw.
+
+        The mean of the count is that of the method `mean`. So if `library` is True, the mean total
+        count of an example is the sum of the shares.
+        """
         with torch.no_grad():
             theta = self._log_theta().exp().expand_as(decoded)
             rate = torch._standard_gamma(theta, generator=generator) * decoded.exp() / theta
@@ -141,7 +149,8 @@ class ZeroInflatedNegativeBinomial(NegativeBinomial):
 
     Each count is 0 with some probability, and otherwise a draw from the negative binomial. The first
     axis of the decoder's output is twice as long as the first axis of x. The first half is log μ, the
-    logarithm of the mean of the negative binomial. The second half is the logits of an additional zero.
+    logarithm of the mean of the negative binomial. The second half holds the logits of the probability
+    of an additional zero.
 
     Args:
         shape: shape of an example.
@@ -157,7 +166,7 @@ class ZeroInflatedNegativeBinomial(NegativeBinomial):
         self.axis = -len(shape)
 
     def output_shape(self, shape: Shape) -> Shape:
-        """The shape of the decoder's output: log μ, then the logits of a zero, along the first axis."""
+        """The shape of the decoder's output. Its first axis is twice as long as that of an example."""
         return (2 * shape[0], *shape[1:])
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
@@ -168,7 +177,10 @@ class ZeroInflatedNegativeBinomial(NegativeBinomial):
         return sum_event(torch.where(x == 0, torch.logaddexp(counted, added), counted), x)
 
     def mean(self, decoded: Tensor) -> Tensor:
-        """E[x | z], (..., *event): μ times the probability of no additional zero."""
+        """E[x | z], (..., *event): μ times the probability that there is no additional zero.
+
+        If `library` is True, the share of the total count replaces μ.
+        """
         level, logit = decoded.chunk(2, dim=self.axis)
         return level.exp() * torch.sigmoid(-logit)
 
@@ -191,14 +203,19 @@ class ZeroInflatedNegativeBinomial(NegativeBinomial):
     def fisher(self, x: Tensor, decoded: Tensor, vectors: Tensor) -> Tensor:
         """The Fisher information of P decoder outputs times `vectors` (B, P, D): (B, P, D).
 
-        For each count it is a 2 by 2 matrix. Its rows belong to log μ and to the logit of a zero.
+        The Fisher information has one 2 by 2 block for each count. The rows of a block belong to log μ
+        and to the logit of an additional zero.
         """
         of_mean, both, of_logit = (p.flatten(1)[..., None] for p in self._information(x, decoded))
         one, two = vectors.chunk(2, dim=1)
         return torch.cat([of_mean * one + both * two, both * one + of_logit * two], dim=1)
 
     def _information(self, x: Tensor, decoded: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Each count's Fisher information: for log μ, for log μ with the logit, and for the logit."""
+        """The three different entries of each count's 2 by 2 Fisher information, (B, *event) each.
+
+        The first entry is the diagonal entry for log μ, the second the off-diagonal entry, and the third
+        the diagonal entry for the logit of an additional zero.
+        """
         level, logit = decoded.chunk(2, dim=self.axis)
         mean, theta = self._log_mean(x, level).exp(), self._log_theta().exp()
         added, counted = logit.sigmoid(), torch.sigmoid(-logit)
@@ -241,7 +258,11 @@ class Multinomial(Likelihood):
         return self.coefficient
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z), (S, B), for counts x (B, F) of F words and S logits of each, (S, B, F)."""
+        """log p(x | z), (S, B), for counts x (B, F) of F words and logits (S, B, F).
+
+        S is the number of samples of z for each example. Raise a `ConfigError` if x has another number
+        of axes.
+        """
         if x.ndim != 2:
             raise ConfigError(
                 "the multinomial likelihood is for vectors of counts (B, F), got x of shape "
@@ -263,7 +284,7 @@ class Multinomial(Likelihood):
     def sample(self, decoded: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Draw a single word for each vector of logits, as a one-hot vector: (..., F) -> (..., F).
 
-        The total count of an example is not modelled.
+        Its total count is 1, because the model does not define the total count of an example.
         """
         with torch.no_grad():
             flat = self.mean(decoded).flatten(0, -2)

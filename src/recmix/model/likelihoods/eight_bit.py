@@ -16,7 +16,7 @@ __all__ = ["LogisticMixture"]
 COMPONENTS = 10
 """Default number of mixture components."""
 LEAST_LOG_SCALE = -7.0
-"""Smallest log-scale of a logistic, for values in [-1, 1]."""
+"""Smallest log-scale of a logistic distribution, after x is scaled to [-1, 1]."""
 
 
 @register_likelihood("logistic-mixture")
@@ -65,7 +65,7 @@ class LogisticMixture(Likelihood):
 
     @property
     def named(self) -> bool:
-        """True for the default `components`: then a saved model can store the likelihood by name."""
+        """Whether a saved model can store this likelihood by its name: for the default `components`."""
         return self.components == COMPONENTS
 
     def output_shape(self, shape: Shape) -> Shape:
@@ -77,7 +77,10 @@ class LogisticMixture(Likelihood):
         return (each * self.components, *shape[1:])
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z), (S, B), for images x (B, C, H, W) and S outputs of each, (S, B, n, H, W)."""
+        """log p(x | z), (S, B), for images x (B, C, H, W) and decoder outputs (S, B, n, H, W).
+
+        S is the number of samples of z for each image. `output_shape` defines n.
+        """
         logits, means, log_scales, coefficients = self._parts(decoded)
         value = 2 * x - 1  # in [-1, 1]
         means = self._conditional_means(value[..., None, :, :], means, coefficients)
@@ -99,7 +102,8 @@ class LogisticMixture(Likelihood):
     def mean(self, decoded: Tensor) -> Tensor:
         """The mean images (..., C, H, W) for decoder outputs (..., n, H, W), with values in [0, 1].
 
-        The mean is computed before the values are rounded to k / 255.
+        This is the mean of the continuous logistic distributions. The rounding of x to k / 255 is
+        ignored.
         """
         logits, means, _, coefficients = self._parts(decoded)
         weights = logits.softmax(-3)[..., None, :, :, :]
@@ -142,7 +146,11 @@ class LogisticMixture(Likelihood):
         return values.mT.reshape(*values.shape[:2], *output)
 
     def _parts(self, decoded: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Logits (..., M, H, W), and means, log-scales and coefficients, (..., C, M, H, W) each."""
+        """Split the decoder's output into the parameters of the mixture.
+
+        These are the logits (..., M, H, W), and the means, log-scales and coefficients, (..., C, M, H,
+        W) each. With one channel, the coefficients are 0.
+        """
         count, channels = self.components, self.channels
         logits = decoded[..., :count, :, :]
         rest = decoded[..., count:, :, :].unflatten(-3, (-1, channels, count))
@@ -152,7 +160,10 @@ class LogisticMixture(Likelihood):
         return logits, means, log_scales.clamp(min=LEAST_LOG_SCALE) + wider, slopes
 
     def _conditional_means(self, given: Tensor, means: Tensor, coefficients: Tensor) -> Tensor:
-        """The mean of each channel, given the values of the channels before it: (..., C, M, H, W)."""
+        """The mean of each channel given the channels before it, (..., C, M, H, W).
+
+        `given` holds the values of x, scaled to [-1, 1].
+        """
         if self.channels == 1:
             return means
         red, green, blue = means.unbind(-4)

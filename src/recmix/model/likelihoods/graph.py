@@ -77,7 +77,10 @@ class CategoricalGraph(Likelihood):
 
     @property
     def requirement(self) -> str:
-        """The text "padded_classes:A*n+E*m": n values below A, then m below E; padding is below 0."""
+        """The text "padded_classes:A*n+E*m", for n nodes of A classes, then m edges of E classes.
+
+        The values are class numbers from 0, or negative for padding.
+        """
         nodes, edges = f"{self.node_classes}*{self.nodes}", f"{self.edge_classes}*{self.edges}"
         return f"padded_classes:{nodes}+{edges}"
 
@@ -99,12 +102,12 @@ class CategoricalGraph(Likelihood):
         )
 
     def log_prob(self, x: Any, decoded: Tensor) -> Tensor:
-        """log p(x | z), (S, B), for B graphs x and logits (S, B, P).
+        """log p(x | z), (S, B), for B graphs x and logits (S, B, P) of S samples of z for each graph.
 
         Args:
             x: graphs: a dict with the classes ``nodes`` (B, n) and ``edges`` (B, n(n-1)/2), or both in
                 one tensor (B, n(n+1)/2). n is the largest number of nodes.
-            decoded: logits of all nodes, then of all edges.
+            decoded: P logits of each graph: those of all nodes, then those of all edges.
         """
         nodes, edges = self._fields(x)
         node_logits, edge_logits = self.split(decoded / self.noise)
@@ -157,8 +160,8 @@ class CategoricalGraph(Likelihood):
     def fisher(self, x: Any, decoded: Tensor, vectors: Tensor) -> Tensor:
         """The Fisher information times `vectors` (B, P, D), for P logits of a graph: (B, P, D).
 
-        For each node and edge it is (diag(p) - p pᵀ) / τ² for the class probabilities p and the
-        temperature τ = `noise`. It is 0 where x is padding.
+        The Fisher information has one block for each node and edge: (diag(p) - p pᵀ) / τ², where p are
+        the class probabilities and τ is the temperature `noise`. The block is 0 where x is padding.
         """
         parts = []
         found = zip(self._fields(x), self.split(self.mean(decoded)), self.split(vectors.mT), strict=True)
@@ -169,18 +172,21 @@ class CategoricalGraph(Likelihood):
         return self._join(*parts).mT / self.noise**2
 
     def _fields(self, x: Any) -> tuple[Tensor, Tensor]:
-        """The nodes (B, n) and the edges (B, edges) of graphs."""
+        """The classes of the nodes, (B, n), and of the edges, (B, n(n-1)/2), of the graphs x."""
         if isinstance(x, Mapping):
             return x["nodes"], x["edges"]
         nodes, edges = x.split([self.nodes, self.edges], dim=-1)
         return nodes, edges
 
     def _join(self, nodes: Tensor, edges: Tensor) -> Tensor:
-        """The inverse of `split`."""
+        """Undo `split`: flatten and concatenate the values of the nodes and of the edges, (..., P)."""
         return torch.cat([nodes.flatten(-2), edges.flatten(-2)], -1)
 
     def _consistent(self, nodes: Tensor, edges: Tensor) -> Tensor:
-        """Class numbers of nodes and edges as one tensor, with -1 where there is nothing."""
+        """Concatenate the class numbers of nodes and edges to one tensor, (..., n(n+1)/2).
+
+        Nodes after the first "no node", and edges to nodes that do not exist, become -1.
+        """
         ended = (nodes == 0).cumsum(-1)
         exists = ended == 0
         nodes = nodes.masked_fill(ended - (nodes == 0).long() > 0, -1)  # after the first 0

@@ -25,12 +25,12 @@ __all__ = [
 ]
 
 Shape = tuple[int, ...]
-"""Axes of one example, without the batch."""
+"""Sizes of the axes of one example, without the batch axis."""
 
 FISHER_SAMPLES = 64
-"""Samples with which the Fisher information is estimated where no formula is given."""
+"""Number of samples of x that estimate the Fisher information, where a class has no formula for it."""
 MEAN_SAMPLES = 256
-"""Samples with which E[x | z] is estimated where no formula is given."""
+"""Number of samples of x that estimate E[x | z], where a class has no formula for it."""
 
 
 class Likelihood(nn.Module, ABC):
@@ -48,10 +48,11 @@ class Likelihood(nn.Module, ABC):
         name: the name of the likelihood in options; "own" for a class that is not registered.
         values: what an example may hold: "real", "unit" ([0, 1]), "counts" (0, 1, 2, ...), "classes" (0
             to K - 1; negative values are padding) or "eight_bit" (k / 255).
-        can_temper: whether `tempered` is possible.
+        can_temper: whether the method `tempered` can be used.
         noise: the factor that was given to `tempered`; 1 if `tempered` was not used.
-        centred: whether the model subtracts the training mean from x first, and adds it to the results
-            of `mean` and `sample`. This is possible only if log p(x | z) depends on x - decoded alone.
+        centred: whether the likelihood takes x minus the training mean. The model then subtracts this
+            mean from x before it calls the likelihood, and adds it to the result of `mean`. This is
+            possible only if a shift of x and of the means by the same amount does not change p(x | z).
 
     >>> class Laplace(Likelihood):
     ...     def log_prob(self, x, decoded):
@@ -75,14 +76,17 @@ class Likelihood(nn.Module, ABC):
     def named(self) -> bool:
         """Whether a saved model can store this likelihood by its name and weights alone.
 
-        If not, for example with unusual constructor arguments, the user must pass the likelihood again
-        when the model is loaded.
+        This is not possible for classes that are not registered, nor with some constructor arguments.
+        Then the user must pass the likelihood again when the model is loaded.
         """
         return self.name in LIKELIHOODS
 
     @property
     def requirement(self) -> str:
-        """The values that examples may have, as a text that `recmix.data.check_values` understands."""
+        """The values that examples may have, as a text such as "counts".
+
+        `recmix.data.check_values` takes this text and lists all possible texts.
+        """
         return self.values
 
     @abstractmethod
@@ -125,14 +129,14 @@ class Likelihood(nn.Module, ABC):
         """The diagonal of the Fisher information with respect to the decoder's output, (B, *output).
 
         Args:
-            x: examples (B, *event). Only what is not modelled is read: the total count of an example, or
-                which values are padding.
+            x: examples (B, *event). The result depends only on those properties of x that the
+                likelihood does not model: the total count of an example, or which values are padding.
             decoded: decoder outputs (B, *output), where `output` is the shape for one example.
         """
         return self._scores(decoded).square().mean(0)
 
     def mean_precision(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The diagonal of the Fisher information, averaged over the decoder's outputs: (B,)."""
+        """The mean of `precision` over all decoder outputs of each example, (B,)."""
         return self.precision(x, decoded).flatten(1).mean(1)
 
     def fisher(self, x: Tensor, decoded: Tensor, vectors: Tensor) -> Tensor:
@@ -143,7 +147,7 @@ class Likelihood(nn.Module, ABC):
         in different blocks (see `blocks`) as uncorrelated.
 
         Args:
-            x: examples (B, *event). Only what is not modelled is read, as in `precision`.
+            x: examples (B, *event). The result depends on them only as in `precision`.
             decoded: decoder outputs (B, *output).
             vectors: D column vectors for each example, (B, P, D), such as the decoder's Jacobian.
         """
@@ -175,10 +179,12 @@ class Likelihood(nn.Module, ABC):
     def tempered(self, noise: float) -> Likelihood:
         """Make a likelihood like this one with more or less noise. Both share their parameters.
 
+        Raise a `ConfigError` if `can_temper` is False.
+
         Args:
             noise: a factor. It multiplies the variance (Gaussian), the scale (logistic), the dispersion
-                (negative binomial) or the temperature of the logits (Bernoulli, categorical,
-                multinomial). 1 gives the trained likelihood.
+                (negative binomial) or the temperature of the logits (Bernoulli, multinomial,
+                likelihoods of classes). 1 gives the trained likelihood.
         """
         if not self.can_temper:
             raise ConfigError(
@@ -189,7 +195,7 @@ class Likelihood(nn.Module, ABC):
         return made
 
     def model_options(self) -> dict[str, Any]:
-        """The settings of this likelihood as model options, {name: value}. `for_data` takes them."""
+        """The settings of this likelihood as model options, {name: value}, which `for_data` takes."""
         return {}
 
     @classmethod
@@ -212,7 +218,7 @@ class Likelihood(nn.Module, ABC):
         return cls(**{name: known[name] for name in taken if name in known})
 
     def _scores(self, decoded: Tensor) -> Tensor:
-        """The residuals of K samples x ~ p(x | z), (K, B, *output), with a fixed random seed."""
+        """Draw K samples x ~ p(x | z) with a fixed seed and return their residuals, (K, B, *output)."""
         generator = torch.Generator(decoded.device).manual_seed(0)
         wide = decoded.expand(FISHER_SAMPLES, *decoded.shape).flatten(0, 1)
         drawn = self.sample(wide.detach(), generator)
@@ -232,7 +238,8 @@ def sum_event(values: Tensor, x: Tensor) -> Tensor:
 def bits_per_dimension(log_prob: Tensor, shape: Shape) -> Tensor:
     """Convert log p(x) in nats to bits per value of x: -log_prob / (number of values · log 2).
 
-    For discrete x of this shape it is the length of an optimal code, in bits per value.
+    `shape` is the shape of an example x. For discrete x, the result is the length of an optimal code
+    for x, in bits per value.
 
     >>> bits_per_dimension(torch.tensor(-64 * math.log(2)), (1, 8, 8))
     tensor(1.)
@@ -249,7 +256,8 @@ Kind = TypeVar("Kind", bound=type[Likelihood])
 def register_likelihood(name: str) -> Callable[[Kind], Kind]:
     """Class decorator that registers a likelihood under a name.
 
-    The model option `likelihood` and saved models can then use this name.
+    The model option `likelihood` and saved models can then use this name. Raise a `ConfigError` if
+    another class has the same name.
     """
 
     def add(kind: Kind) -> Kind:
@@ -268,7 +276,7 @@ def constructor_options(kind: type[Likelihood]) -> list[str]:
 
 
 def find_likelihood(name: str) -> type[Likelihood]:
-    """The likelihood class that is registered under a name, or an error."""
+    """Return the likelihood class of this name; raise a `ConfigError` if none is registered."""
     if not isinstance(name, str):
         advice = f": write {name.__name__}(...)" if isinstance(name, type) else ""
         raise ConfigError(

@@ -102,7 +102,10 @@ class Gaussian(Likelihood):
         return found if self.noise == 1 else found + math.log(self.noise)
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z), (S, B), for examples x (B, *event) and S means of each, (S, B, *event)."""
+        """log p(x | z), (S, B), for examples x (B, *event) and means m (S, B, *event).
+
+        S is the number of samples of z for each example.
+        """
         return _gaussian_log_prob(x, decoded, self._log_variance())
 
     def mean(self, decoded: Tensor) -> Tensor:
@@ -118,11 +121,11 @@ class Gaussian(Likelihood):
             return decoded + self.variance.sqrt() * noise
 
     def residual(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The derivative of log p(x | z) with respect to the means m: (x - m)/σ²."""
+        """The derivative of log p(x | z) with respect to the means m in `decoded`: (x - m)/σ²."""
         return (x - decoded) * (-self._log_variance()).exp()
 
     def precision(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """The diagonal of the Fisher information with respect to the means: 1/σ², in their shape."""
+        """The diagonal of the Fisher information with respect to the means: 1/σ², (B, *event)."""
         return (-self._log_variance()).exp().expand_as(decoded)
 
     def extra_repr(self) -> str:
@@ -160,7 +163,10 @@ class FeatureGaussian(Gaussian):
         self._start(learned)
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z), (S, B), for examples x (B, *event) and S means of each, (S, B, *event)."""
+        """log p(x | z), (S, B), for examples x (B, *event) and means m (S, B, *event).
+
+        S is the number of samples of z for each example.
+        """
         log_variance = self._log_variance()
         errors = (x - decoded).square() * (-log_variance).exp()
         return -0.5 * sum_event(errors + log_variance + math.log(2 * math.pi), x)
@@ -171,7 +177,7 @@ class DecodedGaussian(Likelihood):
     """A Gaussian likelihood whose means and log-variances are both given by the decoder.
 
     The first axis of the decoder's output is twice as long as the first axis of x. The first half holds
-    the means m, the second half values l for the log-variances. The variance is σ² = floor + eˡ.
+    the means m. The second half holds values l, which give the variances σ² = floor + eˡ.
 
     Args:
         shape: Shape of an example.
@@ -203,7 +209,10 @@ class DecodedGaussian(Likelihood):
         return (2 * shape[0], *shape[1:])
 
     def log_prob(self, x: Tensor, decoded: Tensor) -> Tensor:
-        """log p(x | z), (S, B), for examples x (B, *event) and decoder outputs (S, B, *output)."""
+        """log p(x | z), (S, B), for examples x (B, *event) and decoder outputs (S, B, *output).
+
+        S is the number of samples of z for each example.
+        """
         mean, variance, _ = self._parts(decoded)
         terms = (x - mean).square() / variance + variance.log() + math.log(2 * math.pi)
         return -0.5 * sum_event(terms, x)
@@ -229,7 +238,7 @@ class DecodedGaussian(Likelihood):
         return torch.cat([1 / variance, 0.5 * share.square()], dim=self.axis)
 
     def _parts(self, decoded: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The mean m, the variance σ², and the derivative d log σ² / dl = eˡ / (floor + eˡ)."""
+        """The means m, the variances `noise`·(floor + eˡ), and d log σ² / dl = eˡ / (floor + eˡ)."""
         mean, level = decoded.chunk(2, dim=self.axis)
         total = level.exp() + self.floor
         return mean, self.noise * total, level.exp() / total

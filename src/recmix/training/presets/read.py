@@ -114,7 +114,12 @@ def read_preset(preset: str | Path) -> Preset:
 
 
 def parse(content: Any, name: str, where: str) -> Preset:
-    """Make a `Preset` (a sequence of trainings) from the content of its file."""
+    """Make a `Preset` (a sequence of trainings) from the content of its file, and check its options.
+
+    Args:
+        name: the name of the preset.
+        where: the name of the file, for error messages.
+    """
     if not isinstance(content, Mapping):
         raise ConfigError(f"{where} is not a preset: expected a title and [[stages]]")
     for key in content:
@@ -136,7 +141,12 @@ def parse(content: Any, name: str, where: str) -> Preset:
 
 
 def _stage(entry: Mapping[str, Any], before: list[str]) -> Stage:
-    """Make a stage from one [[stages]] table of the TOML file, and check it."""
+    """Make a stage from one [[stages]] table of the TOML file, and check its options.
+
+    Args:
+        entry: the table, {name: value}.
+        before: the names of the stages before this one.
+    """
     for key in ("name", "method"):
         if not isinstance(entry.get(key), str):
             raise ConfigError(f"{key} must be text, got {entry.get(key)!r}: every stage has one")

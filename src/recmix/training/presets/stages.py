@@ -41,7 +41,8 @@ from recmix.training.world import world
 __all__ = ["ALL_STAGES", "stored_arguments", "train_preset"]
 
 ALL_STAGES = ("seed", "device", "dtype", "engine", "deterministic", "checkpoint_every", "tensorboard")
-"""Options that, given with a preset, apply to all stages; the others apply to the last."""
+"""Options that apply to all stages if a user gives them together with a preset. All other options of
+training, of inference and of the method apply to the last stage only."""
 
 
 def train_preset(
@@ -133,7 +134,14 @@ def train_preset(
 
 
 def _first_stage(init: Any, preset: Preset, model: Mapping[str, Any], vae_epochs: int | None) -> Trained:
-    """Return the trained model that replaces the first stage of a preset."""
+    """Return the trained model that replaces the first stage of a preset.
+
+    Raise a ConfigError if the model is not of this stage's method, or if the user also gave options for
+    the first stage: `model` (model options) or `vae_epochs`.
+
+    Args:
+        init: a trained model, its folder or its address, as the user gave it.
+    """
     first = preset.stages[0]
     given = [*model, *(["vae_epochs"] if vae_epochs is not None else [])]
     if given:
@@ -174,7 +182,10 @@ def stored_arguments(folder: str | Path) -> dict[str, Any]:
 
 
 def _with_options(preset: Preset, vae_epochs: int | None, options: Mapping[str, Any]) -> Preset:
-    """Return the preset with the options that the user gave in addition, checked."""
+    """Add the options that the user gave to the stages of a preset, and return the new preset.
+
+    Raise a ConfigError if an option is not valid.
+    """
     stages = list(preset.stages)
     options = {name: as_text(value) for name, value in options.items()}  # they are stored as JSON
     if vae_epochs is not None and find_method(stages[0].method).starts_from is None:
@@ -190,7 +201,10 @@ def _with_options(preset: Preset, vae_epochs: int | None, options: Mapping[str, 
 
 
 def _without_option(preset: Preset, name: str, why: str, progress: bool | None) -> Preset:
-    """Return the preset without an option in all of its stages; print a note if a stage has it."""
+    """Return the preset with the option `name` removed from all stages.
+
+    If a stage has this option, print a note with the reason `why`.
+    """
     if any(stage.options.get(name) for stage in preset.stages):
         _print(f"{preset.name}: the option {name} is left out, because {why}", progress)
     options = [{k: v for k, v in stage.options.items() if k != name} for stage in preset.stages]
@@ -204,7 +218,12 @@ def _changed(stage: Stage, options: Mapping[str, Any]) -> Stage:
 
 
 def _try(stage: Stage, data: Data, model: Mapping[str, Any], modules: Mapping[str, Any]) -> Method:
-    """Make the method of a stage once, so that an impossible option is found before training."""
+    """Make the untrained method of a stage, so that an impossible option is found before training.
+
+    Args:
+        model: model options, {name: value}.
+        modules: the user's own encoder and decoder, {name: module or None}.
+    """
     given = read_options(stage.method, stage.options)
     own = Own(**modules)
     spec = Spec(
@@ -236,7 +255,15 @@ def _claim(
     resume: bool,
     overwrite: bool,
 ) -> None:
-    """Write ``preset.json`` into the run folder. A run in the folder may be an error."""
+    """Prepare the run folder `root` for a preset, and write ``preset.json`` into it.
+
+    Args:
+        first: arguments of the first stage, {name: value}, which are stored.
+        data: description of the data, which is stored.
+
+    Raises:
+        RunError: the folder already holds a run, and neither `resume` nor `overwrite` is True.
+    """
     folders = [Run(root), *(Run(root / stage.name) for stage in preset.stages[:-1])]
     if starts_from := find_method(preset.stages[0].method).starts_from:
         # The first stage trains the model that it starts from, in a folder inside its own.
@@ -264,7 +291,12 @@ def _claim(
 
 @contextlib.contextmanager
 def _named_errors(preset: Preset, stage: Stage, root: Path | None = None) -> Iterator[None]:
-    """In this context, put the names of the preset and the stage in front of each error message."""
+    """In this context, put the names of the preset and the stage in front of each error message.
+
+    Args:
+        root: the run folder of the preset, which a message about an interrupted training then names
+            instead of the folder of the stage.
+    """
     try:
         yield
     except Interrupted as stop:
