@@ -11,6 +11,7 @@ from recmix.accelerate import tangents
 from recmix.accelerate.chain_log_joint import ChainLogJoint
 from recmix.accelerate.tangents import chain_jacobian, layer_chain
 from recmix.inference.gauss_newton import LogJoint, decoder_jacobian, jacobian, make_log_joint
+from recmix.model.curvature_network import CurvatureNetwork
 from recmix.model.latent import LatentModel
 from recmix.model.likelihoods import LIKELIHOODS
 from recmix.model.networks import Decoder, make_decoder
@@ -99,7 +100,15 @@ SAME = nn.Sequential(nn.Unflatten(1, (3, 1, 1)), nn.Conv2d(3, 2, 3, padding="sam
 IN_PLACE = nn.Sequential(
     nn.Linear(3, 8), nn.Tanh(), nn.LeakyReLU(0.2, inplace=True), nn.Unflatten(1, (2, 2, 2))
 )
+WHOLE_STRIDES = nn.Sequential(
+    nn.Unflatten(1, (3, 1, 1)),
+    nn.ConvTranspose2d(3, 4, (3, 2)),
+    nn.GELU(approximate="tanh"),
+    nn.ConvTranspose2d(4, 1, (4, 9), (2, 3), (1, 2), output_padding=(1, 1)),
+)
+SMOOTH = nn.Sequential(nn.Linear(3, 8), nn.SiLU(), nn.Linear(8, 6), nn.GELU(), nn.Linear(6, 5))
 CHAINS = {"own": OWN, "one channel": ONE_CHANNEL, "same": SAME, "in place": IN_PLACE}
+CHAINS |= {"whole strides": WHOLE_STRIDES, "smooth": SMOOTH}
 CHAINS["linear"] = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 64), nn.Unflatten(1, (1, 8, 8)))
 KINDS = ["conv", "dense", *CHAINS]
 
@@ -124,6 +133,31 @@ def test_jacobian_on_a_cpu_without_gradients(kind, batch, monkeypatch):
         with torch.no_grad():
             found = decoder_jacobian(decoder, z, 3)
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("onednn", [True, False])
+def test_values_on_a_cpu_in_float32(kind, onednn, monkeypatch):
+    """Other matrix products and sums of windows give the output of the network, within rounding."""
+    torch.manual_seed(0)
+    if not onednn:
+        monkeypatch.setattr(torch.ops, "mkldnn", object())
+    decoder = copy.deepcopy(CHAINS.get(kind) or make_decoder(kind, (1, 12, 12), 3)).float()
+    z = torch.randn(7, 3)
+    with torch.no_grad():
+        found = tangents.values(layer_chain(decoder), z)
+        torch.testing.assert_close(found, decoder(z), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_curvature_network_on_a_cpu_gives_the_same_factors(rank):
+    torch.manual_seed(0)
+    network = CurvatureNetwork(3, rank)
+    nn.init.normal_(network.head.weight, std=0.1)
+    z = torch.randn(5, 3)
+    expected = [part.detach() for part in network(z)]  # with gradients: the plain layers
+    with torch.no_grad():
+        torch.testing.assert_close(list(network(z)), expected)
 
 
 def test_jacobian_on_a_cpu_uses_blocks_of_examples(monkeypatch):

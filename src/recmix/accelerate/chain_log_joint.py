@@ -6,19 +6,13 @@ import torch
 from torch import Tensor
 
 from recmix.accelerate.newton import kernels_apply
-from recmix.accelerate.tangents import (
-    fast_on_cpu,
-    keep_freed_memory,
-    layer_chain,
-    value_and_pullback,
-    values,
-)
+from recmix.accelerate.tangents import fast_on_cpu, layer_chain, value_and_pullback, values
 from recmix.inference.gauss_newton import LogJoint, make_log_joint
 from recmix.model.latent import LatentModel
 
 __all__ = ["ChainLogJoint"]
 
-ROWS = 160
+ROWS = 320
 """Number of latent points that are decoded at a time."""
 
 
@@ -56,7 +50,6 @@ class ChainLogJoint(LogJoint):
             return super().gradient(z)
         if any(isinstance(getattr(layer, "padding", 0), str) for layer in layers):
             return super().gradient(z)  # the pullback needs the padding as numbers
-        keep_freed_memory()
         decoded, pullback = value_and_pullback(layers, z)
         with torch.enable_grad():
             output, at = decoded.detach().requires_grad_(), z.detach().requires_grad_()

@@ -10,7 +10,6 @@ mode, without those of the weights.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
 
 import torch
@@ -18,10 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from recmix.inference.gauss_newton import decoder_jacobian, is_traceable, jacobian_needs_autograd
+from recmix.model.curvature_network import chain_output
 from recmix.model.networks import Decoder
 
-__all__ = ["chain_jacobian", "fast_on_cpu", "keep_freed_memory", "layer_chain"]
-__all__ += ["value_and_pullback", "values"]
+__all__ = ["chain_jacobian", "fast_on_cpu", "layer_chain", "value_and_pullback", "values"]
 
 Pull = Callable[[nn.Module, Tensor, Tensor, Tensor], Tensor]
 
@@ -36,12 +35,14 @@ def _leaky(layer: nn.Module, gradient: Tensor, before: Tensor, _after: Tensor) -
 ACTIVATIONS: dict[type[nn.Module], Pull] = {
     nn.ReLU: _leaky,
     nn.LeakyReLU: _leaky,
+    nn.SiLU: lambda _layer, gradient, before, _after: torch.ops.aten.silu_backward(gradient, before),
+    nn.GELU: lambda layer, gradient, before, _after: torch.ops.aten.gelu_backward(
+        gradient, before, approximate=layer.approximate
+    ),
     nn.Tanh: lambda _layer, gradient, _before, after: gradient * (1 - after.square()),
     nn.Sigmoid: lambda _layer, gradient, _before, after: gradient * (after * (1 - after)),
 }
 """Functions (layer, gradient, input, output) that multiply a gradient by an activation's derivative."""
-KEPT = 2**25 - 2**14
-"""Size in bytes of an array that `keep_freed_memory` makes and frees."""
 BLOCK = 2**20
 """Most values of one layer's tangents that are computed at a time on a CPU."""
 SHAPES = (nn.Flatten, nn.Unflatten, nn.Identity)
@@ -84,14 +85,13 @@ def values(layers: list[nn.Module], z: Tensor) -> Tensor:
     return z
 
 
-@cache
-def keep_freed_memory() -> None:
-    """Make the C library of Linux keep the memory of freed arrays of up to 32 MiB in this process.
-
-    Otherwise it returns large arrays to the system. To get their memory again takes up to a quarter of
-    the time of a refinement on a CPU.
-    """
-    torch.empty(KEPT, dtype=torch.uint8, device="cpu")
+@chain_output.register
+def chain_output_on_cpu(layers: Sequence[nn.Module], rows: Tensor) -> Tensor:
+    """The output of a chain of simple layers on a CPU, without gradients; else NotImplemented."""
+    chains = [layer_chain(layer) for layer in layers] if fast_on_cpu(rows) else [None]
+    if None in chains:
+        return NotImplemented
+    return values([layer for chain in chains for layer in chain or []], rows)
 
 
 def value_and_pullback(layers: list[nn.Module], z: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
@@ -169,11 +169,11 @@ def _linear(layer: Any, rows: Tensor, *, bias: bool) -> Tensor:
     """The output of a layer that is not an activation, with or without its bias."""
     fast = fast_on_cpu(rows)
     if isinstance(layer, nn.Linear):
-        return F.linear(rows, layer.weight, layer.bias if bias else None)
+        return _product(rows, layer.weight, layer.bias if bias else None)
     if isinstance(layer, nn.Conv2d | nn.ConvTranspose2d) and fast:
         rows = rows.contiguous(memory_format=torch.channels_last)
     if isinstance(layer, nn.ConvTranspose2d):
-        if fast and layer.out_channels == 1:
+        if fast and _has_one_channel(layer):
             return _to_one_channel(layer, rows, bias=bias)
         shift = layer.bias if bias else None
         made = F.conv_transpose2d(
@@ -212,24 +212,49 @@ def fast_on_cpu(like: Tensor) -> bool:
     return like.device.type == "cpu" and not torch.is_grad_enabled() and not traced
 
 
-def _to_one_channel(layer: Any, rows: Tensor, *, bias: bool) -> Tensor:
-    """A transposed convolution to one channel, as a matrix product and a sum of its windows.
+def _product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The product rows @ weightᵀ + bias, (N, outputs), for rows (N, inputs).
 
-    On a CPU torch's own function takes as long for one channel as for eight.
+    On a CPU, oneDNN computes it. For float32 on AMD processors that takes half the time of `F.linear`,
+    which calls MKL.
     """
-    rules = zip(
-        rows.shape[2:],
-        layer.stride,
-        layer.padding,
-        layer.dilation,
-        layer.kernel_size,
-        layer.output_padding,
-        strict=True,
-    )
-    size = tuple((n - 1) * s - 2 * p + d * (k - 1) + o + 1 for n, s, p, d, k, o in rules)
-    weight = layer.weight.flatten(1).t().expand(rows.shape[0], -1, -1)
-    windows = torch.bmm(weight, rows.flatten(2))  # (rows, window, positions)
-    made = F.fold(windows, size, layer.kernel_size, layer.dilation, layer.padding, layer.stride)
+    onednn = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+    if onednn is None or rows.dtype != torch.float32 or rows.ndim != 2 or not fast_on_cpu(rows):
+        return F.linear(rows, weight, bias)
+    product: Tensor = onednn(rows, weight, bias, "none", [], "")
+    return product
+
+
+def _has_one_channel(layer: Any) -> bool:
+    """Whether `_to_one_channel` supports this transposed convolution."""
+    rules = zip(layer.kernel_size, layer.stride, layer.padding, layer.output_padding, strict=True)
+    whole = all(k % s == 0 and extra <= cut for k, s, cut, extra in rules)
+    return layer.out_channels == 1 and whole and layer.dilation == (1, 1)
+
+
+def _to_one_channel(layer: Any, rows: Tensor, *, bias: bool) -> Tensor:
+    """A transposed convolution to one channel, (N, 1, H', W'), as a matrix product and a sum of windows.
+
+    On a CPU torch's own function takes as long for one channel as for eight. A window is the part of the
+    output that depends on one position of the input. It consists of blocks of the size of the stride.
+    The blocks of neighbouring windows are added, first along the width, then along the height.
+    """
+    count, channels, height, width = rows.shape
+    tall, wide = layer.stride
+    down, along = (size // step for size, step in zip(layer.kernel_size, layer.stride, strict=True))
+    blocks = layer.weight.reshape(channels, down, tall, along, wide).permute(3, 1, 2, 4, 0)
+    windows = _product(rows.permute(0, 2, 3, 1).flatten(0, 2), blocks.reshape(-1, channels))
+    windows = windows.view(count, height, width, along, -1)
+    lines = F.pad(windows[..., 0, :], (0, 0, 0, along - 1))  # (N, H, W + along - 1, down · tall · wide)
+    for i in range(1, along):
+        lines[:, :, i : i + width] += windows[..., i, :]
+    lines = lines.unflatten(-1, (down, -1))
+    made = F.pad(lines[..., 0, :], (0, 0, 0, 0, 0, down - 1))
+    for i in range(1, down):
+        made[:, i : i + height] += lines[..., i, :]
+    made = made.unflatten(-1, (1, tall, wide)).permute(0, 3, 1, 4, 2, 5).flatten(4).flatten(2, 3)
+    for axis, cut, extra in zip((2, 3), layer.padding, layer.output_padding, strict=True):
+        made = made.narrow(axis, cut, made.shape[axis] - 2 * cut + extra)
     return made.add_(layer.bias) if bias and layer.bias is not None else made
 
 
@@ -261,7 +286,6 @@ def chain_jacobian(decoder: nn.Module, z: Tensor, chunk: int) -> tuple[Tensor, T
     sizes = [slope.shape[1:].numel() for slope in slopes if slope is not None]
     examples = min(BLOCK // max(sizes), chunk * batch) // latent if sizes and fast_on_cpu(z) else 0
     if 0 < examples < batch:
-        keep_freed_memory()
         starts = range(0, batch, examples)
         pieces = [[None if s is None else s[i : i + examples] for s in slopes] for i in starts]
         columns = torch.cat([_move(layers, piece, units) for piece in pieces])

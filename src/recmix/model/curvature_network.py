@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
 from recmix.errors import ConfigError
 from recmix.model.replaceable import replaceable
 
-__all__ = ["FULL_UP_TO", "CurvatureNetwork", "scaled_triangle"]
+__all__ = ["FULL_UP_TO", "CurvatureNetwork", "chain_output", "scaled_triangle"]
 
 FULL_UP_TO = 64
 """Largest latent dimension for which a full triangular matrix is predicted."""
@@ -85,14 +87,22 @@ class CurvatureNetwork(nn.Module):
 
         Returns:
             For rank 0, a tuple with the lower triangular matrices L, (B, D, D). For a rank r, log a (B,
-            D), U (B, D, r) and V (B, D, r) of L = diag(a) (I + U Vᵀ).
+            D), U (B, D, r) and V (B, D, r), where L = diag(a) (I + U Vᵀ).
         """
-        out: Tensor = self.head(self.layers((z - self.centre) / self.spread))
+        out = chain_output((*self.layers, self.head), (z - self.centre) / self.spread)
         if self.rank:
             scale, pair = out.split([self.latent, 2 * self.latent * self.rank], dim=-1)
             left, right = pair.unflatten(-1, (2, self.latent, self.rank)).unbind(-3)
             return scale + self.typical.log(), left, right
         return (scaled_triangle(out, self.typical, self.places),)
+
+
+@replaceable
+def chain_output(layers: Sequence[nn.Module], rows: Tensor) -> Tensor:
+    """The output (N, ...) of layers that are applied one after the other to `rows` (N, inputs)."""
+    for layer in layers:
+        rows = layer(rows)
+    return rows
 
 
 @replaceable
